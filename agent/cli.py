@@ -1,0 +1,197 @@
+"""`python -P -m agent VERB`: serve, and every command by hand. JSON in and out; people's words on standard error.
+
+Exit codes: 0 well, 2 wrong use, 3 no agent answers, 4 the agent refused.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from agent.errors import AgentError, NoAgentError
+from agent.wire import (
+    CONTROL_SOCKET,
+    MAX_COMMAND_BYTES,
+    Abort,
+    Command,
+    Commit,
+    GetStatus,
+    InjectFault,
+    Kill,
+    MalformedMessageError,
+    PullLogs,
+    Refused,
+    Shutdown,
+    Stop,
+    decode_command,
+    decode_reply,
+    encode_command,
+)
+from ddpcore.wire import FaultKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REPLY_TIMEOUT_S = 10.0
+EXIT_REFUSED = 4
+EXIT_INTERRUPTED = 130
+
+_directory = click.option(
+    "--dir", "directory", required=True, type=click.Path(path_type=Path), help="The agent's own 0700 directory."
+)
+_job = click.option("--job", "job_id", help="Id of the job; without it the command is read from standard input.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def cli() -> None:
+    """The node's side of rankdeck: serve, and speak to the agent that serves."""
+
+
+@cli.command()
+@_directory
+@click.option("--node", default=socket.gethostname, show_default="host name", help="What consoles call this node.")
+@click.option("--private", "is_private", is_flag=True, help="End with the pipe on standard input, and leave nothing.")
+def serve(directory: Path, node: str, is_private: bool) -> None:  # noqa: FBT001 - click passes flags so
+    """Serve in the foreground; says in one JSON line when it listens."""
+    from agent.serve import serve_until_told  # noqa: PLC0415 - the other verbs start without the daemon's imports
+
+    serve_until_told(directory, node, is_private=is_private)
+
+
+@cli.command()
+@_directory
+def prepare(directory: Path) -> None:
+    """Check a job and reserve what it needs; the command is read from standard input."""
+    _ask(directory, _read_command("prepare"))
+
+
+def _add_job_verb(verb: str, command_type: Callable[[str], Command], words: str) -> None:
+    @cli.command(verb, help=words)
+    @_directory
+    @_job
+    def run(directory: Path, job_id: str | None) -> None:
+        _ask(directory, _checked(command_type(job_id)) if job_id else _read_command(verb))
+
+
+_add_job_verb("commit", Commit, "Start a prepared job.")
+_add_job_verb("abort", Abort, "Forget a prepared job.")
+_add_job_verb("stop", Stop, "End a job: SIGTERM, a grace period, then SIGKILL for the whole tree.")
+_add_job_verb("kill", Kill, "End a job at once.")
+
+
+@cli.command()
+@_directory
+@_job
+@click.option("--kind", type=click.Choice([kind.value for kind in FaultKind]), help="What to do to the rank.")
+@click.option("--rank", type=click.IntRange(min=0), help="Global rank.")
+@click.option(
+    "--factor", type=float, default=8.0, show_default=True, help="For slow: how many times as long a step takes."
+)
+def fault(directory: Path, job_id: str | None, kind: str | None, rank: int | None, factor: float) -> None:
+    """Do harm to one rank, now."""
+    if not job_id:
+        _ask(directory, _read_command("fault"))
+        return
+    if kind is None or rank is None:
+        raise click.UsageError("fault --job wants --kind and --rank too")
+    _ask(directory, _checked(InjectFault(job_id, FaultKind(kind), rank, factor)))
+
+
+@cli.command()
+@_directory
+@click.option("--since-seq", type=click.IntRange(min=0), help="Number of the last line that is known.")
+def logs(directory: Path, since_seq: int | None) -> None:
+    """Print log lines, oldest first."""
+    if since_seq is None:
+        _ask(directory, PullLogs() if sys.stdin.isatty() else _read_command("logs", empty=PullLogs()))
+        return
+    _ask(directory, PullLogs(since_seq))
+
+
+@cli.command()
+@_directory
+def status(directory: Path) -> None:
+    """Print the node's report."""
+    _ask(directory, GetStatus())
+
+
+@cli.command()
+@_directory
+def shutdown(directory: Path) -> None:
+    """Kill all jobs and end the agent."""
+    _ask(directory, Shutdown())
+
+
+def _read_command(verb: str, empty: Command | None = None) -> Command:
+    """Return the command on standard input; the verb need not be repeated in it."""
+    text = sys.stdin.buffer.read(MAX_COMMAND_BYTES + 1)
+    if not text.strip() and empty is not None:
+        return empty
+    try:
+        fields = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise click.UsageError(f"standard input is not a JSON command: {error}") from error
+    if not isinstance(fields, dict) or fields.setdefault("type", verb) != verb:
+        raise click.UsageError(f"standard input is not a {verb} command")
+    return _checked(fields)
+
+
+def _checked(command: object) -> Command:
+    """Return a command as the agent will understand it."""
+    try:
+        return decode_command(msgspec.json.encode(command))
+    except MalformedMessageError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _ask(directory: Path, command: Command) -> None:
+    """Send a command, print the reply, and exit by it."""
+    line = _exchange(directory / CONTROL_SOCKET, encode_command(command))
+    try:
+        reply = decode_reply(line)
+    except MalformedMessageError as error:
+        raise NoAgentError(f"what answers at {directory} is no agent of this version: {error}") from error
+    sys.stdout.buffer.write(line)
+    sys.stdout.flush()
+    if isinstance(reply, Refused):
+        click.echo(f"agent: refused ({reply.reason}): {reply.message}", err=True)
+        sys.exit(EXIT_REFUSED)
+
+
+def _exchange(path: Path, line: bytes) -> bytes:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(REPLY_TIMEOUT_S)
+        try:
+            connection.connect(str(path))
+            connection.sendall(line)
+            with connection.makefile("rb") as replies:
+                reply = replies.readline(MAX_COMMAND_BYTES + 1)
+        except OSError as error:
+            raise NoAgentError(f"no agent answers at {path}: {error.strerror or error}") from error
+    if not reply.endswith(b"\n"):
+        raise NoAgentError(f"the agent at {path} ended without a reply")
+    return reply
+
+
+def main() -> None:
+    """Run the command and exit."""
+    try:
+        cli.main(prog_name="agent", standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(EXIT_INTERRUPTED)
+    except click.ClickException as error:
+        _fail(error.format_message(), error.exit_code)
+    except AgentError as error:
+        _fail(str(error), error.exit_code)
+    except OSError as error:
+        _fail(str(error), 1)
+
+
+def _fail(message: str, exit_code: int) -> None:
+    click.echo(f"agent: {message}", err=True)
+    sys.exit(exit_code)

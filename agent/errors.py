@@ -1,0 +1,61 @@
+"""What goes wrong in an agent, by who must act.
+
+AgentError
++-- OperatorError                 the operator: the message says what to do
+|   +-- StateDirError             the agent's directory is not safe to use
+|   +-- AgentRunningError         another agent serves that directory
+|   +-- NoAgentError              no agent answers there
++-- SpawnError                    whoever started the job: a process could not be made
++-- InvalidTransitionError        us: our own shell told a core something that cannot be
+
+What a peer does wrong is a value, not an exception: `agent.wire.Refused` for commands, a counter for reports.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class AgentError(Exception):
+    """The root of the tree; `exit_code` is the command's."""
+
+    exit_code = 1
+
+
+class OperatorError(AgentError):
+    """Somebody must change what was asked for."""
+
+    exit_code = 2
+
+
+class StateDirError(OperatorError):
+    """The agent's directory is not ours alone, or cannot be used."""
+
+
+class AgentRunningError(OperatorError):
+    """Another agent serves the directory."""
+
+
+class NoAgentError(OperatorError):
+    """No agent answers on the directory's command socket."""
+
+    exit_code = 3
+
+
+class SpawnError(AgentError):
+    """A process could not be started."""
+
+
+class InvalidTransitionError(AgentError):
+    """Our own shell fed a core an event that cannot happen in its state.
+
+    Attributes:
+        story: The last events of that core, oldest first, for whoever reads the trace.
+    """
+
+    def __init__(self, message: str, story: Iterable[str]) -> None:
+        self.story = tuple(story)
+        super().__init__("\n".join((message, *(f"  {line}" for line in self.story))))

@@ -1,0 +1,97 @@
+"""A job's footing on this node: its directory, its port, its shim. Carries out what the lifecycle decides."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from agent.errors import SpawnError
+from agent.lifecycle import LauncherNotStarted, LauncherStarted
+from agent.log_tail import find_error
+from agent.process import LAUNCHER_LOG, Invocation, ShimProcess, spawn_shim
+from agent.torchrun import LaunchPaths, launcher_argv, launcher_env
+from agent.wire import RefusalReason, Refused
+from ddpcore.wire import SlowDown, encode_request
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent.job import Job
+
+
+class Launch:
+    """What one attempt of a job holds on this node, from `Prepare` on."""
+
+    def __init__(self, job: Job, job_dir: Path, port_holder: socket.socket | None) -> None:
+        self.job = job
+        self.job_dir = job_dir
+        self._port_holder = port_holder
+        self.shim: ShimProcess | None = None
+        """None before the start and after the end."""
+
+    @property
+    def job_id(self) -> str:
+        """The job's id."""
+        return self.job.spec.job_id
+
+    @property
+    def master_port(self) -> int:
+        """Where the job's store listens, or will."""
+        return int(self._port_holder.getsockname()[1]) if self._port_holder else self.job.spec.master_port
+
+    def start(self, inbox_path: str, *, dies_with_us: bool) -> LauncherStarted | LauncherNotStarted:
+        """Spawn the shim, with torchrun below it."""
+        spec = self.job.spec
+        store_fd = self._port_holder.fileno() if self._port_holder else None
+        paths = LaunchPaths(inbox_path, str(self.job_dir))
+        try:
+            self.shim = spawn_shim(
+                Invocation(
+                    launcher_argv(spec, self.master_port),
+                    launcher_env(spec, os.environ, paths, store_fd),
+                    spec.workdir,
+                    store_fd,
+                ),
+                run_dir=self.job_dir,
+                grace_s=spec.grace_s,
+                dies_with_us=dies_with_us,
+            )
+        except SpawnError as error:
+            return LauncherNotStarted(str(error))
+        return LauncherStarted()
+
+    def release_port(self) -> None:
+        """Close this process's hold on the port; a launcher that runs has its own."""
+        if self._port_holder:
+            self._port_holder.close()
+            self._port_holder = None
+
+    def slow_down(self, rank: int, request: SlowDown) -> Refused | None:
+        """Ask the probe of a rank to stretch its steps; return why it cannot be asked, or None."""
+        path = self.job_dir / f"rank-{rank}.sock"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as sender:
+            try:
+                sender.sendto(encode_request(request), str(path))
+            except OSError:
+                return Refused(
+                    RefusalReason.NO_PROBE,
+                    f"rank {rank} has no probe that listens: it has not imported torch yet, or is frozen",
+                )
+        return None
+
+    def error_of(self, rank: int) -> str:
+        """Return the last exception line of a rank's standard error; empty when there is none."""
+        return find_error(self.job_dir / f"rank-{rank}.stderr.log")
+
+    def any_error(self) -> str:
+        """Return the first exception line found in the logs of this node's ranks, else of the launcher."""
+        errors = (self.error_of(rank) for rank in self.job.ranks)
+        return next((error for error in errors if error), "") or find_error(self.job_dir / LAUNCHER_LOG)
+
+    def close(self) -> None:
+        """Let go of the port and of an ended shim."""
+        self.release_port()
+        if self.shim:
+            self.shim.close()
+            self.shim = None

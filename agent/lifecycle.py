@@ -1,0 +1,190 @@
+"""The words of a job's lifecycle: what happens to it, what is done about it, and which state leads to which.
+
+Events are in the past tense, effects in the imperative; both unions are closed. `TRANSITIONS` holds every (state,
+event) that can happen. What a peer asks for (`COMMAND_EVENTS`) can happen in every state: `agent.job` refuses what does
+not fit. What our own shell reports appears only where it can happen.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from agent.wire import Accepted, JobState, Refused
+
+if TYPE_CHECKING:
+    from signal import Signals
+
+    from ddpcore.wire import FaultKind
+
+
+class CommitReceived(msgspec.Struct, frozen=True):
+    """A console wants the prepared job to run."""
+
+
+class AbortReceived(msgspec.Struct, frozen=True):
+    """A console takes back the preparation."""
+
+
+class StopReceived(msgspec.Struct, frozen=True):
+    """A console wants the job to end in an orderly way."""
+
+
+class KillReceived(msgspec.Struct, frozen=True):
+    """A console wants the job gone."""
+
+
+class FaultReceived(msgspec.Struct, frozen=True):
+    """A console wants one rank harmed."""
+
+    kind: FaultKind
+    rank: int
+    factor: float
+
+
+class LauncherStarted(msgspec.Struct, frozen=True):
+    """The shim runs, and with it the launcher."""
+
+
+class LauncherNotStarted(msgspec.Struct, frozen=True):
+    """The shim could not be started; nothing runs."""
+
+    message: str
+
+
+class LauncherSucceeded(msgspec.Struct, frozen=True):
+    """The launcher ended with exit code 0, and nothing of its tree is left."""
+
+
+class LauncherFailed(msgspec.Struct, frozen=True):
+    """The launcher ended otherwise."""
+
+    exit_code: int | None
+    """Negative is a signal; None when nobody knows, since the shim itself was killed."""
+    error: str = ""
+    """The last exception line found in the job's logs."""
+
+
+class WorkerFound(msgspec.Struct, frozen=True):
+    """The process of a rank has been seen."""
+
+    rank: int
+
+
+class WorkerExited(msgspec.Struct, frozen=True):
+    """The process of a rank that was seen has ended."""
+
+    rank: int
+    code: int | None
+    signal: int | None
+    error: str = ""
+
+
+class Ticked(msgspec.Struct, frozen=True):
+    """Time has passed."""
+
+
+Event: TypeAlias = (
+    CommitReceived
+    | AbortReceived
+    | StopReceived
+    | KillReceived
+    | FaultReceived
+    | LauncherStarted
+    | LauncherNotStarted
+    | LauncherSucceeded
+    | LauncherFailed
+    | WorkerFound
+    | WorkerExited
+    | Ticked
+)
+
+
+class StartLauncher(msgspec.Struct, frozen=True):
+    """Spawn the shim with torchrun; answer with `LauncherStarted` or `LauncherNotStarted`."""
+
+
+class TerminateLauncher(msgspec.Struct, frozen=True):
+    """Ask the launcher's tree to end: SIGTERM, and SIGCONT for what is frozen."""
+
+
+class KillTree(msgspec.Struct, frozen=True):
+    """End every process of the job, now."""
+
+
+class ReleasePort(msgspec.Struct, frozen=True):
+    """Close this process's hold on the store's port."""
+
+
+class ForgetJob(msgspec.Struct, frozen=True):
+    """Drop the job and what it has on disk."""
+
+
+class SignalWorker(msgspec.Struct, frozen=True):
+    """Send a signal to the process of a rank."""
+
+    rank: int
+    signal: Signals
+
+
+class SlowWorker(msgspec.Struct, frozen=True):
+    """Ask the probe of a rank to stretch its steps."""
+
+    rank: int
+    request_id: int
+    factor: float
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Reply to the command that the event came from."""
+
+    reply: Accepted | Refused
+
+
+Effect: TypeAlias = (
+    StartLauncher | TerminateLauncher | KillTree | ReleasePort | ForgetJob | SignalWorker | SlowWorker | Answer
+)
+
+COMMAND_EVENTS = (CommitReceived, AbortReceived, StopReceived, KillReceived, FaultReceived)
+"""What a peer causes: possible in every state."""
+
+_PREPARED, _RUNNING, _STOPPING = JobState.PREPARED, JobState.RUNNING, JobState.STOPPING
+_SUCCEEDED, _FAILED, _STOPPED = JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED
+
+TRANSITIONS: dict[tuple[JobState, type[Event]], JobState] = {
+    (_PREPARED, CommitReceived): _PREPARED,
+    (_PREPARED, AbortReceived): _STOPPED,
+    (_PREPARED, StopReceived): _STOPPED,
+    (_PREPARED, KillReceived): _STOPPED,
+    (_PREPARED, FaultReceived): _PREPARED,
+    (_PREPARED, LauncherStarted): _RUNNING,
+    (_PREPARED, LauncherNotStarted): _PREPARED,
+    (_PREPARED, Ticked): _PREPARED,
+    (_RUNNING, CommitReceived): _RUNNING,
+    (_RUNNING, AbortReceived): _RUNNING,
+    (_RUNNING, StopReceived): _STOPPING,
+    (_RUNNING, KillReceived): _STOPPING,
+    (_RUNNING, FaultReceived): _RUNNING,
+    (_RUNNING, LauncherSucceeded): _SUCCEEDED,
+    (_RUNNING, LauncherFailed): _FAILED,
+    (_RUNNING, WorkerFound): _RUNNING,
+    (_RUNNING, WorkerExited): _RUNNING,
+    (_RUNNING, Ticked): _RUNNING,
+    (_STOPPING, CommitReceived): _STOPPING,
+    (_STOPPING, AbortReceived): _STOPPING,
+    (_STOPPING, StopReceived): _STOPPING,
+    (_STOPPING, KillReceived): _STOPPING,
+    (_STOPPING, FaultReceived): _STOPPING,
+    (_STOPPING, LauncherSucceeded): _SUCCEEDED,
+    (_STOPPING, LauncherFailed): _STOPPED,
+    (_STOPPING, WorkerFound): _STOPPING,
+    (_STOPPING, WorkerExited): _STOPPING,
+    (_STOPPING, Ticked): _STOPPING,
+    **{
+        (ended, event): ended
+        for ended in (_SUCCEEDED, _FAILED, _STOPPED)
+        for event in (*COMMAND_EVENTS, WorkerExited, Ticked)
+    },
+}
+"""A worker's exit may be noticed after its launcher's."""

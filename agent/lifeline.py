@@ -1,0 +1,36 @@
+"""What ends an agent from outside: signals, and the death of the console that it belongs to."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def watch_signals(end_soon: Callable[[], None]) -> None:
+    """Call `end_soon` on SIGTERM, SIGINT and SIGHUP."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, end_soon)
+
+
+def watch_console(end_soon: Callable[[], None]) -> None:
+    """Call `end_soon` when the pipe on standard input is closed at its other end: whoever held it is gone.
+
+    Raises:
+        OSError: Standard input is nothing that can be waited for.
+    """
+    loop = asyncio.get_running_loop()
+    fd = sys.stdin.fileno()
+
+    def read() -> None:
+        if not os.read(fd, 4096):
+            loop.remove_reader(fd)
+            end_soon()
+
+    loop.add_reader(fd, read)

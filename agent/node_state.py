@@ -1,0 +1,234 @@
+"""The state of a node: folds what ranks say and what the kernel says into one NodeReport with ages.
+
+Membership comes from the jobs: a report of a rank that belongs to no job here is dropped and counted, and so is one
+that is older than the last.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias, assert_never
+
+import msgspec
+
+from agent.wire import WIRE_VERSION, ExitReport, JobStatus, NodeReport, ProcessState, WorkerReport
+
+if TYPE_CHECKING:
+    from ddpcore.wire import RankReport
+
+
+class JobAdmitted(msgspec.Struct, frozen=True):
+    """A job has been prepared; an earlier attempt of it is over."""
+
+    job_id: str
+    attempt: int
+    first_rank: int
+    local_world_size: int
+    world_size: int
+
+
+class JobForgotten(msgspec.Struct, frozen=True):
+    """A job is no longer this node's business."""
+
+    job_id: str
+
+
+class RankReported(msgspec.Struct, frozen=True):
+    """A datagram came in; it may be anybody's of this user."""
+
+    report: RankReport
+
+
+class WorkerSeen(msgspec.Struct, frozen=True):
+    """The process of a rank has been found."""
+
+    job_id: str
+    rank: int
+    pid: int
+
+
+class WorkerSampled(msgspec.Struct, frozen=True):
+    """The kernel has been asked about a worker that has been seen."""
+
+    job_id: str
+    rank: int
+    process: ProcessState
+    rss_bytes: int
+    cpu_s: float
+
+
+class WorkerEnded(msgspec.Struct, frozen=True):
+    """The process of a worker is gone."""
+
+    job_id: str
+    rank: int
+    code: int | None
+    signal: int | None
+    error: str = ""
+
+
+class HostSampled(msgspec.Struct, frozen=True):
+    """The kernel has been asked about the machine and about this agent."""
+
+    cpu_frac: float
+    memory_total_bytes: int
+    memory_available_bytes: int
+    agent_rss_bytes: int
+
+
+Observation: TypeAlias = (
+    JobAdmitted | JobForgotten | RankReported | WorkerSeen | WorkerSampled | WorkerEnded | HostSampled
+)
+
+
+class _Worker(msgspec.Struct):
+    """What is known of a rank's process."""
+
+    pid: int
+    process: ProcessState
+    process_since_s: float
+    rss_bytes: int = 0
+    cpu_s: float = 0.0
+    end: WorkerEnded | None = None
+
+
+class _Job(msgspec.Struct):
+    """One attempt of a job, and its ranks."""
+
+    admitted: JobAdmitted
+    workers: dict[int, _Worker] = {}
+    reports: dict[int, tuple[RankReport, float]] = {}
+    """Last report by rank, and when it came."""
+
+
+class NodeState:
+    """All that this node knows; `apply` is the only way in."""
+
+    def __init__(self, node: str, epoch: str, hostname: str, agent_pid: int, num_cpus: int) -> None:
+        self._identity = (node, epoch, hostname, agent_pid, num_cpus)
+        self._jobs: dict[str, _Job] = {}
+        self._host = HostSampled(0.0, 0, 0, 0)
+        self.num_foreign_reports = 0
+        """Reports of ranks that are not ours, or that are older than what is known."""
+
+    def apply(self, observation: Observation, now_s: float) -> None:
+        """Take one observation."""
+        match observation:
+            case JobAdmitted(job_id=job_id):
+                self._jobs[job_id] = _Job(observation)
+            case JobForgotten(job_id=job_id):
+                self._jobs.pop(job_id, None)
+            case RankReported(report=report):
+                self._on_report(report, now_s)
+            case WorkerSeen(job_id=job_id, rank=rank, pid=pid):
+                self._jobs[job_id].workers[rank] = _Worker(pid, ProcessState.RUNNING, now_s)
+            case WorkerSampled():
+                self._on_sample(observation, now_s)
+            case WorkerEnded():
+                self._on_end(observation, now_s)
+            case HostSampled():
+                self._host = observation
+            case _:
+                assert_never(observation)
+
+    def report(
+        self, now_s: float, *, report_seq: int, jobs: list[JobStatus], log_seq: int, malformed_datagrams: int
+    ) -> NodeReport:
+        """Return the whole state.
+
+        Args:
+            now_s: What ages are measured from.
+            report_seq: The caller's count of reports.
+            jobs: What the lifecycles say, in the caller's order.
+            log_seq: Number of the newest log line.
+            malformed_datagrams: Datagrams that were no report at all.
+        """
+        node, epoch, hostname, agent_pid, num_cpus = self._identity
+        host = self._host
+        workers = [
+            _worker_report(job, rank, worker, now_s)
+            for job in self._jobs.values()
+            for rank, worker in job.workers.items()
+        ]
+        workers.sort(key=lambda worker: (worker.rank, worker.job_id))
+        return NodeReport(
+            wire_version=WIRE_VERSION,
+            node=node,
+            epoch=epoch,
+            report_seq=report_seq,
+            hostname=hostname,
+            agent_pid=agent_pid,
+            num_cpus=num_cpus,
+            cpu_frac=host.cpu_frac,
+            memory_total_bytes=host.memory_total_bytes,
+            memory_available_bytes=host.memory_available_bytes,
+            agent_rss_bytes=host.agent_rss_bytes,
+            log_seq=log_seq,
+            malformed_reports=malformed_datagrams + self.num_foreign_reports,
+            jobs=jobs,
+            workers=workers,
+        )
+
+    def validate(self) -> None:
+        """Assert what holds after every observation."""
+        for job in self._jobs.values():
+            admitted = job.admitted
+            ranks = range(admitted.first_rank, admitted.first_rank + admitted.local_world_size)
+            assert set(job.workers) <= set(ranks)
+            assert set(job.reports) <= set(ranks)
+            for worker in job.workers.values():
+                assert (worker.end is not None) == (worker.process is ProcessState.EXITED)
+
+    def _on_report(self, report: RankReport, now_s: float) -> None:
+        job = self._jobs.get(report.job_id)
+        if job is None or not _belongs(report, job.admitted):
+            self.num_foreign_reports += 1
+            return
+        known = job.reports.get(report.rank)
+        if known is not None and known[0].pid == report.pid and report.report_seq <= known[0].report_seq:
+            self.num_foreign_reports += 1
+            return
+        job.reports[report.rank] = (report, now_s)
+
+    def _on_sample(self, sample: WorkerSampled, now_s: float) -> None:
+        worker = self._jobs[sample.job_id].workers[sample.rank]
+        if worker.end is not None:
+            return  # the sample was taken before the end was noticed
+        if sample.process is not worker.process:
+            worker.process, worker.process_since_s = sample.process, now_s
+        worker.rss_bytes, worker.cpu_s = sample.rss_bytes, sample.cpu_s
+
+    def _on_end(self, end: WorkerEnded, now_s: float) -> None:
+        worker = self._jobs[end.job_id].workers[end.rank]
+        worker.end = end
+        worker.process, worker.process_since_s = ProcessState.EXITED, now_s
+        worker.rss_bytes = 0
+
+
+def _belongs(report: RankReport, job: JobAdmitted) -> bool:
+    local_rank = report.rank - job.first_rank
+    return (
+        report.attempt == job.attempt
+        and report.world_size == job.world_size
+        and 0 <= local_rank < job.local_world_size
+        and report.local_rank == local_rank
+    )
+
+
+def _worker_report(job: _Job, rank: int, worker: _Worker, now_s: float) -> WorkerReport:
+    state_s = max(0.0, now_s - worker.process_since_s)
+    end = worker.end
+    report, reported_at_s = job.reports.get(rank, (None, now_s))
+    return WorkerReport(
+        job_id=job.admitted.job_id,
+        attempt=job.admitted.attempt,
+        rank=rank,
+        local_rank=rank - job.admitted.first_rank,
+        pid=worker.pid,
+        process=worker.process,
+        process_s=state_s,
+        rss_bytes=worker.rss_bytes,
+        cpu_s=worker.cpu_s,
+        exit=None if end is None else ExitReport(end.code, end.signal, state_s, end.error),
+        report=report,
+        report_age_s=max(0.0, now_s - reported_at_s),
+    )

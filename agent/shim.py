@@ -1,0 +1,243 @@
+"""torchrun's parent: a process that does nothing but see to it that the tree below it ends, whole, and how.
+
+It leads its own session, adopts every orphan below it (subreaper), passes SIGTERM on to torchrun, and after torchrun's
+end kills whatever is left. How torchrun ended goes to `exit.json`, written at once or not at all. In private mode the
+agent's death ends it.
+
+SIGTERM, SIGINT, SIGHUP: torchrun gets SIGTERM and everything frozen is continued; the second one, or `grace_s`, kills.
+SIGUSR1: the whole tree is killed at once.
+
+It runs as a file, with `python -I -S`, and imports next to nothing: there is one for each job, for as long as the job.
+The job's environment passes through it untouched (`-I` ignores PYTHONPATH and its kin).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+RUN_RECORD = "run.json"
+"""`{"shim_pid": ..., "launcher_pid": ...}` once torchrun has been forked."""
+EXIT_RECORD = "exit.json"
+"""`{"exit_code": ..., "num_killed": ...}`; a negative exit code is a signal."""
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_TERMINATE = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+_AWAITED = frozenset({signal.SIGCHLD, signal.SIGUSR1, *_TERMINATE})
+_THAW_EVERY_S = 0.2
+_MAX_PAUSE_S = 0.1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def set_parent_death_signal(number: int) -> None:
+    """Have the kernel send this process a signal when the thread that made it ends.
+
+    Source: prctl(2), PR_SET_PDEATHSIG.
+    """
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def become_subreaper() -> None:
+    """Have orphans among this process's descendants reparented to it.
+
+    Source: prctl(2), PR_SET_CHILD_SUBREAPER.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def descendants(root_pid: int, without: frozenset[int] = frozenset()) -> dict[int, int]:
+    """Return the live descendants of a process: start time in ticks by pid.
+
+    Args:
+        root_pid: Not in the result.
+        without: Subtrees to leave out, by the pid at their top.
+    """
+    children: dict[int, list[int]] = {}
+    started: dict[int, int] = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib costs a megabyte here
+        if name.isdigit() and (fields := _stat_fields(int(name))):
+            pid = int(name)
+            children.setdefault(int(fields[1]), []).append(pid)
+            # A zombie is over, unless its other threads outlive the first.
+            if fields[0] not in b"ZX" or int(fields[17]) > 1:
+                started[pid] = int(fields[19])
+    found: dict[int, int] = {}
+    waiting = [root_pid]
+    while waiting:
+        for pid in children.get(waiting.pop(), ()):
+            if pid not in without:
+                waiting.append(pid)
+                if pid in started:
+                    found[pid] = started[pid]
+    return found
+
+
+def send_signal(pid: int, started_ticks: int, number: int) -> None:
+    """Signal a process, unless it is gone or its pid is another's by now."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        fields = _stat_fields(pid)
+        if fields and int(fields[19]) == started_ticks:
+            signal.pidfd_send_signal(pidfd, number)
+    except (ProcessLookupError, PermissionError):
+        return  # gone, or it changed its user: no longer ours to end
+    finally:
+        os.close(pidfd)
+
+
+def signal_frozen(root_pid: int) -> None:
+    """Continue every stopped descendant."""
+    for pid, started_ticks in descendants(root_pid).items():
+        fields = _stat_fields(pid)
+        if fields and fields[0] == b"T":
+            send_signal(pid, started_ticks, signal.SIGCONT)
+
+
+def write_record(directory: str, name: str, text: str) -> None:
+    """Write a small file so that readers see all of it or none, also after a crash of the machine."""
+    path = f"{directory}/{name}"
+    fd = os.open(f"{path}.tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(fd, text.encode())
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.replace(f"{path}.tmp", path)  # noqa: PTH105 - as above
+
+
+class _Shim:
+    """The one launcher of this process, and what is below it."""
+
+    def __init__(self, run_dir: str, grace_s: float) -> None:
+        self._run_dir = run_dir
+        self._grace_s = grace_s
+        self._launcher_pid = 0
+        self._status: int | None = None
+        """The launcher's wait status, once it has ended."""
+        self._kill_at_s: float | None = None
+        """When patience ends, once the launcher has been asked to end."""
+        self._num_killed = 0
+
+    def run(self, argv: list[str], store_fd: int) -> int:
+        """Fork the launcher, watch it to its end, and return this process's exit code."""
+        self._launcher_pid = _fork_launcher(argv)
+        if store_fd >= 0:
+            os.close(store_fd)
+        try:
+            record = f'{{"shim_pid": {os.getpid()}, "launcher_pid": {self._launcher_pid}}}\n'
+            write_record(self._run_dir, RUN_RECORD, record)
+            while self._status is None:
+                self._await()
+        finally:
+            self._kill_all()
+        assert self._status is not None
+        exit_code = os.waitstatus_to_exitcode(self._status)
+        write_record(self._run_dir, EXIT_RECORD, f'{{"exit_code": {exit_code}, "num_killed": {self._num_killed}}}\n')
+        return 0
+
+    def _await(self) -> None:
+        if self._kill_at_s is None:
+            number = signal.sigwaitinfo(_AWAITED).si_signo
+        else:
+            info = signal.sigtimedwait(_AWAITED, _THAW_EVERY_S)
+            number = info.si_signo if info else 0
+            signal_frozen(os.getpid())
+        self._reap()
+        if self._status is not None:
+            return
+        is_second = number in _TERMINATE and self._kill_at_s is not None
+        is_overdue = self._kill_at_s is not None and time.monotonic() >= self._kill_at_s
+        if number == signal.SIGUSR1 or is_second or is_overdue:
+            self._kill_all()
+        elif number in _TERMINATE:
+            self._kill_at_s = time.monotonic() + self._grace_s
+            # Not reaped yet, so the pid is still its own.
+            os.kill(self._launcher_pid, signal.SIGTERM)
+            signal_frozen(os.getpid())
+
+    def _kill_all(self) -> None:
+        """Kill until a walk of the tree finds nobody: what forks meanwhile is found by the next walk."""
+        pause_s = 0.001
+        while alive := descendants(os.getpid()):
+            for pid, started_ticks in alive.items():
+                send_signal(pid, started_ticks, signal.SIGKILL)
+            self._num_killed += len(alive)
+            self._reap()
+            time.sleep(pause_s)
+            pause_s = min(_MAX_PAUSE_S, pause_s * 2)
+        self._reap()
+
+    def _reap(self) -> None:
+        """Collect every child that has ended: an unreaping subreaper fills the table of processes."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._launcher_pid:
+                self._status = status
+
+
+def _fork_launcher(argv: list[str]) -> int:
+    shim_pid = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    set_parent_death_signal(signal.SIGKILL)
+    if os.getppid() != shim_pid:
+        os._exit(127)  # the shim died before the kernel knew whom to tell
+    # Python ignores these two for itself; programs expect the default.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    try:
+        os.execvp(argv[0], argv)  # noqa: S606 - no shell is the point
+    except OSError as error:
+        os.write(2, f"{argv[0]}: {error.strerror}\n".encode(errors="replace"))
+    os._exit(127)
+
+
+def _stat_fields(pid: int) -> list[bytes]:
+    """Return the fields of /proc/PID/stat from the third (state) on; empty when the process is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - as above
+            line = file.read()
+    except OSError:
+        return []
+    # The name in parentheses may hold anything, closing parentheses and blanks included.
+    return line[line.rindex(b")") + 2 :].split()
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def main(arguments: list[str]) -> int:
+    """Run as `shim.py RUN_DIR GRACE_S AGENT_PID STORE_FD ARGV...`.
+
+    An AGENT_PID of 0 means to outlive the agent, a STORE_FD of -1 that there is none.
+    """
+    run_dir, grace_s, agent_pid, store_fd, *argv = arguments
+    signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    become_subreaper()
+    if int(agent_pid):
+        set_parent_death_signal(signal.SIGUSR1)
+        if os.getppid() != int(agent_pid):
+            return 1  # the agent died before the kernel knew whom to tell
+    return _Shim(run_dir, float(grace_s)).run(argv, int(store_fd))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

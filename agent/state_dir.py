@@ -1,0 +1,130 @@
+"""The agent's own directory: ours alone, served by one agent at a time.
+
+agent.lock      held (flock) for the agent's life
+*.sock          telemetry, control, inbox; 0600
+jobs/ID/ATTEMPT run.json, exit.json, launcher.log, rank logs, the probes' sockets
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+from pathlib import Path
+
+from agent.errors import AgentRunningError, StateDirError
+from agent.wire import CONTROL_SOCKET, INBOX_SOCKET, TELEMETRY_SOCKET
+
+LOCK_FILE = "agent.lock"
+MAX_SOCKET_PATH_BYTES = 107
+"""Of `sun_path`, its closing zero aside. Source: unix(7)."""
+
+_SOCKETS = (TELEMETRY_SOCKET, CONTROL_SOCKET, INBOX_SOCKET)
+
+
+def check_socket_path(path: Path) -> str:
+    """Return a socket's path as text.
+
+    Raises:
+        StateDirError: The kernel cannot take a path this long.
+    """
+    length = len(os.fsencode(path))
+    if length > MAX_SOCKET_PATH_BYTES:
+        raise StateDirError(
+            f"the socket path {path} has {length} bytes, the kernel takes {MAX_SOCKET_PATH_BYTES}: "
+            "use a shorter directory"
+        )
+    return str(path)
+
+
+def check_private(path: Path) -> None:
+    """Make sure that a directory is real, ours, and closed to everybody else.
+
+    Raises:
+        StateDirError: It is not, or it cannot be looked at.
+    """
+    try:
+        found = path.lstat()
+    except OSError as error:
+        raise StateDirError(f"cannot use {path}: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise StateDirError(f"{path} is not a directory")
+    if found.st_uid != os.geteuid():
+        raise StateDirError(f"{path} belongs to user {found.st_uid}, this is user {os.geteuid()}")
+    if found.st_mode & 0o077:
+        raise StateDirError(f"{path} has mode {stat.S_IMODE(found.st_mode):04o}: run chmod 0700 {path}")
+
+
+class StateDir:
+    """An agent's directory, from `open` to `close`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a planted link
+        self._lock_fd = -1
+
+    def open(self) -> None:
+        """Make the directory if it is missing, check it, lock it, and clear what a killed agent left.
+
+        Raises:
+            StateDirError: It is not safe to use.
+            AgentRunningError: Another agent serves it.
+        """
+        for name in _SOCKETS:
+            check_socket_path(self.path / name)
+        try:
+            self.path.mkdir(mode=0o700)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise StateDirError(f"cannot make {self.path}: {error.strerror}") from error
+        check_private(self.path)
+        self._lock()
+        self._remove_sockets()
+
+    def socket_path(self, name: str) -> str:
+        """Return the path of one of the agent's sockets."""
+        return check_socket_path(self.path / name)
+
+    def job_dir(self, job_id: str, attempt: int) -> Path:
+        """Return the place of one attempt of a job; it need not exist."""
+        return self.path / "jobs" / job_id / str(attempt)
+
+    def remove_job_dir(self, job_id: str, attempt: int) -> None:
+        """Remove one attempt of a job, and the job's own directory with its last attempt."""
+        directory = self.job_dir(job_id, attempt)
+        shutil.rmtree(directory, ignore_errors=True)
+        try:
+            directory.parent.rmdir()
+        except OSError:
+            return  # other attempts are kept
+
+    def close(self, *, remove_all: bool) -> None:
+        """Let go of the directory; with `remove_all`, leave nothing of it."""
+        if self._lock_fd < 0:
+            return
+        if remove_all:
+            shutil.rmtree(self.path, ignore_errors=True)
+        else:
+            self._remove_sockets()
+        os.close(self._lock_fd)
+        self._lock_fd = -1
+
+    def _lock(self) -> None:
+        path = self.path / LOCK_FILE
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise StateDirError(f"cannot write {path}: {error.strerror}") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            raise AgentRunningError(
+                f"another agent serves {self.path}: shut it down or use another directory"
+            ) from error
+        self._lock_fd = fd
+
+    def _remove_sockets(self) -> None:
+        for name in _SOCKETS:
+            (self.path / name).unlink(missing_ok=True)

@@ -1,0 +1,167 @@
+"""The road on which commands go down: one JSON line to an agent, one JSON line back.
+
+Two ways lead to the same agent. `StreamRoad` speaks over a byte stream to its command socket (here a Unix socket
+on this machine; an SSH channel has the same shape). `ProcessRoad` runs `python -P -m agent VERB` for each command, for
+hosts that forbid such a stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from agent.wire import (
+    CONTROL_SOCKET,
+    MAX_COMMAND_BYTES,
+    Command,
+    MalformedMessageError,
+    Refused,
+    Reply,
+    decode_reply,
+    encode_command,
+)
+from app.errors import AgentRefusedError, AgentUnreachableError
+from app.safe_text import LINE_LIMIT, clean
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from pathlib import Path
+
+    Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+REPLY_TIMEOUT_S = 10.0
+"""No command of an agent waits for anything: a reply that takes longer will not come."""
+
+
+class CommandRoad(Protocol):
+    """A way to one agent."""
+
+    async def request(self, command: Command) -> Reply:
+        """Send a command and return what the agent said.
+
+        Raises:
+            AgentUnreachableError: No reply; whether the command was carried out is unknown.
+        """
+
+    async def close(self) -> None:
+        """Let go of the road; the agent lives on."""
+
+
+class StreamRoad:
+    """A road over one byte stream, opened at the first command and again after it broke."""
+
+    def __init__(self, node: str, open_stream: Callable[[], Awaitable[Stream]]) -> None:
+        self._node = node
+        self._open_stream = open_stream
+        self._stream: Stream | None = None
+        self._lock = asyncio.Lock()
+
+    async def request(self, command: Command) -> Reply:
+        """See `CommandRoad.request`."""
+        async with self._lock:
+            try:
+                async with asyncio.timeout(REPLY_TIMEOUT_S):
+                    return await self._exchange(command)
+            except TimeoutError:
+                await self._drop()
+                raise AgentUnreachableError(self._node, f"no reply in {REPLY_TIMEOUT_S:.0f} s") from None
+            except (OSError, ValueError, asyncio.IncompleteReadError) as error:
+                await self._drop()
+                raise AgentUnreachableError(self._node, _words(error)) from error
+
+    async def close(self) -> None:
+        """See `CommandRoad.close`."""
+        async with self._lock:
+            await self._drop()
+
+    async def _exchange(self, command: Command) -> Reply:
+        if self._stream is None:
+            self._stream = await self._open_stream()
+        reader, writer = self._stream
+        writer.write(encode_command(command))
+        await writer.drain()
+        return decode_reply(await reader.readuntil(b"\n"))
+
+    async def _drop(self) -> None:
+        if self._stream is None:
+            return
+        _, writer = self._stream
+        self._stream = None
+        writer.close()
+        try:
+            await writer.wait_closed()
+        except OSError:
+            return  # the peer closed first: closed is what was wanted
+
+
+class ProcessRoad:
+    """A road that starts a process for each command; slower by a Python start, needs no socket on this side."""
+
+    def __init__(self, node: str, argv: Sequence[str], directory: str) -> None:
+        """`argv` is `python -P -m agent` in whatever reaches the node; `directory` is the agent's, on that node."""
+        self._node = node
+        self._argv = tuple(argv)
+        self._directory = directory
+
+    async def request(self, command: Command) -> Reply:
+        """See `CommandRoad.request`."""
+        verb = str(command.__struct_config__.tag)
+        process = await asyncio.create_subprocess_exec(
+            *self._argv,
+            verb,
+            "--dir",
+            self._directory,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            async with asyncio.timeout(REPLY_TIMEOUT_S):
+                stdout, stderr = await process.communicate(encode_command(command))
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            raise AgentUnreachableError(self._node, f"no reply in {REPLY_TIMEOUT_S:.0f} s") from None
+        try:
+            return decode_reply(stdout)
+        except MalformedMessageError:
+            said = clean(stderr.decode(errors="replace").strip() or f"exit code {process.returncode}", LINE_LIMIT)
+            raise AgentUnreachableError(self._node, said) from None
+
+    async def close(self) -> None:
+        """See `CommandRoad.close`."""
+
+
+async def open_local_road(node: str, directory: Path, python: str) -> CommandRoad:
+    """Return the road to an agent on this machine: its socket, or a process where the socket cannot be opened."""
+    path = directory / CONTROL_SOCKET
+
+    async def open_stream() -> Stream:
+        return await asyncio.open_unix_connection(str(path), limit=MAX_COMMAND_BYTES)
+
+    try:
+        _, writer = await open_stream()
+    except OSError:
+        return ProcessRoad(node, (python, "-P", "-m", "agent"), str(directory))
+    writer.close()
+    await writer.wait_closed()
+    return StreamRoad(node, open_stream)
+
+
+def taken(node: str, reply: Reply) -> Reply:
+    """Return a reply that is not a refusal.
+
+    Raises:
+        AgentRefusedError: It is one.
+    """
+    if isinstance(reply, Refused):
+        raise AgentRefusedError(node, reply.reason.value, clean(reply.message, LINE_LIMIT))
+    return reply
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, asyncio.IncompleteReadError):
+        return "it closed the connection without a reply"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return clean(str(error), LINE_LIMIT)

@@ -1,0 +1,83 @@
+"""The console's errors, by who must act.
+
+    AppError                      exit code, hint
+      UsageError                  2   the person at the keyboard
+      SessionError                2   the machine the console runs on (no directory, no memory)
+      AgentUnreachableError       3   the operator of the node
+      AgentRefusedError           4   the agent said why
+      IncompatibleAgentError      5   versions do not fit
+
+An error formats itself from facts and never prints itself: `app.cli.main` does, in one line.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the command `rankdeck` tells the shell."""
+
+    WELL = 0
+    JOB_FAILED = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    REFUSED = 4
+    INCOMPATIBLE = 5
+    VERDICT_STANDS = 10
+    INTERRUPTED = 130
+
+
+class AppError(Exception):
+    """Something a person must know: what happened, to whom, and what to do.
+
+    Attributes:
+        exit_code: For the shell.
+        hint: What to do about it, empty when the message says it.
+    """
+
+    exit_code = ExitCode.JOB_FAILED
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(AppError):
+    """A wrong option, file or value."""
+
+    exit_code = ExitCode.USAGE
+
+
+class SessionError(AppError):
+    """This machine cannot hold a session: no writable directory, a package is missing."""
+
+    exit_code = ExitCode.USAGE
+
+
+class AgentUnreachableError(AppError):
+    """An agent does not answer."""
+
+    exit_code = ExitCode.UNREACHABLE
+
+    def __init__(self, node: str, detail: str, hint: str = "") -> None:
+        super().__init__(f"the agent on {node} does not answer: {detail}", hint)
+
+
+class AgentRefusedError(AppError):
+    """An agent refused a command."""
+
+    exit_code = ExitCode.REFUSED
+
+    def __init__(self, node: str, reason: str, message: str) -> None:
+        super().__init__(f"{node} refused ({reason}): {message}")
+        self.reason = reason
+
+
+class IncompatibleAgentError(AppError):
+    """An agent speaks another version of the vocabulary."""
+
+    exit_code = ExitCode.INCOMPATIBLE
+
+    def __init__(self, node: str, detail: str) -> None:
+        super().__init__(f"{node}: {detail}", "install the same rankdeck on both sides")

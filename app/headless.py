@@ -1,0 +1,173 @@
+"""The demo without a terminal: a line every two seconds on stderr, a summary on stdout."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from app.errors import ExitCode
+from app.rows import Cause
+from app.view import status_object
+from app.words import bytes_text
+from ddpcore.wire import FaultKind
+
+if TYPE_CHECKING:
+    from app.demo import Demo
+    from app.rows import VerdictRow
+    from app.view import View
+    from ddpcore.wire import Fault
+
+LINE_PERIOD_S = 2.0
+FRAME_PERIOD_S = 0.1
+VERDICT_DEADLINE_S = 60.0
+"""From the step at which a fault strikes to the verdict that it must bring."""
+SETTLE_S = 1.0
+"""From a verdict to the summary: by then the ranks that wait for the culprit have said so."""
+EXPLANATION_PATIENCE_S = 8.0
+"""After a job failed without a verdict: a node whose agent died is taken for lost within this time."""
+END_PATIENCE_S = 5.0
+"""After a rank was killed, for torchrun to end the others and for the job to have an exit code."""
+
+CAUSES_OF_FAULT = {
+    FaultKind.FREEZE: frozenset({Cause.FROZEN}),
+    FaultKind.KILL: frozenset({Cause.EXITED}),
+    FaultKind.SLOW: frozenset({Cause.STRAGGLER}),
+}
+ENDED = frozenset({"succeeded", "failed", "stopped"})
+
+
+class Headless:
+    """Follows a demo until it ends, its fault is named, or a signal comes."""
+
+    def __init__(self, demo: Demo, fault: Fault | None) -> None:
+        self._demo = demo
+        self._fault = fault
+        self._struck_at_s: float | None = None
+        self._named_at_s: float | None = None
+        self._over_at_s: float | None = None
+        self._said_at_s = float("-inf")
+
+    async def run(self) -> tuple[View, bool]:
+        """Start the demo and follow it; return the last view and whether an injected fault went unnamed.
+
+        Raises:
+            AppError: The demo could not be started, or cannot be followed.
+        """
+        starting = asyncio.create_task(self._demo.start())
+        try:
+            while True:
+                view = self._demo.view()
+                now_s = time.monotonic()
+                self._say(view, now_s)
+                if starting.done():
+                    starting.result()
+                if self._is_settled(view, now_s) or self._is_explained(view, now_s):
+                    return view, False
+                if self._is_overdue(view, now_s):
+                    return view, True
+                await asyncio.sleep(FRAME_PERIOD_S)
+        finally:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+
+    def _say(self, view: View, now_s: float) -> None:
+        elapsed = f"{now_s - self._demo.started_at_s:6.1f} s"
+        for notice in self._demo.drain_notices():
+            print_line(f"{elapsed}  {notice}")
+        if now_s - self._said_at_s >= LINE_PERIOD_S:
+            self._said_at_s = now_s
+            print_line(f"{elapsed}  {view.headline().text}")
+
+    def _is_settled(self, view: View, now_s: float) -> bool:
+        """Say whether the injected fault is named and what follows from it is known."""
+        fault = self._fault
+        if fault is None or not any(_names(verdict, fault) for verdict in view.verdicts()):
+            self._named_at_s = None
+            return False
+        if self._named_at_s is None:
+            self._named_at_s = now_s
+        named_s = now_s - self._named_at_s
+        has_ended = fault.kind is not FaultKind.KILL or _is_over(view) or named_s > END_PATIENCE_S
+        return named_s > SETTLE_S and has_ended
+
+    def _is_explained(self, view: View, now_s: float) -> bool:
+        """Say whether the job has ended, and if badly, why."""
+        if not _is_over(view) or self._named_at_s is not None:
+            return False
+        if self._over_at_s is None:
+            self._over_at_s = now_s
+        has_reason = exit_code(view) is not ExitCode.JOB_FAILED
+        return has_reason or now_s - self._over_at_s > EXPLANATION_PATIENCE_S
+
+    def _is_overdue(self, view: View, now_s: float) -> bool:
+        if self._fault is None or self._fault.at_step is None:
+            return False
+        if self._struck_at_s is None:
+            (row,) = view.ranks([self._fault.rank]) or (None,)
+            if row is not None and row.step is not None and row.step >= self._fault.at_step - 1:
+                self._struck_at_s = now_s
+            return False
+        return now_s - self._struck_at_s > VERDICT_DEADLINE_S
+
+
+def print_line(text: str) -> None:
+    """Write a line for people."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - this is the printed face of the demo
+
+
+def summary_object(view: View) -> dict[str, Any]:
+    """Return what `rankdeck demo --json` prints: schema, job, steps, losses, and the rows of `status --json`."""
+    status = status_object(view)
+    job = status.pop("jobs")[0] if status["jobs"] else None
+    progress = view.progress()
+    return {
+        "schema": status.pop("schema"),
+        "job": job,
+        "steps": progress.steps,
+        "loss_first": progress.loss_first,
+        "loss_last": progress.loss_last,
+        **status,
+    }
+
+
+def summary_lines(summary: dict[str, Any]) -> list[str]:
+    """Return the same for people."""
+    job = summary["job"]
+    if job is None:
+        return ["the job did not start"]
+    lines = [
+        f"job {job['job_id']}: {job['state']}" + ("" if job["exit_code"] is None else f", exit code {job['exit_code']}")
+    ]
+    if summary["loss_first"] is not None and summary["loss_last"] is not None:
+        lines.append(f"{summary['steps']} steps, loss {summary['loss_first']:.3f} -> {summary['loss_last']:.3f}")
+    for row in summary["ranks"]:
+        memory = "" if row["rss_bytes"] is None else f", {bytes_text(row['rss_bytes'])}"
+        step = "" if row["step"] is None else f", step {row['step']}"
+        lines.append(f"  rank {row['rank']} on {row['node']}: {row['state']}{step}{memory}")
+    lines += [f"  {wait['text']}" for wait in summary["barriers"]]
+    for verdict in summary["verdicts"]:
+        lines.append(f"verdict: {verdict['text']}")
+        if verdict["hint"]:
+            lines.append(f"  {verdict['hint']}")
+    return lines
+
+
+def exit_code(view: View, *, is_fault_unnamed: bool = False) -> ExitCode:
+    """Return what the shell is told: 10 while a verdict stands, else how the job ended."""
+    if is_fault_unnamed:
+        return ExitCode.JOB_FAILED
+    if view.verdicts():
+        return ExitCode.VERDICT_STANDS
+    job = view.job()
+    return ExitCode.JOB_FAILED if job is not None and job.state == "failed" else ExitCode.WELL
+
+
+def _names(verdict: VerdictRow, fault: Fault) -> bool:
+    return verdict.cause in CAUSES_OF_FAULT[fault.kind] and fault.rank in verdict.culprits
+
+
+def _is_over(view: View) -> bool:
+    job = view.job()
+    return job is not None and job.state in ENDED

@@ -1,0 +1,217 @@
+"""The console's words: what `app.view` makes of the model, once, for the screen, the printed lines and `--json` alike.
+
+Every string in a row is clean (`app.safe_text`): it may be written to a terminal as it is. Rows with a public life in
+JSON carry units in their field names; a value that is not known is None, never a made-up zero.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+SCHEMA = 1
+"""The `"schema"` of every JSON object this package prints."""
+
+
+class Severity(StrEnum):
+    """How much a row wants to be looked at: a colour, a glyph and a word in the views, never colour alone."""
+
+    OK = "ok"
+    QUIET = "quiet"
+    """Not an event: starting, ended well, no data yet."""
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+class RankState(StrEnum):
+    """A rank in one word."""
+
+    STARTING = "starting"
+    """Its process is not there yet, has not imported torch, or has not opened its process group."""
+    RUNNING = "running"
+    WAITING = "waiting"
+    """It has called a collective that is not complete."""
+    MISSING = "missing"
+    """Others wait in a collective that it has not called."""
+    FROZEN = "frozen"
+    SILENT = "silent"
+    """Its process lives and it does not report."""
+    EXITED = "exited"
+    """Its process ended before its job did, or badly."""
+    DONE = "done"
+    """Its process ended with code 0, or with its job."""
+    LOST = "lost"
+    """Its node does not report."""
+
+
+class Cause(StrEnum):
+    """Why somebody waits, or why a job ended."""
+
+    STRAGGLER = "straggler"
+    FROZEN = "frozen"
+    EXITED = "exited"
+    SILENT = "silent"
+    NODE_LOST = "node_lost"
+    MISMATCH = "mismatch"
+    FEWER_CALLS = "fewer_calls"
+    TRANSPORT = "transport"
+
+
+class Headline(msgspec.Struct, frozen=True):
+    """The first line of every view: the worst verdict in a sentence, or how things stand."""
+
+    severity: Severity
+    text: str
+
+
+class JobRow(msgspec.Struct, frozen=True):
+    """A job over all its nodes."""
+
+    job_id: str
+    attempt: int
+    state: str
+    """prepared, starting, running, stopping, succeeded, failed or stopped."""
+    severity: Severity
+    world_size: int
+    num_nodes: int
+    step: int | None
+    """The lowest step of any rank."""
+    epoch: int | None
+    loss: float | None
+    """Mean over the ranks that report one."""
+    steps_per_s: float | None
+    exit_code: int | None
+    detail: str
+
+
+class NodeRow(msgspec.Struct, frozen=True):
+    """A node."""
+
+    node: str
+    hostname: str
+    state: str
+    """connecting, up, stale or lost."""
+    severity: Severity
+    ranks: str
+    """Its ranks, as `0-1` or `0,3-5`."""
+    num_running: int
+    num_ranks: int
+    cpu_frac: float | None
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    agent_rss_bytes: int | None
+    age_s: float | None
+    """Since its last report."""
+
+
+class RankRow(msgspec.Struct, frozen=True):
+    """A rank."""
+
+    rank: int
+    node: str
+    local_rank: int | None
+    pid: int | None
+    state: RankState
+    severity: Severity
+    step: int | None
+    epoch: int | None
+    loss: float | None
+    phase: str
+    phase_s: float | None
+    group: str
+    op: str
+    label: str
+    seq: int | None
+    """The last collective of `group` that it called."""
+    waiting_s: float | None
+    """How long it has been waiting in it; None when it does not wait."""
+    wait_frac: float | None
+    """Share of the recent seconds it spent waiting, 0..1: the straggler waits least."""
+    rss_bytes: int | None
+    age_s: float | None
+    """Of its report."""
+    where: str
+    """`file.py:line in function`."""
+    detail: str
+    """How it ended, or what is odd about it, in words."""
+
+
+class BarrierRow(msgspec.Struct, frozen=True):
+    """A collective in which somebody waits now."""
+
+    job: str
+    attempt: int
+    group: str
+    seq: int
+    op: str
+    label: str
+    waiting: list[int]
+    missing: list[int]
+    waited_s: float
+    """The longest wait of its ranks."""
+    where: str
+    """Where the waiting ranks stand (the most common line)."""
+    missing_where: str
+    """Where the first missing rank stands."""
+    severity: Severity
+    text: str
+    """A sentence: `ranks 0-1, 3 wait in all_reduce #57 for rank 2, 1.7 s`."""
+
+
+class VerdictRow(msgspec.Struct, frozen=True):
+    """A culprit, named."""
+
+    cause: Cause
+    culprits: list[int]
+    waiting: list[int]
+    """The ranks that wait for them; empty when nobody does yet."""
+    node: str
+    job: str
+    attempt: int
+    group: str
+    seq: int | None
+    op: str
+    label: str
+    waited_s: float
+    where: str
+    severity: Severity
+    text: str
+    hint: str
+    """The next step, in words."""
+
+
+class MemoryRow(msgspec.Struct, frozen=True):
+    """The memory of one rank beside the others'."""
+
+    rank: int
+    node: str
+    rss_bytes: int | None
+    peak_rss_bytes: int | None
+    """The highest value that this console has seen."""
+    from_median_frac: float | None
+    """(rss - median) / median over the ranks of the job: 0.25 is a quarter more than the median."""
+    severity: Severity
+
+
+class MemorySummary(msgspec.Struct, frozen=True):
+    """Memory over all ranks of the job."""
+
+    total_bytes: int
+    median_bytes: int
+    max_bytes: int
+    max_rank: int | None
+    imbalance_frac: float | None
+    """(max - median) / median."""
+    severity: Severity
+    text: str
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far the job has come since it began."""
+
+    steps: int | None
+    """The fewest steps that any rank has done in this attempt."""
+    loss_first: float | None
+    """Mean over the ranks that report one."""
+    loss_last: float | None

@@ -1,0 +1,143 @@
+"""What a console looks at: the reports of some nodes folded into a model, their logs, and a road to act on them.
+
+The same session serves the screen and the printed lines. It decides nothing: `app.cluster`, `app.diagnosis` and
+`app.view` do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from agent.wire import TELEMETRY_SOCKET
+from app.cluster import Cluster
+from app.command_road import open_local_road
+from app.diagnosis import Diagnoser
+from app.errors import AppError, IncompatibleAgentError, UsageError
+from app.fleet import Fleet
+from app.rank_facts import Thresholds
+from app.telemetry import Telemetry
+from app.view import View
+from ddpcore.wire import FaultKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from agent.wire import JobSpec, LogLine
+
+LOG_PERIOD_S = 0.2
+"""Between two looks at whether a node has new log lines: below what a reader notices."""
+MAX_WAITING_LINES = 100_000
+"""Lines pulled and not yet taken by the screen; older ones are dropped first."""
+
+
+class Session:
+    """A view of some agents on this machine, by their directories.
+
+    `view` and `drain_logs` are called from the frame loop and never block; the coroutines run on the same loop.
+    """
+
+    def __init__(self, directories: Mapping[str, Path], python: str) -> None:
+        self._directories = dict(directories)
+        self._python = python
+        self._cluster = Cluster(list(self._directories))
+        self._thresholds = Thresholds()
+        self._diagnoser = Diagnoser(self._thresholds)
+        self._telemetry = Telemetry({node: path / TELEMETRY_SOCKET for node, path in self._directories.items()})
+        self._fleet = Fleet({})
+        self._job_id = ""
+        self._log_lines: deque[tuple[str, LogLine]] = deque(maxlen=MAX_WAITING_LINES)
+        self._log_cursor: dict[str, tuple[str, int]] = {}
+        self._log_wanted: dict[str, tuple[str, int]] = {}
+        self._log_task: asyncio.Task[None] | None = None
+
+    @property
+    def stall_s(self) -> float:
+        """From here a wait is a stall."""
+        return self._thresholds.stall_s
+
+    async def connect(self) -> None:
+        """Open the roads to the agents and begin to listen.
+
+        Raises:
+            AgentUnreachableError: An agent does not answer.
+        """
+        roads = {node: await open_local_road(node, path, self._python) for node, path in self._directories.items()}
+        self._fleet = Fleet(roads)
+        self._telemetry.start()
+        self._log_task = asyncio.create_task(self._follow_logs(), name="rankdeck-logs")
+
+    async def start_job(self, specs: Mapping[str, JobSpec]) -> None:
+        """Start a job over its nodes, all or nothing; see `Fleet.start`."""
+        self._job_id = next(iter(specs.values())).job_id
+        await self._fleet.start(specs)
+
+    def view(self) -> View:
+        """Take what has arrived and return the rows of now.
+
+        Raises:
+            IncompatibleAgentError: An agent speaks another version.
+        """
+        for node, detail in self._telemetry.incompatible.items():
+            raise IncompatibleAgentError(node, detail)
+        for node, report, received_at_s in self._telemetry.drain():
+            self._cluster.apply(node, report, received_at_s)
+            self._log_wanted[node] = (report.epoch, report.log_seq)
+        now_s = time.monotonic()
+        return View(self._cluster, self._diagnoser.observe(self._cluster, now_s), now_s)
+
+    def drain_logs(self) -> list[tuple[str, LogLine]]:
+        """Return the (node, line) pairs that have come since the last call, in order of arrival."""
+        lines = list(self._log_lines)
+        self._log_lines.clear()
+        return lines
+
+    async def inject(self, kind: FaultKind, rank: int, factor: float) -> str:
+        """Do harm to a rank; return a sentence that says what was done.
+
+        Raises:
+            UsageError: No node has that rank.
+            AgentRefusedError: The agent said no.
+        """
+        rows = self.view().ranks([rank])
+        if not rows or not rows[0].node:
+            raise UsageError(f"no node has rank {rank}")
+        node = rows[0].node
+        await self._fleet.inject(node, self._job_id, kind, rank, factor)
+        done = {
+            FaultKind.FREEZE: "frozen (SIGSTOP)",
+            FaultKind.THAW: "thawed (SIGCONT)",
+            FaultKind.KILL: "killed (SIGKILL)",
+            FaultKind.SLOW: f"slowed {factor:g} times" if factor > 1 else "no longer slowed",
+        }[kind]
+        return f"rank {rank} on {node} is {done}"
+
+    async def close(self) -> None:
+        """Stop listening and let go of the roads; the agents live on."""
+        if self._log_task is not None:
+            self._log_task.cancel()
+            await asyncio.gather(self._log_task, return_exceptions=True)
+        await self._fleet.close()
+        self._telemetry.close()
+
+    async def _follow_logs(self) -> None:
+        while True:
+            for node, (epoch, newest) in list(self._log_wanted.items()):
+                known_epoch, cursor = self._log_cursor.get(node, (epoch, 0))
+                if known_epoch != epoch:
+                    cursor = 0  # a new agent counts from one
+                if cursor < newest:
+                    self._log_cursor[node] = (epoch, await self._pull(node, cursor))
+            await asyncio.sleep(LOG_PERIOD_S)
+
+    async def _pull(self, node: str, cursor: int) -> int:
+        """Pull what the node has after `cursor`; return the new cursor."""
+        try:
+            lines, _ = await self._fleet.pull_logs(node, cursor)
+        except AppError:
+            return cursor  # the node's own row says that it does not answer; the next report asks again
+        self._log_lines.extend((node, line) for line in lines)
+        return lines[-1].seq if lines else cursor

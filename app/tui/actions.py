@@ -1,0 +1,116 @@
+"""The one table of what a person can do: keys, footer, help and palette are all made from it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from textual.binding import Binding
+
+
+class Action(NamedTuple):
+    """Something a key does.
+
+    Attributes:
+        call: The action in Textual's words.
+        keys: Key names, separated by commas.
+        shown_keys: The keys as people write them.
+        title: For the footer and the palette.
+        help: A sentence.
+        footer: Place in the footer, the lowest stays longest; 0 is not in it.
+        is_fault: Only there where faults may be injected.
+        in_palette: False for what only makes sense on a key.
+    """
+
+    call: str
+    keys: str
+    shown_keys: str
+    title: str
+    help: str
+    footer: int = 0
+    is_fault: bool = False
+    in_palette: bool = True
+
+
+VIEW_NAMES = ("overview", "ranks", "barriers", "memory", "logs")
+"""Views in the order of their number keys."""
+
+ACTIONS = (
+    Action(
+        "app.show_view('overview')",
+        "1",
+        "1",
+        "Overview",
+        "The verdict, nodes, ranks, waits, loss and last log lines on one page.",
+    ),
+    Action(
+        "app.show_view('ranks')",
+        "2",
+        "2",
+        "Ranks",
+        "Every rank: state, step, collective, how long it waits, where it stands.",
+    ),
+    Action(
+        "app.show_view('barriers')",
+        "3",
+        "3",
+        "Barriers",
+        "Who waits for whom, at which collective or barrier, for how long, on which line.",
+    ),
+    Action("app.show_view('memory')", "4", "4", "Memory", "Memory of every rank beside the median, and of every node."),
+    Action("app.show_view('logs')", "5", "5", "Logs", "What all ranks print, merged as it comes."),
+    Action("app.next_view(1)", "tab", "tab", "Next view", "Go to the next view.", footer=5, in_palette=False),
+    Action(
+        "app.next_view(-1)", "shift+tab", "shift+tab", "Previous view", "Go to the previous view.", in_palette=False
+    ),
+    Action("app.scroll('rows', -1)", "up,k", "up k", "Up", "Select the rank above, or scroll up.", in_palette=False),
+    Action(
+        "app.scroll('rows', 1)", "down,j", "down j", "Down", "Select the rank below, or scroll down.", in_palette=False
+    ),
+    Action("app.scroll('pages', -1)", "pageup", "PageUp", "Page up", "Go up by a screenful.", in_palette=False),
+    Action("app.scroll('pages', 1)", "pagedown", "PageDown", "Page down", "Go down by a screenful.", in_palette=False),
+    Action("app.scroll('edge', -1)", "home,g", "Home g", "First line", "Go to the first rank or the oldest log line."),
+    Action(
+        "app.scroll('edge', 1)",
+        "end,G",
+        "End G",
+        "Last line",
+        "Go to the last rank; in the logs, follow new lines again.",
+    ),
+    Action(
+        "app.scroll('side', -1)", "left,h", "left h", "Left", "Scroll log lines back to their start.", in_palette=False
+    ),
+    Action("app.scroll('side', 1)", "right,l", "right l", "Right", "Scroll log lines to the side.", in_palette=False),
+    Action(
+        "app.fault",
+        "f",
+        "f",
+        "Inject a fault",
+        "Freeze, thaw, kill or slow a rank, after asking.",
+        footer=4,
+        is_fault=True,
+    ),
+    Action("app.help", "question_mark,f1", "?", "Help", "Show every key.", footer=2),
+    Action(
+        "app.command_palette",
+        "ctrl+p",
+        "ctrl+p",
+        "Palette",
+        "Find and run any action by name.",
+        footer=3,
+        in_palette=False,
+    ),
+    Action("app.quit", "q", "q ctrl+c", "Quit", "End the session and leave.", footer=1),
+)
+
+PRIORITY_BINDINGS = [Binding("ctrl+c,ctrl+q", "quit", "Quit", show=False, priority=True, system=True)]
+"""Work above every dialog."""
+
+
+def screen_bindings() -> list[Binding]:
+    """Return the bindings of the main screen."""
+    return [Binding(action.keys, action.call, action.title, show=False) for action in ACTIONS]
+
+
+def available(*, can_inject: bool) -> list[Action]:
+    """Return the actions of a session."""
+    return [action for action in ACTIONS if can_inject or not action.is_fault]

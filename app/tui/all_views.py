@@ -1,0 +1,22 @@
+"""Every view by its name, in the order of the number keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.tui.actions import VIEW_NAMES
+from app.tui.views.barriers import BarriersView
+from app.tui.views.logs import LogsView
+from app.tui.views.memory import MemoryView
+from app.tui.views.overview import OverviewView
+from app.tui.views.ranks import RanksView
+
+if TYPE_CHECKING:
+    from app.tui.line_view import LineView
+    from app.tui.stage import Stage
+
+
+def make_views(stage: Stage) -> dict[str, LineView]:
+    """Return the views of a console."""
+    views = (OverviewView(stage), RanksView(stage), BarriersView(stage), MemoryView(stage), LogsView(stage))
+    return dict(zip(VIEW_NAMES, views, strict=True))

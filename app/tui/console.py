@@ -1,0 +1,198 @@
+"""The console: one screen, five views, a frame loop, and keys that never wait for data."""
+
+from __future__ import annotations
+
+import gc
+import os
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import work
+from textual.app import App, SystemCommand
+
+from app.errors import AppError
+from app.safe_text import LINE_LIMIT, clean
+from app.tui.actions import PRIORITY_BINDINGS, VIEW_NAMES, available
+from app.tui.all_views import make_views
+from app.tui.footer import Footer
+from app.tui.main_screen import MainScreen
+from app.tui.masthead import Masthead
+from app.tui.stage import Stage
+from app.tui.theme import Look, textual_theme
+from app.tui.too_small import TooSmall, is_too_small
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from textual.app import ComposeResult
+    from textual.binding import BindingType
+    from textual.events import Resize
+    from textual.notifications import SeverityLevel
+    from textual.screen import Screen
+
+    from app.tui.dialogs import ChosenFault
+    from app.tui.line_view import LineView
+    from app.tui.source import ConsoleSource
+
+FRAMES_PER_S = 10
+"""Logs move at this rate; above it the eye gains nothing and a slow terminal loses."""
+FRAMES_PER_VIEW = 2
+"""The agents report five times a second: rows are made every second frame."""
+
+
+class Console(App[None]):
+    """Shows a session until the person quits.
+
+    Attributes:
+        failure: Why the session could not go on; None when the person quit.
+    """
+
+    TITLE = "rankdeck"
+    CSS_PATH = "console.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = list(PRIORITY_BINDINGS)
+
+    def __init__(self, source: ConsoleSource, look: Look | None = None) -> None:
+        look = look or Look.from_environment(os.environ)
+        super().__init__(ansi_color=None if look.has_colour else True)
+        self.stage = Stage(look, source)
+        self.failure: AppError | None = None
+        self.active = VIEW_NAMES[0]
+        self.register_theme(textual_theme(look))
+        self.theme = "rankdeck"
+        self.set_class(look.is_ascii, "ascii")
+
+    def get_default_screen(self) -> Screen[None]:
+        """Return the screen with our keys."""
+        return MainScreen(id="main")
+
+    def compose(self) -> ComposeResult:
+        """Lay out the masthead, the views one upon the other, and the footer."""
+        stage = self.stage
+        self._masthead = Masthead(stage)
+        self._footer = Footer(stage)
+        self._too_small = TooSmall(stage)
+        self._views = make_views(stage)
+        yield self._masthead
+        for view in (*self._views.values(), self._too_small):
+            view.add_class("view")
+            yield view
+        yield self._footer
+
+    def on_mount(self) -> None:
+        """Show the first view and start the frames."""
+        self._arrange()
+        self.start_frames()
+
+    def start_frames(self) -> None:
+        """Let frames come; a console that is held still for a test or a picture overrides this."""
+        self.set_interval(1 / FRAMES_PER_S, self.frame)
+
+    def on_ready(self) -> None:
+        """Take what lives as long as the console out of the collector's sight: its pauses fall from 80 ms to 2."""
+        gc.collect()
+        gc.freeze()
+
+    def on_resize(self, _event: Resize) -> None:
+        """Say so when the terminal is too small to be of use."""
+        self._arrange()
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:  # noqa: ARG002 (Textual's)
+        """Fill the palette from the action table."""
+        for action in available(can_inject=self.stage.source.can_inject):
+            if action.in_palette:
+                run = partial(self.call_later, self.run_action, action.call)
+                yield SystemCommand(action.title, action.help, run)
+
+    def action_show_view(self, name: str) -> None:
+        """Show a view by name."""
+        self.active = self._masthead.active = name
+        self._arrange()
+
+    def action_next_view(self, steps: int) -> None:
+        """Show the view so many places on."""
+        self.action_show_view(VIEW_NAMES[(VIEW_NAMES.index(self.active) + steps) % len(VIEW_NAMES)])
+
+    def action_scroll(self, how: str, amount: int) -> None:
+        """Move within the view: by `rows`, by `pages`, to an `edge` or to the `side`."""
+        view = self._view
+        {"rows": view.move, "pages": view.page, "edge": view.to_edge, "side": view.sideways}[how](amount)
+
+    def action_help(self) -> None:
+        """Show every key."""
+        from app.tui.dialogs import HelpScreen  # noqa: PLC0415 - the first frame does not pay for dialogs
+
+        self.push_screen(HelpScreen(self.stage))
+
+    @work
+    async def action_fault(self) -> None:
+        """Ask which fault to inject, and inject it."""
+        from app.tui.dialogs import FaultScreen  # noqa: PLC0415 - the first frame does not pay for dialogs
+
+        view = self.stage.view
+        if not self.stage.source.can_inject or view is None or not view.num_ranks:
+            self._say("There is no rank yet to do harm to.", "warning")
+            return
+        fault = await self.push_screen_wait(FaultScreen(self.stage, view.ranks(), self._views["ranks"].selected))
+        if fault is not None:
+            await self._inject(fault)
+
+    async def action_quit(self) -> None:
+        """End the session and leave; asked again, leave at once."""
+        if self.stage.farewell:
+            self.exit()
+            return
+        self.stage.farewell = "leaving: the session ends what it started"
+        self._masthead.redraw()
+        self.run_worker(self._leave(), exit_on_error=True)
+
+    @property
+    def _view(self) -> LineView:
+        return self._views[self.active]
+
+    def _arrange(self) -> None:
+        has_room = not is_too_small(self.size)
+        for name, view in self._views.items():
+            view.display = has_room and name == self.active
+        self._masthead.display = self._footer.display = has_room
+        self._too_small.display = not has_room
+        self._paint()
+
+    def frame(self) -> None:
+        """Take what has come and paint it."""
+        stage = self.stage
+        stage.beat += 1
+        stage.take_logs(stage.source.drain_logs())
+        stage.take_notices(stage.source.drain_notices())
+        if stage.beat % FRAMES_PER_VIEW == 1:
+            try:
+                stage.take_view(stage.source.view())
+            except AppError as error:
+                self.failure = error
+                self.exit(return_code=error.exit_code)
+                return
+            self._paint()
+        elif self.active == "logs":
+            self._view.redraw()
+
+    def _paint(self) -> None:
+        for view in (self._masthead, self._view, self._footer, self._too_small):
+            if view.display:
+                view.redraw()
+
+    async def _inject(self, fault: ChosenFault) -> None:
+        try:
+            said = await self.stage.source.inject(fault.kind, fault.rank, fault.factor)
+        except AppError as error:
+            self._say(f"{error} {error.hint}".strip(), "error", "Not done")
+        else:
+            self.stage.take_notices([said])
+            self._say(said)
+
+    def _say(self, text: str, severity: SeverityLevel = "information", title: str = "") -> None:
+        # What an agent refuses with comes from another machine: it is no more to be trusted than a log line.
+        shown = self.stage.look.shown(clean(text, LINE_LIMIT))
+        self.notify(shown, title=title, severity=severity, markup=False)
+
+    async def _leave(self) -> None:
+        await self.stage.source.close()
+        self.exit()

@@ -1,0 +1,163 @@
+"""The two dialogs: every key there is, and the question before harm is done. Loaded when first asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from rich.text import Text
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Button, OptionList, Static
+from textual.widgets.option_list import Option
+
+from app.rows import RankState
+from app.tui.actions import available
+from ddpcore.wire import FaultKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from textual.app import ComposeResult
+
+    from app.rows import RankRow
+    from app.tui.stage import Stage
+
+SLOW_FACTOR = 8.0
+
+
+class Harm(NamedTuple):
+    """What a person may do to a rank, in words."""
+
+    title: str
+    kind: FaultKind
+    factor: float
+    effect: str
+
+
+HARMS = (
+    Harm("Freeze", FaultKind.FREEZE, 1.0, "SIGSTOP: it stands still until it is thawed, and the others wait for it"),
+    Harm("Thaw", FaultKind.THAW, 1.0, "SIGCONT: a frozen rank goes on"),
+    Harm("Kill", FaultKind.KILL, 1.0, "SIGKILL: the rank is gone, and its job ends"),
+    Harm("Slow", FaultKind.SLOW, SLOW_FACTOR, f"every step takes {SLOW_FACTOR:g} times as long"),
+    Harm("Unslow", FaultKind.SLOW, 1.0, "a slowed rank is as fast as the others again"),
+)
+FREEZE, THAW = 0, 1
+"""Places of the two in the list."""
+
+
+class ChosenFault(NamedTuple):
+    """What a person confirmed."""
+
+    kind: FaultKind
+    rank: int
+    factor: float
+
+
+class HelpScreen(ModalScreen[None]):
+    """Every action of the table and its keys."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark,f1", "dismiss", "Close")]
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__()
+        self._stage = stage
+
+    def compose(self) -> ComposeResult:
+        """Lay the table out."""
+        text = Text()
+        for action in available(can_inject=self._stage.source.can_inject):
+            text.append(f"{action.shown_keys:<11}", "bold")
+            text.append(f"{action.title:<15}")
+            text.append(f"{action.help}\n", "dim")
+        text.append("\nStates: ")
+        for state in RankState:
+            text.append(f"{self._stage.look.glyphs.states[state]} {state}  ")
+        scroll = VerticalScroll(Static(text, id="help-text", markup=False), id="help-scroll", classes="dialog")
+        scroll.border_title = "Keys"
+        scroll.border_subtitle = "Esc closes"
+        yield scroll
+
+
+class FaultScreen(ModalScreen[ChosenFault | None]):
+    """Asks which fault and which rank, then once more; whoever only presses Enter does no harm."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "cancel", "Cancel"),
+        Binding("left", "app.focus_previous", "Back", show=False),
+        Binding("right", "app.focus_next", "On", show=False),
+    ]
+
+    def __init__(self, stage: Stage, ranks: Sequence[RankRow], selected: int) -> None:
+        super().__init__()
+        self._glyphs = stage.look.glyphs
+        self._shown = stage.look.shown
+        self._ranks = list(ranks)
+        self._selected = selected
+
+    def compose(self) -> ComposeResult:
+        """Lay out two lists, a sentence and two buttons."""
+        kinds = [Option(Text(harm.title)) for harm in HARMS]
+        ranks = [Option(self._rank_text(row), id=f"rank-{row.rank}") for row in self._ranks]
+        body = Vertical(
+            Horizontal(
+                OptionList(*kinds, id="fault-kinds", markup=False),
+                OptionList(*ranks, id="fault-ranks", markup=False),
+                id="fault-lists",
+            ),
+            Static("", id="fault-sentence", markup=False),
+            Horizontal(
+                Button("Do nothing", id="fault-no", compact=True),
+                Button("Do it", id="fault-yes", variant="error", compact=True),
+                id="fault-buttons",
+            ),
+            classes="dialog",
+        )
+        body.border_title = "Inject a fault"
+        body.border_subtitle = "Enter goes on, Esc does nothing"
+        yield body
+
+    def on_mount(self) -> None:
+        """Start at the kinds, with the selected rank of the table chosen."""
+        kinds, ranks = self.query_one("#fault-kinds", OptionList), self.query_one("#fault-ranks", OptionList)
+        ranks.highlighted = index = next((i for i, row in enumerate(self._ranks) if row.rank == self._selected), 0)
+        is_frozen = self._ranks[index].state is RankState.FROZEN
+        kinds.highlighted = THAW if is_frozen else FREEZE
+        kinds.focus()
+
+    def on_option_list_option_highlighted(self, _event: OptionList.OptionHighlighted) -> None:
+        """Say in a sentence what would happen."""
+        chosen = self._chosen()
+        if chosen is None:
+            return
+        harm, row = chosen
+        process = f", pid {row.pid}," if row.pid is not None else ""
+        sentence = f"{harm.title} rank {row.rank}{process} on {row.node}? {harm.effect}."
+        self.query_one("#fault-sentence", Static).update(Text(self._shown(sentence)))
+        self.query_one("#fault-yes", Button).label = Text(f"{harm.title} rank {row.rank}")
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """Go on to the next question; the last one stands on `Do nothing`."""
+        following = "#fault-ranks" if event.option_list.id == "fault-kinds" else "#fault-no"
+        self.query_one(following).focus()
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        """Leave with the fault only when it was confirmed."""
+        chosen = self._chosen() if event.button.id == "fault-yes" else None
+        self.dismiss(None if chosen is None else ChosenFault(chosen[0].kind, chosen[1].rank, chosen[0].factor))
+
+    def action_cancel(self) -> None:
+        """Leave without a fault."""
+        self.dismiss(None)
+
+    def _chosen(self) -> tuple[Harm, RankRow] | None:
+        kind = self.query_one("#fault-kinds", OptionList).highlighted
+        index = self.query_one("#fault-ranks", OptionList).highlighted
+        if kind is None or index is None:
+            return None
+        return HARMS[kind], self._ranks[index]
+
+    def _rank_text(self, row: RankRow) -> Text:
+        process = f"pid {row.pid}" if row.pid is not None else "no process"
+        text = f"rank {row.rank:<4} {row.node:<12} {process:<12} {self._glyphs.states[row.state]} {row.state}"
+        return Text(self._shown(text), no_wrap=True)

@@ -1,0 +1,49 @@
+"""The last line of the screen: the keys that matter, and the newest thing the session did."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+
+from app.tui.actions import available
+from app.tui.line_view import LineView
+
+if TYPE_CHECKING:
+    from app.tui.stage import Stage
+
+_CLAUSE_END = re.compile("[;:,] ")
+
+
+class Footer(LineView):
+    """As many keys as fit, the least important leaving first."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage, "footer")
+
+    def build(self) -> None:
+        """Make the line."""
+        palette = self.look.palette
+        width = self.size.width
+        actions = [action for action in available(can_inject=self.stage.source.can_inject) if action.footer]
+        hints = [(0, "1-5", "Views"), *((a.footer, a.shown_keys.split()[0], a.title) for a in actions)]
+        while len(hints) > 1 and sum(len(key) + len(title) + 4 for _, key, title in hints) > width:
+            hints.remove(max(hints))
+        line = self.line()
+        for _, key, title in sorted(hints, key=lambda hint: (hint[0] == 1, hint[0])):
+            line.put(f" {key}", palette.key).put(f" {title} ", palette.bar_muted)
+        notices = self.stage.notices
+        room = width - line.width - 2
+        if notices and (text := _fitting(self.look.shown(notices[-1]), room)):
+            line.pad(width - cell_len(text) - 1, palette.bar).put(text, palette.bar_muted)
+        line.fit(width, palette.bar)
+        self.lines = [line]
+
+
+def _fitting(text: str, room: int) -> str:
+    """Return a sentence, or its first clause, if that fits; half a word says nothing."""
+    for part in (text, _CLAUSE_END.split(text)[0]):
+        if cell_len(part) <= room:
+            return part
+    return ""

@@ -1,0 +1,47 @@
+"""How a log line is drawn: who printed it, on which stream, what."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len, set_cell_size
+
+from app.tui.drawing import Line
+
+if TYPE_CHECKING:
+    from app.tui.log_store import StoredLine
+    from app.tui.theme import Look
+
+MAX_PREFIX = 24
+
+
+def prefix(stored: StoredLine) -> str:
+    """Return `demo-1:r2`, or `demo-1:launcher`."""
+    return f"{stored.node}:r{stored.rank}" if stored.rank >= 0 else f"{stored.node}:launcher"
+
+
+def prefix_width(lines: list[StoredLine]) -> int:
+    """Return the cells in which the prefixes of some lines fit."""
+    return min(MAX_PREFIX, max((cell_len(prefix(line)) for line in lines), default=0))
+
+
+def log_line(look: Look, stored: StoredLine, width: int, offset: int = 0) -> Line:
+    """Return a log line with its prefix in `width` cells, its text from cell `offset` on."""
+    palette = look.palette
+    line = Line(look).put(" ").cell(prefix(stored), width, look.rank_style(stored.rank))
+    line.put(f" {look.glyphs.stderr if stored.is_stderr else ' '} ", palette.warning)
+    text = shifted(stored.text, offset) if offset else stored.text
+    return line.put(text, palette.ink)
+
+
+def shifted(text: str, cells: int) -> str:
+    """Return text without its first cells; half of a wide character becomes a blank."""
+    if text.isascii():
+        return text[cells:]
+    size = cell_len(text)
+    if size <= cells:
+        return ""
+    kept = set_cell_size(text, cells)
+    num_whole = len(kept) if text.startswith(kept) else len(kept) - 1
+    rest = text[num_whole:]
+    return rest if text.startswith(kept) else " " + rest[1:]

@@ -1,0 +1,100 @@
+"""Keeps the newest log lines of all ranks in little memory: chunks of packed text, the oldest dropped whole.
+
+A line has a number that never changes: the n-th line ever appended. A chunk holds `CHUNK_LINES` lines as one string of
+bytes beside three small arrays, which costs about the text itself; dropping the oldest chunk is one deletion.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from typing import NamedTuple
+
+CHUNK_LINES = 4096
+MAX_LINES = 262_144
+"""About 30 MB of ordinary log lines."""
+
+
+class StoredLine(NamedTuple):
+    """A line as it came, cleaned."""
+
+    node: str
+    rank: int
+    """Global rank; -1 is the launcher."""
+    is_stderr: bool
+    text: str
+
+
+class _Chunk:
+    """Up to `CHUNK_LINES` lines, packed."""
+
+    __slots__ = ("_ends", "_nodes", "_ranks", "_stderr", "_text")
+
+    def __init__(self) -> None:
+        self._text = bytearray()
+        self._ends = array("Q", [0])
+        self._nodes = array("L")
+        self._ranks = array("q")
+        self._stderr = bytearray()
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def append(self, node_index: int, rank: int, text: str, *, is_stderr: bool) -> None:
+        self._text += text.encode()
+        self._ends.append(len(self._text))
+        self._nodes.append(node_index)
+        self._ranks.append(rank)
+        self._stderr.append(is_stderr)
+
+    def line(self, index: int, nodes: list[str]) -> StoredLine:
+        text = self._text[self._ends[index] : self._ends[index + 1]].decode()
+        return StoredLine(nodes[self._nodes[index]], self._ranks[index], bool(self._stderr[index]), text)
+
+
+class LogStore:
+    """The newest `max_lines` lines, give or take a chunk, by number."""
+
+    def __init__(self, max_lines: int = MAX_LINES) -> None:
+        self._max_chunks = max(1, -(-max_lines // CHUNK_LINES))
+        self._chunks: deque[_Chunk] = deque([_Chunk()])
+        self._first = 0
+        self._nodes: list[str] = []
+        self._node_index: dict[str, int] = {}
+
+    @property
+    def first(self) -> int:
+        """Number of the oldest line kept."""
+        return self._first
+
+    @property
+    def end(self) -> int:
+        """Number of the next line: how many have ever been appended."""
+        return self._first + len(self)
+
+    def __len__(self) -> int:
+        return (len(self._chunks) - 1) * CHUNK_LINES + len(self._chunks[-1])
+
+    def append(self, node: str, rank: int, text: str, *, is_stderr: bool) -> None:
+        """Keep a line; `text` is clean and encodable."""
+        if len(self._chunks[-1]) == CHUNK_LINES:
+            self._chunks.append(_Chunk())
+            if len(self._chunks) > self._max_chunks:
+                self._chunks.popleft()
+                self._first += CHUNK_LINES
+        index = self._node_index.get(node)
+        if index is None:
+            index = self._node_index[node] = len(self._nodes)
+            self._nodes.append(node)
+        self._chunks[-1].append(index, rank, text, is_stderr=is_stderr)
+
+    def line(self, number: int) -> StoredLine:
+        """Return a kept line.
+
+        Raises:
+            IndexError: The line has been dropped, or has not come yet.
+        """
+        if not self._first <= number < self.end:
+            raise IndexError(f"line {number} is not kept: the store has {self._first} to {self.end - 1}")
+        chunk, index = divmod(number - self._first, CHUNK_LINES)
+        return self._chunks[chunk].line(index, self._nodes)

@@ -1,0 +1,143 @@
+"""The top of every view: tabs, the verdict in words, its hint, and how far the job is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.rows import Severity
+from app.tui.actions import VIEW_NAMES
+from app.tui.drawing import wrapped
+from app.tui.line_view import LineView
+from app.tui.theme import SEVERITY_WORDS
+from app.words import loss_text, rate_text, seconds_cell
+
+if TYPE_CHECKING:
+    from textual.events import Click
+
+    from app.rows import Headline, JobRow
+    from app.tui.drawing import Line
+    from app.tui.stage import Stage
+
+MAX_HEADLINE_LINES = 3
+
+
+class Masthead(LineView):
+    """As many lines as the verdict needs, never fewer than three."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage, "masthead")
+        self.active = VIEW_NAMES[0]
+        self._tab_spans: list[tuple[int, int, str]] = []
+
+    def build(self) -> None:
+        """Make the lines and take as much height as they need."""
+        self.lines = [self._tabs(), *self._verdict(), self._job()]
+        if self.styles.height is None or self.styles.height.value != len(self.lines):
+            self.styles.height = len(self.lines)
+
+    def on_click(self, event: Click) -> None:
+        """Show the view whose tab is clicked."""
+        if event.y:
+            return
+        for start, stop, name in self._tab_spans:
+            if start <= event.x < stop:
+                self.app.call_later(self.app.run_action, f"show_view('{name}')")
+
+    def _tabs(self) -> Line:
+        palette = self.look.palette
+        line = self.line().put(f" {self.stage.source.title} ", palette.brand).put(" ", palette.bar)
+        self._tab_spans.clear()
+        for number, name in enumerate(VIEW_NAMES, start=1):
+            start = line.width
+            if name == self.active:
+                line.put(f" {number} {name.capitalize()} ", palette.tab)
+            else:
+                line.put(f" {number}", palette.key).put(f" {name.capitalize()} ", palette.bar_muted)
+            self._tab_spans.append((start, line.width, name))
+        age = self._age()
+        for text in (f"reports {age}", age):
+            if age and len(text) <= self.size.width - line.width - 2:
+                line.pad(self.size.width - len(text) - 1, palette.bar).put(text, palette.bar_muted)
+                break
+        line.fit(self.size.width, palette.bar)
+        return line
+
+    def _age(self) -> str:
+        """Return how old the oldest of the newest reports is: what says that the picture is live."""
+        nodes = self.stage.view.nodes() if self.stage.view is not None else []
+        ages = [node.age_s for node in nodes if node.age_s is not None]
+        return f"{seconds_cell(max(ages))} old" if ages else ""
+
+    def _verdict(self) -> list[Line]:
+        view = self.stage.view
+        if self.stage.farewell:
+            return self._band(Severity.QUIET, self.stage.farewell, "")
+        if view is None:
+            return self._band(Severity.QUIET, "waiting for the first report", "")
+        headline: Headline = view.headline()
+        verdicts = view.verdicts()
+        hint = verdicts[0].hint if verdicts and headline.severity is not Severity.OK else ""
+        return self._band(headline.severity, headline.text, hint)
+
+    def _band(self, severity: Severity, text: str, hint: str) -> list[Line]:
+        palette, glyphs = self.look.palette, self.look.glyphs
+        width = self.size.width
+        glyph = glyphs.severities[severity]
+        if self._is_expecting(severity):
+            glyph = glyphs.spinner[self.stage.beat // 2 % len(glyphs.spinner)]
+        style = {Severity.CRITICAL: palette.alarm, Severity.WARNING: palette.caution}.get(severity, palette.ink)
+        label = f" {glyph} {SEVERITY_WORDS[severity]}  "
+        sentences = wrapped(self.look.shown(text), width - len(label) - 1, MAX_HEADLINE_LINES, glyphs.ellipsis)
+        label_style = style if severity in {Severity.CRITICAL, Severity.WARNING} else self.look.severity_style(severity)
+        lines = []
+        for index, sentence in enumerate(sentences):
+            line = self.line().put(label if index == 0 else " " * len(label), label_style).put(sentence, style)
+            line.fit(width, style)
+            lines.append(line)
+        if hint:
+            line = self.line().pad(len(label) - 2 - (len(glyphs.arrow) - 1)).put(f"{glyphs.arrow} ", palette.accent)
+            lines.append(line.cell(hint, width - line.width - 1, palette.muted))
+        return lines
+
+    def _is_expecting(self, severity: Severity) -> bool:
+        """Tell whether something is still to come, which the turning glyph says."""
+        if severity is not Severity.QUIET or self.stage.view is None:
+            return severity is Severity.QUIET
+        job = self.stage.view.job()
+        return bool(self.stage.farewell) or job is None or job.exit_code is None
+
+    def _job(self) -> Line:
+        line = self.line().pad(1)
+        job = self.stage.view.job() if self.stage.view is not None else None
+        if job is None:
+            return line.put(self.stage.notices[-1] if self.stage.notices else "", self.look.palette.muted)
+        palette = self.look.palette
+        line.put(job.job_id, palette.strong).put("  ")
+        line.put(f"{self.look.glyphs.severities[job.severity]} {job.state}", self.look.severity_style(job.severity))
+        for name, value in _figures(job):
+            if line.width + len(name) + len(value) + 4 < self.size.width:
+                line.put("   ").put(f"{name} ", palette.muted).put(value, palette.ink)
+        room = self.size.width - line.width - 4
+        if job.detail and room > 10:
+            line.put("   ").cell(job.detail, min(len(job.detail), room), palette.muted)
+        return line
+
+
+def _figures(job: JobRow) -> list[tuple[str, str]]:
+    """Return (name, value) pairs, the ones that may be left out last."""
+    figures = []
+    if job.exit_code is not None:
+        figures.append(("exit code", str(job.exit_code)))
+    if job.step is not None:
+        figures.append(("step", f"{job.step:,}"))
+    if job.epoch is not None:
+        figures.append(("epoch", str(job.epoch)))
+    if job.loss is not None:
+        figures.append(("loss", loss_text(job.loss)))
+    if job.steps_per_s is not None:
+        figures.append(("steps/s", rate_text(job.steps_per_s)))
+    if job.attempt:
+        figures.append(("attempt", str(job.attempt)))
+    figures.append(("ranks", str(job.world_size)))
+    figures.append(("nodes", str(job.num_nodes)))
+    return figures

@@ -1,0 +1,63 @@
+"""What the screen needs from a session: the only door between the console's face and the rest of the package."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agent.wire import LogLine
+    from app.view import View
+    from ddpcore.wire import FaultKind
+
+
+class ConsoleSource(Protocol):
+    """A session as the screen sees it.
+
+    `view`, the two drains and the properties are called from the frame loop, several times a second: they return at
+    once. The coroutines run on the same event loop, beside the frames.
+    """
+
+    @property
+    def title(self) -> str:
+        """What this session is, in a few clean words: `rankdeck demo`."""
+        ...
+
+    @property
+    def can_inject(self) -> bool:
+        """True when faults may be injected; False takes the action off the keys, the footer and the palette."""
+        ...
+
+    @property
+    def stall_s(self) -> float:
+        """From here a wait is a stall: the full length of the bars of waits."""
+        ...
+
+    def view(self) -> View:
+        """Return the rows of now.
+
+        Raises:
+            AppError: The session cannot go on; the console ends and keeps the error for its caller.
+        """
+        ...
+
+    def drain_logs(self) -> Sequence[tuple[str, LogLine]]:
+        """Return the (node, line) pairs that have come since the last call, in order of arrival; not yet cleaned."""
+        ...
+
+    def drain_notices(self) -> Sequence[str]:
+        """Return clean sentences about what the session did since the last call, oldest first."""
+        ...
+
+    async def inject(self, kind: FaultKind, rank: int, factor: float) -> str:
+        """Do harm to a rank; return a sentence that says what was done.
+
+        Raises:
+            AppError: It was not done, and why.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End what the session holds; called once, when the person quits."""
+        ...

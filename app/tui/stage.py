@@ -1,0 +1,59 @@
+"""What all views of one console share: the look, the session, the newest rows, the logs and the trend of the loss."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from app.safe_text import LINE_LIMIT, clean, clean_name
+from app.tui.log_store import LogStore
+from app.tui.trend import Trend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from agent.wire import LogLine
+    from app.tui.source import ConsoleSource
+    from app.tui.theme import Look
+    from app.view import View
+
+MAX_NOTICES = 100
+
+
+class Stage:
+    """Written by the console once per frame, read by the views when they build.
+
+    Attributes:
+        view: The newest rows; None before the first frame.
+        notices: The newest sentences about the session.
+        beat: Counts frames, for what moves while one waits.
+        farewell: What the console is doing on its way out; empty while it stays.
+    """
+
+    def __init__(self, look: Look, source: ConsoleSource) -> None:
+        self.look = look
+        self.source = source
+        self.logs = LogStore()
+        self.loss = Trend()
+        self.view: View | None = None
+        self.notices: deque[str] = deque(maxlen=MAX_NOTICES)
+        self.beat = 0
+        self.farewell = ""
+
+    def take_view(self, view: View) -> None:
+        """Make these rows the newest."""
+        self.view = view
+        job = view.job()
+        if job is not None and job.step is not None and job.loss is not None:
+            self.loss.add(job.step, job.loss)
+
+    def take_notices(self, sentences: Iterable[str]) -> None:
+        """Clean and keep sentences about the session."""
+        self.notices.extend(clean(sentence, LINE_LIMIT) for sentence in sentences)
+
+    def take_logs(self, lines: Iterable[tuple[str, LogLine]]) -> None:
+        """Clean and keep log lines."""
+        for node, line in lines:
+            self.logs.append(
+                clean_name(node), line.rank, clean(line.text, LINE_LIMIT), is_stderr=line.stream == "stderr"
+            )

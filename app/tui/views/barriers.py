@@ -1,0 +1,85 @@
+"""Who waits for whom now, and how the waiting is shared out when nobody is stuck."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.rows import Severity
+from app.tui.columns import Column, Table
+from app.tui.line_view import LineView
+from app.tui.rank_columns import STATE_WIDTH, node_width, paint_node, paint_rank, paint_share, paint_state
+from app.tui.wait_lines import wait_block
+
+if TYPE_CHECKING:
+    from app.rows import RankRow
+    from app.tui.drawing import Line
+    from app.tui.stage import Stage
+    from app.view import View
+
+MAX_SHARED_RANKS = 4096
+"""More bars than this nobody scrolls through; the Ranks view has them all."""
+
+
+class BarriersView(LineView):
+    """Current waits in blocks, then a bar per rank of the share of time it spends waiting."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage, "barriers")
+        self._table: Table[RankRow] | None = None
+        self._num_ranks = 0
+        self._rows: dict[int, RankRow] = {}
+
+    @property
+    def num_rows(self) -> int:
+        """The blocks of waits, then a row a rank."""
+        return len(self.lines) + self._num_ranks
+
+    def row(self, index: int) -> Line:
+        """Return a line of a block, or the bar of a rank."""
+        if index < len(self.lines):
+            return self.lines[index]
+        row = self._rows.get(index - len(self.lines))
+        return self._table.row(row) if row is not None and self._table is not None else self.line()
+
+    def build(self) -> None:
+        """Make the blocks, and fetch the ranks whose bars are in the window."""
+        view = self.stage.view
+        self.lines, self.head, self._num_ranks = [], [], 0
+        if view is None or not view.num_ranks:
+            return
+        self.head = [self._title("WAITS NOW")]
+        self._put_waits(view)
+        self._put_shares(view)
+
+    def _put_waits(self, view: View) -> None:
+        palette = self.look.palette
+        barriers = view.barriers()
+        if not barriers:
+            calm = self.line().put(f" {self.look.glyphs.severities[Severity.OK]} ", palette.ok)
+            self.lines += [calm.put("nobody waits in a collective or barrier"), self.line()]
+        for barrier in barriers:
+            self.lines += [*wait_block(self.stage, barrier, self.size.width), self.line()]
+
+    def _put_shares(self, view: View) -> None:
+        width = self.size.width
+        names = [node.node for node in view.nodes()]
+        self._num_ranks = min(view.num_ranks, MAX_SHARED_RANKS)
+        columns: list[Column[RankRow]] = [
+            Column("RANK", max(4, len(str(view.num_ranks))), 0, paint_rank, is_right=True),
+            Column("NODE", max(4, min(16, node_width(names))), 2, paint_node),
+            Column("STATE", STATE_WIDTH, 1, paint_state),
+            Column("SHARE OF THE LAST SECONDS SPENT WAITING", max(24, min(width - 40, 100)), 0, paint_share),
+        ]
+        self._table = Table(self.look, columns, width)
+        heading = self._table.heading()
+        note = "the straggler waits least"
+        if heading.width + len(note) + 3 < width:
+            heading.pad(width - len(note) - 1, self.look.palette.heading).put(note, self.look.palette.heading)
+        heading.fit(width, self.look.palette.heading)
+        self.lines.append(heading)
+        first = max(0, self.top - len(self.lines))
+        wanted = range(first, min(self._num_ranks, first + self.size.height))
+        self._rows = {row.rank: row for row in view.ranks(wanted)}
+
+    def _title(self, text: str) -> Line:
+        return self.line().put(f" {text}", self.look.palette.heading)

@@ -1,0 +1,138 @@
+"""One page of everything: nodes, ranks, waits, the loss and the last log lines."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from app.rows import Severity
+from app.tui.columns import Table
+from app.tui.line_view import LineView
+from app.tui.log_lines import log_line, prefix_width
+from app.tui.loss_panel import loss_panel
+from app.tui.node_columns import node_columns
+from app.tui.rank_columns import node_width, rank_columns
+from app.tui.wait_lines import wait_line
+
+if TYPE_CHECKING:
+    from app.tui.drawing import Line
+    from app.tui.stage import Stage
+    from app.view import View
+
+MAX_NODES = 4
+MAX_NODE_TABLE_WIDTH = 132
+"""A bar that runs over the whole of a wide screen is no easier to read."""
+MAX_WAITS = 3
+SPLIT_WIDTH = 110
+"""From here the loss and the log stand side by side."""
+MIN_LOG_LINES = 3
+MIN_CHART_LINES = 5
+
+
+class OverviewView(LineView):
+    """Sections from top to bottom, each taking what it needs of what is left."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage, "overview")
+
+    def build(self) -> None:
+        """Make all lines: they always fit the window."""
+        view = self.stage.view
+        if view is None or not view.num_ranks:
+            self.lines = self._start(view)
+            return
+        height = self.size.height
+        nodes = self._node_lines(view, MAX_NODES if height > 22 else 2)
+        waits = self._waits(view, MAX_WAITS if height > 22 else 1)
+        rank_room = max(3, height - len(nodes) - len(waits) - 2 * MIN_LOG_LINES)
+        ranks = self._ranks(view, rank_room)
+        top = [*nodes, *ranks, *waits]
+        self.lines = (top + self._bottom(height - len(top)))[:height]
+
+    def _start(self, view: View | None) -> list[Line]:
+        """Return what there is to see before the first rank is known."""
+        palette, glyphs = self.look.palette, self.look.glyphs
+        lines = self._node_lines(view, MAX_NODES) if view is not None and view.nodes() else []
+        lines.append(self._title("SESSION"))
+        for notice in self.stage.notices:
+            lines.append(self.line().put(f" {glyphs.dot} ", palette.accent).put(notice))
+        room = self.size.height - len(lines)
+        return lines + (self._log(self.size.width, room) if len(self.stage.logs) else [])
+
+    def _title(self, text: str, note: str = "") -> Line:
+        return self.line().put(f" {text}", self.look.palette.heading).put(note, self.look.palette.heading)
+
+    def _node_lines(self, view: View, room: int) -> list[Line]:
+        nodes = view.nodes()
+        # Odd nodes first, so that the ones left out are those that are well.
+        shown = sorted(nodes, key=lambda node: node.severity is Severity.OK)[:room] if len(nodes) > room else nodes
+        table_width = min(self.size.width, MAX_NODE_TABLE_WIDTH)
+        table = Table(self.look, node_columns(node_width([node.node for node in nodes])), table_width)
+        heading = table.heading()
+        if len(nodes) > room:
+            heading.put(f"  +{len(nodes) - room} more", self.look.palette.heading)
+        return [self._filled(heading), *(table.row(node) for node in shown)]
+
+    def _ranks(self, view: View, room: int) -> list[Line]:
+        num_ranks = view.num_ranks
+        names = [node.node for node in view.nodes()]
+        table = Table(self.look, rank_columns(node_width(names), num_ranks=num_ranks), self.size.width)
+        if num_ranks < room:
+            return [self._filled(table.heading()), *(table.row(row) for row in view.ranks(range(num_ranks)))]
+        # The culprits stand in the picture whatever their number is, the others fill it up in order.
+        culprits = sorted({rank for verdict in view.verdicts() for rank in verdict.culprits})[: room - 2]
+        others = (rank for rank in range(num_ranks) if rank not in set(culprits))
+        wanted = sorted([*culprits, *(rank for rank, _ in zip(others, range(room - 2 - len(culprits)), strict=False))])
+        more = self.line().put(f"   and {num_ranks - len(wanted):,} more ranks: press 2", self.look.palette.muted)
+        return [self._filled(table.heading()), *(table.row(row) for row in view.ranks(wanted)), more]
+
+    def _waits(self, view: View, room: int) -> list[Line]:
+        barriers = view.barriers()
+        if not barriers:
+            calm = self.line().put(f" {self.look.glyphs.severities[Severity.OK]} ", self.look.palette.ok)
+            return [self._filled(self._title("WAITS")), calm.put("nobody waits", self.look.palette.muted)]
+        more = f"  +{len(barriers) - room} more: press 3" if len(barriers) > room else ""
+        lines = [wait_line(self.stage, row, self.size.width) for row in barriers[:room]]
+        return [self._filled(self._title("WAITS", more)), *lines]
+
+    def _bottom(self, room: int) -> list[Line]:
+        width = self.size.width
+        if width >= SPLIT_WIDTH and room > MIN_CHART_LINES:
+            chart_width = width * 2 // 5
+            chart = loss_panel(self.look, self.stage.loss, chart_width, room)
+            log = self._log(width - chart_width - 1, room)
+            return [
+                self._side_by_side(left, right, chart_width, is_title=index == 0)
+                for index, (left, right) in enumerate(zip_longest(chart, log))
+            ]
+        chart_room = min(9, room - MIN_LOG_LINES - 1)
+        chart = loss_panel(self.look, self.stage.loss, width, chart_room) if chart_room >= MIN_CHART_LINES else []
+        return chart + self._log(width, room - len(chart))
+
+    def _side_by_side(self, left: Line | None, right: Line | None, at: int, *, is_title: bool) -> Line:
+        palette = self.look.palette
+        fill = palette.heading if is_title else palette.ink
+        line = left or self.line()
+        line.fit(at, fill)
+        line.put(" ", fill)
+        return line.add(right) if right is not None else line
+
+    def _log(self, width: int, room: int) -> list[Line]:
+        if room < 2:
+            return []
+        logs = self.stage.logs
+        newest = [logs.line(number) for number in range(max(logs.first, logs.end - room + 1), logs.end)]
+        title = self._title("LOG")
+        title.fit(width, self.look.palette.heading)
+        lines = [title]
+        for stored in newest:
+            line = log_line(self.look, stored, prefix_width(newest))
+            line.fit(width)
+            lines.append(line)
+        if not newest:
+            lines.append(self.line().put(" nothing printed yet", self.look.palette.faint))
+        return lines
+
+    def _filled(self, line: Line) -> Line:
+        line.fit(self.size.width, self.look.palette.heading)
+        return line

@@ -1,0 +1,330 @@
+"""What everybody sees: the model and its diagnosis as rows, words and severities.
+
+One source for the screen, the printed lines and `--json`. Everything is computed when it is asked for, and only for the
+ranks that are asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agent.wire import JobState
+from app.headline import job_headline, node_headline, wait_text
+from app.job_model import Process
+from app.rank_words import rank_row
+from app.rows import (
+    SCHEMA,
+    BarrierRow,
+    Headline,
+    JobRow,
+    MemoryRow,
+    MemorySummary,
+    NodeRow,
+    Progress,
+    RankRow,
+    Severity,
+    VerdictRow,
+)
+from app.safe_text import LINE_LIMIT, clean, clean_name
+from app.verdict_words import hint, sentence
+from app.words import bytes_text, finite, json_value, percent_text, place_text, ranges_text, ranks_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from app.cluster import Cluster, Node
+    from app.diagnosis import Diagnosis
+    from app.job_model import JobModel
+    from app.verdicts import Verdict
+    from app.waits import Wait
+
+MAX_PLACES_ASKED = 64
+"""Waiting ranks whose lines are compared for the most common one: they stand at the same line, or nearly all do."""
+UNEVEN_FRAC = 0.5
+UNEVEN_BYTES = 256 * 2**20
+"""A rank with half as much again as the median, and this much more, is worth a look; rank 0 often has a little more."""
+LATE_WAIT_S = 5.0
+"""From here a current wait is worth a warning, half-way to a stall."""
+LITTLE_MEMORY_FRAC = 0.05
+"""A node with less memory available than this is about to lose a process."""
+
+NODE_SEVERITY = {
+    "connecting": Severity.QUIET,
+    "up": Severity.OK,
+    "stale": Severity.WARNING,
+    "lost": Severity.CRITICAL,
+}
+
+
+class View:
+    """The rows of one moment; made anew for each frame, and read at once: the model below it moves on."""
+
+    def __init__(self, cluster: Cluster, diagnosis: Diagnosis, now_s: float) -> None:
+        self._cluster = cluster
+        self._diagnosis = diagnosis
+        self._now_s = now_s
+        self._job = cluster.current_job()
+        self._found = None if self._job is None else diagnosis.jobs.get(self._job.job_id)
+
+    @property
+    def num_ranks(self) -> int:
+        """The world size of the job, 0 while there is none."""
+        return 0 if self._job is None else self._job.world_size
+
+    def headline(self) -> Headline:
+        """Return the first line: the worst verdict, or how things stand."""
+        verdicts = self._diagnosis.verdicts
+        if verdicts:
+            others = f" (and {len(verdicts) - 1} more)" if len(verdicts) > 1 else ""
+            return Headline(verdicts[0].severity, sentence(verdicts[0]) + others)
+        about_nodes = node_headline(self._cluster, self._diagnosis)
+        row = self.job()
+        if self._job is None or self._found is None or row is None:
+            num_nodes = len(self._cluster.nodes)
+            idle = f"{num_nodes} node{'' if num_nodes == 1 else 's'} up, no job yet"
+            return about_nodes or Headline(Severity.QUIET, idle)
+        if about_nodes is not None and not self._job.is_ended():
+            return about_nodes
+        return job_headline(self._cluster, self._job, row, self._found)
+
+    def job(self) -> JobRow | None:
+        """Return the job, None while there is none."""
+        return self._job_row
+
+    @cached_property
+    def _job_row(self) -> JobRow | None:
+        job = self._job
+        if job is None or self._found is None:
+            return None
+        state = job.state()
+        statuses = [share.status for _, share in sorted(job.shares.items())]
+        statuses.sort(key=lambda status: status.state is not JobState.FAILED)
+        codes = [status.exit_code for status in statuses if status.exit_code is not None]
+        epochs = [worker.report.epoch for worker in job.workers[:1] if worker is not None and worker.report is not None]
+        return JobRow(
+            job_id=clean_name(job.job_id),
+            attempt=job.attempt,
+            state=state,
+            severity=self._job_severity(state),
+            world_size=job.world_size,
+            num_nodes=job.num_nodes,
+            step=job.lowest_step(),
+            epoch=epochs[0] if epochs else None,
+            loss=_mean(job.loss[job.has_loss]),
+            steps_per_s=None if job.is_ended() else job.steps_per_s(),
+            exit_code=next((code for code in codes if code), codes[0] if codes else None),
+            detail=next((clean(status.detail, LINE_LIMIT) for status in statuses if status.detail), ""),
+        )
+
+    def _job_severity(self, state: str) -> Severity:
+        found = self._found
+        if state == "failed":
+            return Severity.CRITICAL
+        if found is not None and found.verdicts:
+            return found.verdicts[0].severity
+        return Severity.OK if state in ("running", "succeeded") else Severity.QUIET
+
+    def progress(self) -> Progress:
+        """Return how far the job has come."""
+        workers = [] if self._job is None else self._job.workers
+        reports = [worker.report for worker in workers if worker is not None and worker.report is not None]
+        return Progress(
+            steps=min((report.steps_done for report in reports), default=None),
+            loss_first=_mean([report.loss_first for report in reports if report.loss_first is not None]),
+            loss_last=_mean([report.loss for report in reports if report.loss is not None]),
+        )
+
+    def nodes(self) -> list[NodeRow]:
+        """Return a row per node, in the order of the cluster."""
+        return [self._node_row(node) for node in self._cluster.nodes.values()]
+
+    def _node_row(self, node: Node) -> NodeRow:
+        facts, report = self._diagnosis.nodes[node.index], node.report
+        ranks = [] if self._job is None else self._job.ranks_of(node.index)
+        num_running = 0
+        if ranks and self._job is not None and self._found is not None:
+            process = self._job.process[ranks]
+            num_running = int((self._found.facts.is_alive[ranks] & (process != Process.UNSEEN)).sum())
+        total = report.memory_total_bytes if report is not None else 0
+        free = min(report.memory_available_bytes, total) if report is not None else 0
+        severity = NODE_SEVERITY[facts.state]
+        if severity is Severity.OK and total and free < LITTLE_MEMORY_FRAC * total:
+            severity = Severity.WARNING
+        return NodeRow(
+            node=clean_name(node.name),
+            hostname="" if report is None else clean_name(report.hostname),
+            state=facts.state,
+            severity=severity,
+            ranks=ranges_text(ranks),
+            num_running=num_running,
+            num_ranks=len(ranks),
+            cpu_frac=None if report is None else finite(report.cpu_frac),
+            memory_used_bytes=total - free if total else None,
+            memory_total_bytes=total or None,
+            agent_rss_bytes=None if report is None else report.agent_rss_bytes or None,
+            age_s=facts.age_s,
+        )
+
+    def ranks(self, wanted: Sequence[int] | None = None) -> list[RankRow]:
+        """Return rows of the wanted ranks that exist, in the order asked for; of all ranks without an argument."""
+        job, found = self._job, self._found
+        if job is None or found is None:
+            return []
+        asked = range(job.world_size) if wanted is None else [rank for rank in wanted if 0 <= rank < job.world_size]
+        return [rank_row(self._cluster, job, found, rank, self._now_s) for rank in asked]
+
+    def barriers(self) -> list[BarrierRow]:
+        """Return the current waits, the longest first."""
+        waits = sorted(self._diagnosis.waits, key=lambda wait: -wait.waited_s)
+        return [self._barrier_row(wait) for wait in waits]
+
+    def _barrier_row(self, wait: Wait) -> BarrierRow:
+        job = self._cluster.jobs[wait.job]
+        waiting, missing = wait.waiting.tolist(), wait.missing.tolist()
+        places = Counter(_place_of(job, rank) for rank in waiting[:MAX_PLACES_ASKED])
+        return BarrierRow(
+            job=clean_name(wait.job),
+            attempt=wait.attempt,
+            group=clean_name(wait.group),
+            seq=wait.seq,
+            op=clean_name(wait.op),
+            label=clean_name(wait.label),
+            waiting=waiting,
+            missing=missing,
+            waited_s=wait.waited_s,
+            where=places.most_common(1)[0][0],
+            missing_where=_place_of(job, missing[0]) if missing else "",
+            severity=self._wait_severity(wait),
+            text=clean(wait_text(wait), LINE_LIMIT),
+        )
+
+    def _wait_severity(self, wait: Wait) -> Severity:
+        key = (wait.job, wait.group, wait.seq)
+        blamed = [
+            verdict.severity for verdict in self._diagnosis.verdicts if (verdict.job, verdict.group, verdict.seq) == key
+        ]
+        return blamed[0] if blamed else Severity.WARNING if wait.waited_s >= LATE_WAIT_S else Severity.OK
+
+    def verdicts(self) -> list[VerdictRow]:
+        """Return the verdicts, the worst first."""
+        return [self._verdict_row(verdict) for verdict in self._diagnosis.verdicts]
+
+    def _verdict_row(self, verdict: Verdict) -> VerdictRow:
+        job = self._cluster.jobs[verdict.job]
+        worker = job.workers[verdict.culprits[0]] if verdict.culprits else None
+        return VerdictRow(
+            cause=verdict.cause,
+            culprits=list(verdict.culprits),
+            waiting=sorted({*verdict.waiting, *verdict.lost_connection}),
+            node=", ".join(clean_name(node) for node in verdict.nodes[:8]),
+            job=clean_name(verdict.job),
+            attempt=verdict.attempt,
+            group=clean_name(verdict.group),
+            seq=verdict.seq,
+            op=clean_name(verdict.op),
+            label=clean_name(verdict.label),
+            waited_s=verdict.waited_s,
+            where=place_text(verdict.place),
+            severity=verdict.severity,
+            text=sentence(verdict),
+            hint=clean(hint(verdict, None if worker is None else worker.pid), LINE_LIMIT),
+        )
+
+    def memory(self, wanted: Sequence[int] | None = None) -> list[MemoryRow]:
+        """Return memory rows of the wanted ranks that exist; of all ranks without an argument."""
+        job = self._job
+        if job is None:
+            return []
+        asked = range(job.world_size) if wanted is None else [rank for rank in wanted if 0 <= rank < job.world_size]
+        return [self._memory_row(job, rank) for rank in asked]
+
+    def _memory_row(self, job: JobModel, rank: int) -> MemoryRow:
+        rss, peak, owner = self._rss[rank], job.peak_rss_bytes[rank], int(job.node_of[rank])
+        return MemoryRow(
+            rank=rank,
+            node=clean_name(self._cluster.node_names[owner]) if owner >= 0 else "",
+            rss_bytes=_whole(rss),
+            peak_rss_bytes=_whole(peak),
+            from_median_frac=_fraction(rss - self._median, self._median),
+            severity=_memory_severity(rss, self._median),
+        )
+
+    def memory_summary(self) -> MemorySummary | None:
+        """Return the memory of all ranks together, None while none is known."""
+        known = self._rss[~np.isnan(self._rss)]
+        if not len(known):
+            return None
+        largest, total = int(np.nanargmax(self._rss)), float(known.sum())
+        high, median = float(self._rss[largest]), self._median
+        imbalance = _fraction(high - median, median)
+        over = "" if imbalance is None else f", {percent_text(imbalance)} over the median of {bytes_text(median)}"
+        hold = "1 rank holds" if len(known) == 1 else f"{len(known)} ranks hold"
+        most = f"most on {ranks_text([largest])}: {bytes_text(high)}{over}"
+        return MemorySummary(
+            total_bytes=int(total),
+            median_bytes=int(median),
+            max_bytes=int(high),
+            max_rank=largest,
+            imbalance_frac=imbalance,
+            severity=_memory_severity(high, median),
+            text=f"{hold} {bytes_text(total)}; {most}",
+        )
+
+    @cached_property
+    def _rss(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """The memory of each living rank, NaN where there is none."""
+        job = self._job
+        if job is None:
+            return np.zeros(0)
+        return np.where(job.process == Process.EXITED, np.nan, job.rss_bytes)
+
+    @cached_property
+    def _median(self) -> float:
+        known = self._rss[~np.isnan(self._rss)]
+        return float(np.median(known)) if len(known) else math.nan
+
+
+def status_object(view: View) -> dict[str, Any]:
+    """Return the object of `--json`: built-in types only, numbers rounded, what is not known as None."""
+    job = view.job()
+    rows = {
+        "nodes": view.nodes(),
+        "jobs": [] if job is None else [job],
+        "ranks": view.ranks(),
+        "barriers": view.barriers(),
+        "verdicts": view.verdicts(),
+    }
+    return {"schema": SCHEMA} | {key: json_value(value) for key, value in rows.items()}
+
+
+def _place_of(job: JobModel, rank: int) -> str:
+    worker = job.workers[rank]
+    return place_text(worker.report.place) if worker is not None and worker.report is not None else ""
+
+
+def _mean(values: Sequence[float] | np.ndarray[tuple[int], np.dtype[np.float64]]) -> float | None:
+    """Return the mean, which may be NaN as a loss may; None of nothing."""
+    if not len(values):
+        return None
+    with np.errstate(invalid="ignore", over="ignore"):
+        return float(np.mean(np.asarray(values, np.float64)))
+
+
+def _whole(value: float) -> int | None:
+    return None if math.isnan(value) else int(value)
+
+
+def _fraction(part: float, whole: float) -> float | None:
+    return None if math.isnan(part) or math.isnan(whole) or whole <= 0 else float(part / whole)
+
+
+def _memory_severity(rss: float, median: float) -> Severity:
+    if math.isnan(rss):
+        return Severity.QUIET
+    is_uneven = rss > median * (1 + UNEVEN_FRAC) and rss - median > UNEVEN_BYTES
+    return Severity.WARNING if is_uneven else Severity.OK

@@ -1,0 +1,1 @@
+"""Programs to run, to read and to test with: what a user of DDP would write."""

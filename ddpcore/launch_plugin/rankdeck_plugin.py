@@ -1,0 +1,27 @@
+"""What rankdeck adds to a job's Python processes, found as entry points through PYTHONPATH; nothing is installed.
+
+Loaded at the end of `import torch` in every such process: it imports neither torch nor ddpcore before they are needed,
+and `autoload` lets nothing escape, since an exception there would break the user's `import torch`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+
+
+def autoload() -> None:
+    """Start the probe in a rank (entry point `torch.backends`)."""
+    if "RANK" not in os.environ or "RANKDECK_INBOX" not in os.environ:
+        return
+    # A rank without a probe trains on; one whose `import torch` fails does not.
+    with contextlib.suppress(BaseException):
+        importlib.import_module("ddpcore.bootstrap").start_in_rank()
+
+
+def __getattr__(name: str) -> object:
+    """Load the entry point of torchrun, which alone needs torch here."""
+    if name != "RankLogsSpecs":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module("rankdeck_logs_specs").RankLogsSpecs

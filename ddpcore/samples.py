@@ -1,0 +1,97 @@
+"""What the probe sees at one tick: the input of `ddpcore.rank_state`.
+
+Pure and torch-free: plain values, made by the thin shells around the core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from ddpcore.wire import Phase  # noqa: TC001 - msgspec and NamedTuple resolve annotations at run time
+
+StackLine = tuple[str, int, str]
+"""File, line and function of one frame."""
+
+CounterKey = tuple[str, int]
+"""A flight recorder's name (`gloo`, `nccl`) and its process-local index of a process group.
+
+The index differs between ranks: it never leaves this process.
+"""
+
+Counters = Mapping[CounterKey, tuple[int, int]]
+"""(enqueued, completed) operations per group.
+
+Send, receive and monitored_barrier count too, by amounts that depend on the rank, and completed is not monotone: good
+for "something has moved" and "something is pending", never for a comparison between ranks.
+"""
+
+
+class RecorderEntry(msgspec.Struct, frozen=True, gc=False):
+    """One operation in a flight recorder's ring."""
+
+    key: CounterKey
+    group: str
+    """c10d's name of the process group, the same on all members."""
+    seq: int
+    """`collective_seq_id`: counts the collectives of a group equally on every member."""
+    op: str
+    """`gloo:all_reduce`."""
+    sizes: tuple[tuple[int, ...], ...]
+    is_p2p: bool
+    is_retired: bool
+    """True once the recorder knows that the operation is over."""
+
+
+class RecorderDump(NamedTuple):
+    """A full dump of the flight recorders."""
+
+    entries: Sequence[RecorderEntry]
+    counters: Counters
+    """Taken together with the entries."""
+
+
+class GroupMembers(msgspec.Struct, frozen=True):
+    """Who belongs to a process group of this rank."""
+
+    ranks: tuple[int, ...]
+    """Sorted global ranks."""
+    is_mixed: bool = False
+    """True when gloo and NCCL both serve the group, each with its own count of collectives."""
+
+
+class StepMark(NamedTuple):
+    """What the program said at its last call of `report_step`."""
+
+    step: int
+    loss: float | None
+    epoch: int | None
+    loss_first: float | None
+    steps_done: int
+
+
+class BarrierMark(NamedTuple):
+    """The last call of a named barrier."""
+
+    label: str
+    seq: int
+    """This rank's count of calls."""
+    entered_s: float
+    is_over: bool
+
+
+class Sample(NamedTuple):
+    """One tick."""
+
+    now_s: float
+    counters: Counters
+    stack: Sequence[StackLine]
+    """The main thread's frames, innermost first."""
+    has_process_group: bool
+    step: StepMark | None = None
+    phases: tuple[Phase, ...] = ()
+    """The program's own `phase` marks, innermost last."""
+    barrier: BarrierMark | None = None
+    slow_factor: float = 1.0

@@ -1,0 +1,254 @@
+"""What a rank says, and what it takes: the vocabulary between a rank's probe and its node's agent.
+
+A `RankReport` travels up, one msgpack datagram per report, a whole snapshot each time: losing one costs freshness, not
+truth. A `ProbeRequest` travels down to the probe's own datagram socket and is answered by the next snapshot
+(`RankReport.answered_request_id`).
+
+Durations and cumulative counters cross this border, timestamps do not: two machines' clocks never meet.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+WIRE_VERSION = 1
+
+MAX_REPORT_BYTES = 65_536
+"""A larger datagram is refused before it is decoded."""
+
+ENV_INBOX = "RANKDECK_INBOX"
+"""Path of the agent's datagram socket; a rank without it is not probed."""
+ENV_JOB_ID = "RANKDECK_JOB_ID"
+ENV_ATTEMPT = "RANKDECK_ATTEMPT"
+ENV_REQUEST_DIR = "RANKDECK_REQUEST_DIR"
+"""Directory in which the probe of rank N binds `rank-N.sock`."""
+ENV_LOG_DIR = "RANKDECK_LOG_DIR"
+"""Directory in which torchrun writes `rank-N.stdout.log` and `rank-N.stderr.log`."""
+ENV_FAULTS = "RANKDECK_FAULTS"
+"""JSON list of `Fault` to inject at a step."""
+ENV_LAUNCHER_PID = "RANKDECK_LAUNCHER_PID"
+"""Pid of torchrun, set per worker: a rank that does not descend from it has been orphaned."""
+ENV_LAUNCHER_NAMESPACE = "RANKDECK_LAUNCHER_NAMESPACE"
+"""Torchrun's pid namespace: in another one (a container around the rank) its pid means nothing."""
+ENV_STORE_FD = "RANKDECK_STORE_FD"
+"""Listening socket, already bound, that torchrun's store takes over instead of binding every interface."""
+ENV_PROBED_PID = "RANKDECK_PROBED_PID"
+"""Set by the first process of a rank that loads the probe; its children see it and stay unprobed."""
+
+LAUNCH_PLUGIN_DIR = Path(__file__).parent / "launch_plugin"
+"""Goes first on a job's PYTHONPATH: entry points that load the probe and name the log files."""
+LOGS_SPECS_NAME = "rankdeck"
+"""torchrun's `--logs-specs` value that selects our plug-in."""
+
+DEFAULT_GROUP = "0"
+"""c10d's name of the process group of all ranks."""
+BARRIER_GROUP = "rankdeck.barrier"
+"""The pretended group of named barriers (`ddpcore.barriers`), whose seq is the count of this rank's calls."""
+
+Rank = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e10)]
+Name = Annotated[str, msgspec.Meta(max_length=256)]
+Word = Annotated[str, msgspec.Meta(max_length=64)]
+FilePath = Annotated[str, msgspec.Meta(max_length=4096)]
+
+
+class Phase(StrEnum):
+    """What a rank's main thread is about."""
+
+    STARTING = "starting"
+    """No process group yet."""
+    DATA = "data"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    BARRIER = "barrier"
+    """In a collective that the program calls itself."""
+    CHECKPOINT = "checkpoint"
+    EVAL = "eval"
+    OTHER = "other"
+
+
+class FaultKind(StrEnum):
+    """What can be provoked in a rank."""
+
+    FREEZE = "freeze"
+    """SIGSTOP."""
+    THAW = "thaw"
+    """SIGCONT."""
+    KILL = "kill"
+    """SIGKILL."""
+    SLOW = "slow"
+    """Every step takes `factor` times as long; a factor of 1 heals."""
+
+
+class Place(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """A line of source in which a thread stands."""
+
+    file: FilePath
+    """Absolute path as the interpreter knows it."""
+    line: Count
+    function: Name
+
+
+class GroupReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a rank stands in one process group.
+
+    The key across ranks is (`group`, seq): c10d counts the collectives of a group equally on every member.
+    """
+
+    group: Name
+    """c10d's name of the group (`DEFAULT_GROUP`, ...), or `BARRIER_GROUP`."""
+    enqueued_seq: Count = 0
+    """Seq of the last collective this rank has called; 0 before the first."""
+    completed_seq: Count = 0
+    """Seq of the last collective known to be over for this rank."""
+    op: Word = ""
+    """The last called operation in torch's words, without the backend's prefix: `all_reduce`, `barrier`."""
+    label: Name = ""
+    """The name given to a named barrier."""
+    sizes: list[list[int]] = []
+    """Input sizes of the last called operation."""
+    waiting_s: Seconds = 0.0
+    """How long `enqueued_seq` has been called and not completed; 0 when it is completed."""
+    is_waiting: bool = False
+    """True once the wait has been seen by two samples in a row."""
+    ranks: list[Rank] = []
+    """Sorted global ranks of the members; empty means every rank of the job."""
+
+
+class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The state of one rank, whole, as its probe sees it now."""
+
+    wire_version: int
+    rank: Rank
+    local_rank: Rank
+    world_size: Count
+    pid: Count
+    job_id: Name
+    attempt: Count
+    report_seq: Count
+    """Grows by one per report of this process."""
+    phase: Phase
+    phase_s: Seconds = 0.0
+    """How long the rank has been in this phase without a break."""
+    place: Place | None = None
+    """The innermost line of the user's own program on the main thread's stack."""
+    step: Count | None = None
+    """The last step given to `report_step`; None before the first."""
+    epoch: Count | None = None
+    loss: float | None = None
+    """The last loss given to `report_step`; may be NaN or infinite."""
+    loss_first: float | None = None
+    """The first loss given to `report_step` in this process."""
+    steps_done: Count = 0
+    """Calls of `report_step` in this process."""
+    groups: list[GroupReport] = []
+    observed_s: Seconds = 0.0
+    """How long the probe has been sampling, summed over samples."""
+    waited_s: Seconds = 0.0
+    """The part of `observed_s` in which a collective was called and not completed: waits least, arrives last."""
+    probe_cpu_s: Seconds = 0.0
+    """CPU time that the probe's thread has taken."""
+    slow_factor: Annotated[float, msgspec.Meta(ge=1.0, le=1e6)] = 1.0
+    """The injected slowness; 1 is none."""
+    answered_request_id: Count = 0
+    """The highest request id that the probe has carried out."""
+    recorder_missing: bool = False
+    """True when this torch has no usable flight recorder: groups stay empty and only places are known."""
+    can_stop: bool = False
+    """True when the program takes part in an agreed stop (the engine is in use)."""
+
+
+class Fault(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A fault to inject into one rank."""
+
+    kind: FaultKind
+    rank: Rank
+    at_step: Count | None = None
+    """The step before which it strikes; None is at once."""
+    factor: Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)] = 8.0
+    """For `SLOW` only."""
+
+
+class SlowDown(msgspec.Struct, frozen=True, tag="slow_down", forbid_unknown_fields=True):
+    """Ask a probe to stretch every step of its rank by `factor` (1 heals)."""
+
+    request_id: Count
+    factor: Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)]
+
+
+ProbeRequest = SlowDown
+"""The closed union of what a probe takes; one member so far."""
+
+_report_encoder = msgspec.msgpack.Encoder()
+_report_decoder = msgspec.msgpack.Decoder(RankReport)
+_request_decoder = msgspec.msgpack.Decoder(ProbeRequest)
+_faults_decoder = msgspec.json.Decoder(list[Fault])
+
+DECODE_ERRORS = (msgspec.DecodeError, UnicodeError, RecursionError)
+"""All that decoding hostile bytes raises (`msgspec.ValidationError` is a `DecodeError`)."""
+
+
+class MalformedReportError(ValueError):
+    """A peer sent bytes that are not a message of this vocabulary."""
+
+
+def encode_report(report: RankReport) -> bytes:
+    """Return one datagram."""
+    return _report_encoder.encode(report)
+
+
+def decode_report(datagram: bytes) -> RankReport:
+    """Return the report in a datagram.
+
+    Raises:
+        MalformedReportError: The bytes are too many, not a RankReport, or of another wire version.
+    """
+    if len(datagram) > MAX_REPORT_BYTES:
+        raise MalformedReportError(f"a report of {len(datagram)} bytes, at most {MAX_REPORT_BYTES} are taken")
+    try:
+        report = _report_decoder.decode(datagram)
+    except DECODE_ERRORS as error:
+        raise MalformedReportError(f"not a rank report: {error}") from error
+    if report.wire_version != WIRE_VERSION:
+        raise MalformedReportError(f"a rank speaks wire version {report.wire_version}, this agent {WIRE_VERSION}")
+    return report
+
+
+def encode_request(request: ProbeRequest) -> bytes:
+    """Return one datagram for a probe."""
+    return _report_encoder.encode(request)
+
+
+def decode_request(datagram: bytes) -> ProbeRequest:
+    """Return the request in a datagram.
+
+    Raises:
+        MalformedReportError: The bytes are not a request.
+    """
+    try:
+        return _request_decoder.decode(datagram)
+    except DECODE_ERRORS as error:
+        raise MalformedReportError(f"not a probe request: {error}") from error
+
+
+def encode_faults(faults: list[Fault]) -> str:
+    """Return the value of `ENV_FAULTS`."""
+    return msgspec.json.encode(faults).decode()
+
+
+def decode_faults(text: str) -> list[Fault]:
+    """Return the faults in a value of `ENV_FAULTS`.
+
+    Raises:
+        MalformedReportError: The text is not a list of faults.
+    """
+    try:
+        return _faults_decoder.decode(text)
+    except DECODE_ERRORS as error:
+        raise MalformedReportError(f"not a list of faults: {error}") from error

@@ -1,0 +1,47 @@
+"""What holds for every test: nothing leaks, and waiting means waiting for a condition."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from hypothesis import settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("dev", deadline=None)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+LEAK_GRACE_S = 5.0
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks() -> Iterator[None]:
+    """Fail a test that leaves a child process, a thread or a file descriptor of its own behind."""
+    processes_before = _children()
+    threads_before = set(threading.enumerate())
+
+    yield
+
+    left = [child for child in _children() if child not in processes_before]
+    _, alive = psutil.wait_procs(left, timeout=LEAK_GRACE_S)
+    assert [_describe(child) for child in alive] == [], "child processes left behind"
+    for thread in set(threading.enumerate()) - threads_before:
+        thread.join(LEAK_GRACE_S)
+        assert not thread.is_alive(), f"thread left behind: {thread.name}"
+
+
+def _children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid} {' '.join(process.cmdline())}"
+    except psutil.Error:
+        return str(process.pid)

@@ -1,0 +1,127 @@
+"""`rankdeck demo` as a script meets it: real agents, real torchrun, real gloo ranks."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from tests.support.demo_runs import DemoHouse
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture
+def house() -> Iterator[DemoHouse]:
+    with DemoHouse() as house:
+        yield house
+
+
+def test_a_clean_run_ends_well_with_a_falling_loss_and_no_verdict(house: DemoHouse) -> None:
+    done = house.run("--json", "--steps", "120")
+
+    assert done.code == 0, done.stderr
+    summary = done.summary
+    assert summary["schema"] == 1
+    assert summary["job"]["exit_code"] == 0
+    assert summary["job"]["state"] == "succeeded"
+    assert summary["steps"] == 120
+    assert summary["loss_first"] > 5.0
+    assert summary["loss_last"] < 3.2
+    assert summary["verdicts"] == []
+    assert summary["barriers"] == []
+    assert [row["rank"] for row in summary["ranks"]] == [0, 1, 2, 3]
+    assert {row["node"] for row in summary["ranks"]} == {"demo-0", "demo-1"}
+    house.assert_nothing_is_left()
+
+
+def test_a_frozen_rank_is_named_with_its_node_its_victims_and_its_line(house: DemoHouse) -> None:
+    done = house.run("--json", "--fault", "freeze:2@10")
+
+    assert done.code == 10, done.stderr
+    (verdict,) = done.summary["verdicts"]
+    assert verdict["cause"] == "frozen"
+    assert verdict["culprits"] == [2]
+    assert verdict["node"] == "demo-1"
+    assert verdict["where"].startswith("bytegpt.py:")
+    house.assert_nothing_is_left()
+
+
+def test_a_killed_rank_is_named_as_exited_with_its_signal_and_its_victims_are_not(house: DemoHouse) -> None:
+    done = house.run("--json", "--fault", "kill:1@10")
+
+    assert done.code == 10, done.stderr
+    (verdict,) = done.summary["verdicts"]
+    assert verdict["cause"] == "exited"
+    assert verdict["culprits"] == [1]
+    assert "SIGKILL" in verdict["text"]
+    house.assert_nothing_is_left()
+
+
+def test_a_slowed_rank_is_named_as_the_straggler(house: DemoHouse) -> None:
+    done = house.run("--json", "--fault", "slow:3@20", "--steps", "2000")
+
+    assert done.code == 10, done.stderr
+    assert [(v["cause"], v["culprits"]) for v in done.summary["verdicts"]] == [("straggler", [3])]
+    house.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_everything_and_is_exit_code_130(house: DemoHouse, number: signal.Signals) -> None:
+    demo = house.start("--headless", "--steps", "100000")
+    until(lambda: len(house.ranks()) == 4, 60, "four ranks")
+
+    demo.send_signal(number)
+
+    assert demo.wait(15) == 130
+    house.assert_nothing_is_left()
+
+
+def test_a_console_killed_outright_leaves_nothing_after_ten_seconds(house: DemoHouse) -> None:
+    demo = house.start("--headless", "--steps", "100000")
+    until(lambda: len(house.ranks()) == 4, 60, "four ranks")
+
+    demo.kill()
+
+    demo.wait(5)
+    house.assert_nothing_is_left(within_s=10.0)
+
+
+def test_nothing_listens_beyond_this_machine(house: DemoHouse) -> None:
+    demo = house.start("--headless", "--steps", "100000")
+    until(lambda: len(house.ranks()) == 4, 60, "four ranks")
+
+    def listening() -> set[str]:
+        return {
+            connection.laddr.ip
+            for process in house.processes()
+            for connection in process.net_connections(kind="inet")
+            if connection.status == psutil.CONN_LISTEN
+        }
+
+    until(lambda: len(listening()) > 0, 60, "the store listens")
+    until(lambda: any("step" in path.read_text() for path in house.runtime.rglob("rank-0.stdout.log")), 60, "training")
+    assert all(ip.startswith("127.") or ip == "::1" for ip in listening()), listening()
+
+    demo.send_signal(signal.SIGTERM)
+    demo.wait(15)
+    house.assert_nothing_is_left()
+
+
+def test_a_single_rank_trains_on_one_node_without_a_home(house: DemoHouse) -> None:
+    process = house.start(
+        "--json", "--ranks", "1", "--steps", "20", environment={**house.environment, "HOME": "/nowhere"}
+    )
+
+    stdout, stderr = process.communicate(timeout=120)
+
+    assert process.returncode == 0, stderr
+    assert [row["rank"] for row in json.loads(stdout)["ranks"]] == [0]
+    house.assert_nothing_is_left()

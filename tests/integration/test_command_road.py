@@ -1,0 +1,130 @@
+"""The road on which commands go down, against a real Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.wire import CONTROL_SOCKET, Accepted, Kill, RefusalReason, Refused, decode_command, encode_reply
+from app.command_road import ProcessRoad, StreamRoad, open_local_road, taken
+from app.errors import AgentRefusedError, AgentUnreachableError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def listening(directory: Path, talk: Talk) -> AsyncIterator[None]:
+    async def talk_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await talk(reader, writer)
+        finally:
+            writer.close()
+
+    server = await asyncio.start_unix_server(talk_and_close, str(directory / CONTROL_SOCKET))
+    try:
+        yield
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+async def echo_ports(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    port = 0
+    while line := await reader.readline():
+        assert decode_command(line) == Kill("demo")
+        port += 1
+        writer.write(encode_reply(Accepted(master_port=port)))
+
+
+async def test_commands_and_replies_take_turns_on_one_stream(tmp_path: Path) -> None:
+    async with listening(tmp_path, echo_ports):
+        road = await open_local_road("demo-0", tmp_path, sys.executable)
+
+        replies = [await road.request(Kill("demo")) for _ in range(3)]
+
+        assert isinstance(road, StreamRoad)
+        assert replies == [Accepted(1), Accepted(2), Accepted(3)]
+        await road.close()
+
+
+async def test_concurrent_commands_do_not_mix_their_replies(tmp_path: Path) -> None:
+    async with listening(tmp_path, echo_ports):
+        road = await open_local_road("demo-0", tmp_path, sys.executable)
+
+        replies = await asyncio.gather(*(road.request(Kill("demo")) for _ in range(10)))
+
+        assert replies == [Accepted(n) for n in range(1, 11)]
+        await road.close()
+
+
+async def test_an_agent_that_hangs_up_is_unreachable_and_the_next_command_dials_again(tmp_path: Path) -> None:
+    calls = 0
+
+    async def hang_up_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal calls
+        if await reader.readline():
+            calls += 1
+            if calls > 1:
+                writer.write(encode_reply(Accepted()))
+
+    async with listening(tmp_path, hang_up_once):
+        road = await open_local_road("demo-0", tmp_path, sys.executable)
+
+        with pytest.raises(AgentUnreachableError, match="demo-0 does not answer: it closed the connection"):
+            await road.request(Kill("demo"))
+
+        assert await road.request(Kill("demo")) == Accepted()
+        await road.close()
+
+
+async def test_a_reply_that_is_not_one_is_an_error_that_names_the_node(tmp_path: Path) -> None:
+    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"\x1b[2J\n")
+
+    async with listening(tmp_path, babble):
+        road = await open_local_road("demo-0", tmp_path, sys.executable)
+
+        with pytest.raises(AgentUnreachableError, match="demo-0") as caught:
+            await road.request(Kill("demo"))
+
+        assert "\x1b" not in str(caught.value)
+        await road.close()
+
+
+async def test_without_a_socket_the_road_is_a_process(tmp_path: Path) -> None:
+    road = await open_local_road("demo-0", tmp_path, sys.executable)
+
+    assert isinstance(road, ProcessRoad)
+    with pytest.raises(AgentUnreachableError, match="demo-0"):
+        await road.request(Kill("demo"))
+
+
+async def test_a_process_that_prints_a_reply_is_a_road(tmp_path: Path) -> None:
+    program = tmp_path / "agent.py"
+    program.write_text(
+        "import json, sys\n"
+        "verb, flag, directory = sys.argv[1:]\n"
+        "assert json.loads(sys.stdin.readline()) == {'type': 'kill', 'job_id': 'demo'}\n"
+        "assert (verb, flag, directory) == ('kill', '--dir', '/d')\n"
+        "print(json.dumps({'type': 'accepted'}))\n"
+    )
+    road = ProcessRoad("demo-0", (sys.executable, str(program)), "/d")
+
+    assert await road.request(Kill("demo")) == Accepted()
+    await road.close()
+
+
+def test_a_refusal_becomes_an_error_with_exit_code_4_and_clean_words() -> None:
+    with pytest.raises(AgentRefusedError, match=r"demo-0 refused \(port_taken\): port 1 \\x1b") as caught:
+        taken("demo-0", Refused(RefusalReason.PORT_TAKEN, "port 1 \x1b"))
+
+    assert caught.value.exit_code == 4

@@ -1,0 +1,116 @@
+"""The receiving end of telemetry, against a real publisher."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+import zmq
+
+from agent.wire import MAX_NODE_REPORT_BYTES, WIRE_VERSION, NodeReport, encode_node_report
+from app.telemetry import Received, Telemetry
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def node_report(seq: int, *, version: int = WIRE_VERSION) -> NodeReport:
+    return NodeReport(version, node="says-so", epoch="e", report_seq=seq, hostname="h", agent_pid=1, num_cpus=2)
+
+
+class Publishers:
+    def __init__(self, directory: Path, names: list[str]) -> None:
+        self._context = zmq.Context()
+        self.paths = {name: directory / f"{name}.sock" for name in names}
+        self._sockets = {name: self._context.socket(zmq.PUB) for name in names}
+        for name, socket in self._sockets.items():
+            socket.bind(f"ipc://{self.paths[name]}")
+
+    def send(self, name: str, frame: bytes) -> None:
+        self._sockets[name].send(frame)
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+@pytest.fixture
+def publishers(tmp_path: Path) -> Iterator[Publishers]:
+    publishers = Publishers(tmp_path, ["a", "b"])
+    yield publishers
+    publishers.close()
+
+
+@pytest.fixture
+def telemetry(publishers: Publishers) -> Iterator[Telemetry]:
+    telemetry = Telemetry(publishers.paths)
+    telemetry.start()
+    yield telemetry
+    telemetry.close()
+
+
+def received_after(publishers: Publishers, telemetry: Telemetry, name: str, frame: bytes) -> list[Received]:
+    def send_and_drain() -> list[Received]:
+        publishers.send(name, frame)  # a subscriber that has just connected misses the first ones
+        return telemetry.drain()
+
+    return until(send_and_drain, 5, "a report arrives")
+
+
+def test_a_report_is_its_socket_s_whatever_name_it_carries(publishers: Publishers, telemetry: Telemetry) -> None:
+    (received,) = received_after(publishers, telemetry, "b", encode_node_report(node_report(1)))
+
+    assert received.node == "b"
+    assert received.report.node == "says-so"
+
+
+def test_only_the_newest_report_of_a_node_is_kept(publishers: Publishers, telemetry: Telemetry) -> None:
+    received_after(publishers, telemetry, "a", encode_node_report(node_report(1)))
+    for seq in range(2, 101):
+        publishers.send("a", encode_node_report(node_report(seq)))
+
+    def newest_of_a_drain() -> int:
+        drained = telemetry.drain()
+        assert len(drained) <= 1
+        return drained[0].report.report_seq == 100 if drained else False
+
+    until(newest_of_a_drain, 5, "the newest arrives")
+
+
+def test_bytes_that_are_no_report_are_counted_and_do_no_harm(publishers: Publishers, telemetry: Telemetry) -> None:
+    def babble() -> int:
+        publishers.send("a", b"\xc1\xff")
+        return telemetry.num_malformed["a"]
+
+    until(babble, 5, "the malformed frame is counted")
+
+    received_after(publishers, telemetry, "a", encode_node_report(node_report(1)))
+
+
+def test_an_oversize_frame_does_not_reach_the_console(publishers: Publishers, telemetry: Telemetry) -> None:
+    publishers.send("a", b"x" * (MAX_NODE_REPORT_BYTES + 1))
+
+    received = received_after(publishers, telemetry, "b", encode_node_report(node_report(1)))
+
+    assert [r.node for r in received] == ["b"]
+
+
+def test_another_wire_version_is_kept_for_the_person_to_see(publishers: Publishers, telemetry: Telemetry) -> None:
+    frame = encode_node_report(msgspec.structs.replace(node_report(1), wire_version=99))
+
+    def send() -> str:
+        publishers.send("a", frame)
+        return telemetry.incompatible.get("a", "")
+
+    assert "version 99" in until(send, 5, "the version is noticed")
+
+
+def test_closing_ends_the_thread_even_if_nothing_ever_spoke(tmp_path: Path) -> None:
+    telemetry = Telemetry({"a": tmp_path / "never.sock"})
+    telemetry.start()
+
+    telemetry.close()
+
+    assert telemetry.drain() == []

@@ -1,0 +1,134 @@
+"""The job's lifecycle under any order of events that the world can produce."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from agent.job import Job, launcher_ended
+from agent.lifecycle import (
+    AbortReceived,
+    Answer,
+    CommitReceived,
+    Effect,
+    Event,
+    FaultReceived,
+    ForgetJob,
+    KillReceived,
+    KillTree,
+    LauncherNotStarted,
+    LauncherStarted,
+    ReleasePort,
+    SignalWorker,
+    SlowWorker,
+    StartLauncher,
+    StopReceived,
+    TerminateLauncher,
+    Ticked,
+    WorkerExited,
+    WorkerFound,
+)
+from agent.wire import ENDED_STATES, JobState, decode_reply, encode_reply
+from ddpcore.wire import FaultKind
+from tests.support.jobs import make_spec
+
+
+class JobInTheWorld(RuleBasedStateMachine):
+    """Plays the shell, the processes and the consoles of one job."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+        self.job = Job(make_spec(), self.now_s)
+        self.is_launcher_alive = False
+        self.is_port_held = True
+        self.alive: set[int] = set()
+        self.unseen = set(self.job.ranks)
+        self.end_wanted_at_s: float | None = None
+        self.killed_at_s: float | None = None
+        self.states = [self.job.state]
+
+    def feed(self, event: Event) -> list[Effect]:
+        effects = self.job.handle(event, self.now_s)
+        if self.job.state is not self.states[-1]:
+            self.states.append(self.job.state)
+        for effect in effects:
+            self.perform(effect)
+        return effects
+
+    def perform(self, effect: Effect) -> None:
+        match effect:
+            case StartLauncher():
+                assert not self.is_launcher_alive, "a launcher is started twice"
+            case TerminateLauncher() | KillTree():
+                assert self.is_launcher_alive or self.job.exit_code is None
+                if isinstance(effect, KillTree):
+                    self.killed_at_s = self.now_s
+            case ReleasePort():
+                self.is_port_held = False
+            case SignalWorker(rank=rank) | SlowWorker(rank=rank):
+                assert rank in self.alive, "harm to a rank that is not there"
+            case ForgetJob():
+                assert not self.is_launcher_alive
+            case Answer(reply=reply):
+                assert decode_reply(encode_reply(reply)) == reply
+
+    @rule(seconds=st.floats(0.0, 20.0))
+    def time_passes(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.feed(Ticked())
+        if self.end_wanted_at_s is not None and self.is_launcher_alive:
+            overdue_s = self.now_s - self.end_wanted_at_s - self.job.spec.grace_s
+            assert overdue_s < 0 or self.killed_at_s is not None, "patience has no end"
+
+    @rule(can_start=st.booleans())
+    def commit(self, *, can_start: bool) -> None:
+        if StartLauncher() in self.feed(CommitReceived()):
+            self.is_launcher_alive = can_start
+            self.feed(LauncherStarted() if can_start else LauncherNotStarted("no memory"))
+
+    @rule(event=st.sampled_from([AbortReceived(), StopReceived(), KillReceived()]))
+    def a_console_wants_an_end(self, event: Event) -> None:
+        self.feed(event)
+        if self.is_launcher_alive and not isinstance(event, AbortReceived):
+            self.end_wanted_at_s = self.end_wanted_at_s if self.end_wanted_at_s is not None else self.now_s
+            assert self.job.state is JobState.STOPPING
+
+    @rule(kind=st.sampled_from(FaultKind), rank=st.integers(0, 5))
+    def a_console_wants_harm(self, kind: FaultKind, rank: int) -> None:
+        self.feed(FaultReceived(kind, rank, 4.0))
+
+    @precondition(lambda self: self.is_launcher_alive and self.unseen)
+    @rule()
+    def a_worker_is_found(self) -> None:
+        rank = self.unseen.pop()
+        self.alive.add(rank)
+        self.feed(WorkerFound(rank))
+
+    @precondition(lambda self: self.alive)
+    @rule(how=st.sampled_from([(0, None), (1, None), (None, 9), (None, None)]))
+    def a_worker_exits(self, how: tuple[int | None, int | None]) -> None:
+        self.feed(WorkerExited(self.alive.pop(), *how))
+
+    @precondition(lambda self: self.is_launcher_alive)
+    @rule(exit_code=st.sampled_from([0, 1, -9, None]))
+    def the_launcher_ends(self, exit_code: int | None) -> None:
+        self.is_launcher_alive = False
+        self.feed(launcher_ended(exit_code, "boom"))
+
+    @invariant()
+    def the_job_is_consistent(self) -> None:
+        self.job.validate()
+        assert self.job.has_ended == (self.job.state in ENDED_STATES)
+        assert sum(state in ENDED_STATES for state in self.states) <= 1, "an end is left again"
+        if self.is_launcher_alive:
+            assert self.job.state in {JobState.RUNNING, JobState.STOPPING}
+            assert not self.is_port_held
+        status = self.job.status(self.now_s)
+        assert status.state_s >= 0
+        assert self.job.state is not JobState.FAILED or status.detail
+
+
+JobInTheWorld.TestCase.settings = settings(max_examples=150, stateful_step_count=30)
+TestJobInTheWorld = JobInTheWorld.TestCase

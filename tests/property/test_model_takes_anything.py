@@ -1,0 +1,209 @@
+"""Whatever nodes say, in whatever order, the console's model, diagnosis, view and JSON never raise."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.wire import (
+    ExitReport,
+    JobState,
+    JobStatus,
+    NodeReport,
+    ProcessState,
+    WorkerReport,
+    decode_node_report,
+    encode_node_report,
+)
+from app.cluster import Cluster
+from app.diagnosis import Diagnoser
+from app.rows import Cause
+from app.view import View, status_object
+from ddpcore.wire import BARRIER_GROUP, GroupReport, Phase, Place, RankReport
+
+NODES = ["a", "b", "c"]
+
+counts = st.one_of(st.integers(0, 6), st.sampled_from([0, 2**31, 2**63 - 1]))
+ranks = st.one_of(st.integers(0, 5), st.sampled_from([77, 2**31 - 1]))
+seconds = st.one_of(st.floats(0, 30), st.sampled_from([0.0, 1e10]))
+texts = st.one_of(st.sampled_from(["", "all_reduce", "barrier", "\x1b]52;c\x07", "\u202e"]), st.text(max_size=8))
+losses = st.one_of(st.none(), st.floats())
+sizes = st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4), max_size=3)
+
+groups = st.builds(
+    GroupReport,
+    group=st.sampled_from(["0", "1", BARRIER_GROUP, "\x1b"]),
+    enqueued_seq=counts,
+    completed_seq=counts,
+    op=texts,
+    label=texts,
+    sizes=sizes,
+    waiting_s=seconds,
+    is_waiting=st.booleans(),
+    ranks=st.lists(ranks, max_size=4),
+)
+places = st.none() | st.builds(Place, file=texts, line=counts, function=texts)
+reports = st.builds(
+    RankReport,
+    wire_version=st.just(1),
+    rank=ranks,
+    local_rank=ranks,
+    world_size=counts,
+    pid=counts,
+    job_id=st.sampled_from(["j", "k"]),
+    attempt=st.integers(0, 1),
+    report_seq=counts,
+    phase=st.sampled_from(Phase),
+    phase_s=seconds,
+    place=places,
+    step=st.none() | counts,
+    epoch=st.none() | counts,
+    loss=losses,
+    loss_first=losses,
+    steps_done=counts,
+    groups=st.lists(groups, max_size=4),
+    observed_s=seconds,
+    waited_s=seconds,
+    slow_factor=st.sampled_from([1.0, 8.0]),
+    recorder_missing=st.booleans(),
+)
+ends = st.none() | st.builds(
+    ExitReport,
+    code=st.none() | st.integers(-3, 3),
+    signal=st.none() | st.sampled_from([6, 9, 15, 250]),
+    age_s=seconds,
+    error=st.sampled_from(["", "Connection closed by peer", "ValueError: \x1b"]),
+)
+workers = st.builds(
+    WorkerReport,
+    job_id=st.sampled_from(["j", "k"]),
+    attempt=st.integers(0, 1),
+    rank=ranks,
+    local_rank=ranks,
+    pid=counts,
+    process=st.sampled_from(ProcessState),
+    process_s=seconds,
+    rss_bytes=counts,
+    exit=ends,
+    report=st.none() | reports,
+    report_age_s=seconds,
+)
+jobs = st.builds(
+    JobStatus,
+    job_id=st.sampled_from(["j", "k"]),
+    attempt=st.integers(0, 1),
+    state=st.sampled_from(JobState),
+    state_s=seconds,
+    world_size=st.one_of(st.integers(0, 6), st.just(2**62)),
+    num_nodes=st.integers(0, 3),
+    node_rank=ranks,
+    first_rank=st.one_of(st.integers(0, 5), st.just(2**31 - 1)),
+    local_world_size=st.one_of(st.integers(0, 6), st.just(2**63 - 1)),
+    exit_code=st.none() | st.integers(-9, 9),
+    detail=texts,
+)
+node_reports = st.builds(
+    NodeReport,
+    wire_version=st.just(1),
+    node=texts,
+    epoch=st.sampled_from(["x", "y"]),
+    report_seq=st.integers(0, 20),
+    hostname=texts,
+    agent_pid=counts,
+    num_cpus=counts,
+    cpu_frac=st.floats(),
+    memory_total_bytes=counts,
+    memory_available_bytes=counts,
+    jobs=st.lists(jobs, max_size=3),
+    workers=st.lists(workers, max_size=6),
+)
+events = st.tuples(st.sampled_from([*NODES, "stranger"]), node_reports, st.floats(0, 12))
+
+
+@settings(max_examples=150)
+@given(st.lists(events, max_size=12))
+def test_arbitrary_reports_become_state_or_are_counted(heard: list[tuple[str, NodeReport, float]]) -> None:
+    cluster, diagnoser, now_s = Cluster(NODES), Diagnoser(), 1000.0
+    for node, report, pause_s in heard:
+        now_s += pause_s
+        frame = encode_node_report(report)
+        cluster.apply(node, decode_node_report(frame), now_s)
+        cluster.validate()
+        diagnosis = diagnoser.observe(cluster, now_s)
+        diagnosis.validate()
+        view = View(cluster, diagnosis, now_s)
+        text = json.dumps(status_object(view), allow_nan=False, ensure_ascii=False) + view.headline().text
+        view.memory()
+        view.memory_summary()
+        view.progress()
+        assert not set(text) & set("\x1b\x07\u202e")
+
+
+plausible_groups = st.builds(
+    GroupReport,
+    group=st.sampled_from(["0", BARRIER_GROUP]),
+    enqueued_seq=st.integers(1, 4),
+    completed_seq=st.integers(0, 3),
+    op=st.sampled_from(["all_reduce", "broadcast"]),
+    label=st.sampled_from(["", "x"]),
+    sizes=st.sampled_from([[], [[3]], [[4]]]),
+    waiting_s=st.floats(0, 20),
+    is_waiting=st.booleans(),
+)
+
+
+claims = st.tuples(st.sampled_from(ProcessState), st.lists(plausible_groups, max_size=2), ends)
+four_claims = st.lists(claims, min_size=4, max_size=4)
+Claim = tuple[ProcessState, list[GroupReport], ExitReport | None]
+
+
+@settings(max_examples=150)
+@given(st.lists(four_claims, min_size=1, max_size=6), st.sampled_from([0.2, 3.0]))
+def test_a_verdict_is_about_ranks_in_the_state_that_it_tells(beats: list[list[Claim]], beat_s: float) -> None:
+    """Whatever four ranks claim: the frozen are frozen, the dead are dead, and a straggler does not wait."""
+    cluster, watching, now_s = Cluster(["a"]), Diagnoser(), 1000.0
+    for beat, claimed in enumerate(beats, 1):
+        now_s += beat_s
+        cluster.apply("a", _node(beat, [_worker(rank, beat, *claim) for rank, claim in enumerate(claimed)]), now_s)
+        cluster.validate()
+        watching.observe(cluster, now_s).validate()
+
+        diagnosis = Diagnoser().observe(cluster, now_s)
+        diagnosis.validate()
+        facts = diagnosis.jobs["j"].facts
+        waiting = {rank for wait in diagnosis.waits for rank in wait.waiting.tolist()}
+        for verdict in diagnosis.verdicts:
+            blamed = list(verdict.culprits)
+            if verdict.cause is Cause.FROZEN:
+                assert facts.is_frozen[blamed].all()
+            elif verdict.cause in (Cause.EXITED, Cause.FEWER_CALLS):
+                assert facts.is_dead[blamed].all()
+            elif verdict.cause in (Cause.STRAGGLER, Cause.SILENT):
+                assert not waiting & set(blamed)
+
+
+def _node(beat: int, told: list[WorkerReport]) -> NodeReport:
+    status = JobStatus(
+        job_id="j", attempt=0, state=JobState.RUNNING, state_s=1.0, world_size=4, num_nodes=1,
+        node_rank=0, first_rank=0, local_world_size=4,
+    )  # fmt: skip
+    return NodeReport(
+        wire_version=1, node="a", epoch="e", report_seq=beat, hostname="h", agent_pid=1, num_cpus=1,
+        jobs=[status], workers=told,
+    )  # fmt: skip
+
+
+def _worker(
+    rank: int, beat: int, process: ProcessState, groups: list[GroupReport], end: ExitReport | None
+) -> WorkerReport:
+    report = RankReport(
+        wire_version=1, rank=rank, local_rank=rank, world_size=4, pid=10 + rank, job_id="j", attempt=0,
+        report_seq=beat, phase=Phase.FORWARD, groups=groups, observed_s=float(beat),
+    )  # fmt: skip
+    is_dead = process is ProcessState.EXITED
+    return WorkerReport(
+        job_id="j", attempt=0, rank=rank, local_rank=rank, pid=10 + rank, process=process, process_s=0.1,
+        exit=(end or ExitReport(code=0)) if is_dead else None, report=report,
+    )  # fmt: skip

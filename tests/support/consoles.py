@@ -1,0 +1,167 @@
+"""A console on a simulated cluster, held still: a frame comes when a test asks for it, and time when the test lets it."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from agent.wire import LogLine
+from app.tui.console import Console
+from app.tui.theme import Look
+from ddpcore.wire import FaultKind
+from tests.support.screens import screen_lines
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from textual.pilot import Pilot
+
+    from app.errors import AppError
+    from app.view import View
+    from tests.support.sim import SimCluster
+
+FRAME_S = 0.1
+STEPS_PER_LINE = 10
+"""A rank of a talking simulation prints a line so often."""
+
+
+class SimSource:
+    """A `ConsoleSource`: the rows come from a function, the rest is what a test puts in, or looks at afterwards.
+
+    Attributes:
+        failure: Raised by `view` from now on.
+        refusal: Raised by `inject` from now on.
+        injected: What was asked of `inject`.
+        num_closed: How often the console has closed it.
+        num_views: How often it was asked for rows.
+    """
+
+    title = "rankdeck demo"
+    stall_s = 10.0
+
+    def __init__(self, make_view: Callable[[], View], *, can_inject: bool = True) -> None:
+        self.can_inject = can_inject
+        self.failure: AppError | None = None
+        self.refusal: AppError | None = None
+        self.injected: list[tuple[FaultKind, int, float]] = []
+        self.num_closed = 0
+        self.num_views = 0
+        self._make_view = make_view
+        self._lines: list[tuple[str, LogLine]] = []
+        self._notices: list[str] = []
+        self._num_lines = 0
+
+    def view(self) -> View:
+        self.num_views += 1
+        if self.failure is not None:
+            raise self.failure
+        return self._make_view()
+
+    def print(self, node: str, rank: int, text: str, stream: str = "stdout") -> None:
+        """Let a rank print a line; -1 is the launcher."""
+        self._num_lines += 1
+        self._lines.append((node, LogLine(self._num_lines, rank, stream, text)))
+
+    def notice(self, text: str) -> None:
+        self._notices.append(text)
+
+    def drain_logs(self) -> list[tuple[str, LogLine]]:
+        lines, self._lines = self._lines, []
+        return lines
+
+    def drain_notices(self) -> list[str]:
+        notices, self._notices = self._notices, []
+        return notices
+
+    async def inject(self, kind: FaultKind, rank: int, factor: float) -> str:
+        self.injected.append((kind, rank, factor))
+        if self.refusal is not None:
+            raise self.refusal
+        return f"rank {rank}: {kind} is done"
+
+    async def close(self) -> None:
+        self.num_closed += 1
+
+
+class TalkingSource(SimSource):
+    """A simulated training whose ranks print their loss."""
+
+    def __init__(self, sim: SimCluster) -> None:
+        super().__init__(sim.view)
+        self.sim = sim
+        self._told = dict.fromkeys(range(sim.world_size), 0)
+
+    def run(self, seconds: float) -> None:
+        """Let the simulation run, and its ranks talk."""
+        self.sim.run(seconds)
+        for row in self.sim.view().ranks():
+            while row.step is not None and self._told[row.rank] + STEPS_PER_LINE <= row.step:
+                step = self._told[row.rank] = self._told[row.rank] + STEPS_PER_LINE
+                loss = 1.5 + 4.0 / (1 + step / 50)
+                self.print(row.node, row.rank, f"step {step} epoch {step // 100} loss {loss:.4f}")
+
+
+class StillConsole(Console):
+    """Takes no frame by itself."""
+
+    def start_frames(self) -> None:
+        """Leave frames to the test."""
+
+
+class Desk:
+    """A console, the hands at its keys and the eyes on its screen."""
+
+    def __init__(self, console: Console, pilot: Pilot[None]) -> None:
+        self.console = console
+        self.pilot = pilot
+
+    async def frames(self, count: int = 2) -> None:
+        """Let frames come; of two, one has new rows."""
+        for _ in range(count):
+            self.console.frame()
+        await self.settle()
+
+    async def play(self, source: TalkingSource, seconds: float) -> None:
+        """Let simulated time pass at the pace of frames."""
+        for _ in range(round(seconds / FRAME_S)):
+            source.run(FRAME_S)
+            self.console.frame()
+        await self.settle()
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+        await self.settle()
+
+    async def resize(self, width: int, height: int) -> None:
+        await self.pilot.resize_terminal(width, height)
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Wait until what was asked for is painted."""
+        await self.pilot.pause()
+        await self.pilot.pause()
+
+    def lines(self) -> list[str]:
+        return screen_lines(self.console)
+
+    def text(self) -> str:
+        return "\n".join(self.lines())
+
+
+@asynccontextmanager
+async def desk(
+    source: SimSource, size: tuple[int, int] = (120, 35), look: Look | None = None
+) -> AsyncIterator[Desk]:
+    """Open a console that is held still, with one frame taken."""
+    console = StillConsole(source, look or Look())
+    async with console.run_test(size=size, notifications=True) as pilot:
+        opened = Desk(console, pilot)
+        await opened.settle()
+        await opened.frames(1)
+        yield opened
+
+
+def is_whole(protocol: type) -> bool:
+    """Return whether `SimSource` has every member of a protocol."""
+    return all(hasattr(SimSource, name) or name == "can_inject" for name, _ in inspect.getmembers(protocol))

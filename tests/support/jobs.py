@@ -1,0 +1,31 @@
+"""Job specs for tests of the agent."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgspec
+
+from agent.wire import JobSpec
+
+_SPEC = JobSpec(
+    job_id="train",
+    attempt=0,
+    python=sys.executable,
+    command=["train.py"],
+    workdir="/",
+    num_nodes=2,
+    node_rank=1,
+    local_world_size=2,
+    first_rank=2,
+    world_size=4,
+    master_addr="127.0.0.1",
+    master_port=29500,
+    grace_s=10.0,
+)
+
+
+def make_spec(**changes: Any) -> JobSpec:
+    """Return the second node's share of a job of two nodes with two ranks each, with some fields changed."""
+    return msgspec.structs.replace(_SPEC, **changes)

@@ -1,0 +1,118 @@
+"""A simulated node: an agent's cores, and a launcher that does what torchrun does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.node_state import HostSampled, JobAdmitted, NodeState, RankReported, WorkerEnded, WorkerSampled, WorkerSeen
+from agent.wire import JobState, JobStatus, encode_node_report
+from ddpcore.wire import decode_report
+
+if TYPE_CHECKING:
+    from tests.support.sim_rank import SimRank
+
+START_S = 1000.0
+"""A monotonic clock does not start at zero."""
+
+
+class SimNode:
+    """An agent's cores and its launcher."""
+
+    def __init__(self, name: str, node_rank: int, ranks: list[SimRank], world_size: int, num_nodes: int) -> None:
+        self.name = name
+        self.node_rank = node_rank
+        self.ranks = ranks
+        self.is_lost = False
+        self.epoch = f"epoch-{node_rank}"
+        self.state = JobState.PREPARED
+        self.state_since_s = START_S
+        self.exit_code: int | None = None
+        self._shape = (world_size, num_nodes)
+        self._core = NodeState(name, self.epoch, f"host-{node_rank}", 900 + node_rank, 8)
+        self._report_seq = 0
+        self._seen: set[int] = set()
+        self._ended: set[int] = set()
+        self._bad_s: float | None = None
+
+    def admit(self, job_id: str, attempt: int, now_s: float) -> None:
+        """Take part in a job."""
+        self.job = (job_id, attempt)
+        self._seen, self._ended, self._bad_s, self.exit_code = set(), set(), None, None
+        first, world_size = self.ranks[0].rank, self._shape[0]
+        self._core.apply(JobAdmitted(job_id, attempt, first, len(self.ranks), world_size), now_s)
+        self.go(JobState.PREPARED, now_s)
+
+    def restart_agent(self, job_id: str, attempt: int, now_s: float) -> None:
+        """Begin a new life that adopts the job: counts and epoch start anew."""
+        self.epoch += "+"
+        self._report_seq = 0
+        self._core = NodeState(self.name, self.epoch, f"host-{self.node_rank}", 950 + self.node_rank, 8)
+        state, since_s = self.state, self.state_since_s
+        self.admit(job_id, attempt, now_s)
+        self.state, self.state_since_s = state, since_s
+
+    def go(self, state: JobState, now_s: float) -> None:
+        """Change the job's state on this node."""
+        self.state, self.state_since_s = state, now_s
+
+    def receive(self, datagram: bytes, now_s: float) -> None:
+        """Take a probe's datagram."""
+        self._core.apply(RankReported(decode_report(datagram)), now_s)
+
+    def sample(self, now_s: float) -> None:
+        """Look at the workers, as the agent does from /proc."""
+        job_id = self.job[0]
+        self._core.apply(HostSampled(0.5, 16 * 2**30, 10 * 2**30, 50 * 2**20), now_s)
+        for rank in self.ranks:
+            if rank.end is None or rank.rank not in self._seen:
+                if rank.rank not in self._seen:
+                    self._seen.add(rank.rank)
+                    self._core.apply(WorkerSeen(job_id, rank.rank, rank.pid), now_s)
+                rss = (300 + 4 * rank.rank) * 2**20
+                self._core.apply(WorkerSampled(job_id, rank.rank, rank.process, rss, now_s / 10), now_s)
+
+    def watch(self, now_s: float) -> None:
+        """Notice ends, and do what torchrun does about a bad one: end the others."""
+        for rank in self.ranks:
+            if rank.end is not None and rank.rank not in self._ended:
+                self._ended.add(rank.rank)
+                code, signal, error = rank.end
+                self._core.apply(WorkerEnded(self.job[0], rank.rank, code, signal, error), now_s)
+                if (code or signal) and self._bad_s is None:
+                    self._bad_s = now_s
+        if self._bad_s is not None and now_s - self._bad_s >= 0.15:
+            for rank in self.ranks:
+                if rank.end is None and not rank.is_frozen:
+                    rank.end = (None, 15, "")
+        if len(self._ended) == len(self.ranks) and self.state in (JobState.RUNNING, JobState.STOPPING):
+            self._end_launcher(now_s)
+
+    def _end_launcher(self, now_s: float) -> None:
+        if self.state is JobState.STOPPING:
+            self.go(JobState.STOPPED, now_s)
+        elif self._bad_s is None:
+            self.exit_code = 0
+            self.go(JobState.SUCCEEDED, now_s)
+        elif now_s - self._bad_s > 1.0:
+            self.exit_code = 1
+            self.go(JobState.FAILED, now_s)
+
+    def publish(self, now_s: float) -> bytes:
+        """Return the next telemetry frame."""
+        self._report_seq += 1
+        world_size, num_nodes = self._shape
+        status = JobStatus(
+            job_id=self.job[0],
+            attempt=self.job[1],
+            state=self.state,
+            state_s=now_s - self.state_since_s,
+            world_size=world_size,
+            num_nodes=num_nodes,
+            node_rank=self.node_rank,
+            first_rank=self.ranks[0].rank,
+            local_world_size=len(self.ranks),
+            exit_code=self.exit_code,
+        )
+        report = self._core.report(now_s, report_seq=self._report_seq, jobs=[status], log_seq=0, malformed_datagrams=0)
+        self._core.validate()
+        return encode_node_report(report)

@@ -1,0 +1,117 @@
+"""The little training program that simulated ranks run, and the collectives in which they meet.
+
+A program is a generator of actions. Time is virtual: an action that takes time says how much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ddpcore.wire import BARRIER_GROUP, DEFAULT_GROUP, Phase
+
+PROGRAM_FILE = "/home/user/project/bytegpt.py"
+
+
+@dataclass(frozen=True)
+class Work:
+    """Something that the rank does alone."""
+
+    phase: Phase
+    line: int
+    function: str
+    for_s: float
+
+
+@dataclass(frozen=True)
+class Call:
+    """A collective; over when every member has made the same call."""
+
+    op: str
+    line: int
+    function: str
+    group: str = DEFAULT_GROUP
+    label: str = ""
+    sizes: tuple[tuple[int, ...], ...] = ()
+    phase: Phase = Phase.BARRIER
+
+
+@dataclass(frozen=True)
+class BeginStep:
+    """The point at which faults strike."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class EndStep:
+    """What `report_step` tells."""
+
+    step: int
+    loss: float
+    epoch: int
+
+
+Action = Work | Call | BeginStep | EndStep
+Program = Callable[[int], Iterator[Action]]
+
+
+@dataclass(frozen=True)
+class Training:
+    """A DDP training: each step ends in an all_reduce inside backward, each epoch in a named barrier.
+
+    Call it with a rank to get that rank's actions.
+    """
+
+    num_steps: int | None = None
+    epoch_steps: int = 100
+    data_s: float = 0.003
+    forward_s: float = 0.008
+    backward_s: float = 0.016
+    optimizer_s: float = 0.004
+    eval_s: float = 0.4
+    checkpoint_s: float = 0.3
+    skipped_calls: Sequence[tuple[int, int]] = ()
+    """(rank, step) pairs in which a rank leaves out the all_reduce."""
+
+    def __call__(self, rank: int) -> Iterator[Action]:
+        yield Call("broadcast", 88, "main", sizes=((120_000,),))
+        step = 0
+        while self.num_steps is None or step < self.num_steps:
+            step += 1
+            yield from self._step(rank, step)
+            if step % self.epoch_steps == 0:
+                yield from self._end_epoch(rank)
+        yield Call("barrier", 101, "main", BARRIER_GROUP, "finish")
+
+    def _step(self, rank: int, step: int) -> Iterator[Action]:
+        yield BeginStep(step)
+        yield Work(Phase.DATA, 120, "next_batch", self.data_s)
+        yield Work(Phase.FORWARD, 138, "train_step", self.forward_s)
+        yield Work(Phase.BACKWARD, 142, "train_step", self.backward_s)
+        if (rank, step) not in self.skipped_calls:
+            yield Call("all_reduce", 142, "train_step", sizes=((120_000,),), phase=Phase.BACKWARD)
+        yield Work(Phase.OPTIMIZER, 143, "train_step", self.optimizer_s)
+        yield EndStep(step, 1.5 + 4.0 / (1 + step / 50), step // self.epoch_steps)
+
+    def _end_epoch(self, rank: int) -> Iterator[Action]:
+        yield Work(Phase.EVAL, 160, "evaluate", self.eval_s)
+        yield Call("all_reduce", 161, "evaluate", sizes=((2,),))
+        if rank == 0:
+            yield Work(Phase.CHECKPOINT, 170, "save", self.checkpoint_s)
+        yield Call("barrier", 175, "train", BARRIER_GROUP, "epoch")
+
+
+@dataclass
+class Meeting:
+    """One collective under way: who has come, with which call, when."""
+
+    members: tuple[int, ...]
+    calls: dict[int, Call] = field(default_factory=dict)
+    arrived_s: dict[int, float] = field(default_factory=dict)
+    is_cut: bool = False
+
+    def is_agreed(self) -> bool:
+        """Return whether all members have come and mean the same."""
+        meant = {(call.op, call.label, call.sizes) for call in self.calls.values()}
+        return not self.is_cut and len(meant) == 1 and len(self.calls) == len(self.members)

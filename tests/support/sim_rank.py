@@ -1,0 +1,238 @@
+"""A simulated rank: a process with a main thread that runs a program and a probe that watches it.
+
+The probe is the real core (`ddpcore.rank_state`); what the shell around it would read from torch is made up here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from random import Random
+
+from agent.wire import ProcessState
+from ddpcore.rank_state import RankIdentity, RankState
+from ddpcore.samples import BarrierMark, GroupMembers, RecorderDump, RecorderEntry, Sample, StackLine, StepMark
+from ddpcore.stack import CodeRoots
+from ddpcore.wire import BARRIER_GROUP, Phase, decode_report, encode_report
+from ddpcore.wire import RankReport as RankReport  # noqa: PLC0414 - for the simulation's other half
+from tests.support.sim_program import PROGRAM_FILE, BeginStep, Call, EndStep, Meeting, Program, Work
+
+TORCH = "/venv/torch/"
+ROOTS = CodeRoots(torch=(TORCH,), ddpcore=("/venv/ddpcore/",), libraries=("/usr/lib/python3.11/", "/venv/"))
+RING = 64
+DUMP_COST_S = 0.0005
+LATENCY_S = 0.001
+MAX_ACTIONS = 10_000
+
+_TORCH_FRAMES: dict[Phase, list[StackLine]] = {
+    Phase.BACKWARD: [
+        (TORCH + "autograd/graph.py", 869, "_engine_run_backward"),
+        (TORCH + "_tensor.py", 647, "backward"),
+    ],
+    Phase.BARRIER: [(TORCH + "distributed/distributed_c10d.py", 4823, "barrier")],
+    Phase.STARTING: [(TORCH + "distributed/distributed_c10d.py", 1769, "init_process_group")],
+}
+
+
+class Meetings:
+    """The collectives of a job."""
+
+    def __init__(self, groups: dict[str, tuple[int, ...]], world_size: int) -> None:
+        self.groups = groups
+        self._everybody = tuple(range(world_size))
+        self.is_cut = False
+        self._open: dict[tuple[str, int], Meeting] = {}
+
+    def members(self, group: str) -> tuple[int, ...]:
+        """Return who takes part."""
+        return self.groups.get(group, self._everybody)
+
+    def join(self, rank: int, seq: int, call: Call, now_s: float) -> Meeting:
+        """Let a rank make its call."""
+        meeting = self._open.setdefault((call.group, seq), Meeting(self.members(call.group)))
+        meeting.is_cut |= self.is_cut
+        meeting.calls[rank], meeting.arrived_s[rank] = call, now_s
+        return meeting
+
+
+class SimRank:
+    """One rank; `advance` moves its main thread, `report` its probe."""
+
+    def __init__(
+        self, rank: int, local_rank: int, world_size: int, program: Program, job: tuple[str, int, int]
+    ) -> None:
+        self.rank = rank
+        self.local_rank = local_rank
+        job_id, attempt, seed = job
+        self.pid = 4000 + 100 * attempt + rank
+        self.slow_factor = 1.0
+        self.is_frozen = False
+        self.holds_gil = False
+        self.is_blocked = False
+        self.end: tuple[int | None, int | None, str] | None = None
+        self.faults: dict[int, list[tuple[str, float]]] = {}
+        self.altered: Call | None = None
+        self.finished_s: float | None = None
+        self.meeting: Meeting | None = None
+        self.begun_step = 0
+        self.has_joined = False
+        self._actions = program(rank)
+        self._doing: Work | Call | None = None
+        self._free_s = 0.0
+        self._random = Random(1000 * seed + rank)
+        self._identity = RankIdentity(
+            rank=rank, local_rank=local_rank, world_size=world_size, pid=self.pid, job_id=job_id, attempt=attempt
+        )
+        self._probe = RankState(self._identity, ROOTS)
+        self._seqs: dict[str, int] = {}
+        self._counts: dict[str, tuple[int, int]] = {}
+        self._ring: deque[RecorderEntry] = deque(maxlen=RING)
+        self._barrier: BarrierMark | None = None
+        self._step: StepMark | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its process runs."""
+        return self.end is None
+
+    @property
+    def process(self) -> ProcessState:
+        """What the kernel says."""
+        if self.is_frozen:
+            return ProcessState.FROZEN
+        return ProcessState.BLOCKED if self.is_blocked else ProcessState.RUNNING
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether its main thread cannot move."""
+        return self.is_frozen or self.holds_gil or self.is_blocked or not self.is_alive
+
+    def begin(self, now_s: float) -> None:
+        """Open the process group: from here on the program runs."""
+        self.has_joined = True
+        self._free_s = now_s
+
+    def hold(self, for_s: float) -> None:
+        """Push the end of what it does back by the time in which it could not move."""
+        self._free_s += for_s
+
+    def advance(self, meetings: Meetings, now_s: float, noise: float) -> bool:
+        """Run the main thread up to now; return whether anything has happened."""
+        if self.is_stuck or not self.has_joined or self.finished_s is not None:
+            return False
+        has_moved = False
+        for _ in range(MAX_ACTIONS):
+            if self.meeting is not None:
+                if not self._has_met(now_s):
+                    return has_moved
+            elif self._free_s > now_s:
+                return has_moved
+            has_moved = True
+            if not self._next_action(meetings, noise) or self.is_stuck:
+                return True
+        raise AssertionError("a program that takes no time")
+
+    def _has_met(self, now_s: float) -> bool:
+        meeting, call = self.meeting, self._doing
+        assert meeting is not None
+        assert isinstance(call, Call)
+        if not meeting.is_agreed():
+            return False
+        over_s = max(meeting.arrived_s.values()) + LATENCY_S
+        if over_s > now_s:
+            return False
+        self._free_s = max(self._free_s, over_s)
+        self.meeting = None
+        if call.group == BARRIER_GROUP:
+            assert self._barrier is not None
+            self._barrier = self._barrier._replace(is_over=True)
+        else:
+            enqueued, completed = self._counts[call.group]
+            self._counts[call.group] = (enqueued, completed + 1)
+            self._ring[-1] = RecorderEntry(*_fields(self._ring[-1])[:-1], is_retired=True)
+        return True
+
+    def _next_action(self, meetings: Meetings, noise: float) -> bool:
+        action = next(self._actions, None)
+        if action is None:
+            self.finished_s = self._free_s
+        elif isinstance(action, Work):
+            self._doing = action
+            factor = self.slow_factor * (1 + noise * self._random.uniform(-1, 1))
+            self._free_s += action.for_s * factor
+        elif isinstance(action, Call):
+            self._call(self.altered or action, meetings)
+            self.altered = None
+        elif isinstance(action, BeginStep):
+            self.begun_step = action.step
+            for kind, value in self.faults.pop(action.step, ()):
+                self.strike(kind, value)
+        else:
+            assert isinstance(action, EndStep)
+            first = self._step.loss_first if self._step else action.loss
+            self._step = StepMark(action.step, action.loss, action.epoch, first, action.step)
+        return action is not None
+
+    def _call(self, call: Call, meetings: Meetings) -> None:
+        self._doing = call
+        seq = self._seqs[call.group] = self._seqs.get(call.group, 0) + 1
+        if call.group == BARRIER_GROUP:
+            self._barrier = BarrierMark(call.label, seq, self._free_s, is_over=False)
+        else:
+            enqueued, completed = self._counts.get(call.group, (0, 0))
+            self._counts[call.group] = (enqueued + 1, completed)
+            key = ("gloo", list(self._counts).index(call.group))
+            self._ring.append(RecorderEntry(key, call.group, seq, f"gloo:{call.op}", call.sizes, False, False))
+        self.meeting = meetings.join(self.rank, seq, call, self._free_s)
+
+    def strike(self, kind: str, value: float) -> None:
+        """Do harm to the rank."""
+        if kind == "freeze":
+            self.is_frozen = True
+        elif kind == "thaw":
+            self.is_frozen = False
+        elif kind == "slow":
+            self.slow_factor = value
+        elif kind == "gil":
+            self.holds_gil = bool(value)
+        elif kind == "block":
+            self.is_blocked = bool(value)
+        elif kind == "signal":
+            self.end = (None, int(value), "")
+        else:
+            assert kind == "exit"
+            self.end = (int(value), None, "" if value == 0 else "ValueError: boom")
+
+    def report(self, now_s: float) -> bytes | None:
+        """Let the probe sample and return its datagram, None while it cannot run."""
+        if self.is_stuck:
+            return None
+        counters = {("gloo", index): counts for index, counts in enumerate(self._counts.values())}
+        marks = (self._doing.phase,) if isinstance(self._doing, Work) and self.meeting is None else ()
+        self._probe.observe(
+            Sample(now_s, counters, self._stack(), self.has_joined, self._step, marks, self._barrier, self.slow_factor)
+        )
+        if self._probe.wants_dump(now_s):
+            members = {name: GroupMembers(self._members[name]) for name in self._counts}
+            self._probe.learn(RecorderDump(list(self._ring), counters), members, DUMP_COST_S)
+        self._probe.validate()
+        datagram = encode_report(self._probe.report(probe_cpu_s=now_s / 1000))
+        assert decode_report(datagram).rank == self.rank
+        return datagram
+
+    def know_groups(self, meetings: Meetings) -> None:
+        """Let the rank know who belongs to which group."""
+        self._members = {name: meetings.members(name) for name in ("0", *meetings.groups)}
+
+    def _stack(self) -> list[StackLine]:
+        outer = [(PROGRAM_FILE, 200, "main")]
+        if not self.has_joined:
+            return [*_TORCH_FRAMES[Phase.STARTING], (PROGRAM_FILE, 80, "main")]
+        doing = self._doing
+        if doing is None:
+            return outer
+        inner = _TORCH_FRAMES[doing.phase] if isinstance(doing, Call) and self.meeting is not None else []
+        return [*inner, (PROGRAM_FILE, doing.line, doing.function), *outer]
+
+
+def _fields(entry: RecorderEntry) -> tuple[tuple[str, int], str, int, str, tuple[tuple[int, ...], ...], bool, bool]:
+    return (entry.key, entry.group, entry.seq, entry.op, entry.sizes, entry.is_p2p, entry.is_retired)

@@ -1,0 +1,100 @@
+"""The rules of the house that a tool can check."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("app", "agent", "ddpcore")
+FORBIDDEN_NAMES = {"utils", "helpers", "common", "misc", "base", "manager", "handler", "processor", "data"}
+TORCH_FREE = (
+    "agent.cli",
+    "agent.daemon",
+    "agent.shim",
+    "app.cli",
+    "app.demo",
+    "app.headless",
+    "app.tui.console",
+    "ddpcore.env",
+    "ddpcore.rank_state",
+    "ddpcore.wire",
+)
+
+
+def source_files() -> list[Path]:
+    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+@pytest.mark.parametrize("module", TORCH_FREE)
+def test_importing_it_never_imports_torch(module: str) -> None:
+    proof = f"import sys, {module}; sys.exit(' '.join(m for m in sys.modules if m.split('.')[0] == 'torch') or 0)"
+
+    done = subprocess.run([sys.executable, "-P", "-c", proof], capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("module", ["app.headless", "app.session", "app.view"])
+def test_what_runs_without_a_screen_never_imports_textual(module: str) -> None:
+    screens = "('textual', 'rich')"
+    proof = f"import sys, {module}; sys.exit(' '.join(m for m in sys.modules if m.split('.')[0] in {screens}) or 0)"
+
+    done = subprocess.run([sys.executable, "-P", "-c", proof], capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_file_is_longer_than_400_lines() -> None:
+    long = {
+        str(path.relative_to(ROOT)): count
+        for path in source_files()
+        if (count := len(path.read_text().splitlines())) > 400
+    }
+
+    assert long == {}
+
+
+def test_the_console_app_stays_under_200_lines() -> None:
+    assert len((ROOT / "app/tui/console.py").read_text().splitlines()) < 200
+
+
+def test_no_file_has_a_name_that_says_nothing() -> None:
+    assert [path for path in source_files() if path.stem in FORBIDDEN_NAMES] == []
+
+
+def test_every_package_file_but_ddpcore_s_holds_only_a_docstring() -> None:
+    inits = [path for path in source_files() if path.name == "__init__.py" and path.parent != ROOT / "ddpcore"]
+
+    assert inits
+    for path in inits:
+        text = path.read_text().strip()
+        assert text.startswith('"""'), path
+        assert text.endswith('"""'), path
+        assert text.count('"""') == 2, path
+
+
+def test_the_launch_plug_in_is_never_declared_by_the_distribution() -> None:
+    assert "entry-points" not in (ROOT / "pyproject.toml").read_text()
+
+
+def test_broad_excepts_stand_in_four_places_only() -> None:
+    allowed = {
+        "ddpcore/probe.py",  # the probe's loop must never hurt training
+        "ddpcore/launch_plugin/rankdeck_plugin.py",  # anything that escapes breaks the user's `import torch`
+        "agent/daemon.py",  # one bad message must not end the daemon
+        "app/cli.py",
+    }
+
+    found = {
+        str(path.relative_to(ROOT))
+        for path in source_files()
+        if "except Exception" in path.read_text() or "except BaseException" in path.read_text()
+    }
+
+    assert found <= allowed
+
+
+def test_nothing_unpickles() -> None:
+    assert [path for path in source_files() if "import pickle" in path.read_text()] == []

@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+from signal import Signals
+from typing import get_args
+
+import pytest
+
+from agent.errors import InvalidTransitionError
+from agent.job import KILL_AGAIN_S, LAUNCHER_END_S, STORY_LENGTH, Job, launcher_ended, refusal_to_prepare, signal_name
+from agent.lifecycle import (
+    COMMAND_EVENTS,
+    TRANSITIONS,
+    AbortReceived,
+    Answer,
+    CommitReceived,
+    Effect,
+    Event,
+    FaultReceived,
+    ForgetJob,
+    KillReceived,
+    KillTree,
+    LauncherFailed,
+    LauncherNotStarted,
+    LauncherStarted,
+    LauncherSucceeded,
+    ReleasePort,
+    SignalWorker,
+    SlowWorker,
+    StartLauncher,
+    StopReceived,
+    TerminateLauncher,
+    Ticked,
+    WorkerExited,
+    WorkerFound,
+)
+from agent.wire import ENDED_STATES, Accepted, JobState, RefusalReason, Refused
+from ddpcore.wire import FaultKind
+from tests.support.jobs import make_spec
+
+ACCEPTED = Answer(Accepted())
+
+EVENTS: dict[type[Event], Event] = {
+    CommitReceived: CommitReceived(),
+    AbortReceived: AbortReceived(),
+    StopReceived: StopReceived(),
+    KillReceived: KillReceived(),
+    FaultReceived: FaultReceived(FaultKind.FREEZE, 2, 8.0),
+    LauncherStarted: LauncherStarted(),
+    LauncherNotStarted: LauncherNotStarted("no memory"),
+    LauncherSucceeded: LauncherSucceeded(),
+    LauncherFailed: LauncherFailed(1),
+    WorkerFound: WorkerFound(2),
+    WorkerExited: WorkerExited(2, 0, None),
+    Ticked: Ticked(),
+}
+WAYS: dict[JobState, list[Event]] = {
+    JobState.PREPARED: [],
+    JobState.RUNNING: [CommitReceived(), LauncherStarted()],
+    JobState.STOPPING: [CommitReceived(), LauncherStarted(), StopReceived()],
+    JobState.SUCCEEDED: [CommitReceived(), LauncherStarted(), LauncherSucceeded()],
+    JobState.FAILED: [CommitReceived(), LauncherStarted(), LauncherFailed(1)],
+    JobState.STOPPED: [StopReceived()],
+}
+
+
+def job_in(state: JobState, *more: Event, grace_s: float = 10.0) -> Job:
+    job = Job(make_spec(grace_s=grace_s), 0.0)
+    for event in (*WAYS[state], *more):
+        job.handle(event, 0.0)
+    assert job.state is state
+    return job
+
+
+def refusal(effects: list[Effect]) -> Refused:
+    (effect,) = effects
+    assert isinstance(effect, Answer)
+    assert isinstance(effect.reply, Refused)
+    return effect.reply
+
+
+def test_the_samples_cover_all_events() -> None:
+    assert set(EVENTS) == set(get_args(Event))
+
+
+@pytest.mark.parametrize("event_type", EVENTS)
+@pytest.mark.parametrize("state", JobState)
+def test_every_state_takes_exactly_the_events_of_the_table(state: JobState, event_type: type[Event]) -> None:
+    job = job_in(state)
+    after = TRANSITIONS.get((state, event_type))
+    if after is None:
+        with pytest.raises(InvalidTransitionError):
+            job.handle(EVENTS[event_type], 1.0)
+        assert job.state is state
+    else:
+        job.handle(EVENTS[event_type], 1.0)
+        assert job.state is after
+    job.validate()
+
+
+def test_a_peer_may_ask_for_anything_in_any_state_and_gets_one_answer_or_a_launch() -> None:
+    for state in JobState:
+        for event_type in COMMAND_EVENTS:
+            effects = job_in(state).handle(EVENTS[event_type], 1.0)
+            answers = [effect for effect in effects if isinstance(effect, Answer | StartLauncher)]
+            assert len(answers) == 1, (state, event_type)
+            assert effects[-1] is answers[0]
+
+
+def test_ended_states_are_never_left() -> None:
+    assert all(after is state for (state, _), after in TRANSITIONS.items() if state in ENDED_STATES)
+
+
+def test_every_state_can_be_reached_and_every_living_one_can_end() -> None:
+    assert {after for (before, _), after in TRANSITIONS.items() if after is not before} | {JobState.PREPARED} == set(
+        JobState
+    )
+    for state in set(JobState) - ENDED_STATES:
+        assert any(before is state and after in ENDED_STATES for (before, _), after in TRANSITIONS.items()), state
+
+
+def test_an_impossible_event_tells_the_last_events() -> None:
+    job = job_in(JobState.RUNNING)
+    for second in range(STORY_LENGTH):
+        job.handle(Ticked(), float(second))
+    with pytest.raises(InvalidTransitionError, match="job train is running: LauncherStarted cannot happen") as caught:
+        job.handle(LauncherStarted(), 99.0)
+    assert len(caught.value.story) == STORY_LENGTH
+    assert "LauncherStarted" in caught.value.story[-1]
+
+
+def test_a_commit_starts_the_launcher_and_is_answered_by_how_that_went() -> None:
+    job = Job(make_spec(), 0.0)
+    assert job.handle(CommitReceived(), 1.0) == [StartLauncher()]
+    assert job.handle(LauncherStarted(), 1.0) == [ReleasePort(), ACCEPTED]
+    assert job.handle(CommitReceived(), 2.0) == [ACCEPTED]
+
+
+def test_a_launcher_that_cannot_start_leaves_the_job_prepared() -> None:
+    job = job_in(JobState.PREPARED, CommitReceived())
+    assert refusal(job.handle(LauncherNotStarted("no memory"), 1.0)) == Refused(RefusalReason.CANNOT_SPAWN, "no memory")
+    assert job.state is JobState.PREPARED
+
+
+def test_an_abort_forgets_a_prepared_job_and_no_other() -> None:
+    assert job_in(JobState.PREPARED).handle(AbortReceived(), 1.0) == [ReleasePort(), ForgetJob(), ACCEPTED]
+    assert refusal(job_in(JobState.RUNNING).handle(AbortReceived(), 1.0)).reason is RefusalReason.WRONG_STATE
+    assert job_in(JobState.FAILED).handle(AbortReceived(), 1.0) == [ACCEPTED]
+
+
+@pytest.mark.parametrize("event", [StopReceived(), KillReceived()])
+def test_ending_what_does_not_run_is_well(event: Event) -> None:
+    assert job_in(JobState.PREPARED).handle(event, 1.0) == [ReleasePort(), ACCEPTED]
+    assert job_in(JobState.SUCCEEDED).handle(event, 1.0) == [ACCEPTED]
+
+
+def test_a_stop_is_patient_for_the_grace_period_and_then_kills_until_it_is_over() -> None:
+    job = job_in(JobState.RUNNING)
+    assert job.handle(StopReceived(), 100.0) == [TerminateLauncher(), ACCEPTED]
+    assert job.status(103.0).detail == "stopping; what is left in 7 s is killed"
+    assert job.handle(StopReceived(), 105.0) == [ACCEPTED]
+    assert job.handle(Ticked(), 109.9) == []
+    assert job.handle(Ticked(), 110.0) == [KillTree()]
+    assert job.handle(Ticked(), 110.2) == []
+    assert job.handle(Ticked(), 110.0 + KILL_AGAIN_S) == [KillTree()]
+    assert job.handle(LauncherFailed(-9), 116.0) == []
+    assert job.state is JobState.STOPPED
+    assert job.handle(Ticked(), 200.0) == []
+
+
+def test_a_kill_does_not_wait_and_overtakes_a_stop() -> None:
+    job = job_in(JobState.RUNNING)
+    job.handle(StopReceived(), 0.0)
+    assert job.handle(KillReceived(), 1.0) == [KillTree(), ACCEPTED]
+    assert job_in(JobState.RUNNING).handle(KillReceived(), 1.0) == [KillTree(), ACCEPTED]
+
+
+def test_a_job_that_was_done_before_the_stop_arrived_has_succeeded() -> None:
+    job = job_in(JobState.STOPPING)
+    job.handle(launcher_ended(0), 1.0)
+    assert job.state is JobState.SUCCEEDED
+    assert job.status(1.0).exit_code == 0
+
+
+def test_a_launcher_that_lingers_after_a_rank_has_failed_is_ended() -> None:
+    job = job_in(JobState.RUNNING, WorkerFound(2), WorkerFound(3), grace_s=0.0)
+    assert job.handle(WorkerExited(3, None, 9), 10.0) == []
+    assert job.status(10.0).detail == "rank 3 was killed by SIGKILL; waiting for the launcher to end the others"
+    assert job.handle(WorkerExited(2, 1, None, "RuntimeError: closed"), 11.0) == []
+    assert job.handle(Ticked(), 10.0 + LAUNCHER_END_S - 0.1) == []
+    assert job.handle(Ticked(), 10.0 + LAUNCHER_END_S) == [KillTree()]
+    job.handle(LauncherFailed(-9), 14.0)
+    assert job.status(14.0).detail == "rank 3 was killed by SIGKILL"
+    job.validate()
+
+
+def test_ranks_that_ended_well_or_unknown_leave_the_launcher_its_time() -> None:
+    job = job_in(JobState.RUNNING, WorkerFound(2), WorkerFound(3))
+    job.handle(WorkerExited(2, 0, None), 1.0)
+    assert job.status(1.0).detail == ""
+    job.handle(WorkerExited(3, None, None), 1.0)
+    assert job.handle(Ticked(), 1e6) == []
+    assert job.status(2.0).detail == "all ranks of this node have ended; the launcher waits for the other nodes"
+
+
+def test_a_failing_rank_does_not_lengthen_a_stop() -> None:
+    job = job_in(JobState.RUNNING, WorkerFound(2))
+    job.handle(StopReceived(), 0.0)
+    job.handle(WorkerExited(2, None, 15), 9.0)
+    assert job.handle(Ticked(), 10.0) == [KillTree()]
+
+
+def test_an_exit_that_is_noticed_after_the_launchers_changes_no_state() -> None:
+    job = job_in(JobState.FAILED, WorkerExited(2, 7, None))
+    assert job.status(0.0).detail == "the launcher exited with code 1"
+    assert job_in(JobState.STOPPED, WorkerExited(2, 7, None)).status(0.0).detail == ""
+
+
+def test_a_killed_shim_leaves_a_tree_to_kill() -> None:
+    job = job_in(JobState.RUNNING)
+    assert job.handle(LauncherFailed(None), 1.0) == [KillTree()]
+    assert job.status(1.0).detail == "the shim was killed, and the launcher with it"
+
+
+def test_a_launcher_that_fails_before_any_rank_says_why() -> None:
+    job = job_in(JobState.RUNNING)
+    job.handle(launcher_ended(1, "DistStoreError: Timed out"), 1.0)
+    assert job.status(1.0).detail == "the launcher exited with code 1: DistStoreError: Timed out"
+    killed = job_in(JobState.RUNNING)
+    killed.handle(LauncherFailed(-11), 1.0)
+    assert killed.status(1.0).detail == "the launcher was killed by SIGSEGV"
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [(FaultKind.FREEZE, Signals.SIGSTOP), (FaultKind.THAW, Signals.SIGCONT), (FaultKind.KILL, Signals.SIGKILL)],
+)
+def test_faults_are_signals_to_the_worker(kind: FaultKind, number: Signals) -> None:
+    job = job_in(JobState.RUNNING, WorkerFound(3))
+    assert job.handle(FaultReceived(kind, 3, 8.0), 1.0) == [SignalWorker(3, number), ACCEPTED]
+
+
+def test_slowness_is_asked_of_the_probe_with_a_growing_number() -> None:
+    job = job_in(JobState.RUNNING, WorkerFound(3))
+    assert job.handle(FaultReceived(FaultKind.SLOW, 3, 4.0), 1.0) == [SlowWorker(3, 1, 4.0), ACCEPTED]
+    assert job.handle(FaultReceived(FaultKind.SLOW, 3, 1.0), 1.0) == [SlowWorker(3, 2, 1.0), ACCEPTED]
+
+
+@pytest.mark.parametrize(
+    ("state", "more", "rank", "reason", "words"),
+    [
+        (JobState.RUNNING, [], 1, RefusalReason.UNKNOWN_RANK, "this node has ranks 2 to 3"),
+        (JobState.RUNNING, [], 3, RefusalReason.WRONG_STATE, "rank 3 has not started yet"),
+        (JobState.RUNNING, [WorkerExited(3, 0, None)], 3, RefusalReason.WRONG_STATE, "rank 3 has exited"),
+        (JobState.PREPARED, [], 3, RefusalReason.WRONG_STATE, "job train is prepared"),
+        (JobState.STOPPING, [], 3, RefusalReason.WRONG_STATE, "job train is stopping"),
+    ],
+)
+def test_faults_that_do_not_fit_are_refused(
+    state: JobState, more: list[Event], rank: int, reason: RefusalReason, words: str
+) -> None:
+    refused = refusal(job_in(state, *more).handle(FaultReceived(FaultKind.KILL, rank, 8.0), 1.0))
+    assert refused.reason is reason
+    assert words in refused.message
+
+
+def test_the_status_says_how_long_the_state_has_lasted() -> None:
+    job = job_in(JobState.RUNNING)
+    job.handle(StopReceived(), 5.0)
+    assert job.status(7.0).state_s == 2.0
+    assert job.status(7.0).first_rank == 2
+
+
+def test_a_new_job_and_a_higher_attempt_of_an_ended_one_are_taken() -> None:
+    assert refusal_to_prepare(make_spec(), None) is None
+    assert refusal_to_prepare(make_spec(attempt=1), job_in(JobState.FAILED)) is None
+
+
+@pytest.mark.parametrize(("state", "attempt"), [(JobState.RUNNING, 1), (JobState.FAILED, 0), (JobState.PREPARED, 0)])
+def test_a_job_that_is_here_already_is_refused(state: JobState, attempt: int) -> None:
+    refused = refusal_to_prepare(make_spec(attempt=attempt), job_in(state))
+    assert refused is not None
+    assert refused.reason is RefusalReason.JOB_EXISTS
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"node_rank": 2}, "node_rank 2 of 2 nodes"),
+        ({"first_rank": 3}, "ranks 3 to 4 of 4"),
+        ({"master_port": 0}, "give the others its master_port"),
+        ({"command": ["a\0b"]}, "NUL"),
+        ({"env": {"A": "\0"}}, "NUL"),
+        ({"env": {"A=B": ""}}, "holds '='"),
+        ({"env": {"": "x"}}, "is empty"),
+    ],
+)
+def test_specs_that_contradict_themselves_are_refused(changes: dict[str, object], words: str) -> None:
+    refused = refusal_to_prepare(make_spec(**changes), None)
+    assert refused is not None
+    assert refused.reason is RefusalReason.MALFORMED
+    assert words in refused.message
+
+
+def test_signals_have_names_where_there_are_names() -> None:
+    assert signal_name(9) == "SIGKILL"
+    assert signal_name(50) == "signal 50"

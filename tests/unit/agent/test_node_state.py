@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.node_state import (
+    HostSampled,
+    JobAdmitted,
+    JobForgotten,
+    NodeState,
+    RankReported,
+    WorkerEnded,
+    WorkerSampled,
+    WorkerSeen,
+)
+from agent.wire import ExitReport, NodeReport, ProcessState, decode_node_report, encode_node_report
+from ddpcore.wire import WIRE_VERSION, Phase, RankReport
+
+
+def rank_report(rank: int = 2, **changes: Any) -> RankReport:
+    report = RankReport(
+        wire_version=WIRE_VERSION,
+        rank=rank,
+        local_rank=rank - 2,
+        world_size=4,
+        pid=100 + rank,
+        job_id="train",
+        attempt=0,
+        report_seq=1,
+        phase=Phase.FORWARD,
+    )
+    return msgspec.structs.replace(report, **changes)
+
+
+@pytest.fixture
+def state() -> NodeState:
+    state = NodeState("a", "e0", "host", 7, 16)
+    state.apply(JobAdmitted("train", 0, 2, 2, 4), 0.0)
+    return state
+
+
+def report_of(state: NodeState, now_s: float) -> NodeReport:
+    state.validate()
+    report = state.report(now_s, report_seq=5, jobs=[], log_seq=9, malformed_datagrams=1)
+    assert decode_node_report(encode_node_report(report)) == report
+    return report
+
+
+def sampled(process: ProcessState, rank: int = 2) -> WorkerSampled:
+    return WorkerSampled("train", rank, process, 4096, 1.5)
+
+
+def test_the_host_and_the_callers_figures_are_passed_on(state: NodeState) -> None:
+    state.apply(HostSampled(0.5, 100, 40, 3), 0.0)
+    report = report_of(state, 1.0)
+    assert (report.node, report.epoch, report.hostname, report.agent_pid, report.num_cpus) == ("a", "e0", "host", 7, 16)
+    assert (report.cpu_frac, report.memory_total_bytes, report.memory_available_bytes) == (0.5, 100, 40)
+    assert (report.agent_rss_bytes, report.report_seq, report.log_seq, report.malformed_reports) == (3, 5, 9, 1)
+
+
+def test_a_worker_shows_its_process_and_its_last_report_with_ages(state: NodeState) -> None:
+    state.apply(WorkerSeen("train", 2, 102), 10.0)
+    state.apply(sampled(ProcessState.RUNNING), 10.2)
+    state.apply(RankReported(rank_report()), 11.0)
+    (worker,) = report_of(state, 12.5).workers
+    assert (worker.rank, worker.local_rank, worker.pid, worker.attempt) == (2, 0, 102, 0)
+    assert (worker.process, worker.process_s, worker.rss_bytes, worker.cpu_s) == (ProcessState.RUNNING, 2.5, 4096, 1.5)
+    assert worker.report == rank_report()
+    assert worker.report_age_s == 1.5
+    assert worker.exit is None
+
+
+def test_a_worker_without_a_report_says_so(state: NodeState) -> None:
+    state.apply(WorkerSeen("train", 3, 103), 0.0)
+    (worker,) = report_of(state, 5.0).workers
+    assert worker.report is None
+    assert worker.report_age_s == 0.0
+
+
+def test_the_age_of_a_process_state_begins_with_its_change(state: NodeState) -> None:
+    state.apply(WorkerSeen("train", 2, 102), 0.0)
+    state.apply(sampled(ProcessState.FROZEN), 5.0)
+    state.apply(sampled(ProcessState.FROZEN), 6.0)
+    (worker,) = report_of(state, 8.0).workers
+    assert (worker.process, worker.process_s) == (ProcessState.FROZEN, 3.0)
+
+
+def test_an_ended_worker_stays_ended_and_keeps_its_last_report(state: NodeState) -> None:
+    state.apply(WorkerSeen("train", 2, 102), 0.0)
+    state.apply(RankReported(rank_report()), 1.0)
+    state.apply(WorkerEnded("train", 2, None, 9, "boom"), 2.0)
+    state.apply(sampled(ProcessState.RUNNING), 2.1)
+    (worker,) = report_of(state, 5.0).workers
+    assert worker.process is ProcessState.EXITED
+    assert worker.exit == ExitReport(code=None, signal=9, age_s=3.0, error="boom")
+    assert worker.rss_bytes == 0
+    assert worker.report is not None
+
+
+def test_workers_are_sorted_by_rank(state: NodeState) -> None:
+    for rank in (3, 2):
+        state.apply(WorkerSeen("train", rank, 100 + rank), 0.0)
+    assert [worker.rank for worker in report_of(state, 0.0).workers] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"job_id": "other"},
+        {"attempt": 1},
+        {"world_size": 8},
+        {"rank": 1, "local_rank": 0},
+        {"rank": 4, "local_rank": 2},
+        {"local_rank": 1},
+    ],
+)
+def test_reports_that_belong_to_no_job_here_are_counted_and_dropped(state: NodeState, changes: dict[str, Any]) -> None:
+    state.apply(WorkerSeen("train", 2, 102), 0.0)
+    state.apply(RankReported(rank_report(**changes)), 1.0)
+    report = report_of(state, 1.0)
+    assert report.malformed_reports == 2
+    assert report.workers[0].report is None
+
+
+def test_an_older_report_does_not_replace_a_newer_one(state: NodeState) -> None:
+    state.apply(WorkerSeen("train", 2, 102), 0.0)
+    state.apply(RankReported(rank_report(report_seq=7)), 1.0)
+    state.apply(RankReported(rank_report(report_seq=6)), 2.0)
+    report = report_of(state, 2.0)
+    assert report.malformed_reports == 2
+    assert report.workers[0].report == rank_report(report_seq=7)
+    state.apply(RankReported(rank_report(report_seq=1, pid=555)), 3.0)
+    assert report_of(state, 3.0).workers[0].report == rank_report(report_seq=1, pid=555)
+
+
+def test_a_new_attempt_begins_with_nothing_and_a_forgotten_job_is_gone(state: NodeState) -> None:
+    state.apply(WorkerSeen("train", 2, 102), 0.0)
+    state.apply(JobAdmitted("train", 1, 2, 2, 4), 1.0)
+    assert report_of(state, 1.0).workers == []
+    state.apply(WorkerSeen("train", 2, 202), 1.0)
+    assert report_of(state, 1.0).workers[0].attempt == 1
+    state.apply(JobForgotten("train"), 2.0)
+    state.apply(JobForgotten("train"), 2.0)
+    assert report_of(state, 2.0).workers == []
+
+
+def test_unequal_clocks_of_the_caller_never_make_a_negative_age(state: NodeState) -> None:
+    state.apply(WorkerSeen("train", 2, 102), 10.0)
+    state.apply(RankReported(rank_report()), 10.0)
+    (worker,) = report_of(state, 9.0).workers
+    assert worker.process_s == 0.0
+    assert worker.report_age_s == 0.0

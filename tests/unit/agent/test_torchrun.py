@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from agent.torchrun import LaunchPaths, launcher_argv, launcher_env
+from ddpcore.wire import LAUNCH_PLUGIN_DIR, Fault, FaultKind, decode_faults
+from tests.support.jobs import make_spec
+
+PATHS = LaunchPaths("/run/a/inbox.sock", "/run/a/jobs/train/0")
+
+
+def test_the_argv_names_everything_that_torchrun_would_guess() -> None:
+    argv = launcher_argv(make_spec(python="/py", command=["-m", "pkg.train", "--lr", "1"]), 4711)
+    assert argv[:3] == ["/py", "-m", "torch.distributed.run"]
+    options = dict(zip(argv[3:-4:2], argv[4:-4:2], strict=True))
+    assert options == {
+        "--nnodes": "2",
+        "--nproc-per-node": "2",
+        "--max-restarts": "0",
+        "--rdzv-backend": "static",
+        "--rdzv-id": "train",
+        "--master-addr": "127.0.0.1",
+        "--master-port": "4711",
+        "--node-rank": "1",
+        "--rdzv-conf": "timeout=120",
+        "--logs-specs": "rankdeck",
+        "--monitor-interval": "0.1",
+    }
+    assert argv[-4:] == ["-m", "pkg.train", "--lr", "1"]
+
+
+@given(st.lists(st.text(min_size=1), min_size=1))
+def test_arguments_pass_untouched(command: list[str]) -> None:
+    assert launcher_argv(make_spec(command=command), 1)[-len(command) :] == command
+
+
+@given(st.dictionaries(st.text(min_size=1).map(lambda name: f"U_{name}"), st.text()))
+def test_variables_of_the_user_pass_untouched(env: dict[str, str]) -> None:
+    made = launcher_env(make_spec(env=env), {}, PATHS)
+    assert {name: made[name] for name in env} == env
+
+
+def test_ranks_learn_where_the_agent_is() -> None:
+    env = launcher_env(make_spec(attempt=3), {"HOME": "/home/u"}, PATHS, store_fd=9)
+    assert env["RANKDECK_INBOX"] == "/run/a/inbox.sock"
+    assert env["RANKDECK_LOG_DIR"] == env["RANKDECK_REQUEST_DIR"] == "/run/a/jobs/train/0"
+    assert (env["RANKDECK_JOB_ID"], env["RANKDECK_ATTEMPT"], env["RANKDECK_STORE_FD"]) == ("train", "3", "9")
+    assert env["HOME"] == "/home/u"
+    assert "RANKDECK_FAULTS" not in env
+
+
+def test_without_a_reserved_port_torch_binds_its_own() -> None:
+    assert "RANKDECK_STORE_FD" not in launcher_env(make_spec(), {}, PATHS)
+
+
+def test_faults_travel_in_the_environment() -> None:
+    faults = [Fault(FaultKind.FREEZE, 2, at_step=10)]
+    assert decode_faults(launcher_env(make_spec(faults=faults), {}, PATHS)["RANKDECK_FAULTS"]) == faults
+
+
+@pytest.mark.parametrize(
+    ("base", "env", "expected"),
+    [
+        ({}, {}, str(LAUNCH_PLUGIN_DIR)),
+        ({"PYTHONPATH": "/lib"}, {}, f"{LAUNCH_PLUGIN_DIR}:/lib"),
+        ({"PYTHONPATH": "/lib"}, {"PYTHONPATH": "/mine"}, f"{LAUNCH_PLUGIN_DIR}:/mine"),
+    ],
+)
+def test_the_plug_in_comes_first_on_the_search_path(base: dict[str, str], env: dict[str, str], expected: str) -> None:
+    assert launcher_env(make_spec(env=env), base, PATHS)["PYTHONPATH"] == expected
+
+
+def test_what_an_outer_job_left_in_the_environment_does_not_reach_this_one() -> None:
+    base = {"PET_NNODES": "9", "RANK": "0", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "x", "RANKDECK_PROBED_PID": "1"}
+    assert not set(base) & set(launcher_env(make_spec(), base, PATHS))
+
+
+def test_defaults_give_way_to_the_user() -> None:
+    env = launcher_env(make_spec(grace_s=60.5, interface="eth1", env={"GLOO_SOCKET_IFNAME": "eth0"}), {}, PATHS)
+    assert env["OMP_NUM_THREADS"] == "1"
+    assert env["PYTHONUNBUFFERED"] == "1"
+    assert env["TORCH_FR_BUFFER_SIZE"] == "64"
+    assert env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "66"
+    assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"], env["TP_SOCKET_IFNAME"]) == ("eth0", "eth1", "eth1")
+    assert launcher_env(make_spec(env={"OMP_NUM_THREADS": "4"}), {}, PATHS)["OMP_NUM_THREADS"] == "4"
+    assert "GLOO_SOCKET_IFNAME" not in launcher_env(make_spec(), {}, PATHS)

@@ -1,0 +1,279 @@
+"""What single reports prove, and what they do not: the corners that whole simulations seldom reach."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from agent.wire import JobState, ProcessState
+from app.cluster import Cluster
+from app.diagnosis import Diagnoser, Diagnosis, JobDiagnosis
+from app.rank_facts import STATES, Thresholds
+from app.rows import Cause, RankState
+from app.view import View
+from ddpcore.wire import Phase
+from tests.support.node_reports import dead_worker, group_report, job_status, node_report, rank_report, worker_report
+
+if TYPE_CHECKING:
+    from agent.wire import WorkerReport
+
+LOST_PEER = "RuntimeError: Connection closed by peer"
+
+
+class Watched:
+    """A job on nodes of two ranks each, and its diagnoser."""
+
+    def __init__(self, num_nodes: int = 2, thresholds: Thresholds | None = None) -> None:
+        self.names = [f"n{index}" for index in range(num_nodes)]
+        self.world_size = 2 * num_nodes
+        self.cluster = Cluster(self.names)
+        self.diagnoser = Diagnoser(thresholds)
+        self.now_s = 1000.0
+        self.seq = 0
+
+    def hear(self, *workers: WorkerReport, nodes: list[int] | None = None, **status: Any) -> Diagnosis:
+        """Let nodes report, all with what they have of `workers`."""
+        for node in range(len(self.names)) if nodes is None else nodes:
+            self.seq += 1
+            own = [worker for worker in workers if worker.rank // 2 == node]
+            share = job_status(2 * node, world_size=self.world_size, num_nodes=len(self.names), **status)
+            self.cluster.apply(self.names[node], node_report(self.seq, [share], own), self.now_s)
+        return self.look()
+
+    def beat(self, rank: int, *groups: Any, **fields: Any) -> WorkerReport:
+        """Return a fresh report of a rank."""
+        report = rank_report(rank, self.world_size, report_seq=self.seq + 1, groups=list(groups), **fields)
+        return worker_report(rank, report)
+
+    def look(self) -> Diagnosis:
+        diagnosis = self.diagnoser.observe(self.cluster, self.now_s)
+        diagnosis.validate()
+        return diagnosis
+
+    def job(self) -> JobDiagnosis:
+        return self.look().jobs["job"]
+
+
+def causes(diagnosis: Diagnosis) -> set[tuple[Cause, tuple[int, ...]]]:
+    return {(verdict.cause, verdict.culprits) for verdict in diagnosis.verdicts}
+
+
+def test_a_rank_is_missing_only_when_its_report_is_younger_than_the_wait() -> None:
+    watched = Watched()
+    waiting = [watched.beat(rank, group_report(5, 3.0)) for rank in (0, 2, 3)]
+    known = watched.hear(*waiting, watched.beat(1, group_report(4)))
+
+    (wait,) = known.waits
+    assert (wait.waiting.tolist(), wait.missing.tolist(), wait.is_settled) == ([0, 2, 3], [1], True)
+
+    stale = Watched()
+    stale.hear(stale.beat(1, group_report(4)))
+    stale.now_s += 0.3
+    (wait,) = stale.hear(*[stale.beat(rank, group_report(5, 0.25)) for rank in (0, 2, 3)]).waits
+    assert (wait.missing.tolist(), wait.is_settled) == ([], False)
+
+
+def test_a_rank_that_was_never_heard_is_missing_after_a_while() -> None:
+    watched = Watched()
+    watched.hear(*[watched.beat(rank, group_report(5, 0.5)) for rank in (0, 2, 3)], worker_report(1))
+    assert [wait.missing.tolist() for wait in watched.look().waits] == [[]]
+
+    watched.now_s += 1.8
+    assert [wait.missing.tolist() for wait in watched.look().waits] == [[1]]
+
+
+def test_a_wait_that_one_member_has_behind_it_is_over_unless_the_operation_is_one_way() -> None:
+    done = Watched()
+    ahead = done.beat(1, group_report(6, 0.1))
+    diagnosis = done.hear(*[done.beat(rank, group_report(5, 0.5)) for rank in (0, 2, 3)], ahead)
+    assert [wait.seq for wait in diagnosis.waits] == [6]
+
+    root = Watched()
+    waiting = [root.beat(rank, group_report(5, 0.5, op="broadcast")) for rank in (0, 2)]
+    diagnosis = root.hear(*waiting, root.beat(1, group_report(9, op="broadcast")), root.beat(3, group_report(4)))
+    assert [(wait.seq, wait.missing.tolist()) for wait in diagnosis.waits] == [(5, [3])]
+
+
+def test_several_seqs_of_one_group_lead_to_the_same_root() -> None:
+    watched = Watched()
+    watched.hear(
+        watched.beat(0, group_report(7, 12.0)),
+        watched.beat(2, group_report(6, 12.0, completed_seq=4)),
+        watched.beat(3, group_report(6, 12.0, completed_seq=4)),
+        watched.beat(1, group_report(5)),
+    )
+
+    diagnosis = watched.look()
+    assert [(wait.seq, wait.missing.tolist()) for wait in diagnosis.waits] == [(6, [1]), (7, [1, 2, 3])]
+    assert causes(diagnosis) == {(Cause.STRAGGLER, (1,))}
+    assert diagnosis.verdicts[0].waiting == (0, 2, 3)
+
+
+def test_a_member_that_leaves_a_group_does_not_wait_in_it_any_more() -> None:
+    watched = Watched()
+    watched.hear(watched.beat(0, group_report(5, 1.0), group_report(2, 3.0, group="7", ranks=[0, 1])))
+    assert {wait.group for wait in watched.look().waits} == {"0", "7"}
+
+    assert {wait.group for wait in watched.hear(watched.beat(0, group_report(5, 1.2))).waits} == {"0"}
+
+
+def test_waits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.waits.MAX_WAITS", 3)
+    watched = Watched()
+    groups = [group_report(5, 1.0, group=str(index), ranks=[0, 1]) for index in range(1, 9)]
+
+    assert len(watched.hear(watched.beat(0, *groups)).waits) == 3
+
+
+def test_a_rank_frozen_inside_a_collective_holds_it_up_though_it_has_called() -> None:
+    watched = Watched()
+    inside = watched.beat(1, group_report(5, 4.0))
+    frozen = worker_report(1, inside.report, process=ProcessState.FROZEN, process_s=3.0)
+    diagnosis = watched.hear(*[watched.beat(rank, group_report(5, 4.0)) for rank in (0, 2, 3)], frozen)
+
+    assert causes(diagnosis) == {(Cause.FROZEN, (1,))}
+    assert diagnosis.verdicts[0].waiting == (0, 2, 3)
+    assert diagnosis.verdicts[0].for_s == pytest.approx(3.0)
+
+
+def test_a_console_that_attaches_late_does_not_blame_who_has_not_been_heard_yet() -> None:
+    watched = Watched()
+    diagnosis = watched.hear(*[watched.beat(rank, group_report(5, 100.0)) for rank in (0, 1)], nodes=[0])
+    assert causes(diagnosis) == set()
+
+    late = [watched.beat(rank, group_report(4)) for rank in (2, 3)]
+    assert causes(watched.hear(*late, nodes=[1])) == set()
+
+
+def test_a_rank_that_never_reports_is_a_straggler_that_is_still_starting() -> None:
+    watched = Watched()
+    for _ in range(24):
+        watched.hear(
+            *[watched.beat(rank, group_report(5, watched.now_s - 999.0)) for rank in (0, 2, 3)], worker_report(1)
+        )
+        watched.now_s += 0.5
+
+    diagnosis = watched.look()
+    assert causes(diagnosis) == {(Cause.STRAGGLER, (1,))}
+    assert "rank 1 is still starting" in View(watched.cluster, diagnosis, watched.now_s).headline().text
+
+
+def test_a_node_that_no_longer_knows_the_job_has_lost_its_ranks() -> None:
+    watched = Watched()
+    watched.hear(*[watched.beat(rank) for rank in range(4)])
+    for _ in range(16):
+        watched.now_s += 0.5
+        watched.seq += 1
+        watched.cluster.apply("n1", node_report(watched.seq, [], []), watched.now_s)
+        watched.hear(watched.beat(0), watched.beat(1), nodes=[0])
+
+    diagnosis = watched.look()
+    assert causes(diagnosis) == {(Cause.NODE_LOST, (2, 3))}
+    assert diagnosis.verdicts[0].for_s == pytest.approx(8.0)
+
+
+def test_many_lost_nodes_are_told_in_one_sentence() -> None:
+    watched = Watched(num_nodes=12)
+    watched.hear(*[watched.beat(rank) for rank in range(24)])
+    for _ in range(16):
+        watched.now_s += 0.5
+        watched.hear(watched.beat(0), nodes=[0])
+
+    (verdict,) = watched.look().verdicts
+    assert (verdict.cause, verdict.culprits) == (Cause.NODE_LOST, tuple(range(2, 24)))
+    text = View(watched.cluster, watched.look(), watched.now_s).headline().text
+    assert text.startswith("n1, n2 and 9 more have not reported for 8.0 s: ranks 2-23 are lost")
+
+
+def test_many_deaths_of_one_kind_are_told_in_one_sentence() -> None:
+    watched = Watched(num_nodes=12)
+    diagnosis = watched.hear(*[dead_worker(rank, signal=9) for rank in range(24)])
+
+    (verdict,) = diagnosis.verdicts
+    assert verdict.culprits == tuple(range(24))
+
+
+def test_deaths_of_different_kinds_are_told_apart() -> None:
+    watched = Watched()
+    diagnosis = watched.hear(dead_worker(0, signal=9), dead_worker(1, signal=9), dead_worker(2, code=1, error="E: x"))
+
+    assert causes(diagnosis) == {(Cause.EXITED, (0, 1)), (Cause.EXITED, (2,))}
+
+
+def test_who_called_less_in_a_sub_group_is_known_by_that_group() -> None:
+    watched = Watched()
+    other = group_report(9, group="8", ranks=[2, 3])
+    watched.hear(
+        watched.beat(0, group_report(3, group="7", ranks=[0, 1])),
+        watched.beat(1, group_report(2, group="7", ranks=[0, 1])),
+        watched.beat(2, other),
+        watched.beat(3, other),
+    )
+    watched.now_s += 1
+    dead = [dead_worker(rank, code=0, age_s=0.5) for rank in (1, 2)]
+    diagnosis = watched.hear(*dead, dead_worker(0, code=1, error=LOST_PEER, age_s=0.1), watched.beat(3, other))
+
+    assert causes(diagnosis) == {(Cause.FEWER_CALLS, (1,))}
+
+
+def test_a_process_that_ended_nobody_knows_how_is_done() -> None:
+    watched = Watched()
+    watched.hear(worker_report(0, process=ProcessState.EXITED), dead_worker(1, signal=9, age_s=5.0))
+
+    states = [STATES[code] for code in watched.job().states]
+    assert states == [RankState.DONE, RankState.EXITED, RankState.STARTING, RankState.STARTING]
+
+
+def test_a_mismatch_that_is_over_is_held_for_a_moment_and_then_forgotten() -> None:
+    watched = Watched()
+    calls = ["all_reduce", "broadcast", "all_reduce", "all_reduce"]
+    watched.hear(*[watched.beat(rank, group_report(5, 1.0, op=op)) for rank, op in enumerate(calls)])
+    assert causes(watched.look()) == {(Cause.MISMATCH, (1,))}
+
+    watched.now_s += 0.3
+    assert causes(watched.hear(*[watched.beat(rank, group_report(6)) for rank in range(4)])) == {(Cause.MISMATCH, (1,))}
+    watched.now_s += 0.3
+    assert causes(watched.hear(*[watched.beat(rank, group_report(7)) for rank in range(4)])) == set()
+
+
+@pytest.mark.parametrize("sizes", [[[6]], []])
+def test_equal_element_counts_and_unknown_ones_are_no_mismatch(sizes: list[list[int]]) -> None:
+    watched = Watched()
+    told = [[[2, 3]], sizes, [[6]], [[6]]]
+    diagnosis = watched.hear(*[watched.beat(rank, group_report(5, 3.0, sizes=told[rank])) for rank in range(4)])
+
+    assert causes(diagnosis) == set()
+
+
+def test_a_wait_at_hand_names_what_the_late_rank_is_about_if_that_takes_time() -> None:
+    watched = Watched()
+    waiting = [watched.beat(rank, group_report(5, 2.0), step=3) for rank in (0, 2, 3)]
+    watched.hear(*waiting, watched.beat(1, group_report(4), step=3, phase=Phase.FORWARD))
+    assert View(watched.cluster, watched.look(), watched.now_s).headline().text.endswith("for rank 1, 2.0 s")
+
+    every = [watched.beat(rank, group_report(6, 2.0), step=3) for rank in range(4)]
+    watched.hear(*every)
+    assert (
+        View(watched.cluster, watched.look(), watched.now_s).headline().text == "ranks 0-3 wait in all_reduce #6, 2.0 s"
+    )
+
+
+def test_verdicts_of_a_job_are_bounded_and_those_of_all_jobs_come_worst_first() -> None:
+    watched = Watched(num_nodes=40)
+    dead = [dead_worker(rank, code=rank, error=f"E: {rank}") for rank in range(1, 80)]
+    assert len(watched.hear(*dead).verdicts) == 64
+
+    two = Watched()
+    told = [worker_report(0, process=ProcessState.FROZEN), dead_worker(1, signal=9, job_id="other")]
+    two.cluster.apply("n0", node_report(1, [job_status(), job_status(job_id="other")], told), two.now_s)
+    assert [verdict.cause for verdict in two.look().verdicts] == [Cause.EXITED, Cause.FROZEN]
+
+
+def test_a_stopped_job_keeps_the_death_that_came_before() -> None:
+    watched = Watched()
+    watched.hear(dead_worker(1, signal=9), *[watched.beat(rank) for rank in (0, 2, 3)])
+    watched.now_s += 5
+    told = [dead_worker(rank, signal=15) for rank in (0, 2, 3)]
+    diagnosis = watched.hear(dead_worker(1, signal=9, age_s=5.0), *told, state=JobState.STOPPED, state_s=0.0)
+    assert causes(diagnosis) == {(Cause.EXITED, (1,))}

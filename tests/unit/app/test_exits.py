@@ -1,0 +1,129 @@
+"""The first to die of its own cause is told from those who died of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.wire import ExitReport
+from app.exits import ExitContext, Exits, has_lost_peer, sort_out
+from app.job_model import Death
+from app.rank_facts import Thresholds
+
+LOST = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:31415"
+NEVER = float("inf")
+
+
+def end(rank: int, at_s: float, code: int | None = None, signal: int | None = None, error: str = "") -> Death:
+    return Death(rank, at_s, ExitReport(code=code, signal=signal, error=error))
+
+
+def sorted_out(
+    *deaths: Death, now_s: float = 20.0, stop: float = NEVER, other: bool = False, less: frozenset[int] = frozenset()
+) -> Exits:
+    context = ExitContext(stop_began_s=stop, has_other_cause=other, called_less=less, now_s=now_s)
+    return sort_out({death.rank: death for death in deaths}, context, Thresholds())
+
+
+def culprits(exits: Exits) -> list[int]:
+    return [death.rank for death in exits.culprits]
+
+
+def test_a_signal_is_a_cause_and_what_follows_is_a_consequence() -> None:
+    found = sorted_out(
+        end(0, 10.4, code=1, error=LOST),
+        end(1, 10.2, signal=15),
+        end(2, 10.0, signal=9),
+        end(3, 40.0, signal=9),
+        now_s=50,
+    )
+
+    assert culprits(found) == [2]
+    assert found.lost_connection == [0]
+    assert found.first_bad_s == 10.0
+
+
+def test_a_consequence_noticed_a_little_earlier_than_its_cause_is_not_blamed() -> None:
+    assert culprits(sorted_out(end(0, 9.9, code=1, error=LOST), end(2, 10.0, signal=9))) == [2]
+
+
+def test_independent_deaths_of_one_instant_are_all_named() -> None:
+    assert culprits(sorted_out(end(0, 10.0, signal=9), end(1, 10.2, signal=9), end(2, 11.0, code=1, error="E: x"))) == [
+        0,
+        1,
+    ]
+
+
+def test_a_death_that_looks_like_a_consequence_waits_for_its_cause() -> None:
+    early = sorted_out(end(0, 10.0, code=1, error=LOST), now_s=10.5)
+    late = sorted_out(end(0, 10.0, code=1, error=LOST), end(1, 10.1, signal=15), now_s=11.5)
+
+    assert culprits(early) == []
+    assert early.first_bad_s == 10.0
+    assert culprits(late) == [0]
+
+
+def test_it_is_never_told_while_something_else_explains_it() -> None:
+    assert culprits(sorted_out(end(0, 10.0, code=1, error=LOST), other=True)) == []
+
+
+def test_an_exit_code_without_its_error_line_waits_for_it() -> None:
+    assert culprits(sorted_out(end(0, 10.0, code=1), now_s=10.5)) == []
+    assert culprits(sorted_out(end(0, 10.0, code=1), now_s=11.5)) == [0]
+    assert culprits(sorted_out(end(0, 10.0, code=1, error="ValueError: boom"), now_s=10.1)) == [0]
+
+
+def test_who_left_with_code_0_before_is_named_when_others_lost_a_connection() -> None:
+    found = sorted_out(end(1, 9.0, code=0), end(3, 9.5, code=0), end(0, 10.0, code=1, error=LOST), now_s=10.1)
+    surely = sorted_out(end(1, 9.0, code=0), end(3, 9.5, code=0), end(0, 10.0, code=1, error=LOST), less=frozenset({3}))
+
+    assert [death.rank for death in found.early_leavers] == [1, 3]
+    assert [death.rank for death in surely.early_leavers] == [3]
+    assert culprits(found) == culprits(surely) == []
+
+
+def test_who_left_with_code_0_is_not_blamed_for_a_sigterm_or_an_error_of_another() -> None:
+    terminated = sorted_out(end(1, 9.0, code=0), end(0, 10.0, signal=15), now_s=12)
+    failed = sorted_out(end(1, 9.0, code=0), end(0, 10.0, code=1, error="ValueError: boom"))
+
+    assert (culprits(terminated), terminated.early_leavers) == ([0], [])
+    assert (culprits(failed), failed.early_leavers) == ([0], [])
+
+
+def test_ends_on_request_and_good_ends_are_nobody_s_fault() -> None:
+    nothing = Exits([], [], [], None)
+
+    assert sorted_out(end(0, 10.0, code=0), end(1, 11.0)) == nothing
+    assert sorted_out(end(0, 10.0, signal=15), end(1, 11.0, code=1, error="x"), stop=9.9) == nothing
+    assert sorted_out(end(0, 9.9, signal=9), stop=10.0) == nothing
+
+
+def test_a_death_before_the_stop_is_still_told() -> None:
+    assert culprits(sorted_out(end(0, 9.0, signal=9), end(1, 10.5, signal=15), stop=10.0)) == [0]
+
+
+def test_an_end_that_nobody_saw_is_suspected_when_the_others_end_badly() -> None:
+    found = sorted_out(end(1, 9.8), end(0, 10.0, code=1, error=LOST), now_s=12)
+
+    assert culprits(found) == [1]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        LOST,
+        "RuntimeError: Read error [127.0.0.1]:4711: Connection reset by peer",
+        "RuntimeError: Timed out waiting 1800000ms for recv operation to complete",
+        "torch.distributed.DistNetworkError: The client socket has timed out",
+        "RuntimeError: Gloo connectFullMesh failed",
+        "torch.distributed.DistBackendError: NCCL communicator was aborted on rank 1",
+        "ConnectionRefusedError: [Errno 111] Connection refused",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+    ],
+)
+def test_what_torch_says_when_a_peer_is_gone_is_recognised(error: str) -> None:
+    assert has_lost_peer(end(0, 1.0, code=1, error=error))
+
+
+@pytest.mark.parametrize("error", ["", "ValueError: boom", "RuntimeError: CUDA out of memory", "KeyError: 'peer'"])
+def test_other_errors_are_a_rank_s_own(error: str) -> None:
+    assert not has_lost_peer(end(0, 1.0, code=1, error=error))

@@ -1,0 +1,448 @@
+"""Each cause, provoked in a simulated cluster: the culprit is named in time, and nobody else."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from app.rows import Cause, RankState, Severity
+from ddpcore.wire import Phase
+from tests.support.sim import SimCluster
+from tests.support.sim_program import Action, Call, Training, Work
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SIGABRT, SIGKILL, SIGTERM = 6, 9, 15
+
+
+def until_told(sim: SimCluster, cause: Cause, culprits: tuple[int, ...], within_s: float) -> None:
+    sim.run_until(lambda: (cause, culprits) in sim.causes(), within_s, f"{cause} {culprits}")
+
+
+def blamed(sim: SimCluster) -> set[tuple[Cause, tuple[int, ...]]]:
+    """Return every verdict that has ever stood."""
+    return {(cause, culprits) for _, cause, culprits in sim.told}
+
+
+def test_a_frozen_rank_is_named_within_two_seconds_with_place_and_victims() -> None:
+    sim = SimCluster()
+    sim.run_to_step(30)
+    sim.freeze(2)
+
+    until_told(sim, Cause.FROZEN, (2,), within_s=0.5)
+    sim.run(1.8)
+
+    (verdict,) = sim.verdicts()
+    assert (verdict.culprits, verdict.waiting, verdict.node) == ([2], [0, 1, 3], "demo-1")
+    assert verdict.severity is Severity.CRITICAL
+    assert re.fullmatch(
+        r"rank 2 on demo-1 is frozen \(SIGSTOP\) for [12]\.\d s; "
+        r"ranks 0-1, 3 wait for it in all_reduce #31 for [12]\.\d s; "
+        r"last seen at bytegpt\.py:142 in train_step",
+        verdict.text,
+    )
+    assert verdict.hint.startswith("thaw it: kill -CONT 4002 on demo-1")
+    assert sim.view().headline().text == verdict.text
+
+
+def test_thawing_clears_the_verdict_within_a_second_and_leaves_no_other_behind() -> None:
+    sim = SimCluster()
+    sim.run_to_step(30)
+    sim.freeze(2)
+    sim.run(15)
+    sim.thaw(2)
+
+    sim.run_until(lambda: not sim.causes(), within_s=1.0)
+    sim.run(20)
+
+    assert blamed(sim) == {(Cause.FROZEN, (2,))}
+    assert sim.view().headline().text.startswith("4 ranks training")
+
+
+def test_a_rank_frozen_while_nobody_waits_yet_is_named_all_the_same() -> None:
+    sim = SimCluster(program=Training(data_s=5.0))
+    sim.run(5)
+    sim.freeze(1)
+
+    until_told(sim, Cause.FROZEN, (1,), within_s=0.5)
+
+    (verdict,) = sim.verdicts()
+    assert verdict.waiting == []
+    assert "nobody waits for it yet" in verdict.text
+
+
+def test_two_frozen_ranks_of_two_nodes_get_a_verdict_each() -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=4)
+    sim.run_to_step(10)
+    sim.freeze(1)
+    sim.freeze(6)
+    sim.freeze(7)
+    sim.run(2)
+
+    assert sim.causes() == {(Cause.FROZEN, (1,)), (Cause.FROZEN, (6, 7))}
+    assert "ranks 6-7 on demo-1 are frozen" in sim.verdicts()[1].text
+    assert sim.view().headline().text.endswith("(and 1 more)")
+
+
+def test_a_rank_frozen_during_the_start_is_named_while_the_others_wait_to_begin() -> None:
+    sim = SimCluster()
+    sim.run(2)
+    sim.freeze(3)
+    sim.run(3)
+
+    assert sim.causes() == {(Cause.FROZEN, (3,))}
+
+
+@pytest.mark.parametrize("hangs_on_death", [False, True])
+def test_a_killed_rank_is_named_as_exited_with_its_signal_and_its_victims_never_are(hangs_on_death: bool) -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=4, hangs_on_death=hangs_on_death)
+    sim.kill(5, at_step=40)
+    until_told(sim, Cause.EXITED, (5,), within_s=10)
+    sim.run(30)
+
+    assert blamed(sim) == {(Cause.EXITED, (5,))}
+    (verdict,) = sim.verdicts()
+    assert verdict.text.startswith("rank 5 on demo-1 was killed by SIGKILL after step ")
+    assert "memory" in verdict.hint
+
+
+def test_a_death_is_told_at_once_and_stays_told_after_the_job_has_failed() -> None:
+    sim = SimCluster()
+    sim.run_to_step(30)
+    sim.kill(2)
+
+    until_told(sim, Cause.EXITED, (2,), within_s=0.5)
+    sim.run(60)
+
+    job = sim.view().job()
+    assert job is not None
+    assert (job.state, job.exit_code, job.severity) == ("failed", 1, Severity.CRITICAL)
+    (verdict,) = sim.verdicts()
+    assert verdict.waiting == [0, 1, 3]
+    assert "lost their connection to it" in verdict.text
+    rows = sim.view().ranks()
+    assert [row.state for row in rows] == [RankState.EXITED] * 4
+    assert [row.severity for row in rows] == [Severity.WARNING, Severity.WARNING, Severity.CRITICAL, Severity.WARNING]
+    assert rows[2].detail == "killed by SIGKILL"
+    assert rows[2].rss_bytes is None
+
+
+def test_an_exit_code_comes_with_its_error_line() -> None:
+    sim = SimCluster()
+    sim.exit(1, at_step=40, code=3)
+    sim.run(10)
+
+    assert blamed(sim) == {(Cause.EXITED, (1,))}
+    assert "exited with code 3 after step" in sim.verdicts()[0].text
+    assert "ValueError: boom" in sim.verdicts()[0].text
+    assert sim.verdicts()[0].hint == "the whole traceback is in the logs of rank 1"
+
+
+def test_a_rank_ended_by_sigterm_from_outside_is_named_though_its_launcher_ends_others_so_too() -> None:
+    sim = SimCluster()
+    sim.kill(1, at_step=40, signal=SIGTERM)
+    sim.run(12)
+
+    assert blamed(sim) == {(Cause.EXITED, (1,))}
+    assert "killed by SIGTERM" in sim.verdicts()[0].text
+
+
+def test_ranks_that_wait_for_a_dead_one_are_told_when_they_do_not_lose_their_connection() -> None:
+    sim = SimCluster(num_nodes=4, ranks_per_node=1, hangs_on_death=True)
+    sim.kill(2, at_step=40, signal=SIGABRT)
+    sim.run(10)
+
+    (verdict,) = sim.verdicts()
+    assert verdict.waiting == [0, 1, 3]
+    assert "killed by SIGABRT" in verdict.text
+    assert "ranks 0-1, 3 waited for it in all_reduce #41" in verdict.text
+    assert "sizes or types differ" in verdict.hint
+
+
+def test_killing_a_frozen_rank_turns_the_verdict_into_its_death() -> None:
+    sim = SimCluster()
+    sim.freeze(2, at_step=30)
+    sim.run(10)
+    sim.kill(2)
+    sim.thaw(2)
+    sim.run(5)
+
+    assert sim.causes() == {(Cause.EXITED, (2,))}
+
+
+def test_a_frozen_rank_stays_the_cause_when_the_others_give_up() -> None:
+    sim = SimCluster()
+    sim.freeze(2, at_step=30)
+    sim.run(10)
+    for rank in (0, 1, 3):
+        sim.ranks[rank].end = (1, None, "RuntimeError: Timed out waiting 10000ms for recv operation to complete")
+    sim.run(5)
+
+    assert blamed(sim) == {(Cause.FROZEN, (2,))}
+    assert sim.causes() == {(Cause.FROZEN, (2,))}
+
+
+@pytest.mark.parametrize("hangs_on_death", [False, True])
+@pytest.mark.parametrize("step", [3, 50])
+def test_a_rank_that_leaves_early_with_code_0_is_named_and_not_those_it_leaves(hangs_on_death: bool, step: int) -> None:
+    sim = SimCluster(hangs_on_death=hangs_on_death)
+    sim.exit(1, at_step=step)
+    sim.run(15)
+
+    assert blamed(sim) == {(Cause.FEWER_CALLS, (1,))}
+    assert "rank 1 on demo-0 finished (exit code 0)" in sim.verdicts()[0].text
+    assert set(sim.verdicts()[0].waiting) <= {0, 2, 3}
+    assert sim.verdicts()[0].waiting
+
+
+def test_ranks_that_loop_fewer_times_are_named_when_the_last_one_waits_alone() -> None:
+    short, long = Training(num_steps=20), Training(num_steps=21)
+    sim = SimCluster(program=lambda rank: long(rank) if rank == 3 else short(rank), hangs_on_death=True)
+    sim.run(20)
+
+    assert sim.causes() <= {(Cause.FEWER_CALLS, (0, 1, 2)), (Cause.MISMATCH, (3,))}
+    assert sim.causes()
+
+
+def test_a_rank_slowed_eight_times_is_named_within_15_seconds_with_its_cost() -> None:
+    sim = SimCluster()
+    sim.run_to_step(40)
+    sim.slow(3, 8)
+
+    until_told(sim, Cause.STRAGGLER, (3,), within_s=15)
+
+    (verdict,) = sim.verdicts()
+    assert verdict.severity is Severity.WARNING
+    assert "rank 3 on demo-1 is slow and costs the others about" in verdict.text
+    assert "slowed 8x on request" in verdict.text
+    assert verdict.where.startswith("bytegpt.py:")
+    row = sim.view().ranks([3])[0]
+    assert (row.severity, row.detail) == (Severity.WARNING, "slowed 8x on request")
+    assert row.wait_frac is not None
+    assert row.wait_frac < 0.1
+
+
+def test_a_straggler_that_heals_is_cleared_and_no_other_is_named() -> None:
+    sim = SimCluster()
+    sim.run_to_step(40)
+    sim.slow(3, 8)
+    until_told(sim, Cause.STRAGGLER, (3,), within_s=15)
+    sim.slow(3, 1)
+
+    sim.run_until(lambda: not sim.causes(), within_s=15)
+    sim.run(30)
+
+    assert blamed(sim) == {(Cause.STRAGGLER, (3,))}
+
+
+def test_a_whole_slow_node_is_named_together() -> None:
+    sim = SimCluster(num_nodes=3, ranks_per_node=2)
+    sim.run_to_step(20)
+    sim.slow(2, 8)
+    sim.slow(3, 8)
+    sim.run(20)
+
+    assert blamed(sim) == {(Cause.STRAGGLER, (2, 3))}
+    assert "ranks 2-3 on demo-1 are slow and cost the others" in sim.verdicts()[0].text
+    assert "they wait" in sim.verdicts()[0].text
+
+
+def test_a_live_rank_that_does_not_come_is_a_straggler_after_the_stall_threshold() -> None:
+    sim = SimCluster()
+    sim.run_to_step(40)
+    sim.slow(3, 4000)
+
+    sim.run(9)
+    assert sim.causes() == set()
+    until_told(sim, Cause.STRAGGLER, (3,), within_s=3)
+
+    (verdict,) = sim.verdicts()
+    assert verdict.severity is Severity.CRITICAL
+    assert verdict.text.startswith(
+        "rank 3 on demo-1 holds the others up; ranks 0-2 wait for it in all_reduce #41 for 10 s"
+    )
+    assert blamed(sim) == {(Cause.STRAGGLER, (3,))}
+
+
+def test_a_checkpoint_longer_than_a_stall_is_a_warning_that_says_so() -> None:
+    sim = SimCluster(program=Training(checkpoint_s=18, epoch_steps=20))
+    sim.run(17)
+
+    (verdict,) = sim.verdicts()
+    assert (verdict.cause, verdict.culprits, verdict.severity) == (Cause.STRAGGLER, [0], Severity.WARNING)
+    assert "rank 0 is saving a checkpoint at bytegpt.py:170 in save" in verdict.text
+    assert 'in barrier "epoch" #1' in verdict.text
+
+
+def test_a_rank_whose_gil_is_held_is_silent_once_others_wait_for_it() -> None:
+    sim = SimCluster()
+    sim.hold_gil(3, at_step=40)
+
+    until_told(sim, Cause.SILENT, (3,), within_s=15)
+    sim.run(15)
+
+    assert blamed(sim) == {(Cause.SILENT, (3,))}
+    assert "though its process lives" in sim.verdicts()[0].text
+    assert "py-spy dump --pid 4003" in sim.verdicts()[0].hint
+    assert sim.view().ranks([3])[0].state is RankState.SILENT
+
+
+def test_a_rank_in_uninterruptible_sleep_is_silent_and_it_is_said_why() -> None:
+    sim = SimCluster()
+    sim.block(3, at_step=40)
+    sim.run(15)
+
+    assert blamed(sim) == {(Cause.SILENT, (3,))}
+    assert "hangs in the kernel" in sim.verdicts()[0].text
+    assert "dmesg" in sim.verdicts()[0].hint
+    assert sim.view().ranks([3])[0].detail == "in uninterruptible sleep"
+
+
+def test_a_silent_rank_that_speaks_again_is_cleared_and_not_called_a_straggler() -> None:
+    sim = SimCluster()
+    sim.hold_gil(3, at_step=40)
+    sim.run(25)
+    sim.release_gil(3)
+
+    sim.run_until(lambda: not sim.causes(), within_s=1.5)
+    sim.run(15)
+
+    assert blamed(sim) == {(Cause.SILENT, (3,))}
+
+
+def test_a_lost_node_is_named_with_its_ranks_and_cleared_when_it_returns() -> None:
+    sim = SimCluster()
+    sim.run_to_step(30)
+    sim.lose_node(1)
+
+    sim.run(4)
+    assert sim.causes() == set()
+    assert sim.view().headline().text.startswith("demo-1 has not reported for")
+    assert sim.view().nodes()[1].state == "stale"
+    until_told(sim, Cause.NODE_LOST, (2, 3), within_s=4)
+    assert [row.state for row in sim.view().ranks([2, 3])] == [RankState.LOST] * 2
+    assert sim.verdicts()[0].text.startswith("demo-1 has not reported for 6.")
+    assert sim.view().nodes()[1].severity is Severity.CRITICAL
+    sim.return_node(1)
+    sim.run_until(lambda: not sim.causes(), within_s=1)
+    sim.run(20)
+
+    assert blamed(sim) == {(Cause.NODE_LOST, (2, 3))}
+
+
+def test_ranks_that_die_of_a_lost_node_are_its_victims() -> None:
+    sim = SimCluster()
+    sim.run_to_step(30)
+    sim.lose_node(1)
+    sim.run(1)
+    for rank in (0, 1):
+        sim.ranks[rank].end = (1, None, "RuntimeError: Connection closed by peer [10.0.0.2]:999")
+    sim.run(20)
+
+    assert blamed(sim) == {(Cause.NODE_LOST, (2, 3))}
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (Call("broadcast", 201, "oops", sizes=((3,),)), "rank 2 calls broadcast #21 at bytegpt.py:201 in oops"),
+        (
+            Call("all_reduce", 201, "oops", sizes=((3,),)),
+            "rank 2 calls all_reduce #21 with 3 elements at bytegpt.py:201",
+        ),
+    ],
+)
+def test_a_different_call_at_one_seq_names_the_odd_one_out_with_both_lines(call: Call, words: str) -> None:
+    sim = SimCluster()
+    sim.run_to_step(20)
+    sim.mismatch(2, call)
+
+    until_told(sim, Cause.MISMATCH, (2,), within_s=2)
+    sim.run(15)
+
+    assert blamed(sim) == {(Cause.MISMATCH, (2,))}
+    (verdict,) = sim.verdicts()
+    assert words in verdict.text
+    assert "ranks 0-1, 3 call all_reduce #21" in verdict.text
+    assert "bytegpt.py:142 in train_step" in verdict.text
+    assert verdict.waiting == [0, 1, 3]
+
+
+def test_two_barriers_of_different_names_at_one_seq_are_a_mismatch() -> None:
+    def program(rank: int) -> Iterator[Action]:
+        yield Work(Phase.DATA, 10, "load", 1.0)
+        yield Call("barrier", 20 + rank, "sync", "rankdeck.barrier", "left" if rank == 0 else "right")
+
+    sim = SimCluster(num_nodes=1, ranks_per_node=2, program=program)
+    sim.run(8)
+
+    assert sim.causes() == {(Cause.MISMATCH, (0, 1))}
+    assert sim.verdicts()[0].text.startswith(
+        'rank 0 calls barrier "left" #1 at bytegpt.py:20 in sync, '
+        'rank 1 calls barrier "right" #1 at bytegpt.py:21 in sync: '
+    )
+    assert sim.verdicts()[0].waiting == []
+
+
+def test_ranks_that_wait_for_each_other_in_two_groups_are_told_as_a_contradiction() -> None:
+    sim = SimCluster()
+    sim.run_to_step(20)
+    sim.mismatch(1, Call("barrier", 300, "sync", "rankdeck.barrier", "mine"))
+    sim.run(20)
+
+    assert blamed(sim) == {(Cause.MISMATCH, (1,))}
+    assert 'rank 1 calls barrier "mine" #1 at bytegpt.py:300 in sync' in sim.verdicts()[0].text
+
+
+def test_a_rank_that_skips_a_call_is_found_where_the_calls_part() -> None:
+    sim = SimCluster(program=Training(skipped_calls=[(2, 50)], epoch_steps=60))
+    sim.run(25)
+
+    assert blamed(sim) == {(Cause.MISMATCH, (2,))}
+
+
+def test_transport_is_told_after_the_stall_threshold_without_a_culprit() -> None:
+    sim = SimCluster()
+    sim.run_to_step(20)
+    sim.cut_network()
+
+    sim.run(9)
+    assert sim.causes() == set()
+    until_told(sim, Cause.TRANSPORT, (), within_s=3)
+
+    (verdict,) = sim.verdicts()
+    assert verdict.waiting == [0, 1, 2, 3]
+    assert verdict.text.startswith("every member has called all_reduce #")
+    assert "check the network" in verdict.hint
+
+
+def test_the_end_of_a_chain_of_groups_is_blamed_and_not_its_links() -> None:
+    """Rank 1 waits in the pair for rank 2: it is missing for the others, and a victim like them."""
+    pair = Call("barrier", 300, "pair_sync", "5", sizes=((1,),))
+    sim = SimCluster(groups={"5": (1, 2)})
+    sim.run_to_step(20)
+    sim.mismatch(1, pair)
+    sim.slow(2, 5000)
+    sim.run(30)
+
+    assert blamed(sim) == {(Cause.STRAGGLER, (2,))}
+    (verdict,) = sim.verdicts()
+    assert verdict.waiting == [0, 1, 3]
+    rows = sim.view().ranks()
+    assert [row.state for row in rows] == [RankState.WAITING, RankState.WAITING, RankState.MISSING, RankState.WAITING]
+    assert {row.group for row in rows} == {"0", "5"}
+
+
+def test_a_frozen_member_of_a_sub_group_is_blamed_for_those_who_wait_for_its_victims() -> None:
+    pair = Call("barrier", 300, "pair_sync", "5", sizes=((1,),))
+    sim = SimCluster(groups={"5": (1, 2)})
+    sim.run_to_step(20)
+    sim.mismatch(1, pair)
+    sim.freeze(2)
+    sim.run(12)
+
+    assert blamed(sim) == {(Cause.FROZEN, (2,))}
+    assert sim.verdicts()[0].waiting == [0, 1, 3]

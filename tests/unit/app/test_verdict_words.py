@@ -1,0 +1,207 @@
+"""A verdict's sentence says who, where, why, since when and who suffers; its hint says what to do next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent.wire import ExitReport
+from app.rows import Cause
+from app.verdict_words import MAX_TEXT, hint, sentence
+from app.verdicts import Side, Verdict
+from ddpcore.wire import Phase, Place
+
+PLACE = Place("/home/user/train.py", 42, "train_step")
+LOST = "RuntimeError: Connection closed by peer [127.0.0.1]:1"
+
+
+def verdict(cause: Cause, **fields: Any) -> Verdict:
+    facts: dict[str, Any] = {
+        "culprits": (2,),
+        "waiting": (0, 1, 3),
+        "nodes": ("demo-1",),
+        "job": "demo",
+        "attempt": 0,
+        "group": "0",
+        "seq": 57,
+        "op": "all_reduce",
+        "waited_s": 1.7,
+        "place": PLACE,
+    }
+    return Verdict(cause=cause, **(facts | fields))
+
+
+@pytest.mark.parametrize(
+    ("told", "text"),
+    [
+        (
+            verdict(Cause.FROZEN, for_s=1.8),
+            (
+                "rank 2 on demo-1 is frozen (SIGSTOP) for 1.8 s; ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s; "
+                "last seen at train.py:42 in train_step"
+            ),
+        ),
+        (
+            verdict(Cause.FROZEN, for_s=1.8, culprits=(2, 3), waiting=(), place=None),
+            "ranks 2-3 on demo-1 are frozen (SIGSTOP) for 1.8 s",
+        ),
+        (
+            verdict(Cause.EXITED, exit=ExitReport(signal=9), step=57, lost_connection=(3,)),
+            (
+                "rank 2 on demo-1 was killed by SIGKILL after step 57; ranks 0-1 waited for it in all_reduce #57; "
+                "rank 3 lost its connection to it; last seen at train.py:42 in train_step"
+            ),
+        ),
+        (
+            verdict(
+                Cause.EXITED, exit=ExitReport(signal=9), culprits=(2, 3), waiting=(), lost_connection=(0, 1), place=None
+            ),
+            "ranks 2-3 on demo-1 were killed by SIGKILL; ranks 0-1 lost their connection to them",
+        ),
+        (
+            verdict(
+                Cause.EXITED, exit=ExitReport(code=3, error="ValueError: boom\n"), waiting=(0,), seq=None, place=None
+            ),
+            r"rank 2 on demo-1 exited with code 3: ValueError: boom\x0a; rank 0 waited for it",
+        ),
+        (
+            verdict(Cause.EXITED, exit=ExitReport(code=1, error=LOST), waiting=(), place=None),
+            f"rank 2 on demo-1 exited with code 1: {LOST}; whose connection it lost is not known",
+        ),
+        (
+            verdict(Cause.EXITED, exit=None, waiting=(), place=None, nodes=()),
+            "rank 2 ended, how is not known",
+        ),
+        (
+            verdict(Cause.SILENT, for_s=4.0, waiting=(0,)),
+            (
+                "rank 2 on demo-1 has not reported for 4.0 s though its process lives; rank 0 waits for it "
+                "in all_reduce #57 for 1.7 s; last seen at train.py:42 in train_step"
+            ),
+        ),
+        (
+            verdict(Cause.SILENT, for_s=4.0, culprits=(2, 3), waiting=(), place=None),
+            "ranks 2-3 on demo-1 have not reported for 4.0 s though their processes live",
+        ),
+        (
+            verdict(Cause.NODE_LOST, for_s=7.0, culprits=(2, 3), nodes=("demo-1", "demo-2"), waiting=(), place=None),
+            "demo-1 and demo-2 have not reported for 7.0 s: ranks 2-3 are lost",
+        ),
+        (
+            verdict(
+                Cause.MISMATCH,
+                sides=(
+                    Side((2,), "0", 57, "barrier", "", -1, PLACE),
+                    Side((0, 1, 3), "0", 57, "all_reduce", "", 9, None),
+                ),
+            ),
+            (
+                "rank 2 calls barrier #57 at train.py:42 in train_step, ranks 0-1, 3 call all_reduce #57: "
+                "they wait for each other for 1.7 s and never meet"
+            ),
+        ),
+        (
+            verdict(Cause.FEWER_CALLS, step=9, place=None),
+            (
+                "rank 2 on demo-1 finished (exit code 0) after step 9 without calling all_reduce #57; "
+                "ranks 0-1, 3 waited for it in all_reduce #57"
+            ),
+        ),
+        (
+            verdict(Cause.FEWER_CALLS, seq=None, waiting=(), place=None),
+            "rank 2 on demo-1 finished (exit code 0) before the others",
+        ),
+        (
+            verdict(Cause.TRANSPORT, culprits=(), waiting=(0, 1)),
+            (
+                "every member has called all_reduce #57 and it does not complete; ranks 0-1 wait for 1.7 s; "
+                "at train.py:42 in train_step"
+            ),
+        ),
+        (
+            verdict(Cause.TRANSPORT, culprits=(), waiting=(0,), place=None),
+            "every member has called all_reduce #57 and it does not complete; rank 0 waits for 1.7 s",
+        ),
+        (
+            verdict(Cause.STRAGGLER, phase=Phase.DATA),
+            (
+                "rank 2 on demo-1 holds the others up; ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s; "
+                "rank 2 is loading data at train.py:42 in train_step"
+            ),
+        ),
+        (
+            verdict(Cause.STRAGGLER, phase=Phase.OTHER, culprits=(2, 3), waiting=(0, 1), place=None),
+            "ranks 2-3 on demo-1 hold the others up; ranks 0-1 wait for them in all_reduce #57 for 1.7 s",
+        ),
+        (
+            verdict(Cause.STRAGGLER, phase=None, place=None),
+            (
+                "rank 2 on demo-1 holds the others up; ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s; "
+                "rank 2 is still starting"
+            ),
+        ),
+        (
+            verdict(Cause.STRAGGLER, cost_frac=0.8, wait_frac=0.02, slow_factor=8.0),
+            (
+                "rank 2 on demo-1 is slow and costs the others about 80 % of the step time: it waits 2 % of the time; "
+                "slowed 8x on request; last seen at train.py:42 in train_step"
+            ),
+        ),
+        (
+            verdict(Cause.STRAGGLER, cost_frac=0.8, wait_frac=0.02, culprits=(2, 3), place=None),
+            "ranks 2-3 on demo-1 are slow and cost the others about 80 % of the step time: they wait 2 % of the time",
+        ),
+    ],
+)
+def test_each_cause_has_its_sentence(told: Verdict, text: str) -> None:
+    assert sentence(told) == text
+
+
+@pytest.mark.parametrize(
+    ("told", "pid", "words"),
+    [
+        (verdict(Cause.FROZEN), 4002, "thaw it: kill -CONT 4002 on demo-1"),
+        (verdict(Cause.FROZEN), None, "thaw it; a debugger"),
+        (verdict(Cause.SILENT), 4002, "py-spy dump --pid 4002"),
+        (verdict(Cause.SILENT), None, "look at it on demo-1: a C extension"),
+        (verdict(Cause.SILENT, is_blocked=True), 4002, "a network file system on demo-1"),
+        (verdict(Cause.NODE_LOST), None, "is demo-1 up"),
+        (verdict(Cause.NODE_LOST, nodes=()), None, "is the node up"),
+        (verdict(Cause.MISMATCH), None, "different branches"),
+        (verdict(Cause.FEWER_CALLS), None, "uneven inputs"),
+        (verdict(Cause.TRANSPORT), None, "firewall"),
+        (verdict(Cause.EXITED, exit=ExitReport(signal=9)), None, "want of memory: see dmesg on demo-1"),
+        (verdict(Cause.EXITED, exit=ExitReport(signal=6)), None, "sizes or types differ"),
+        (verdict(Cause.EXITED, exit=ExitReport(signal=11)), None, "native code"),
+        (verdict(Cause.EXITED, exit=ExitReport(signal=7)), None, "/dev/shm on demo-1"),
+        (verdict(Cause.EXITED, exit=ExitReport(signal=15)), None, "asked it to end on demo-1"),
+        (verdict(Cause.EXITED, exit=ExitReport(signal=8)), None, "see the logs of rank 2"),
+        (verdict(Cause.EXITED, exit=ExitReport(code=1)), None, "traceback is in the logs of rank 2"),
+        (verdict(Cause.EXITED), None, "traceback is in the logs of rank 2"),
+        (verdict(Cause.STRAGGLER, slow_factor=8.0), None, "factor 1"),
+        (verdict(Cause.STRAGGLER, phase=Phase.EVAL), None, "a growing one is not"),
+        (verdict(Cause.STRAGGLER, phase=Phase.STARTING), None, "an import or a download"),
+        (verdict(Cause.STRAGGLER, phase=Phase.DATA), None, "workers of its loader on demo-1"),
+        (verdict(Cause.STRAGGLER, phase=Phase.FORWARD), None, "the load on demo-1"),
+    ],
+)
+def test_each_cause_has_its_next_step(told: Verdict, pid: int | None, words: str) -> None:
+    assert words in hint(told, pid)
+
+
+def test_a_sentence_is_bounded_and_clean() -> None:
+    told = verdict(
+        Cause.EXITED, exit=ExitReport(code=1, error="\x1b[2J" * 2000), place=Place("/x\x1b.py", 1, "f" * 256)
+    )
+
+    assert len(sentence(told)) <= MAX_TEXT
+    assert "\x1b" not in sentence(told)
+
+
+def test_sides_that_make_the_same_call_are_told_apart_by_size() -> None:
+    sides = (Side((1,), "0", 3, "all_reduce", "", 1, None), Side((0,), "0", 3, "all_reduce", "", 6, None))
+
+    assert sentence(verdict(Cause.MISMATCH, sides=sides)).startswith(
+        "rank 1 calls all_reduce #3 with 1 element, rank 0 calls all_reduce #3 with 6 elements: "
+    )

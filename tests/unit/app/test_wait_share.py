@@ -1,0 +1,124 @@
+"""Who waits far less than all others, time and again, is slow; uneven is not slow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from app.job_model import JobModel
+from app.wait_share import NUM_SLOTS, WaitShare, find_laggards
+
+LIMITS = (0.45, 0.25, 0.55)
+
+
+def laggards(*shares: float, observed_s: float = 10.0) -> tuple[int, ...] | None:
+    waited = np.array(shares, np.float32) * observed_s
+    found = find_laggards(waited, np.full(len(shares), observed_s, np.float32), 5.0, LIMITS)
+    return None if found is None else found.ranks
+
+
+class Watched:
+    """A job whose ranks wait given shares of each second."""
+
+    def __init__(self, num_ranks: int = 4) -> None:
+        self.job = JobModel("job", 0, num_ranks, 1)
+        self.share = WaitShare(num_ranks)
+        self.now_s = 100.0
+        self.share.sample(self.job, 0.0, self.now_s, is_clean=True)
+
+    def live(self, seconds: int, *shares: float, longest_wait_s: float = 0.3, is_clean: bool = True) -> tuple[int, ...]:
+        for _ in range(seconds):
+            self.now_s += 1.0
+            self.job.observed_s += 1.0
+            self.job.waited_s += np.array(shares)
+            self.share.sample(self.job, longest_wait_s, self.now_s, is_clean=is_clean)
+        return () if self.share.laggards is None else self.share.laggards.ranks
+
+
+@pytest.mark.parametrize(
+    ("shares", "ranks"),
+    [
+        ((0.9, 0.9, 0.05, 0.9), (2,)),
+        ((0.7, 0.1), (1,)),
+        ((0.05, 0.1, 0.9, 0.9), (0, 1)),
+        ((0.2, 0.6, 0.6, 0.6), None),
+        ((0.2, 0.3, 0.5, 0.6), None),
+        ((0.9, 0.9, 0.9, 0.9), None),
+        ((0.0, 0.0, 0.0, 0.0), None),
+        ((0.4, 0.95, 0.95, 0.95), None),
+        ((0.9, 0.05, 0.05, 0.05), None),
+        ((0.5,), None),
+    ],
+)
+def test_only_a_wide_gap_between_few_and_the_rest_tells(
+    shares: tuple[float, ...], ranks: tuple[int, ...] | None
+) -> None:
+    assert laggards(*shares) == ranks
+
+
+def test_little_observed_time_says_nothing() -> None:
+    assert laggards(0.9, 0.9, 0.05, 0.9, observed_s=4.0) is None
+
+
+def test_nobody_is_judged_while_a_tenth_of_the_ranks_is_unknown() -> None:
+    observed = np.array([10, 10, 10, 0], np.float32)
+
+    assert find_laggards(observed * 0.9, observed, 5.0, LIMITS) is None
+
+
+def test_the_cost_is_what_the_least_busy_other_waits_more() -> None:
+    found = find_laggards(np.array([9, 8, 0.5], np.float32), np.full(3, 10, np.float32), 5.0, LIMITS)
+
+    assert found is not None
+    assert found.cost_frac == pytest.approx(0.75)
+    assert found.wait_frac == pytest.approx(0.05)
+
+
+def test_a_slow_rank_is_named_within_some_seconds_and_cleared_when_it_heals() -> None:
+    watched = Watched()
+    assert watched.live(20, 0.3, 0.4, 0.3, 0.5) == ()
+    assert watched.live(10, 0.9, 0.9, 0.02, 0.9) == (2,)
+    assert watched.live(1, 0.9, 0.9, 0.02, 0.9) == (2,)
+    assert watched.live(5, 0.3, 0.4, 0.3, 0.5) == ()
+    assert watched.live(20, 0.3, 0.4, 0.3, 0.5) == ()
+
+
+def test_another_slow_rank_takes_its_place() -> None:
+    watched = Watched()
+    assert watched.live(10, 0.9, 0.9, 0.02, 0.9) == (2,)
+    assert watched.live(20, 0.9, 0.02, 0.9, 0.9) == (1,)
+
+
+def test_one_long_hiccup_is_not_a_habit() -> None:
+    watched = Watched()
+    for second in range(9):
+        watched.live(1, 1.0, 1.0, 0.0, 1.0, longest_wait_s=second + 1.0)
+
+    assert watched.live(NUM_SLOTS + 5, 0.3, 0.4, 0.3, 0.5) == ()
+
+
+def test_time_that_something_else_explains_is_left_out_and_still_shown() -> None:
+    watched = Watched()
+    assert watched.live(30, 0.9, 0.9, 0.02, 0.9, is_clean=False) == ()
+    assert watched.share.recent_frac == pytest.approx([0.9, 0.9, 0.02, 0.9])
+
+
+def test_a_rank_that_counts_anew_is_not_known_for_a_moment() -> None:
+    watched = Watched()
+    watched.live(3, 0.5, 0.5, 0.5, 0.5)
+    watched.job.observed_s[1] = 0.0
+    watched.job.waited_s[1] = 0.0
+    watched.now_s += 1.0
+    watched.share.sample(watched.job, 0.0, watched.now_s, is_clean=True)
+
+    assert np.isnan(watched.share.recent_frac[1])
+    watched.live(1, 0.5, 0.5, 0.5, 0.5)
+    assert watched.share.recent_frac[1] == pytest.approx(0.5)
+
+
+def test_looks_within_one_slot_are_one_sample() -> None:
+    watched = Watched(2)
+    before = watched.share.recent_frac.copy()
+    watched.share.sample(watched.job, 0.0, watched.now_s + 0.1, is_clean=True)
+
+    assert np.array_equal(before, watched.share.recent_frac, equal_nan=True)

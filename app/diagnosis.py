@@ -168,7 +168,7 @@ class _JobDiagnoser:
     def _sort_out_exits(self, evidence: Evidence) -> None:
         job, now_s = evidence.job, evidence.now_s
         # Whoever died first may be on a node that has not told of it yet.
-        told_s = (self._exits.first_bad_s or -np.inf) + self._thresholds.confirm_s
+        told_s = (self._exits.first_bad_s or -np.inf) + self._thresholds.grace_s
         is_node_late = any(share.received_s < told_s for share in job.shares.values())
         is_node_late |= any(facts.state in ("stale", "lost") for facts in evidence.nodes)
         key = (job.deaths_version, job.stop_began_s, is_node_late or self._explains_failure)

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 MAX_PLACES_ASKED = 64
 """Waiting ranks whose lines are compared for the most common one: they stand at the same line, or nearly all do."""
+EVEN_FRAC = 0.005
+"""Less than this over the median would be printed as 0 %."""
 UNEVEN_FRAC = 0.5
 UNEVEN_BYTES = 256 * 2**20
 """A rank with half as much again as the median, and this much more, is worth a look; rank 0 often has a little more."""
@@ -262,9 +264,12 @@ class View:
         largest, total = int(np.nanargmax(self._rss)), float(known.sum())
         high, median = float(self._rss[largest]), self._median
         imbalance = _fraction(high - median, median)
-        over = "" if imbalance is None else f", {percent_text(imbalance)} over the median of {bytes_text(median)}"
         hold = "1 rank holds" if len(known) == 1 else f"{len(known)} ranks hold"
-        most = f"most on {ranks_text([largest])}: {bytes_text(high)}{over}"
+        if imbalance is None or imbalance < EVEN_FRAC:
+            most = f"none holds more than the median of {bytes_text(median)}"
+        else:
+            over = f"{percent_text(imbalance)} over the median of {bytes_text(median)}"
+            most = f"most on {ranks_text([largest])}: {bytes_text(high)}, {over}"
         return MemorySummary(
             total_bytes=int(total),
             median_bytes=int(median),
@@ -272,7 +277,7 @@ class View:
             max_rank=largest,
             imbalance_frac=imbalance,
             severity=_memory_severity(high, median),
-            text=f"{hold} {bytes_text(total)}; {most}",
+            text=f"{hold} {bytes_text(total)}" + ("" if len(known) == 1 else f"; {most}"),
         )
 
     @cached_property

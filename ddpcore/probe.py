@@ -44,8 +44,9 @@ if TYPE_CHECKING:
     from ddpcore.stack import CodeRoots
 
 TICK_S = 0.2
-"""Between samples while the rank works. The thread takes 0.15 % of a core so, 0.3 % at half the time: after the
-training has emptied the caches every line costs four times what it costs alone (tests/bench/bench_probe_cost.py)."""
+"""Between samples while the rank works. The thread takes 0.2 % of a core so, 0.3 % at half the time, beside four
+ranks on two cores: training empties the caches, and each line then costs four times what it costs alone
+(tests/bench/bench_probe_cost.py)."""
 
 WAITING_TICK_S = 0.1
 """Between samples while a collective is pending: then the rank has time, and people want to know."""

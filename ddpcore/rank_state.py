@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 QUIET_SAMPLES = 2
 """Samples that must agree before a position counts as quiet, or an unfinished operation as a wait."""
 
-SLOW_BEAT_S = 2.0
+SLOW_BEAT_S = 3.0
 """Between full dumps while nothing is quiet."""
 
 MIN_DUMP_INTERVAL_S = 0.2

@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import os
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import work
 from textual.app import App, SystemCommand
 
 from app.errors import AppError
-from app.safe_text import LINE_LIMIT, clean
 from app.tui.actions import PRIORITY_BINDINGS, VIEW_NAMES, available
 from app.tui.all_views import make_views
 from app.tui.footer import Footer
@@ -48,7 +48,7 @@ class Console(App[None]):
     """
 
     TITLE = "rankdeck"
-    CSS_PATH = "console.tcss"
+    CSS_PATH = Path(__file__).with_name("console.tcss")
     BINDINGS: ClassVar[list[BindingType]] = list(PRIORITY_BINDINGS)
 
     def __init__(self, source: ConsoleSource, look: Look | None = None) -> None:
@@ -93,8 +93,8 @@ class Console(App[None]):
         gc.freeze()
 
     def on_resize(self, _event: Resize) -> None:
-        """Say so when the terminal is too small to be of use."""
-        self._arrange()
+        """Say so when the terminal is too small to be of use; our size is the new one only after this message."""
+        self.call_later(self._arrange)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:  # noqa: ARG002 (Textual's)
         """Fill the palette from the action table."""
@@ -189,9 +189,7 @@ class Console(App[None]):
             self._say(said)
 
     def _say(self, text: str, severity: SeverityLevel = "information", title: str = "") -> None:
-        # What an agent refuses with comes from another machine: it is no more to be trusted than a log line.
-        shown = self.stage.look.shown(clean(text, LINE_LIMIT))
-        self.notify(shown, title=title, severity=severity, markup=False)
+        self.notify(self.stage.tellable(text), title=title, severity=severity, markup=False)
 
     async def _leave(self) -> None:
         await self.stage.source.close()

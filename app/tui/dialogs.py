@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from rich.columns import Columns
+from rich.table import Table
 from rich.text import Text
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
@@ -65,15 +67,18 @@ class HelpScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         """Lay the table out."""
-        text = Text()
+        keys = Table.grid(padding=(0, 2, 0, 0))
         for action in available(can_inject=self._stage.source.can_inject):
-            text.append(f"{action.shown_keys:<11}", "bold")
-            text.append(f"{action.title:<15}")
-            text.append(f"{action.help}\n", "dim")
-        text.append("\nStates: ")
-        for state in RankState:
-            text.append(f"{self._stage.look.glyphs.states[state]} {state}  ")
-        scroll = VerticalScroll(Static(text, id="help-text", markup=False), id="help-scroll", classes="dialog")
+            keys.add_row(Text(action.shown_keys, "bold", no_wrap=True), Text(action.title, no_wrap=True), action.help)
+        glyphs = self._stage.look.glyphs
+        states = Columns([f"{glyphs.states[state]} {state}" for state in RankState], padding=(0, 2))
+        scroll = VerticalScroll(
+            Static(keys),
+            Static("\nStates of a rank:", markup=False),
+            Static(states),
+            id="help-scroll",
+            classes="dialog wide",
+        )
         scroll.border_title = "Keys"
         scroll.border_subtitle = "Esc closes"
         yield scroll

@@ -13,6 +13,8 @@ from app.tui.line_view import LineView
 if TYPE_CHECKING:
     from app.tui.stage import Stage
 
+NOTICE_FRAMES = 150
+"""Fifteen seconds: later it is no longer news."""
 _CLAUSE_END = re.compile("[;:,] ")
 
 
@@ -33,9 +35,9 @@ class Footer(LineView):
         line = self.line()
         for _, key, title in sorted(hints, key=lambda hint: (hint[0] == 1, hint[0])):
             line.put(f" {key}", palette.key).put(f" {title} ", palette.bar_muted)
-        notices = self.stage.notices
-        room = width - line.width - 2
-        if notices and (text := _fitting(self.look.shown(notices[-1]), room)):
+        stage, room = self.stage, width - line.width - 2
+        is_new = bool(stage.notices) and stage.beat - stage.noticed_at_beat < NOTICE_FRAMES
+        if is_new and (text := _fitting(self.look.shown(stage.notices[-1]), room)):
             line.pad(width - cell_len(text) - 1, palette.bar).put(text, palette.bar_muted)
         line.fit(width, palette.bar)
         self.lines = [line]

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from app.view import View
 
 MAX_NOTICES = 100
+MAX_TOLD = 300
+"""Characters of a notification: it covers a part of the screen, not all of it."""
 
 
 class Stage:
@@ -27,6 +29,7 @@ class Stage:
         view: The newest rows; None before the first frame.
         notices: The newest sentences about the session.
         beat: Counts frames, for what moves while one waits.
+        noticed_at_beat: When the newest notice came.
         farewell: What the console is doing on its way out; empty while it stays.
     """
 
@@ -38,6 +41,7 @@ class Stage:
         self.view: View | None = None
         self.notices: deque[str] = deque(maxlen=MAX_NOTICES)
         self.beat = 0
+        self.noticed_at_beat = 0
         self.farewell = ""
 
     def take_view(self, view: View) -> None:
@@ -49,7 +53,14 @@ class Stage:
 
     def take_notices(self, sentences: Iterable[str]) -> None:
         """Clean and keep sentences about the session."""
-        self.notices.extend(clean(sentence, LINE_LIMIT) for sentence in sentences)
+        for sentence in sentences:
+            self.notices.append(clean(sentence, LINE_LIMIT))
+            self.noticed_at_beat = self.beat
+
+    def tellable(self, text: str) -> str:
+        """Return text for a notification: what an agent says comes from another machine, and may be anything."""
+        shown = self.look.shown(clean(text, LINE_LIMIT))
+        return shown if len(shown) <= MAX_TOLD else shown[:MAX_TOLD] + self.look.glyphs.ellipsis
 
     def take_logs(self, lines: Iterable[tuple[str, LogLine]]) -> None:
         """Clean and keep log lines."""

@@ -214,6 +214,20 @@ SEVERITY_WORDS = {
     Severity.CRITICAL: "CRITICAL",
 }
 
+_TERMINAL_VARIABLES = (
+    "ansi-background",
+    "ansi-foreground",
+    "border-blurred",
+    "block-cursor-background",
+    "block-cursor-foreground",
+    "input-cursor-background",
+    "input-cursor-foreground",
+    "input-selection-background",
+    "input-selection-foreground",
+    "screen-selection-background",
+    "screen-selection-foreground",
+)
+
 
 class Look:
     """A palette and a set of glyphs, chosen once for this terminal."""
@@ -286,6 +300,8 @@ def textual_theme(look: Look) -> Theme:
             surface=default,
             panel=default,
             boost=default,
+            # Textual's own style sheets ask for these of every theme of terminal colours.
+            variables=dict.fromkeys(_TERMINAL_VARIABLES, default) | {"input-cursor-text-style": "reverse"},
         )
     return Theme(
         name="rankdeck",

@@ -29,7 +29,8 @@ class TooSmall(LineView):
     def build(self) -> None:
         """Say what is there and what is needed."""
         size = self.app.size
-        self.lines = [
+        lines = [
             self.line().put(f"{MIN_WIDTH}x{MIN_HEIGHT} needed, this is {size.width}x{size.height}"),
             self.line().put("(q quits)", self.look.palette.muted),
         ]
+        self.lines = lines[: size.height]

@@ -1,16 +1,15 @@
-"""A console on a simulated cluster, held still: a frame comes when a test asks for it, and time when the test lets it."""
+"""A console on a simulated cluster, held still: frames come and time passes when a test says so."""
 
 from __future__ import annotations
 
-import inspect
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from agent.wire import LogLine
 from app.tui.console import Console
 from app.tui.theme import Look
-from ddpcore.wire import FaultKind
 from tests.support.screens import screen_lines
+from tests.support.sim import SimCluster
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from app.errors import AppError
     from app.view import View
-    from tests.support.sim import SimCluster
+    from ddpcore.wire import FaultKind
 
 FRAME_S = 0.1
 STEPS_PER_LINE = 10
@@ -150,9 +149,7 @@ class Desk:
 
 
 @asynccontextmanager
-async def desk(
-    source: SimSource, size: tuple[int, int] = (120, 35), look: Look | None = None
-) -> AsyncIterator[Desk]:
+async def desk(source: SimSource, size: tuple[int, int] = (120, 35), look: Look | None = None) -> AsyncIterator[Desk]:
     """Open a console that is held still, with one frame taken."""
     console = StillConsole(source, look or Look())
     async with console.run_test(size=size, notifications=True) as pilot:
@@ -162,6 +159,20 @@ async def desk(
         yield opened
 
 
-def is_whole(protocol: type) -> bool:
-    """Return whether `SimSource` has every member of a protocol."""
-    return all(hasattr(SimSource, name) or name == "can_inject" for name, _ in inspect.getmembers(protocol))
+def frozen_source() -> TalkingSource:
+    """Return a training of four ranks of which rank 2 has been frozen for six seconds."""
+    source = TalkingSource(SimCluster())
+    source.sim.freeze(2, at_step=45)
+    source.run(6)
+    source.sim.run_until(lambda: bool(source.sim.verdicts()), 5, "a verdict")
+    source.run(6)
+    return source
+
+
+def starting_source() -> TalkingSource:
+    """Return a training whose ranks are importing torch."""
+    source = TalkingSource(SimCluster())
+    source.notice("agents demo-0 and demo-1 are up")
+    source.notice("torchrun started on 2 nodes; importing torch takes some seconds")
+    source.run(2)
+    return source

@@ -21,9 +21,8 @@ SNAPSHOTS = Path(__file__).parents[1] / "tui" / "snapshots"
 
 
 def screen_strips(app: App[None]) -> list[Strip]:
-    """Return the painted lines of the whole screen, what lies behind a dialog included."""
-    painted = app.screen._compositor.render_full_update()
-    return list(painted.strips)
+    """Return the painted lines of the screen on top, notifications included."""
+    return app.screen._compositor.render_strips()
 
 
 def screen_lines(app: App[None]) -> list[str]:

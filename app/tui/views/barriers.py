@@ -68,7 +68,7 @@ class BarriersView(LineView):
             Column("RANK", max(4, len(str(view.num_ranks))), 0, paint_rank, is_right=True),
             Column("NODE", max(4, min(16, node_width(names))), 2, paint_node),
             Column("STATE", STATE_WIDTH, 1, paint_state),
-            Column("SHARE OF THE LAST SECONDS SPENT WAITING", max(24, min(width - 40, 100)), 0, paint_share),
+            Column("SHARE OF THE LAST SECONDS SPENT WAITING", max(40, min(width - 66, 100)), 0, paint_share),
         ]
         self._table = Table(self.look, columns, width)
         heading = self._table.heading()

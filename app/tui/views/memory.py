@@ -61,7 +61,7 @@ class MemoryView(LineView):
             Column("NODE", max(4, min(16, nodes)), 2, _paint_node),
             Column("RESIDENT", 8, 0, _paint_rss, is_right=True),
             Column("PEAK", 6, 3, _paint_peak, is_right=True),
-            Column("OF MEDIAN", 9, 1, self._paint_difference, is_right=True),
+            Column("VS MEDIAN", 9, 1, self._paint_difference, is_right=True),
             Column(f"{self.look.glyphs.mark} IS THE MEDIAN", 16, 0, self._paint_bar, is_flexible=True),
         ]
 
@@ -71,10 +71,8 @@ class MemoryView(LineView):
         if summary is None:
             return line.put("no rank has reported its memory yet", self.look.palette.muted)
         style = self.look.severity_style(summary.severity)
-        line.put(f"{self.look.glyphs.severities[summary.severity]} ", style).put(summary.text)
-        line.put(f"   {bytes_text(summary.total_bytes)} in all", self.look.palette.muted)
-        line.fit(self.size.width)
-        return line
+        line.put(f"{self.look.glyphs.severities[summary.severity]} ", style)
+        return line.cell(summary.text, self.size.width - line.width)
 
     def _node_lines(self, nodes: list[NodeRow]) -> list[Line]:
         room = max(0, min(MAX_NODE_ROWS, self.size.height - 8))

@@ -64,14 +64,15 @@ class OverviewView(LineView):
 
     def _node_lines(self, view: View, room: int) -> list[Line]:
         nodes = view.nodes()
+        has_more = len(nodes) > room
         # Odd nodes first, so that the ones left out are those that are well.
-        shown = sorted(nodes, key=lambda node: node.severity is Severity.OK)[:room] if len(nodes) > room else nodes
+        shown = sorted(nodes, key=lambda node: node.severity is Severity.OK)[: room - 1] if has_more else nodes
         table_width = min(self.size.width, MAX_NODE_TABLE_WIDTH)
         table = Table(self.look, node_columns(node_width([node.node for node in nodes])), table_width)
-        heading = table.heading()
-        if len(nodes) > room:
-            heading.put(f"  +{len(nodes) - room} more", self.look.palette.heading)
-        return [self._filled(heading), *(table.row(node) for node in shown)]
+        lines = [self._filled(table.heading()), *(table.row(node) for node in shown)]
+        if has_more:
+            lines.append(self.line().put(f" and {len(nodes) - len(shown):,} more nodes", self.look.palette.muted))
+        return lines
 
     def _ranks(self, view: View, room: int) -> list[Line]:
         num_ranks = view.num_ranks

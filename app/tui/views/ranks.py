@@ -126,7 +126,7 @@ def _facts(row: RankRow) -> list[tuple[str, str]]:
     epoch = f"  epoch {row.epoch}" if row.epoch is not None else ""
     loss = f"  loss {loss_text(row.loss)}" if row.loss is not None else ""
     return [
-        ("state", f"{row.state}{f': {row.detail}' if row.detail else ''}"),
+        ("state", _state_text(row)),
         ("where", row.where),
         ("phase", f"{row.phase}{phase_s}" if row.phase else ""),
         ("collective", f"{call}{waiting}"),
@@ -136,3 +136,10 @@ def _facts(row: RankRow) -> list[tuple[str, str]]:
         ("memory", bytes_text(row.rss_bytes) if row.rss_bytes is not None else ""),
         ("report", f"{seconds_text(row.age_s)} old" if row.age_s is not None else "none yet"),
     ]
+
+
+def _state_text(row: RankRow) -> str:
+    """Return the state and its detail, which often begins with the word itself."""
+    if not row.detail or row.detail.startswith(row.state):
+        return row.detail or row.state
+    return f"{row.state}: {row.detail}"

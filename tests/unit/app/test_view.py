@@ -265,6 +265,16 @@ def test_memory_is_told_beside_the_median() -> None:
     assert rows[3].from_median_frac == pytest.approx(0.6)
 
 
+def test_evenly_spread_memory_is_not_told_as_most_on_anybody() -> None:
+    console = Console()
+    console.hear("a", *(worker_report(rank, rss_bytes=1000 * MIB + rank) for rank in (0, 1)))
+    view = console.hear("b", *(worker_report(rank, rss_bytes=1000 * MIB) for rank in (2, 3)))
+
+    summary = view.memory_summary()
+    assert summary is not None
+    assert summary.text == "4 ranks hold 3.9 GiB; none holds more than the median of 1.0 GiB"
+
+
 def test_memory_of_ranks_that_are_not_there_is_not_known() -> None:
     view = Console().hear("a", worker_report(0, rss_bytes=0), dead_worker(1, code=0))
 
@@ -274,7 +284,7 @@ def test_memory_of_ranks_that_are_not_there_is_not_known() -> None:
     assert rows[2].node == ""
     summary = view.memory_summary()
     assert summary is not None
-    assert summary.text == "1 rank holds 0 B; most on rank 0: 0 B"
+    assert summary.text == "1 rank holds 0 B"
 
 
 def test_no_string_of_any_row_holds_what_a_terminal_would_act_on() -> None:

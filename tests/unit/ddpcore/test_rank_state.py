@@ -201,7 +201,7 @@ def test_no_dump_is_wanted_before_there_is_a_group(rank: Rank) -> None:
 
 def test_a_dump_is_wanted_at_the_slow_beat_while_the_counters_move(rank: Rank) -> None:
     wanted_s = []
-    for number in range(45):
+    for number in range(65):
         rank.see({GLOO: (number, number)})
         if rank.wants_dump():
             wanted_s.append(rank.now_s)

@@ -1,0 +1,91 @@
+"""Pictures of every view: `python tests/tui/shots.py OUTDIR [80x24 ...]`, or `--readme` for README's.
+
+SVG, exported by Textual from the console on a simulated cluster; the same run gives the same picture.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # run as a script, from anywhere
+
+from app.tui.actions import VIEW_NAMES  # noqa: E402 - after the path is set
+from app.tui.theme import Look  # noqa: E402
+from tests.support.consoles import Desk, TalkingSource, desk  # noqa: E402
+from tests.support.sim import SimCluster  # noqa: E402
+
+README_PICTURE = ROOT / "app" / "tui" / "pictures" / "overview.svg"
+SIZES = ("80x24", "120x35", "200x50")
+TRAINING_S = 30.0
+FROZEN_S = 6.0
+
+
+def picture(console: Desk) -> str:
+    """Return the screen as SVG: no font of another machine, and no clip path around every text."""
+    svg = console.console.export_screenshot(title="rankdeck", simplify=True)
+    svg = re.sub(r"@font-face \{[^}]*\}\s*|<!--.*?-->\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<clipPath id="[^"]*-line-\d+">.*?</clipPath>\s*', "", svg, flags=re.DOTALL)
+    svg = re.sub(r' clip-path="url\(#[^"]*-line-\d+\)"', "", svg)
+    return svg.replace("Fira Code", "DejaVu Sans Mono, Menlo, Consolas")
+
+
+async def take(out: Path, size: tuple[int, int], look: Look, name: str) -> None:
+    """Take every view of a starting, a healthy and a frozen training, the dialogs and the help."""
+    source = TalkingSource(SimCluster())
+    source.notice("agents demo-0 and demo-1 are up")
+    source.notice("torchrun started on 2 nodes; importing torch takes some seconds")
+    async with desk(source, size, look) as console:
+        await console.play(source, 2)
+        (out / f"{name}-starting.svg").write_text(picture(console))
+        await console.play(source, TRAINING_S)
+        await take_views(console, out, f"{name}-healthy")
+        source.sim.freeze(2)
+        await console.play(source, FROZEN_S)
+        await take_views(console, out, f"{name}-frozen")
+        for key, dialog in (("question_mark", "help"), ("f", "fault"), ("ctrl+p", "palette")):
+            await console.press(key)
+            (out / f"{name}-{dialog}.svg").write_text(picture(console))
+            await console.press("escape")
+
+
+async def take_views(console: Desk, out: Path, name: str) -> None:
+    """Take the five views."""
+    for number, view in enumerate(VIEW_NAMES, start=1):
+        await console.press(str(number))
+        (out / f"{name}-{number}-{view}.svg").write_text(picture(console))
+    await console.press("1")
+
+
+async def take_for_readme() -> None:
+    """Take the picture that README shows."""
+    source = TalkingSource(SimCluster())
+    async with desk(source, (120, 35)) as console:
+        await console.play(source, TRAINING_S)
+        source.sim.freeze(2)
+        await console.play(source, FROZEN_S)
+        README_PICTURE.parent.mkdir(exist_ok=True)
+        README_PICTURE.write_text(picture(console))
+
+
+def main(arguments: list[str]) -> None:
+    """Do what the command line says."""
+    if arguments == ["--readme"]:
+        asyncio.run(take_for_readme())
+        return
+    if not arguments:
+        sys.exit(__doc__)
+    out = Path(arguments[0])
+    out.mkdir(parents=True, exist_ok=True)
+    for size in arguments[1:] or SIZES:
+        width, height = (int(part) for part in size.split("x"))
+        asyncio.run(take(out, (width, height), Look(), size))
+        if size == SIZES[0]:
+            asyncio.run(take(out, (width, height), Look(has_colour=False, is_ascii=True), f"{size}-plain"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

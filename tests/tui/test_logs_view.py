@@ -1,0 +1,128 @@
+"""The logs follow the newest line until one looks back, and stay on the line that is read."""
+
+from __future__ import annotations
+
+import re
+
+from textual.events import MouseScrollUp
+
+from app.tui.log_store import CHUNK_LINES, LogStore
+from app.tui.views.logs import LogsView
+from tests.support.consoles import Desk, SimSource, desk
+from tests.support.sim import SimCluster
+
+
+def talk(source: SimSource, first: int, stop: int) -> None:
+    for number in range(first, stop):
+        source.print("demo-0", number % 4, f"line {number}.")
+
+
+def shown(console: Desk) -> list[int]:
+    return [int(number) for number in re.findall(r"line (\d+)\.", console.text())]
+
+
+async def test_new_lines_push_the_old_ones_up() -> None:
+    source = SimSource(SimCluster().view)
+    talk(source, 0, 100)
+    async with desk(source, (80, 24)) as console:
+        await console.press("5")
+        assert shown(console)[-1] == 99
+
+        talk(source, 100, 130)
+        await console.frames(1)
+
+        assert shown(console)[-1] == 129
+        assert "130 lines" in console.text()
+        assert "following" in console.text()
+
+
+async def test_page_up_stops_following_and_end_follows_again() -> None:
+    source = SimSource(SimCluster().view)
+    talk(source, 0, 100)
+    async with desk(source, (80, 24)) as console:
+        await console.press("5")
+        await console.press("pageup")
+        before = shown(console)
+        assert before[-1] < 99
+
+        talk(source, 100, 130)
+        await console.frames()
+        assert shown(console) == before
+        assert "30 new below, End follows" in console.text()
+
+        await console.press("home")
+        assert shown(console)[0] == 0
+        await console.press("end")
+        assert shown(console)[-1] == 129
+        talk(source, 130, 131)
+        await console.frames(1)
+        assert shown(console)[-1] == 130
+
+
+async def test_scrolling_down_to_the_last_line_follows_again() -> None:
+    source = SimSource(SimCluster().view)
+    talk(source, 0, 100)
+    async with desk(source, (80, 24)) as console:
+        await console.press("5")
+        await console.press("up", "up")
+        assert not console.console.query_one(LogsView).is_following
+        await console.press("down", "down")
+
+        assert console.console.query_one(LogsView).is_following
+
+
+async def test_the_line_that_is_read_stays_when_old_lines_are_dropped() -> None:
+    source = SimSource(SimCluster().view)
+    async with desk(source, (80, 24)) as console:
+        console.console.stage.logs = LogStore(max_lines=2 * CHUNK_LINES)
+        talk(source, 0, 2 * CHUNK_LINES)
+        await console.frames(1)
+        await console.press("5")
+        await console.press("pageup")
+        before = shown(console)
+
+        talk(source, 2 * CHUNK_LINES, 2 * CHUNK_LINES + 10)
+        await console.frames()
+
+        assert shown(console) == before
+        assert f"{CHUNK_LINES:,} older dropped" in console.text()
+
+
+async def test_long_lines_are_read_by_moving_to_the_side_and_no_further_than_they_are_long() -> None:
+    source = SimSource(SimCluster().view)
+    source.print("demo-0", 0, "0123456789" * 10 + "THE END")
+    async with desk(source, (80, 24)) as console:
+        await console.press("5")
+        assert "THE END" not in console.text()
+        await console.press("left")
+        await console.press(*["right"] * 10)
+        assert "THE END" in console.text()
+        assert "from column" in console.text()
+
+        await console.press(*["left"] * 10)
+        assert " 0123456789" in console.text()
+
+
+async def test_wide_characters_move_to_the_side_by_cells() -> None:
+    source = SimSource(SimCluster().view)
+    source.print("demo-0", 0, "a" + "\u4e16" * 60 + "END")
+    async with desk(source, (80, 24)) as console:
+        await console.press("5")
+        await console.press(*["right"] * 10)
+
+        assert "END" in console.text()
+        assert len(console.lines()) == 24
+
+
+async def test_the_wheel_scrolls() -> None:
+    source = SimSource(SimCluster().view)
+    talk(source, 0, 100)
+    async with desk(source, (80, 24)) as console:
+        await console.press("5")
+        logs = console.console.query_one(LogsView)
+        top = logs.top
+        await console.pilot._post_mouse_events([MouseScrollUp], widget=logs)
+        await console.settle()
+
+        assert logs.top == top - 3
+        assert not logs.is_following

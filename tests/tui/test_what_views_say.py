@@ -1,0 +1,165 @@
+"""Each view says in words what an engineer needs to know of a stuck, a starting and a healthy training."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from app.tui.actions import VIEW_NAMES
+from tests.support.consoles import SimSource, TalkingSource, desk, frozen_source, starting_source
+from tests.support.sim import SimCluster
+
+VERDICT = re.compile(
+    r"rank 2 on demo-1 is frozen \(SIGSTOP\) for 6\.\d s; ranks 0-1, 3 wait for it in all_reduce #\d+ for [56]\.\d s; "
+    r"last seen at bytegpt\.py:\d+ in \w+"
+)
+PLACE = r"bytegpt\.py:\d+ in \w+"
+
+
+@pytest.mark.parametrize("number", range(1, 6))
+async def test_every_view_begins_with_the_verdict_and_what_to_do(number: int) -> None:
+    async with desk(frozen_source(), (80, 24)) as console:
+        await console.press(str(number))
+        top = " ".join(" ".join(console.lines()[1:6]).split())
+
+        assert "CRITICAL" in top
+        assert VERDICT.search(top)
+        assert "thaw it: kill -CONT 4002 on demo-1" in top
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 35), (200, 50)])
+async def test_overview_shows_the_frozen_rank_the_wait_and_the_missing_rank(size: tuple[int, int]) -> None:
+    async with desk(frozen_source(), size) as console:
+        text = console.text()
+
+        assert re.search(rf"2  demo-1  \S frozen .*{PLACE}", text)
+        assert len(re.findall(r"demo-\d  \S waiting", text)) == 3
+        assert re.search(r"all_reduce #\d+: ranks 0-1, 3 \S missing rank 2", text)
+        assert re.search(r"demo-0\s+\S up\s+0-1\s+2/2", text)
+
+
+async def test_ranks_shows_all_that_is_known_of_the_culprit() -> None:
+    async with desk(frozen_source(), (80, 24)) as console:
+        await console.press("2")
+        text = console.text()
+
+        assert "RANK 2" in text
+        assert re.search(rf"where\s+{PLACE}", text)
+        assert re.search(r"state\s+frozen for \d", text)
+        assert "pid 4002 on demo-1, local rank 0" in text
+        assert re.search(r"report\s+6\.\d s old", text)
+
+
+async def test_barriers_shows_who_waits_where_for_whom_and_how_long() -> None:
+    async with desk(frozen_source(), (80, 24)) as console:
+        await console.press("3")
+        text = console.text()
+
+        assert re.search(r"all_reduce #\d+ +job demo", text)
+        assert re.search(r"for +[56]\.\ds +\S+ +stall at 10 s", text)
+        assert re.search(rf"waiting +ranks 0-1, 3 +at {PLACE}", text)
+        assert re.search(rf"missing +rank 2 +at {PLACE}", text)
+        assert "SHARE OF THE LAST SECONDS SPENT WAITING" in text
+
+
+async def test_a_named_barrier_is_shown_with_its_label() -> None:
+    sim = SimCluster()
+    sim.run_to_step(30)
+    sim.run_until(lambda: any(row.label for row in sim.view().barriers()), 60, "a wait in the named barrier")
+    async with desk(SimSource(sim.view)) as console:
+        for number in "13":
+            await console.press(number)
+
+            assert 'barrier "epoch" #1' in console.text()
+
+
+async def test_memory_shows_every_rank_beside_the_median_and_the_hosts() -> None:
+    async with desk(frozen_source(), (80, 24)) as console:
+        await console.press("4")
+        text = console.text()
+
+        assert "4 ranks hold 1.2 GiB; most on rank 3: 312 MiB, 2 % over the median of 306 MiB" in text
+        assert re.search(r"3 +demo-1 +312 MiB +312M +\+2 %", text)
+        assert "6.0 GiB / 16 GiB" in text
+
+
+async def test_logs_shows_who_printed_each_line() -> None:
+    source = frozen_source()
+    source.print("demo-1", 3, "a warning", "stderr")
+    source.print("demo-1", -1, "launcher speaks", "stderr")
+    async with desk(source, (80, 24)) as console:
+        await console.press("5")
+        text = console.text()
+
+        assert "following" in text
+        assert re.search(r"demo-0:r0 +step 40 epoch 0 loss", text)
+        assert re.search(r"demo-1:r3 +\S a warning", text)
+        assert re.search(r"demo-1:launcher +\S launcher speaks", text)
+
+
+@pytest.mark.parametrize("number", range(1, 6))
+async def test_every_view_of_a_starting_job_says_what_is_waited_for(number: int) -> None:
+    async with desk(starting_source(), (80, 24)) as console:
+        await console.press(str(number))
+
+        assert "waiting for ranks 0-3 to import torch (0 of 4 ready)" in console.text()
+
+
+async def test_before_the_job_overview_tells_what_the_session_did() -> None:
+    source = SimSource(SimCluster().view)
+    source.notice("3 ranks share 2 CPU cores: steps take longer than with a core a rank")
+    source.notice("agents demo-0 and demo-1 are up")
+    async with desk(source, (80, 24)) as console:
+        assert "3 ranks share 2 CPU cores: steps take longer than with a core a rank" in console.text()
+        assert "agents demo-0 and demo-1 are up" in console.text()
+
+
+async def test_a_notice_is_shown_whole_or_its_first_clause_or_not_at_all() -> None:
+    async with desk(starting_source(), (160, 35)) as console:
+        assert console.lines()[-1].endswith("torchrun started on 2 nodes; importing torch takes some seconds")
+        await console.resize(120, 35)
+        assert console.lines()[-1].endswith("torchrun started on 2 nodes")
+        await console.resize(80, 24)
+        assert console.lines()[-1].endswith("Quit")
+
+        await console.resize(160, 35)
+        await console.frames(200)
+        assert console.lines()[-1].endswith("Quit")
+
+
+async def test_a_killed_rank_is_exited_and_its_victims_are_not_blamed() -> None:
+    source = TalkingSource(SimCluster())
+    source.sim.run_to_step(20)
+    source.sim.kill(2)
+    source.run(6)
+    async with desk(source) as console:
+        for number in "12345":
+            await console.press(number)
+            assert "rank 2 on demo-1 was killed by SIGKILL" in " ".join(console.text().split())
+        await console.press("1")
+        assert len(re.findall(r"\S exited", console.text())) >= 1
+
+
+async def test_thawing_clears_the_verdict_on_every_view() -> None:
+    source = frozen_source()
+    async with desk(source) as console:
+        source.sim.thaw(2)
+        source.run(3)
+        await console.frames()
+        for name, number in zip(VIEW_NAMES, "12345", strict=True):
+            await console.press(number)
+
+            assert "frozen" not in console.text(), name
+            assert "4 ranks training, step" in console.text()
+
+
+async def test_the_loss_is_drawn_once_steps_come() -> None:
+    source = TalkingSource(SimCluster())
+    async with desk(source) as console:
+        assert "LOSS" not in console.text()
+        await console.play(source, 15)
+        text = console.text()
+
+        assert re.search(r"LOSS  [2-4]\.\d\d at step \d+, 5\.\d\d at \d", text)
+        assert re.search("[\u2801-\u28ff]{2}", text)

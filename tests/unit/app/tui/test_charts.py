@@ -1,0 +1,83 @@
+"""Curves and bars of characters show what they are given, in exactly the cells they are given."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.tui.charts import bar_cells, bounds, curve
+
+FIGURES = st.floats(-1e9, 1e9, allow_nan=False)
+POINTS = st.lists(st.tuples(FIGURES, FIGURES), max_size=50)
+
+
+@given(points=POINTS, width=st.integers(1, 60), height=st.integers(1, 12), ascii_only=st.booleans())
+def test_a_curve_fills_its_cells_and_no_others(
+    points: list[tuple[float, float]], width: int, height: int, ascii_only: bool
+) -> None:
+    lines = curve(points, width, height, ascii_only=ascii_only)
+
+    assert [len(line) for line in lines] == [width] * height
+    allowed = {" ", "*"} if ascii_only else {" ", *map(chr, range(0x2801, 0x2900))}
+    assert set("".join(lines)) <= allowed
+    assert bool(points) == bool("".join(lines).strip())
+
+
+@pytest.mark.parametrize(("width", "height"), [(0, 5), (5, 0), (-1, -1)])
+def test_without_room_nothing_is_drawn(width: int, height: int) -> None:
+    assert curve([(0, 0), (1, 1)], width, height) == []
+
+
+def test_a_falling_line_falls_from_the_upper_left_to_the_lower_right() -> None:
+    assert curve([(x, -x) for x in range(8)], 4, 2) == ["\u2811\u2884  ", "  \u2811\u2884"]
+    assert curve([(0, 1), (1, 0)], 4, 4, ascii_only=True) == ["*   ", " *  ", "  * ", "   *"]
+
+
+@given(points=POINTS.filter(lambda points: len(points) > 1))
+def test_a_curve_has_no_gap_between_its_first_and_its_last_column(points: list[tuple[float, float]]) -> None:
+    lines = curve(points, 20, 6, ascii_only=True)
+    used = [any(line[column] == "*" for line in lines) for column in range(20)]
+
+    first, last = used.index(True), 19 - used[::-1].index(True)
+    assert all(used[first : last + 1])
+
+
+def test_a_tall_curve_is_drawn_two_dots_thick() -> None:
+    def num_dots(height: int) -> int:
+        return sum(
+            (ord(cell) - 0x2800).bit_count() for line in curve([(0, 0), (9, 0)], 4, height) for cell in line.strip()
+        )
+
+    assert num_dots(height=3) == 8
+    assert num_dots(height=4) == 16
+
+
+def test_bounds_are_apart_even_for_one_point() -> None:
+    assert bounds([(3.0, 10.0)]) == (3.0, 4.0, 9.0, 11.0)
+    assert bounds([(3.0, 0.0)]) == (3.0, 4.0, -1.0, 1.0)
+    assert bounds([(1.0, 2.0), (5.0, -2.0)]) == (1.0, 5.0, -2.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("frac", "cells"),
+    [
+        (0.0, (0, False, 10)),
+        (0.0001, (0, True, 9)),
+        (0.5, (5, False, 5)),
+        (0.54, (5, True, 4)),
+        (1.0, (10, False, 0)),
+        (7.0, (10, False, 0)),
+        (-1.0, (0, False, 10)),
+    ],
+)
+def test_a_bar_is_full_in_halves_of_a_cell(frac: float, cells: tuple[int, bool, int]) -> None:
+    assert bar_cells(frac, 10) == cells
+
+
+@given(frac=st.floats(-2, 2), width=st.integers(0, 100))
+def test_a_bar_has_exactly_its_width(frac: float, width: int) -> None:
+    full, has_half, empty = bar_cells(frac, width)
+
+    assert full + has_half + empty == width
+    assert min(full, empty) >= 0

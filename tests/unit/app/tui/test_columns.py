@@ -1,0 +1,71 @@
+"""A table fits any width: the least important columns leave first, and every row is as wide as its heading."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.tui.columns import Column, Table
+from app.tui.theme import Look
+
+if TYPE_CHECKING:
+    from app.tui.drawing import Line
+
+LOOK = Look()
+
+
+def paint(line: Line, row: str, width: int) -> None:
+    line.cell(row, width)
+
+
+def paint_nothing(_line: Line, _row: str, _width: int) -> None:
+    pass
+
+
+COLUMNS = [
+    Column("RANK", 4, 0, paint, is_right=True),
+    Column("NODE", 8, 2, paint),
+    Column("LOSS", 6, 3, paint_nothing),
+    Column("WHERE", 10, 0, paint, is_flexible=True),
+]
+
+
+def text(line: Line) -> str:
+    return "".join(segment.text for segment in line.segments)
+
+
+def test_the_least_important_columns_leave_first() -> None:
+    titles = [Table(LOOK, COLUMNS, width).titles for width in (80, 36, 35, 26, 10)]
+
+    assert titles == [
+        ["RANK", "NODE", "LOSS", "WHERE"],
+        ["RANK", "NODE", "LOSS", "WHERE"],
+        ["RANK", "NODE", "WHERE"],
+        ["RANK", "WHERE"],
+        ["RANK", "WHERE"],
+    ]
+
+
+def test_the_flexible_column_takes_what_is_left() -> None:
+    row = Table(LOOK, COLUMNS, 60).row("abcdefghijklmnopqrstuvwxyz")
+
+    assert text(row) == " abc\u2026  abcdefg\u2026          abcdefghijklmnopqrstuvwxyz" + " " * 8
+    assert row.width == 59
+
+
+@given(width=st.integers(20, 200), cell=st.text(st.sampled_from("ab \u4e16\u754c\u00e9"), max_size=60))
+def test_every_row_is_as_wide_as_the_heading(width: int, cell: str) -> None:
+    table = Table(LOOK, COLUMNS, width)
+
+    row = table.row(cell)
+    assert row.width == table.heading().width <= max(width, 18)
+    assert sum(segment.cell_length for segment in row.segments) == row.width
+
+
+def test_headings_of_figures_stand_at_the_right() -> None:
+    columns = [Column("A", 5, 0, paint, is_right=True), Column("B", 5, 0, partial(paint))]
+
+    assert text(Table(LOOK, columns, 40).heading()) == "     A  B    "

@@ -1,0 +1,64 @@
+"""The log store keeps the newest lines, whole and numbered, like a list that forgets its beginning."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.tui import log_store
+from app.tui.log_store import CHUNK_LINES, LogStore, StoredLine
+
+LINES = st.lists(
+    st.builds(
+        StoredLine,
+        node=st.sampled_from(["demo-0", "demo-1", "\u4e16"]),
+        rank=st.integers(-1, 100_000),
+        is_stderr=st.booleans(),
+        text=st.text(st.characters(codec="utf-8"), max_size=20),
+    ),
+    max_size=60,
+)
+
+
+@given(lines=LINES, max_lines=st.integers(1, 40), chunk_lines=st.integers(1, 9))
+def test_it_is_a_list_that_drops_whole_chunks_of_its_oldest_lines(
+    lines: list[StoredLine], max_lines: int, chunk_lines: int
+) -> None:
+    with patch.object(log_store, "CHUNK_LINES", chunk_lines):
+        store = LogStore(max_lines)
+        for count, line in enumerate(lines, start=1):
+            store.append(line.node, line.rank, line.text, is_stderr=line.is_stderr)
+
+            assert store.end == count
+            assert store.first % chunk_lines == 0
+            assert store.first + len(store) == store.end
+            assert len(store) <= max_lines + 2 * chunk_lines
+            assert len(store) >= min(count, max_lines - chunk_lines + 1)
+        assert [store.line(number) for number in range(store.first, store.end)] == lines[store.first :]
+
+
+def test_a_line_that_is_not_kept_is_an_index_error() -> None:
+    store = LogStore(max_lines=1)
+    with pytest.raises(IndexError, match="line 0 is not kept"):
+        store.line(0)
+    for number in range(CHUNK_LINES + 1):
+        store.append("demo-0", 0, str(number), is_stderr=False)
+
+    assert store.first == CHUNK_LINES
+    assert store.line(CHUNK_LINES).text == str(CHUNK_LINES)
+    for gone in (CHUNK_LINES - 1, CHUNK_LINES + 1, -1):
+        with pytest.raises(IndexError):
+            store.line(gone)
+
+
+def test_a_line_costs_little_more_than_its_text() -> None:
+    store = LogStore()
+    for _ in range(CHUNK_LINES):
+        store.append("demo-0", 3, "x" * 80, is_stderr=True)
+
+    chunk = store._chunks[0]
+    held = len(chunk._text) + sum(len(part) * part.itemsize for part in (chunk._ends, chunk._nodes, chunk._ranks))
+    assert held + len(chunk._stderr) < CHUNK_LINES * (80 + 32)

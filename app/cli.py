@@ -88,7 +88,8 @@ def main() -> NoReturn:
 
 def _is_terminal() -> bool:
     """Say whether there is a terminal that a screen can be drawn on."""
-    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    streams = (sys.stdin, sys.stdout, sys.stderr)  # Textual draws on the last
+    return all(stream.isatty() for stream in streams) and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def _run_console(options: DemoOptions) -> ExitCode:

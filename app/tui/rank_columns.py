@@ -87,7 +87,9 @@ def _paint_phase(line: Line, row: RankRow, width: int) -> None:
 
 
 def _paint_call(line: Line, row: RankRow, width: int) -> None:
-    line.cell(call_text(row.group, row.seq, row.op, row.label) if row.op else "", width)
+    # The seq of a rank that moves is up to seconds old: beside the seq that others wait in it would read as a lag.
+    seq = row.seq if row.waiting_s is not None else None
+    line.cell(call_text(row.group, seq, row.op, row.label) if row.op else "", width)
 
 
 def _paint_waiting(line: Line, row: RankRow, width: int) -> None:

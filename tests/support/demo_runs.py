@@ -95,8 +95,7 @@ class DemoHouse:
 
     def leftovers(self) -> list[str]:
         """What is still there: processes, sockets and files."""
-        files = [str(path) for path in self.runtime.rglob("*")] + [str(path) for path in self.home.rglob("*")]
-        return files + [f"{process.pid} {' '.join(process.cmdline())}" for process in self.processes()]
+        return _entries(self.runtime) + _entries(self.home) + [str(process) for process in self.processes()]
 
     def assert_nothing_is_left(self, within_s: float = 3.0) -> None:
         until(lambda: not self.leftovers(), within_s, f"nothing left behind: {self.leftovers()}")
@@ -117,6 +116,11 @@ class Finished:
 
     def said(self) -> Sequence[str]:
         return self.stderr.strip().splitlines()
+
+
+def _entries(root: Path) -> list[str]:
+    """All that lies below a directory; what vanishes while one looks is not there (`Path.rglob` would raise)."""
+    return [str(Path(directory, name)) for directory, folders, files in os.walk(root) for name in (*folders, *files)]
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> None:
     if arguments == ["--readme"]:
         asyncio.run(take_for_readme())
         return
-    if not arguments:
+    if not arguments or arguments[0].startswith("-"):
         sys.exit(__doc__)
     out = Path(arguments[0])
     out.mkdir(parents=True, exist_ok=True)

@@ -63,10 +63,10 @@ class Headless:
                 self._say(view, now_s)
                 if starting.done():
                     starting.result()
-                if self._is_settled(view, now_s) or self._is_explained(view, now_s):
+                if self._is_settled(view, now_s):
                     return view, False
-                if self._is_overdue(view, now_s):
-                    return view, True
+                if self._is_explained(view, now_s) or self._is_overdue(view, now_s):
+                    return view, self._fault is not None
                 await asyncio.sleep(FRAME_PERIOD_S)
         finally:
             starting.cancel()

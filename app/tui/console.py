@@ -20,6 +20,7 @@ from app.tui.masthead import Masthead
 from app.tui.stage import Stage
 from app.tui.theme import Look, textual_theme
 from app.tui.too_small import TooSmall, is_too_small
+from app.tui.views.ranks import RanksView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -132,7 +133,8 @@ class Console(App[None]):
         if not self.stage.source.can_inject or view is None or not view.num_ranks:
             self._say("There is no rank yet to do harm to.", "warning")
             return
-        fault = await self.push_screen_wait(FaultScreen(self.stage, view.ranks(), self._views["ranks"].selected))
+        selected = self.query_one(RanksView).follow_culprit(view)
+        fault = await self.push_screen_wait(FaultScreen(self.stage, view.ranks(), selected))
         if fault is not None:
             await self._inject(fault)
 

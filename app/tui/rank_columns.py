@@ -86,10 +86,17 @@ def _paint_phase(line: Line, row: RankRow, width: int) -> None:
     line.cell(row.phase, width, line.look.palette.muted)
 
 
-def _paint_call(line: Line, row: RankRow, width: int) -> None:
-    # The seq of a rank that moves is up to seconds old: beside the seq that others wait in it would read as a lag.
+def rank_call(row: RankRow) -> str:
+    """Return the last collective of a rank in words, with its seq only while the rank waits in it.
+
+    The seq of a rank that moves is up to seconds old: beside the seq that others wait in it would read as a lag.
+    """
     seq = row.seq if row.waiting_s is not None else None
-    line.cell(call_text(row.group, seq, row.op, row.label) if row.op else "", width)
+    return call_text(row.group, seq, row.op, row.label) if row.op else ""
+
+
+def _paint_call(line: Line, row: RankRow, width: int) -> None:
+    line.cell(rank_call(row), width)
 
 
 def _paint_waiting(line: Line, row: RankRow, width: int) -> None:

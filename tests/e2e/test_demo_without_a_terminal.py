@@ -73,6 +73,15 @@ def test_a_slowed_rank_is_named_as_the_straggler(house: DemoHouse) -> None:
     house.assert_nothing_is_left()
 
 
+def test_a_fault_that_is_not_named_before_the_job_ends_is_exit_code_1(house: DemoHouse) -> None:
+    done = house.run("--json", "--fault", "slow:3@30", "--steps", "31")
+
+    assert done.code == 1, done.stderr
+    assert done.summary["verdicts"] == []
+    assert done.summary["job"]["exit_code"] == 0
+    house.assert_nothing_is_left()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_everything_and_is_exit_code_130(house: DemoHouse, number: signal.Signals) -> None:
     demo = house.start("--headless", "--steps", "100000")

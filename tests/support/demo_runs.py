@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -38,7 +39,8 @@ class DemoHouse:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for process in self.processes():
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # gone meanwhile
+                process.kill()
         for started in self._started:
             started.communicate()
         shutil.rmtree(self.directory, ignore_errors=True)

@@ -44,13 +44,12 @@ async def test_a_button_that_is_clicked_counts_as_pressed() -> None:
         await console.pilot.click("#fault-yes")
         await console.settle()
 
-        assert source.injected == [(FaultKind.FREEZE, 0, 1.0)]
+        assert source.injected == [(FaultKind.THAW, 2, 1.0)]
 
 
 async def test_a_frozen_rank_is_offered_to_be_thawed() -> None:
     source = frozen_source()
     async with desk(source) as console:
-        await console.press("2")
         await console.press("f")
 
         assert "Thaw rank 2, pid 4002, on demo-1?" in console.text()

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from app.tui.columns import Table
 from app.tui.line_view import LineView
-from app.tui.rank_columns import node_width, rank_columns
-from app.words import UNKNOWN, bytes_text, call_text, loss_text, percent_text, seconds_text
+from app.tui.rank_columns import node_width, rank_call, rank_columns
+from app.words import UNKNOWN, bytes_text, loss_text, percent_text, seconds_text
 
 if TYPE_CHECKING:
     from app.rows import RankRow
@@ -59,7 +59,7 @@ class RanksView(LineView):
         self._num_ranks = view.num_ranks if view is not None else 0
         if view is None or not self._num_ranks:
             return
-        self._follow_culprit(view)
+        self.follow_culprit(view)
         names = [node.node for node in view.nodes()]
         columns = rank_columns(node_width(names), num_ranks=self._num_ranks)
         self._table = Table(self.look, columns, self.size.width)
@@ -80,13 +80,18 @@ class RanksView(LineView):
         self._is_chosen = True
         super().scroll_rows(rows)
 
-    def _follow_culprit(self, view: View) -> None:
-        """Select the first culprit for as long as nobody has moved the selection: its details are the ones wanted."""
+    def follow_culprit(self, view: View) -> int:
+        """Select the first culprit for as long as nobody has moved the selection: its details are the ones wanted.
+
+        Returns:
+            The rank that is selected then, whether or not this view is shown.
+        """
         culprits = [rank for verdict in view.verdicts() for rank in verdict.culprits]
         if not self._is_chosen:
             self.selected = min(culprits, default=0)
             self.top = max(self.selected - self.size.height // 3, min(self.top, self.selected))
-        self.selected = max(0, min(self.selected, self._num_ranks - 1))
+        self.selected = max(0, min(self.selected, view.num_ranks - 1))
+        return self.selected
 
     def _details(self, row: RankRow) -> list[Line]:
         room = self.size.height - 1 - min(self._num_ranks, MIN_ROWS)
@@ -118,7 +123,6 @@ class RanksView(LineView):
 def _facts(row: RankRow) -> list[tuple[str, str]]:
     """Return what is known of a rank, the most telling first."""
     phase_s = f", for {seconds_text(row.phase_s)}" if row.phase_s is not None else ""
-    call = call_text(row.group, row.seq, row.op, row.label) if row.op else ""
     waiting = f"  waiting {seconds_text(row.waiting_s)}" if row.waiting_s is not None else ""
     process = f"pid {row.pid}" if row.pid is not None else "no process yet"
     local = f", local rank {row.local_rank}" if row.local_rank is not None else ""
@@ -129,7 +133,7 @@ def _facts(row: RankRow) -> list[tuple[str, str]]:
         ("state", _state_text(row)),
         ("where", row.where),
         ("phase", f"{row.phase}{phase_s}" if row.phase else ""),
-        ("collective", f"{call}{waiting}"),
+        ("collective", f"{rank_call(row)}{waiting}"),
         ("wait share", percent_text(row.wait_frac) if row.wait_frac is not None else ""),
         ("step", f"{step}{epoch}{loss}"),
         ("process", f"{process} on {row.node}{local}"),

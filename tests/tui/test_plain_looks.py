@@ -57,7 +57,7 @@ async def test_without_colour_the_focus_of_a_dialog_is_still_seen() -> None:
             if segment.text.strip() and segment.style is not None and segment.style.underline and segment.style.bold
         ]
 
-        assert marked == ["Freeze"]
+        assert marked == ["Thaw"]
 
 
 def colours(console: Console) -> set[Color]:

@@ -10,6 +10,8 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from tests.support.warm_ranks import template_pid
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -37,7 +39,7 @@ def nothing_leaks() -> Iterator[None]:
 
 
 def _children() -> set[psutil.Process]:
-    return set(psutil.Process().children(recursive=True))
+    return {child for child in psutil.Process().children(recursive=True) if child.pid != template_pid()}
 
 
 def _describe(process: psutil.Process) -> str:

@@ -1,0 +1,57 @@
+"""The tests' own ranks: forked ones see each other, say how they failed, and die when they must."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.warm_ranks import WarmRanks, run_ranks, try_ranks
+
+
+def add_up(value: int) -> float:
+    total = torch.tensor([float(value + dist.get_rank())])
+    dist.all_reduce(total)
+    return total.item()
+
+
+def fail_on_rank_one() -> int:
+    sys.stdout.write("here I am\n")
+    if dist.get_rank() == 1:
+        raise ValueError("no such luck")
+    return int(os.environ["LOCAL_RANK"])
+
+
+def wait_for_ever() -> None:
+    Path(f"waiting-{dist.get_rank()}").touch()
+    dist.barrier()
+    signal.pause()
+
+
+def test_ranks_meet_in_a_collective() -> None:
+    assert run_ranks(add_up, 4, 10) == [46.0] * 4
+
+
+def test_an_outcome_says_how_a_rank_failed() -> None:
+    fine, failed = try_ranks(fail_on_rank_one, 2, num_nodes=2)
+    assert (fine.value, fine.error, fine.status) == (0, "", 0)
+    assert failed.error == "ValueError: no such luck"
+    assert "fail_on_rank_one" in failed.trace
+    assert failed.log == "here I am\n"
+
+
+def test_a_rank_can_be_killed_and_the_rest_ends_with_the_test() -> None:
+    with WarmRanks(wait_for_ever, 2) as ranks:
+        ranks.wait_for_file("waiting-0")
+        ranks.wait_for_file("waiting-1")
+        began_s = time.monotonic()
+        ranks.kill(1)
+        with pytest.raises(AssertionError, match=r"ranks \[0\] have not ended"):
+            ranks.outcomes(timeout_s=0.5)
+        assert time.monotonic() - began_s < 10

@@ -48,25 +48,28 @@ class _Gate:
         self._own_keys: list[str] = []
         self._deletable_keys: list[str] = []
 
-    def pass_through(self, label: str, timeout_s: float) -> None:
+    def pass_through(self, label: str, timeout_s: float, value: str | None = None) -> list[str]:
+        """Wait for everybody; return each rank's value if this rank brings one, else nothing."""
         self._calls_of_label[label] += 1
         gate = f"{_PREFIX}/{label}/{self._calls_of_label[label]}"
         own_key = f"{gate}/{self._rank}"
         earlier_keys, self._own_keys = self._own_keys, [*self._own_keys, own_key]
         try:
-            self._store.set(own_key, "")
+            self._store.set(own_key, value or "")
             # Between arriving and waiting, so that the round trip holds up nobody else.
             for key in self._deletable_keys:
                 self._store.delete_key(key)
             self._deletable_keys = []
-            self._wait(gate, label, timeout_s)
+            keys = [f"{gate}/{rank}" for rank in range(self._world_size)]
+            self._wait(keys, label, timeout_s)
+            values = [] if value is None else [raw.decode() for raw in self._store.multi_get(keys)]
         except dist.DistNetworkError as error:
             raise _store_lost(label) from error
         self._own_keys = [own_key]
         self._deletable_keys = earlier_keys
+        return values
 
-    def _wait(self, gate: str, label: str, timeout_s: float) -> None:
-        keys = [f"{gate}/{rank}" for rank in range(self._world_size)]
+    def _wait(self, keys: list[str], label: str, timeout_s: float) -> None:
         try:
             self._store.wait(keys, timedelta(seconds=timeout_s))
         except dist.DistStoreError as error:
@@ -94,15 +97,36 @@ def barrier(label: str, timeout_s: float = 1800.0) -> None:
         BarrierTimeoutError: Some ranks did not come; it names them.
         StoreLostError: The job's store is gone.
     """
+    _meet(label, timeout_s, None)
+
+
+def exchange(label: str, value: str, timeout_s: float = 1800.0) -> list[str]:
+    """Meet as at a `barrier`, and return what every rank has brought, in the order of ranks.
+
+    For short texts that ranks must agree on. Main thread; blocks. Without a process group it returns `[value]`.
+
+    Args:
+        label: As of `barrier`; the two count their calls together.
+        value: This rank's text.
+        timeout_s: How long to wait for the others.
+
+    Raises:
+        BarrierTimeoutError: Some ranks did not come; it names them.
+        StoreLostError: The job's store is gone.
+    """
+    return _meet(label, timeout_s, value)
+
+
+def _meet(label: str, timeout_s: float, value: str | None) -> list[str]:
     global _num_calls  # noqa: PLW0603 - counts the calls of this process
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return
+        return [] if value is None else [value]
     gate = _current_gate(label)
     _num_calls += 1
     mark = BarrierMark(label, _num_calls, time.monotonic(), is_over=False)
     probe.marks.barrier = mark
     try:
-        gate.pass_through(label, timeout_s)
+        return gate.pass_through(label, timeout_s, value)
     finally:
         probe.marks.barrier = mark._replace(is_over=True)
 

@@ -81,6 +81,14 @@ class JobRow(msgspec.Struct, frozen=True):
     loss: float | None
     """Mean over the ranks that report one."""
     steps_per_s: float | None
+    last_step: int | None
+    """The step that training ends after; this and the next four are known of programs that use the engine."""
+    remaining_s: float | None
+    """Until then, at the present rate."""
+    goodput_frac: float | None
+    """Time in steps that count over all time since the first attempt began."""
+    checkpoint_step: int | None
+    checkpoint_age_s: float | None
     exit_code: int | None
     detail: str
 

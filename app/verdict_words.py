@@ -18,7 +18,7 @@ from app.words import (
     signal_text,
     sizes_text,
 )
-from ddpcore.wire import Phase
+from ddpcore.wire import FIRST_GROUP, Phase
 
 if TYPE_CHECKING:
     from app.verdicts import Side, Verdict
@@ -225,6 +225,8 @@ def _exit_hint(verdict: Verdict, on_node: str) -> str:
 def _straggler_hint(verdict: Verdict, on_node: str) -> str:
     if verdict.slow_factor > 1:
         return "heal it by injecting slow with factor 1"
+    if verdict.group.startswith(FIRST_GROUP):
+        return f"it prepares something that the others wait for; look at its stack if it takes too long{on_node}"
     if verdict.phase in (Phase.CHECKPOINT, Phase.EVAL):
         return "the others need not wait: a longer phase is normal, a growing one is not"
     if verdict.phase in (Phase.STARTING, None):

@@ -14,6 +14,7 @@ import numpy as np
 from agent.wire import ProcessState
 from app.rank_facts import is_in_known_phase
 from app.rows import Cause, Severity
+from ddpcore.wire import FIRST_GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -209,7 +210,10 @@ def stalled(evidence: Evidence, excused_s: Ranks) -> list[Verdict]:
     roots = roots_of(evidence, is_late, thresholds.stall_s)
     verdicts = []
     for some in by_node(evidence, roots):
-        severity = Severity.WARNING if bool(is_known[some].all()) else Severity.CRITICAL
+        _, wait = evidence.held_up_by(some)
+        # Whoever goes first in a first-block is meant to keep the others waiting.
+        is_meant = wait is not None and wait.group.startswith(FIRST_GROUP)
+        severity = Severity.WARNING if is_meant or bool(is_known[some].all()) else Severity.CRITICAL
         verdicts.append(name(evidence, Cause.STRAGGLER, some.tolist(), severity=severity))
     return verdicts
 

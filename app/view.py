@@ -33,6 +33,7 @@ from app.rows import (
 from app.safe_text import LINE_LIMIT, clean, clean_name
 from app.verdict_words import hint, sentence
 from app.words import bytes_text, finite, json_value, percent_text, place_text, ranges_text, ranks_text
+from ddpcore.wire import TrainingReport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,7 +108,9 @@ class View:
         statuses = [share.status for _, share in sorted(job.shares.items())]
         statuses.sort(key=lambda status: status.state is not JobState.FAILED)
         codes = [status.exit_code for status in statuses if status.exit_code is not None]
-        epochs = [worker.report.epoch for worker in job.workers[:1] if worker is not None and worker.report is not None]
+        first = next((worker.report for worker in job.workers[:1] if worker is not None), None)
+        training = (first.training if first is not None else None) or TrainingReport()
+        step, steps_per_s = job.lowest_step(), None if job.is_ended() else job.steps_per_s()
         return JobRow(
             job_id=clean_name(job.job_id),
             attempt=job.attempt,
@@ -115,10 +118,15 @@ class View:
             severity=self._job_severity(state),
             world_size=job.world_size,
             num_nodes=job.num_nodes,
-            step=job.lowest_step(),
-            epoch=epochs[0] if epochs else None,
+            step=step,
+            epoch=first.epoch if first is not None else None,
             loss=_mean(job.loss[job.has_loss]),
-            steps_per_s=None if job.is_ended() else job.steps_per_s(),
+            steps_per_s=steps_per_s,
+            last_step=training.last_step,
+            remaining_s=_remaining_s(step, training.last_step, steps_per_s),
+            goodput_frac=None if training.goodput_frac is None else finite(training.goodput_frac),
+            checkpoint_step=training.checkpoint_step,
+            checkpoint_age_s=training.checkpoint_age_s,
             exit_code=next((code for code in codes if code), codes[0] if codes else None),
             detail=next((clean(status.detail, LINE_LIMIT) for status in statuses if status.detail), ""),
         )
@@ -310,6 +318,12 @@ def status_object(view: View) -> dict[str, Any]:
 def _place_of(job: JobModel, rank: int) -> str:
     worker = job.workers[rank]
     return place_text(worker.report.place) if worker is not None and worker.report is not None else ""
+
+
+def _remaining_s(step: int | None, last_step: int | None, steps_per_s: float | None) -> float | None:
+    if step is None or last_step is None or not steps_per_s:
+        return None
+    return max(0, last_step - step) / steps_per_s
 
 
 def _mean(values: Sequence[float] | np.ndarray[tuple[int], np.dtype[np.float64]]) -> float | None:

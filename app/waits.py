@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from ddpcore.wire import FIRST_GROUP
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -104,12 +106,14 @@ def _wait_in(
     if is_over and now_s - first_s < thresholds.stall_s:
         return None
     is_immobile = facts.is_immobile[members]
-    is_behind = (table.enqueued < seq) & ~is_here
+    # In a first-block all wait for its lowest member, and none of the others holds anybody up.
+    matters = members == members[0] if table.name.startswith(FIRST_GROUP) else np.True_
+    is_behind = (table.enqueued < seq) & ~is_here & matters
     report_at_s = job.report_at_s[members]
     is_known = is_immobile | (report_at_s >= first_s + thresholds.short_s / 2)
     never_heard = np.isnan(report_at_s) & (now_s - first_s > thresholds.silent_s)
     is_missing = is_behind & (is_known | never_heard)
-    is_stuck = is_immobile & ~is_behind & (table.completed < seq)
+    is_stuck = is_immobile & ~is_behind & (table.completed < seq) & matters
     return Wait(
         job=job.job_id,
         attempt=job.attempt,

@@ -1,6 +1,7 @@
-"""What runs inside a rank: the probe that reports its state, named barriers, and (as it grows) the training engine.
+"""What runs inside a rank: the training engine and its parts, named barriers, and the probe.
 
-The names below load on first use (PEP 562), so that importing `ddpcore.wire` never imports torch.
+The names below load on first use (PEP 562), so that importing `ddpcore.wire` never imports torch. Further parts of the
+engine are in modules of their own: `ddpcore.checkpoint`, `ddpcore.order`, `ddpcore.shares`, `ddpcore.balanced`.
 """
 
 from __future__ import annotations
@@ -9,12 +10,44 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ddpcore.barriers import barrier
+    from ddpcore.barriers import barrier, local_master_first, master_first
+    from ddpcore.checkpoint import Checkpointer
+    from ddpcore.engine.engine import Engine
+    from ddpcore.parallel import unwrap, wrap
+    from ddpcore.prefetch import Prefetcher
     from ddpcore.probe import phase, report_step
+    from ddpcore.process_group import open_process_group
+    from ddpcore.samplers import ElasticBatchSampler
 
-__all__ = ["barrier", "phase", "report_step"]
+__all__ = [
+    "Checkpointer",
+    "ElasticBatchSampler",
+    "Engine",
+    "Prefetcher",
+    "barrier",
+    "local_master_first",
+    "master_first",
+    "open_process_group",
+    "phase",
+    "report_step",
+    "unwrap",
+    "wrap",
+]
 
-_HOMES = {"barrier": "ddpcore.barriers", "phase": "ddpcore.probe", "report_step": "ddpcore.probe"}
+_HOMES = {
+    "Checkpointer": "ddpcore.checkpoint",
+    "ElasticBatchSampler": "ddpcore.samplers",
+    "Engine": "ddpcore.engine.engine",
+    "Prefetcher": "ddpcore.prefetch",
+    "barrier": "ddpcore.barriers",
+    "local_master_first": "ddpcore.barriers",
+    "master_first": "ddpcore.barriers",
+    "open_process_group": "ddpcore.process_group",
+    "phase": "ddpcore.probe",
+    "report_step": "ddpcore.probe",
+    "unwrap": "ddpcore.parallel",
+    "wrap": "ddpcore.parallel",
+}
 
 
 def __getattr__(name: str) -> object:

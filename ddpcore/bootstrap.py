@@ -12,19 +12,16 @@ import json
 import os
 import signal
 import sys
-import sysconfig
 import threading
 import time
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from ddpcore import probe
+from ddpcore.code_places import code_roots
 from ddpcore.env import parse_probe, parse_torchrun
 from ddpcore.flight_recorder import FlightRecorder
-from ddpcore.stack import CodeRoots
 from ddpcore.wire import ENV_PROBED_PID
 
 if TYPE_CHECKING:
@@ -49,7 +46,7 @@ def start_in_rank() -> None:
     os.environ[ENV_PROBED_PID] = str(os.getpid())
     _die_with_launcher(env)
     _record_uncaught_errors()
-    probe.start(torchrun, env, _code_roots(), FlightRecorder())
+    probe.start(torchrun, env, code_roots(), FlightRecorder())
 
 
 def _die_with_launcher(env: ProbeEnv) -> None:
@@ -129,23 +126,3 @@ def _write_error(path: str, kind: type[BaseException], error: BaseException, tra
     }
     with Path(path).open("x", encoding="utf-8") as file:
         json.dump(content, file)
-
-
-def _code_roots() -> CodeRoots:
-    paths = sysconfig.get_paths()
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
-    return CodeRoots(
-        torch=_spellings(Path(torch.__file__).parent),
-        ddpcore=_spellings(Path(__file__).parent),
-        libraries=tuple(
-            spelling
-            for name in ("stdlib", "platstdlib", "purelib", "platlib")
-            for spelling in _spellings(Path(paths[name]))
-        ),
-        main_file=main or "",
-    )
-
-
-def _spellings(directory: Path) -> tuple[str, ...]:
-    """Return a directory as code objects may name it: as it was imported, and with links resolved."""
-    return tuple(dict.fromkeys((f"{directory}/", f"{directory.resolve()}/")))

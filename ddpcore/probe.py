@@ -14,12 +14,12 @@ import atexit
 import os
 import select
 import socket
-import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, SupportsFloat
+from typing import TYPE_CHECKING, Protocol, SupportsFloat, assert_never
 
+from ddpcore.code_places import stack_of
 from ddpcore.errors import UnknownPhaseError
 from ddpcore.faults import StepFaults, pause, strike
 from ddpcore.rank_state import RankIdentity, RankState
@@ -30,6 +30,7 @@ from ddpcore.wire import (
     MalformedReportError,
     Phase,
     SlowDown,
+    StopTraining,
     decode_request,
     encode_report,
 )
@@ -37,11 +38,11 @@ from ddpcore.wire import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from contextlib import AbstractContextManager
-    from types import FrameType
 
     from ddpcore.env import ProbeEnv, TorchrunEnv
-    from ddpcore.samples import BarrierMark, Counters, GroupMembers, RecorderDump, StackLine
+    from ddpcore.samples import BarrierMark, Counters, GroupMembers, RecorderDump, TrainingMark
     from ddpcore.stack import CodeRoots
+    from ddpcore.wire import ProbeRequest
 
 TICK_S = 0.2
 """Between samples while the rank works. The thread takes 0.2 % of a core so, 0.3 % at half the time, beside four
@@ -53,9 +54,6 @@ WAITING_TICK_S = 0.1
 
 REPORT_S = 0.2
 """Between reports, as often as the agent speaks."""
-
-MAX_FRAMES = 200
-"""Innermost frames looked at: a deep recursion is not walked to its root ten times a second."""
 
 MAX_REQUEST_BYTES = 4096
 MAX_REQUESTS_PER_TICK = 16
@@ -94,12 +92,17 @@ class Recorder(Protocol):
 class Marks:
     """What the main thread has said. One thread writes, one reads; every value is replaced whole."""
 
-    __slots__ = ("barrier", "phases", "step")
+    __slots__ = ("barrier", "can_stop", "firsts", "is_stop_requested", "phases", "step", "training")
 
     def __init__(self) -> None:
         self.step: StepMark | None = None
         self.phases: tuple[Phase, ...] = ()
         self.barrier: BarrierMark | None = None
+        self.firsts: tuple[BarrierMark, ...] = ()
+        self.training: TrainingMark | None = None
+        self.can_stop = False
+        self.is_stop_requested = False
+        """The probe's only word to the main thread: the engine reads it at step boundaries."""
 
 
 marks = Marks()
@@ -218,12 +221,15 @@ class Probe:
             Sample(
                 now_s=now_s,
                 counters=self._recorder.counters(),
-                stack=_stack_of(self._main_thread_id),
+                stack=stack_of(self._main_thread_id),
                 has_process_group=self._recorder.has_process_group(),
                 step=step,
                 phases=marks.phases,
                 barrier=marks.barrier,
+                firsts=marks.firsts,
                 slow_factor=self.faults.slow_factor,
+                can_stop=marks.can_stop,
+                training=marks.training,
             )
         )
         if state.wants_dump(now_s):
@@ -261,8 +267,14 @@ class Probe:
                 return
             self._carry_out(request)
 
-    def _carry_out(self, request: SlowDown) -> None:
-        self.faults.slow_factor = request.factor
+    def _carry_out(self, request: ProbeRequest) -> None:
+        match request:
+            case SlowDown():
+                self.faults.slow_factor = request.factor
+            case StopTraining():
+                marks.is_stop_requested = True
+            case _:
+                assert_never(request)
         self._answered_request_id = max(self._answered_request_id, request.request_id)
         self._report_due_s = 0.0
 
@@ -369,14 +381,3 @@ def _bind(path: Path) -> socket.socket | None:
         requests.close()
         return None
     return requests
-
-
-def _stack_of(thread_id: int) -> list[StackLine]:
-    """Return a thread's innermost frames. No frame is kept: it would keep the program's tensors alive."""
-    stack: list[StackLine] = []
-    frame: FrameType | None = sys._current_frames().get(thread_id)  # noqa: SLF001 - the documented way
-    while frame is not None and len(stack) < MAX_FRAMES:
-        code = frame.f_code
-        stack.append((code.co_filename, frame.f_lineno or 0, code.co_name))
-        frame = frame.f_back
-    return stack

@@ -19,12 +19,12 @@ import msgspec
 
 from ddpcore.group_track import GroupTrack
 from ddpcore.stack import CodeRoots, StackReader, sendable
-from ddpcore.wire import BARRIER_GROUP, DEFAULT_GROUP, WIRE_VERSION, GroupReport, Phase, RankReport
+from ddpcore.wire import DEFAULT_GROUP, WIRE_VERSION, GroupReport, Phase, RankReport, TrainingReport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpcore.samples import BarrierMark, CounterKey, GroupMembers, RecorderDump, RecorderEntry, Sample
+    from ddpcore.samples import BarrierMark, CounterKey, GroupMembers, RecorderDump, RecorderEntry, Sample, TrainingMark
 
 QUIET_SAMPLES = 2
 """Samples that must agree before a position counts as quiet, or an unfinished operation as a wait."""
@@ -111,7 +111,7 @@ class RankState:
             if track is None:
                 track = self._tracks[key] = GroupTrack()
             track.observe(enqueued, completed, now_s)
-        self._count_barrier(previous.barrier if previous else None, sample.barrier)
+        self._count_barrier(_open_mark(previous) if previous else None, _open_mark(sample))
         self._has_started = self._has_started or sample.has_process_group
         self._reading = self._stack_reader.read(sample.stack)
         phase = self._judge_phase(sample)
@@ -185,6 +185,8 @@ class RankState:
             slow_factor=sample.slow_factor,
             answered_request_id=answered_request_id,
             recorder_missing=self._recorder_missing,
+            can_stop=sample.can_stop,
+            training=_training_report(sample.training, sample.now_s),
         )
 
     def validate(self) -> None:
@@ -200,16 +202,16 @@ class RankState:
                 assert group.ranks == sorted(group.ranks)
 
     def _count_barrier(self, previous: BarrierMark | None, barrier: BarrierMark | None) -> None:
-        if barrier is None or barrier.is_over:
+        if barrier is None:
             self._barrier_samples = 0
-        elif previous is not None and previous.seq == barrier.seq:
+        elif previous is not None and (previous.group, previous.seq) == (barrier.group, barrier.seq):
             self._barrier_samples += 1
         else:
             self._barrier_samples = 1
 
     def _judge_phase(self, sample: Sample) -> Phase:
         seen = self._reading.phase
-        if sample.barrier is not None and not sample.barrier.is_over:
+        if _open_mark(sample) is not None:
             return Phase.BARRIER
         if seen in (Phase.BARRIER, Phase.STARTING):
             return seen
@@ -221,7 +223,7 @@ class RankState:
         return seen if self._has_started else Phase.STARTING
 
     def _group_reports(self, sample: Sample) -> list[GroupReport]:
-        """Return the groups, the default one first, waiting ones before quiet ones, the named barriers last."""
+        """Return the groups, the default one first, waiting ones before quiet ones, the named gates last."""
         named: dict[str, GroupTrack] = {}
         for key, track in self._tracks.items():
             if track.group in self._members or track.group == DEFAULT_GROUP:
@@ -237,9 +239,7 @@ class RankState:
             if num_members + len(ranks) <= MAX_MEMBERS:
                 num_members += len(ranks)
                 reports.append(named[name].report(name, ranks, sample.now_s))
-        if sample.barrier is not None:
-            reports.append(self._barrier_report(sample.barrier, sample.now_s))
-        return reports
+        return reports + [self._barrier_report(mark, sample.now_s) for mark in _marks(sample)]
 
     def _report_name(self, key: CounterKey, track: GroupTrack) -> str:
         """Return the group's name, the same on every member: NCCL counts apart in a group that gloo serves too."""
@@ -256,14 +256,36 @@ class RankState:
     def _barrier_report(self, barrier: BarrierMark, now_s: float) -> GroupReport:
         is_open = not barrier.is_over
         return GroupReport(
-            group=BARRIER_GROUP,
+            group=sendable(barrier.group, _MAX_LABEL_CHARS),
             enqueued_seq=barrier.seq,
             completed_seq=barrier.seq - 1 if is_open else barrier.seq,
             op="barrier",
             label=sendable(barrier.label, _MAX_LABEL_CHARS),
             waiting_s=max(0.0, now_s - barrier.entered_s) if is_open else 0.0,
-            is_waiting=self._barrier_samples >= QUIET_SAMPLES,
+            is_waiting=is_open and self._barrier_samples >= QUIET_SAMPLES,
+            ranks=list(barrier.ranks),
         )
+
+
+def _open_mark(sample: Sample) -> BarrierMark | None:
+    """Return the named gate that the main thread waits at; it is one at most."""
+    return next((mark for mark in _marks(sample) if not mark.is_over), None)
+
+
+def _marks(sample: Sample) -> tuple[BarrierMark, ...]:
+    return sample.firsts if sample.barrier is None else (sample.barrier, *sample.firsts)
+
+
+def _training_report(mark: TrainingMark | None, now_s: float) -> TrainingReport | None:
+    if mark is None:
+        return None
+    taken_s = mark.checkpoint_taken_s
+    return TrainingReport(
+        last_step=_count(mark.last_step),
+        goodput_frac=mark.goodput_frac,
+        checkpoint_step=_count(mark.checkpoint_step),
+        checkpoint_age_s=None if taken_s is None else max(0.0, now_s - taken_s),
+    )
 
 
 def _count(value: int | None) -> int | None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ddpcore.wire import Phase  # noqa: TC001 - msgspec and NamedTuple resolve annotations at run time
+from ddpcore.wire import BARRIER_GROUP, Phase
 
 StackLine = tuple[str, int, str]
 """File, line and function of one frame."""
@@ -73,13 +73,27 @@ class StepMark(NamedTuple):
 
 
 class BarrierMark(NamedTuple):
-    """The last call of a named barrier."""
+    """The last call of a named gate."""
 
     label: str
     seq: int
     """This rank's count of calls."""
     entered_s: float
     is_over: bool
+    group: str = BARRIER_GROUP
+    """The pretended group that it counts in."""
+    ranks: tuple[int, ...] = ()
+    """Its members; empty means every rank."""
+
+
+class TrainingMark(NamedTuple):
+    """What the engine has said of its training."""
+
+    last_step: int | None = None
+    goodput_frac: float | None = None
+    checkpoint_step: int | None = None
+    checkpoint_taken_s: float | None = None
+    """Monotonic time of this process."""
 
 
 class Sample(NamedTuple):
@@ -94,4 +108,8 @@ class Sample(NamedTuple):
     phases: tuple[Phase, ...] = ()
     """The program's own `phase` marks, innermost last."""
     barrier: BarrierMark | None = None
+    firsts: tuple[BarrierMark, ...] = ()
+    """The last call of each of the latest first-blocks."""
     slow_factor: float = 1.0
+    can_stop: bool = False
+    training: TrainingMark | None = None

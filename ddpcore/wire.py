@@ -48,6 +48,11 @@ DEFAULT_GROUP = "0"
 """c10d's name of the process group of all ranks."""
 BARRIER_GROUP = "rankdeck.barrier"
 """The pretended group of named barriers (`ddpcore.barriers`), whose seq is the count of this rank's calls."""
+FIRST_GROUP = "rankdeck.first/"
+"""The pretended group of a first-block (`ddpcore.first_one_first`) begins so: its name follows, and its seq counts the
+calls of it. All members wait for the lowest one, and for nobody else."""
+FIRST_LABEL = "first: "
+"""Its label begins so."""
 
 Rank = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -102,7 +107,7 @@ class GroupReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     group: Name
-    """c10d's name of the group (`DEFAULT_GROUP`, ...), or `BARRIER_GROUP`."""
+    """c10d's name of the group (`DEFAULT_GROUP`, ...), `BARRIER_GROUP`, or one that begins with `FIRST_GROUP`."""
     enqueued_seq: Count = 0
     """Seq of the last collective this rank has called; 0 before the first."""
     completed_seq: Count = 0
@@ -119,6 +124,19 @@ class GroupReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """True once the wait has been seen by two samples in a row."""
     ranks: list[Rank] = []
     """Sorted global ranks of the members; empty means every rank of the job."""
+
+
+class TrainingReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the engine knows of its training; a program without the engine sends none."""
+
+    last_step: Count | None = None
+    """The step that training ends after, where that is known."""
+    goodput_frac: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] | None = None
+    """Time in steps that count, over the time since the first attempt began."""
+    checkpoint_step: Count | None = None
+    """The newest step that a checkpoint holds; None while there is no checkpoint."""
+    checkpoint_age_s: Seconds | None = None
+    """How long ago it was taken; None also for one of an earlier attempt."""
 
 
 class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -162,6 +180,7 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """True when this torch has no usable flight recorder: groups stay empty and only places are known."""
     can_stop: bool = False
     """True when the program takes part in an agreed stop (the engine is in use)."""
+    training: TrainingReport | None = None
 
 
 class Fault(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -182,8 +201,17 @@ class SlowDown(msgspec.Struct, frozen=True, tag="slow_down", forbid_unknown_fiel
     factor: Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)]
 
 
-ProbeRequest = SlowDown
-"""The closed union of what a probe takes; one member so far."""
+class StopTraining(msgspec.Struct, frozen=True, tag="stop_training", forbid_unknown_fields=True):
+    """Ask a rank whose report says `can_stop` to end training at the next step boundary that all ranks agree on.
+
+    One rank is enough: the ranks reduce their wishes.
+    """
+
+    request_id: Count
+
+
+ProbeRequest = SlowDown | StopTraining
+"""The closed union of what a probe takes."""
 
 _report_encoder = msgspec.msgpack.Encoder()
 _report_decoder = msgspec.msgpack.Decoder(RankReport)
@@ -232,9 +260,10 @@ def decode_request(datagram: bytes) -> ProbeRequest:
         MalformedReportError: The bytes are not a request.
     """
     try:
-        return _request_decoder.decode(datagram)
+        request: ProbeRequest = _request_decoder.decode(datagram)
     except DECODE_ERRORS as error:
         raise MalformedReportError(f"not a probe request: {error}") from error
+    return request
 
 
 def encode_faults(faults: list[Fault]) -> str:

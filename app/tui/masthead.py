@@ -9,7 +9,7 @@ from app.tui.actions import VIEW_NAMES
 from app.tui.drawing import wrapped
 from app.tui.line_view import LineView
 from app.tui.theme import SEVERITY_WORDS
-from app.words import loss_text, rate_text, seconds_cell
+from app.words import loss_text, percent_text, rate_text, seconds_cell, seconds_text
 
 if TYPE_CHECKING:
     from textual.events import Click
@@ -129,13 +129,20 @@ def _figures(job: JobRow) -> list[tuple[str, str]]:
     if job.exit_code is not None:
         figures.append(("exit code", str(job.exit_code)))
     if job.step is not None:
-        figures.append(("step", f"{job.step:,}"))
+        figures.append(("step", f"{job.step:,}" + (f" of {job.last_step:,}" if job.last_step is not None else "")))
     if job.epoch is not None:
         figures.append(("epoch", str(job.epoch)))
     if job.loss is not None:
         figures.append(("loss", loss_text(job.loss)))
     if job.steps_per_s is not None:
         figures.append(("steps/s", rate_text(job.steps_per_s)))
+    if job.remaining_s is not None:
+        figures.append(("left", seconds_text(job.remaining_s)))
+    if job.goodput_frac is not None:
+        figures.append(("goodput", percent_text(job.goodput_frac)))
+    if job.checkpoint_step is not None:
+        age = f", {seconds_text(job.checkpoint_age_s)} ago" if job.checkpoint_age_s is not None else ""
+        figures.append(("checkpoint", f"{job.checkpoint_step:,}{age}"))
     if job.attempt:
         figures.append(("attempt", str(job.attempt)))
     figures.append(("ranks", str(job.world_size)))

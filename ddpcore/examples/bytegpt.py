@@ -1,10 +1,10 @@
-"""Trains a small byte-level GPT on the source of Python's standard library, with plain DistributedDataParallel.
+"""Trains a small byte-level GPT on the source of Python's standard library.
 
     torchrun --nproc-per-node 4 bytegpt.py --steps 1000
 
-An ordinary torchrun program: everything that rankdeck adds is `ddpcore.report_step`, `ddpcore.phase` and
-`ddpcore.barrier`, and without rankdeck these cost nothing. It shows the whole of a DDP program: one process a rank, a
-sampler that deals out different windows, gradients averaged in backward, an exact evaluation, a checkpoint by rank 0.
+The program of `rankdeck demo`, and an example of the engine: one process a rank, batches dealt out exactly, gradients
+averaged in backward, an evaluation in which each window counts once, checkpoints that all ranks write together and any
+number of ranks can go on from. Without torchrun it trains alone.
 
 Shape suffixes: B windows of a rank, T bytes of a window, D model width, H heads, K width of a head, V byte values.
 """
@@ -13,30 +13,25 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import socket
 import sysconfig
 import time
 import zlib
-from itertools import islice
 from pathlib import Path
 from typing import cast
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import Dataset
 
 import ddpcore
-from ddpcore.env import TorchrunEnv, parse_torchrun
-from ddpcore.errors import NotLaunchedError
+from ddpcore.errors import DdpcoreError
 
 T, D, H, V = 64, 64, 4, 256
 NUM_LAYERS = 2
 GLOBAL_BATCH = 32
-STEPS_PER_EPOCH = 100
+EVALUATE_EVERY = SAVE_EVERY = "100 steps"
 PEAK_LR = 5e-3
 WARMUP_STEPS = 20
 VALIDATION_WINDOWS = 512
@@ -117,32 +112,9 @@ def learning_rate(step: int, num_steps: int) -> float:
     return 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
-@torch.no_grad()
-def evaluate(model: ByteGPT, windows: Windows, env: TorchrunEnv, device: torch.device) -> float:
-    """Return the validation loss in nats per byte, the same on every rank.
-
-    Each window counts once, whatever the number of ranks: ranks take neighbouring shares and add up sums. The model
-    comes without its DDP wrapper, whose forward may communicate, and ranks need not have equally many batches.
-    """
-    begin, end = (len(windows) * rank // env.world_size for rank in (env.rank, env.rank + 1))
-    total = torch.zeros(2, dtype=torch.float64, device=device)
-    for first in range(begin, end, GLOBAL_BATCH):
-        batch_BS = torch.stack([windows[index] for index in range(first, min(first + GLOBAL_BATCH, end))])  # noqa: N806
-        loss_BT = model(batch_BS.to(device))  # noqa: N806
-        total += torch.stack([loss_BT.sum(), torch.full_like(loss_BT, 1.0).sum()]).double()
-    dist.all_reduce(total)
-    return float(total[0] / total[1])
-
-
-def save(path: Path, state: dict[str, object]) -> None:
-    """Write a checkpoint that is there as a whole or not at all, whenever the machine stops."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".tmp")
-    with unfinished.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+def byte_losses(model: nn.Module, window_BS: Tensor) -> dict[str, Tensor]:  # noqa: N803
+    """Return each window's mean loss in nats a byte, (B,)."""
+    return {"validation_loss": model(window_BS).mean(dim=1)}
 
 
 def load_windows(*, is_first: bool) -> tuple[Windows, Windows]:
@@ -155,53 +127,48 @@ def load_windows(*, is_first: bool) -> tuple[Windows, Windows]:
     return Windows(text), Windows(validation_text)
 
 
-def train(args: argparse.Namespace, env: TorchrunEnv, device: torch.device) -> None:
+def train(engine: ddpcore.Engine, args: argparse.Namespace) -> None:
     """Train for `args.steps` steps; every rank runs this."""
-    is_first = env.rank == 0
-    windows, validation = load_windows(is_first=is_first)
-    torch.manual_seed(args.seed)
-    model = ByteGPT().to(device)
-    ddp = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+    windows, validation = load_windows(is_first=engine.is_first)
+    model = ByteGPT()
+    ddp = engine.wrap(model)
     optimizer = torch.optim.AdamW(ddp.parameters(), PEAK_LR, betas=(0.9, 0.95), fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step, args.steps))
-    sampler: DistributedSampler[Tensor] = DistributedSampler(windows, seed=args.seed, drop_last=True)
-    loader = DataLoader(windows, batch_size=max(1, GLOBAL_BATCH // env.world_size), sampler=sampler)
+    batches = engine.loader(windows, global_batch_size=GLOBAL_BATCH)
+    if args.checkpoint_dir:
+        resumed = engine.checkpoint(
+            args.checkpoint_dir, every=SAVE_EVERY, model=model, optimizer=optimizer, schedule=schedule
+        )
+        if resumed and engine.is_first:
+            print(f"goes on from step {engine.step}", flush=True)
 
-    step, loss = 0, torch.tensor(math.nan)
-    for epoch in range(math.ceil(args.steps / STEPS_PER_EPOCH)):
-        sampler.set_epoch(epoch)
-        began_s, began_step = time.monotonic(), step
-        for batch_BS in islice(loader, min(STEPS_PER_EPOCH, args.steps - step)):  # noqa: N806
-            loss = ddp(batch_BS.to(device)).mean()
-            loss.backward()  # averages the gradients over all ranks
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-            step += 1
-            ddpcore.report_step(step, loss, epoch)
-            if is_first and (step % args.log_every == 0 or step == 1):
-                ms = 1000 * (time.monotonic() - began_s) / (step - began_step)
-                print(f"step {step} loss {loss.item():.3f} {ms:.0f} ms/step", flush=True)
-                began_s, began_step = time.monotonic(), step
-        ddpcore.barrier("epoch end")
-        with ddpcore.phase("eval"):
-            validation_loss = evaluate(model, validation, env, device)
-        print(f"rank {env.rank} epoch {epoch} done at step {step}, its last loss {loss.item():.3f}", flush=True)
-        if is_first:
-            print(f"epoch {epoch} validation loss {validation_loss:.3f} nats per byte", flush=True)
-        if args.checkpoint_dir:
-            with ddpcore.phase("checkpoint"):
-                if is_first:
-                    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-                    save(args.checkpoint_dir / "bytegpt.pt", state)
-            ddpcore.barrier("checkpoint")
+    began_s, began_step = time.monotonic(), engine.step
+    loss = torch.tensor(math.nan)
+    for batch in engine.steps(batches, until=f"{args.steps} steps"):
+        for window_BS in batch.micro_batches():  # noqa: N806
+            loss = ddp(window_BS).mean()
+            engine.backward(loss)
+            engine.log(loss=loss)
+        engine.update(optimizer)
+        schedule.step()
+        step = engine.step + 1
+        if engine.is_first and (step % args.log_every == 0 or step == 1):
+            ms = 1000 * (time.monotonic() - began_s) / (step - began_step)
+            print(f"step {step} loss {loss.item():.3f} {ms:.0f} ms/step", flush=True)
+            began_s, began_step = time.monotonic(), step
+        if engine.is_due(EVALUATE_EVERY):
+            ddpcore.barrier("evaluation")
+            means = engine.evaluate(model, validation, byte_losses, batch_size=GLOBAL_BATCH)
+            print(f"rank {engine.placement.rank} step {step}, its last loss {loss.item():.3f}", flush=True)
+            if engine.is_first:
+                print(f"step {step} validation loss {means['validation_loss']:.3f} nats per byte", flush=True)
 
 
 def parse_args() -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(description="Train a byte-level GPT on the standard library's source with DDP.")
     parser.add_argument("--steps", type=int, default=1000, help="optimizer steps (default 1000)")
-    parser.add_argument("--checkpoint-dir", type=Path, help="write bytegpt.pt here after each epoch (default: nowhere)")
+    parser.add_argument("--checkpoint-dir", type=Path, help="checkpoints, to go on from as well (default: none)")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of the order of windows (default 0)")
     parser.add_argument("--log-every", type=int, default=20, help="steps between printed losses (default 20)")
     args = parser.parse_args()
@@ -214,21 +181,12 @@ def main() -> None:
     """Run one rank."""
     args = parse_args()
     try:
-        env = parse_torchrun(os.environ)
-    except NotLaunchedError as error:
+        with ddpcore.Engine(seed=args.seed) as engine:
+            place = engine.placement
+            print(f"rank {place.rank} of {place.world_size} on {socket.gethostname()}: {engine.device}", flush=True)
+            train(engine, args)
+    except DdpcoreError as error:
         raise SystemExit(f"bytegpt: {error}") from None
-    use_cuda = torch.cuda.device_count() >= env.local_world_size
-    device = torch.device("cuda", env.local_rank) if use_cuda else torch.device("cpu")
-    backend = "nccl" if use_cuda else "gloo"
-    print(f"rank {env.rank} of {env.world_size} on {socket.gethostname()}: {device}, {backend}", flush=True)
-    if use_cuda:
-        torch.cuda.set_device(device)
-    dist.init_process_group(backend)
-    train(args, env, device)
-    # Gloo's threads let go of a collective a moment after it is over, and need the interpreter for that: ranks that
-    # meet here once more, without a collective, do not end in that moment (torch 2.13 would abort).
-    ddpcore.barrier("end")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

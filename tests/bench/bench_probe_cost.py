@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import argparse
 import math
-import random
 import re
 import statistics
 import time
 from pathlib import Path
 
+from tests.bench.ratios import interval
 from tests.support.ranks import EXAMPLES, RealRanks
 
 BYTEGPT = EXAMPLES / "bytegpt.py"
@@ -26,7 +26,6 @@ WARM_STEP = 20
 
 RUN_S = 240.0
 POLL_S = 0.01
-RESAMPLES = 10_000
 
 
 def rank_0_log(job: RealRanks) -> str:
@@ -57,13 +56,6 @@ def steps_per_s(num_ranks: int, num_steps: int, *, is_watched: bool) -> tuple[fl
             (last.probe_cpu_s - first[rank].probe_cpu_s) / (ended_s - began_s) for rank, last in job.reports.items()
         ]
     return (num_steps - WARM_STEP) / (ended_s - began_s), shares
-
-
-def interval(log_ratios: list[float]) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the median: one pair in which the machine was busy spoils a mean."""
-    dice = random.Random(0)
-    medians = sorted(statistics.median(dice.choices(log_ratios, k=len(log_ratios))) for _ in range(RESAMPLES))
-    return math.exp(medians[RESAMPLES // 40]), math.exp(medians[-RESAMPLES // 40])
 
 
 def barrier_us(num_ranks: int) -> str:

@@ -21,7 +21,7 @@ from app.cluster import Cluster
 from app.diagnosis import Diagnoser
 from app.rows import Cause
 from app.view import View, status_object
-from ddpcore.wire import BARRIER_GROUP, GroupReport, Phase, Place, RankReport
+from ddpcore.wire import BARRIER_GROUP, GroupReport, Phase, Place, RankReport, TrainingReport
 
 NODES = ["a", "b", "c"]
 
@@ -68,6 +68,15 @@ reports = st.builds(
     waited_s=seconds,
     slow_factor=st.sampled_from([1.0, 8.0]),
     recorder_missing=st.booleans(),
+    can_stop=st.booleans(),
+    training=st.none()
+    | st.builds(
+        TrainingReport,
+        last_step=st.none() | counts,
+        goodput_frac=st.none() | st.floats(0, 1),
+        checkpoint_step=st.none() | counts,
+        checkpoint_age_s=st.none() | seconds,
+    ),
 )
 ends = st.none() | st.builds(
     ExitReport,

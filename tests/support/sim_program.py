@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ddpcore.wire import BARRIER_GROUP, DEFAULT_GROUP, Phase
+from ddpcore.wire import BARRIER_GROUP, DEFAULT_GROUP, FIRST_GROUP, Phase
 
 PROGRAM_FILE = "/home/user/project/bytegpt.py"
 
@@ -102,6 +102,44 @@ class Training:
         yield Call("barrier", 175, "train", BARRIER_GROUP, "epoch")
 
 
+@dataclass(frozen=True)
+class FirstBlock:
+    """A program whose ranks let the first one of each group prepare something, each time before a step of all.
+
+    Args:
+        groups: Members of each node's block; empty for one block of the whole job.
+        prepare_s: What the first one takes, in each turn.
+        late: (rank, seconds) by which a rank comes late to the first block.
+    """
+
+    groups: Sequence[tuple[int, ...]] = ()
+    prepare_s: Sequence[float] = (30.0,)
+    late: Sequence[tuple[int, float]] = ()
+
+    def group_of(self, rank: int) -> tuple[str, int]:
+        """Return the name of a rank's group, and who goes first there."""
+        for members in self.groups:
+            if rank in members:
+                return f"{FIRST_GROUP}node {members[0]}/corpus", members[0]
+        return f"{FIRST_GROUP}/corpus", 0
+
+    def __call__(self, rank: int) -> Iterator[Action]:
+        group, first = self.group_of(rank)
+        yield Call("broadcast", 88, "main", sizes=((120_000,),))
+        for latecomer, late_s in self.late:
+            if latecomer == rank:
+                yield Work(Phase.OTHER, 20, "wander", late_s)
+        for step, prepare_s in enumerate(self.prepare_s, start=1):
+            yield BeginStep(step)
+            if rank == first:
+                yield Work(Phase.DATA, 30, "tokenize", prepare_s)
+            yield Call("barrier", 31, "prepare", group, "first: corpus")
+            yield Work(Phase.DATA, 32, "read", 0.01)
+            yield Call("all_reduce", 40, "train_step", sizes=((120_000,),), phase=Phase.BACKWARD)
+            yield EndStep(step, 1.0, 0)
+        yield Call("barrier", 101, "main", BARRIER_GROUP, "finish")
+
+
 @dataclass
 class Meeting:
     """One collective under way: who has come, with which call, when."""
@@ -112,6 +150,8 @@ class Meeting:
     is_cut: bool = False
 
     def is_agreed(self) -> bool:
-        """Return whether all members have come and mean the same."""
+        """Return whether all members have come and mean the same; in a first-block, whether its first one has."""
+        if any(call.group.startswith(FIRST_GROUP) for call in self.calls.values()):
+            return self.members[0] in self.calls
         meant = {(call.op, call.label, call.sizes) for call in self.calls.values()}
         return not self.is_cut and len(meant) == 1 and len(self.calls) == len(self.members)

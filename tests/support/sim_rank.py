@@ -12,7 +12,7 @@ from agent.wire import ProcessState
 from ddpcore.rank_state import RankIdentity, RankState
 from ddpcore.samples import BarrierMark, GroupMembers, RecorderDump, RecorderEntry, Sample, StackLine, StepMark
 from ddpcore.stack import CodeRoots
-from ddpcore.wire import BARRIER_GROUP, Phase, decode_report, encode_report
+from ddpcore.wire import BARRIER_GROUP, FIRST_GROUP, Phase, decode_report, encode_report
 from ddpcore.wire import RankReport as RankReport  # noqa: PLC0414 - for the simulation's other half
 from tests.support.sim_program import PROGRAM_FILE, BeginStep, Call, EndStep, Meeting, Program, Work
 
@@ -87,6 +87,7 @@ class SimRank:
         self._counts: dict[str, tuple[int, int]] = {}
         self._ring: deque[RecorderEntry] = deque(maxlen=RING)
         self._barrier: BarrierMark | None = None
+        self._firsts: dict[str, BarrierMark] = {}
         self._step: StepMark | None = None
 
     @property
@@ -145,6 +146,8 @@ class SimRank:
         if call.group == BARRIER_GROUP:
             assert self._barrier is not None
             self._barrier = self._barrier._replace(is_over=True)
+        elif call.group.startswith(FIRST_GROUP):
+            self._firsts[call.group] = self._firsts[call.group]._replace(is_over=True)
         else:
             enqueued, completed = self._counts[call.group]
             self._counts[call.group] = (enqueued, completed + 1)
@@ -177,6 +180,9 @@ class SimRank:
         seq = self._seqs[call.group] = self._seqs.get(call.group, 0) + 1
         if call.group == BARRIER_GROUP:
             self._barrier = BarrierMark(call.label, seq, self._free_s, is_over=False)
+        elif call.group.startswith(FIRST_GROUP):
+            members = meetings.groups.get(call.group, ())
+            self._firsts[call.group] = BarrierMark(call.label, seq, self._free_s, False, call.group, members)
         else:
             enqueued, completed = self._counts.get(call.group, (0, 0))
             self._counts[call.group] = (enqueued + 1, completed)
@@ -209,7 +215,17 @@ class SimRank:
         counters = {("gloo", index): counts for index, counts in enumerate(self._counts.values())}
         marks = (self._doing.phase,) if isinstance(self._doing, Work) and self.meeting is None else ()
         self._probe.observe(
-            Sample(now_s, counters, self._stack(), self.has_joined, self._step, marks, self._barrier, self.slow_factor)
+            Sample(
+                now_s,
+                counters,
+                self._stack(),
+                self.has_joined,
+                step=self._step,
+                phases=marks,
+                barrier=self._barrier,
+                firsts=tuple(self._firsts.values()),
+                slow_factor=self.slow_factor,
+            )
         )
         if self._probe.wants_dump(now_s):
             members = {name: GroupMembers(self._members[name]) for name in self._counts}

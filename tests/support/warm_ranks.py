@@ -133,6 +133,19 @@ class WarmRanks:
             time.sleep(0.005)
         return self.directory / name
 
+    def status(self, rank: int, timeout_s: float = PATIENCE_S) -> int:
+        """Wait for the end of one rank, and return how it has ended (see `Outcome.status`)."""
+        status = self.status_if_ended(rank, timeout_s)
+        assert status is not None, f"rank {rank} has not ended within {timeout_s} s\n{self.log(rank)[-4000:]}"
+        return status
+
+    def status_if_ended(self, rank: int, within_s: float) -> int | None:
+        """Wait for the end of one rank, but not for long: None if it has not ended."""
+        deadline_s = time.monotonic() + within_s
+        while self.pids[rank] not in self._statuses and time.monotonic() < deadline_s:
+            self._take_answer(deadline_s - time.monotonic())
+        return self._statuses.get(self.pids[rank])
+
     def outcomes(self, timeout_s: float = PATIENCE_S) -> list[Outcome]:
         """Wait for the end of every rank."""
         self._collect(timeout_s)
@@ -149,11 +162,16 @@ class WarmRanks:
     def _collect(self, timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
         while len(self._statuses) < len(self.pids):
-            try:
-                ended = self._template.answer(max(0.0, deadline_s - time.monotonic()))
-            except TimeoutError:
+            if not self._take_answer(deadline_s - time.monotonic()):
                 return
-            self._statuses[ended["pid"]] = ended["status"]
+
+    def _take_answer(self, timeout_s: float) -> bool:
+        try:
+            ended = self._template.answer(max(0.0, timeout_s))
+        except TimeoutError:
+            return False
+        self._statuses[ended["pid"]] = ended["status"]
+        return True
 
     def _outcome(self, rank: int) -> Outcome:
         path = self.directory / f"result-{rank}.pickle"

@@ -14,7 +14,7 @@ from app.cluster import Cluster
 from app.diagnosis import Diagnoser
 from app.rows import RankState, Severity
 from app.view import View, status_object
-from ddpcore.wire import BARRIER_GROUP, Phase, Place
+from ddpcore.wire import BARRIER_GROUP, Phase, Place, TrainingReport
 from tests.support.node_reports import dead_worker, group_report, job_status, node_report, rank_report, worker_report
 from tests.support.sim import SimCluster
 
@@ -109,6 +109,31 @@ def test_a_job_row_tells_the_slowest_step_and_the_mean_loss() -> None:
     assert job is not None
     assert (job.step, job.epoch, job.loss, job.steps_per_s, job.exit_code) == (10, 1, 2.5, None, None)
     assert msgspec.to_builtins(view.progress()) == {"steps": 9, "loss_first": 5.0, "loss_last": 2.5}
+
+
+def test_a_job_row_tells_what_the_engine_knows_of_its_training() -> None:
+    console = Console()
+    training = TrainingReport(last_step=1000, goodput_frac=0.97, checkpoint_step=100, checkpoint_age_s=12.0)
+    view = console.hear("a", worker_report(0, rank_report(0, step=110, steps_done=10, training=training)))
+    job = view.job()
+
+    assert job is not None
+    assert (job.last_step, job.goodput_frac, job.checkpoint_step, job.checkpoint_age_s) == (1000, 0.97, 100, 12.0)
+    assert job.remaining_s is None, "the rate is not known yet"
+
+
+def test_the_remaining_time_is_the_remaining_steps_at_the_present_rate() -> None:
+    console = Console()
+    view = console.view()
+    training = TrainingReport(last_step=1000)
+    for second in range(10):
+        report = rank_report(0, report_seq=second + 1, step=100 + 10 * second, training=training)
+        console.now_s = 100.0 + second
+        view = console.hear("a", worker_report(0, report))
+    job = view.job()
+
+    assert job is not None
+    assert job.remaining_s == pytest.approx((1000 - 190) / 10)
 
 
 def test_a_loss_that_is_no_number_is_shown_as_such_and_null_in_json() -> None:

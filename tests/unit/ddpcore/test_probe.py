@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from ddpcore import probe
-from ddpcore.bootstrap import _code_roots
+from ddpcore.code_places import code_roots, stack_of
 from ddpcore.env import ProbeEnv, TorchrunEnv
 from ddpcore.errors import UnknownPhaseError
 from ddpcore.flight_recorder import FlightRecorder
@@ -105,8 +105,8 @@ def probe_env(directory: Path, faults: tuple[Fault, ...] = ()) -> ProbeEnv:
 
 
 @pytest.fixture
-def started(directory: Path) -> Iterator[probe.Probe]:
-    one = probe.Probe(TORCHRUN, probe_env(directory), _code_roots(), FlightRecorder())
+def started(directory: Path, inbox: Inbox) -> Iterator[probe.Probe]:
+    one = probe.Probe(TORCHRUN, probe_env(directory), code_roots(), FlightRecorder())
     one.start()
     yield one
     one.end()
@@ -158,7 +158,7 @@ def test_a_request_is_answered_and_rubbish_is_not(started: probe.Probe, inbox: I
 
 
 def test_without_an_agent_it_drops_reports_and_goes_on(directory: Path) -> None:
-    lonely = probe.Probe(TORCHRUN, probe_env(directory), _code_roots(), FlightRecorder())
+    lonely = probe.Probe(TORCHRUN, probe_env(directory), code_roots(), FlightRecorder())
     lonely.start()
     until(lambda: lonely.num_dropped >= 2, within_s=5, what="two dropped reports")
 
@@ -184,7 +184,7 @@ def test_its_end_sends_a_last_report_and_removes_its_socket(
 
 def test_a_request_directory_that_cannot_be_costs_only_requests(directory: Path, inbox: Inbox) -> None:
     env = ProbeEnv(str(directory / "inbox.sock"), "/nowhere" * 20, "job", 1, None, "", None, ())
-    one = probe.Probe(TORCHRUN, env, _code_roots(), FlightRecorder())
+    one = probe.Probe(TORCHRUN, env, code_roots(), FlightRecorder())
     one.start()
 
     reported(inbox, "rank", 3)
@@ -202,7 +202,7 @@ def test_a_recorder_that_raises_ends_the_probe_and_nothing_else(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probe, "TICK_S", 0.001)
-    one = probe.Probe(TORCHRUN, probe_env(directory), _code_roots(), BrokenRecorder())
+    one = probe.Probe(TORCHRUN, probe_env(directory), code_roots(), BrokenRecorder())
     one.start()
 
     one._thread.join(10)
@@ -212,7 +212,7 @@ def test_a_recorder_that_raises_ends_the_probe_and_nothing_else(
 
 def test_a_slow_fault_begins_at_its_step(directory: Path) -> None:
     fault = Fault(kind=FaultKind.SLOW, rank=3, at_step=2, factor=5.0)
-    one = probe.Probe(TORCHRUN, probe_env(directory, (fault,)), _code_roots(), FlightRecorder())
+    one = probe.Probe(TORCHRUN, probe_env(directory, (fault,)), code_roots(), FlightRecorder())
 
     one.step(1, None, None)
     assert one.faults.slow_factor == 1.0
@@ -304,9 +304,9 @@ def test_an_unknown_phase_is_refused_with_the_known_ones() -> None:
 
 
 def test_a_stack_holds_the_lines_of_its_thread_innermost_first() -> None:
-    stack = probe._stack_of(threading.get_ident())
+    stack = stack_of(threading.get_ident())
 
     assert [function for _, _, function in stack[:2]] == [
-        "_stack_of",
+        "stack_of",
         "test_a_stack_holds_the_lines_of_its_thread_innermost_first",
     ]

@@ -1,0 +1,70 @@
+"""Do the ranks agree? From what each of them has brought to `barriers.exchange`, every rank draws the same conclusion.
+
+Pure: texts of all ranks in, one sentence out, the same on every rank.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+def common_problem(problems: Sequence[str]) -> str:
+    """Return in one sentence what is wrong on some ranks, or "".
+
+    Args:
+        problems: Of ranks 0, 1, ...: what is wrong there, or "".
+
+    Returns:
+        The problem itself if all have the same one; else each with the ranks that have it.
+    """
+    ranks_of = _group(problems)
+    if len(ranks_of) == 1:
+        return problems[0]
+    return "; ".join(f"{spell_ranks(ranks)}: {problem}" for problem, ranks in ranks_of.items() if problem)
+
+
+def speakers(digests: Sequence[str]) -> list[int]:
+    """Return one rank for each different digest, to tell what is behind it; nobody if all digests are equal."""
+    ranks_of = _group(digests)
+    return [ranks[0] for ranks in ranks_of.values()] if len(ranks_of) > 1 else []
+
+
+def difference(digests: Sequence[str], listings: Mapping[int, Mapping[str, str]]) -> str:
+    """Return the first place where the ranks' listings differ, each value with the ranks that have it.
+
+    Args:
+        digests: Of ranks 0, 1, ...: equal ones stand for equal listings.
+        listings: Of the `speakers`: a value for each place.
+    """
+    of_digest = {digests[rank]: listing for rank, listing in listings.items()}
+    places = dict.fromkeys(place for listing in listings.values() for place in listing)
+    for place in places:
+        ranks_of = _group([of_digest[digest].get(place, "absent") for digest in digests])
+        if len(ranks_of) > 1:
+            # What most ranks have comes last: the odd one is what people look for.
+            values = sorted(ranks_of.items(), key=lambda value: len(value[1]))
+            return f"{place} is " + ", ".join(f"{value} on {spell_ranks(ranks)}" for value, ranks in values)
+    return "their digests differ"
+
+
+def spell_ranks(ranks: Sequence[int]) -> str:
+    """Return "rank 3" or "ranks 0-2, 7"."""
+    runs: list[tuple[int, int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], rank)
+        else:
+            runs.append((rank, rank))
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {text}"
+
+
+def _group(values: Sequence[str]) -> dict[str, list[int]]:
+    """Return the ranks of each value, in the order of first appearance."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks_of.setdefault(value, []).append(rank)
+    return ranks_of

@@ -1,0 +1,267 @@
+"""Checkpoints of a data-parallel training: taken while it goes on, published whole or not at all, checked when loaded.
+
+    checkpointer = Checkpointer("checkpoints", keep_last=3)
+    checkpoint = checkpointer.load_latest()
+    if checkpoint is not None:
+        restore(checkpoint.state, {"model": model, "optimizer": optimizer})
+    ...
+    checkpointer.save(step, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    ...
+    checkpointer.close()
+
+Every rank makes the same calls. A save blocks for as long as it takes to copy this rank's share of the state, 1/N of
+it, into memory; a process without torch writes it from there. What fails behind is raised by the next call, on every
+rank.
+"""
+
+from __future__ import annotations
+
+import secrets
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from ddpcore import probe
+from ddpcore.checkpoint.catalog import Catalog
+from ddpcore.checkpoint.loading import Loader
+from ddpcore.checkpoint.meeting import Meeting
+from ddpcore.checkpoint.saving import Saver
+from ddpcore.checkpoint.sites import find_site
+from ddpcore.errors import CheckpointCallError, CheckpointDirectoryError, CheckpointInvalidError
+from ddpcore.placement import current_placement
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ddpcore.checkpoint.loading import Loaded
+
+MEETING_TIMEOUT_S = 60.0
+
+LEFTOVER_PATIENCE_S = 60.0
+"""For writers that have outlived their trainers: what they are about to publish is worth waiting for."""
+
+OPENING = "Checkpointer()"
+
+
+class Checkpoint(NamedTuple):
+    """What was loaded, checked to the last byte.
+
+    Attributes:
+        step: The step it was taken at.
+        state: As it was saved, on the CPU.
+        per_rank: What this rank alone had saved; None at another world size, or if not every rank has its own.
+        skipped: Why newer ones were passed over, one sentence each.
+    """
+
+    step: int
+    state: Any
+    per_rank: Any
+    skipped: tuple[str, ...]
+
+
+class Checkpointer:
+    """Saves and loads the checkpoints of one run in one directory.
+
+    Every rank makes one, on its main thread and after the process group, and calls the same methods in the same order;
+    without a process group it works alone. A context manager: an exception within closes it without waiting for other
+    ranks.
+
+    While a save is still being written, the next one waits for it: memory for one share, not two, is taken from
+    training, and no checkpoint overtakes an earlier one. Saves that are further apart than writing takes never wait.
+
+    Args:
+        directory: Where the checkpoints lie. Nodes may share it, or each have one of their own under this name: then
+            each node keeps a whole copy. Made if it is not there.
+        keep_last: How many of the newest stay; None keeps all.
+        keep_every: Checkpoints of steps that are a multiple of this stay for good.
+        timeout_s: How long a call waits for ranks that do not make it.
+
+    Raises:
+        CheckpointDirectoryError: The directory cannot be used, or another run uses it.
+        CheckpointCallError: An argument makes no sense, or some ranks did not come.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        keep_last: int | None = 3,
+        keep_every: int | None = None,
+        timeout_s: float = MEETING_TIMEOUT_S,
+    ) -> None:
+        for name, value in (("keep_last", keep_last), ("keep_every", keep_every), ("timeout_s", timeout_s)):
+            if value is not None and value <= 0:
+                raise CheckpointCallError(f"{name}={value} makes no sense: give a number above 0")
+        self._root = Path(directory).expanduser().absolute()
+        self._placement = current_placement()
+        self._meeting = Meeting(timeout_s)
+        self._site = find_site(self._root, self._meeting, OPENING)
+        self._keep_last, self._keep_every = keep_last, keep_every
+        self._catalog, self._saver = self._open()
+        # Also at the interpreter's end: a container may vanish with its trainer, and the writer with it.
+        self._end = weakref.finalize(self, *self._saver.finalizer())
+
+    @property
+    def last_step(self) -> int | None:
+        """Step of the last checkpoint that this run knows to be published, or has loaded."""
+        return self._saver.last_step
+
+    def prepare(self, state: object, per_rank: object = None) -> None:
+        """Make memory for such states ready in the background, so that the first save blocks no longer than the others.
+
+        Returns at once, and needs no other rank. Call it once the state has its size: after the optimizer's first step.
+
+        Args:
+            state: As of `save`; nothing is copied.
+            per_rank: As of `save`.
+
+        Raises:
+            StateNotStorableError: The state cannot be saved.
+        """
+        self._check_usable("prepare()")
+        self._saver.prepare(state, per_rank)
+
+    def save(self, step: int, state: object, per_rank: object = None) -> None:
+        """Take a checkpoint. Every rank calls it; blocks until this rank's share is copied, not until it is written.
+
+        Numbers and small tensors are rank 0's (BatchNorm's statistics may differ between ranks), large tensors come
+        from all ranks: replicas are equal in them.
+
+        Args:
+            step: Steps done. Saving a step again replaces its checkpoint.
+            state: Nested dicts, lists and tuples of tensors on any device, numbers, texts, booleans and None; of the
+                same structure on all ranks.
+            per_rank: The same for what differs between ranks, such as random states.
+
+        Raises:
+            StateNotStorableError: A part of it cannot be stored; the message says where it is.
+            CheckpointWriteError: An earlier save has failed. This one was not begun; save again once that is mended.
+            CheckpointDirectoryError: The directory can no longer be written.
+            CheckpointCallError: Some ranks did not come, or with another step or structure.
+        """
+        with probe.phase("checkpoint"):
+            self._check_usable(f"save(step={step})")
+            self._saver.save(step, state, per_rank)
+
+    def wait(self) -> None:
+        """Wait until what was saved is published: from then on nothing but its disk can lose it. Every rank calls it.
+
+        Raises:
+            CheckpointWriteError: It could not be written.
+            CheckpointCallError: Some ranks did not come.
+        """
+        with probe.phase("checkpoint"):
+            self._check_usable("wait()")
+            self._saver.settle("wait()", None, {})
+
+    def load_latest(self) -> Checkpoint | None:
+        """Return the newest sound checkpoint, the same on every rank; None if there is none.
+
+        Every rank calls it; blocks for reading all of it.
+
+        The newest is the one saved last: who loads an earlier step and trains on from there goes on with that. Every
+        byte is checked before anything is returned. What is damaged is passed over, and said in `Checkpoint.skipped`.
+
+        Raises:
+            CheckpointInvalidError: There are checkpoints, and none of them is sound.
+            CheckpointDirectoryError: The directory cannot be read.
+            CheckpointCallError: Some ranks did not come.
+        """
+        loaded = self._load("load_latest()", None)
+        return None if loaded is None else self._checkpoint(loaded)
+
+    def load(self, step: int) -> Checkpoint:
+        """Return the checkpoint of a step; else like `load_latest`.
+
+        Raises:
+            CheckpointInvalidError: There is none of that step, or it is damaged.
+            CheckpointDirectoryError: The directory cannot be read.
+            CheckpointCallError: Some ranks did not come.
+        """
+        loaded = self._load(f"load(step={step})", step)
+        if loaded is None:
+            raise CheckpointInvalidError(
+                f"there is no checkpoint of step {step} in {self._root}: `python -m ddpcore.checkpoint ls` lists them"
+            )
+        return self._checkpoint(loaded)
+
+    def close(self) -> None:
+        """Wait as `wait` does, and let go of the directory. Every rank calls it; a second time it does nothing.
+
+        Raises:
+            CheckpointWriteError: What was saved last could not be written.
+            CheckpointCallError: Some ranks did not come.
+        """
+        if not self._end.alive:
+            return
+        try:
+            with probe.phase("checkpoint"):
+                if current_placement() == self._placement:
+                    self._saver.settle("close()", None, {})
+                else:
+                    self._saver.settle_alone()
+        finally:
+            self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            # The others may never come: this rank's writer finishes what it has, and no more.
+            self._end()
+
+    def _open(self) -> tuple[Catalog | None, Saver]:
+        catalog, error = None, None
+        if self._site.is_leader:
+            try:
+                catalog = Catalog(
+                    self._root,
+                    keep_last=self._keep_last,
+                    keep_every=self._keep_every,
+                    patience_s=LEFTOVER_PATIENCE_S,
+                )
+            except CheckpointDirectoryError as problem:
+                error = problem
+        own = {"sequence": catalog.last_sequence if catalog else 0, "run": secrets.token_hex(4)}
+        is_open = False
+        try:
+            answers = self._meeting.agree(OPENING, error, own, extra_s=LEFTOVER_PATIENCE_S)
+            is_open = True
+        finally:
+            if catalog is not None and not is_open:
+                catalog.lock.release()
+        last_sequence = max(answer["sequence"] for answer in answers)
+        return catalog, Saver(
+            self._root,
+            self._site,
+            self._meeting,
+            catalog=catalog,
+            run=answers[0]["run"],
+            last_sequence=last_sequence,
+        )
+
+    def _load(self, call: str, step: int | None) -> Loaded | None:
+        with probe.phase("checkpoint"):
+            self._check_usable(call)
+            self._saver.settle(call, None, {})
+            loaded = Loader(self._root, self._site, self._meeting, call).load(step)
+            if loaded is not None and self._catalog is not None:
+                self._catalog.mark_invalid(loaded.invalid)
+            return loaded
+
+    def _checkpoint(self, loaded: Loaded) -> Checkpoint:
+        self._saver.last_step = loaded.step
+        return Checkpoint(loaded.step, loaded.state, loaded.per_rank, loaded.skipped)
+
+    def _check_usable(self, call: str) -> None:
+        if not self._end.alive:
+            raise CheckpointCallError(f"{call} on a Checkpointer that is closed: make a new one")
+        if current_placement() != self._placement:
+            raise CheckpointCallError(
+                f"{call}: the process group is not the one this Checkpointer was made in: make it after the group"
+            )

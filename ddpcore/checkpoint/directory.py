@@ -1,0 +1,247 @@
+"""The directory of a run's checkpoints: its names, its lock, what dead runs have left in it. Needs no torch.
+
+step_00000100      a checkpoint; step_00000100.2 is the second of this step, where the first was still there
+.tmp-step_...      one being written; its writers hold a shared lock on the file `lock` in it
+.del-step_...      one being deleted
+.run.lock          locked by the run that may write here
+.seen-...          how the ranks find out who shares this directory
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from ddpcore.checkpoint.retention import Published
+from ddpcore.errors import CheckpointDirectoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+COMMITTED = "COMMITTED"
+MANIFEST = "manifest.json"
+LOCK = "lock"
+TEMPORARY = ".tmp-"
+DELETED = ".del-"
+SEEN = ".seen-"
+RUN_LOCK = ".run.lock"
+
+MAX_MARKER_BYTES = 256
+LOCK_PATIENCE_S = 3.0
+"""A run that has just ended may take a moment to let go."""
+
+SEEN_LIFE_S = 3600.0
+POLL_S = 0.05
+
+_NAME = re.compile(r"step_([0-9]{8,19})(?:\.([0-9]{1,9}))?", re.ASCII)
+_MARKER = re.compile(r"([0-9a-f]{8}) ([0-9]{1,18}) ([0-9]{1,18}) ([A-Za-z0-9_.:-]{1,128})\n", re.ASCII)
+
+_held: set[str] = set()
+"""Lock files of this process: the system's locks belong to a process, and would let it in twice."""
+
+
+def checkpoint_name(step: int, existing: Sequence[str] = ()) -> str:
+    """Return a name for a checkpoint of this step that none of the existing ones has."""
+    name, number = f"step_{step:08d}", 1
+    while name in existing:
+        number += 1
+        name = f"step_{step:08d}.{number}"
+    return name
+
+
+def step_of(name: str) -> int | None:
+    """Return the step of a checkpoint's name, or None if it is not one."""
+    found = _NAME.fullmatch(name)
+    return int(found[1]) if found and name.split(".", maxsplit=1)[0] == f"step_{int(found[1]):08d}" else None
+
+
+def marker_text(checksum: int, manifest_bytes: int, sequence: int, checkpoint_id: str) -> str:
+    """Return what the commit marker of a checkpoint with this manifest holds."""
+    return f"{checksum:08x} {manifest_bytes} {sequence} {checkpoint_id}\n"
+
+
+def read_marker(path: Path) -> Published | None:
+    """Return what a checkpoint's commit marker says, or None if it has none that can be read."""
+    step = step_of(path.name)
+    try:
+        with (path / COMMITTED).open("rb") as marker:
+            text = marker.read(MAX_MARKER_BYTES + 1).decode("ascii")
+    except (OSError, UnicodeDecodeError):
+        return None
+    found = _MARKER.fullmatch(text)
+    return Published(path.name, step, int(found[3]), found[4]) if found and step is not None else None
+
+
+def list_checkpoints(root: Path) -> tuple[list[Published], list[str]]:
+    """Return the checkpoints of a directory, newest first, and the names of those without a legible commit marker.
+
+    Raises:
+        CheckpointDirectoryError: The directory cannot be read.
+    """
+    try:
+        names = sorted(entry.name for entry in os.scandir(root) if step_of(entry.name) is not None)
+    except OSError as error:
+        raise directory_error(root, error) from error
+    found = {name: read_marker(root / name) for name in names}
+    published = [marker for marker in found.values() if marker is not None]
+    published.sort(key=lambda marker: (marker.sequence, marker.step), reverse=True)
+    return published, [name for name, marker in found.items() if marker is None]
+
+
+def make_directory(root: Path) -> None:
+    """Make sure that checkpoints can be written here.
+
+    Raises:
+        CheckpointDirectoryError: They cannot.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        trial = root / f"{SEEN}{secrets.token_hex(8)}"
+        trial.touch()
+        now = trial.stat().st_mtime
+        trial.unlink(missing_ok=True)
+        for left in root.glob(f"{SEEN}*"):
+            # By the file system's own clock. Others may be opening this directory at this moment.
+            if now - left.stat().st_mtime > SEEN_LIFE_S:
+                left.unlink(missing_ok=True)
+    except OSError as error:
+        raise directory_error(root, error) from error
+
+
+def directory_error(root: Path, error: OSError) -> CheckpointDirectoryError:
+    """Return the error of a directory that cannot be used."""
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        why = "it, or a part of its path, is a file"
+    else:
+        why = error.strerror or str(error)
+    return CheckpointDirectoryError(
+        f"checkpoints cannot be kept in {root}: {why}; give a directory that can be written"
+    )
+
+
+class RunLock:
+    """Held by the one run that may write into a directory; the system lets go of it when the process ends.
+
+    It is a lock of the process, which children do not inherit: a data loader's worker that outlives its trainer must
+    not keep the directory.
+
+    Args:
+        root: The directory.
+
+    Raises:
+        CheckpointDirectoryError: Another run holds it, named with its host and process.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._path = str((root / RUN_LOCK).resolve())
+        if self._path in _held:
+            raise CheckpointDirectoryError(
+                f"{root} is in use by another Checkpointer of this very process: close that one first"
+            )
+        try:
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise directory_error(root, error) from error
+        deadline_s = time.monotonic() + LOCK_PATIENCE_S
+        while not self._try():
+            if time.monotonic() > deadline_s:
+                holder = self._holder()
+                os.close(self._fd)
+                raise CheckpointDirectoryError(
+                    f"{root} is in use by another run, {holder}: end that one, or give this one a directory of its own"
+                )
+            time.sleep(POLL_S)
+        _held.add(self._path)
+        who = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "since": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, json.dumps(who).encode(), 0)
+
+    def release(self) -> None:
+        """Let go; a second time does nothing."""
+        if self._path in _held:
+            _held.discard(self._path)
+            os.close(self._fd)
+
+    def _try(self) -> bool:
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            return False
+        except OSError:
+            # A file system without locks: then nobody is kept out.
+            return True
+        return True
+
+    def _holder(self) -> str:
+        try:
+            who = json.loads(os.pread(self._fd, 4096, 0))
+            return f"process {int(who['pid'])} on {who['host']} since {who['since']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            return "which has not said its name"
+
+
+def collect_leftovers(root: Path, patience_s: float) -> None:
+    """Delete what dead runs have left, with the run's lock in hand.
+
+    Writers outlive a killed trainer and finish their checkpoint: they get time for it. What is not published by then
+    is taken out of their hands: a rename here and theirs exclude each other.
+
+    Args:
+        root: The directory.
+        patience_s: How long to wait for writers of runs that have ended.
+    """
+    deadline_s = time.monotonic() + patience_s
+    for entry in _entries(root):
+        if entry.name.startswith(f"{TEMPORARY}step_"):
+            while _is_being_written(root / entry.name) and time.monotonic() < deadline_s:
+                time.sleep(POLL_S)
+            discard(root / entry.name)
+        elif entry.name.startswith(f"{DELETED}step_"):
+            shutil.rmtree(root / entry.name, ignore_errors=True)
+
+
+def discard(path: Path) -> None:
+    """Delete a checkpoint, whole or not: it loses its name first, so that no half of it is ever taken for one."""
+    doomed = path.with_name(f"{DELETED}{path.name.removeprefix(TEMPORARY)}-{secrets.token_hex(4)}")
+    with contextlib.suppress(OSError):
+        path.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _entries(root: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(root) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise directory_error(root, error) from error
+
+
+def _is_being_written(path: Path) -> bool:
+    try:
+        fd = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False

@@ -1,0 +1,185 @@
+"""How all ranks come to load the same checkpoint: the newest that is sound on every rank, or at least on one node.
+
+The leaders list what they have. Then, newest first, every rank reads and checks the candidate for itself: a replica
+has to read all of it anyway, and a checksum holds only for the bytes that this rank has got. If all are content they
+have it; else they drop it, remember why, and go on to the next.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ddpcore.agreement import common_problem
+from ddpcore.checkpoint.directory import list_checkpoints, step_of
+from ddpcore.checkpoint.reading import read_manifest
+from ddpcore.checkpoint.retention import Published
+from ddpcore.checkpoint.tensor_files import Contents, read_checkpoint
+from ddpcore.checkpoint.transfer import send_state
+from ddpcore.errors import CheckpointDirectoryError, CheckpointInvalidError
+from ddpcore.placement import current_placement
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ddpcore.checkpoint.meeting import Meeting
+    from ddpcore.checkpoint.sites import Site
+
+_log = logging.getLogger(__name__)
+
+READ_BYTES_PER_S = 5e6
+"""The slowest disk that ranks have patience for while others read."""
+
+MAX_LISTED = 1000
+"""Newest ones of a directory that the ranks speak about."""
+
+
+class Loaded(NamedTuple):
+    """What `load` has found.
+
+    Attributes:
+        step: Of the checkpoint.
+        state: As it was saved, on the CPU.
+        per_rank: This rank's own; None unless every rank has its own.
+        skipped: Why newer checkpoints were passed over.
+        invalid: Names of this site's damaged checkpoints.
+    """
+
+    step: int
+    state: Any
+    per_rank: Any
+    skipped: tuple[str, ...]
+    invalid: frozenset[str]
+
+
+class Loader:
+    """One search for a checkpoint. Every rank does the same with its own.
+
+    Args:
+        root: The directory.
+        site: Who shares it.
+        meeting: Of the Checkpointer.
+        call: What the program has called.
+    """
+
+    def __init__(self, root: Path, site: Site, meeting: Meeting, call: str) -> None:
+        self._root = root
+        self._site = site
+        self._meeting = meeting
+        self._call = call
+        self._skipped: list[str] = []
+        self._invalid: set[str] = set()
+
+    def load(self, step: int | None) -> Loaded | None:
+        """Return the newest sound checkpoint, of this step if one is given; None if there is none at all.
+
+        Raises:
+            CheckpointInvalidError: There are some, and all are damaged.
+            CheckpointDirectoryError: The directory cannot be read.
+        """
+        for candidate, name_of in self._candidates(step):
+            found = self._try(candidate, name_of.get(self._site.ranks[0]))
+            if found is not None:
+                return found
+        if self._skipped:
+            raise CheckpointInvalidError(
+                f"no checkpoint in {self._root} can be used: {'; '.join(self._skipped)}. Move them away to begin anew",
+                self._skipped,
+            )
+        return None
+
+    def _candidates(self, step: int | None) -> list[tuple[Published, dict[int, str]]]:
+        """Return all checkpoints of all sites, newest first, each with its name in the directory of each leader."""
+        error: CheckpointDirectoryError | None = None
+        published: list[Published] = []
+        illegible: list[str] = []
+        if self._site.is_leader:
+            try:
+                published, illegible = list_checkpoints(self._root)
+                published = [one for one in published if step in (None, one.step)]
+                illegible = [name for name in illegible if step in (None, step_of(name))]
+            except CheckpointDirectoryError as problem:
+                error = problem
+        listed = {"published": published[:MAX_LISTED], "illegible": illegible[:MAX_LISTED]}
+        answers = self._meeting.agree(self._call, error, listed)
+        names: dict[str, dict[int, str]] = {}
+        newest_first: dict[str, Published] = {}
+        for leader in self._site.leaders:
+            for one in (Published(*fields) for fields in answers[leader]["published"]):
+                newest_first.setdefault(one.id, one)
+                names.setdefault(one.id, {})[leader] = one.name
+            for name in answers[leader]["illegible"]:
+                self._skip(name, "it was never committed, or its COMMITTED is damaged")
+        wanted = sorted(newest_first.values(), key=lambda one: (one.sequence, one.step), reverse=True)
+        return [(one, names[one.id]) for one in wanted]
+
+    def _try(self, candidate: Published, name: str | None) -> Loaded | None:
+        """Load one candidate on all ranks, or on none."""
+        num_bytes = 0
+        if name is not None and self._site.is_leader:
+            num_bytes = _size_of(self._root / name)
+        sizes = [answer["num_bytes"] for answer in self._meeting.meet(self._call, {"num_bytes": num_bytes})]
+        contents, problem, shortage = None, "", ""
+        try:
+            contents, problem = self._read(candidate, name)
+        except MemoryError as error:
+            shortage = str(error)
+        if problem and name is not None:
+            self._invalid.add(name)
+        own = contents is not None and contents.per_rank is not None
+        answers = self._meeting.meet(
+            self._call,
+            {"problem": problem, "has_own": own, "shortage": shortage},
+            extra_s=max(sizes) / READ_BYTES_PER_S,
+        )
+        shortages = [answer["shortage"] for answer in answers]
+        if any(shortages):
+            # An older one would not be smaller.
+            raise CheckpointInvalidError(f"{candidate.name} is not loaded: {common_problem(shortages)}", shortages)
+        problems = [answer["problem"] for answer in answers]
+        if all(problems):
+            self._skip(candidate.name, common_problem(problems))
+            return None
+        state = contents.state if contents is not None else None
+        if any(problems):
+            state = self._fetch(candidate, state, problems)
+        all_have_own = all(answer["has_own"] for answer in answers)
+        per_rank = contents.per_rank if contents is not None and all_have_own else None
+        return Loaded(candidate.step, state, per_rank, tuple(self._skipped), frozenset(self._invalid))
+
+    def _read(self, candidate: Published, name: str | None) -> tuple[Contents | None, str]:
+        if name is None:
+            return None, "this node has no copy of it"
+        try:
+            contents = read_checkpoint(self._root / name, self._site.rank)
+        except CheckpointInvalidError as error:
+            return None, str(error)
+        if contents.manifest.id != candidate.id:
+            return None, "it is another checkpoint than its COMMITTED says"
+        if contents.manifest.world_size != current_placement().world_size:
+            contents = contents._replace(per_rank=None)
+        return contents, ""
+
+    def _fetch(self, candidate: Published, state: object, problems: list[str]) -> Any:
+        """Send the state from the first rank that has it to those that do not."""
+        receivers = [rank for rank, problem in enumerate(problems) if problem]
+        source = problems.index("")
+        if self._site.rank == 0:
+            _log.warning("%s comes from rank %d: %s", candidate.name, source, common_problem(problems))
+        state, checksum = send_state(state, source, receivers)
+        sums = [answer["checksum"] for answer in self._meeting.meet(self._call, {"checksum": checksum})]
+        if any(sums[rank] != sums[source] for rank in receivers):
+            raise CheckpointInvalidError(f"the checkpoint was garbled on its way from rank {source}: load it again")
+        return state
+
+    def _skip(self, name: str, reason: str) -> None:
+        text = f"{name}: {reason}"
+        if text not in self._skipped:
+            self._skipped.append(text)
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return sum(record.bytes for record in read_manifest(path).files.values())
+    except CheckpointInvalidError:
+        return 0

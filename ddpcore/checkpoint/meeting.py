@@ -1,0 +1,151 @@
+"""How the ranks come together for a checkpoint: at a gate in the store, never in the training's collectives.
+
+Every call of a Checkpointer meets under one label and says what it is. So ranks that call different things learn it at
+once, and a rank that calls nothing (only rank 0 saves) is named after a minute, instead of a hang.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import accumulate, count
+from typing import Any
+
+import torch.distributed as dist
+
+from ddpcore.agreement import common_problem, difference, speakers, spell_ranks
+from ddpcore.barriers import exchange
+from ddpcore.errors import (
+    BarrierTimeoutError,
+    CheckpointCallError,
+    CheckpointDirectoryError,
+    CheckpointError,
+    CheckpointInvalidError,
+    StateNotStorableError,
+)
+
+LABEL = "checkpoint"
+
+MAX_LISTING_CHARS = 500_000
+"""All that ranks say of their states where these differ; `exchange` carries little more."""
+
+_numbers = count()
+_KINDS: dict[str, type[CheckpointError]] = {
+    kind.__name__: kind
+    for kind in (
+        CheckpointCallError,
+        CheckpointDirectoryError,
+        CheckpointInvalidError,
+        StateNotStorableError,
+    )
+}
+
+
+class Meeting:
+    """All ranks' meetings for one Checkpointer.
+
+    Args:
+        timeout_s: How long to wait for ranks that do not come.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        # Ranks that make several in one order have them under the same numbers.
+        self._number = next(_numbers)
+
+    def meet(self, call: str, value: dict[str, Any], *, extra_s: float = 0.0) -> list[dict[str, Any]]:
+        """Tell all ranks something, and return what each of them tells; blocks until all have come.
+
+        Args:
+            call: What the program has called, with what has to be the same on all ranks.
+            value: JSON.
+            extra_s: Patience beyond the usual, for ranks that have something to do first.
+
+        Raises:
+            CheckpointCallError: Ranks did not come, or with other calls.
+        """
+        try:
+            texts = exchange(LABEL, json.dumps([self._number, call, value]), self._timeout_s + extra_s)
+        except BarrierTimeoutError as error:
+            raise CheckpointCallError(
+                f"{spell_ranks(error.missing)} did not call {call}, which is every rank's work, not only rank 0's: "
+                "call it on all ranks, outside of `if rank == 0`; if one is only late, give the Checkpointer a longer "
+                f"timeout_s. ({error})",
+                error.missing,
+            ) from error
+        answers = [json.loads(text) for text in texts]
+        _check_alike(answers)
+        return [value for _, _, value in answers]
+
+    def agree(
+        self, call: str, error: CheckpointError | None, value: dict[str, Any], *, extra_s: float = 0.0
+    ) -> list[dict[str, Any]]:
+        """Meet; if one rank has an error, all raise it, and name the rank where not all have it.
+
+        Args:
+            call: As of `meet`.
+            error: What is wrong here, or None.
+            value: As of `meet`.
+            extra_s: As of `meet`.
+
+        Raises:
+            CheckpointError: Of the kind of the first rank's error.
+        """
+        own = None if error is None else {"kind": type(error).__name__, "text": str(error)}
+        answers = self.meet(call, {**value, "error": own}, extra_s=extra_s)
+        self.raise_common([answer["error"] for answer in answers], error)
+        return answers
+
+    @staticmethod
+    def raise_common(errors: list[dict[str, str] | None], own: CheckpointError | None) -> None:
+        """Raise what any rank has found wrong."""
+        if own is not None and all(error == errors[0] for error in errors):
+            raise own
+        found = [error for error in errors if error is not None]
+        if found:
+            text = common_problem([error["text"] if error else "" for error in errors])
+            raise _KINDS[found[0]["kind"]](text) from own
+
+    def compare(self, call: str, digests: list[str], listing: dict[str, str]) -> None:
+        """Raise if the ranks' states differ in their structure, with the first place where they do.
+
+        Args:
+            call: As of `meet`.
+            digests: Each rank's, of its listing.
+            listing: This rank's.
+
+        Raises:
+            CheckpointCallError: They differ.
+        """
+        odd = speakers(digests)
+        if not odd:
+            return
+        rank = dist.get_rank()
+        own = _beginning(listing, MAX_LISTING_CHARS // len(odd)) if rank in odd else None
+        answers = self.meet(call, {"listing": own})
+        listings = {rank: answers[rank]["listing"] for rank in odd}
+        raise CheckpointCallError(
+            f"the ranks have different states to save: {difference(digests, listings)}. What differs between ranks "
+            "belongs into per_rank"
+        )
+
+
+def _check_alike(answers: list[tuple[int, str, object]]) -> None:
+    """Raise if the ranks have not made the same call."""
+    calls = [call for _, call, _ in answers]
+    if len(set(calls)) == 1:
+        # The same method, but of one of several objects?
+        calls = [f"{call} of its Checkpointer number {number + 1}" for number, call, _ in answers]
+    ranks_of: dict[str, list[int]] = {}
+    for rank, call in enumerate(calls):
+        ranks_of.setdefault(call, []).append(rank)
+    if len(ranks_of) > 1:
+        raise CheckpointCallError(
+            "all ranks have to call the same: "
+            + ", ".join(f"{spell_ranks(ranks)} called {call}" for call, ranks in ranks_of.items())
+        )
+
+
+def _beginning(listing: dict[str, str], max_chars: int) -> dict[str, str]:
+    """Return as much of a listing as fits."""
+    ends = accumulate(len(place) + len(value) + 8 for place, value in listing.items())
+    return {place: listing[place] for place, end in zip(listing, ends, strict=True) if end <= max_chars}

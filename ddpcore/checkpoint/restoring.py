@@ -1,0 +1,151 @@
+"""A loaded state put back into the objects it came from: all of it, or nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor, nn, optim
+
+from ddpcore.errors import CheckpointMismatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_WRAPPER = "module."
+"""What DistributedDataParallel puts before every name of its model."""
+
+
+class Stateful(Protocol):
+    """A model, an optimizer, a schedule: whatever can be set back."""
+
+    def load_state_dict(self, state_dict: Any, /) -> object:
+        """Set it back."""
+
+
+def restore(state: object, objects: Mapping[str, Stateful]) -> None:
+    """Load each object's part of a checkpoint into it, on whatever device it is. Blocks, needs no other rank.
+
+    Everything that can be compared is compared first: names, shapes and dtypes of modules, sizes and kinds of
+    optimizers' groups. So a checkpoint of another model changes nothing. Objects that only check their state themselves
+    are loaded before modules and optimizers.
+
+    A module may be wrapped in DistributedDataParallel here, there or both.
+
+    Args:
+        state: What was saved, a dict.
+        objects: By their keys in the state. Parts of the state that are not asked for stay out.
+
+    Raises:
+        CheckpointMismatchError: The state is of other objects; nothing has been loaded.
+    """
+    if not isinstance(state, dict):
+        raise CheckpointMismatchError([f"it is of type {type(state).__name__} instead of named parts"])
+    parts = {}
+    differences = []
+    for name, target in objects.items():
+        if name not in state:
+            differences.append(f"{name} is not in it (it holds {', '.join(map(str, state)) or 'nothing'})")
+            continue
+        parts[name] = state[name]
+        if isinstance(target, nn.Module):
+            parts[name] = _unwrapped(state[name], target)
+            differences += _compare_module(name, parts[name], target)
+        elif isinstance(target, optim.Optimizer):
+            differences += _compare_optimizer(name, state[name], target)
+            parts[name] = _own_copy(state[name], target)
+    if differences:
+        raise CheckpointMismatchError(differences)
+    for name, target in sorted(objects.items(), key=lambda item: isinstance(item[1], nn.Module | optim.Optimizer)):
+        target.load_state_dict(parts[name])
+
+
+def _own_copy(part: object, optimizer: optim.Optimizer) -> Any:
+    """Return an optimizer's part with tensors of its own, where torch would have it work on the given ones.
+
+    Source: torch.optim.Optimizer.load_state_dict keeps what is on the parameter's device already, and every step count.
+    """
+    is_on_cpu = any(parameter.device.type == "cpu" for group in optimizer.param_groups for parameter in group["params"])
+
+    def copy(node: Any) -> Any:
+        if isinstance(node, Tensor):
+            return node.clone() if is_on_cpu or node.dim() == 0 else node
+        if isinstance(node, dict):
+            return {key: copy(value) for key, value in node.items()}
+        return [copy(value) for value in node] if isinstance(node, list) else node
+
+    return copy(part)
+
+
+def _unwrapped(part: object, module: nn.Module) -> object:
+    """Return a module's part with the names that this module gives, where only the wrapper's prefix differs."""
+    if not isinstance(part, dict):
+        return part
+    wanted = list(module.state_dict())
+    if not wanted or not part or set(part) == set(wanted):
+        return part
+    if all(name.startswith(_WRAPPER) for name in wanted) and not any(_is_wrapped(name) for name in part):
+        return {f"{_WRAPPER}{name}": value for name, value in part.items()}
+    if all(_is_wrapped(name) for name in part) and not any(name.startswith(_WRAPPER) for name in wanted):
+        return {name.removeprefix(_WRAPPER): value for name, value in part.items()}
+    return part
+
+
+def _is_wrapped(name: object) -> bool:
+    return isinstance(name, str) and name.startswith(_WRAPPER)
+
+
+def _compare_module(name: str, part: object, module: nn.Module) -> Iterator[str]:
+    if not isinstance(part, dict):
+        yield f"{name} is of type {type(part).__name__}, not a module's state"
+        return
+    wanted = module.state_dict()
+    yield from (f"{name}.{key} is missing from it" for key in wanted if key not in part)
+    yield from (f"{name}.{key} is not in this model" for key in part if key not in wanted)
+    for key, tensor in wanted.items():
+        saved = part.get(key)
+        if not isinstance(tensor, Tensor) or key not in part:
+            continue
+        if not isinstance(saved, Tensor):
+            yield f"{name}.{key} is of type {type(saved).__name__} there and a tensor here"
+        elif (saved.shape, saved.dtype) != (tensor.shape, tensor.dtype):
+            yield f"{name}.{key} is {_kind(saved)} there and {_kind(tensor)} here"
+
+
+def _compare_optimizer(name: str, part: object, optimizer: optim.Optimizer) -> Iterator[str]:
+    if not (
+        isinstance(part, dict) and isinstance(part.get("param_groups"), list) and isinstance(part.get("state"), dict)
+    ):
+        yield f"{name} is no optimizer's state"
+        return
+    saved, own = part["param_groups"], optimizer.state_dict()["param_groups"]
+    if len(saved) != len(own):
+        yield f"{name} has {len(saved)} parameter groups there and {len(own)} here"
+        return
+    for number, (there, here) in enumerate(zip(saved, own, strict=True)):
+        sizes = len(there.get("params", ())), len(here["params"])
+        if sizes[0] != sizes[1]:
+            yield f"{name} has {sizes[0]} parameters in group {number} there and {sizes[1]} here"
+        # A newer torch may know more settings, or fewer. Each having what the other lacks, they are different
+        # optimizers.
+        lacking, unknown = here.keys() - there.keys(), there.keys() - here.keys()
+        if lacking and unknown:
+            yield (
+                f"{name} is another kind of optimizer: group {number} has {', '.join(sorted(unknown))} there, "
+                f"{', '.join(sorted(lacking))} here"
+            )
+    yield from _compare_moments(name, part, optimizer)
+
+
+def _compare_moments(name: str, part: Mapping[str, Any], optimizer: optim.Optimizer) -> Iterator[str]:
+    """Compare what an optimizer keeps for each parameter, where it has the parameter's number of elements or one."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    order = [index for group in part["param_groups"] for index in group.get("params", ())]
+    for index, parameter in zip(order, parameters, strict=False):
+        kept = part["state"].get(index, {})
+        moment = kept.get("exp_avg") if isinstance(kept, dict) else None
+        if isinstance(moment, Tensor) and moment.shape != parameter.shape:
+            yield f"{name} keeps {list(moment.shape)} for parameter {index}, which is {list(parameter.shape)} here"
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -1,0 +1,217 @@
+"""How all ranks save one checkpoint together, and learn how it went.
+
+A save goes: every rank takes its state apart; all meet, and wait until no writer is at work any more; the leader of
+each site makes the temporary directory; all meet once more and know that it is there; each rank copies its share and
+gives it to its writer. Whatever goes wrong before the copy is raised by this call, on every rank; what goes wrong
+after it, by the next one.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from ddpcore.agreement import common_problem
+from ddpcore.checkpoint.manifest import MAX_COUNT, file_name
+from ddpcore.checkpoint.share_plan import SavePlan
+from ddpcore.checkpoint.snapshot import Snapshot
+from ddpcore.checkpoint.writer_process import WriterProcess
+from ddpcore.errors import CheckpointCallError, CheckpointDirectoryError, CheckpointError, CheckpointWriteError
+from ddpcore.placement import current_placement
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ddpcore.checkpoint.catalog import Catalog
+    from ddpcore.checkpoint.meeting import Meeting
+    from ddpcore.checkpoint.sites import Site
+
+SLICE_S = 0.1
+"""How long ranks look at their writers before they tell each other again."""
+
+ABANDON_S = 10.0
+"""How long a writer may take to give up; one that hangs in the disk is killed."""
+
+MANIFEST_ROOM_BYTES = 4 << 20
+
+
+class Saver:
+    """One rank's part in all saves of a run.
+
+    Args:
+        root: The directory.
+        site: Who shares it.
+        meeting: Of the Checkpointer.
+        catalog: On the leader of a site; None on its other ranks.
+        run: The same on all ranks, and no other run's.
+        last_sequence: The highest sequence number in any directory of this run.
+
+    Attributes:
+        last_step: Step of the last checkpoint known to be published on every site.
+    """
+
+    def __init__(
+        self, root: Path, site: Site, meeting: Meeting, *, catalog: Catalog | None, run: str, last_sequence: int
+    ) -> None:
+        self._root = root
+        self._site = site
+        self._meeting = meeting
+        self._catalog = catalog
+        self._run = run
+        self._sequence = last_sequence
+        self._world_size = current_placement().world_size
+        self._snapshot = Snapshot()
+        self._writer = WriterProcess(self._snapshot.fd)
+        self._step_in_flight: int | None = None
+        self.last_step: int | None = None
+
+    def prepare(self, state: object, per_rank: object) -> None:
+        """Make ready for a save of such states; see `Checkpointer.prepare`."""
+        share = SavePlan(state, per_rank, self._site).share()
+        self._start_writer()
+        self._snapshot.prepare(share.num_bytes + MANIFEST_ROOM_BYTES, share.cuda_device())
+
+    def save(self, step: int, state: object, per_rank: object) -> None:
+        """Save; see `Checkpointer.save`."""
+        call = f"save(step={step})"
+        plan, error = None, None
+        try:
+            _check_step(step)
+            plan = SavePlan(state, per_rank, self._site)
+            self._start_writer()
+        except CheckpointError as problem:
+            error = problem
+        answers = self.settle(call, error, {"digest": plan.digest if plan else ""})
+        assert plan is not None
+        self._meeting.compare(call, [answer["digest"] for answer in answers], plan.flat.listing)
+        self._sequence += 1
+        checkpoint_id = f"{self._run}.{self._sequence}"
+        temporary = self._begin(call, step, checkpoint_id)
+        self._step_in_flight = step
+        is_taken = False
+        try:
+            self._take(plan, temporary, checkpoint_id)
+            is_taken = True
+        finally:
+            if not is_taken:
+                # The others go on, and hear of it at their next call.
+                self._writer.refuse("its share could not be copied")
+
+    def settle(self, call: str, error: CheckpointError | None, value: dict[str, Any]) -> list[dict[str, Any]]:
+        """Meet until no rank's writer is at work; blocks. Return what the ranks tell.
+
+        Args:
+            call: What the program has called.
+            error: What is wrong with that call on this rank.
+            value: What this rank has to tell.
+
+        Raises:
+            CheckpointWriteError: What was being written has failed, somewhere.
+            CheckpointError: A rank has an error.
+        """
+        while True:
+            status = self._writer.poll()
+            own = {**value, "status": status, "follows": self._writer.only_follows}
+            answers = self._meeting.agree(call, error, own)
+            problems = [answer["status"] or "" for answer in answers]
+            if any(problems):
+                causes = [
+                    "" if answer["follows"] else problem for answer, problem in zip(answers, problems, strict=True)
+                ]
+                self._fail(causes if any(causes) else problems)
+            if all(answer["status"] == "" for answer in answers):
+                self._finish()
+                return answers
+            self._writer.poll(SLICE_S)
+
+    def settle_alone(self) -> None:
+        """Wait for this rank's writer, where there is no group any more to meet in; blocks.
+
+        Raises:
+            CheckpointWriteError: It has failed.
+        """
+        while (status := self._writer.poll(SLICE_S)) is None:
+            pass
+        if status:
+            self._fail([status])
+        self._finish()
+
+    def finalizer(self) -> tuple[Any, ...]:
+        """Return a function that lets the writer finish and lets go of everything, and its arguments."""
+        return _end, os.getpid(), self._writer, self._snapshot, self._catalog
+
+    def _start_writer(self) -> None:
+        try:
+            self._writer.start()
+        except OSError as error:
+            raise CheckpointDirectoryError(f"no process can be started to write checkpoints: {error}") from error
+
+    def _begin(self, call: str, step: int, checkpoint_id: str) -> str:
+        """Return the name of the new checkpoint's temporary directory, once all ranks know that there is one."""
+        name, error = "", None
+        if self._catalog is not None:
+            try:
+                name = self._catalog.begin(step, self._sequence, checkpoint_id)
+            except CheckpointDirectoryError as problem:
+                error = problem
+        has_met = False
+        try:
+            answers = self._meeting.agree(call, error, {"temporary": name})
+            has_met = True
+        finally:
+            if self._catalog is not None and not has_met:
+                self._catalog.drop()
+        return str(answers[self._site.ranks[0]]["temporary"])
+
+    def _take(self, plan: SavePlan, temporary: str, checkpoint_id: str) -> None:
+        """Copy this rank's share and give it to the writer."""
+        assert self._step_in_flight is not None
+        share, body = plan.share(), b""
+        if self._catalog is not None:
+            body = plan.manifest_body(self._step_in_flight, self._sequence, checkpoint_id, self._world_size)
+        try:
+            self._snapshot.reserve(share.num_bytes + len(body))
+        except OSError as error:
+            raise CheckpointWriteError(self._step_in_flight, [f"no memory for its copy: {error}"]) from error
+        self._snapshot.write(0, share.header)
+        self._snapshot.copy(share.items)
+        self._snapshot.write(share.num_bytes, body)
+        self._writer.submit(
+            {
+                "directory": str(self._root / temporary),
+                "file": file_name(self._site.rank),
+                "bytes": share.num_bytes,
+                "publish": self._catalog.order(plan.file_names(), len(body)) if self._catalog is not None else None,
+            }
+        )
+
+    def _finish(self) -> None:
+        if self._catalog is not None:
+            self._catalog.finish(self._writer.take_undeleted())
+        if self._step_in_flight is not None:
+            self.last_step = self._step_in_flight
+        self._step_in_flight = None
+
+    def _fail(self, problems: list[str]) -> None:
+        """Give up what is in flight, on every rank, and say why."""
+        step = self._step_in_flight
+        self._step_in_flight = None
+        self._writer.forget(ABANDON_S)
+        if self._catalog is not None:
+            self._catalog.drop()
+        assert step is not None
+        raise CheckpointWriteError(step, [common_problem(problems)])
+
+
+def _check_step(step: int) -> None:
+    if type(step) is not int or not 0 <= step <= MAX_COUNT:
+        raise CheckpointCallError(f"{step!r} is no step: give the number of steps done")
+
+
+def _end(pid: int, writer: WriterProcess, snapshot: Snapshot, catalog: Catalog | None) -> None:
+    # A forked child holds copies of all this, which are the parent's to end.
+    if os.getpid() == pid:
+        writer.end()
+        snapshot.close()
+        if catalog is not None:
+            catalog.lock.release()

@@ -1,0 +1,109 @@
+"""One rank's share of a save: what goes where in its snapshot, and the manifest that the leader adds to it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from ddpcore.checkpoint.assignment import Piece, assign, piece_shape
+from ddpcore.checkpoint.manifest import CHECKSUM, FORMAT, Manifest, encode_body, file_name, tensor_records
+from ddpcore.checkpoint.safetensors_header import encode_header, lay_out
+from ddpcore.checkpoint.state_tree import FlatState, flatten, spec_of
+from ddpcore.checkpoint.tensor_files import PER_RANK
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ddpcore.checkpoint.sites import Site
+
+
+class Share(NamedTuple):
+    """What a rank's file will hold.
+
+    Attributes:
+        header: The file's beginning.
+        items: Each tensor, or some of its rows, and where in the file it goes.
+        num_bytes: Of the whole file.
+    """
+
+    header: bytes
+    items: list[tuple[int, Tensor]]
+    num_bytes: int
+
+    def cuda_device(self) -> torch.device | None:
+        """Return a CUDA device that tensors come from, if any does."""
+        return next((tensor.device for _, tensor in self.items if tensor.is_cuda), None)
+
+
+class SavePlan:
+    """A state taken apart, on every rank in the same way.
+
+    Args:
+        state: The same structure on all ranks.
+        per_rank: This rank's own, or None.
+        site: The ranks that write one copy together.
+
+    Attributes:
+        flat: The state's parts.
+        digest: The same on ranks whose states have the same structure.
+
+    Raises:
+        StateNotStorableError: Something in it cannot be stored.
+    """
+
+    def __init__(self, state: object, per_rank: object, site: Site) -> None:
+        self.flat = flatten(state)
+        self.digest = hashlib.blake2b(json.dumps(self.flat.listing).encode(), digest_size=16).hexdigest()
+        self._own = flatten(per_rank, PER_RANK, self.flat.tensors)
+        self._site = site
+        self._specs = self.flat.specs()
+        self._shares = assign(self._specs, len(site.ranks))
+
+    def share(self) -> Share:
+        """Return this rank's share."""
+        tensors = _pieces(self.flat, self._shares[self._site.position])
+        tensors |= self._own.tensors
+        texts = {"format": "pt"}
+        if self._own.skeleton is not None:
+            texts[PER_RANK] = json.dumps(self._own.skeleton, separators=(",", ":"), allow_nan=False)
+        entries = lay_out(spec_of(name, tensor) for name, tensor in tensors.items())
+        header = encode_header(entries, texts)
+        items = [(len(header) + entry.begin, tensors[entry.spec.name]) for entry in entries]
+        return Share(header, items, len(header) + (entries[-1].end if entries else 0))
+
+    def manifest_body(self, step: int, sequence: int, checkpoint_id: str, world_size: int) -> bytes:
+        """Return the manifest of this site's copy, but for its files."""
+        shares = dict(zip(self._site.ranks, self._shares, strict=True))
+        return encode_body(
+            Manifest(
+                files={},
+                format=FORMAT,
+                checksum=CHECKSUM,
+                step=step,
+                sequence=sequence,
+                id=checkpoint_id,
+                world_size=world_size,
+                ranks=self._site.ranks,
+                torch=torch.__version__,
+                saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                tensors=tensor_records(self._specs, shares),
+                state=self.flat.skeleton,
+            )
+        )
+
+    def file_names(self) -> list[str]:
+        """Return the names of all files of this site's copy."""
+        return [file_name(rank) for rank in self._site.ranks]
+
+
+def _pieces(flat: FlatState, share: list[Piece]) -> dict[str, Tensor]:
+    found = {}
+    for name, begin, end in share:
+        tensor = flat.tensors[name]
+        is_whole = piece_shape(tensor.shape, begin, end) == tuple(tensor.shape)
+        found[name] = tensor if is_whole else tensor[begin:end]
+    return found

@@ -1,0 +1,322 @@
+"""Writes one rank's share of a checkpoint, in a process of its own.
+
+    python -I -S writer.py MEMORY_FD PARENT_PID
+
+It has the standard library alone, 10 MB of memory and a low priority, and shares with the trainer only a memfd that
+holds the finished file. So it starts in milliseconds, takes nothing from training, does not keep the process group's
+sockets open, and finishes its file when the trainer is killed.
+
+Jobs come and results go as JSON lines over the socket that is its standard input. What makes a checkpoint of the
+shares:
+
+1. Each writer: `rank-N.safetensors.part`, fsync, rename; then `rank-N.json` with size and checksum.
+2. The first rank's writer, once all shares are there: `manifest.json`, `COMMITTED`, both fsynced; fsync of the
+   directory; rename to the checkpoint's name; fsync of the parent. Then it deletes those that are not kept.
+3. A writer that fails says so in `rank-N.failed`, so that the first one need not wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import zlib
+from typing import Any
+
+CHUNK_BYTES = 4 << 20
+"""Stays in a core's cache between the copy, the checksum and the write."""
+
+POLL_S = 0.02
+PARENT_POLL_S = 2.0
+"""How often an idle writer looks whether its trainer lives: forked children of the trainer may hold its socket open."""
+
+NICENESS = 19
+"""The least the system has short of none at all: a step of 18 ms becomes 20 while two writers work beside two ranks on two
+cores; with 10 it becomes 24, without any 40. A save that waits for its writer leaves it the core."""
+
+LONELY_S = 1.0
+"""After the trainer's death, how long shares may be missing with no other writer at work on them."""
+
+SILENT_S = 60.0
+"""The same where the file system has no locks that would tell: how long nothing may change."""
+
+Job = dict[str, Any]
+"""A job's JSON: {"number", "directory", "file", "bytes", "publish": None or see `_publish`}."""
+
+
+class FailedError(Exception):
+    """This job cannot be done; the message says why."""
+
+
+class FollowingError(FailedError):
+    """This job cannot be done since something has failed elsewhere."""
+
+
+class Channel:
+    """The trainer's end of the socket, as seen from here."""
+
+    def __init__(self, connection: socket.socket, parent_pid: int) -> None:
+        self._connection = connection
+        self._parent_pid = parent_pid
+        self._buffer = b""
+        self._has_ended = False
+
+    @property
+    def is_orphaned(self) -> bool:
+        """True once the trainer has ended or closed its end."""
+        return self._has_ended or os.getppid() != self._parent_pid
+
+    def next_message(self, timeout_s: float) -> Job | None:
+        """Return the next message, or None if none comes in time."""
+        if b"\n" not in self._buffer:
+            if self._has_ended:
+                time.sleep(timeout_s)
+                return None
+            if not select.select([self._connection], [], [], timeout_s)[0]:
+                return None
+            try:
+                chunk = self._connection.recv(65_536)
+            except OSError:
+                chunk = b""
+            self._has_ended = not chunk
+            self._buffer += chunk
+        if b"\n" not in self._buffer:
+            return None
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        message: Job = json.loads(line)
+        return message
+
+    def say(self, message: Job) -> None:
+        """Send a result, if anybody is left to hear it."""
+        with contextlib.suppress(OSError):
+            self._connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def main() -> None:
+    """Serve one trainer until it has gone."""
+    memory, parent_pid = int(sys.argv[1]), int(sys.argv[2])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # Whoever stops a whole service or session says so to its writers too: these end with their trainers, which save
+        # once more before they do.
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    channel = Channel(socket.socket(fileno=0), parent_pid)
+    while True:
+        # Looked at before the last look into the socket: the trainer may send a job and die.
+        was_orphaned = channel.is_orphaned
+        job = channel.next_message(0.0 if was_orphaned else PARENT_POLL_S)
+        if job is not None and "abandon" not in job:
+            serve(job, memory, channel)
+        elif job is None and was_orphaned:
+            return
+
+
+def serve(job: Job, memory: int, channel: Channel) -> None:
+    """Do one job and say how it went."""
+    directory = job["directory"]
+    lock = -1
+    try:
+        lock = os.open(f"{directory}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        write_share(job, memory)
+        if job["publish"]:
+            publish(job, memory, channel, lock)
+    except (OSError, FailedError) as error:
+        problem = describe(error, job)
+        with contextlib.suppress(OSError), open(f"{directory}/{job['file']}.failed", "w") as failed:
+            failed.write(problem)
+        if job["publish"]:
+            delete(directory)
+        # Who fails may take the directory away from the others.
+        follows = isinstance(error, FollowingError | FileNotFoundError)
+        channel.say({"number": job["number"], "problem": problem, "follows": follows})
+        return
+    finally:
+        if lock >= 0:
+            os.close(lock)
+    channel.say({"number": job["number"], "problem": ""})
+    if job["publish"]:
+        left = [problem for name in job["publish"]["delete"] if (problem := delete(f"{job['publish']['root']}/{name}"))]
+        if left:
+            channel.say({"number": job["number"], "undeleted": left})
+
+
+def write_share(job: Job, memory: int) -> None:
+    """Write this rank's file from the memfd, and its report."""
+    path = f"{job['directory']}/{job['file']}"
+    fd = os.open(f"{path}.part", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    is_whole = False
+    try:
+        checksum = copy(memory, fd, job["bytes"])
+        os.fsync(fd)
+        is_whole = True
+        # Nobody will read it soon: leave the memory to the program's own files.
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+        if not is_whole:
+            with contextlib.suppress(OSError):
+                os.unlink(f"{path}.part")
+    os.rename(f"{path}.part", path)
+    report = json.dumps({"bytes": job["bytes"], "checksum": f"{checksum:08x}"})
+    write_file(f"{path}.json.part", report.encode(), is_durable=False)
+    os.rename(f"{path}.json.part", f"{path}.json")
+
+
+def copy(source: int, target: int, num_bytes: int) -> int:
+    """Copy the beginning of a file; return its checksum."""
+    buffer = memoryview(bytearray(CHUNK_BYTES))
+    checksum = done = 0
+    while done < num_bytes:
+        chunk = buffer[: min(CHUNK_BYTES, num_bytes - done)]
+        chunk = chunk[: os.preadv(source, [chunk], done)]
+        if not chunk:
+            raise FailedError("the snapshot is shorter than its file")
+        checksum = zlib.crc32(chunk, checksum)
+        write_all(target, chunk)
+        done += len(chunk)
+    return checksum
+
+
+def publish(job: Job, memory: int, channel: Channel, lock: int) -> None:
+    """Gather all shares and make them a checkpoint.
+
+    The job's "publish" is {"root", "name", "files": names of all shares, "body_bytes": size of the manifest without its
+    files, which follows the share in the memfd, "marker": the end of the commit marker, "delete": names}.
+    """
+    directory, order = job["directory"], job["publish"]
+    records = gather(job, channel, lock)
+    body = os.pread(memory, order["body_bytes"], job["bytes"])
+    if len(body) != order["body_bytes"]:
+        raise FailedError("the snapshot is shorter than its manifest")
+    manifest = b'{"files":' + json.dumps(records, separators=(",", ":")).encode() + b"," + body[1:]
+    write_file(f"{directory}/manifest.json", manifest)
+    for name in [*(f"{file}.json" for file in order["files"]), "lock"]:
+        os.unlink(f"{directory}/{name}")
+    marker = f"{zlib.crc32(manifest):08x} {len(manifest)}{order['marker']}"
+    write_file(f"{directory}/COMMITTED", marker.encode())
+    fsync_directory(directory)
+    os.rename(directory, f"{order['root']}/{order['name']}")
+    fsync_directory(order["root"])
+
+
+def gather(job: Job, channel: Channel, lock: int) -> Job:
+    """Wait for all shares; return their files' sizes and checksums."""
+    directory, files = job["directory"], job["publish"]["files"]
+    seen: object = None
+    changed_s = time.monotonic()
+    while True:
+        present = sizes(directory)
+        if all(f"{file}.json" in present for file in files):
+            return {file: json.loads(read_file(f"{directory}/{file}.json")) for file in files}
+        for name in present:
+            if name.endswith(".failed"):
+                raise FollowingError(read_file(f"{directory}/{name}").decode(errors="replace"))
+        if present != seen:
+            seen, changed_s = present, time.monotonic()
+        message = channel.next_message(POLL_S)
+        if message is not None and message.get("abandon") == job["number"]:
+            raise FollowingError("given up, since another rank has failed")
+        if channel.is_orphaned:
+            patience_s = LONELY_S if is_alone(lock) else SILENT_S
+            if time.monotonic() - changed_s > patience_s:
+                raise FollowingError("the other ranks have ended without writing their shares")
+
+
+def sizes(directory: str) -> dict[str, int]:
+    """Return the files of a directory and their sizes."""
+    found = {}
+    for name in os.listdir(directory):
+        # Others rename theirs meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            found[name] = os.stat(f"{directory}/{name}").st_size
+    return found
+
+
+def is_alone(lock: int) -> bool:
+    """Say whether no other writer is at work in the directory of this lock."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        alone = True
+    except OSError:
+        alone = False
+    # A failed conversion has lost the lock that was held.
+    with contextlib.suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return alone
+
+
+def delete(path: str) -> str:
+    """Delete a directory of files; return what is wrong, or "". It loses its name first: no half of it is ever read."""
+    root, _, name = path.rpartition("/")
+    doomed = f"{root}/.del-{name.removeprefix('.tmp-')}-{os.urandom(4).hex()}"
+    try:
+        os.rename(path, doomed)
+        for entry in os.scandir(doomed):
+            os.unlink(entry.path)
+        os.rmdir(doomed)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"{name} cannot be deleted: {error.strerror}"
+    return ""
+
+
+def describe(error: Exception, job: Job) -> str:
+    """Return what went wrong, for people."""
+    if not isinstance(error, OSError):
+        return str(error)
+    if error.errno == errno.ENOENT:
+        return f"{job['directory']} has vanished while it was being written"
+    text = f"{error.strerror}: {job['directory']}/{job['file']}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        with contextlib.suppress(OSError):
+            free = os.statvfs(job["directory"])
+            text += f" ({job['bytes']} bytes to write, {free.f_bavail * free.f_frsize} free)"
+    return text
+
+
+def write_file(path: str, content: bytes, *, is_durable: bool = True) -> None:
+    """Write a small file."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        write_all(fd, memoryview(content))
+        if is_durable:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, content: memoryview) -> None:
+    """Write all of it: the system may take less at a time."""
+    while content:
+        content = content[os.write(fd, content) :]
+
+
+def read_file(path: str) -> bytes:
+    """Return a small file's content."""
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def fsync_directory(path: str) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+if __name__ == "__main__":
+    main()

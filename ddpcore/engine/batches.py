@@ -1,0 +1,158 @@
+"""A data set dealt out in global batches: exact, elastic, and on the device when the step wants them.
+
+Order, split and cursor are the sampler's (`ddpcore.samplers`); here they meet torch's DataLoader, the prefetcher and
+the division into micro-batches.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader
+
+from ddpcore.engine.cadence import Cadence, Unit
+from ddpcore.engine.seeds import mix
+from ddpcore.nested import num_samples_of, split_samples
+from ddpcore.prefetch import Prefetcher
+from ddpcore.shares import loss_factor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from torch.utils.data import Dataset
+
+    from ddpcore.placement import Placement
+    from ddpcore.samplers import ElasticBatchSampler
+
+
+class MicroBatch(NamedTuple):
+    """A part of a rank's share of a global batch.
+
+    Attributes:
+        content: What the data set's samples were collated into, on the device.
+        loss_factor: What its mean loss is multiplied with, so that DDP's mean over ranks is the mean over all samples
+            of the global batch: 0 for a stand-in.
+        num_samples: Samples that count: 0 for a stand-in.
+        is_last: The gradients of all micro-batches are reduced over ranks with this one.
+    """
+
+    content: Any
+    loss_factor: float
+    num_samples: int
+    is_last: bool
+
+
+class Batches:
+    """The global batches of a data set, as one rank sees them.
+
+    Args:
+        dataset: Map-style: it has a length, and samples by index.
+        sampler: Deals out the indices, and holds the cursor.
+        device: Where batches are brought to.
+        placement: Of this rank: the loss is averaged over the world's.
+        seed: Of what the DataLoader's workers draw, differently on each rank and from each cursor on.
+        num_workers: Of the DataLoader.
+        prefetch: Batches that are on their way to an accelerator while a step computes.
+        loader_options: More options of torch's DataLoader.
+    """
+
+    def __init__(  # noqa: PLR0913 - a loader has as many sides
+        self,
+        dataset: Dataset[Any],
+        sampler: ElasticBatchSampler,
+        *,
+        device: torch.device,
+        placement: Placement,
+        seed: int,
+        num_workers: int = 0,
+        prefetch: int = 2,
+        **loader_options: Any,
+    ) -> None:
+        self.sampler = sampler
+        self._placement = placement
+        self._seed = seed
+        # A DataLoader without one draws from the generator that dropout uses: a resumed run would leave the old one's
+        # sequence.
+        self._generator = torch.Generator()
+        loader_options.setdefault("pin_memory", device.type == "cuda")
+        loader_options.setdefault("persistent_workers", num_workers > 0)
+        self._loader: DataLoader[Any] = DataLoader(
+            dataset, batch_sampler=sampler, num_workers=num_workers, generator=self._generator, **loader_options
+        )
+        self._prefetcher: Prefetcher[Any] = Prefetcher(self._loader, device, depth=prefetch)
+
+    @property
+    def epoch(self) -> int:
+        """Finished epochs."""
+        return self.sampler.cursor.epoch
+
+    def rest_of_epoch(self) -> Iterator[Any]:
+        """Yield this rank's batches from the cursor to the end of its epoch.
+
+        The cursor moves by `finish_step` alone, so that what workers have fetched ahead counts for nothing.
+        """
+        self._generator.manual_seed(mix(self._seed, self._placement.rank, *self.sampler.cursor))
+        yield from self._prefetcher
+
+    def micro_batches(self, content: Any, num_parts: int) -> Sequence[MicroBatch]:
+        """Return a batch in parts: `num_parts` of them, or fewer where the share has not so many samples.
+
+        Args:
+            content: The batch at the cursor.
+            num_parts: Forward and backward passes that a step is made of; at least 1.
+        """
+        share = self.sampler.share
+        parts = split_samples(content, num_parts) if num_parts > 1 else [content]
+        last = len(parts) - 1
+        micro_batches = []
+        for number, part in enumerate(parts):
+            # An empty share comes with a stand-in: every rank runs backward, or the others would wait for it.
+            num_samples = num_samples_of(part) if share.num_local else 0
+            factor = loss_factor(num_samples, share.num_global, self._placement.world_size)
+            micro_batches.append(MicroBatch(part, factor, num_samples, is_last=number == last))
+        return micro_batches
+
+    def last_step(self, step: int, until: Cadence) -> int:
+        """Return the step that training ends after.
+
+        Args:
+            step: Finished steps.
+            until: In steps or epochs.
+        """
+        if until.unit is Unit.STEP:
+            return int(until.amount)
+        epochs_to_come = int(until.amount) - self.epoch - 1
+        return step if epochs_to_come < 0 else step + len(self.sampler) + epochs_to_come * self.sampler.steps_per_epoch
+
+
+class Batch:
+    """One rank's share of a global batch, as `Engine.steps` yields it.
+
+    Attributes:
+        content: What the samples were collated into, on the device. Of a rank without a share it is a stand-in, whose
+            loss counts nothing.
+        num_samples: This rank's samples that count; 0 for a stand-in.
+    """
+
+    def __init__(
+        self, content: Any, batches: Batches, scope: Callable[[MicroBatch], AbstractContextManager[None]]
+    ) -> None:
+        self.content = content
+        self.num_samples = batches.sampler.share.num_local
+        self._batches = batches
+        self._scope = scope
+
+    def micro_batches(self, num_parts: int = 1) -> Iterator[Any]:
+        """Yield the batch in parts, for as many forward and backward passes before one update.
+
+        Gradients are reduced over ranks in the last part's backward only. Forward and backward belong into the loop's
+        body.
+
+        Args:
+            num_parts: At least 1. A share with fewer samples yields fewer parts, but never none.
+        """
+        for micro_batch in self._batches.micro_batches(self.content, num_parts):
+            with self._scope(micro_batch):
+                yield micro_batch.content

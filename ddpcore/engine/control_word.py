@@ -1,0 +1,111 @@
+"""How all ranks come to stop, or to save, at the same step boundary.
+
+Each rank has wishes of its own: a signal has come, its clock is up. At a boundary the ranks reduce these wishes to
+their maximum, on a gloo group of their own, so that no collective of the program is ever in between. The reduction runs
+while the next step computes and is read at the boundary after it: there every rank holds the same word.
+
+A key in the store would not do: ranks may be a step apart when they read it.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup, Work
+
+CONTROL_GROUP = "rankdeck.control"
+"""c10d's description of the group."""
+
+BEAT_S = 0.5
+"""Least time between two reductions. Each wakes a thread of gloo beside computing ones: at 0.1 s they took 2 percent of
+training on two cores, which is more than a quicker stop is worth (tests/bench/bench_engine.py)."""
+
+MAX_STEPS_BETWEEN = 1000
+
+
+class StopReason(IntEnum):
+    """Why training ends before its time; the highest of all ranks' reasons counts."""
+
+    NONE = 0
+    REQUEST = 1
+    """The agent or the console has asked."""
+    SIGNAL = 2
+    """SIGTERM or SIGUSR1 has come."""
+    DEADLINE = 3
+    """The scheduler's time is nearly over."""
+
+
+class Wishes(NamedTuple):
+    """What one rank wants, or all have agreed on.
+
+    Attributes:
+        stop: End training at this boundary.
+        save: Write a checkpoint at this boundary.
+        step_s: The last step's time, of the slowest rank once agreed.
+    """
+
+    stop: StopReason = StopReason.NONE
+    save: bool = False
+    step_s: float = 0.0
+
+
+class ControlWord:
+    """One rank's part in the agreement. Main thread; every rank calls `at_boundary` after every step.
+
+    Args:
+        group: A gloo group of all ranks that serves nothing else, or None for a job of one rank.
+    """
+
+    def __init__(self, group: ProcessGroup | None) -> None:
+        self._group = group
+        self._pending: tuple[Work, torch.Tensor] | None = None
+        self._steps_left = 0
+
+    def at_boundary(self, wishes: Wishes) -> Wishes:
+        """Return what all ranks have agreed on at this boundary: nothing at most of them.
+
+        Blocks until every rank has reached the boundary before this one, which the gradients' own reduction asks for
+        anyway.
+        """
+        if self._group is None:
+            return wishes
+        agreed = self._read()
+        if agreed is not None:
+            self._steps_left = steps_between(agreed.step_s)
+        if self._steps_left > 0:
+            self._steps_left -= 1
+        elif agreed is None or not agreed.stop:
+            self._launch(self._group, wishes)
+        return agreed or Wishes()
+
+    def drain(self) -> None:
+        """Wait for a reduction that is under way; every rank calls it when the loop is over."""
+        self._read()
+
+    def _launch(self, group: ProcessGroup, wishes: Wishes) -> None:
+        word = torch.tensor([int(wishes.stop), int(wishes.save), round(wishes.step_s * 1e6)], dtype=torch.int64)
+        work = dist.all_reduce(word, dist.ReduceOp.MAX, group=group, async_op=True)
+        assert work is not None
+        self._pending = work, word
+
+    def _read(self) -> Wishes | None:
+        if self._pending is None:
+            return None
+        work, word = self._pending
+        self._pending = None
+        work.wait()
+        stop, save, step_us = word.tolist()
+        return Wishes(StopReason(stop), bool(save), step_us / 1e6)
+
+
+def steps_between(step_s: float) -> int:
+    """Return how many boundaries pass without a new reduction, from the agreed time of a step."""
+    if step_s <= 0:
+        return 0
+    return min(math.ceil(BEAT_S / step_s) - 1, MAX_STEPS_BETWEEN)

@@ -1,0 +1,376 @@
+"""Everything around a training loop, in one object. The loop stays the user's.
+
+    with ddpcore.Engine(seed=0) as engine:
+        model = engine.wrap(Net())
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        batches = engine.loader(dataset, global_batch_size=64)
+        engine.checkpoint("checkpoints", every="100 steps", model=model, optimizer=optimizer)
+        for batch in engine.steps(batches, until="3 epochs"):
+            for inputs, targets in batch.micro_batches(2):
+                engine.backward(loss_function(model(inputs), targets))
+            engine.update(optimizer, clip_norm=1.0)
+
+This is the same program on one CPU, on one node and on many: without torchrun there is one rank. Every rank runs the
+same lines; what must happen on all of them at once (a stop, a checkpoint, a mean) happens between the steps. Each part
+can be used without the engine: `ddpcore.samplers`, `ddpcore.checkpoint`, `ddpcore.parallel`, and so on.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from ddpcore import probe
+from ddpcore.engine.batches import Batch, Batches
+from ddpcore.engine.cadence import Unit, parse_cadence
+from ddpcore.engine.control_word import CONTROL_GROUP, StopReason
+from ddpcore.engine.deadline import monotonic_deadline_s
+from ddpcore.engine.evaluation import Measure, evaluate
+from ddpcore.engine.loop import Loop, LoopOptions
+from ddpcore.engine.metric_log import open_log
+from ddpcore.engine.saving import Saving, Stateful
+from ddpcore.engine.seeds import seed_everything
+from ddpcore.errors import EngineUseError
+from ddpcore.order import SequentialOrder, ShuffledOrder
+from ddpcore.parallel import accumulate, unwrap, wrap
+from ddpcore.process_group import open_process_group
+from ddpcore.sampler_agreement import make_same_everywhere
+from ddpcore.sampler_arguments import num_samples_of_dataset
+from ddpcore.samplers import ElasticBatchSampler
+from ddpcore.wire import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from torch.utils.data import Dataset
+
+    from ddpcore.engine.batches import MicroBatch
+    from ddpcore.order import Order
+    from ddpcore.placement import Placement
+
+_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Engine:
+    """One rank of a training. A context manager: what it has opened, it closes.
+
+    Attributes:
+        placement: This rank among all, and among those of its node.
+        device: Where models and batches are brought to.
+
+    Args:
+        seed: Of the weights, of the order of samples, and of what steps draw.
+        precision: "fp32", "bf16" (autocast) or "fp16" (autocast with a scaled loss).
+        log_dir: Rank 0 writes metrics.jsonl, and TensorBoard's files if tensorboard is installed, here; None for none.
+        log_every: Steps or epochs between lines of metrics.
+        deadline: Unix time, in seconds, by which training should have stopped at a boundary; by default two minutes
+            before Slurm ends the job, if Slurm runs it.
+        stop_patience_s: How long after SIGTERM the rank may take to reach an agreed stop before it ends like any
+            other program; by default ten steps, at least 2 and at most 25 s.
+        group_options: Of `open_process_group`: `device`, `backend`, `timeout_s`, `init_method` and so on.
+
+    Raises:
+        CadenceError: `log_every` is no cadence in steps or epochs.
+        EngineUseError: There is no such precision.
+        DdpcoreError: The ranks do not come together; see `open_process_group`.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        precision: str = "fp32",
+        log_dir: str | Path | None = None,
+        log_every: str = "20 steps",
+        deadline: float | None = None,
+        stop_patience_s: float | None = None,
+        **group_options: Any,
+    ) -> None:
+        if precision not in _DTYPES:
+            raise EngineUseError(f"no precision is called {precision!r}: use one of {', '.join(_DTYPES)}")
+        cadence = parse_cadence(log_every, Unit.STEP, Unit.EPOCH)
+        with ExitStack() as closing:
+            opened = closing.enter_context(open_process_group(**group_options))
+            self.placement: Placement = opened.placement
+            self.device: torch.device = opened.device
+            alone = self.placement.world_size == 1
+            self._control_group = None if alone else dist.new_group(backend="gloo", group_desc=CONTROL_GROUP)
+            log = open_log(log_dir, is_first=self.is_first)
+            if log is not None:
+                closing.callback(log.close)
+            self._closing = closing.pop_all()
+        options = LoopOptions(
+            seed=seed,
+            rank=self.placement.rank,
+            device=self.device,
+            control_group=self._control_group,
+            log=log,
+            log_every=cadence,
+            deadline_s=monotonic_deadline_s(deadline),
+            stop_patience_s=stop_patience_s,
+        )
+        self._loop = Loop(options, self._finish_step)
+        self._seed = seed
+        self._dtype = _DTYPES[precision]
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
+        if precision == "fp16":
+            self._loop.add_part("scaler", self._scaler)
+        self._models: list[nn.Module] = []
+        self._averages: list[tuple[AveragedModel, nn.Module]] = []
+        self._micro_batch: MicroBatch | None = None
+        self._num_local = 0
+        self._has_updated = False
+        seed_everything(seed)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._closing.__exit__(kind, error, trace)
+            return
+        with self._closing:
+            self._loop.write_metrics()
+
+    @property
+    def is_first(self) -> bool:
+        """True on global rank 0."""
+        return self.placement.rank == 0
+
+    @property
+    def step(self) -> int:
+        """Finished steps, over all attempts."""
+        return self._loop.step
+
+    @property
+    def stop_reason(self) -> StopReason:
+        """Why `steps` ended before its time; `StopReason.NONE` when it did not."""
+        return self._loop.stop_reason
+
+    def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
+        """Bring a model to the device and wrap it for this job; without other ranks it stays as it is.
+
+        Args:
+            model: With equal weights on all ranks or not: rank 0's count.
+            options: Of `ddpcore.parallel.wrap`: `sync_batchnorm`, `comm_hook`, `static_graph` and all of DDP's.
+        """
+        wrapped = wrap(model.to(self.device), device=self.device, **options)
+        self._models.append(wrapped)
+        return wrapped
+
+    def ema(self, model: nn.Module, decay: float = 0.999) -> AveragedModel:
+        """Return a copy of a model that follows it as an exponential moving average, once a step.
+
+        Every rank keeps its own, without communication: their models are equal. Name it in `checkpoint` to have it
+        saved, and give it to `evaluate`.
+        """
+        source = unwrap(model)
+        update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+        average = AveragedModel(source, multi_avg_fn=update, use_buffers=True)
+        self._averages.append((average, source))
+        return average
+
+    def loader(  # noqa: PLR0913 - what a loader can be asked for, with defaults
+        self,
+        dataset: Dataset[Any],
+        *,
+        global_batch_size: int,
+        order: Order | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        weights: Sequence[int] | None = None,
+        name: str = "train",
+        **options: Any,
+    ) -> Batches:
+        """Return the data set in global batches, dealt out to the ranks: exact, and resumable at any number of ranks.
+
+        Args:
+            dataset: Map-style, the same on every rank.
+            global_batch_size: Samples of one step, over all ranks and micro-batches.
+            order: Of the samples; by default shuffled anew each epoch.
+            shuffle: False for the data set's own order; not together with `order`.
+            drop_last: Leave out an epoch's last global batch if it is not full. Otherwise it is smaller, and counts
+                accordingly.
+            weights: A whole number for each rank: its share of every batch in proportion. Equal by default. The
+                model's final weights do not depend on it.
+            name: Under which a checkpoint keeps the cursor: give each of several loaders its own.
+            options: Of `Batches`: `num_workers`, `prefetch`, and more of torch's DataLoader.
+
+        Raises:
+            DdpcoreError: The data set, the order or the batch size make no sense, or differ between ranks.
+        """
+
+        def make_sampler() -> ElasticBatchSampler:
+            num_samples = num_samples_of_dataset(dataset)
+            default = ShuffledOrder(num_samples, self._seed) if shuffle else SequentialOrder(num_samples)
+            return ElasticBatchSampler(order or default, global_batch_size, weights=weights, drop_last=drop_last)
+
+        sampler = make_same_everywhere(make_sampler)
+        self._loop.add_part(f"batches {name}", sampler)
+        return Batches(dataset, sampler, device=self.device, placement=self.placement, seed=self._seed, **options)
+
+    def checkpoint(
+        self,
+        directory: str | Path,
+        *,
+        every: str,
+        keep_last: int = 3,
+        keep_every: int | None = None,
+        resume: bool = True,
+        **objects: Stateful,
+    ) -> bool:
+        """Save checkpoints here, and go on from the newest valid one if there is one. Every rank calls it; blocks.
+
+        Call it once, when model and optimizer are ready and before `steps`. Saved are the objects, the cursors of all
+        loaders, random states, the step and the goodput.
+
+        Args:
+            directory: The same path on every rank.
+            every: "100 steps", "1 epoch" or "10 min".
+            keep_last: Newest checkpoints that stay.
+            keep_every: Checkpoints whose step is a multiple of it stay for ever.
+            resume: False starts anew; what lies there stays until it is too old.
+            objects: Models, optimizers, schedules, averages, by the name they get in the checkpoint.
+
+        Returns:
+            True if training goes on from a checkpoint: `step` says from where.
+
+        Raises:
+            CheckpointMismatchError: The checkpoint is one of other objects. Nothing has been touched.
+            CadenceError: `every` is no cadence.
+            EngineUseError: An object cannot be saved.
+        """
+        saving = Saving(directory, every=every, keep_last=keep_last, keep_every=keep_every, objects=objects)
+        self._closing.enter_context(saving)
+        return self._loop.set_saving(saving, resume=resume)
+
+    def steps(self, batches: Batches, *, until: str) -> Generator[Batch, None, None]:
+        """Yield a batch for each step until training is over, the same number of times on every rank.
+
+        Between steps the ranks agree on stops and checkpoints; at the end, early or not, a last checkpoint is written.
+        Do not `break` out of the loop, since a rank that leaves alone leaves the others waiting: call `stop`.
+
+        Args:
+            batches: Of `loader`.
+            until: "1000 steps" or "3 epochs", counted from the first attempt's beginning.
+
+        Raises:
+            CadenceError: `until` is no such text.
+            SamplerStateError: The checkpoint's cursor belongs to other data.
+        """
+        for content in self._loop.run(batches, parse_cadence(until, Unit.STEP, Unit.EPOCH)):
+            batch = Batch(content, batches, self._in_micro_batch)
+            self._num_local = batch.num_samples
+            yield batch
+
+    def autocast(self) -> torch.autocast:
+        """Return a context in which operations take the engine's precision: for forward and loss."""
+        return torch.autocast(self.device.type, dtype=self._dtype, enabled=self._dtype is not None)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add a micro-batch's gradients, weighted so that the step's gradient is the mean over the global batch.
+
+        Args:
+            loss: The mean over this micro-batch's samples, one element.
+
+        Raises:
+            EngineUseError: Outside of `micro_batches`, or the loss is not a mean.
+        """
+        micro_batch = self._micro_batch
+        if micro_batch is None:
+            raise EngineUseError("backward outside of a micro-batch: call it in `for ... in batch.micro_batches():`")
+        if loss.numel() != 1:
+            raise EngineUseError(
+                f"backward wants the mean loss of a micro-batch, this one has shape {tuple(loss.shape)}"
+            )
+        factor = micro_batch.loss_factor
+        self._scaler.scale(loss if factor == 1.0 else loss * factor).backward()  # type: ignore[no-untyped-call]
+
+    def update(self, optimizer: torch.optim.Optimizer, *, clip_norm: float | None = None) -> Tensor | None:
+        """Unscale and clip the gradients, take the optimizer's step and clear them.
+
+        Args:
+            optimizer: Of a wrapped model; with several, call it for each.
+            clip_norm: The most that the gradients' norm may be; None leaves them.
+
+        Returns:
+            The norm before clipping, on the device; None without `clip_norm`.
+        """
+        norm = None
+        if clip_norm is not None:
+            self._scaler.unscale_(optimizer)
+            norm = clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip_norm)
+        self._scaler.step(optimizer)
+        optimizer.zero_grad()
+        self._has_updated = True
+        return norm
+
+    def log(self, **values: Tensor | float) -> None:
+        """Take metrics of this step: means are taken over samples, steps and ranks until the next line is written.
+
+        `loss` is what the console shows. Every rank logs the same names. Nothing waits for an accelerator.
+        """
+        weight = self._num_local if self._micro_batch is None else self._micro_batch.num_samples
+        for name, value in values.items():
+            self._loop.take(name, value, weight)
+
+    def is_due(self, every: str) -> bool:
+        """Say whether the running step completes a multiple of so many steps or epochs: the same on every rank.
+
+        Args:
+            every: "200 steps" or "1 epoch".
+
+        Raises:
+            CadenceError: `every` is no such text.
+        """
+        return self._loop.is_due(parse_cadence(every, Unit.STEP, Unit.EPOCH))
+
+    def evaluate(
+        self, model: nn.Module, dataset: Dataset[Any], measure: Measure, *, batch_size: int, **loader_options: Any
+    ) -> dict[str, float]:
+        """Return the mean of each measure over a data set, exact and the same on every rank; see `evaluate`."""
+        began_s = time.monotonic()
+        with probe.phase(Phase.EVAL), self.autocast():
+            means = evaluate(
+                model,
+                dataset,
+                measure,
+                batch_size=batch_size,
+                device=self.device,
+                group=self._control_group,
+                **loader_options,
+            )
+        self._loop.add_aside(time.monotonic() - began_s)
+        return means
+
+    def stop(self) -> None:
+        """Ask all ranks to end `steps` at a boundary soon, after a checkpoint; one rank's wish is enough."""
+        self._loop.wants_stop = True
+
+    @contextmanager
+    def _in_micro_batch(self, micro_batch: MicroBatch) -> Iterator[None]:
+        self._micro_batch = micro_batch
+        try:
+            with accumulate(*self._models, is_last=micro_batch.is_last):
+                yield
+        finally:
+            self._micro_batch = None
+
+    def _finish_step(self) -> None:
+        if not self._has_updated:
+            return
+        self._has_updated = False
+        self._scaler.update()
+        for average, source in self._averages:
+            average.update_parameters(source)

@@ -1,0 +1,80 @@
+"""Exact evaluation: each sample counts once, whatever the number of ranks, and no rank waits for another's batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from ddpcore.errors import EngineUseError
+from ddpcore.nested import map_tensors, num_samples_of
+from ddpcore.parallel import unwrap
+from ddpcore.samplers import EvaluationSampler
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+Measure = Callable[[nn.Module, Any], Mapping[str, Tensor]]
+"""Takes the module, in eval mode, and a batch on its device; returns a value for each sample, shape (B,), by name."""
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    dataset: Dataset[Any],
+    measure: Measure,
+    *,
+    batch_size: int,
+    device: torch.device,
+    group: ProcessGroup | None = None,
+    **loader_options: Any,
+) -> dict[str, float]:
+    """Return the mean over all samples of what `measure` says of each, the same numbers on every rank.
+
+    Every rank calls it; blocks. The module runs without its DDP wrapper, whose forward may communicate: ranks need not
+    have equally many batches, nor any. It is set back to training mode if it was in it.
+
+    Args:
+        model: Wrapped or not.
+        dataset: With a length; every rank has the same one, and reads its own share of it.
+        measure: See `Measure`.
+        batch_size: Samples of a forward pass on one rank.
+        device: Where batches are brought to.
+        group: A gloo group of all ranks; None without other ranks.
+        loader_options: More options of torch's DataLoader, `num_workers` for one.
+
+    Raises:
+        EngineUseError: The data set is empty, or `measure` returned something else than a value for each sample.
+    """
+    sampler = EvaluationSampler(dataset)
+    sums: dict[str, float] = {}
+    num_samples = 0
+    module = unwrap(model)
+    was_training = module.training
+    module.eval()
+    try:
+        # A rank without a share measures one sample and counts none: so it knows the names that the others reduce.
+        share: Dataset[Any] = dataset if len(sampler) else Subset(dataset, [0])
+        loader = DataLoader(share, batch_size, sampler=sampler if len(sampler) else None, **loader_options)
+        for content in loader:
+            batch = map_tensors(lambda tensor: tensor.to(device, non_blocking=True), content)
+            size = num_samples_of(batch)
+            for name, values in measure(module, batch).items():
+                if values.shape != (size,):
+                    raise EngineUseError(
+                        f"measure returned {name!r} of shape {tuple(values.shape)} for {size} samples: "
+                        "it takes one value for each sample, without a mean over them"
+                    )
+                sums[name] = sums.get(name, 0.0) + (float(values.double().sum()) if len(sampler) else 0.0)
+            num_samples += size if len(sampler) else 0
+    finally:
+        module.train(was_training)
+    total = torch.tensor([num_samples, *(sums[name] for name in sorted(sums))], dtype=torch.float64)
+    if group is not None:
+        dist.all_reduce(total, group=group)
+    means: list[float] = (total[1:] / total[0]).tolist()
+    return dict(zip(sorted(sums), means, strict=True))

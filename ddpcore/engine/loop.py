@@ -1,0 +1,255 @@
+"""What happens between two steps: the cursor moves, the ranks agree, metrics and checkpoints are written."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ddpcore import probe
+from ddpcore.engine.cadence import Cadence, Progress
+from ddpcore.engine.control_word import ControlWord, StopReason, Wishes
+from ddpcore.engine.goodput import Goodput
+from ddpcore.engine.metric_log import MetricLog, MetricMeans
+from ddpcore.engine.seeds import random_state, restore_random_state, seed_everything
+from ddpcore.engine.stop_signals import StopSignals
+from ddpcore.samples import TrainingMark
+from ddpcore.wire import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+
+    from ddpcore.engine.batches import Batches
+    from ddpcore.engine.saving import Resumed, Saving, Stateful
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopOptions:
+    """What a loop needs to know of its job.
+
+    Attributes:
+        seed: Of everything that draws.
+        rank: Global.
+        device: This rank's.
+        control_group: A gloo group of all ranks that serves nothing but the loop; None for one rank.
+        log: Where metrics are written; None on all ranks but the first.
+        log_every: In steps or epochs.
+        deadline_s: Monotonic time by which training should have stopped; None for no such time.
+        stop_patience_s: As of `StopSignals`.
+    """
+
+    seed: int
+    rank: int
+    device: torch.device
+    control_group: ProcessGroup | None
+    log: MetricLog | None
+    log_every: Cadence
+    deadline_s: float | None
+    stop_patience_s: float | None
+
+
+class Loop:
+    """The boundaries of one training.
+
+    Attributes:
+        step: Finished steps, over all attempts.
+        stop_reason: Why training ended before its time, once it did.
+        wants_stop: True asks all ranks to stop; one rank's wish is enough.
+
+    Args:
+        options: See there.
+        finish_step: Called first at every boundary.
+    """
+
+    def __init__(self, options: LoopOptions, finish_step: Callable[[], None]) -> None:
+        self.step = 0
+        self.stop_reason = StopReason.NONE
+        self._means = MetricMeans()
+        self.wants_stop = False
+        self._options = options
+        self._finish_step = finish_step
+        self._control = ControlWord(options.control_group)
+        self._goodput = Goodput(_wall_time())
+        self._parts: dict[str, Stateful] = {"goodput": self._goodput}
+        self._saving: Saving | None = None
+        self._resumed: Resumed | None = None
+        self._loss: Tensor | float | None = None
+        self._taken_s: float | None = None
+        self._step_began_s = 0.0
+        self._aside_s = 0.0
+        self._running: Batches | None = None
+        self._is_prepared = False
+        self._epoch = 0
+        self._line_began_s = 0.0
+        self._steps_of_line = 0
+
+    def add_part(self, name: str, part: Stateful) -> None:
+        """Have a part of the engine saved with every checkpoint, and set back before the next step."""
+        self._parts[name] = part
+
+    def set_saving(self, saving: Saving, *, resume: bool) -> bool:
+        """Save checkpoints from now on. Every rank calls it; blocks.
+
+        Args:
+            saving: Where and what.
+            resume: Go on from the newest one, if there is one; the engine's parts follow when the steps begin.
+
+        Returns:
+            True if there was one.
+        """
+        self._saving = saving
+        self._resumed = saving.resume() if resume else None
+        if self._resumed is None:
+            return False
+        self.step = self._resumed.step
+        return True
+
+    def take(self, name: str, value: Tensor | float, weight: int) -> None:
+        """Take a metric of the running step."""
+        if name == "loss":
+            self._loss = value
+        self._means.add(name, value, weight)
+
+    def is_due(self, every: Cadence) -> bool:
+        """Say whether the running step completes a multiple of a cadence in steps or epochs: equal on all ranks."""
+        batches = self._running
+        if batches is None:
+            return False
+        epoch = batches.epoch
+        ends_epoch = len(batches.sampler) == 1
+        return every.is_due(Progress(self.step, epoch), Progress(self.step + 1, epoch + ends_epoch))
+
+    def add_aside(self, duration_s: float) -> None:
+        """Take time within a step that is not training: an evaluation's."""
+        self._aside_s += duration_s
+
+    def run(self, batches: Batches, until: Cadence) -> Generator[Any, None, None]:
+        """Yield this rank's batches until training is over; see `Engine.steps`."""
+        self._begin(batches)
+        self._running = batches
+        with StopSignals(self._options.stop_patience_s) as signals:
+            probe.marks.can_stop = True
+            try:
+                while not self._is_over(batches, until):
+                    for content in batches.rest_of_epoch():
+                        yield content
+                        self._at_boundary(batches, until, signals)
+                        if self._is_over(batches, until):
+                            break
+            finally:
+                self._running = None
+                probe.marks.can_stop = False
+            self._control.drain()
+        self.write_metrics()
+        self._save(self._progress(batches))
+        if self._saving is not None:
+            with probe.phase(Phase.CHECKPOINT):
+                self._saving.wait()
+
+    def write_metrics(self) -> None:
+        """Write the means of what has been logged since the last line. Every rank calls it; blocks for the others."""
+        means = self._means.take(self._options.control_group)
+        now_s = time.monotonic()
+        num_steps, self._steps_of_line = self._steps_of_line, 0
+        if not means:
+            return
+        if num_steps:
+            means["step_ms"] = 1000 * (now_s - self._line_began_s) / num_steps
+        self._line_began_s = now_s
+        if "loss" in means:
+            self._loss = means["loss"]
+        if self._options.log is not None:
+            means["goodput_frac"] = self._goodput.frac(_wall_time())
+            self._options.log.write(self.step, self._epoch, means)
+
+    def _progress(self, batches: Batches) -> Progress:
+        return Progress(self.step, batches.epoch, time.monotonic())
+
+    def _is_over(self, batches: Batches, until: Cadence) -> bool:
+        return bool(self.stop_reason) or until.is_reached(self._progress(batches))
+
+    def _begin(self, batches: Batches) -> None:
+        """Set the engine's parts back to the checkpoint, once the program has set up everything else."""
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None:
+            for name, part in self._parts.items():
+                if name in resumed.own:
+                    part.load_state_dict(resumed.own[name])
+        if resumed is not None and resumed.per_rank is not None:
+            restore_random_state(resumed.per_rank, self._options.device)
+        elif resumed is not None or self.step == 0:
+            # At another world size there is no state of this rank: begin anew, and differently at each resumption.
+            seed_everything(self._options.seed, self.step, 1 + self._options.rank)
+        now = self._progress(batches)
+        self._epoch = now.epoch
+        self._line_began_s = self._step_began_s = now.elapsed_s
+        if self._saving is not None:
+            self._saving.begin(now)
+
+    def _at_boundary(self, batches: Batches, until: Cadence, signals: StopSignals) -> None:
+        before = self._progress(batches)
+        self._finish_step()
+        batches.sampler.finish_step()
+        self.step += 1
+        self._steps_of_line += 1
+        now = self._progress(batches)
+        self._epoch = now.epoch
+        step_s = max(0.0, now.elapsed_s - self._step_began_s - self._aside_s)
+        self._goodput.add_step(step_s)
+        signals.step_done(step_s)
+        wants_save = self._saving is not None and self._saving.is_time_up(now)
+        agreed = self._control.at_boundary(Wishes(self._wished_stop(signals, now), wants_save, step_s))
+        if agreed.stop:
+            self.stop_reason = agreed.stop
+            signals.stop_reached()
+        if self._options.log_every.is_due(before, now):
+            self.write_metrics()
+        if self._saving is not None and not self._is_prepared:
+            self._is_prepared = True
+            self._saving.prepare(self._own_state(), random_state(self._options.device))
+        if agreed.save or (self._saving is not None and self._saving.is_due(now)):
+            self._save(now)
+        self._tell_probe(batches, until)
+        # What the boundary itself took, a checkpoint's snapshot above all, is not training.
+        self._step_began_s, self._aside_s = time.monotonic(), 0.0
+
+    def _wished_stop(self, signals: StopSignals, now: Progress) -> StopReason:
+        deadline_s = self._options.deadline_s
+        if deadline_s is not None and now.elapsed_s >= deadline_s:
+            return StopReason.DEADLINE
+        if signals.is_asked:
+            return StopReason.SIGNAL
+        return StopReason.REQUEST if self.wants_stop or probe.marks.is_stop_requested else StopReason.NONE
+
+    def _save(self, now: Progress) -> None:
+        if self._saving is None:
+            return
+        with probe.phase(Phase.CHECKPOINT):
+            if self._saving.save(now, self._own_state(), random_state(self._options.device)):
+                self._taken_s = time.monotonic()
+
+    def _own_state(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self._parts.items()}
+
+    def _tell_probe(self, batches: Batches, until: Cadence) -> None:
+        loss = self._loss
+        if isinstance(loss, torch.Tensor) and loss.device.type != "cpu":
+            # Reading it would wait for the accelerator; the next line's mean is a number.
+            loss = None
+        probe.marks.training = TrainingMark(
+            last_step=batches.last_step(self.step, until),
+            goodput_frac=self._goodput.frac(_wall_time()),
+            checkpoint_step=self._saving.last_step if self._saving is not None else None,
+            checkpoint_taken_s=self._taken_s,
+        )
+        probe.report_step(self.step, loss, batches.epoch)
+
+
+def _wall_time() -> float:
+    """Return Unix time in seconds: goodput counts the time between attempts too, over which no other clock runs."""
+    return time.time()  # noqa: TID251 - see above

@@ -1,0 +1,172 @@
+"""What a training's checkpoint holds, when one is due, and how a run goes on from it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from torch import nn
+
+from ddpcore.checkpoint import Checkpointer, restore
+from ddpcore.engine.cadence import Cadence, Progress, Unit, parse_cadence
+from ddpcore.errors import CheckpointContentError, CheckpointWriteError, EngineUseError
+from ddpcore.parallel import unwrap
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+    from types import TracebackType
+
+_log = logging.getLogger(__name__)
+
+ENGINE = "engine"
+"""The engine's own part of a checkpoint, beside the objects' names."""
+
+
+class Stateful(Protocol):
+    """A model, an optimizer, a schedule: anything that can be saved and set back."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all of it."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> object:
+        """Set it back."""
+
+
+class Resumed:
+    """What the engine had left in a checkpoint.
+
+    Attributes:
+        step: Finished steps.
+        own: The engine's own state, the same on all ranks.
+        per_rank: What this rank alone had saved; None at another world size.
+    """
+
+    def __init__(self, step: int, own: dict[str, Any], per_rank: dict[str, Any] | None) -> None:
+        self.step = step
+        self.own = own
+        self.per_rank = per_rank
+
+
+class Saving:
+    """The checkpoints of one training. Every rank calls the same methods in the same order. A context manager.
+
+    Args:
+        directory: Where they lie.
+        every: A cadence in steps, epochs or time.
+        keep_last: As of `Checkpointer`.
+        keep_every: As of `Checkpointer`.
+        objects: What is saved besides the engine's own state, by name; models without their DDP wrapper.
+
+    Raises:
+        CadenceError: `every` is no cadence.
+        EngineUseError: There is nothing to save, or an object cannot be.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        every: str,
+        keep_last: int,
+        keep_every: int | None,
+        objects: Mapping[str, Stateful],
+    ) -> None:
+        self._every = parse_cadence(every)
+        _check(objects)
+        self._objects = {
+            name: unwrap(object_) if isinstance(object_, nn.Module) else object_ for name, object_ in objects.items()
+        }
+        self._checkpointer = Checkpointer(directory, keep_last=keep_last, keep_every=keep_every)
+        self._saved_at = Progress(0, 0)
+        self.last_step: int | None = None
+
+    @property
+    def every(self) -> Cadence:
+        """When a checkpoint is due."""
+        return self._every
+
+    def resume(self) -> Resumed | None:
+        """Set the objects back to the newest valid checkpoint; None without one. Blocks.
+
+        Raises:
+            CheckpointMismatchError: It is one of other objects; none of them has been touched.
+            CheckpointContentError: It was not written by an engine.
+        """
+        checkpoint = self._checkpointer.load_latest()
+        if checkpoint is None:
+            return None
+        state = dict(checkpoint.state) if isinstance(checkpoint.state, dict) else {}
+        own = state.pop(ENGINE, None)
+        if not isinstance(own, dict):
+            raise CheckpointContentError(
+                f"the checkpoint of step {checkpoint.step} was not written by an engine: give the engine a directory "
+                "of its own, or load that checkpoint with ddpcore.checkpoint"
+            )
+        restore(state, self._objects)
+        self.last_step = checkpoint.step
+        per_rank = checkpoint.per_rank
+        return Resumed(checkpoint.step, own, per_rank if isinstance(per_rank, dict) else None)
+
+    def begin(self, now: Progress) -> None:
+        """Count from here when the next one is due."""
+        self._saved_at = now
+
+    def is_time_up(self, now: Progress) -> bool:
+        """Say whether this rank's clock asks for a checkpoint. Clocks differ: the ranks have to agree first."""
+        return self._every.unit is Unit.SECOND and self._every.is_due(self._saved_at, now)
+
+    def is_due(self, now: Progress) -> bool:
+        """Say whether a checkpoint is due by steps or epochs: on all ranks at the same boundary."""
+        return self._every.unit is not Unit.SECOND and self._every.is_due(self._saved_at, now)
+
+    def prepare(self, own: dict[str, Any], per_rank: dict[str, Any]) -> None:
+        """Have memory for a snapshot made ready behind the next steps, once all states have their size."""
+        self._checkpointer.prepare(self._state(own), per_rank)
+
+    def save(self, now: Progress, own: dict[str, Any], per_rank: dict[str, Any]) -> bool:
+        """Take a checkpoint of this boundary, unless there is one: then it returns False.
+
+        Blocks for the snapshot; the files are written behind. A disk that is full is no reason to end a training: what
+        could not be written is logged as an error, and the next checkpoint tried.
+        """
+        if self.last_step == now.step:
+            return False
+        state = self._state(own)
+        try:
+            self._checkpointer.save(now.step, state, per_rank)
+        except CheckpointWriteError as error:
+            _log.error("training goes on without its last checkpoint: %s", error)
+            self._checkpointer.save(now.step, state, per_rank)
+        self._saved_at = now
+        self.last_step = now.step
+        return True
+
+    def wait(self) -> None:
+        """Wait until what was saved lies on the disk, whole.
+
+        Raises:
+            CheckpointWriteError: It could not be written.
+        """
+        self._checkpointer.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._checkpointer.__exit__(kind, error, trace)
+
+    def _state(self, own: dict[str, Any]) -> dict[str, Any]:
+        return {**{name: object_.state_dict() for name, object_ in self._objects.items()}, ENGINE: own}
+
+
+def _check(objects: Mapping[str, Stateful]) -> None:
+    if not objects:
+        raise EngineUseError("a checkpoint of nothing: name what is to be saved, checkpoint(..., model=model)")
+    for name, object_ in objects.items():
+        if name == ENGINE:
+            raise EngineUseError(f"{ENGINE!r} is the name of the engine's own part of a checkpoint: choose another one")
+        if not (hasattr(object_, "state_dict") and hasattr(object_, "load_state_dict")):
+            raise EngineUseError(f"{name} cannot be saved: it has no state_dict and load_state_dict")

@@ -1,0 +1,126 @@
+"""SIGTERM asks for a stop at the next step boundary, and still ends a rank that reaches none.
+
+A Python signal handler runs between two bytecodes of the main thread, and a rank that is blocked in a collective runs
+none: a handler alone would make it deaf to SIGTERM. So the handler does nothing, and a thread listens to the wake-up
+descriptor that the interpreter's C handler writes to at once. It notes the wish; and when the main thread reaches no
+boundary in time, or a second SIGTERM comes, it gives the signal back its default action and sends it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from types import FrameType, TracebackType
+
+MIN_PATIENCE_S = 2.0
+MAX_PATIENCE_S = 25.0
+"""torchrun kills 30 s after its own SIGTERM."""
+
+STEPS_OF_PATIENCE = 10
+"""An agreed stop takes up to three steps, and one may be an evaluation."""
+
+_ASKING = (signal.SIGTERM, signal.SIGUSR1)
+"""Slurm's `--signal=USR1@120` only asks: it never ends the rank."""
+
+
+class StopSignals:
+    """Listens for signals while its `with` block lasts. In another thread than the main one it hears none.
+
+    Attributes:
+        is_asked: True once SIGTERM or SIGUSR1 has come.
+
+    Args:
+        patience_s: How long after SIGTERM the main thread has to reach an agreed stop; None means ten steps, at least
+            2 and at most 25 s.
+    """
+
+    def __init__(self, patience_s: float | None = None) -> None:
+        self.is_asked = False
+        self._fixed_patience_s = patience_s
+        self._step_s = 0.0
+        self._has_stopped = False
+        self._thread: threading.Thread | None = None
+        self._previous: dict[signal.Signals, object] = {}
+        self._previous_fd = -1
+        self._read_fd = self._write_fd = -1
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._thread = threading.Thread(target=self._listen, name="rankdeck-stop-signals", daemon=True)
+        self._thread.start()
+        self._previous_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        self._previous = {number: signal.signal(number, _take_no_action) for number in _ASKING}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._thread is None:
+            return
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type] # it came from signal.signal
+        signal.set_wakeup_fd(self._previous_fd)
+        os.close(self._write_fd)
+        self._thread.join()
+        self._thread = None
+        os.close(self._read_fd)
+
+    def step_done(self, step_s: float) -> None:
+        """Say that a boundary has been reached, and how long the step took: patience is measured in steps."""
+        self._step_s = max(step_s, 0.5 * self._step_s)
+
+    def stop_reached(self) -> None:
+        """Say that the agreed stop has been reached: from now on only a second SIGTERM ends the rank."""
+        self._has_stopped = True
+
+    @property
+    def patience_s(self) -> float:
+        """How long after SIGTERM the rank may go on towards an agreed stop."""
+        if self._fixed_patience_s is not None:
+            return self._fixed_patience_s
+        return min(MIN_PATIENCE_S + STEPS_OF_PATIENCE * self._step_s, MAX_PATIENCE_S)
+
+    def _listen(self) -> None:
+        deadline_s: float | None = None
+        poll = select.poll()
+        poll.register(self._read_fd, select.POLLIN)
+        while True:
+            left_s = None if deadline_s is None else deadline_s - time.monotonic()
+            if left_s is not None and left_s <= 0 and not self._has_stopped:
+                _end_by_sigterm()
+            if not poll.poll(None if left_s is None or self._has_stopped else 1000 * max(left_s, 0)):
+                continue
+            try:
+                numbers = os.read(self._read_fd, 64)
+            except BlockingIOError:
+                continue
+            if not numbers:
+                return
+            num_terms = numbers.count(signal.SIGTERM)
+            if num_terms and (deadline_s is not None or num_terms > 1):
+                _end_by_sigterm()
+            if num_terms:
+                deadline_s = time.monotonic() + self.patience_s
+            self.is_asked = self.is_asked or any(number in _ASKING for number in numbers)
+
+
+def _take_no_action(number: int, frame: FrameType | None) -> None:
+    """Stand in for the default action; the listening thread does the rest."""
+
+
+def _end_by_sigterm() -> None:
+    """End this process as SIGTERM would have. Python gives signals back their default action only in its main thread,
+    which may never run again."""  # noqa: D205, D209
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).signal(int(signal.SIGTERM), 0)
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,167 @@
+"""The next batches travel to the device while this one computes.
+
+    loader = DataLoader(..., num_workers=4, pin_memory=True)
+    for batch in Prefetcher(loader, device):
+        ...
+
+DDP does not do this: it moves only its own forward's inputs, and from the CPU it does so in the computing stream. What
+can be gained is the copy's time, as long as it is shorter than a step; where workers are the bottleneck, nothing is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+import torch
+
+from ddpcore.copy_stream import CopyStream, copy_stream_of, with_index
+from ddpcore.nested import map_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from torch import Tensor
+
+Batch = TypeVar("Batch")
+
+
+class _Flight(NamedTuple):
+    """A batch on its way to the device."""
+
+    batch: Any
+    """As it will be handed out; not to be read before `landed`."""
+    copies: list[Tensor]
+    """Its tensors that are being copied."""
+    landed: Any
+    """Mark behind the copies."""
+    has_rest: bool
+    """Whether some tensors are still where they were."""
+
+
+class Prefetcher(Generic[Batch]):
+    """Iterates over batches that are on the device when they are handed out, with the next ones under way.
+
+    Batches may be nested as `ddpcore.nested` says; their source must not write into one that it has given away. On the
+    CPU they come through untouched, one by one. The caller's thread does everything; there are no others. An error in
+    making a batch is raised in that batch's turn, after those before it. Iterating anew iterates the source anew. A
+    source that can be iterated only once loses what is under way when its loop is left early: `consumed` says how many
+    batches were handed out, which is what a cursor counts.
+
+    Batches that are not in pinned memory are copied there first, by the caller's thread: let the DataLoader do it
+    (`pin_memory=True`).
+
+    Args:
+        batches: Batches on the CPU; a tensor that is on the device already stays.
+        device: Where they go.
+        depth: How many batches are under way while one is used. 1 hides copies that are shorter than a step; more even
+            out steps of different length. A host that runs ahead of its device is held back so that at most
+            `2 * depth + 3` batches are in the device's memory.
+        copy_stream: What copies; None: the device's own.
+
+    Attributes:
+        consumed: Batches handed out since iteration began last.
+
+    Raises:
+        ValueError: The depth is below 1.
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[Batch],
+        device: torch.device | str,
+        depth: int = 2,
+        *,
+        copy_stream: CopyStream | None = None,
+    ) -> None:
+        if depth < 1:
+            raise ValueError(f"depth is {depth}: at least 1 batch must be under way, or there is nothing to prefetch")
+        self.consumed = 0
+        self._batches = batches
+        self._device = with_index(torch.device(device))
+        self._depth = depth
+        self._stream = copy_stream or copy_stream_of(self._device)
+        self._being_read: deque[tuple[Any, list[Tensor]]] = deque()
+
+    def __len__(self) -> int:
+        """Return the source's length.
+
+        Raises:
+            TypeError: The source has none.
+        """
+        return len(self._batches)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.consumed = 0
+        source = iter(self._batches)
+        if self._stream is not None:
+            return self._prefetched(source, self._stream)
+        return self._plain(source)
+
+    def _plain(self, source: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in source:
+            arrived = batch if self._device.type == "cpu" else self._at_once(batch)
+            self.consumed += 1
+            yield arrived
+
+    def _prefetched(self, source: Iterator[Batch], stream: CopyStream) -> Iterator[Batch]:
+        flights: deque[_Flight] = deque()
+        try:
+            for batch in source:
+                flights.append(self._start(batch, stream))
+                if len(flights) > self._depth:
+                    yield self._hand_out(flights.popleft(), stream)
+        except (GeneratorExit, KeyboardInterrupt, SystemExit):
+            # The loop has been left, or the program shall end: nobody wants the rest.
+            flights.clear()
+            raise
+        finally:
+            # After the last batch, and after an error of the source too, which thereby waits for its turn.
+            while flights:
+                yield self._hand_out(flights.popleft(), stream)
+
+    def _start(self, batch: Batch, stream: CopyStream) -> _Flight:
+        """Begin to copy a batch."""
+        copies: list[Tensor] = []
+        sources: list[Tensor] = []
+        rest: list[Tensor] = []
+
+        def copy(tensor: Tensor) -> Tensor:
+            if tensor.layout is not torch.strided or tensor.is_nested:
+                rest.append(tensor)
+                return tensor
+            sources.append(stream.pin(tensor))
+            copies.append(stream.copy(sources[-1]))
+            return copies[-1]
+
+        # Memory that was freed after use on a third stream, which compute has waited for since, is reused safely on
+        # compute, and through this also here: a prefetched batch may be used in any way a plain one may.
+        stream.wait_for_compute()
+        with stream.copying():
+            moved = map_tensors(copy, batch)
+        landed = stream.mark()
+        # Pinned memory must outlive the copy, whether or not this batch is ever handed out.
+        self._being_read.append((landed, sources))
+        return _Flight(moved, copies, landed, bool(rest))
+
+    def _hand_out(self, flight: _Flight, stream: CopyStream) -> Batch:
+        """Return a batch that compute may use: the device, not the caller, waits for its copy."""
+        stream.compute_waits(flight.landed)
+        for tensor in flight.copies:
+            stream.compute_uses(tensor)
+        while self._being_read and self._being_read[0][0] is not flight.landed:
+            # What was handed out before has long landed, unless the host is several steps ahead. Then it waits here:
+            # `record_stream` keeps memory from being used again until the device is through with it, and a host
+            # without bounds would fill the device with batches.
+            stream.finish(self._being_read[0][0])
+            self._being_read.popleft()
+        self.consumed += 1
+        arrived: Batch = self._at_once(flight.batch) if flight.has_rest else flight.batch
+        return arrived
+
+    def _at_once(self, batch: Any) -> Any:
+        """Return a batch with what is not on the device yet moved there, in the computing stream.
+
+        That is everything on devices without streams, and sparse and nested tensors, which `record_stream` refuses.
+        """
+        return map_tensors(lambda tensor: tensor.to(self._device), batch)

@@ -1,0 +1,130 @@
+"""Ranks stop at the same step, whichever of them has the wish; and a rank that cannot stop still dies by SIGTERM."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ddpcore.engine.control_word import ControlWord, StopReason, Wishes, steps_between
+from ddpcore.engine.stop_signals import MAX_PATIENCE_S, MIN_PATIENCE_S, StopSignals
+from tests.support.waiting import until
+from tests.support.warm_ranks import WarmRanks, run_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def stop_of_one_rank(wishing_rank: int, at_step: int, step_s: float) -> tuple[int, StopReason]:
+    control = ControlWord(dist.new_group(backend="gloo"))
+    for step in range(1, 1000):
+        dist.all_reduce(torch.ones(1))  # what a step does
+        wish = StopReason.SIGNAL if dist.get_rank() == wishing_rank and step >= at_step else StopReason.NONE
+        agreed = control.at_boundary(Wishes(stop=wish, step_s=step_s))
+        if agreed.stop:
+            control.drain()
+            return step, agreed.stop
+    raise AssertionError("nobody stopped")
+
+
+@pytest.mark.parametrize(("world_size", "wishing_rank"), [(2, 1), (4, 0), (4, 3)])
+def test_one_ranks_wish_stops_all_at_the_same_step(world_size: int, wishing_rank: int) -> None:
+    stops = run_ranks(stop_of_one_rank, world_size, wishing_rank, 7, 0.5)
+    assert stops == [(stops[0][0], StopReason.SIGNAL)] * world_size
+    assert 8 <= stops[0][0] <= 10
+
+
+def test_short_steps_are_not_all_burdened_with_a_reduction() -> None:
+    stops = run_ranks(stop_of_one_rank, 2, 0, 7, 0.02)
+    assert stops[0] == stops[1]
+    assert 8 <= stops[0][0] <= 7 + 2 * 25
+
+
+def test_reductions_are_half_a_second_apart() -> None:
+    assert [steps_between(step_s) for step_s in (0.0, 0.5, 0.1, 0.03, 0.001, 1e-9)] == [0, 0, 4, 16, 499, 1000]
+
+
+def test_alone_a_wish_counts_at_once() -> None:
+    wishes = Wishes(StopReason.DEADLINE, save=True, step_s=0.1)
+    assert ControlWord(None).at_boundary(wishes) == wishes
+
+
+def wait_in_a_collective(patience_s: float | None) -> None:
+    with StopSignals(patience_s) as signals:
+        signals.step_done(0.01)
+        Path(f"waiting-{dist.get_rank()}").touch()
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(1))
+        else:
+            while True:
+                signal.pause()
+
+
+@pytest.fixture
+def blocked_ranks() -> Iterator[WarmRanks]:
+    with WarmRanks(wait_in_a_collective, 2, None) as ranks:
+        ranks.wait_for_file("waiting-0")
+        ranks.wait_for_file("waiting-1")
+        yield ranks
+
+
+def test_a_rank_that_is_blocked_in_a_collective_dies_by_sigterm(blocked_ranks: WarmRanks) -> None:
+    began_s = time.monotonic()
+    blocked_ranks.kill(0, signal.SIGTERM)
+    assert blocked_ranks.status(0, timeout_s=10) == -signal.SIGTERM
+    assert time.monotonic() - began_s >= MIN_PATIENCE_S
+
+
+def test_a_second_sigterm_ends_a_rank_at_once(blocked_ranks: WarmRanks) -> None:
+    # Two signals at once are one to the kernel: the second comes when the first has been taken.
+    began_s = time.monotonic()
+    with contextlib.suppress(ProcessLookupError):
+        while blocked_ranks.status_if_ended(0, within_s=0.1) is None:
+            blocked_ranks.kill(0, signal.SIGTERM)
+    assert blocked_ranks.status(0) == -signal.SIGTERM
+    assert time.monotonic() - began_s < MIN_PATIENCE_S
+
+
+def test_sigusr1_only_asks(blocked_ranks: WarmRanks) -> None:
+    blocked_ranks.kill(1, signal.SIGUSR1)
+    assert blocked_ranks.status_if_ended(1, within_s=MIN_PATIENCE_S + 0.5) is None
+
+
+def test_patience_is_ten_steps_within_bounds() -> None:
+    signals = StopSignals()
+    assert signals.patience_s == MIN_PATIENCE_S
+    signals.step_done(0.5)
+    assert signals.patience_s == MIN_PATIENCE_S + 5.0
+    signals.step_done(100.0)
+    assert signals.patience_s == MAX_PATIENCE_S
+    assert StopSignals(3.0).patience_s == 3.0
+
+
+def test_a_signal_is_heard_and_the_old_handlers_come_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with StopSignals(60.0) as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        until(lambda: signals.is_asked, within_s=5, what="the signal is heard")
+        signals.stop_reached()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_another_thread_than_the_main_one_hears_no_signals() -> None:
+    heard: list[bool] = []
+
+    def listen() -> None:
+        with StopSignals() as signals:
+            heard.append(signals.is_asked)
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    thread.join()
+    assert heard == [False]

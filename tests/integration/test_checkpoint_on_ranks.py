@@ -1,0 +1,402 @@
+"""Checkpoints of real ranks: saved by some, loaded by others, and every mistake told to all of them at once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpcore.checkpoint import Checkpointer, restore
+from ddpcore.checkpoint.directory import list_checkpoints
+from ddpcore.checkpoint.reading import verify
+from ddpcore.errors import CheckpointDirectoryError, CheckpointWriteError
+from tests.support.training_states import is_same
+from tests.support.waiting import until
+from tests.support.warm_ranks import WarmRanks, run_ranks, try_ranks
+
+
+def state_of(step: int) -> dict[str, Any]:
+    """Return a state that all ranks have alike: large enough to be cut, and different at each step."""
+    numbers = torch.Generator().manual_seed(step)
+    return {
+        "model": {"large": torch.randn(401, 300, generator=numbers), "norm": torch.randn(9, generator=numbers)},
+        "step": step,
+        "best": (0.5 * step, None),
+    }
+
+
+def save_some(directory: str, *steps: int) -> None:
+    with Checkpointer(directory) as checkpointer:
+        for step in steps:
+            checkpointer.save(step, state_of(step), {"rank": dist.get_rank(), "rng": torch.arange(5) + dist.get_rank()})
+
+
+def load_newest(directory: str) -> tuple[int, bool, Any, tuple[str, ...]]:
+    with Checkpointer(directory) as checkpointer:
+        found = checkpointer.load_latest()
+    assert found is not None
+    return found.step, is_same(found.state, state_of(found.step)), found.per_rank, found.skipped
+
+
+def test_what_four_ranks_save_any_number_of_ranks_loads(tmp_path: Path) -> None:
+    run_ranks(save_some, 4, str(tmp_path), 10, 20)
+
+    for world_size in (2, 3, 1):
+        assert run_ranks(load_newest, world_size, str(tmp_path)) == [(20, True, None, ())] * world_size
+    again = run_ranks(load_newest, 4, str(tmp_path))
+    assert [per_rank["rank"] for _, _, per_rank, _ in again] == [0, 1, 2, 3]
+    assert [per_rank["rng"][0].item() for _, _, per_rank, _ in again] == [0, 1, 2, 3]
+
+
+def test_each_rank_writes_about_its_share(tmp_path: Path) -> None:
+    run_ranks(save_some, 3, str(tmp_path), 1)
+
+    manifest = verify(tmp_path / "step_00000001")
+    sizes = [record.bytes for record in manifest.files.values()]
+    assert max(sizes) < 1.05 * sum(sizes) / 3
+
+
+def train(directory: str, until_step: int) -> list[float]:
+    torch.manual_seed(dist.get_rank())
+    model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 1))
+    wrapped = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), 1e-2)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 6])
+    average = torch.optim.swa_utils.AveragedModel(model)
+    objects: dict[str, Any] = {"model": wrapped, "optimizer": optimizer, "schedule": schedule, "average": average}
+    losses = []
+    with Checkpointer(directory) as checkpointer:
+        checkpoint = checkpointer.load_latest()
+        begin = 0
+        if checkpoint is not None:
+            restore(checkpoint.state, objects)
+            begin = checkpoint.step
+            # A state that the optimizer now works on must not be the loaded one of somebody else.
+            del checkpoint
+        for step in range(begin, until_step):
+            inputs = torch.randn(6, 8, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
+            loss = wrapped(inputs).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            average.update_parameters(model)
+            losses.append(loss.item())
+            checkpointer.save(step + 1, {name: part.state_dict() for name, part in objects.items()})
+    return losses
+
+
+def test_a_training_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    whole = run_ranks(train, 2, str(tmp_path / "whole"), 8)
+
+    first = run_ranks(train, 2, str(tmp_path / "parts"), 4)
+    second = run_ranks(train, 2, str(tmp_path / "parts"), 8)
+
+    assert [one + other for one, other in zip(first, second, strict=True)] == whole
+
+
+def save_on_rank_zero_alone(directory: str) -> None:
+    checkpointer = Checkpointer(directory, timeout_s=0.5)
+    if dist.get_rank() == 0:
+        checkpointer.save(5, state_of(5))
+
+
+def load_on_two_of_three(directory: str) -> None:
+    checkpointer = Checkpointer(directory, timeout_s=0.5)
+    if dist.get_rank() != 1:
+        checkpointer.load_latest()
+
+
+def test_ranks_that_do_not_come_to_a_save_or_load_are_named(tmp_path: Path) -> None:
+    alone, other = try_ranks(save_on_rank_zero_alone, 2, str(tmp_path))
+    assert alone.error.startswith(
+        "CheckpointCallError: rank 1 did not call save(step=5), which is every rank's work, not only rank 0's: call it "
+        "on all ranks, outside of `if rank == 0`; "
+    )
+    assert other.error == ""
+
+    outcomes = try_ranks(load_on_two_of_three, 3, str(tmp_path))
+    assert [outcome.error[:59] for outcome in outcomes] == [
+        "CheckpointCallError: rank 1 did not call load_latest(), whi",
+        "",
+        "CheckpointCallError: rank 1 did not call load_latest(), whi",
+    ]
+
+
+def call_differently(directory: str, what: str) -> None:
+    checkpointer = Checkpointer(directory)
+    rank = dist.get_rank()
+    if what == "steps":
+        checkpointer.save(5 + rank, state_of(5))
+    if what == "calls":
+        checkpointer.save(5, state_of(5)) if rank else checkpointer.load_latest()
+    if what == "objects":
+        other = Checkpointer(f"{directory}/other")
+        (other if rank == 2 else checkpointer).wait()
+    if what == "shapes":
+        checkpointer.save(5, {"model": {"weight": torch.zeros(3 + (rank == 1), 2)}})
+    if what == "names":
+        checkpointer.save(5, {"model": {"weight": torch.zeros(3), **({"bias": torch.zeros(1)} if rank == 2 else {})}})
+    if what == "leaves":
+        checkpointer.save(5, {"model": [torch.zeros(3), print if rank == 1 else None]})
+
+
+DIFFERENT = "CheckpointCallError: the ranks have different states to save: state"
+UNLIKE = "CheckpointCallError: all ranks have to call the same: "
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("steps", UNLIKE + "rank 0 called save(step=5), rank 1 called save(step=6), rank 2 called save(step=7)"),
+        ("calls", UNLIKE + "rank 0 called load_latest(), ranks 1-2 called save(step=5)"),
+        (
+            "objects",
+            UNLIKE
+            + "ranks 0-1 called wait() of its Checkpointer number 1, rank 2 called wait() of its Checkpointer number 2",
+        ),
+        ("shapes", DIFFERENT + "['model']['weight'] is F32 [4, 2] on rank 1, F32 [3, 2] on ranks 0, 2. What differs"),
+        (
+            "names",
+            DIFFERENT + "['model']['bias'] is F32 [1] on rank 2, absent on ranks 0-1. What differs between ranks",
+        ),
+        ("leaves", "state['model'][1] is a builtins.builtin_function_or_method: "),
+    ],
+)
+def test_ranks_that_call_different_things_learn_it_at_once_on_every_rank(
+    tmp_path: Path, what: str, message: str
+) -> None:
+    outcomes = try_ranks(call_differently, 3, str(tmp_path), what, timeout_s=20)
+
+    for outcome in outcomes:
+        assert message in outcome.error
+    if what == "leaves":
+        assert "StateNotStorableError: rank 1: " in outcomes[0].error
+
+
+def read_newest_of_damaged(directory: str) -> tuple[int, tuple[str, ...]]:
+    with Checkpointer(directory) as checkpointer:
+        found = checkpointer.load_latest()
+        assert found is not None
+        checkpointer.save(found.step + 1, state_of(found.step + 1))
+    return found.step, found.skipped
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_damaged_checkpoint_is_passed_over_with_a_reason_on_every_rank(tmp_path: Path) -> None:
+    run_ranks(save_some, 2, str(tmp_path), 1, 2, 3)
+    damage(tmp_path / "step_00000003" / "rank-00001.safetensors")
+    (tmp_path / "step_00000002" / "COMMITTED").unlink()
+
+    answers = run_ranks(read_newest_of_damaged, 2, str(tmp_path))
+
+    skipped = (
+        "step_00000002: it was never committed, or its COMMITTED is damaged",
+        "step_00000003: rank-00001.safetensors: its checksum differs: bytes have changed since it was written",
+    )
+    assert answers == [(1, skipped)] * 2
+    # The step is saved anew beside the illegible one, and is the newest although step 3 was there before.
+    assert run_ranks(load_newest, 1, str(tmp_path))[0][0] == 2
+
+
+def test_where_all_are_damaged_nobody_begins_anew_in_silence(tmp_path: Path) -> None:
+    run_ranks(save_some, 2, str(tmp_path), 1)
+    damage(tmp_path / "step_00000001" / "rank-00000.safetensors")
+
+    for outcome in try_ranks(load_newest, 2, str(tmp_path)):
+        assert outcome.error.startswith("CheckpointInvalidError: no checkpoint in ")
+        assert "step_00000001: rank-00000.safetensors: its checksum differs" in outcome.error
+
+
+def load_step(directory: str, step: int) -> int:
+    with Checkpointer(directory) as checkpointer:
+        return checkpointer.load(step).step
+
+
+def test_a_step_can_be_asked_for(tmp_path: Path) -> None:
+    run_ranks(save_some, 2, str(tmp_path), 1, 2)
+
+    assert run_ranks(load_step, 2, str(tmp_path), 1) == [1, 1]
+    for outcome in try_ranks(load_step, 2, str(tmp_path), 7):
+        assert outcome.error.startswith("CheckpointInvalidError: there is no checkpoint of step 7 in ")
+
+
+def lose_a_writer(directory: str, call: str) -> tuple[str, int | None]:
+    checkpointer = Checkpointer(directory)
+    checkpointer.save(1, state_of(1))
+    checkpointer.wait()
+    writer = checkpointer._saver._writer
+    if dist.get_rank() == 1:
+        assert writer.pid is not None
+        os.kill(writer.pid, signal.SIGSTOP)
+    checkpointer.save(2, state_of(2))
+    if dist.get_rank() == 1:
+        os.kill(writer.pid, signal.SIGKILL)  # type: ignore[arg-type]
+    error = ""
+    try:
+        checkpointer.wait() if call == "wait" else checkpointer.save(3, state_of(3))
+    except CheckpointWriteError as problem:
+        error = str(problem)
+    checkpointer.save(3, state_of(3))
+    checkpointer.close()
+    assert psutil.Process().children() == []
+    return error, checkpointer.last_step
+
+
+@pytest.mark.parametrize("call", ["wait", "save"])
+def test_a_writer_that_is_killed_is_an_error_on_every_rank_and_the_next_save_is_well(tmp_path: Path, call: str) -> None:
+    answers = run_ranks(lose_a_writer, 3, str(tmp_path), call)
+
+    error = (
+        "step 2 is not saved: rank 1: its writer process was ended by Killed before it was done. "
+        "The checkpoints before it are untouched; mend the cause and save again"
+    )
+    assert answers == [(error, 3)] * 3
+    assert [one.step for one in list_checkpoints(tmp_path)[0]] == [3, 1]
+    assert list(tmp_path.glob(".tmp*")) == list(tmp_path.glob(".del*")) == []
+
+
+def save_and_wait_for_death(directory: str) -> None:
+    checkpointer = Checkpointer(directory)
+    checkpointer.save(1, state_of(1))
+    checkpointer.wait()
+    for process in psutil.Process().children():
+        process.suspend()
+        Path(f"writer-{dist.get_rank()}").write_text(str(process.pid))
+    checkpointer.save(2, state_of(2))
+    Path(f"saved-{dist.get_rank()}").touch()
+    signal.pause()
+
+
+def test_writers_outlive_killed_trainers_and_publish_what_these_had_saved(tmp_path: Path) -> None:
+    with WarmRanks(save_and_wait_for_death, 2, str(tmp_path)) as ranks:
+        for rank in range(2):
+            ranks.wait_for_file(f"saved-{rank}")
+        writers = [psutil.Process(int((ranks.directory / f"writer-{rank}").read_text())) for rank in range(2)]
+        for process in writers:
+            # What a writer has open: the trainer's socket, the memory, and nothing of the process group.
+            links = [str(fd.readlink()) for fd in Path(f"/proc/{process.pid}/fd").iterdir()]
+            assert len([link for link in links if link.startswith("socket:")]) == 1
+            assert process.nice() == 19
+        for rank in range(2):
+            ranks.kill(rank)
+        ranks.outcomes()
+        for process in writers:
+            process.resume()
+
+        # A new run waits for them, since they are at work.
+        assert run_ranks(load_newest, 1, str(tmp_path))[0][:2] == (2, True)
+        psutil.wait_procs(writers, 10)
+        assert not any(process.is_running() for process in writers)
+
+
+def test_what_dead_runs_have_left_is_collected_and_what_a_writer_holds_is_waited_for(tmp_path: Path) -> None:
+    run_ranks(save_some, 2, str(tmp_path), 1)
+    for name in (".tmp-step_00000009-dead.1", ".del-step_00000004-ab12", ".tmp-step_00000008.2-dead.1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rank-00000.safetensors.part").write_bytes(b"half")
+    (tmp_path / ".tmp-notes").write_text("not ours")
+    (tmp_path / "step_notes").mkdir()
+
+    assert run_ranks(load_newest, 2, str(tmp_path))[0][:2] == (1, True)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".run.lock",
+        ".tmp-notes",
+        "step_00000001",
+        "step_notes",
+    ]
+
+
+def vanish(directory: str) -> str:
+    checkpointer = Checkpointer(directory)
+    checkpointer.save(1, state_of(1))
+    checkpointer.wait()
+    if dist.get_rank() == 0:
+        shutil.rmtree(directory)
+    dist.barrier()
+    try:
+        checkpointer.save(2, state_of(2))
+    except CheckpointDirectoryError as problem:
+        return str(problem)
+    finally:
+        checkpointer.close()
+    return ""
+
+
+def test_a_directory_that_has_vanished_is_said_on_every_rank(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+
+    for answer in run_ranks(vanish, 2, str(root)):
+        assert f"rank 0: checkpoints cannot be kept in {root}: No such file" in answer
+
+
+def open_only(directory: str) -> None:
+    Checkpointer(directory).close()
+
+
+def test_two_runs_on_one_directory_are_told_of_each_other(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path):
+        for outcome in try_ranks(open_only, 2, str(tmp_path)):
+            assert "CheckpointDirectoryError: " in outcome.error
+            assert f"in use by another run, process {os.getpid()} on " in outcome.error
+
+    run_ranks(open_only, 2, str(tmp_path))
+
+
+def test_a_file_where_the_directory_should_be_is_said_on_every_rank(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    for name in ("file", "file/below"):
+        for outcome in try_ranks(open_only, 2, str(tmp_path / name)):
+            assert "CheckpointDirectoryError: " in outcome.error
+            assert "it, or a part of its path, is a file; give a directory" in outcome.error
+
+
+def see_another_directory(directory: str) -> None:
+    Checkpointer(f"{directory}/{dist.get_rank()}")
+
+
+def test_ranks_of_one_node_with_different_directories_are_told(tmp_path: Path) -> None:
+    for outcome in try_ranks(see_another_directory, 2, str(tmp_path)):
+        assert f"rank 1: {tmp_path}/1 is not what the first rank of this node has" in outcome.error
+
+
+def test_a_training_s_process_ends_with_its_last_checkpoint_even_without_close(tmp_path: Path) -> None:
+    run_ranks(save_and_return, 2, str(tmp_path))
+
+    until((tmp_path / "step_00000001").exists, 10, "the writers have published")
+    assert run_ranks(load_newest, 1, str(tmp_path))[0][:2] == (1, True)
+
+
+def save_a_sharded_model(directory: str) -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    weight = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])
+    Checkpointer(directory).save(1, {"model": {"weight": weight}})
+
+
+def test_sharded_tensors_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    for outcome in try_ranks(save_a_sharded_model, 2, str(tmp_path)):
+        assert outcome.error.startswith(
+            "StateNotStorableError: state['model']['weight'] is a DTensor: sharded states are not supported: gather it"
+        )
+
+
+def save_and_return(directory: str) -> None:
+    Checkpointer(directory).save(1, state_of(1))

@@ -1,0 +1,66 @@
+"""Checkpoints written as ranks write them, but by one process: share after share, with the writer's real code."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+from ddpcore.checkpoint import writer
+from ddpcore.checkpoint.directory import checkpoint_name
+from ddpcore.checkpoint.manifest import file_name
+from ddpcore.checkpoint.share_plan import SavePlan
+from ddpcore.checkpoint.sites import Site
+from ddpcore.checkpoint.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write_checkpoint(
+    root: Path, state: Any, num_ranks: int, *, step: int = 0, sequence: int | None = None, per_rank: Any = None
+) -> Path:
+    """Write one checkpoint and return its directory.
+
+    Args:
+        root: Where to.
+        state: What every rank has.
+        num_ranks: Ranks that share the work.
+        step: Of the checkpoint.
+        sequence: Its place among those of `root`; the highest so far without one.
+        per_rank: Every rank's own.
+    """
+    existing = [path.name for path in root.iterdir()]
+    sequence = len(existing) + 1 if sequence is None else sequence
+    name = checkpoint_name(step, existing)
+    temporary = root / f".tmp-{name}-test"
+    temporary.mkdir()
+    for rank in reversed(range(num_ranks)):
+        plan = SavePlan(state, per_rank, Site(tuple(range(num_ranks)), rank, (0,)))
+        share, body = plan.share(), plan.manifest_body(step, sequence, f"test.{sequence}", num_ranks)
+        order = {
+            "root": str(root),
+            "name": name,
+            "files": plan.file_names(),
+            "body_bytes": len(body),
+            "marker": f" {sequence} test.{sequence}\n",
+            "delete": [],
+        }
+        snapshot = Snapshot()
+        snapshot.reserve(share.num_bytes + len(body))
+        snapshot.write(0, share.header)
+        snapshot.copy(share.items)
+        snapshot.write(share.num_bytes, body)
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            job = {
+                "number": 1,
+                "directory": str(temporary),
+                "file": file_name(rank),
+                "bytes": share.num_bytes,
+                "publish": order if rank == 0 else None,
+            }
+            writer.serve(job, snapshot.fd, writer.Channel(theirs, os.getppid()))
+            assert ours.recv(65_536) == b'{"number": 1, "problem": ""}\n'
+        snapshot.close()
+    return root / name

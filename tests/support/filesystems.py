@@ -1,0 +1,42 @@
+"""File systems that are full, or cannot be written. They need root; in CI that is no reason to skip."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@contextlib.contextmanager
+def small_disk(path: Path, num_bytes: int) -> Iterator[Path]:
+    """Mount a file system of this size."""
+    path.mkdir()
+    _mount("-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", str(path))
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+@contextlib.contextmanager
+def read_only(path: Path) -> Iterator[None]:
+    """Make a directory's file system read-only for a while."""
+    _mount("--bind", str(path), str(path))
+    try:
+        _mount("-o", "remount,bind,ro", str(path))
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def _mount(*args: str) -> None:
+    if os.geteuid() != 0 and not os.environ.get("CI"):
+        pytest.skip("mounting a file system needs root")
+    subprocess.run(["mount", *args], check=True)

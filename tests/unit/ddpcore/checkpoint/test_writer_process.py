@@ -1,0 +1,239 @@
+"""A writer does its job, says how it went, ends with its trainer, and leaves no zombie behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from ddpcore.checkpoint.snapshot import Snapshot
+from ddpcore.checkpoint.writer_process import WriterProcess
+from tests.support.ranks import is_alive
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CONTENT = bytes(range(256)) * 100
+
+
+@pytest.fixture
+def memory() -> Iterator[Snapshot]:
+    memory = Snapshot()
+    memory.reserve(len(CONTENT))
+    memory.write(0, CONTENT)
+    yield memory
+    memory.close()
+
+
+@pytest.fixture
+def writer(memory: Snapshot) -> Iterator[WriterProcess]:
+    writer = WriterProcess(memory.fd)
+    writer.start()
+    yield writer
+    writer.end()
+
+
+def job(directory: Path, name: str = "rank-00001.safetensors", num_bytes: int = len(CONTENT)) -> dict[str, Any]:
+    return {"directory": str(directory), "file": name, "bytes": num_bytes, "publish": None}
+
+
+def publishing(directory: Path, **order: Any) -> dict[str, Any]:
+    return {
+        **job(directory, "rank-00000.safetensors", 100),
+        "publish": {
+            "root": str(directory.parent),
+            "name": "step_00000001",
+            "files": ["rank-00000.safetensors", "rank-00001.safetensors"],
+            "body_bytes": 20,
+            "marker": " 1 run.1\n",
+            "delete": [],
+            **order,
+        },
+    }
+
+
+def test_a_share_is_written_with_its_size_and_checksum(writer: WriterProcess, tmp_path: Path) -> None:
+    writer.submit(job(tmp_path))
+
+    assert writer.poll(10) == ""
+    assert (tmp_path / "rank-00001.safetensors").read_bytes() == CONTENT
+    report = (tmp_path / "rank-00001.safetensors.json").read_text()
+    assert report == f'{{"bytes": {len(CONTENT)}, "checksum": "{zlib.crc32(CONTENT):08x}"}}'
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_one_writer_does_job_after_job(writer: WriterProcess, tmp_path: Path) -> None:
+    for number in range(3):
+        writer.submit(job(tmp_path, f"rank-0000{number}.safetensors"))
+        assert writer.is_busy or writer.poll() == ""
+        assert writer.poll(10) == ""
+    assert len(list(tmp_path.glob("*.safetensors"))) == 3
+
+
+def test_what_goes_wrong_is_told_and_the_next_job_is_well(writer: WriterProcess, tmp_path: Path) -> None:
+    (tmp_path / "rank-00001.safetensors.part").mkdir()
+    writer.submit(job(tmp_path))
+
+    assert (writer.poll(10), writer.only_follows) == (f"File exists: {tmp_path}/rank-00001.safetensors", False)
+    assert (tmp_path / "rank-00001.safetensors.failed").read_text() == writer.poll()
+
+    writer.submit(job(tmp_path, num_bytes=10**9))
+    assert writer.poll(10) == f"File exists: {tmp_path}/rank-00001.safetensors"
+    (tmp_path / "rank-00001.safetensors.part").rmdir()
+    writer.submit(job(tmp_path, num_bytes=10**9))
+    assert writer.poll(10) == "the snapshot is shorter than its file"
+    assert not list(tmp_path.glob("*.part"))
+
+    writer.submit(job(tmp_path / "nowhere"))
+    vanished = f"{tmp_path}/nowhere has vanished while it was being written"
+    assert (writer.poll(10), writer.only_follows) == (vanished, True)
+
+    writer.submit(job(tmp_path))
+    assert writer.poll(10) == ""
+
+
+def test_a_writer_that_waits_for_others_gives_up_when_told(writer: WriterProcess, tmp_path: Path) -> None:
+    (tmp_path / ".tmp").mkdir()
+    writer.submit(publishing(tmp_path / ".tmp"))
+    until((tmp_path / ".tmp" / "rank-00000.safetensors.json").exists, 10, "its own share is written")
+    assert writer.poll() is None
+
+    writer.forget(10)
+
+    assert writer.poll() == ""
+    assert list(tmp_path.iterdir()) == [], "what it had begun is gone"
+
+
+def test_a_writer_that_waits_for_others_hears_that_one_has_failed(writer: WriterProcess, tmp_path: Path) -> None:
+    (tmp_path / ".tmp").mkdir()
+    writer.submit(publishing(tmp_path / ".tmp"))
+    (tmp_path / ".tmp" / "rank-00001.safetensors.failed").write_text("no space")
+
+    assert writer.poll(10) == "no space"
+    assert writer.only_follows
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_deleted_is_told_after_the_checkpoint_is_published(
+    writer: WriterProcess, tmp_path: Path
+) -> None:
+    (tmp_path / ".tmp").mkdir()
+    (tmp_path / "step_00000000" / "somebody's notes").mkdir(parents=True)
+    writer.submit(
+        publishing(tmp_path / ".tmp", files=["rank-00000.safetensors"], delete=["step_00000000", "gone_already"])
+    )
+
+    assert writer.poll(10) == ""
+    told = until(lambda: writer.poll() or writer.take_undeleted(), 10, "the writer tells")
+    assert told == ["step_00000000 cannot be deleted: Is a directory"]
+    assert writer.take_undeleted() == []
+    assert (
+        (tmp_path / "step_00000001" / "manifest.json").read_bytes().startswith(b'{"files":{"rank-00000.safetensors":')
+    )
+
+
+def test_a_writer_that_dies_is_told_and_reaped_and_another_takes_its_place(
+    writer: WriterProcess, tmp_path: Path
+) -> None:
+    assert writer.pid is not None
+    first = writer.pid
+    os.kill(first, signal.SIGSTOP)
+    writer.submit(job(tmp_path))
+    os.kill(first, signal.SIGKILL)
+
+    until(lambda: not is_alive(first), 10, "it has died")
+    # Not replaced while its job is open: that would never have a result.
+    writer.start()
+    assert writer.poll(10) == "its writer process was ended by Killed before it was done"
+    assert not psutil.pid_exists(first), "not even a zombie"
+
+    writer.forget(1)
+    writer.start()
+    assert writer.pid != first
+    writer.submit(job(tmp_path))
+    assert writer.poll(10) == ""
+
+
+def test_a_writer_that_hangs_is_killed_when_its_job_is_given_up(writer: WriterProcess, tmp_path: Path) -> None:
+    assert writer.pid is not None
+    pid = writer.pid
+    os.kill(pid, signal.SIGSTOP)
+    writer.submit(job(tmp_path))
+
+    writer.forget(0.1)
+
+    assert not psutil.pid_exists(pid)
+    assert writer.poll() == ""
+
+
+def test_a_writer_is_not_stopped_by_what_stops_a_service(writer: WriterProcess, tmp_path: Path) -> None:
+    assert writer.pid is not None
+    until(lambda: psutil.Process(writer.pid).nice() == 19, 10, "it has begun")
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(writer.pid, number)
+
+    writer.submit(job(tmp_path))
+    assert writer.poll(10) == ""
+
+
+def test_a_writer_that_dies_idle_is_replaced_in_silence(writer: WriterProcess, tmp_path: Path) -> None:
+    assert writer.pid is not None
+    process = psutil.Process(writer.pid)
+    process.kill()
+    until(lambda: not is_alive(process.pid), 10, "it has died")
+
+    assert writer.poll() == ""
+    writer.start()
+    writer.submit(job(tmp_path))
+    assert writer.poll(10) == ""
+
+
+def test_a_writer_finishes_its_job_when_asked_to_end(memory: Snapshot, tmp_path: Path) -> None:
+    writer = WriterProcess(memory.fd)
+    writer.start()
+    writer.submit(job(tmp_path))
+
+    writer.end()
+
+    assert (tmp_path / "rank-00001.safetensors.json").exists()
+    assert writer.pid is None
+    writer.end()
+
+
+def test_a_writer_has_a_session_of_its_own_and_nothing_open_but_its_own(writer: WriterProcess) -> None:
+    assert writer.pid is not None
+    until(lambda: psutil.Process(writer.pid).nice() == 19, 10, "it has begun")
+
+    assert os.getsid(writer.pid) == writer.pid
+    links = [str(fd.readlink()) for fd in Path(f"/proc/{writer.pid}/fd").iterdir()]
+    assert sorted(link.split(":")[0] for link in links) == [
+        "/dev/null",
+        "/dev/null",
+        "/memfd",
+        "socket",
+    ]
+    assert psutil.Process(writer.pid).memory_info().rss < 20_000_000
+
+
+PROGRAM = """
+import sys, torch
+from ddpcore.checkpoint import Checkpointer
+Checkpointer(sys.argv[1]).save(1, {"weight": torch.zeros(3_000_000)})
+"""
+
+
+def test_a_program_that_just_ends_has_its_last_checkpoint_on_the_disk(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "step_00000001" / "COMMITTED").exists()

@@ -1,0 +1,73 @@
+"""Which waits are given up before their time: only those whose time-out is certain."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpcore.deadlock import gives_up_first, needs
+from ddpcore.whereabouts import GateKind, Wait
+
+GATES = [GateKind.BARRIER, GateKind.EXCHANGE]
+
+
+class OwnCalls:
+    """Rank 0, which has called everything twice, and finished one block."""
+
+    def count(self, kind: GateKind, label: str) -> int:
+        return {(GateKind.BARRIER, "epoch"): 2, (GateKind.EXCHANGE, "epoch"): 2}.get((kind, label), 0)
+
+    def finished(self, kind: GateKind, label: str) -> int:
+        return {(GateKind.FIRST, "corpus"): 1, (GateKind.LOCAL_FIRST, "corpus"): 1}.get((kind, label), 0)
+
+    def collectives(self, group: str) -> int:
+        return {"0": 2}.get(group, 0)
+
+
+def is_needed(wait: Wait, rank: int = 0) -> bool:
+    return needs(wait, rank, OwnCalls())
+
+
+@pytest.mark.parametrize("kind", GATES)
+def test_a_gate_that_this_rank_has_not_come_to_needs_it_and_one_it_has_passed_or_given_up_does_not(
+    kind: GateKind,
+) -> None:
+    assert is_needed(Wait(kind, "epoch", 3))
+    assert not is_needed(Wait(kind, "epoch", 2))
+
+
+@pytest.mark.parametrize("kind", [GateKind.FIRST, GateKind.LOCAL_FIRST])
+def test_a_first_block_needs_its_master_until_that_has_finished_it(kind: GateKind) -> None:
+    assert is_needed(Wait(kind, "corpus", 2, master=0))
+    assert not is_needed(Wait(kind, "corpus", 1, master=0))
+    assert not is_needed(Wait(kind, "corpus", 2, master=4))
+
+
+def test_a_collective_needs_its_members_that_have_not_called_it() -> None:
+    assert is_needed(Wait(GateKind.COLLECTIVE, "all_reduce", 3, group="0"))
+    assert is_needed(Wait(GateKind.COLLECTIVE, "all_reduce", 3, group="0", ranks=(0, 2)))
+    assert not is_needed(Wait(GateKind.COLLECTIVE, "all_reduce", 3, group="0", ranks=(1, 2)))
+    assert not is_needed(Wait(GateKind.COLLECTIVE, "all_reduce", 2, group="0"))
+
+
+def test_a_receiver_of_a_broadcast_may_wait_for_another_rank_than_this_one() -> None:
+    assert not is_needed(Wait(GateKind.COLLECTIVE, "broadcast", 3, group="0"))
+
+
+def wait(timeout_s: float | None, left_s: float | None) -> Wait:
+    return Wait(GateKind.BARRIER, "epoch", 1, timeout_s=timeout_s, left_s=left_s)
+
+
+def test_of_two_waits_the_shorter_one_is_given_up_so_that_the_program_may_go_on_to_the_other() -> None:
+    assert gives_up_first(wait(0.3, 0.1), wait(60.0, 50.0))
+    assert not gives_up_first(wait(60.0, 50.0), wait(0.3, 0.1))
+    assert gives_up_first(wait(60.0, 50.0), wait(60.0, 20.0))
+    assert not gives_up_first(wait(None, None), wait(60.0, 20.0))
+
+
+def test_of_two_long_waits_both_are_given_up() -> None:
+    assert gives_up_first(wait(None, None), wait(1800.0, 1700.0))
+    assert gives_up_first(wait(1800.0, 1700.0), wait(None, None))
+
+
+def test_a_collective_cannot_be_given_up_so_the_gate_is() -> None:
+    assert gives_up_first(wait(1800.0, 1700.0), Wait(GateKind.COLLECTIVE, "all_reduce", 3, group="0"))

@@ -25,16 +25,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from ddpcore import rank_card
 from ddpcore.errors import ContradictoryLaunchError, DdpcoreError, MasterUnreachableError
-from ddpcore.process_table import process_state, ticks_now
-from ddpcore.rank_card import Presence, RankCard, Refusal, Seat, Verdict, decode_card, decode_verdict
+from ddpcore.process_table import process_state
+from ddpcore.rank_card import Presence, RankCard, Refusal, Seat, Verdict, decode_card
 from ddpcore.rank_words import ranks_text
-from ddpcore.refusals import error_of
+from ddpcore.verdict_board import VerdictBoard
 from ddpcore.whereabouts import ProcessState
 
 if TYPE_CHECKING:
@@ -53,10 +52,6 @@ NEWS_S = (20.0, 60.0)
 
 CARD_S = 5.0
 """How long a claimed number may stay without its card: the two are set within a millisecond."""
-
-READ_S = 3.0
-"""How long the host of the store stays for the others to read why the group is not opened. A rank that was a little
-earlier than the host connects only a second later: torch waits longer from try to try."""
 
 MAX_RENEWALS = 16
 """Generations that one call may begin or follow."""
@@ -139,7 +134,7 @@ def call_roll(
 
 
 def tell_failure(store: Store, card: RankCard, place: MeetingPlace, error: Exception) -> None:
-    """Tell the ranks that have come, or come now, that this one never will, and why; blocks for `READ_S` at most."""
+    """Tell the ranks that have come, or come now, that this one never will, and why; blocks some seconds at most."""
     with contextlib.suppress(RuntimeError, _RenewedError):
         # Torch's errors of a lost store are RuntimeErrors.
         _Call(store, int(store.compare_set(_GENERATION, "", "0")), card, place, 0.0).fail(error)
@@ -157,12 +152,13 @@ class _Call:
         self._base = base
         self._generation = generation
         self._store = PrefixStore(group_prefix(generation), base)
+        self._board = VerdictBoard(self._store, card, hosts_store=place.hosts_store)
         self._card = card
         self._place = place
         self._timeout_s = timeout_s
 
     def answer(self, deadline_s: float, prepare: Callable[[Seat], Presence]) -> RollResult:
-        self._store.add("entered", 1)
+        self._board.enter()
         self._claim()
         if self._store.add("arrived", 1) == self._card.world_size:
             self._seat_all()
@@ -182,13 +178,13 @@ class _Call:
         return RollResult(seat, presence, self._generation, PrefixStore("group", self._store))
 
     def fail(self, error: Exception) -> None:
-        self._store.add("entered", 1)
+        self._board.enter()
         self._claim()
         self._tell(error)
 
     def _tell(self, error: Exception) -> None:
-        self._refuse(Verdict(Refusal.FAILED, f"{rank_card.who(self._card)} cannot take part: {error}"))
-        self._take_leave(self._card.world_size)
+        self._board.refuse(Verdict(Refusal.FAILED, f"{rank_card.who(self._card)} cannot take part: {error}"))
+        self._board.take_leave(self._card.world_size)
 
     def _claim(self) -> None:
         """Claim this rank's number and lay down the card, or find out who has it."""
@@ -201,7 +197,7 @@ class _Call:
             self._renew_if_past(first)
             text = rank_card.world_text(first, self._card, self._place.where)
             largest = max(first.world_size, self._card.world_size)
-            self._raise(self._refuse(Verdict(Refusal.CONTRADICTION, text, num_expected=largest)))
+            self._board.raise_refusal(self._board.refuse(Verdict(Refusal.CONTRADICTION, text, num_expected=largest)))
         if self._place.path:
             self._look_for_dead()
 
@@ -217,9 +213,9 @@ class _Call:
             verdict = Verdict(Refusal.STALE, rank_card.stale_text(other, where, path))
         else:
             verdict = Verdict(Refusal.CONTRADICTION, rank_card.duplicate_text(other, self._card, where))
-        self._refuse(verdict)
+        self._board.refuse(verdict)
         # Whatever the others have been told before: this process is one too many.
-        self._raise(verdict)
+        self._board.raise_refusal(verdict)
 
     def _renew_if_past(self, other: RankCard) -> None:
         """Leave a generation that is over, to begin a new one or follow others there."""
@@ -232,7 +228,7 @@ class _Call:
         if other.is_process_of(self._card) or self._store.check(["closed"]):
             return True
         shares_machine = _shares_machine(other, self._card)
-        verdict = self._refusal()
+        verdict = self._board.refusal()
         if verdict is None:
             # torchrun gives a rank out again only when all of the attempt before have ended.
             return self._place.has_agent_store and (not shares_machine or _is_gone(other))
@@ -243,14 +239,6 @@ class _Call:
         # Who was started after a group was refused belongs to a new attempt; who only comes late is to be told.
         return verdict.machine == self._card.machine and self._card.started_ticks > verdict.at_ticks > 0
 
-    def _refusal(self) -> Verdict | None:
-        for key in ("verdict 1", "verdict 2"):
-            if self._store.check([key]):
-                verdict = decode_verdict(self._store.get(key))
-                if verdict.refusal is not None:
-                    return verdict
-        return None
-
     def _look_for_dead(self) -> None:
         """Refuse a rendezvous file in which a dead process of this machine stands: it never comes."""
         for rank in range(self._card.world_size):
@@ -259,10 +247,10 @@ class _Call:
             other = decode_card(self._store.get(f"card {rank}"))
             if _shares_machine(other, self._card) and _is_gone(other):
                 self._renew_if_past(other)
-                if self._refusal() is not None:
+                if self._board.refusal() is not None:
                     return
                 text = rank_card.stale_text(other, self._place.where, self._place.path)
-                self._raise(self._refuse(Verdict(Refusal.STALE, text)))
+                self._board.raise_refusal(self._board.refuse(Verdict(Refusal.STALE, text)))
 
     def _card_of(self, rank: int) -> RankCard | None:
         key, deadline_s = f"card {rank}", time.monotonic() + CARD_S
@@ -280,51 +268,39 @@ class _Call:
         if verdict.refusal is None:
             for rank, seat in enumerate(rank_card.seats(cards)):
                 self._store.set(f"seat {rank}", rank_card.encode(seat))
-            self._set_verdict(1, verdict)
+            self._board.set(1, verdict)
         else:
-            self._refuse(verdict)
+            self._board.refuse(verdict)
 
     def _judge_presences(self) -> None:
         size = self._card.world_size
         cards = [decode_card(text) for text in self._store.multi_get([f"card {rank}" for rank in range(size)])]
         texts = self._store.multi_get([f"presence {rank}" for rank in range(size)])
-        self._set_verdict(2, rank_card.judge_presences(cards, [rank_card.decode_presence(text) for text in texts]))
-
-    def _set_verdict(self, number: int, verdict: Verdict) -> Verdict:
-        return decode_verdict(self._store.compare_set(f"verdict {number}", "", rank_card.encode(verdict)))
-
-    def _refuse(self, verdict: Verdict) -> Verdict:
-        """Tell all, in whichever round they are; return what they are told, if somebody was faster."""
-        verdict = msgspec.structs.replace(verdict, machine=self._card.machine, at_ticks=ticks_now())
-        told = [self._set_verdict(number, verdict) for number in (1, 2)]
-        return next((one for one in told if one.refusal is not None), verdict)
+        self._board.set(2, rank_card.judge_presences(cards, [rank_card.decode_presence(text) for text in texts]))
 
     def _await_verdict(self, number: int, deadline_s: float) -> None:
-        key, pause_s = f"verdict {number}", POLL_S[0]
-        began_s = time.monotonic()
+        pause_s, began_s = POLL_S[0], time.monotonic()
         news_s = began_s + NEWS_S[0]
-        while not self._is_set(key):
+        while not self._is_decided(number):
             now_s = time.monotonic()
             if pause_s >= POLL_S[1] and int(self._base.get(_GENERATION)) != self._generation:
                 raise _RenewedError
             if now_s > deadline_s:
-                self._raise(self._give_up(number))
+                self._board.raise_refusal(self._give_up(number))
             if now_s > news_s:
                 self._tell_news(number, now_s - began_s)
                 news_s = now_s + NEWS_S[1]
             time.sleep(pause_s)
             pause_s = min(POLL_S[1], POLL_GROWTH * pause_s)
-        verdict = decode_verdict(self._store.get(key))
-        if verdict.refusal is not None:
-            self._raise(verdict)
+        self._board.raise_refusal(self._board.read(number))
 
-    def _is_set(self, key: str) -> bool:
+    def _is_decided(self, number: int) -> bool:
         path = self._place.path
         if path and not Path(path).exists():
             raise MasterUnreachableError(
                 f"{self._place.where} has been removed while ranks were joining: start all ranks anew"
             )
-        return self._store.check([key])
+        return self._board.is_set(number)
 
     def _absent(self, number: int) -> list[int]:
         what = "claim" if number == 1 else "presence"
@@ -358,33 +334,14 @@ class _Call:
             text = rank_card.missing_text(absent, there, where, timeout_s)
         else:
             text = rank_card.vanished_text([card for card in cards if card.rank in absent], where, timeout_s)
-        return self._refuse(Verdict(Refusal.MISSING, text, missing=absent, timeout_s=timeout_s))
+        return self._board.refuse(Verdict(Refusal.MISSING, text, missing=absent, timeout_s=timeout_s))
 
     def _last_look(self, number: int) -> Verdict:
         deadline_s = time.monotonic() + CARD_S
-        while not self._store.check([f"verdict {number}"]) and time.monotonic() < deadline_s:
+        while not self._board.is_set(number) and time.monotonic() < deadline_s:
             time.sleep(POLL_S[1])
         text = f"the last rank to come to {self._place.where} has not said what it found: look at the ranks' output"
-        return self._refuse(Verdict(Refusal.FAILED, text))
-
-    def _raise(self, verdict: Verdict) -> None:
-        if verdict.refusal is None:
-            return
-        # After a time-out nobody is expected any more.
-        is_final = verdict.refusal is Refusal.MISSING
-        self._take_leave(0 if is_final else max(verdict.num_expected, self._card.world_size))
-        raise error_of(verdict)
-
-    def _take_leave(self, expected: int) -> None:
-        """Say that this rank knows; the store's host stays until those that have come, or may just come, know too."""
-        self._store.add("told", 1)
-        if not self._place.hosts_store:
-            return
-        deadline_s = time.monotonic() + READ_S
-        while self._store.add("told", 0) < max(expected, self._store.add("entered", 0)):
-            if time.monotonic() > deadline_s:
-                return
-            time.sleep(POLL_S[0])
+        return self._board.refuse(Verdict(Refusal.FAILED, text))
 
 
 def _shares_machine(one: RankCard, other: RankCard) -> bool:

@@ -19,6 +19,9 @@ settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True
 settings.register_profile("dev", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
+# Every TCPStore connection looks up names, which stalls for 5 s and more where a machine's name server does not answer.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
 LEAK_GRACE_S = 5.0
 
 

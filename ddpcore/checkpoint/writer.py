@@ -21,6 +21,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import mmap
 import os
 import select
 import signal
@@ -30,16 +31,19 @@ import time
 import zlib
 from typing import Any
 
-CHUNK_BYTES = 4 << 20
-"""Stays in a core's cache between the copy, the checksum and the write."""
+CHUNK_BYTES = 16 << 20
+"""Written at a time: with 4 MiB the disk waits for the next one."""
+
+BLOCK_BYTES = 4096
+"""What is written past the page cache comes in multiples of this, in memory and in the file."""
 
 POLL_S = 0.02
 PARENT_POLL_S = 2.0
 """How often an idle writer looks whether its trainer lives: forked children of the trainer may hold its socket open."""
 
 NICENESS = 19
-"""The least the system has short of none at all: a step of 18 ms becomes 20 while two writers work beside two ranks on two
-cores; with 10 it becomes 24, without any 40. A save that waits for its writer leaves it the core."""
+"""The most modest: a step of 18 ms becomes 20 while two writers work beside two ranks on two cores; with 10 it becomes
+24, with 0 it becomes 40. A save that waits for its writers leaves them the cores."""
 
 LONELY_S = 1.0
 """After the trainer's death, how long shares may be missing with no other writer at work on them."""
@@ -153,15 +157,15 @@ def serve(job: Job, memory: int, channel: Channel) -> None:
 def write_share(job: Job, memory: int) -> None:
     """Write this rank's file from the memfd, and its report."""
     path = f"{job['directory']}/{job['file']}"
-    fd = os.open(f"{path}.part", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    if os.fstat(memory).st_size < job["bytes"]:
+        raise FailedError("the snapshot is shorter than its file")
+    fd = open_direct(f"{path}.part")
     is_whole = False
     try:
-        checksum = copy(memory, fd, job["bytes"])
+        with mmap.mmap(memory, job["bytes"], prot=mmap.PROT_READ) as mapped, memoryview(mapped) as content:
+            checksum = copy(content, fd)
         os.fsync(fd)
         is_whole = True
-        # Nobody will read it soon: leave the memory to the program's own files.
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
         if not is_whole:
@@ -173,19 +177,45 @@ def write_share(job: Job, memory: int) -> None:
     os.rename(f"{path}.json.part", f"{path}.json")
 
 
-def copy(source: int, target: int, num_bytes: int) -> int:
-    """Copy the beginning of a file; return its checksum."""
-    buffer = memoryview(bytearray(CHUNK_BYTES))
-    checksum = done = 0
-    while done < num_bytes:
-        chunk = buffer[: min(CHUNK_BYTES, num_bytes - done)]
-        chunk = chunk[: os.preadv(source, [chunk], done)]
-        if not chunk:
-            raise FailedError("the snapshot is shorter than its file")
-        checksum = zlib.crc32(chunk, checksum)
-        write_all(target, chunk)
-        done += len(chunk)
-    return checksum
+def open_direct(path: str) -> int:
+    """Create a file that is written past the page cache, where its file system can do that.
+
+    The cache would take memory that training's own files may want, five times the processor's time and, in a virtual
+    machine, three times as long: 1 GB by two writers each took 6.6 to 7.5 s through it and 1.8 to 2.3 s past it.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+    fd = os.open(path, flags | os.O_EXCL, 0o644)
+    with contextlib.suppress(OSError):
+        set_direct(fd, is_direct=True)
+    return fd
+
+
+def set_direct(fd: int, *, is_direct: bool) -> None:
+    """Have a file written past the page cache, or not."""
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT if is_direct else flags & ~os.O_DIRECT)
+
+
+def copy(content: memoryview, fd: int) -> int:
+    """Write all of a page-aligned memory to the beginning of a file; return its checksum."""
+    checksum = 0
+    num_direct = len(content) - len(content) % BLOCK_BYTES
+    for begin in range(0, num_direct, CHUNK_BYTES):
+        with content[begin : min(begin + CHUNK_BYTES, num_direct)] as chunk:
+            checksum = zlib.crc32(chunk, checksum)
+            try:
+                write_all(fd, chunk)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                # Other rules of alignment than the usual ones: then through the cache, from where it stands.
+                set_direct(fd, is_direct=False)
+                with chunk[os.lseek(fd, 0, os.SEEK_CUR) - begin :] as rest:
+                    write_all(fd, rest)
+    set_direct(fd, is_direct=False)
+    with content[num_direct:] as tail:
+        write_all(fd, tail)
+        return zlib.crc32(tail, checksum)
 
 
 def publish(job: Job, memory: int, channel: Channel, lock: int) -> None:
@@ -299,8 +329,10 @@ def write_file(path: str, content: bytes, *, is_durable: bool = True) -> None:
 
 def write_all(fd: int, content: memoryview) -> None:
     """Write all of it: the system may take less at a time."""
-    while content:
-        content = content[os.write(fd, content) :]
+    done = 0
+    while done < len(content):
+        with content[done:] as rest:
+            done += os.write(fd, rest)
 
 
 def read_file(path: str) -> bytes:

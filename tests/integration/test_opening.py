@@ -62,6 +62,16 @@ def test_ranks_meet_by_every_rendezvous(how: str, world_size: int, tmp_path: Pat
     assert all("pt_gloo_runloop" not in one["threads"] for one in told)
 
 
+@pytest.mark.parametrize("host", ["[::1]", "localhost"])
+def test_the_master_may_have_a_name_or_an_ipv6_address(host: str) -> None:
+    if route_to(host.strip("[]")) is None:
+        pytest.skip("this machine has no IPv6")
+
+    told = run_ranks(add_up, 2, f"tcp://{host}:{free_port()}", env=FREE, has_group=False, timeout_s=60)
+
+    assert [(one["total"], one["gloo"]) for one in told] == [(2.0, "lo")] * 2
+
+
 def test_nodes_are_those_of_the_launcher() -> None:
     told = run_ranks(add_up, 4, None, num_nodes=2, has_group=False)
 

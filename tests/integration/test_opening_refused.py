@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ddpcore import roll_call
 from ddpcore.errors import DdpcoreError
 from ddpcore.process_group import open_process_group
 from tests.support.meeting import FREE, free_port, meeting_env
@@ -31,6 +32,7 @@ def open_unless_absent(init_method: str | None, absent: list[int], overrides: Ov
     arguments = {"join_timeout_s": JOIN_S, "timeout_s": 30.0, **overrides.get(rank, {})}
     os.environ |= arguments.pop("env", {})
     sys.argv += arguments.pop("argv", [])
+    roll_call.NEWS_S = (0.3, 60.0)
     began_s = time.monotonic()
     try:
         with open_process_group(init_method, **arguments):
@@ -77,6 +79,8 @@ def test_every_rank_that_came_names_those_that_did_not(how: str, tmp_path: Path)
         assert re.search(r"in 1.5 s; rank 0 \(pid \d+ on \S+\), rank 1 \(pid \d+ on \S+\) are there", outcome.error)
         assert "\n" not in outcome.error
     assert [outcome.value for outcome in outcomes[2:]] == ["absent", "absent"]
+    assert re.search(r"rank 0 waits at .* for ranks \[2, 3\], for \d+ s now", outcomes[0].log)
+    assert " waits at " not in outcomes[1].log
 
 
 def test_a_missing_rank_0_is_a_store_that_nobody_hosts() -> None:

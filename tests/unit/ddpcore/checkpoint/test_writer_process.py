@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from ddpcore.checkpoint.snapshot import Snapshot
+from ddpcore.checkpoint.writer import CHUNK_BYTES, copy, open_direct
 from ddpcore.checkpoint.writer_process import WriterProcess
 from tests.support.ranks import is_alive
 from tests.support.waiting import until
@@ -70,6 +72,20 @@ def test_a_share_is_written_with_its_size_and_checksum(writer: WriterProcess, tm
     assert not list(tmp_path.glob("*.part"))
 
 
+@pytest.mark.parametrize("num_bytes", [1, 4095, 4096, 4097, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 4097])
+@pytest.mark.parametrize("shift", [0, 1], ids=["aligned", "not aligned"])
+def test_a_file_is_written_whole_past_the_page_cache_or_through_it(tmp_path: Path, num_bytes: int, shift: int) -> None:
+    fd = open_direct(f"{tmp_path}/file")
+    with mmap.mmap(-1, num_bytes + shift) as memory, memoryview(memory)[shift:] as content:
+        content[:] = os.urandom(num_bytes)
+
+        checksum = copy(content, fd)
+
+        os.close(fd)
+        assert (tmp_path / "file").read_bytes() == content
+        assert checksum == zlib.crc32(content)
+
+
 def test_one_writer_does_job_after_job(writer: WriterProcess, tmp_path: Path) -> None:
     for number in range(3):
         writer.submit(job(tmp_path, f"rank-0000{number}.safetensors"))
@@ -85,8 +101,6 @@ def test_what_goes_wrong_is_told_and_the_next_job_is_well(writer: WriterProcess,
     assert (writer.poll(10), writer.only_follows) == (f"File exists: {tmp_path}/rank-00001.safetensors", False)
     assert (tmp_path / "rank-00001.safetensors.failed").read_text() == writer.poll()
 
-    writer.submit(job(tmp_path, num_bytes=10**9))
-    assert writer.poll(10) == f"File exists: {tmp_path}/rank-00001.safetensors"
     (tmp_path / "rank-00001.safetensors.part").rmdir()
     writer.submit(job(tmp_path, num_bytes=10**9))
     assert writer.poll(10) == "the snapshot is shorter than its file"

@@ -173,6 +173,8 @@ class Demo:
         options = self._options
         specs = {}
         first_rank = 0
+        # One directory, and one command, for all nodes: they are one machine.
+        command = self._command(self._agents.directories[self._nodes[0]] / "work" / "checkpoints")
         for node_rank, node in enumerate(self._nodes):
             share = -(-(options.num_ranks - first_rank) // (len(self._nodes) - node_rank))
             workdir = self._agents.directories[node] / "work"
@@ -180,7 +182,7 @@ class Demo:
                 job_id=JOB_ID,
                 attempt=0,
                 python=sys.executable,
-                command=self._command(workdir),
+                command=command,
                 workdir=str(workdir),
                 num_nodes=len(self._nodes),
                 node_rank=node_rank,
@@ -197,8 +199,8 @@ class Demo:
             first_rank += share
         return specs
 
-    def _command(self, workdir: Path) -> list[str]:
+    def _command(self, checkpoint_dir: Path) -> list[str]:
         return [
             *("-m", "ddpcore.examples.bytegpt"),
-            *("--steps", str(self._options.steps), "--checkpoint-dir", str(workdir)),
+            *("--steps", str(self._options.steps), "--checkpoint-dir", str(checkpoint_dir)),
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import sysconfig
 from pathlib import Path
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 MAX_FRAMES = 200
 """Innermost frames looked at: a deep recursion is not walked to its root ten times a second."""
+
+_COLLECTION_CAN_DEADLOCK = sys.version_info < (3, 11, 9)
 
 _OWN = f"{Path(__file__).parent}/"
 _OWN_EXAMPLES = f"{_OWN}examples/"
@@ -52,12 +55,28 @@ def caller_line() -> StackLine:
 def stack_of(thread_id: int) -> list[StackLine]:
     """Return a thread's innermost frames. No frame is kept: it would keep the program's tensors alive."""
     stack: list[StackLine] = []
-    frame: FrameType | None = sys._current_frames().get(thread_id)  # noqa: SLF001 - the documented way
+    frame: FrameType | None = _current_frames().get(thread_id)
     while frame is not None and len(stack) < MAX_FRAMES:
         code = frame.f_code
         stack.append((code.co_filename, frame.f_lineno or 0, code.co_name))
         frame = frame.f_back
     return stack
+
+
+def _current_frames() -> dict[int, FrameType]:
+    """Return each thread's innermost frame.
+
+    Source: https://github.com/python/cpython/issues/106883. Before Python 3.11.9 a garbage collection within the call
+    can stop the whole process for ever: it may let another thread run, which may begin or end a third one, and for that
+    needs a lock that this call holds.
+    """
+    if not _COLLECTION_CAN_DEADLOCK or not gc.isenabled():
+        return sys._current_frames()  # noqa: SLF001 - the documented way
+    gc.disable()
+    try:
+        return sys._current_frames()  # noqa: SLF001 - the documented way
+    finally:
+        gc.enable()
 
 
 def _spellings(directory: Path) -> tuple[str, ...]:

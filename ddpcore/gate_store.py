@@ -41,7 +41,11 @@ def store_lost(where: str) -> StoreLostError:
 
 
 def await_go(store: Store, wait: OpenWait) -> bool:
-    """Wait until a gate is decided, or the time is over, and say whether it is decided."""
+    """Wait until a gate is decided, or the time is over, and say whether it is decided.
+
+    Source: a TCPStore whose time is over writes two warnings to stderr and looks up a host name for them, which takes
+    up to 5 s where DNS does not answer (torch 2.13, `SocketImpl::waitForInput`).
+    """
     go = go_key(wait.key)
     timeout_s = MAX_WAIT_S if wait.timeout_s is None else min(wait.timeout_s, MAX_WAIT_S)
     try:

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from ddpcore.journal import OpenWait
 
 TICK_S = 0.5
-"""Between two looks at this process's own wait: 20 us each (tests/bench/bench_barrier.py)."""
+"""Between two looks at this process's own wait. The thread takes 0.04 % of a core beside work, 0.1 % in a wait of 20 s
+(tests/bench/bench_barrier.py)."""
 
 BEAT_S = 2.0
 MAX_BEATS_HZ = 1000.0

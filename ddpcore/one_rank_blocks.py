@@ -50,7 +50,7 @@ class OneRankBlock:
     Args:
         text: What people read: `first 'corpus'`, `rank_zero_only save`.
         checks_ops: Whether collectives of torch.distributed raise in it. It costs every operation of torch in the
-            block 6 us (tests/bench/bench_barrier.py).
+            block 7 us (tests/bench/bench_barrier.py).
         is_lone: Whether the other ranks never run it; a first-block they run later, and may nest another one in it.
     """
 

@@ -187,8 +187,6 @@ def fate(kind: GateKind, label: str, sighting: Sighting) -> str:
     """Return what a rank does that has not come to a gate, as a predicate of one rank."""
     beat = sighting.beat
     if beat is None:
-        if sighting.process is ProcessState.GONE:
-            return "has died"
         return "has told nothing of itself: it has come to no gate of ddpcore yet"
     process = f"pid {beat.pid} on {beat.host}"
     calls = _calls_words(kind, label, beat)

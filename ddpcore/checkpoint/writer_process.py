@@ -73,6 +73,8 @@ class WriterProcess:
                 pass_fds=[self._memory_fd],
                 start_new_session=True,
                 cwd="/",
+                # Whoever looks for a rank by its environment must not find the writer.
+                env={name: value for name, value in os.environ.items() if name not in {"RANK", "LOCAL_RANK"}},
             )
         self._socket = ours
         self._buffer = b""

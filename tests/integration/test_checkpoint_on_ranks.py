@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpcore.checkpoint import Checkpointer, restore
 from ddpcore.checkpoint.directory import list_checkpoints
 from ddpcore.checkpoint.reading import verify
-from ddpcore.errors import CheckpointDirectoryError, CheckpointWriteError
+from ddpcore.errors import CheckpointCallError, CheckpointDirectoryError, CheckpointWriteError
 from tests.support.training_states import is_same
 from tests.support.waiting import until
 from tests.support.warm_ranks import WarmRanks, run_ranks, try_ranks
@@ -400,3 +400,20 @@ def test_sharded_tensors_are_refused_with_what_to_do(tmp_path: Path) -> None:
 
 def save_and_return(directory: str) -> None:
     Checkpointer(directory).save(1, state_of(1))
+
+
+def close_after_the_group(directory: str) -> int | None:
+    checkpointer = Checkpointer(directory)
+    checkpointer.save(1, state_of(1))
+    dist.barrier()
+    dist.destroy_process_group()
+    with pytest.raises(CheckpointCallError, match="the process group is not the one this Checkpointer was made in"):
+        checkpointer.save(2, state_of(2))
+    checkpointer.close()
+    return checkpointer.last_step
+
+
+def test_a_checkpointer_may_be_closed_after_the_group(tmp_path: Path) -> None:
+    assert run_ranks(close_after_the_group, 2, str(tmp_path)) == [1, 1]
+
+    assert run_ranks(load_newest, 1, str(tmp_path))[0][:2] == (1, True)

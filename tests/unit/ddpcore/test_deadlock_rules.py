@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ddpcore.deadlock import gives_up_first, needs
-from ddpcore.whereabouts import GateKind, Wait
+from ddpcore.deadlock import gives_up_first, needs, never_text
+from ddpcore.gate_keys import gate_key, go_key, readers_key, value_key
+from ddpcore.whereabouts import Beat, Call, GateKind, Sighting, Wait
+from ddpcore.wire import Place
 
 GATES = [GateKind.BARRIER, GateKind.EXCHANGE]
 
@@ -71,3 +73,33 @@ def test_of_two_long_waits_both_are_given_up() -> None:
 
 def test_a_collective_cannot_be_given_up_so_the_gate_is() -> None:
     assert gives_up_first(wait(1800.0, 1700.0), Wait(GateKind.COLLECTIVE, "all_reduce", 3, group="0"))
+
+
+def test_the_words_name_who_never_comes_and_who_waits_with_counts_and_lines() -> None:
+    mine = Wait(GateKind.BARRIER, "epoch", 2, place=Place("/home/user/train.py", 20, "main"))
+    call = Call(GateKind.BARRIER, "epoch", 1, Place("/home/user/train.py", 12, "main"))
+    gone = Sighting(Beat(9.0, 2.0, "node-1", "m", 7, 8, calls=(call,), has_left=True))
+
+    assert never_text(mine, 0, {1: gone}) == (
+        "barrier 'epoch' can never be passed: rank 1 has ended after 1 call of barrier 'epoch' "
+        "(the last at train.py:12 in main); rank 0 waits in its 2nd call of barrier 'epoch' at train.py:20 in main"
+    )
+    block = Wait(GateKind.FIRST, "corpus", 1, master=1)
+    assert never_text(block, 0, {1: gone}).startswith(
+        "first 'corpus' can never end: rank 1 has ended without a call of"
+    )
+
+
+def test_no_two_gates_share_a_key() -> None:
+    labels = ["epoch", "epoch|go", "1/epoch", "e" * 201, "e" * 202, "\xfc", ""]
+    gates = [
+        f"{start}{number}{end}"
+        for kind in GateKind
+        for scope in ("", "0@node")
+        for label in labels
+        for start, end in [gate_key(kind, scope, label)]
+        for number in (1, 2, 11)
+    ]
+    keys = [key for gate in gates for key in (go_key(gate), readers_key(gate), value_key(gate, 0), value_key(gate, 1))]
+
+    assert len(set(keys)) == len(keys)

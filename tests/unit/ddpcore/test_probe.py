@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ import pytest
 import torch
 
 from ddpcore import probe
-from ddpcore.code_places import code_roots, stack_of
+from ddpcore.code_places import code_roots
 from ddpcore.env import ProbeEnv, TorchrunEnv
 from ddpcore.errors import UnknownPhaseError
 from ddpcore.flight_recorder import FlightRecorder
@@ -301,12 +300,3 @@ def test_phases_nest_and_end_with_their_block() -> None:
 def test_an_unknown_phase_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UnknownPhaseError, match=r"no phase is called 'evl': use one of starting, data, .*eval"):
         probe.phase("evl")
-
-
-def test_a_stack_holds_the_lines_of_its_thread_innermost_first() -> None:
-    stack = stack_of(threading.get_ident())
-
-    assert [function for _, _, function in stack[:2]] == [
-        "stack_of",
-        "test_a_stack_holds_the_lines_of_its_thread_innermost_first",
-    ]

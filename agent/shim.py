@@ -164,26 +164,31 @@ class _Shim:
             signal_frozen(os.getpid())
 
     def _kill_all(self) -> None:
-        """Kill until a walk of the tree finds nobody: what forks meanwhile is found by the next walk."""
+        """Kill until no child is left: whatever lives below has a child of this process above it, or is one.
+
+        A walk that finds nobody would prove nothing: what is forked while it goes through /proc may not be in it.
+        """
         pause_s = 0.001
-        while alive := descendants(os.getpid()):
+        while self._reap():
+            alive = descendants(os.getpid())
             for pid, started_ticks in alive.items():
                 send_signal(pid, started_ticks, signal.SIGKILL)
             self._num_killed += len(alive)
-            self._reap()
             time.sleep(pause_s)
             pause_s = min(_MAX_PAUSE_S, pause_s * 2)
-        self._reap()
 
-    def _reap(self) -> None:
-        """Collect every child that has ended: an unreaping subreaper fills the table of processes."""
+    def _reap(self) -> bool:
+        """Collect every child that has ended, and say whether there are others.
+
+        An unreaping subreaper fills the table of processes.
+        """
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return
+                return False
             if pid == 0:
-                return
+                return True
             if pid == self._launcher_pid:
                 self._status = status
 

@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ddpcore.barriers import barrier, local_master_first, master_first
+    from ddpcore.barriers import barrier, exchange, local_master_first, master_first, only_on_master, rank_zero_only
     from ddpcore.checkpoint import Checkpointer
     from ddpcore.engine.engine import Engine
     from ddpcore.parallel import unwrap, wrap
@@ -25,10 +25,13 @@ __all__ = [
     "Engine",
     "Prefetcher",
     "barrier",
+    "exchange",
     "local_master_first",
     "master_first",
+    "only_on_master",
     "open_process_group",
     "phase",
+    "rank_zero_only",
     "report_step",
     "unwrap",
     "wrap",
@@ -40,10 +43,13 @@ _HOMES = {
     "Engine": "ddpcore.engine.engine",
     "Prefetcher": "ddpcore.prefetch",
     "barrier": "ddpcore.barriers",
+    "exchange": "ddpcore.barriers",
     "local_master_first": "ddpcore.barriers",
     "master_first": "ddpcore.barriers",
+    "only_on_master": "ddpcore.barriers",
     "open_process_group": "ddpcore.process_group",
     "phase": "ddpcore.probe",
+    "rank_zero_only": "ddpcore.barriers",
     "report_step": "ddpcore.probe",
     "unwrap": "ddpcore.parallel",
     "wrap": "ddpcore.parallel",

@@ -84,15 +84,15 @@ class DemoHouse:
         return [process for process in found if _is_alive(process)]
 
     def ranks(self) -> dict[int, psutil.Process]:
-        """The worker processes, by rank."""
-        ranks = {}
-        for process in self.processes():
+        """The worker processes, by rank. What they start has their environment, at least for a moment, and is younger."""
+        ranks: dict[int, psutil.Process] = {}
+        for process in sorted(self.processes(), key=psutil.Process.create_time):
             try:
                 rank = process.environ().get("RANK")
             except psutil.Error:
                 continue
             if rank is not None:
-                ranks[int(rank)] = process
+                ranks.setdefault(int(rank), process)
         return ranks
 
     def leftovers(self) -> list[str]:

@@ -84,7 +84,7 @@ class DemoHouse:
         return [process for process in found if _is_alive(process)]
 
     def ranks(self) -> dict[int, psutil.Process]:
-        """The worker processes, by rank. What they start has their environment, at least for a moment, and is younger."""
+        """The worker processes, by rank: the oldest that have it, since their children may have it too."""
         ranks: dict[int, psutil.Process] = {}
         for process in sorted(self.processes(), key=psutil.Process.create_time):
             try:

@@ -114,10 +114,10 @@ class Saver:
             own = {**value, "status": status, "follows": self._writer.only_follows}
             answers = self._meeting.agree(call, error, own)
             problems = [answer["status"] or "" for answer in answers]
-            if any(problems):
-                causes = [
-                    "" if answer["follows"] else problem for answer, problem in zip(answers, problems, strict=True)
-                ]
+            causes = ["" if answer["follows"] else problem for answer, problem in zip(answers, problems, strict=True)]
+            # Who only follows may be heard before the one that it follows, whose writer then is still at work.
+            is_busy = any(answer["status"] is None for answer in answers)
+            if any(causes) or (any(problems) and not is_busy):
                 self._fail(causes if any(causes) else problems)
             if all(answer["status"] == "" for answer in answers):
                 self._finish()

@@ -16,6 +16,9 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+START_S = 120.0
+"""Two torchruns and four ranks on two cores, in a fresh environment whose modules are not compiled yet."""
+
 pytestmark = [
     pytest.mark.ranks,
     pytest.mark.skipif(shutil.which("tmux") is None and not os.environ.get("CI"), reason="tmux is not installed"),
@@ -60,9 +63,9 @@ def house() -> Iterator[DemoHouse]:
 
 def test_a_person_freezes_a_rank_sees_it_named_thaws_it_and_quits(house: DemoHouse) -> None:
     terminal = Terminal(house, 120, 35)
-    terminal.until_it_shows("step", 60)
-    until(lambda: len(house.ranks()) == 4, 60, "four ranks")
-    terminal.until_it_shows("training", 60)
+    terminal.until_it_shows("step", START_S)
+    until(lambda: len(house.ranks()) == 4, START_S, "four ranks")
+    terminal.until_it_shows("training", START_S)
 
     house.ranks()[2].send_signal(signal.SIGSTOP)
     screen = terminal.until_it_shows("rank 2 on demo-1 is frozen", 2.5)
@@ -79,7 +82,7 @@ def test_a_person_freezes_a_rank_sees_it_named_thaws_it_and_quits(house: DemoHou
 
 def test_a_closed_terminal_ends_the_demo(house: DemoHouse) -> None:
     terminal = Terminal(house, 80, 24)
-    until(lambda: len(house.ranks()) == 4, 60, "four ranks")
+    until(lambda: len(house.ranks()) == 4, START_S, "four ranks")
 
     terminal.tmux("kill-server")
 

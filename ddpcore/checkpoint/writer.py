@@ -42,8 +42,8 @@ PARENT_POLL_S = 2.0
 """How often an idle writer looks whether its trainer lives: forked children of the trainer may hold its socket open."""
 
 NICENESS = 19
-"""The most modest: a step of 18 ms becomes 20 while two writers work beside two ranks on two cores; with 10 it becomes
-24, with 0 it becomes 40. A save that waits for its writers leaves them the cores."""
+"""The most modest: while two writers worked beside two ranks on two cores, steps of 18 ms took 20; with 10 they took
+24, with 0 they took 40. A save that waits for its writers leaves them the cores."""
 
 LONELY_S = 1.0
 """After the trainer's death, how long shares may be missing with no other writer at work on them."""

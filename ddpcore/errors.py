@@ -190,10 +190,6 @@ class EngineUseError(DdpcoreError):
     """The engine was asked for something before, or without, what it needs for it."""
 
 
-class CheckpointContentError(DdpcoreError):
-    """A checkpoint is whole, but holds what this program did not write, or could not have."""
-
-
 class MetricMismatchError(DdpcoreError):
     """The ranks have logged different metrics, so that no mean over them exists."""
 
@@ -240,6 +236,10 @@ class StateNotStorableError(CheckpointError, TypeError):
     def __init__(self, message: str, path: str = "") -> None:
         self.path = path
         super().__init__(message)
+
+
+class CheckpointContentError(CheckpointError):
+    """A checkpoint is whole, but holds what this program did not write, or could not have."""
 
 
 class CheckpointMismatchError(CheckpointError, ValueError):

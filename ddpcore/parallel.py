@@ -10,7 +10,7 @@ For one process with several devices there is `ddpcore.balanced`.
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Unpack, cast
 from weakref import WeakSet
 
@@ -93,8 +93,7 @@ def unwrap(model: nn.Module) -> nn.Module:
         model = cast("nn.Module", inner)
 
 
-@contextmanager
-def accumulate(*models: nn.Module, is_last: bool) -> Iterator[None]:
+def accumulate(*models: nn.Module, is_last: bool) -> AbstractContextManager[None]:
     """Keep gradients on this rank until the last micro-batch of a step, whose backward averages them all at once.
 
     The forward must be inside as well as the backward: DDP decides in the forward. Gradients add up; divide each
@@ -108,6 +107,13 @@ def accumulate(*models: nn.Module, is_last: bool) -> Iterator[None]:
         is_last: Whether this is the last micro-batch of the step.
     """
     wrapped = [ddp for model in models if (ddp := _ddp_of(model)) is not None]
+    if is_last and not any(ddp.static_graph for ddp in wrapped):
+        return nullcontext()
+    return _accumulating(wrapped, is_last=is_last)
+
+
+@contextmanager
+def _accumulating(wrapped: list[DistributedDataParallel], *, is_last: bool) -> Iterator[None]:
     with ExitStack() as stack:
         for ddp in wrapped:
             if not is_last and not (ddp.static_graph and ddp not in _begun):

@@ -98,8 +98,9 @@ class ElasticBatchSampler(Sampler[list[int]]):
         progress = self._progress
         weights = self._weights if progress is None or progress.is_finished else progress.weights
         num_global = self.steps.num_positions(self._cursor)
-        begin, end = split(num_global, weights)[self.rank : self.rank + 2]
-        return Share(end - begin, num_global)
+        if num_global == self.global_batch_size and progress is not None and weights is progress.weights:
+            return progress.full_share
+        return self._share(num_global, weights)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -121,7 +122,7 @@ class ElasticBatchSampler(Sampler[list[int]]):
                 f"epoch {self._cursor.epoch} was read to its end and would now be read again: call "
                 "sampler.finish_step() after each step (to read without training, use an EvaluationSampler)"
             )
-        self._progress = _Progress(self._cursor, self._weights)
+        self._progress = _Progress(self._cursor, self._weights, self._share(self.global_batch_size, self._weights))
         return _Pass(self, self._progress)
 
     def finish_step(self) -> None:
@@ -180,6 +181,10 @@ class ElasticBatchSampler(Sampler[list[int]]):
             "rank": self.rank,
         }
 
+    def _share(self, num_global: int, weights: tuple[int, ...]) -> Share:
+        begin, end = split(num_global, weights)[self.rank : self.rank + 2]
+        return Share(end - begin, num_global)
+
     def _checked(self, weights: Sequence[int] | None) -> tuple[int, ...]:
         """Return the weights, if every rank that has one gets a sample of a full batch."""
         checked = (1,) * self.num_replicas if weights is None else checked_weights(weights)
@@ -206,6 +211,7 @@ class _Progress:
     Attributes:
         begin: Where it has begun.
         weights: The shares it was begun with.
+        full_share: This rank's of a full step: with thousands of ranks too much to compute in every step.
         num_taken: Batches handed to the loader, which may be ahead of training.
         num_finished: Steps that the trainer has finished.
         is_read: The loader has read it to its end.
@@ -213,6 +219,7 @@ class _Progress:
 
     begin: Cursor
     weights: tuple[int, ...]
+    full_share: Share
     num_taken: int = 0
     num_finished: int = 0
     is_read: bool = False

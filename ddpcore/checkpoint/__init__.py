@@ -11,11 +11,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ddpcore.checkpoint.checkpointer import Checkpoint, Checkpointer
-    from ddpcore.checkpoint.restoring import restore
+    from ddpcore.checkpoint.restoring import Stateful, restore
 
-__all__ = ["Checkpoint", "Checkpointer", "restore"]
+__all__ = ["Checkpoint", "Checkpointer", "Stateful", "restore"]
 
-_HOMES = {"Checkpoint": "checkpointer", "Checkpointer": "checkpointer", "restore": "restoring"}
+_HOMES = {
+    "Checkpoint": "checkpointer",
+    "Checkpointer": "checkpointer",
+    "Stateful": "restoring",
+    "restore": "restoring",
+}
 
 
 def __getattr__(name: str) -> object:

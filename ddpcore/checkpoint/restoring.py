@@ -16,7 +16,10 @@ _WRAPPER = "module."
 
 
 class Stateful(Protocol):
-    """A model, an optimizer, a schedule: whatever can be set back."""
+    """A model, an optimizer, a schedule: whatever can be saved and set back."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all of it."""
 
     def load_state_dict(self, state_dict: Any, /) -> object:
         """Set it back."""

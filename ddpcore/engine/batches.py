@@ -103,14 +103,14 @@ class Batches:
             content: The batch at the cursor.
             num_parts: Forward and backward passes that a step is made of; at least 1.
         """
-        share = self.sampler.share
+        num_local, num_global = self.sampler.share
         parts = split_samples(content, num_parts) if num_parts > 1 else [content]
         last = len(parts) - 1
         micro_batches = []
         for number, part in enumerate(parts):
-            # An empty share comes with a stand-in: every rank runs backward, or the others would wait for it.
-            num_samples = num_samples_of(part) if share.num_local else 0
-            factor = loss_factor(num_samples, share.num_global, self._placement.world_size)
+            # An empty share comes with one stand-in: every rank runs backward, or the others would wait for it.
+            num_samples = num_samples_of(part) if last else num_local
+            factor = loss_factor(num_samples, num_global, self._placement.world_size)
             micro_batches.append(MicroBatch(part, factor, num_samples, is_last=number == last))
         return micro_batches
 

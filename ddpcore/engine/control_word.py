@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 CONTROL_GROUP = "rankdeck.control"
 """c10d's description of the group."""
 
-BEAT_S = 0.5
-"""Least time between two reductions. Each wakes a thread of gloo beside computing ones: at 0.1 s they took 2 percent of
-training on two cores, which is more than a quicker stop is worth (tests/bench/bench_engine.py)."""
+BEAT_S = 1.0
+"""Least time between two reductions. Each wakes a thread of gloo: where all cores compute, the main thread loses a
+millisecond to it, which is more than a quicker stop is worth."""
 
 MAX_STEPS_BETWEEN = 1000
 

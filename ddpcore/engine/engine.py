@@ -35,7 +35,7 @@ from ddpcore.engine.deadline import monotonic_deadline_s
 from ddpcore.engine.evaluation import Measure, evaluate
 from ddpcore.engine.loop import Loop, LoopOptions
 from ddpcore.engine.metric_log import open_log
-from ddpcore.engine.saving import Saving, Stateful
+from ddpcore.engine.saving import Saving
 from ddpcore.engine.seeds import seed_everything
 from ddpcore.errors import EngineUseError
 from ddpcore.order import SequentialOrder, ShuffledOrder
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
     from torch.utils.data import Dataset
 
+    from ddpcore.checkpoint import Stateful
     from ddpcore.engine.batches import MicroBatch
     from ddpcore.order import Order
     from ddpcore.placement import Placement
@@ -208,8 +209,11 @@ class Engine:
             options: Of `Batches`: `num_workers`, `prefetch`, and more of torch's DataLoader.
 
         Raises:
+            EngineUseError: There is a loader of this name, or `order` comes with `shuffle=False`.
             DdpcoreError: The data set, the order or the batch size make no sense, or differ between ranks.
         """
+        if order is not None and not shuffle:
+            raise EngineUseError("order and shuffle=False say two things: leave out shuffle, the order is as it is")
 
         def make_sampler() -> ElasticBatchSampler:
             num_samples = num_samples_of_dataset(dataset)
@@ -249,8 +253,9 @@ class Engine:
         Raises:
             CheckpointMismatchError: The checkpoint is one of other objects. Nothing has been touched.
             CadenceError: `every` is no cadence.
-            EngineUseError: An object cannot be saved.
+            EngineUseError: An object cannot be saved, or it is too late: see above.
         """
+        self._loop.check_takes_saving()
         saving = Saving(directory, every=every, keep_last=keep_last, keep_every=keep_every, objects=objects)
         self._closing.enter_context(saving)
         return self._loop.set_saving(saving, resume=resume)
@@ -320,6 +325,12 @@ class Engine:
         """Take metrics of this step: means are taken over samples, steps and ranks until the next line is written.
 
         `loss` is what the console shows. Every rank logs the same names. Nothing waits for an accelerator.
+
+        Args:
+            values: By name; tensors have one element.
+
+        Raises:
+            EngineUseError: A tensor has more elements, or none.
         """
         weight = self._num_local if self._micro_batch is None else self._micro_batch.num_samples
         for name, value in values.items():

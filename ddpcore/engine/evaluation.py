@@ -48,7 +48,8 @@ def evaluate(
         loader_options: More options of torch's DataLoader, `num_workers` for one.
 
     Raises:
-        EngineUseError: The data set is empty, or `measure` returned something else than a value for each sample.
+        SamplerArgumentError: The data set is empty.
+        EngineUseError: `measure` returned something else than a value for each sample.
     """
     sampler = EvaluationSampler(dataset)
     sums: dict[str, float] = {}

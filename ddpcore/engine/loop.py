@@ -12,9 +12,10 @@ from ddpcore import probe
 from ddpcore.engine.cadence import Cadence, Progress
 from ddpcore.engine.control_word import ControlWord, StopReason, Wishes
 from ddpcore.engine.goodput import Goodput
-from ddpcore.engine.metric_log import MetricLog, MetricMeans
+from ddpcore.engine.metric_lines import MetricLines
 from ddpcore.engine.seeds import random_state, restore_random_state, seed_everything
 from ddpcore.engine.stop_signals import StopSignals
+from ddpcore.errors import EngineUseError
 from ddpcore.samples import TrainingMark
 from ddpcore.wire import Phase
 
@@ -24,8 +25,13 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
+    from ddpcore.checkpoint import Stateful
     from ddpcore.engine.batches import Batches
-    from ddpcore.engine.saving import Resumed, Saving, Stateful
+    from ddpcore.engine.metric_log import MetricLog
+    from ddpcore.engine.saving import Resumed, Saving
+
+MARK_INTERVAL_S = 0.2
+"""Least time between two marks for the probe, which looks five times a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +63,6 @@ class Loop:
     """The boundaries of one training.
 
     Attributes:
-        step: Finished steps, over all attempts.
         stop_reason: Why training ended before its time, once it did.
         wants_stop: True asks all ranks to stop; one rank's wish is enough.
 
@@ -67,30 +72,50 @@ class Loop:
     """
 
     def __init__(self, options: LoopOptions, finish_step: Callable[[], None]) -> None:
-        self.step = 0
         self.stop_reason = StopReason.NONE
-        self._means = MetricMeans()
         self.wants_stop = False
         self._options = options
         self._finish_step = finish_step
         self._control = ControlWord(options.control_group)
+        self._lines = MetricLines(options.control_group, options.log, options.log_every)
         self._goodput = Goodput(_wall_time())
         self._parts: dict[str, Stateful] = {"goodput": self._goodput}
         self._saving: Saving | None = None
         self._resumed: Resumed | None = None
-        self._loss: Tensor | float | None = None
         self._taken_s: float | None = None
+        self._now = Progress(0, 0)
         self._step_began_s = 0.0
         self._aside_s = 0.0
+        self._marked_s = 0.0
         self._running: Batches | None = None
+        self._has_begun = False
         self._is_prepared = False
-        self._epoch = 0
-        self._line_began_s = 0.0
-        self._steps_of_line = 0
+
+    @property
+    def step(self) -> int:
+        """Finished steps, over all attempts."""
+        return self._now.step
 
     def add_part(self, name: str, part: Stateful) -> None:
-        """Have a part of the engine saved with every checkpoint, and set back before the next step."""
+        """Have a part of the engine saved with every checkpoint, and set back before the next step.
+
+        Raises:
+            EngineUseError: There is a part of this name.
+        """
+        if name in self._parts:
+            raise EngineUseError(f"there is a part called {name!r} already: give each loader a name of its own")
         self._parts[name] = part
+
+    def check_takes_saving(self) -> None:
+        """Refuse what `set_saving` could not make good.
+
+        Raises:
+            EngineUseError: Checkpoints are being saved already, or the steps have begun.
+        """
+        if self._saving is not None:
+            raise EngineUseError("checkpoint was called before: name everything that is to be saved in one call")
+        if self._has_begun:
+            raise EngineUseError("checkpoint comes too late: call it before steps, which go on from what it finds")
 
     def set_saving(self, saving: Saving, *, resume: bool) -> bool:
         """Save checkpoints from now on. Every rank calls it; blocks.
@@ -106,23 +131,20 @@ class Loop:
         self._resumed = saving.resume() if resume else None
         if self._resumed is None:
             return False
-        self.step = self._resumed.step
+        self._now = Progress(self._resumed.step, 0)
         return True
 
     def take(self, name: str, value: Tensor | float, weight: int) -> None:
         """Take a metric of the running step."""
-        if name == "loss":
-            self._loss = value
-        self._means.add(name, value, weight)
+        self._lines.take(name, value, weight)
 
     def is_due(self, every: Cadence) -> bool:
         """Say whether the running step completes a multiple of a cadence in steps or epochs: equal on all ranks."""
-        batches = self._running
-        if batches is None:
+        if self._running is None:
             return False
-        epoch = batches.epoch
-        ends_epoch = len(batches.sampler) == 1
-        return every.is_due(Progress(self.step, epoch), Progress(self.step + 1, epoch + ends_epoch))
+        step, epoch, _ = self._now
+        ends_epoch = len(self._running.sampler) == 1
+        return every.is_due(self._now, Progress(step + 1, epoch + ends_epoch))
 
     def add_aside(self, duration_s: float) -> None:
         """Take time within a step that is not training: an evaluation's."""
@@ -135,46 +157,32 @@ class Loop:
         with StopSignals(self._options.stop_patience_s) as signals:
             probe.marks.can_stop = True
             try:
-                while not self._is_over(batches, until):
+                while not self._is_over(until):
                     for content in batches.rest_of_epoch():
                         yield content
                         self._at_boundary(batches, until, signals)
-                        if self._is_over(batches, until):
+                        if self._is_over(until):
                             break
             finally:
                 self._running = None
                 probe.marks.can_stop = False
             self._control.drain()
         self.write_metrics()
-        self._save(self._progress(batches))
+        self._save(self._now)
         if self._saving is not None:
             with probe.phase(Phase.CHECKPOINT):
                 self._saving.wait()
 
     def write_metrics(self) -> None:
-        """Write the means of what has been logged since the last line. Every rank calls it; blocks for the others."""
-        means = self._means.take(self._options.control_group)
-        now_s = time.monotonic()
-        num_steps, self._steps_of_line = self._steps_of_line, 0
-        if not means:
-            return
-        if num_steps:
-            means["step_ms"] = 1000 * (now_s - self._line_began_s) / num_steps
-        self._line_began_s = now_s
-        if "loss" in means:
-            self._loss = means["loss"]
-        if self._options.log is not None:
-            means["goodput_frac"] = self._goodput.frac(_wall_time())
-            self._options.log.write(self.step, self._epoch, means)
+        """Write what has been logged since the last line. Every rank calls it; blocks for the others."""
+        self._lines.finish(self._now, self._goodput_frac())
 
-    def _progress(self, batches: Batches) -> Progress:
-        return Progress(self.step, batches.epoch, time.monotonic())
-
-    def _is_over(self, batches: Batches, until: Cadence) -> bool:
-        return bool(self.stop_reason) or until.is_reached(self._progress(batches))
+    def _is_over(self, until: Cadence) -> bool:
+        return bool(self.stop_reason) or until.is_reached(self._now)
 
     def _begin(self, batches: Batches) -> None:
         """Set the engine's parts back to the checkpoint, once the program has set up everything else."""
+        self._has_begun = True
         resumed, self._resumed = self._resumed, None
         if resumed is not None:
             for name, part in self._parts.items():
@@ -185,20 +193,17 @@ class Loop:
         elif resumed is not None or self.step == 0:
             # At another world size there is no state of this rank: begin anew, and differently at each resumption.
             seed_everything(self._options.seed, self.step, 1 + self._options.rank)
-        now = self._progress(batches)
-        self._epoch = now.epoch
-        self._line_began_s = self._step_began_s = now.elapsed_s
+        self._now = Progress(self.step, batches.epoch, time.monotonic())
+        self._step_began_s = self._now.elapsed_s
+        self._lines.begin(self._now)
         if self._saving is not None:
-            self._saving.begin(now)
+            self._saving.begin(self._now)
 
     def _at_boundary(self, batches: Batches, until: Cadence, signals: StopSignals) -> None:
-        before = self._progress(batches)
+        before = self._now
         self._finish_step()
         batches.sampler.finish_step()
-        self.step += 1
-        self._steps_of_line += 1
-        now = self._progress(batches)
-        self._epoch = now.epoch
+        now = self._now = Progress(before.step + 1, batches.epoch, time.monotonic())
         step_s = max(0.0, now.elapsed_s - self._step_began_s - self._aside_s)
         self._goodput.add_step(step_s)
         signals.step_done(step_s)
@@ -207,8 +212,7 @@ class Loop:
         if agreed.stop:
             self.stop_reason = agreed.stop
             signals.stop_reached()
-        if self._options.log_every.is_due(before, now):
-            self.write_metrics()
+        self._lines.at_boundary(before, now, self._goodput_frac)
         if self._saving is not None and not self._is_prepared:
             self._is_prepared = True
             self._saving.prepare(self._own_state(), random_state(self._options.device))
@@ -236,18 +240,24 @@ class Loop:
     def _own_state(self) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in self._parts.items()}
 
+    def _goodput_frac(self) -> float:
+        return self._goodput.frac(_wall_time())
+
     def _tell_probe(self, batches: Batches, until: Cadence) -> None:
-        loss = self._loss
+        loss = self._lines.loss
         if isinstance(loss, torch.Tensor) and loss.device.type != "cpu":
             # Reading it would wait for the accelerator; the next line's mean is a number.
             loss = None
-        probe.marks.training = TrainingMark(
-            last_step=batches.last_step(self.step, until),
-            goodput_frac=self._goodput.frac(_wall_time()),
-            checkpoint_step=self._saving.last_step if self._saving is not None else None,
-            checkpoint_taken_s=self._taken_s,
-        )
-        probe.report_step(self.step, loss, batches.epoch)
+        step, epoch, now_s = self._now
+        if now_s - self._marked_s >= MARK_INTERVAL_S:
+            self._marked_s = now_s
+            probe.marks.training = TrainingMark(
+                last_step=batches.last_step(step, until),
+                goodput_frac=self._goodput_frac(),
+                checkpoint_step=self._saving.last_step if self._saving is not None else None,
+                checkpoint_taken_s=self._taken_s,
+            )
+        probe.report_step(step, loss, epoch)
 
 
 def _wall_time() -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from torch import nn
 
@@ -17,23 +17,15 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from ddpcore.checkpoint import Stateful
+
 _log = logging.getLogger(__name__)
 
 ENGINE = "engine"
 """The engine's own part of a checkpoint, beside the objects' names."""
 
 
-class Stateful(Protocol):
-    """A model, an optimizer, a schedule: anything that can be saved and set back."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return all of it."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> object:
-        """Set it back."""
-
-
-class Resumed:
+class Resumed(NamedTuple):
     """What the engine had left in a checkpoint.
 
     Attributes:
@@ -42,10 +34,9 @@ class Resumed:
         per_rank: What this rank alone had saved; None at another world size.
     """
 
-    def __init__(self, step: int, own: dict[str, Any], per_rank: dict[str, Any] | None) -> None:
-        self.step = step
-        self.own = own
-        self.per_rank = per_rank
+    step: int
+    own: dict[str, Any]
+    per_rank: dict[str, Any] | None
 
 
 class Saving:

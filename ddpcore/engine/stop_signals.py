@@ -106,6 +106,10 @@ class StopSignals:
                 continue
             if not numbers:
                 return
+            if self._previous_fd >= 0:
+                # Whoever listened before, an event loop, still hears every signal.
+                with contextlib.suppress(OSError):
+                    os.write(self._previous_fd, numbers)
             num_terms = numbers.count(signal.SIGTERM)
             if num_terms and (deadline_s is not None or num_terms > 1):
                 _end_by_sigterm()

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import ddpcore
 from ddpcore.engine.control_word import StopReason
+from ddpcore.order import SequentialOrder
 from tests.support.warm_ranks import Outcome, WarmRanks, run_ranks, try_ranks
 
 if TYPE_CHECKING:
@@ -24,9 +25,9 @@ GLOBAL_BATCH = 12
 STEPS_PER_EPOCH = 9
 NUM_EPOCHS = 3
 UNTIL = f"{NUM_EPOCHS} epochs"
-LONG_EPOCHS = 60
+LONG_EPOCHS = 120
 LONG_UNTIL = f"{LONG_EPOCHS} epochs"
-"""Ranks agree twice a second: long enough for two stops."""
+"""Ranks agree once a second: long enough for two stops."""
 
 
 class Numbered(Dataset[tuple[int, Tensor, Tensor]]):
@@ -255,6 +256,23 @@ def errors(outcomes: list[Outcome]) -> list[str]:
     return [outcome.error for outcome in outcomes]
 
 
+def set_up_badly(engine: ddpcore.Engine, model: nn.Module, how: str, directory: str) -> None:
+    if how == "nothing to save":
+        engine.checkpoint(directory, every="1 step")
+    if how == "unsavable":
+        engine.checkpoint(directory, every="1 step", model=object())  # type: ignore[arg-type] # that is the point
+    if how == "reserved name":
+        engine.checkpoint(directory, every="1 step", engine=model)
+    if how == "loader twice":
+        engine.loader(Numbered(), global_batch_size=GLOBAL_BATCH)
+    if how == "two orders":
+        order = SequentialOrder(NUM_SAMPLES)
+        engine.loader(Numbered(), global_batch_size=GLOBAL_BATCH, order=order, shuffle=False, name="other")
+    if how == "checkpoint twice":
+        for _ in range(2):
+            engine.checkpoint(directory, every="1 step", model=model)
+
+
 def use_badly(how: str, directory: str) -> None:
     with ddpcore.Engine(
         precision="fp8" if how == "precision" else "fp32",
@@ -264,18 +282,17 @@ def use_badly(how: str, directory: str) -> None:
         model = engine.wrap(new_model())
         size = {"no samples": 0, "fewer samples than ranks": 1}.get(how, NUM_SAMPLES)
         batches = engine.loader(Numbered(size), global_batch_size=GLOBAL_BATCH)
-        if how == "nothing to save":
-            engine.checkpoint(directory, every="1 step")
-        if how == "unsavable":
-            engine.checkpoint(directory, every="1 step", model=object())  # type: ignore[arg-type] # that is the point
-        if how == "reserved name":
-            engine.checkpoint(directory, every="1 step", engine=model)
+        set_up_badly(engine, model, how, directory)
         if how == "backward outside":
             engine.backward(torch.ones(()))
         for batch in engine.steps(batches, until="soon" if how == "until" else "2 steps"):
             for _, inputs, _ in batch.micro_batches():
                 outputs = model(inputs)
                 engine.backward(outputs if how == "no mean" else outputs.mean())
+            if how == "checkpoint late":
+                engine.checkpoint(directory, every="1 step", model=model)
+            if how == "a vector":
+                engine.log(loss=torch.ones(3))
             engine.log(**{f"loss{engine.placement.rank}" if how == "metrics" else "loss": 1.0})
 
 
@@ -289,8 +306,13 @@ def use_badly(how: str, directory: str) -> None:
         ("nothing to save", "EngineUseError: a checkpoint of nothing"),
         ("unsavable", "EngineUseError: model cannot be saved: it has no state_dict"),
         ("reserved name", "EngineUseError: 'engine' is the name of the engine's own part"),
+        ("loader twice", "EngineUseError: there is a part called 'batches train' already"),
+        ("two orders", "EngineUseError: order and shuffle=False say two things"),
+        ("checkpoint twice", "EngineUseError: checkpoint was called before"),
+        ("checkpoint late", "EngineUseError: checkpoint comes too late"),
         ("backward outside", "EngineUseError: backward outside of a micro-batch"),
         ("no mean", "EngineUseError: backward wants the mean loss of a micro-batch, this one has shape (6, 1)"),
+        ("a vector", "EngineUseError: loss was logged with shape (3,): log one number"),
         ("metrics", "MetricMismatchError: rank 0 has logged loss0 and other ranks have not"),
         ("no samples", "SamplerArgumentError: "),
         ("fewer samples than ranks", "SamplerArgumentError: "),

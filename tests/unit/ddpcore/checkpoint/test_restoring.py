@@ -21,6 +21,9 @@ class Schedule:
         self.loaded: Any = None
         self.refuses = False
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"loaded": self.loaded}
+
     def load_state_dict(self, state_dict: Any) -> None:
         if self.refuses:
             raise ValueError("a state of other data")

@@ -1,0 +1,103 @@
+"""When a line of metrics is due, and what it says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from ddpcore.engine.metric_means import MetricMeans
+from ddpcore.errors import EngineUseError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+
+    from ddpcore.engine.cadence import Cadence, Progress
+    from ddpcore.engine.metric_log import MetricLog
+
+
+def _kept(name: str, value: Tensor | float) -> Tensor | float:
+    """Return a value that stays as it is, without waiting for an accelerator."""
+    if not isinstance(value, torch.Tensor):
+        return float(value)
+    if value.numel() != 1:
+        raise EngineUseError(f"{name} was logged with shape {tuple(value.shape)}: log one number, such as its mean")
+    return value.item() if value.device.type == "cpu" else value.detach().clone()
+
+
+class _Heading(NamedTuple):
+    """What a line is about."""
+
+    at: Progress
+    step_ms: float | None
+
+
+class MetricLines:
+    """The lines of one attempt. A line is written at the boundary after the one at which it was due.
+
+    Attributes:
+        loss: The newest one: of a step of this rank, or a line's mean; None before there is one.
+
+    Args:
+        group: As of `MetricMeans`.
+        log: Where rank 0 writes; None on the others.
+        every: In steps or epochs.
+    """
+
+    def __init__(self, group: ProcessGroup | None, log: MetricLog | None, every: Cadence) -> None:
+        self.loss: Tensor | float | None = None
+        self._means = MetricMeans(group)
+        self._log = log
+        self._every = every
+        self._heading: _Heading | None = None
+        self._began_s = 0.0
+        self._num_steps = 0
+
+    def begin(self, now: Progress) -> None:
+        """Count time from here on."""
+        self._began_s = now.elapsed_s
+
+    def take(self, name: str, value: Tensor | float, weight: int) -> None:
+        """Take a metric of the running step.
+
+        Raises:
+            EngineUseError: It is a tensor of more or fewer elements than one.
+        """
+        value = _kept(name, value)
+        if name == "loss":
+            self.loss = value
+        self._means.add(name, value, weight)
+
+    def at_boundary(self, before: Progress, now: Progress, goodput_frac: Callable[[], float]) -> None:
+        """Write the line that was due at the last boundary, and begin one that is due now. Every rank calls it."""
+        self._num_steps += 1
+        if self._heading is not None:
+            self._write(goodput_frac())
+        if self._every.is_due(before, now):
+            self._launch(now)
+
+    def finish(self, now: Progress, goodput_frac: float) -> None:
+        """Write what has been logged so far. Every rank calls it; blocks for the others."""
+        self._write(goodput_frac)
+        self._launch(now)
+        self._write(goodput_frac)
+
+    def _launch(self, now: Progress) -> None:
+        self._means.launch()
+        step_ms = 1000 * (now.elapsed_s - self._began_s) / self._num_steps if self._num_steps else None
+        self._heading = _Heading(now, step_ms)
+        self._began_s, self._num_steps = now.elapsed_s, 0
+
+    def _write(self, goodput_frac: float) -> None:
+        heading, self._heading = self._heading, None
+        means = self._means.arrived()
+        if heading is None or not means:
+            return
+        self.loss = means.get("loss", self.loss)
+        if heading.step_ms is not None:
+            means["step_ms"] = heading.step_ms
+        if self._log is not None:
+            self._log.write(heading.at.step, heading.at.epoch, {**means, "goodput_frac": goodput_frac})

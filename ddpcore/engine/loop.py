@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -86,7 +87,7 @@ class Loop:
         self._now = Progress(0, 0)
         self._step_began_s = 0.0
         self._aside_s = 0.0
-        self._marked_s = 0.0
+        self._marked_s = -math.inf
         self._running: Batches | None = None
         self._has_begun = False
         self._is_prepared = False
@@ -172,6 +173,7 @@ class Loop:
         if self._saving is not None:
             with probe.phase(Phase.CHECKPOINT):
                 self._saving.wait()
+        self._mark(batches, until)
 
     def write_metrics(self) -> None:
         """Write what has been logged since the last line. Every rank calls it; blocks for the others."""
@@ -236,6 +238,7 @@ class Loop:
         with probe.phase(Phase.CHECKPOINT):
             if self._saving.save(now, self._own_state(), random_state(self._options.device)):
                 self._taken_s = time.monotonic()
+                self._marked_s = -math.inf
 
     def _own_state(self) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in self._parts.items()}
@@ -248,16 +251,18 @@ class Loop:
         if isinstance(loss, torch.Tensor) and loss.device.type != "cpu":
             # Reading it would wait for the accelerator; the next line's mean is a number.
             loss = None
-        step, epoch, now_s = self._now
-        if now_s - self._marked_s >= MARK_INTERVAL_S:
-            self._marked_s = now_s
-            probe.marks.training = TrainingMark(
-                last_step=batches.last_step(step, until),
-                goodput_frac=self._goodput_frac(),
-                checkpoint_step=self._saving.last_step if self._saving is not None else None,
-                checkpoint_taken_s=self._taken_s,
-            )
-        probe.report_step(step, loss, epoch)
+        probe.report_step(self._now.step, loss, self._now.epoch)
+        if self._now.elapsed_s - self._marked_s >= MARK_INTERVAL_S:
+            self._mark(batches, until)
+
+    def _mark(self, batches: Batches, until: Cadence) -> None:
+        self._marked_s = self._now.elapsed_s
+        probe.marks.training = TrainingMark(
+            last_step=batches.last_step(self._now.step, until),
+            goodput_frac=self._goodput_frac(),
+            checkpoint_step=self._saving.last_step if self._saving is not None else None,
+            checkpoint_taken_s=self._taken_s,
+        )
 
 
 def _wall_time() -> float:

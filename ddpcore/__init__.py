@@ -1,23 +1,26 @@
 """What runs inside a rank: the training engine and its parts, named barriers, and the probe.
 
-The names below load on first use (PEP 562), so that importing `ddpcore.wire` never imports torch. Further parts of the
-engine are in modules of their own: `ddpcore.checkpoint`, `ddpcore.order`, `ddpcore.shares`, `ddpcore.balanced`.
+The names below load on first use, so that importing `ddpcore.wire` never imports torch. The packages show more of each
+part: `ddpcore.samplers`, `ddpcore.parallel`, `ddpcore.barriers`, `ddpcore.process_group`, `ddpcore.checkpoint`.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
+from ddpcore.lazy_names import lazy_names
+
 if TYPE_CHECKING:
-    from ddpcore.barriers import barrier, exchange, local_master_first, master_first, only_on_master, rank_zero_only
-    from ddpcore.checkpoint import Checkpointer
+    from ddpcore.barriers.first_one_first import local_master_first, master_first
+    from ddpcore.barriers.gates import barrier, exchange
+    from ddpcore.barriers.one_rank_blocks import only_on_master, rank_zero_only
+    from ddpcore.checkpoint.checkpointer import Checkpointer
     from ddpcore.engine.engine import Engine
-    from ddpcore.parallel import unwrap, wrap
+    from ddpcore.parallel.wrapping import unwrap, wrap
     from ddpcore.prefetch import Prefetcher
-    from ddpcore.probe import phase, report_step
-    from ddpcore.process_group import open_process_group
-    from ddpcore.samplers import ElasticBatchSampler
+    from ddpcore.probing.probe import phase, report_step
+    from ddpcore.process_group.open_group import open_process_group
+    from ddpcore.samplers.batch_sampler import ElasticBatchSampler
 
 __all__ = [
     "Checkpointer",
@@ -37,26 +40,23 @@ __all__ = [
     "wrap",
 ]
 
-_HOMES = {
-    "Checkpointer": "ddpcore.checkpoint",
-    "ElasticBatchSampler": "ddpcore.samplers",
-    "Engine": "ddpcore.engine.engine",
-    "Prefetcher": "ddpcore.prefetch",
-    "barrier": "ddpcore.barriers",
-    "exchange": "ddpcore.barriers",
-    "local_master_first": "ddpcore.barriers",
-    "master_first": "ddpcore.barriers",
-    "only_on_master": "ddpcore.barriers",
-    "open_process_group": "ddpcore.process_group",
-    "phase": "ddpcore.probe",
-    "rank_zero_only": "ddpcore.barriers",
-    "report_step": "ddpcore.probe",
-    "unwrap": "ddpcore.parallel",
-    "wrap": "ddpcore.parallel",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'ddpcore' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Checkpointer": "checkpoint.checkpointer",
+        "ElasticBatchSampler": "samplers.batch_sampler",
+        "Engine": "engine.engine",
+        "Prefetcher": "prefetch",
+        "barrier": "barriers.gates",
+        "exchange": "barriers.gates",
+        "local_master_first": "barriers.first_one_first",
+        "master_first": "barriers.first_one_first",
+        "only_on_master": "barriers.one_rank_blocks",
+        "open_process_group": "process_group.open_group",
+        "phase": "probing.probe",
+        "rank_zero_only": "barriers.one_rank_blocks",
+        "report_step": "probing.probe",
+        "unwrap": "parallel.wrapping",
+        "wrap": "parallel.wrapping",
+    },
+)

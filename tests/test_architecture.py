@@ -1,5 +1,6 @@
 """The rules of the house that a tool can check."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -17,9 +18,11 @@ TORCH_FREE = (
     "app.demo",
     "app.headless",
     "app.tui.console",
+    "ddpcore",
+    "ddpcore.barriers",
     "ddpcore.checkpoint.cli",
     "ddpcore.env",
-    "ddpcore.rank_state",
+    "ddpcore.probing.rank_state",
     "ddpcore.wire",
 )
 
@@ -65,16 +68,34 @@ def test_no_file_has_a_name_that_says_nothing() -> None:
     assert [path for path in source_files() if path.stem in FORBIDDEN_NAMES] == []
 
 
-def test_every_package_file_but_those_with_lazy_names_holds_only_a_docstring() -> None:
-    lazy = {ROOT / "ddpcore", ROOT / "ddpcore/checkpoint"}
-    inits = [path for path in source_files() if path.name == "__init__.py" and path.parent not in lazy]
+def package_files() -> list[Path]:
+    return [path for path in source_files() if path.name == "__init__.py"]
 
-    assert inits
-    for path in inits:
+
+def is_lazy(package_file: Path) -> bool:
+    return "__getattr__ = lazy_names(" in package_file.read_text()
+
+
+def test_every_package_file_without_lazy_names_holds_only_a_docstring() -> None:
+    plain = [path for path in package_files() if not is_lazy(path)]
+
+    assert plain
+    for path in plain:
         text = path.read_text().strip()
         assert text.startswith('"""'), path
         assert text.endswith('"""'), path
         assert text.count('"""') == 2, path
+
+
+def test_every_lazy_name_is_there() -> None:
+    packages = [".".join(path.parent.relative_to(ROOT).parts) for path in package_files() if is_lazy(path)]
+
+    assert "ddpcore.samplers" in packages
+    for package in packages:
+        module = importlib.import_module(package)
+        assert [name for name in module.__all__ if getattr(module, name).__name__ != name] == []
+        with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'never'"):
+            _ = module.never
 
 
 def test_the_launch_plug_in_is_never_declared_by_the_distribution() -> None:
@@ -83,7 +104,7 @@ def test_the_launch_plug_in_is_never_declared_by_the_distribution() -> None:
 
 def test_broad_excepts_stand_in_four_places_only() -> None:
     allowed = {
-        "ddpcore/probe.py",  # the probe's loop must never hurt training
+        "ddpcore/probing/probe.py",  # the probe's loop must never hurt training
         "ddpcore/launch_plugin/rankdeck_plugin.py",  # anything that escapes breaks the user's `import torch`
         "agent/daemon.py",  # one bad message must not end the daemon
         "app/cli.py",

@@ -21,7 +21,6 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from ddpcore import probe
 from ddpcore.checkpoint.catalog import Catalog
 from ddpcore.checkpoint.loading import Loader
 from ddpcore.checkpoint.meeting import Meeting
@@ -29,6 +28,7 @@ from ddpcore.checkpoint.saving import Saver
 from ddpcore.checkpoint.sites import find_site
 from ddpcore.errors import CheckpointCallError, CheckpointDirectoryError, CheckpointInvalidError
 from ddpcore.placement import current_placement
+from ddpcore.probing import probe
 
 if TYPE_CHECKING:
     from types import TracebackType

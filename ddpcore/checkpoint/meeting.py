@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ddpcore.agreement import common_problem, difference, speakers, spell_ranks
-from ddpcore.barriers import exchange
+from ddpcore.barriers.gates import exchange
 from ddpcore.errors import (
     BarrierTimeoutError,
     CheckpointCallError,

@@ -15,7 +15,7 @@ from ddpcore.engine.cadence import Cadence, Unit
 from ddpcore.engine.seeds import mix
 from ddpcore.nested import num_samples_of, split_samples
 from ddpcore.prefetch import Prefetcher
-from ddpcore.shares import loss_factor
+from ddpcore.samplers.shares import loss_factor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
     from ddpcore.placement import Placement
-    from ddpcore.samplers import ElasticBatchSampler
+    from ddpcore.samplers.batch_sampler import ElasticBatchSampler
 
 
 class MicroBatch(NamedTuple):

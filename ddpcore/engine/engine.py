@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ddpcore import probe
 from ddpcore.engine.batches import Batch, Batches
 from ddpcore.engine.cadence import Unit, parse_cadence
 from ddpcore.engine.control_word import CONTROL_GROUP, StopReason
@@ -38,12 +37,13 @@ from ddpcore.engine.metric_log import open_log
 from ddpcore.engine.saving import Saving
 from ddpcore.engine.seeds import seed_everything
 from ddpcore.errors import EngineUseError
-from ddpcore.order import SequentialOrder, ShuffledOrder
-from ddpcore.parallel import accumulate, unwrap, wrap
-from ddpcore.process_group import open_process_group
-from ddpcore.sampler_agreement import make_same_everywhere
-from ddpcore.sampler_arguments import num_samples_of_dataset
-from ddpcore.samplers import ElasticBatchSampler
+from ddpcore.parallel.wrapping import accumulate, unwrap, wrap
+from ddpcore.probing import probe
+from ddpcore.process_group.open_group import open_process_group
+from ddpcore.samplers.arguments import num_samples_of_dataset
+from ddpcore.samplers.batch_sampler import ElasticBatchSampler
+from ddpcore.samplers.order import SequentialOrder, ShuffledOrder
+from ddpcore.samplers.sampler_agreement import make_same_everywhere
 from ddpcore.wire import Phase
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 
     from ddpcore.checkpoint import Stateful
     from ddpcore.engine.batches import MicroBatch
-    from ddpcore.order import Order
     from ddpcore.placement import Placement
+    from ddpcore.samplers.order import Order
 
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from ddpcore.errors import EngineUseError
 from ddpcore.nested import map_tensors, num_samples_of
-from ddpcore.parallel import unwrap
-from ddpcore.samplers import EvaluationSampler
+from ddpcore.parallel.wrapping import unwrap
+from ddpcore.samplers.evaluation import EvaluationSampler
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddpcore import probe
 from ddpcore.engine.cadence import Cadence, Progress
 from ddpcore.engine.control_word import ControlWord, StopReason, Wishes
 from ddpcore.engine.goodput import Goodput
@@ -17,7 +16,8 @@ from ddpcore.engine.metric_lines import MetricLines
 from ddpcore.engine.seeds import random_state, restore_random_state, seed_everything
 from ddpcore.engine.stop_signals import StopSignals
 from ddpcore.errors import EngineUseError
-from ddpcore.samples import TrainingMark
+from ddpcore.probing import probe
+from ddpcore.probing.samples import TrainingMark
 from ddpcore.wire import Phase
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpcore.agreement import common_problem
-from ddpcore.barriers import exchange
+from ddpcore.barriers.gates import exchange
 from ddpcore.errors import EngineUseError
 
 if TYPE_CHECKING:

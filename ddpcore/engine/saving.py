@@ -10,7 +10,7 @@ from torch import nn
 from ddpcore.checkpoint import Checkpointer, restore
 from ddpcore.engine.cadence import Cadence, Progress, Unit, parse_cadence
 from ddpcore.errors import CheckpointContentError, CheckpointWriteError, EngineUseError
-from ddpcore.parallel import unwrap
+from ddpcore.parallel.wrapping import unwrap
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -2,7 +2,7 @@
 
 Three kinds of randomness are kept apart. The model's first weights come from the seed alone, so that every rank makes
 the same model. What a step draws (dropout) comes from seed, step and rank. What a sample draws (augmentation) should
-come from `ddpcore.order.sample_seed`, which knows of no rank.
+come from `ddpcore.samplers.order.sample_seed`, which knows of no rank.
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ddpcore
 from ddpcore.checkpoint import Checkpointer, restore
-from ddpcore.order import ShuffledOrder
-from ddpcore.shares import loss_factor
+from ddpcore.samplers import ShuffledOrder, loss_factor
 
 GLOBAL_BATCH = 32
 NUM_EPOCHS = 6

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from ddpcore import barriers, gate_session
+from ddpcore import barriers
+from ddpcore.barriers import gate_session
 from tests.support.warm_ranks import run_ranks
 
 if TYPE_CHECKING:

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch.utils.data import DistributedSampler
 
-from ddpcore.distributed_sampler import ElasticDistributedSampler
-from ddpcore.length_order import LengthGroupedOrder
-from ddpcore.order import BLOCK, Order, ShuffledOrder
-from ddpcore.samplers import ElasticBatchSampler
-from ddpcore.weighted_order import WeightedOrder
+from ddpcore.samplers.batch_sampler import ElasticBatchSampler
+from ddpcore.samplers.distributed_sampler import ElasticDistributedSampler
+from ddpcore.samplers.length_order import LengthGroupedOrder
+from ddpcore.samplers.order import BLOCK, Order, ShuffledOrder
+from ddpcore.samplers.weighted_order import WeightedOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from ddpcore.checkpoint import Checkpointer
 from ddpcore.checkpoint.directory import list_checkpoints
 from ddpcore.checkpoint.reading import verify
-from ddpcore.order import ShuffledOrder
-from ddpcore.samplers import ElasticBatchSampler
+from ddpcore.samplers.batch_sampler import ElasticBatchSampler
+from ddpcore.samplers.order import ShuffledOrder
 from tests.support.ranks import is_alive
 from tests.support.training_states import is_same
 from tests.support.waiting import until

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddpcore.process_group import open_process_group
+from ddpcore.process_group.open_group import open_process_group
 from tests.support.meeting import free_port
 from tests.support.warm_ranks import WarmRanks, run_ranks, try_ranks
 

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import ddpcore
 from ddpcore.engine.control_word import StopReason
-from ddpcore.order import SequentialOrder
+from ddpcore.samplers.order import SequentialOrder
 from tests.support.warm_ranks import Outcome, WarmRanks, run_ranks, try_ranks
 
 if TYPE_CHECKING:

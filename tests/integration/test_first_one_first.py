@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ddpcore import barriers, examiner
+from ddpcore import barriers
+from ddpcore.barriers import examiner
 from ddpcore.errors import DdpcoreError
 from tests.support.waiting import until
 from tests.support.warm_ranks import WarmRanks, run_ranks

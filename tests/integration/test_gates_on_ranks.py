@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from ddpcore import barriers, gate_session
+from ddpcore.barriers import gate_session, gates
+from ddpcore.barriers.gate_keys import go_key
+from ddpcore.barriers.whereabouts import GateKind
 from ddpcore.errors import BarrierDeadlockError, BarrierTimeoutError, DdpcoreError
-from ddpcore.gate_keys import go_key
-from ddpcore.whereabouts import GateKind
 from tests.support.waiting import until
 from tests.support.warm_ranks import WarmRanks, run_ranks
 
@@ -54,9 +54,9 @@ def arrive_early_or_at_the_end() -> float:
     if dist.get_rank() == 0:
         time.sleep(0.5)
         before_s = time.monotonic()
-        barriers.barrier("only one")
+        gates.barrier("only one")
         return before_s
-    barriers.barrier("only one")
+    gates.barrier("only one")
     return time.monotonic()
 
 
@@ -67,13 +67,13 @@ def test_rank_1_goes_on_only_when_rank_0_has_come_to_its_end() -> None:
 
 
 def pass_two(first_s: float) -> tuple[float, float]:
-    barriers.barrier("start")
+    gates.barrier("start")
     began_s = time.monotonic()
     if dist.get_rank() == 1:
         time.sleep(first_s)
-    barriers.barrier("first")
+    gates.barrier("first")
     middle_s = time.monotonic()
-    barriers.barrier("second")
+    gates.barrier("second")
     return middle_s - began_s, time.monotonic() - middle_s
 
 
@@ -84,11 +84,11 @@ def test_the_last_to_come_sets_the_time_for_all() -> None:
 
 
 def call_once_or_twice() -> tuple[str, str, float]:
-    barriers.barrier("epoch")
+    gates.barrier("epoch")
     if dist.get_rank() == 1:
-        barriers.leave()
+        gates.leave()
         return "", "", 0.0
-    return failure(lambda: barriers.barrier("epoch"))
+    return failure(lambda: gates.barrier("epoch"))
 
 
 def test_a_rank_that_has_left_after_fewer_calls_is_an_error_at_once_with_counts_and_lines_of_both_sides() -> None:
@@ -106,14 +106,14 @@ def test_a_rank_that_has_left_after_fewer_calls_is_an_error_at_once_with_counts_
 
 
 def wait_for_two_that_do_not_come() -> tuple[str, str, list[int]]:
-    barriers.barrier("start")
+    gates.barrier("start")
     rank = dist.get_rank()
     if rank >= 2:
         Path(f"missing-{rank}").touch()
         linger_for("never")
     linger_for("go")
     try:
-        barriers.barrier("epoch", timeout_s=2.5)
+        gates.barrier("epoch", timeout_s=2.5)
     except BarrierTimeoutError as error:
         return type(error).__name__, str(error), error.missing
     return "", "", []
@@ -146,11 +146,11 @@ def test_every_survivor_names_all_missing_ranks_with_their_lines() -> None:
 
 
 def wait_for_one_that_dies() -> tuple[str, str, float]:
-    barriers.barrier("start")
+    gates.barrier("start")
     if dist.get_rank() == 1:
         Path("ready").touch()
         linger_for("never")
-    return failure(lambda: barriers.barrier("epoch"))
+    return failure(lambda: gates.barrier("epoch"))
 
 
 def test_a_killed_rank_is_an_error_within_seconds() -> None:
@@ -170,8 +170,8 @@ def test_a_killed_rank_is_an_error_within_seconds() -> None:
 
 
 def wait_for_each_other() -> tuple[str, str, float]:
-    barriers.barrier("start")
-    return failure(lambda: barriers.barrier("left" if dist.get_rank() == 0 else "right"))
+    gates.barrier("start")
+    return failure(lambda: gates.barrier("left" if dist.get_rank() == 0 else "right"))
 
 
 def test_ranks_that_wait_for_each_other_both_get_both_sites_at_once() -> None:
@@ -185,14 +185,14 @@ def test_ranks_that_wait_for_each_other_both_get_both_sites_at_once() -> None:
 
 
 def give_up_one_and_meet_at_the_other() -> str:
-    barriers.barrier("start")
+    gates.barrier("start")
     told = ""
     if dist.get_rank() == 0:
         try:
-            barriers.barrier("only rank 0", timeout_s=20.0)
+            gates.barrier("only rank 0", timeout_s=20.0)
         except BarrierDeadlockError:
             told = "given up"
-    barriers.barrier("both", timeout_s=60.0)
+    gates.barrier("both", timeout_s=60.0)
     return told
 
 
@@ -201,13 +201,13 @@ def test_only_the_shorter_of_two_waits_is_given_up_and_the_ranks_meet_at_the_oth
 
 
 def be_slow(for_s: float) -> bool:
-    barriers.barrier("start")
+    gates.barrier("start")
     if dist.get_rank() == 1:
         time.sleep(for_s)
-    barriers.exchange("a", "x")
+    gates.exchange("a", "x")
     if dist.get_rank() == 0:
         time.sleep(for_s)
-    barriers.barrier("b")
+    gates.barrier("b")
     return True
 
 
@@ -217,23 +217,23 @@ def test_slow_ranks_are_waited_for() -> None:
 
 def meet_in_two_threads() -> bool:
     """Rank 0 comes to one gate in its main thread and, late, to another beside it; rank 1's main thread to both."""
-    barriers.barrier("start")
+    gates.barrier("start")
     if dist.get_rank() == 0:
         thread = threading.Thread(target=come_beside)
         thread.start()
-        barriers.barrier("main")
+        gates.barrier("main")
         thread.join()
     else:
         for _ in range(2):
-            barriers.barrier("beside")
-        barriers.barrier("main")
+            gates.barrier("beside")
+        gates.barrier("main")
     return True
 
 
 def come_beside() -> None:
-    barriers.barrier("beside")
+    gates.barrier("beside")
     time.sleep(2.5)
-    barriers.barrier("beside")
+    gates.barrier("beside")
 
 
 def test_main_threads_at_different_gates_are_no_deadlock_while_another_thread_may_come() -> None:
@@ -241,10 +241,10 @@ def test_main_threads_at_different_gates_are_no_deadlock_while_another_thread_ma
 
 
 def wait_beside_a_collective() -> tuple[str, str, float]:
-    barriers.barrier("start")
+    gates.barrier("start")
     if dist.get_rank() == 1:
         return failure(lambda: dist.all_reduce(torch.ones(1)))
-    return failure(lambda: barriers.barrier("epoch"))
+    return failure(lambda: gates.barrier("epoch"))
 
 
 def test_a_rank_in_a_collective_that_needs_this_one_is_an_error_at_once() -> None:
@@ -257,9 +257,9 @@ def test_a_rank_in_a_collective_that_needs_this_one_is_an_error_at_once() -> Non
 
 
 def come_and_stop_before_saying_so() -> tuple[str, str, float]:
-    barriers.barrier("start")
+    gates.barrier("start")
     if dist.get_rank() == 0:
-        return failure(lambda: barriers.barrier("epoch"))
+        return failure(lambda: gates.barrier("epoch"))
     session = gate_session.current_session()
     assert session is not None
     gate = session.journal.calls(GateKind.BARRIER, "epoch").enter(time.monotonic(), 60.0)
@@ -283,11 +283,11 @@ def test_a_last_rank_that_is_stopped_before_it_can_release_the_others_does_not_h
 def lose_the_store(port: int) -> tuple[str, str, float]:
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    barriers.barrier("start")
+    gates.barrier("start")
     if rank == 0:
         Path("ready").touch()
         linger_for("never")
-    return failure(lambda: barriers.barrier("epoch"))
+    return failure(lambda: gates.barrier("epoch"))
 
 
 def test_the_end_of_the_store_s_host_is_told_at_once() -> None:
@@ -305,14 +305,14 @@ def test_the_end_of_the_store_s_host_is_told_at_once() -> None:
 
 
 def call_in_a_child() -> str:
-    barriers.barrier("start")
+    gates.barrier("start")
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.write(write_end, failure(lambda: barriers.barrier("child"))[1].encode())
+        os.write(write_end, failure(lambda: gates.barrier("child"))[1].encode())
         os._exit(0)
     os.waitpid(pid, 0)
-    barriers.barrier("end")
+    gates.barrier("end")
     return os.read(read_end, 4096).decode()
 
 
@@ -323,10 +323,10 @@ def test_a_forked_child_is_told_that_it_is_no_rank_and_the_rank_goes_on() -> Non
 
 def pass_many(num_calls: int) -> int:
     for number in range(num_calls):
-        barriers.barrier(f"step {number}")
-        barriers.exchange("value", str(number))
+        gates.barrier(f"step {number}")
+        gates.exchange("value", str(number))
     time.sleep(1.2)
-    barriers.barrier("deleted")
+    gates.barrier("deleted")
     return gate_session.default_store().num_keys()
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddpcore.process_group import open_process_group
+from ddpcore.process_group.open_group import open_process_group
 from tests.support.meeting import FREE, free_port
 from tests.support.warm_ranks import run_ranks, try_ranks
 

@@ -10,7 +10,7 @@ import torch.distributed._functional_collectives as functional
 from torch import nn
 
 from ddpcore import barriers
-from ddpcore.barriers import only_on_master, rank_zero_only
+from ddpcore.barriers.one_rank_blocks import only_on_master, rank_zero_only
 from ddpcore.errors import BarrierUseError
 from tests.support.warm_ranks import run_ranks
 

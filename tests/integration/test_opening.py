@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 import ddpcore
-from ddpcore.equality import check_equal_everywhere
 from ddpcore.errors import DdpcoreError, GroupOpenError, UnequalRanksError
-from ddpcore.network import own_address, route_to
 from ddpcore.placement import ALONE, current_placement
-from ddpcore.process_group import open_process_group
+from ddpcore.process_group.equality import check_equal_everywhere
+from ddpcore.process_group.network import own_address, route_to
+from ddpcore.process_group.open_group import open_process_group
 from tests.support.meeting import FREE, free_port, meeting_env
 from tests.support.warm_ranks import WarmRanks, run_ranks
 

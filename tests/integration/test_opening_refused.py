@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from ddpcore import roll_call
 from ddpcore.errors import DdpcoreError
-from ddpcore.process_group import open_process_group
+from ddpcore.process_group import roll_call
+from ddpcore.process_group.open_group import open_process_group
 from tests.support.meeting import FREE, free_port, meeting_env
 from tests.support.waiting import until
 from tests.support.warm_ranks import Outcome, WarmRanks, try_ranks

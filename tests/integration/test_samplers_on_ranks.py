@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from ddpcore.evaluation import EvaluationSampler
-from ddpcore.order import SequentialOrder, ShuffledOrder
-from ddpcore.sampler_agreement import check_same_everywhere, make_same_everywhere
-from ddpcore.samplers import ElasticBatchSampler
-from ddpcore.shares import loss_factor
+from ddpcore.samplers.batch_sampler import ElasticBatchSampler
+from ddpcore.samplers.evaluation import EvaluationSampler
+from ddpcore.samplers.order import SequentialOrder, ShuffledOrder
+from ddpcore.samplers.sampler_agreement import check_same_everywhere, make_same_everywhere
+from ddpcore.samplers.shares import loss_factor
 from tests.support.warm_ranks import run_ranks, try_ranks
 
 if TYPE_CHECKING:

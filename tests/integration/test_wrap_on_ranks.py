@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddpcore.comm_hooks import CommHook, PowerSGD
-from ddpcore.ddp_arguments import construct, supported
 from ddpcore.errors import ModelMismatchError, WrapError
-from ddpcore.flight_recorder import FlightRecorder
 from ddpcore.nested import split_samples
-from ddpcore.parallel import accumulate, joined, unwrap, wrap
+from ddpcore.parallel.comm_hooks import CommHook, PowerSGD
+from ddpcore.parallel.ddp_arguments import construct, supported
+from ddpcore.parallel.wrapping import accumulate, joined, unwrap, wrap
+from ddpcore.probing.flight_recorder import FlightRecorder
 from tests.support.warm_ranks import run_ranks, try_ranks
 
 SAMPLES = 24

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from ddpcore.cursor import Cursor
-from ddpcore.distributed_sampler import ElasticDistributedSampler
-from ddpcore.evaluation import EvaluationSampler
-from ddpcore.length_order import LengthGroupedOrder
-from ddpcore.order import Order, SequentialOrder, ShuffledOrder
-from ddpcore.samplers import ElasticBatchSampler
+from ddpcore.samplers.batch_sampler import ElasticBatchSampler
+from ddpcore.samplers.cursor import Cursor
+from ddpcore.samplers.distributed_sampler import ElasticDistributedSampler
+from ddpcore.samplers.evaluation import EvaluationSampler
+from ddpcore.samplers.length_order import LengthGroupedOrder
+from ddpcore.samplers.order import Order, SequentialOrder, ShuffledOrder
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
 
-from ddpcore.length_order import LengthGroupedOrder
-from ddpcore.order import MAX_NUM_SAMPLES, ShuffledOrder
-from ddpcore.weighted_order import WeightedOrder
+from ddpcore.samplers.length_order import LengthGroupedOrder
+from ddpcore.samplers.order import MAX_NUM_SAMPLES, ShuffledOrder
+from ddpcore.samplers.weighted_order import WeightedOrder
 
 SEEDS = st.integers(0, 2**64 - 1)
 EPOCHS = st.integers(0, 2**40)

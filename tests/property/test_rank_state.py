@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddpcore.rank_state import RankIdentity, RankState
-from ddpcore.samples import BarrierMark, GroupMembers, RecorderDump, RecorderEntry, Sample, StepMark
-from ddpcore.stack import CodeRoots
+from ddpcore.probing.rank_state import RankIdentity, RankState
+from ddpcore.probing.samples import BarrierMark, GroupMembers, RecorderDump, RecorderEntry, Sample, StepMark
+from ddpcore.probing.stack import CodeRoots
 from ddpcore.wire import (
     MAX_REPORT_BYTES,
     WIRE_VERSION,
@@ -55,7 +55,9 @@ members = st.dictionaries(
 )
 stacks = st.lists(
     st.tuples(
-        st.sampled_from(["/torch/optim/a.py", "/torch/distributed/distributed_c10d.py", "/ddpcore/barriers.py", "<x>"])
+        st.sampled_from(
+            ["/torch/optim/a.py", "/torch/distributed/distributed_c10d.py", "/ddpcore/barriers/gates.py", "<x>"]
+        )
         | any_text,
         st.integers(0, 10**6),
         any_text,

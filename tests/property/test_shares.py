@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 
 from ddpcore.errors import SamplerArgumentError
-from ddpcore.shares import RankMemory, fit_memory, loss_factor, split, suggest_weights
+from ddpcore.samplers.shares import RankMemory, fit_memory, loss_factor, split, suggest_weights
 
 WEIGHTS = st.lists(st.integers(0, 10**6), min_size=1, max_size=20).filter(any)
 MEMORIES = st.lists(

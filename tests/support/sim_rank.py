@@ -1,6 +1,7 @@
 """A simulated rank: a process with a main thread that runs a program and a probe that watches it.
 
-The probe is the real core (`ddpcore.rank_state`); what the shell around it would read from torch is made up here.
+The probe is the real core (`ddpcore.probing.rank_state`); what the shell around it would read from torch is made up
+here.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from collections import deque
 from random import Random
 
 from agent.wire import ProcessState
-from ddpcore.rank_state import RankIdentity, RankState
-from ddpcore.samples import BarrierMark, GroupMembers, RecorderDump, RecorderEntry, Sample, StackLine, StepMark
-from ddpcore.stack import CodeRoots
+from ddpcore.probing.rank_state import RankIdentity, RankState
+from ddpcore.probing.samples import BarrierMark, GroupMembers, RecorderDump, RecorderEntry, Sample, StackLine, StepMark
+from ddpcore.probing.stack import CodeRoots
 from ddpcore.wire import BARRIER_GROUP, FIRST_GROUP, Phase, decode_report, encode_report
 from ddpcore.wire import RankReport as RankReport  # noqa: PLC0414 - for the simulation's other half
 from tests.support.sim_program import PROGRAM_FILE, BeginStep, Call, EndStep, Meeting, Program, Work

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpcore.process_group import open_process_group
+from ddpcore.process_group.open_group import open_process_group
 
 how, port, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
 group = open_process_group(f"tcp://127.0.0.1:{port}", rank=rank, world_size=2, join_timeout_s=60)

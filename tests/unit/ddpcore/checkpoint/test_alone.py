@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import ddpcore.checkpoint
-from ddpcore import probe
 from ddpcore.checkpoint import Checkpointer
 from ddpcore.checkpoint.directory import RunLock, checkpoint_name, list_checkpoints, step_of
 from ddpcore.errors import CheckpointCallError, CheckpointDirectoryError, CheckpointInvalidError, StateNotStorableError
+from ddpcore.probing import probe
 from tests.support.warm_ranks import template_pid
 
 if TYPE_CHECKING:

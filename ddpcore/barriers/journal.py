@@ -1,0 +1,124 @@
+"""What this process has done at gates and does now: written by the threads that come to gates, read by its heart."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from itertools import count
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+from ddpcore.barriers.gate_keys import gate_key
+from ddpcore.barriers.whereabouts import MAX_CALLS, Call, GateKind
+from ddpcore.probing.stack import sendable
+from ddpcore.wire import Place
+
+if TYPE_CHECKING:
+    from ddpcore.probing.samples import StackLine
+
+MAX_LABEL_CHARS = 256
+
+
+class OpenWait(NamedTuple):
+    """A gate that a thread has come to and not passed."""
+
+    kind: GateKind
+    label: str
+    nth: int
+    """How many calls of this label there have been."""
+    key: str
+    entered_s: float
+    """Monotonic time."""
+    timeout_s: float | None
+    master: int | None = None
+
+
+class LabelCalls:
+    """The calls of one label.
+
+    Attributes:
+        nth: How many there have been.
+        last_s: Monotonic time of the last one.
+        line: The user's line of the last one.
+        finished: How many blocks this rank has done as the one that goes first.
+    """
+
+    __slots__ = ("_key_end", "_key_start", "_numbers", "finished", "kind", "label", "last_s", "line", "nth")
+
+    def __init__(self, kind: GateKind, scope: str, label: str) -> None:
+        self.kind = kind
+        self.label = label
+        self.nth = 0
+        self.last_s = 0.0
+        self.line: StackLine = ("", 0, "")
+        self.finished = 0
+        self._numbers = count(1)
+        self._key_start, self._key_end = gate_key(kind, scope, label)
+
+    def enter(self, now_s: float, timeout_s: float | None, master: int | None = None) -> OpenWait:
+        """Count a call."""
+        # One bytecode: threads never get the same number.
+        self.nth = nth = next(self._numbers)
+        self.last_s = now_s
+        key = f"{self._key_start}{nth}{self._key_end}"
+        return OpenWait(self.kind, self.label, nth, key, now_s, timeout_s, master)
+
+    def told(self) -> Call:
+        """Return the last call as the others may know it."""
+        file, number, function = self.line
+        place = Place(sendable(file, 4096), number, sendable(function, 256)) if file else None
+        return Call(self.kind, self.label, self.nth, place)
+
+
+class Journal:
+    """This process's side of the gates of one process group.
+
+    Attributes:
+        wait: What the main thread waits in; replaced whole.
+        num_threads: How many threads have come to gates.
+    """
+
+    def __init__(self) -> None:
+        self.wait: OpenWait | None = None
+        self.num_threads = 0
+        self._calls: dict[tuple[GateKind, str], LabelCalls] = {}
+        self._lock = threading.Lock()
+
+    def calls(self, kind: GateKind, label: str, scope: str = "") -> LabelCalls:
+        """Return the calls of a label.
+
+        Args:
+            kind: Of gate.
+            label: As the program gives it.
+            scope: Name of the node whose gate it is; always the same for one kind.
+        """
+        return self._calls.get((kind, label)) or self._begin(kind, label, scope)
+
+    def count(self, kind: GateKind, label: str) -> int:
+        """Return how often this rank has come to a gate."""
+        calls = self._calls.get((kind, label))
+        return calls.nth if calls else 0
+
+    def finished(self, kind: GateKind, label: str) -> int:
+        """Return how many of its blocks of this label this rank has done first."""
+        calls = self._calls.get((kind, label))
+        return calls.finished if calls else 0
+
+    def latest(self) -> tuple[Call, ...]:
+        """Return the last call of each of the latest labels, the latest first."""
+        with self._lock:
+            calls = [calls for calls in self._calls.values() if calls.nth]
+        latest = heapq.nlargest(MAX_CALLS, dict.fromkeys(calls), key=attrgetter("last_s"))
+        return tuple(calls.told() for calls in latest)
+
+    def _begin(self, kind: GateKind, label: str, scope: str) -> LabelCalls:
+        told = told_label(label)
+        with self._lock:
+            calls = self._calls.get((kind, told)) or LabelCalls(kind, scope, told)
+            self._calls[kind, told] = self._calls[kind, label] = calls
+        return calls
+
+
+def told_label(label: str) -> str:
+    """Return a label as messages carry it: two that agree in their first 256 characters are one."""
+    return sendable(label, MAX_LABEL_CHARS)

@@ -1,0 +1,67 @@
+"""Sees the other ranks through what they leave in the store, and through the kernel where they share a machine."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from ddpcore.barriers.gate_keys import beat_key, gone_key
+from ddpcore.barriers.process_table import process_state
+from ddpcore.barriers.whereabouts import Beat, ProcessState, Sighting, decode_beat, silence_s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch._C._distributed_c10d import Store
+
+MAX_BASE_AGE_S = 600.0
+"""How old a first look may get: two machines' clocks drift apart, by 50 ppm at the worst."""
+
+
+class Observer:
+    """What this rank has seen of the others; any thread may look, each through a store connection of its own.
+
+    Args:
+        machine: This process's `this_machine`.
+        session: This process's n-th process group in this store: what others said in earlier ones is past.
+    """
+
+    def __init__(self, machine: str, session: int = 1) -> None:
+        self._machine = machine
+        self._session = session
+        self._first: dict[int, tuple[float, Beat]] = {}
+        self._lock = threading.Lock()
+
+    def look(self, store: Store, ranks: Iterable[int], now_s: float) -> dict[int, Sighting]:
+        """Return what is known of some ranks: two or three round trips each."""
+        return {rank: self.look_at(store, rank, now_s) for rank in ranks}
+
+    def look_at(self, store: Store, rank: int, now_s: float) -> Sighting:
+        """Return what is known of a rank."""
+        beat = self._read(store, rank)
+        if beat is None:
+            return Sighting()
+        process = self._process(store, rank, beat)
+        if process is ProcessState.GONE and not beat.has_left:
+            # It may have said goodbye between the two looks.
+            beat = self._read(store, rank) or beat
+        return Sighting(beat, process, self._silence_s(rank, beat, now_s))
+
+    def _read(self, store: Store, rank: int) -> Beat | None:
+        key = beat_key(rank)
+        beat = decode_beat(store.get(key)) if store.check([key]) else None
+        return beat if beat is not None and beat.session >= self._session else None
+
+    def _process(self, store: Store, rank: int, beat: Beat) -> ProcessState:
+        if beat.machine and beat.machine == self._machine:
+            return process_state(beat.pid, beat.started_ticks)
+        return ProcessState.GONE if store.check([gone_key(rank)]) else ProcessState.UNKNOWN
+
+    def _silence_s(self, rank: int, beat: Beat, now_s: float) -> float | None:
+        with self._lock:
+            first = self._first.get(rank)
+            has_moved = first is not None and beat.uptime_s != first[1].uptime_s
+            if first is None or (has_moved and now_s - first[0] > MAX_BASE_AGE_S):
+                self._first[rank] = (now_s, beat)
+                return None
+        return silence_s(first, beat, now_s)

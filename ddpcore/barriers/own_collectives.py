@@ -1,0 +1,58 @@
+"""What this process has called of torch.distributed, as far as its recorder tells."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpcore.barriers.whereabouts import GateKind, Wait
+from ddpcore.probing.flight_recorder import FlightRecorder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpcore.probing.samples import RecorderEntry, StackLine
+    from ddpcore.wire import Place
+
+_BLOCKING_FILE = "/torch/distributed/distributed_c10d.py"
+_NOT_COLLECTIVE = frozenset({"init_process_group", "new_group", "destroy_process_group"})
+
+
+class OwnCollectives:
+    """Reads the flight recorder. Any thread; a reading costs 0.6 ms."""
+
+    def __init__(self) -> None:
+        self._recorder = FlightRecorder()
+
+    def called(self, group: str) -> int:
+        """Return the number of the last collective called in a group, 0 before the first."""
+        return max((entry.seq for entry in self._entries() if entry.group == group), default=0)
+
+    def blocking(self, stack: Sequence[StackLine], place: Place | None) -> Wait | None:
+        """Return the collective that the main thread is blocked in, if that can be told for certain.
+
+        It can of the functions of torch.distributed, in which a thread waits visibly; not of `Work.wait()`, of
+        backward, and of NCCL, whose calls return at once.
+
+        Args:
+            stack: Of the main thread, innermost frame first.
+            place: The user's line in it.
+        """
+        if not stack or not stack[0][0].endswith(_BLOCKING_FILE) or stack[0][2] in _NOT_COLLECTIVE:
+            return None
+        pending = [entry for entry in self._entries() if not entry.is_retired]
+        if not pending:
+            return None
+        newest = pending[-1]
+        members = self._recorder.members().get(newest.group)
+        operation = newest.op.partition(":")[2] or newest.op
+        return Wait(
+            GateKind.COLLECTIVE,
+            operation,
+            newest.seq,
+            place=place,
+            group=newest.group,
+            ranks=members.ranks if members else (),
+        )
+
+    def _entries(self) -> list[RecorderEntry]:
+        return [entry for entry in self._recorder.dump().entries if not entry.is_p2p and entry.seq > 0]

@@ -1,0 +1,158 @@
+"""Data parallel in one process with several devices, evenly or with a smaller share for device 0.
+
+One process a device (`ddpcore.parallel.wrap`) is faster and the rule. This is for notebooks and for programs that are
+one process for other reasons.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import parallel_apply
+
+from ddpcore.errors import WrapError
+from ddpcore.nested import map_tensors, num_samples_of, split_sizes, zip_leaves
+from ddpcore.parallel.balanced_split import balanced_sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+Scalars = Literal["mean", "sum"]
+
+
+class BalancedDataParallel(nn.DataParallel[nn.Module]):
+    """`nn.DataParallel` whose devices take unequal shares, with results and gradients as on one device.
+
+    Tensors among the arguments, in keywords and nested too, are cut in dimension 0 and must agree on its size; 0-dim
+    tensors and everything else go to every device as they are. Outputs are put together on the output device: tensors
+    in dimension 0, other things than tensors as the first device has them.
+
+    A 0-dim output is one figure for several samples, and devices have different numbers of them: `nn.DataParallel`
+    returns a vector of such figures, whose mean is not that of the samples. Here it becomes one figure again, as
+    `scalars` says; 0-dim integers are counts and always added up.
+
+    Which GPUs there are is decided by CUDA_VISIBLE_DEVICES before anything touches CUDA. On a machine without an
+    accelerator, or with one device, the module simply runs. As in `nn.DataParallel`, what `forward` stores on the
+    module is lost on all devices but the first, and BatchNorm sees each device's share alone.
+
+    Args:
+        module: With all parameters and buffers on the first device.
+        device_ids: All devices if None.
+        output_device: The first if None.
+        first_device_batch: Samples of a whole step that device 0 takes: see `balanced_sizes`. None: an even split.
+        accumulation_steps: Forwards of a step.
+        scalars: What a 0-dim float output is: a mean over the samples, or their sum.
+
+    Attributes:
+        devices: Empty without an accelerator.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: Sequence[int | torch.device] | None = None,
+        output_device: int | torch.device | None = None,
+        *,
+        first_device_batch: int | None = None,
+        accumulation_steps: int = 1,
+        scalars: Scalars = "mean",
+    ) -> None:
+        super().__init__(module, device_ids, output_device)
+        balanced_sizes(0, 1, first_device_batch, accumulation_steps)
+        self.first_device_batch = first_device_batch
+        self.accumulation_steps = accumulation_steps
+        self.scalars: Scalars = scalars
+        kind = self.src_device_obj.type if self.device_ids else "cpu"
+        self.devices = [torch.device(kind, index) for index in self.device_ids]
+        self.gather_device = torch.device(kind, self.output_device) if self.device_ids else torch.device("cpu")
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module on the devices' shares.
+
+        Raises:
+            UnsplittableBatchError: The arguments disagree on the number of samples, or have none.
+            WrapError: The module is not on the first device.
+        """
+        if not self.devices:
+            return self.module(*inputs, **kwargs)
+        self._check_module()
+        num_samples = num_samples_of((inputs, kwargs), "arguments", are_lists_cut=False)
+        sizes = balanced_sizes(num_samples, len(self.devices), self.first_device_batch, self.accumulation_steps)
+        # An empty batch has no device to go to: it runs on the first, so that the output has its shape.
+        used = [index for index, size in enumerate(sizes) if size] or [0]
+        parts = split_sizes((inputs, kwargs), sizes, are_lists_cut=False, name="arguments")
+        shares = [map_tensors(partial(Tensor.to, device=self.devices[i], non_blocking=True), parts[i]) for i in used]
+        outputs = self._outputs(used, [args for args, _ in shares], [keywords for _, keywords in shares])
+        return gathered(outputs, [sizes[index] for index in used], self.gather_device, self.scalars)
+
+    def _outputs(self, used: list[int], inputs: list[Any], kwargs: list[dict[str, Any]]) -> list[Any]:
+        if used == [0]:
+            return [self.module(*inputs[0], **kwargs[0])]
+        # Parameters are copied from the first device, even where it takes no samples.
+        replicas = self.replicate(self.module, self.devices[: used[-1] + 1])
+        return self.apply_replicas([replicas[i] for i in used], inputs, kwargs, [self.devices[i] for i in used])
+
+    def apply_replicas(
+        self,
+        replicas: Sequence[nn.Module],
+        inputs: Sequence[Any],
+        kwargs: Sequence[dict[str, Any]],
+        devices: Sequence[torch.device],
+    ) -> list[Any]:
+        """Run each replica on its device, each in a thread."""
+        return parallel_apply(
+            [in_same_autocast(replica, devices[0].type) for replica in replicas], inputs, kwargs, devices
+        )
+
+    def _check_module(self) -> None:
+        for name, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
+            if tensor.device != self.devices[0]:
+                raise WrapError(
+                    f"{name!r} is on {tensor.device}: data parallel copies a module from its first device, "
+                    f"module.to({str(self.devices[0])!r}) before the forward"
+                )
+
+
+def gathered(outputs: Sequence[Any], sizes: Sequence[int], device: torch.device, scalars: Scalars) -> Any:
+    """Put the devices' outputs together, as `BalancedDataParallel` says.
+
+    Args:
+        outputs: Of each device; trees of one shape.
+        sizes: Samples of each device.
+        device: Where to.
+        scalars: What 0-dim floats are.
+    """
+
+    def join(leaves: list[Any]) -> Any:
+        if not isinstance(leaves[0], Tensor):
+            return leaves[0]
+        tensors = [leaf.to(device, non_blocking=device.type != "cpu") for leaf in leaves]
+        if tensors[0].ndim:
+            return torch.cat(tensors)
+        if len(tensors) == 1:
+            return tensors[0]
+        stacked = torch.stack(tensors)
+        if scalars == "mean" and stacked.is_floating_point():
+            stacked = stacked * (torch.tensor(sizes, dtype=stacked.dtype, device=device) / sum(sizes))
+        return stacked.sum()
+
+    return zip_leaves(join, outputs)
+
+
+def in_same_autocast(replica: nn.Module, kind: str) -> Any:
+    """Have a replica's thread compute in the caller's autocast dtype.
+
+    Torch hands its threads whether autocast is on, but not the dtype: bfloat16 becomes float16 there.
+    Source: torch/nn/parallel/parallel_apply.py, torch 2.13.
+    """
+    if not torch.is_autocast_enabled(kind):
+        return replica
+    return partial(_call_in_autocast, replica, kind, torch.get_autocast_dtype(kind))
+
+
+def _call_in_autocast(replica: Callable[..., Any], kind: str, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
+    with torch.autocast(kind, dtype):
+        return replica(*args, **kwargs)

@@ -1,0 +1,1 @@
+"""What the rank says of itself: the probe, what it reads, and how it gets into an unmodified script."""

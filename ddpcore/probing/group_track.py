@@ -1,0 +1,151 @@
+"""Follows one process group through counters and full dumps. Pure; a part of `ddpcore.probing.rank_state`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpcore.probing.stack import sendable
+from ddpcore.wire import GroupReport
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpcore.probing.samples import RecorderEntry
+
+WAIT_SAMPLES = 2
+"""Samples that must see the same unfinished operation: retirement trails completion by up to 2.4 ms."""
+
+MAX_SIZES = 8
+MAX_DIMS = 8
+"""Shapes named in a report, and dimensions of each: coalesced operations have hundreds."""
+
+_MAX_OP_CHARS = 64
+
+
+class GroupTrack:
+    """Where this rank stands in one process group.
+
+    Attributes:
+        group: c10d's name; empty until a full dump has told it.
+        quiet_samples: Samples in a row with unchanged counters.
+        changed_s: When the group was last seen to move.
+        is_dumped: The last full dump shows the present position.
+        is_pending: The counters say that the last operation is not over.
+    """
+
+    __slots__ = (
+        "_completed",
+        "_completed_seq",
+        "_dumped_enqueued",
+        "_enqueued",
+        "_enqueued_seq",
+        "_has_unfinished",
+        "_op",
+        "_pending_samples",
+        "_pending_since_s",
+        "_sizes",
+        "changed_s",
+        "group",
+        "is_dumped",
+        "is_pending",
+        "quiet_samples",
+    )
+
+    def __init__(self) -> None:
+        self.group = ""
+        self.quiet_samples = 0
+        self.changed_s = 0.0
+        self.is_dumped = False
+        self.is_pending = False
+        self._enqueued = -1
+        self._completed = -1
+        self._pending_samples = 0
+        self._pending_since_s = 0.0
+        self._dumped_enqueued = -1
+        self._has_unfinished = False
+        self._enqueued_seq = 0
+        self._completed_seq = 0
+        self._op = ""
+        self._sizes: list[list[int]] = []
+
+    @property
+    def is_waiting(self) -> bool:
+        """True when samples and a full dump agree that the last called collective is not over."""
+        return self._pending_samples >= WAIT_SAMPLES and self._is_unfinished
+
+    @property
+    def _is_unfinished(self) -> bool:
+        return self._has_unfinished and self._dumped_enqueued == self._enqueued
+
+    def observe(self, enqueued: int, completed: int, now_s: float) -> None:
+        """Take the counters of one sample."""
+        has_moved = enqueued != self._enqueued
+        if has_moved or completed != self._completed:
+            self.quiet_samples = 1
+            self.changed_s = now_s
+            self.is_dumped = False
+        else:
+            self.quiet_samples += 1
+        self.is_pending = completed < enqueued
+        if not self.is_pending:
+            self._pending_samples = 0
+            self._completed_seq = self._enqueued_seq
+            self._has_unfinished = False
+        elif has_moved or self._pending_samples == 0:
+            self._pending_samples = 1
+            self._pending_since_s = now_s
+        else:
+            self._pending_samples += 1
+        self._enqueued, self._completed = enqueued, completed
+
+    def learn(self, entries: Sequence[RecorderEntry], counters: tuple[int, int] | None) -> None:
+        """Take this group's part of a full dump.
+
+        Args:
+            entries: Its collectives in the ring.
+            counters: As the dump shows them: when they differ from the last sample's, the rank has moved in between,
+                and the entries tell how far it has come but not what it waits in.
+        """
+        is_current = counters == (self._enqueued, self._completed)
+        self.is_dumped = is_current
+        if not entries:
+            return
+        newest = max(entries, key=_seq)
+        unfinished = [entry.seq for entry in entries if not entry.is_retired]
+        self._has_unfinished = is_current and self.is_pending and bool(unfinished)
+        self._dumped_enqueued = self._enqueued if is_current else -1
+        self.group = newest.group
+        self._enqueued_seq = newest.seq
+        self._completed_seq = min(unfinished) - 1 if self._has_unfinished else newest.seq
+        self._op = sendable(newest.op.partition(":")[2] or newest.op, _MAX_OP_CHARS)
+        self._sizes = [list(shape[:MAX_DIMS]) for shape in newest.sizes[:MAX_SIZES]]
+
+    def report(self, name: str, ranks: list[int], now_s: float) -> GroupReport:
+        """Return the group as a report shows it.
+
+        Args:
+            name: The group's name among all ranks.
+            ranks: Sorted members, empty for all ranks of the job.
+            now_s: Time of the last sample.
+        """
+        return GroupReport(
+            group=name,
+            enqueued_seq=self._enqueued_seq,
+            completed_seq=self._completed_seq,
+            op=self._op,
+            sizes=self._sizes,
+            waiting_s=max(0.0, now_s - self._pending_since_s) if self._is_unfinished else 0.0,
+            is_waiting=self.is_waiting,
+            ranks=ranks,
+        )
+
+    def validate(self) -> None:
+        """Assert what holds after every step."""
+        assert 0 <= self._completed_seq <= self._enqueued_seq
+        assert not self._has_unfinished or self.is_pending
+        assert not self.is_waiting or self._completed_seq < self._enqueued_seq
+        assert self.is_pending == (self._pending_samples > 0)
+
+
+def _seq(entry: RecorderEntry) -> int:
+    return entry.seq

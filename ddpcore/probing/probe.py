@@ -1,0 +1,383 @@
+"""The probe: one daemon thread that says what this rank does, and the marks a program may set.
+
+The thread never raises into training, never blocks on a socket, shares no lock with training and logs nothing. Five
+times a second, ten times while a collective is pending, it reads the recorder's counters and the main thread's stack
+and folds them in `rank_state`. Five times a second, and at once when a wait begins or ends, it sends one datagram. A
+report that does not get through leaves a gap in `report_seq` and is forgotten: the next one says it all again.
+
+What the main thread says (`report_step`, `phase`, barriers) it leaves in `marks`, as whole immutable values.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import select
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, SupportsFloat, assert_never
+
+from ddpcore.errors import UnknownPhaseError
+from ddpcore.probing.code_places import stack_of
+from ddpcore.probing.faults import StepFaults, pause, strike
+from ddpcore.probing.rank_state import RankIdentity, RankState
+from ddpcore.probing.samples import Sample, StepMark
+from ddpcore.wire import (
+    MAX_REPORT_BYTES,
+    FaultKind,
+    MalformedReportError,
+    Phase,
+    SlowDown,
+    StopTraining,
+    decode_request,
+    encode_report,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from contextlib import AbstractContextManager
+
+    from ddpcore.env import ProbeEnv, TorchrunEnv
+    from ddpcore.probing.samples import BarrierMark, Counters, GroupMembers, RecorderDump, TrainingMark
+    from ddpcore.probing.stack import CodeRoots
+    from ddpcore.wire import ProbeRequest
+
+TICK_S = 0.2
+"""Between samples while the rank works. The thread takes 0.2 % of a core so, 0.3 % at half the time, beside four
+ranks on two cores: training empties the caches, and each line then costs four times what it costs alone
+(tests/bench/bench_probe_cost.py)."""
+
+WAITING_TICK_S = 0.1
+"""Between samples while a collective is pending: then the rank has time, and people want to know."""
+
+REPORT_S = 0.2
+"""Between reports, as often as the agent speaks."""
+
+MAX_REQUEST_BYTES = 4096
+MAX_REQUESTS_PER_TICK = 16
+MAX_FAILED_TICKS = 20
+"""Ticks that may fail in a row before the probe gives up: a torch it does not understand costs no more time."""
+
+EXIT_GRACE_S = 0.1
+"""How long the interpreter's exit gives gloo's threads to let go of the last collective. They need the interpreter for
+it, and where it has ended torch 2.13 aborts a rank that has done all its work ("terminate called without an active
+exception", half of all runs with 8 ranks on 2 cores that end with a collective)."""
+
+EXIT_PATIENCE_S = 0.5
+"""How long the interpreter's exit, or an injected fault, waits for the last report."""
+
+
+class Recorder(Protocol):
+    """Where the probe reads collectives (`ddpcore.probing.flight_recorder`)."""
+
+    @property
+    def is_available(self) -> bool:
+        """False when there is nothing to read."""
+
+    def counters(self) -> Counters:
+        """Return (enqueued, completed) per group."""
+
+    def dump(self) -> RecorderDump:
+        """Return the whole ring."""
+
+    def members(self) -> Mapping[str, GroupMembers]:
+        """Return the process groups of this rank."""
+
+    def has_process_group(self) -> bool:
+        """Say whether the default group exists."""
+
+
+class Marks:
+    """What the main thread has said. One thread writes, one reads; every value is replaced whole."""
+
+    __slots__ = ("barrier", "can_stop", "firsts", "is_stop_requested", "phases", "step", "training")
+
+    def __init__(self) -> None:
+        self.step: StepMark | None = None
+        self.phases: tuple[Phase, ...] = ()
+        self.barrier: BarrierMark | None = None
+        self.firsts: tuple[BarrierMark, ...] = ()
+        self.training: TrainingMark | None = None
+        self.can_stop = False
+        self.is_stop_requested = False
+        """The probe's only word to the main thread: the engine reads it at step boundaries."""
+
+
+marks = Marks()
+
+
+class Probe:
+    """Samples and reports one rank.
+
+    Args:
+        torchrun: Which rank this is.
+        env: Where to report to.
+        roots: Where code lies that is not the user's.
+        recorder: Where collectives are read.
+    """
+
+    def __init__(self, torchrun: TorchrunEnv, env: ProbeEnv, roots: CodeRoots, recorder: Recorder) -> None:
+        self.faults = StepFaults(env.faults, torchrun.rank)
+        self._recorder = recorder
+        self._state = RankState(
+            RankIdentity(
+                rank=torchrun.rank,
+                local_rank=torchrun.local_rank,
+                world_size=torchrun.world_size,
+                pid=os.getpid(),
+                job_id=env.job_id,
+                attempt=env.attempt,
+            ),
+            roots,
+            recorder_missing=not recorder.is_available,
+        )
+        self._inbox = env.inbox
+        self._out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        self._request_path = Path(env.request_dir, f"rank-{torchrun.rank}.sock") if env.request_dir else None
+        self._requests = _bind(self._request_path) if self._request_path else None
+        self._main_thread_id = threading.main_thread().ident or 0
+        # Between ticks the thread sleeps in poll(): a request wakes it, and so does the end of the process.
+        self._ending = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakes = select.poll()
+        self._wakes.register(self._ending, select.POLLIN)
+        if self._requests is not None:
+            self._wakes.register(self._requests, select.POLLIN)
+        self._has_ended = False
+        self._report_due_s = 0.0
+        self._was_waiting = False
+        self._thread = threading.Thread(target=self._run, name="rankdeck-probe", daemon=True)
+        self._answered_request_id = 0
+        self._reported_marks: StepMark | None = None
+        self.num_dropped = 0
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """Send a last report and end the thread; blocks at most `EXIT_PATIENCE_S`."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        os.eventfd_write(self._ending, 1)
+        self._thread.join(EXIT_PATIENCE_S)
+        os.close(self._ending)
+
+    @property
+    def has_seen_collectives(self) -> bool:
+        """True once a sample has seen a process group at work."""
+        return self._state.has_groups
+
+    def step(self, step: int, loss: float | None, epoch: int | None) -> None:
+        """Take a step from the main thread, and let the faults of this step strike."""
+        last, now_s = marks.step, time.monotonic()
+        if last is None:
+            marks.step = StepMark(step, loss, epoch, loss_first=loss, steps_done=1)
+        else:
+            first = loss if last.loss_first is None else last.loss_first
+            marks.step = StepMark(step, last.loss if loss is None else loss, epoch, first, last.steps_done + 1)
+        for fault in self.faults.due(step):
+            if fault.kind is FaultKind.SLOW:
+                self.faults.slow_factor = fault.factor
+            else:
+                self._await_report()
+                strike(fault)
+        pause(self.faults.pause_s(now_s))
+        self.faults.resumed(time.monotonic())
+
+    def _await_report(self) -> None:
+        """Let the present step be reported before a fault strikes: a frozen rank's place is its last one seen."""
+        deadline_s = time.monotonic() + EXIT_PATIENCE_S
+        while self._reported_marks is not marks.step and time.monotonic() < deadline_s:
+            time.sleep(TICK_S / 20)
+
+    def _run(self) -> None:
+        failed_ticks = 0
+        is_ending = False
+        while True:
+            try:
+                self._tick(time.monotonic(), is_last=is_ending)
+                failed_ticks = 0
+            except Exception:  # noqa: BLE001 - whatever torch's private parts do, training goes on
+                failed_ticks += 1
+            if is_ending or failed_ticks == MAX_FAILED_TICKS:
+                break
+            for fd, _ in self._wakes.poll(1000 * (WAITING_TICK_S if self._state.is_pending else TICK_S)):
+                if fd == self._ending:
+                    is_ending = True
+                else:
+                    self._take_requests()
+        self._out.close()
+        if self._requests is not None and self._request_path is not None:
+            self._requests.close()
+            self._request_path.unlink(missing_ok=True)
+
+    def _tick(self, now_s: float, *, is_last: bool) -> None:
+        """Take one sample, and send a report if one is due."""
+        state, step = self._state, marks.step
+        state.observe(
+            Sample(
+                now_s=now_s,
+                counters=self._recorder.counters(),
+                stack=stack_of(self._main_thread_id),
+                has_process_group=self._recorder.has_process_group(),
+                step=step,
+                phases=marks.phases,
+                barrier=marks.barrier,
+                firsts=marks.firsts,
+                slow_factor=self.faults.slow_factor,
+                can_stop=marks.can_stop,
+                training=marks.training,
+            )
+        )
+        if state.wants_dump(now_s):
+            began_s = time.thread_time()
+            dump, members = self._recorder.dump(), self._recorder.members()
+            state.learn(dump, members, cost_s=time.thread_time() - began_s)
+        if now_s < self._report_due_s and state.is_waiting == self._was_waiting and not is_last:
+            return
+        # Half a tick of slack, or a tick that comes a little early puts its report off to the next one.
+        self._report_due_s = now_s + REPORT_S - WAITING_TICK_S / 2
+        self._was_waiting = state.is_waiting
+        report = state.report(probe_cpu_s=time.thread_time(), answered_request_id=self._answered_request_id)
+        self._send(encode_report(report))
+        self._reported_marks = step
+
+    def _send(self, datagram: bytes) -> None:
+        try:
+            if len(datagram) <= MAX_REPORT_BYTES:
+                self._out.sendto(datagram, self._inbox)
+                return
+        except OSError:
+            # No agent, a full inbox, or a path that cannot be: the next report says it all again.
+            pass
+        self.num_dropped += 1
+
+    def _take_requests(self) -> None:
+        if self._requests is None:
+            return
+        for _ in range(MAX_REQUESTS_PER_TICK):
+            try:
+                request = decode_request(self._requests.recv(MAX_REQUEST_BYTES))
+            except MalformedReportError:
+                continue
+            except OSError:
+                return
+            self._carry_out(request)
+
+    def _carry_out(self, request: ProbeRequest) -> None:
+        match request:
+            case SlowDown():
+                self.faults.slow_factor = request.factor
+            case StopTraining():
+                marks.is_stop_requested = True
+            case _:
+                assert_never(request)
+        self._answered_request_id = max(self._answered_request_id, request.request_id)
+        self._report_due_s = 0.0
+
+
+_probe: Probe | None = None
+
+
+def start(torchrun: TorchrunEnv, env: ProbeEnv, roots: CodeRoots, recorder: Recorder) -> None:
+    """Start this process's probe; forked children have none."""
+    global _probe  # noqa: PLW0603 - one probe a process, and the public calls below need to find it
+    probe = Probe(torchrun, env, roots, recorder)
+    probe.start()
+    _probe = probe
+    os.register_at_fork(after_in_child=_forget)
+    atexit.register(_end)
+
+
+def report_step(step: int, loss: SupportsFloat | None = None, epoch: int | None = None) -> None:
+    """Say that a training step is done. Without a probe it does nothing.
+
+    Call it on the main thread, once a step. It never raises: what is not a number is left out of the report. A loss on
+    an accelerator costs a synchronisation, so give it only now and then there.
+
+    Args:
+        step: Number of the step, counted by the program.
+        loss: The step's loss: a number, or a tensor with one element. None keeps the last one.
+        epoch: Number of the epoch, if the program has epochs.
+    """
+    probe = _probe
+    if probe is not None:
+        probe.step(_to_int(step) or 0, _to_float(loss), _to_int(epoch))
+
+
+def phase(name: Phase | str) -> AbstractContextManager[None]:
+    """Mark a block of the program as one phase: `with ddpcore.phase("eval"):`. Main thread only; blocks may nest.
+
+    The probe tells data, forward, backward and optimizer apart by itself; evaluation and checkpoints need the mark.
+
+    Args:
+        name: One of `ddpcore.wire.Phase`.
+
+    Raises:
+        UnknownPhaseError: There is no such phase.
+    """
+    try:
+        return _PhaseMark(Phase(name))
+    except ValueError:
+        raise UnknownPhaseError(f"no phase is called {name!r}: use one of {', '.join(Phase)}") from None
+
+
+class _PhaseMark:
+    __slots__ = ("_outer", "_phase")
+
+    def __init__(self, phase: Phase) -> None:
+        self._phase = phase
+        self._outer: tuple[Phase, ...] = ()
+
+    def __enter__(self) -> None:
+        self._outer = marks.phases
+        marks.phases = (*self._outer, self._phase)
+
+    def __exit__(self, *_: object) -> None:
+        marks.phases = self._outer
+
+
+def _forget() -> None:
+    """Turn the probe off in a forked child: its thread lives in the parent alone."""
+    global _probe  # noqa: PLW0603 - see start
+    _probe = None
+
+
+def _end() -> None:
+    if _probe is not None:
+        _probe.end()
+        if _probe.has_seen_collectives:
+            time.sleep(EXIT_GRACE_S)
+        _forget()
+
+
+def _to_float(loss: SupportsFloat | None) -> float | None:
+    try:
+        # A tensor's item() takes no notice of gradients, its float() warns of them.
+        item = getattr(loss, "item", None)
+        return None if loss is None else float(item() if item else loss)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def _to_int(value: int | None) -> int | None:
+    try:
+        return None if value is None else int(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def _bind(path: Path) -> socket.socket | None:
+    """Return the request socket, or None where it cannot be: then the rank takes no requests, and trains on."""
+    requests = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        path.unlink(missing_ok=True)
+        requests.bind(str(path))
+        path.chmod(0o600)
+    except OSError:
+        requests.close()
+        return None
+    return requests

@@ -1,0 +1,301 @@
+"""Folds what the probe sees into a RankReport: where the rank stands in each process group, since when, at which line.
+
+Pure: time is an argument. Two sources tell about collectives, and each lies in its own way (Source: torch 2.13,
+ProcessGroupGloo and FlightRecorder):
+
+- Counters are cheap and taken at every sample, but count send, receive and monitored_barrier too, by amounts that
+  depend on the rank, and `completed` trails and may step back. They say that something moves, and that something is
+  pending; the second only once two samples agree.
+- A full dump costs 200 times as much and holds the one number that ranks can compare, `collective_seq_id`. It is wanted
+  when a group has been quiet for two samples, once per position: then a waiting rank learns what it waits in, and a
+  missing rank how far it had come. A slow beat keeps the numbers fresh while all goes well.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ddpcore.probing.group_track import GroupTrack
+from ddpcore.probing.stack import CodeRoots, StackReader, sendable
+from ddpcore.wire import DEFAULT_GROUP, WIRE_VERSION, GroupReport, Phase, RankReport, TrainingReport
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpcore.probing.samples import (
+        BarrierMark,
+        CounterKey,
+        GroupMembers,
+        RecorderDump,
+        RecorderEntry,
+        Sample,
+        TrainingMark,
+    )
+
+QUIET_SAMPLES = 2
+"""Samples that must agree before a position counts as quiet, or an unfinished operation as a wait."""
+
+SLOW_BEAT_S = 3.0
+"""Between full dumps while nothing is quiet."""
+
+MIN_DUMP_INTERVAL_S = 0.2
+MAX_DUMP_SHARE = 0.001
+"""Full dumps take at most this share of a core (tests/bench/bench_probe_cost.py)."""
+
+MAX_GAP_S = 1.0
+"""A longer gap between samples is a frozen process, not time that the rank spent working or waiting."""
+
+MAX_GROUPS = 32
+MAX_MEMBERS = 4096
+"""Bounds of a report, so that it fits into a datagram: groups, and members named over all of them."""
+
+_MAX_LABEL_CHARS = 256
+_MAX_SEQ = 2**63 - 1
+
+
+class RankIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """What never changes about a rank."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    pid: int
+    job_id: str
+    attempt: int
+
+
+class RankState:
+    """The state of one rank, as far as its probe can see.
+
+    Each tick: `observe`, then `learn` if `wants_dump`, then `report`.
+
+    Args:
+        identity: Whose state this is.
+        roots: Where code lies that is not the user's.
+        recorder_missing: This torch has no usable flight recorder.
+    """
+
+    def __init__(self, identity: RankIdentity, roots: CodeRoots, *, recorder_missing: bool = False) -> None:
+        self._identity = identity
+        self._recorder_missing = recorder_missing
+        self._stack_reader = StackReader(roots)
+        self._tracks: dict[CounterKey, GroupTrack] = {}
+        self._members: Mapping[str, GroupMembers] = {}
+        self._sample: Sample | None = None
+        self._phase = Phase.STARTING
+        self._phase_since_s = 0.0
+        self._reading = self._stack_reader.read(())
+        self._has_started = False
+        self._barrier_samples = 0
+        self._observed_s = 0.0
+        self._waited_s = 0.0
+        self._report_seq = 0
+        self._next_dump_s = 0.0
+        self._beat_s = 0.0
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while the rank is known to wait in a collective or a named barrier."""
+        return self._barrier_samples >= QUIET_SAMPLES or any(track.is_waiting for track in self._tracks.values())
+
+    @property
+    def has_groups(self) -> bool:
+        """True once a collective has been recorded."""
+        return bool(self._tracks)
+
+    @property
+    def is_pending(self) -> bool:
+        """True when the last sample saw a collective or a named barrier called and not over."""
+        return self._barrier_samples > 0 or any(track.is_pending for track in self._tracks.values())
+
+    def observe(self, sample: Sample) -> None:
+        """Take one tick's sample; samples come in the order of their time."""
+        previous, self._sample = self._sample, sample
+        now_s = sample.now_s
+        for key, (enqueued, completed) in sample.counters.items():
+            track = self._tracks.get(key)
+            if track is None:
+                track = self._tracks[key] = GroupTrack()
+            track.observe(enqueued, completed, now_s)
+        self._count_barrier(_open_mark(previous) if previous else None, _open_mark(sample))
+        self._has_started = self._has_started or sample.has_process_group
+        self._reading = self._stack_reader.read(sample.stack)
+        phase = self._judge_phase(sample)
+        if previous is None or phase is not self._phase:
+            self._phase, self._phase_since_s = phase, now_s
+        if previous is not None:
+            gap_s = min(max(now_s - previous.now_s, 0.0), MAX_GAP_S)
+            self._observed_s += gap_s
+            if self.is_pending:
+                self._waited_s += gap_s
+
+    def wants_dump(self, now_s: float) -> bool:
+        """Say whether a full dump of the recorder is worth its cost now."""
+        if now_s < self._next_dump_s or not self._tracks:
+            return False
+        return now_s >= self._beat_s or any(
+            track.quiet_samples >= QUIET_SAMPLES and not track.is_dumped for track in self._tracks.values()
+        )
+
+    def learn(self, dump: RecorderDump, members: Mapping[str, GroupMembers], cost_s: float = 0.0) -> None:
+        """Take a full dump of the recorder, made right after the last sample.
+
+        Args:
+            dump: Everything in the ring.
+            members: The process groups that this rank belongs to, by name.
+            cost_s: CPU time of the dump; the next one waits accordingly, at most a slow beat.
+        """
+        now_s = self._sample.now_s if self._sample else 0.0
+        self._members = members
+        self._beat_s = now_s + SLOW_BEAT_S
+        self._next_dump_s = now_s + min(max(cost_s / MAX_DUMP_SHARE, MIN_DUMP_INTERVAL_S), SLOW_BEAT_S)
+        by_key: dict[CounterKey, list[RecorderEntry]] = {}
+        for entry in dump.entries:
+            if not entry.is_p2p and 1 <= entry.seq <= _MAX_SEQ:
+                by_key.setdefault(entry.key, []).append(entry)
+        for key, track in self._tracks.items():
+            track.learn(by_key.get(key, ()), dump.counters.get(key))
+
+    def report(self, *, probe_cpu_s: float = 0.0, answered_request_id: int = 0) -> RankReport:
+        """Return the rank's state at the last sample.
+
+        Raises:
+            RuntimeError: There is no sample yet.
+        """
+        sample = self._sample
+        if sample is None:
+            raise RuntimeError("a report needs a sample")
+        self._report_seq += 1
+        identity, step = self._identity, sample.step
+        return RankReport(
+            wire_version=WIRE_VERSION,
+            rank=identity.rank,
+            local_rank=identity.local_rank,
+            world_size=identity.world_size,
+            pid=identity.pid,
+            job_id=identity.job_id,
+            attempt=identity.attempt,
+            report_seq=self._report_seq,
+            phase=self._phase,
+            phase_s=max(0.0, sample.now_s - self._phase_since_s),
+            place=self._reading.place,
+            step=_count(step.step) if step else None,
+            epoch=_count(step.epoch) if step else None,
+            loss=step.loss if step else None,
+            loss_first=step.loss_first if step else None,
+            steps_done=step.steps_done if step else 0,
+            groups=self._group_reports(sample),
+            observed_s=self._observed_s,
+            waited_s=self._waited_s,
+            probe_cpu_s=probe_cpu_s,
+            slow_factor=sample.slow_factor,
+            answered_request_id=answered_request_id,
+            recorder_missing=self._recorder_missing,
+            can_stop=sample.can_stop,
+            training=_training_report(sample.training, sample.now_s),
+        )
+
+    def validate(self) -> None:
+        """Assert what holds after every step."""
+        assert 0.0 <= self._waited_s <= self._observed_s
+        for track in self._tracks.values():
+            track.validate()
+        if self._sample is not None:
+            assert self._phase_since_s <= self._sample.now_s
+            for group in self._group_reports(self._sample):
+                assert 0 <= group.completed_seq <= group.enqueued_seq
+                assert not group.is_waiting or group.completed_seq < group.enqueued_seq
+                assert group.ranks == sorted(group.ranks)
+
+    def _count_barrier(self, previous: BarrierMark | None, barrier: BarrierMark | None) -> None:
+        if barrier is None:
+            self._barrier_samples = 0
+        elif previous is not None and (previous.group, previous.seq) == (barrier.group, barrier.seq):
+            self._barrier_samples += 1
+        else:
+            self._barrier_samples = 1
+
+    def _judge_phase(self, sample: Sample) -> Phase:
+        seen = self._reading.phase
+        if _open_mark(sample) is not None:
+            return Phase.BARRIER
+        if seen in (Phase.BARRIER, Phase.STARTING):
+            return seen
+        if seen is Phase.OTHER and self.is_waiting:
+            # Work.wait() has no frame of its own: the program stands at its own line, in a collective.
+            return Phase.BARRIER
+        if sample.phases:
+            return sample.phases[-1]
+        return seen if self._has_started else Phase.STARTING
+
+    def _group_reports(self, sample: Sample) -> list[GroupReport]:
+        """Return the groups, the default one first, waiting ones before quiet ones, the named gates last."""
+        named: dict[str, GroupTrack] = {}
+        for key, track in self._tracks.items():
+            if track.group in self._members or track.group == DEFAULT_GROUP:
+                name = self._report_name(key, track)
+                # A group that was destroyed and made anew has the old name: the younger one stands for it.
+                if name not in named or track.changed_s >= named[name].changed_s:
+                    named[name] = track
+        order = sorted(named, key=lambda name: (name != DEFAULT_GROUP, not named[name].is_waiting, name))
+        reports: list[GroupReport] = []
+        num_members = 0
+        for name in order[:MAX_GROUPS]:
+            ranks = self._other_members(named[name].group)
+            if num_members + len(ranks) <= MAX_MEMBERS:
+                num_members += len(ranks)
+                reports.append(named[name].report(name, ranks, sample.now_s))
+        return reports + [self._barrier_report(mark, sample.now_s) for mark in _marks(sample)]
+
+    def _report_name(self, key: CounterKey, track: GroupTrack) -> str:
+        """Return the group's name, the same on every member: NCCL counts apart in a group that gloo serves too."""
+        members = self._members.get(track.group)
+        is_apart = members is not None and members.is_mixed and key[0] == "nccl"
+        return sendable(f"{track.group}@nccl" if is_apart else track.group, _MAX_LABEL_CHARS)
+
+    def _other_members(self, group: str) -> list[int]:
+        members = self._members.get(group)
+        if members is None or len(members.ranks) == self._identity.world_size:
+            return []
+        return list(members.ranks)
+
+    def _barrier_report(self, barrier: BarrierMark, now_s: float) -> GroupReport:
+        is_open = not barrier.is_over
+        return GroupReport(
+            group=sendable(barrier.group, _MAX_LABEL_CHARS),
+            enqueued_seq=barrier.seq,
+            completed_seq=barrier.seq - 1 if is_open else barrier.seq,
+            op="barrier",
+            label=sendable(barrier.label, _MAX_LABEL_CHARS),
+            waiting_s=max(0.0, now_s - barrier.entered_s) if is_open else 0.0,
+            is_waiting=is_open and self._barrier_samples >= QUIET_SAMPLES,
+            ranks=list(barrier.ranks),
+        )
+
+
+def _open_mark(sample: Sample) -> BarrierMark | None:
+    """Return the named gate that the main thread waits at; it is one at most."""
+    return next((mark for mark in _marks(sample) if not mark.is_over), None)
+
+
+def _marks(sample: Sample) -> tuple[BarrierMark, ...]:
+    return sample.firsts if sample.barrier is None else (sample.barrier, *sample.firsts)
+
+
+def _training_report(mark: TrainingMark | None, now_s: float) -> TrainingReport | None:
+    if mark is None:
+        return None
+    taken_s = mark.checkpoint_taken_s
+    return TrainingReport(
+        last_step=_count(mark.last_step),
+        goodput_frac=mark.goodput_frac,
+        checkpoint_step=_count(mark.checkpoint_step),
+        checkpoint_age_s=None if taken_s is None else max(0.0, now_s - taken_s),
+    )
+
+
+def _count(value: int | None) -> int | None:
+    """Return the value if the wire can carry it: a program may report anything as its step."""
+    return value if value is not None and 0 <= value <= _MAX_SEQ else None

@@ -1,0 +1,115 @@
+"""What the probe sees at one tick: the input of `ddpcore.probing.rank_state`.
+
+Pure and torch-free: plain values, made by the thin shells around the core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from ddpcore.wire import BARRIER_GROUP, Phase
+
+StackLine = tuple[str, int, str]
+"""File, line and function of one frame."""
+
+CounterKey = tuple[str, int]
+"""A flight recorder's name (`gloo`, `nccl`) and its process-local index of a process group.
+
+The index differs between ranks: it never leaves this process.
+"""
+
+Counters = Mapping[CounterKey, tuple[int, int]]
+"""(enqueued, completed) operations per group.
+
+Send, receive and monitored_barrier count too, by amounts that depend on the rank, and completed is not monotone: good
+for "something has moved" and "something is pending", never for a comparison between ranks.
+"""
+
+
+class RecorderEntry(msgspec.Struct, frozen=True, gc=False):
+    """One operation in a flight recorder's ring."""
+
+    key: CounterKey
+    group: str
+    """c10d's name of the process group, the same on all members."""
+    seq: int
+    """`collective_seq_id`: counts the collectives of a group equally on every member."""
+    op: str
+    """`gloo:all_reduce`."""
+    sizes: tuple[tuple[int, ...], ...]
+    is_p2p: bool
+    is_retired: bool
+    """True once the recorder knows that the operation is over."""
+
+
+class RecorderDump(NamedTuple):
+    """A full dump of the flight recorders."""
+
+    entries: Sequence[RecorderEntry]
+    counters: Counters
+    """Taken together with the entries."""
+
+
+class GroupMembers(msgspec.Struct, frozen=True):
+    """Who belongs to a process group of this rank."""
+
+    ranks: tuple[int, ...]
+    """Sorted global ranks."""
+    is_mixed: bool = False
+    """True when gloo and NCCL both serve the group, each with its own count of collectives."""
+
+
+class StepMark(NamedTuple):
+    """What the program said at its last call of `report_step`."""
+
+    step: int
+    loss: float | None
+    epoch: int | None
+    loss_first: float | None
+    steps_done: int
+
+
+class BarrierMark(NamedTuple):
+    """The last call of a named gate."""
+
+    label: str
+    seq: int
+    """This rank's count of calls."""
+    entered_s: float
+    is_over: bool
+    group: str = BARRIER_GROUP
+    """The pretended group that it counts in."""
+    ranks: tuple[int, ...] = ()
+    """Its members; empty means every rank."""
+
+
+class TrainingMark(NamedTuple):
+    """What the engine has said of its training."""
+
+    last_step: int | None = None
+    goodput_frac: float | None = None
+    checkpoint_step: int | None = None
+    checkpoint_taken_s: float | None = None
+    """Monotonic time of this process."""
+
+
+class Sample(NamedTuple):
+    """One tick."""
+
+    now_s: float
+    counters: Counters
+    stack: Sequence[StackLine]
+    """The main thread's frames, innermost first."""
+    has_process_group: bool
+    step: StepMark | None = None
+    phases: tuple[Phase, ...] = ()
+    """The program's own `phase` marks, innermost last."""
+    barrier: BarrierMark | None = None
+    firsts: tuple[BarrierMark, ...] = ()
+    """The last call of each of the latest first-blocks."""
+    slow_factor: float = 1.0
+    can_stop: bool = False
+    training: TrainingMark | None = None

@@ -1,0 +1,168 @@
+"""Opens the job's process group: checked before anybody waits, named who does not come, closed without a hang.
+
+    with open_process_group() as group:        # torchrun's variables, or alone
+        model = ddpcore.wrap(model, device=group.device)
+
+What it adds to torch's `init_process_group`: contradictions are refused at once; ranks that do not come, come twice, or
+run something else are named on every rank; the network interface is the one on the way to the others; the device is
+set; local ranks are known without torchrun; and the group is left in good order, or at once after an exception. It is
+torch's own rendezvous, store and group: everything of torch.distributed works in it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from typing import TYPE_CHECKING, Self
+
+import torch
+import torch.distributed as dist
+
+from ddpcore import placement
+from ddpcore.barriers import gates
+from ddpcore.errors import BackendMissingError, GroupOpenError
+from ddpcore.placement import ALONE, Placement
+from ddpcore.process_group import mpi_group
+from ddpcore.process_group.closing import GroupLinks, close_group
+from ddpcore.process_group.device_choice import DeviceFacts, backend_names, choose_backend, choose_device, choose_type
+from ddpcore.process_group.devices import check_version, device_facts, set_device
+from ddpcore.process_group.rendezvous_spec import read_rendezvous
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+CLOSE_S = 300.0
+"""How long a close waits for other ranks by default: one may still be evaluating."""
+
+
+class OpenGroup:
+    """An open process group, or a process alone. A context manager: the end of the block closes it.
+
+    Attributes:
+        placement: This rank among all, and among those of its node.
+        device: This rank's; set as the current one if it is an accelerator.
+        backend: As torch was given it; empty when alone.
+    """
+
+    def __init__(self, where: Placement, device: torch.device, backend: str, links: GroupLinks | None) -> None:
+        self.placement = where
+        self.device = device
+        self.backend = backend
+        self._links = links
+        self._pid = os.getpid()
+        if links is not None:
+            atexit.register(self.close, has_failed=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        is_clean = error is None or (isinstance(error, SystemExit) and error.code in {None, 0})
+        self.close(has_failed=not is_clean)
+
+    def close(self, *, has_failed: bool = False, timeout_s: float = CLOSE_S) -> None:
+        """Meet the other ranks, and destroy the group. A second call, and one in a forked child, does nothing.
+
+        Main thread. Never raises for what other ranks do or do not: it says in the log who did not come. A program
+        that ends without it leaves the group as after an error.
+
+        Args:
+            has_failed: Wait for nobody: this rank ends by an error, and others may never come.
+            timeout_s: How long to wait for the others.
+        """
+        links, self._links = self._links, None
+        if links is None or self._pid != os.getpid():
+            return
+        atexit.unregister(self.close)
+        close_group(links, has_failed=has_failed, timeout_s=timeout_s)
+
+
+def open_process_group(  # noqa: PLR0913 - mirrors init_process_group, all by name
+    init_method: str | None = None,
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    backend: str | None = None,
+    device: torch.device | str | None = None,
+    timeout_s: float = 1800.0,
+    join_timeout_s: float = 600.0,
+    allow_unequal: bool = False,
+) -> OpenGroup:
+    """Open the default process group with all ranks of the job. Main thread; blocks until they have come.
+
+    Without a launcher's variables and without arguments the process is alone: no group is opened, and everything of
+    ddpcore works.
+
+    Args:
+        init_method: env://, tcp://HOST:PORT (of rank 0) or file:///PATH (on a file system that all share). None is
+            env:// under a launcher.
+        rank: By default RANK of the environment; both must agree.
+        world_size: By default WORLD_SIZE of the environment; both must agree.
+        backend: By default gloo on the CPU, and cpu:gloo,cuda:nccl on GPUs, so that both kinds of tensors can be sent.
+        device: By default this node's GPU of the local rank's number, if GPUs are seen, else the CPU.
+        timeout_s: Of every collective.
+        join_timeout_s: How long to wait for the other ranks here.
+        allow_unequal: Only warn of ranks that run other code or versions.
+
+    Raises:
+        NotLaunchedError: A variable is absent or no number.
+        ContradictoryLaunchError: Numbers, devices or ranks that cannot all be true.
+        GroupOpenError: There is a process group already.
+        BackendMissingError: The backend or device does not exist here.
+        TorchFaultError: This torch has a known fault.
+        InterfaceError: GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names an interface that does not exist.
+        PortInUseError: Another process listens on rank 0's port.
+        StaleRendezvousError: The rendezvous file is an earlier run's.
+        UnequalRanksError: Ranks run different code or versions.
+        MasterUnreachableError: The store was not reached.
+        RanksMissingError: Some ranks did not come; every rank that did raises it.
+    """
+    if dist.is_available() and dist.is_initialized():
+        raise GroupOpenError("a process group is open already: close it first, or use it as it is")
+    asked = None if device is None else str(device)
+    if backend is not None and "mpi" in backend_names(backend):
+        return _open_with_mpi(backend, asked, timeout_s)
+    spec = read_rendezvous(init_method, rank, world_size, os.environ)
+    if spec is None:
+        return _alone(asked)
+    facts = _facts()
+    # Not before it is known that this torch has stores at all.
+    from ddpcore.process_group.opening import Opening  # noqa: PLC0415
+
+    kind = choose_type(asked, backend, facts)
+    opening = Opening(spec, asked, kind, choose_backend(backend, kind, facts), facts)
+    where, links = opening.open(timeout_s=timeout_s, join_timeout_s=join_timeout_s, allow_unequal=allow_unequal)
+    opened = OpenGroup(where, opening.device, opening.backend, links)
+    gates.announce()
+    return opened
+
+
+def _alone(asked: str | None) -> OpenGroup:
+    facts = _facts() if dist.is_available() else None
+    if facts is None:
+        return OpenGroup(ALONE, set_device(asked or "cpu"), "", None)
+    kind = choose_type(asked, None, facts)
+    return OpenGroup(ALONE, set_device(str(choose_device(asked, kind, 0, 1, facts))), "", None)
+
+
+def _open_with_mpi(backend: str, asked: str | None, timeout_s: float) -> OpenGroup:
+    """MPI's runtime has started the ranks, knows them all, and has no store."""
+    facts = _facts()
+    kind = choose_type(asked, backend, facts)
+    chosen = choose_backend(backend, kind, facts)
+    check_version(backend_names(chosen), has_cuda=kind == "cuda")
+    where = mpi_group.open_group(chosen, timeout_s)
+    device = set_device(str(choose_device(asked, kind, where.local_rank, where.local_world_size, facts)))
+    placement.remember(where)
+    links = GroupLinks(where.rank, where.world_size, device, frozenset(backend_names(chosen)), None)
+    return OpenGroup(where, device, chosen, links)
+
+
+def _facts() -> DeviceFacts:
+    if not dist.is_available():
+        raise BackendMissingError(
+            f"torch {torch.__version__} is built without torch.distributed: install another build of torch"
+        )
+    return device_facts(os.environ)

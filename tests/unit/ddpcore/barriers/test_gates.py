@@ -1,0 +1,273 @@
+"""Named gates over a real TCPStore; ranks are threads here, processes in the integration tests."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, TCPStore
+
+from ddpcore import barriers
+from ddpcore.barriers.gate import pass_gate
+from ddpcore.barriers.gate_keys import beat_key
+from ddpcore.barriers.gate_session import GateSession
+from ddpcore.barriers.process_table import process_state, started_ticks
+from ddpcore.barriers.whereabouts import Beat, GateKind, ProcessState, encode_beat
+from ddpcore.errors import BarrierTimeoutError, BarrierUseError, StoreLostError
+from ddpcore.placement import Placement
+from ddpcore.probing import probe
+from ddpcore.process_group.neighbours import Neighbours
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from torch._C._distributed_c10d import Store
+
+WORLD_SIZE = 3
+NEVER_DELETED = 1
+"""TCPStore's own count of workers."""
+
+
+def serve() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
+
+
+@pytest.fixture
+def server() -> TCPStore:
+    return serve()
+
+
+def session_of(store: Store, rank: int, machine: str = "here", world_size: int = WORLD_SIZE) -> GateSession:
+    placement = Placement(rank, world_size, rank, world_size, 0)
+    return GateSession(store, placement, machine=machine, is_open=lambda: True)
+
+
+@pytest.fixture
+def sessions(server: TCPStore) -> list[GateSession]:
+    return [session_of(server, rank) for rank in range(WORLD_SIZE)]
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(WORLD_SIZE) as pool:
+        yield pool
+
+
+def come(session: GateSession, label: str, timeout_s: float = 10.0) -> None:
+    pass_gate(session, GateKind.BARRIER, label, timeout_s)
+
+
+def meet(threads: ThreadPoolExecutor, sessions: list[GateSession], label: str) -> None:
+    for passing in [threads.submit(come, session, label) for session in sessions]:
+        passing.result()
+
+
+def test_all_pass_when_the_last_has_come(threads: ThreadPoolExecutor, sessions: list[GateSession]) -> None:
+    early = [threads.submit(come, session, "load") for session in sessions[:2]]
+    assert not any(passing.done() for passing in early)
+
+    come(sessions[2], "load")
+
+    for passing in early:
+        passing.result(timeout=10)
+
+
+def test_every_rank_that_gives_up_names_all_that_are_missing(sessions: list[GateSession]) -> None:
+    with pytest.raises(BarrierTimeoutError) as caught:
+        come(sessions[1], "load", 0.1)
+
+    assert (caught.value.missing, caught.value.label, caught.value.timeout_s) == ([0, 2], "load", 0.1)
+    assert str(caught.value) == (
+        "ranks [0, 2] did not reach barrier 'load' in 0.1 s: "
+        "each of ranks [0, 2] has told nothing of itself: it has come to no gate of ddpcore yet"
+    )
+
+
+def test_ranks_that_have_called_other_barriers_differently_often_still_meet(
+    threads: ThreadPoolExecutor, sessions: list[GateSession]
+) -> None:
+    with pytest.raises(BarrierTimeoutError):
+        come(sessions[0], "only rank 0", 0.05)
+
+    for _ in range(3):
+        meet(threads, sessions, "all")
+
+
+def test_a_rank_that_comes_after_the_others_gave_up_finds_them_at_the_next(
+    threads: ThreadPoolExecutor, sessions: list[GateSession]
+) -> None:
+    for session in sessions[:2]:
+        with pytest.raises(BarrierTimeoutError):
+            come(session, "epoch", 0.05)
+    come(sessions[2], "epoch", 1.0)
+
+    meet(threads, sessions, "epoch")
+
+
+def test_texts_are_exchanged_in_the_order_of_ranks(threads: ThreadPoolExecutor, sessions: list[GateSession]) -> None:
+    for text in ("", "ümlaut", "x" * 100_000):
+        passing = [
+            threads.submit(pass_gate, session, GateKind.EXCHANGE, "settings", 10.0, f"{rank}{text}")
+            for rank, session in enumerate(sessions)
+        ]
+        assert [one.result() for one in passing] == [[f"0{text}", f"1{text}", f"2{text}"]] * WORLD_SIZE
+
+
+def test_texts_that_are_too_large_together_are_one_error_on_every_rank(
+    server: TCPStore, threads: ThreadPoolExecutor
+) -> None:
+    sessions = [session_of(server, rank, world_size=5) for rank in range(5)]
+    with ThreadPoolExecutor(5) as pool:
+        passing = [
+            pool.submit(pass_gate, session, GateKind.EXCHANGE, "state", 10.0, "x" * 900_000) for session in sessions
+        ]
+        messages = {str(one.exception()) for one in passing}
+    (message,) = messages
+    assert message.startswith("exchange 'state': the ranks' texts have 4,500,0")
+    assert "at most 4,194,304 can be exchanged" in message
+
+
+def test_a_text_too_large_alone_and_a_time_of_nothing_are_refused_before_any_waiting(
+    sessions: list[GateSession],
+) -> None:
+    with pytest.raises(BarrierUseError, match="exchange 'state': a text of 2,000,000 characters, at most 1,048,576"):
+        pass_gate(sessions[0], GateKind.EXCHANGE, "state", 10.0, "x" * 2_000_000)
+    for timeout_s in (0.0, -1.0, float("nan")):
+        with pytest.raises(BarrierUseError, match="timeout_s is"):
+            come(sessions[0], "epoch", timeout_s)
+
+
+@pytest.mark.parametrize("label", ["", "a/b|go", "ü" * 1000, "\udcff", "x" * 20_000, "line\nbreak"])
+def test_any_label_is_a_label(threads: ThreadPoolExecutor, sessions: list[GateSession], label: str) -> None:
+    meet(threads, sessions, label)
+    meet(threads, sessions, label)
+    with pytest.raises(BarrierTimeoutError):
+        come(sessions[0], label, 0.05)
+
+
+def test_the_heart_deletes_the_keys_of_gates_that_everybody_has_left(
+    server: TCPStore, threads: ThreadPoolExecutor, sessions: list[GateSession]
+) -> None:
+    for session in sessions:
+        session.heart.start()
+    for number in range(200):
+        meet(threads, sessions, f"epoch {number % 2}")
+        pass_gates = [threads.submit(pass_gate, one, GateKind.EXCHANGE, "x", 10.0, "text") for one in sessions]
+        assert [one.result() for one in pass_gates] == [["text"] * WORLD_SIZE] * WORLD_SIZE
+
+    # Each thread of the pool is a way of its own: each keeps its last gate.
+    most = NEVER_DELETED + WORLD_SIZE + 3 * WORLD_SIZE * (2 + WORLD_SIZE)
+    until(lambda: server.num_keys() <= most, 10, "old keys are gone")
+    for session in sessions:
+        session.heart.end()
+
+
+def test_a_store_that_has_gone_is_said_to_be_gone() -> None:
+    server = serve()
+    client = TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=2))
+    session = session_of(client, 0, world_size=1)
+    come(session, "alone", 1.0)
+    del server
+
+    with pytest.raises(StoreLostError, match="store does not answer at barrier 'alone'"):
+        come(session, "alone", 1.0)
+
+
+def test_gates_work_over_a_file(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
+    path = str(tmp_path / "store")
+    sessions = [session_of(FileStore(path, WORLD_SIZE), rank) for rank in range(WORLD_SIZE)]
+
+    for _ in range(3):
+        meet(threads, sessions, "epoch")
+    with pytest.raises(BarrierTimeoutError):
+        come(sessions[0], "only rank 0", 0.05)
+
+
+def test_outside_of_a_job_and_alone_in_one_a_gate_returns_at_once(tmp_path: Path) -> None:
+    def pass_all() -> list[object]:
+        barriers.barrier("nobody else")
+        with barriers.master_first() as is_first, barriers.local_master_first("x") as is_local_first:
+            return [is_first, is_local_first, barriers.exchange("nobody else", "mine")]
+
+    told = (probe.marks.barrier, probe.marks.firsts)
+    assert pass_all() == [True, True, ["mine"]]
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        assert pass_all() == [True, True, ["mine"]]
+    finally:
+        dist.destroy_process_group()
+    assert (probe.marks.barrier, probe.marks.firsts) == told
+
+
+def test_what_raises_in_a_block_without_a_job_is_not_changed() -> None:
+    with pytest.raises(OSError, match="disk full"), barriers.master_first():
+        raise OSError("disk full")
+
+
+def test_a_heart_beats_at_once_and_says_goodbye_at_its_end(server: TCPStore) -> None:
+    session = session_of(server, 0, machine=None)  # type: ignore[arg-type] # as in a real process
+    session.heart.start()
+    until(lambda: session.observer.look_at(server, 0, 0.0).beat, 10, "a beat")
+
+    seen = session.observer.look_at(server, 0, 0.0)
+    assert seen.process is ProcessState.RUNNING
+    assert not seen.has_ended
+    session.heart.end()
+    assert session.observer.look_at(server, 0, 0.0).has_ended
+    assert not any(thread.name == "rankdeck-heart" for thread in threading.enumerate())
+
+
+def test_a_process_that_dies_without_a_word_is_told_to_other_machines_by_its_neighbour(server: TCPStore) -> None:
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
+        beat = Beat(1.0, 2.0, "here", "here", sleeper.pid, started_ticks(sleeper.pid))
+        server.set(beat_key(1), encode_beat(beat))
+        neighbour, far_away = session_of(server, 0), session_of(server, 2, machine="elsewhere")
+        neighbour.heart.start()
+        assert not far_away.observer.look_at(server, 1, 0.0).has_ended
+        assert far_away.observer.look_at(server, 1, 0.0).process is ProcessState.UNKNOWN
+        sleeper.kill()
+
+    until(lambda: far_away.observer.look_at(server, 1, 0.0).process is ProcessState.GONE, 15, "the death is told")
+    neighbour.heart.end()
+
+
+def test_what_a_rank_said_in_an_earlier_process_group_is_past(server: TCPStore) -> None:
+    session = session_of(server, 0)
+    session.heart.start()
+    session.heart.end()
+    second = GateSession(server, session.placement, machine="here", number=2, is_open=lambda: True)
+
+    assert second.observer.look_at(server, 0, 0.0).beat is None
+
+
+def test_the_kernel_tells_processes_that_run_stop_and_have_gone() -> None:
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
+        started = started_ticks(sleeper.pid)
+        assert process_state(sleeper.pid, started) is ProcessState.RUNNING
+        assert process_state(sleeper.pid, started + 1) is ProcessState.GONE
+        assert process_state(sleeper.pid, 0) is ProcessState.UNKNOWN
+        sleeper.send_signal(19)
+        until(lambda: process_state(sleeper.pid, started) is ProcessState.STOPPED, 5, "it stops")
+        sleeper.kill()
+        until(lambda: process_state(sleeper.pid, started) is ProcessState.GONE, 5, "it is a zombie")
+    assert process_state(sleeper.pid, started) is ProcessState.GONE
+    assert started_ticks(sleeper.pid) == 0
+
+
+def test_neighbours_are_known_whatever_order_the_launcher_has_numbered_them_in(server: TCPStore) -> None:
+    placements = [Placement(rank, 6, rank // 2, 3, rank % 2) for rank in range(6)]
+    neighbours = [Neighbours(placement) for placement in placements]
+    assert neighbours[4].rank_of(server, 2) == 4
+    assert Neighbours(Placement(5, 8, 1, 4, 1)).ranks(server) == (4, 5, 6, 7)
+
+    for one in neighbours:
+        one.tell(server)
+
+    assert [one.ranks(server) for one in neighbours] == [(0, 2, 4), (1, 3, 5)] * 3

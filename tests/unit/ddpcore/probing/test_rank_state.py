@@ -1,0 +1,405 @@
+"""What a rank's report says, fold by fold."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from ddpcore.probing.rank_state import MAX_GAP_S, MAX_GROUPS, SLOW_BEAT_S, RankIdentity, RankState
+from ddpcore.probing.samples import (
+    BarrierMark,
+    CounterKey,
+    GroupMembers,
+    RecorderDump,
+    RecorderEntry,
+    Sample,
+    StackLine,
+    StepMark,
+)
+from ddpcore.probing.stack import CodeRoots
+from ddpcore.wire import BARRIER_GROUP, DEFAULT_GROUP, GroupReport, Phase, Place, RankReport
+
+TICK_S = 0.1
+GLOO: CounterKey = ("gloo", 0)
+NCCL: CounterKey = ("nccl", 0)
+USER: StackLine = ("/home/me/train.py", 57, "main")
+C10D: StackLine = ("/torch/distributed/distributed_c10d.py", 1, "barrier")
+ROOTS = CodeRoots(torch=("/torch/",), ddpcore=("/ddpcore/",), libraries=("/lib/",))
+ALL = {DEFAULT_GROUP: GroupMembers(ranks=(0, 1, 2, 3))}
+
+
+def entry(
+    seq: int,
+    *,
+    key: CounterKey = GLOO,
+    group: str = DEFAULT_GROUP,
+    retired: bool = True,
+    op: str = "gloo:all_reduce",
+    is_p2p: bool = False,
+) -> RecorderEntry:
+    return RecorderEntry(key=key, group=group, seq=seq, op=op, sizes=((3, 2),), is_p2p=is_p2p, is_retired=retired)
+
+
+class Rank:
+    """One rank on a virtual clock, validated after every step."""
+
+    def __init__(self, *, world_size: int = 4) -> None:
+        self.now_s = 1000.0
+        self.state = RankState(
+            RankIdentity(rank=2, local_rank=0, world_size=world_size, pid=7, job_id="gpt", attempt=1), ROOTS
+        )
+
+    def see(
+        self,
+        counters: dict[CounterKey, tuple[int, int]] | None = None,
+        *,
+        stack: list[StackLine] | None = None,
+        after_s: float = TICK_S,
+        has_group: bool = True,
+        step: StepMark | None = None,
+        phases: tuple[Phase, ...] = (),
+        barrier: BarrierMark | None = None,
+    ) -> None:
+        self.now_s += after_s
+        self.state.observe(
+            Sample(self.now_s, counters or {}, [USER] if stack is None else stack, has_group, step, phases, barrier)
+        )
+        self.state.validate()
+
+    def learn(
+        self,
+        entries: list[RecorderEntry],
+        counters: dict[CounterKey, tuple[int, int]],
+        members: dict[str, GroupMembers] | None = None,
+        cost_s: float = 0.0,
+    ) -> None:
+        self.state.learn(RecorderDump(entries, counters), ALL if members is None else members, cost_s)
+        self.state.validate()
+
+    def wants_dump(self) -> bool:
+        return self.state.wants_dump(self.now_s)
+
+    def report(self) -> RankReport:
+        return self.state.report()
+
+    def group(self, name: str = DEFAULT_GROUP) -> GroupReport:
+        return next(group for group in self.report().groups if group.group == name)
+
+
+@pytest.fixture
+def rank() -> Rank:
+    return Rank()
+
+
+def wait_at_seq_7(rank: Rank) -> None:
+    """Let the rank call its seventh collective, and wait in it for three samples."""
+    pending = {GLOO: (8, 7)}
+    for _ in range(3):
+        rank.see(pending)
+    rank.learn([entry(6), entry(7, retired=False, op="gloo:barrier")], pending)
+
+
+def test_a_report_needs_a_sample(rank: Rank) -> None:
+    rank.state.validate()
+    with pytest.raises(RuntimeError, match="needs a sample"):
+        rank.state.report()
+
+
+def test_a_wait_carries_the_seq_that_ranks_can_compare_and_its_time_to_the_tick(rank: Rank) -> None:
+    wait_at_seq_7(rank)
+
+    group = rank.group()
+    assert (group.enqueued_seq, group.completed_seq, group.op, group.sizes) == (7, 6, "barrier", [[3, 2]])
+    assert group.is_waiting
+    assert group.waiting_s == pytest.approx(2 * TICK_S)
+    assert group.ranks == []
+    assert rank.state.is_waiting
+
+
+def test_one_sample_is_not_a_wait_since_retirement_trails(rank: Rank) -> None:
+    rank.see({GLOO: (8, 7)})
+    rank.learn([entry(7, retired=False)], {GLOO: (8, 7)})
+
+    assert not rank.group().is_waiting
+
+
+def test_a_wait_of_two_samples_without_an_unfinished_entry_is_none(rank: Rank) -> None:
+    for _ in range(3):
+        rank.see({GLOO: (8, 7)})
+    rank.learn([entry(7)], {GLOO: (8, 7)})
+
+    assert (rank.group().is_waiting, rank.group().completed_seq) == (False, 7)
+
+
+def test_the_next_collective_starts_its_own_wait(rank: Rank) -> None:
+    wait_at_seq_7(rank)
+
+    rank.see({GLOO: (9, 8)})
+    assert not rank.group().is_waiting
+    assert rank.group().waiting_s == 0.0
+
+    rank.see({GLOO: (9, 8)})
+    rank.learn([entry(7), entry(8, retired=False)], {GLOO: (9, 8)})
+    assert (rank.group().enqueued_seq, rank.group().is_waiting) == (8, True)
+    assert rank.group().waiting_s == pytest.approx(TICK_S)
+
+
+def test_a_wait_ends_with_the_sample_that_sees_it_completed(rank: Rank) -> None:
+    wait_at_seq_7(rank)
+
+    rank.see({GLOO: (8, 8)})
+
+    group = rank.group()
+    assert (group.enqueued_seq, group.completed_seq, group.waiting_s, group.is_waiting) == (7, 7, 0.0, False)
+
+
+def test_a_completed_counter_that_steps_back_does_not_end_a_wait(rank: Rank) -> None:
+    wait_at_seq_7(rank)
+
+    rank.see({GLOO: (8, 6)})
+
+    assert rank.group().is_waiting
+    assert rank.group().waiting_s == pytest.approx(3 * TICK_S)
+
+
+def test_a_rank_that_moves_between_sample_and_dump_does_not_inherit_the_old_wait(rank: Rank) -> None:
+    for _ in range(3):
+        rank.see({GLOO: (8, 7)})
+    rank.learn([entry(7), entry(8, retired=False)], {GLOO: (9, 8)})
+
+    assert (rank.group().enqueued_seq, rank.group().is_waiting, rank.group().waiting_s) == (8, False, 0.0)
+    rank.see({GLOO: (9, 8)})
+    assert not rank.group().is_waiting
+
+
+def test_the_oldest_unfinished_collective_decides_what_is_completed(rank: Rank) -> None:
+    for _ in range(2):
+        rank.see({GLOO: (9, 6)})
+    rank.learn([entry(5, retired=False), entry(6), entry(7, retired=False)], {GLOO: (9, 6)})
+
+    assert (rank.group().enqueued_seq, rank.group().completed_seq) == (7, 4)
+
+
+def test_point_to_point_and_entries_without_a_seq_are_left_out(rank: Rank) -> None:
+    rank.see({GLOO: (8, 8)})
+    rank.learn([entry(4), entry(99, is_p2p=True), entry(0), entry(2**63)], {GLOO: (8, 8)})
+
+    assert rank.group().enqueued_seq == 4
+
+
+def test_no_dump_is_wanted_before_there_is_a_group(rank: Rank) -> None:
+    rank.see()
+
+    assert not rank.wants_dump()
+    assert not rank.state.has_groups
+
+    rank.see({GLOO: (1, 1)})
+    assert rank.wants_dump()
+    assert rank.state.has_groups
+
+
+def test_a_dump_is_wanted_at_the_slow_beat_while_the_counters_move(rank: Rank) -> None:
+    wanted_s = []
+    for number in range(65):
+        rank.see({GLOO: (number, number)})
+        if rank.wants_dump():
+            wanted_s.append(rank.now_s)
+            rank.learn([entry(number + 1)], {GLOO: (number, number)})
+
+    assert [later - earlier for earlier, later in pairwise(wanted_s)] == [pytest.approx(SLOW_BEAT_S)] * 2
+
+
+def test_a_quiet_position_is_dumped_once_whether_it_waits_or_is_missing(rank: Rank) -> None:
+    rank.see({GLOO: (7, 7)})
+    rank.learn([entry(6)], {GLOO: (7, 7)})
+    wanted = []
+    for _ in range(9):
+        rank.see({GLOO: (8, 8)})
+        wanted.append(rank.wants_dump())
+        if rank.wants_dump():
+            rank.learn([entry(7)], {GLOO: (8, 8)})
+
+    assert wanted == [False, True, False, False, False, False, False, False, False]
+
+
+def test_dumps_that_cost_much_come_less_often_but_at_the_slow_beat_at_least(rank: Rank) -> None:
+    rank.see({GLOO: (1, 1)})
+    rank.learn([entry(1)], {GLOO: (1, 1)}, cost_s=0.001)
+    for _ in range(8):
+        rank.see({GLOO: (2, 2)})
+    assert not rank.wants_dump()
+    rank.see({GLOO: (2, 2)}, after_s=0.25)
+    assert rank.wants_dump()
+
+    rank.learn([entry(2)], {GLOO: (2, 2)}, cost_s=1.0)
+    for _ in range(2):
+        rank.see({GLOO: (3, 3)})
+    assert not rank.wants_dump()
+    rank.see({GLOO: (3, 3)}, after_s=SLOW_BEAT_S)
+    assert rank.wants_dump()
+
+
+def test_waited_time_is_the_sampled_share_of_time_with_something_pending(rank: Rank) -> None:
+    rank.see({GLOO: (1, 1)})
+    for completed in (2, 1, 1, 2):
+        rank.see({GLOO: (2, completed)})
+
+    assert rank.report().observed_s == pytest.approx(4 * TICK_S)
+    assert rank.report().waited_s == pytest.approx(2 * TICK_S)
+
+
+def test_the_time_of_a_frozen_process_is_neither_worked_nor_waited(rank: Rank) -> None:
+    rank.see({GLOO: (2, 1)})
+    rank.see({GLOO: (2, 1)}, after_s=3600.0)
+
+    assert (rank.report().observed_s, rank.report().waited_s) == (MAX_GAP_S, MAX_GAP_S)
+
+
+def test_a_named_barrier_is_a_group_of_its_own(rank: Rank) -> None:
+    mark = BarrierMark(label="epoch end", seq=3, entered_s=rank.now_s + TICK_S / 2, is_over=False)
+    rank.see(barrier=mark)
+    assert not rank.group(BARRIER_GROUP).is_waiting
+    rank.see(barrier=mark)
+
+    group = rank.group(BARRIER_GROUP)
+    assert (group.label, group.enqueued_seq, group.completed_seq, group.op) == ("epoch end", 3, 2, "barrier")
+    assert group.is_waiting
+    assert group.waiting_s == pytest.approx(1.5 * TICK_S)
+    assert rank.report().phase is Phase.BARRIER
+    assert rank.report().waited_s == pytest.approx(TICK_S)
+
+    rank.see(barrier=mark._replace(is_over=True))
+    group = rank.group(BARRIER_GROUP)
+    assert (group.completed_seq, group.is_waiting, group.waiting_s) == (3, False, 0.0)
+
+
+def test_the_next_named_barrier_starts_its_own_wait(rank: Rank) -> None:
+    rank.see(barrier=BarrierMark("a", 1, rank.now_s, is_over=False))
+    rank.see(barrier=BarrierMark("b", 2, rank.now_s, is_over=False))
+
+    assert not rank.group(BARRIER_GROUP).is_waiting
+
+
+def test_a_subgroup_names_its_members_and_a_group_of_all_ranks_does_not(rank: Rank) -> None:
+    pair: CounterKey = ("gloo", 1)
+    counters = {GLOO: (1, 1), pair: (1, 1)}
+    rank.see(counters)
+    members = {**ALL, "5": GroupMembers(ranks=(0, 2)), "6": GroupMembers(ranks=(0, 1, 2, 3))}
+    rank.learn([entry(1), entry(4, key=pair, group="5")], counters, members)
+
+    assert [(group.group, group.ranks) for group in rank.report().groups] == [(DEFAULT_GROUP, []), ("5", [0, 2])]
+
+
+def test_a_destroyed_group_is_no_longer_reported(rank: Rank) -> None:
+    pair: CounterKey = ("gloo", 1)
+    counters = {GLOO: (1, 1), pair: (1, 1)}
+    rank.see(counters)
+    rank.learn([entry(1), entry(4, key=pair, group="5")], counters)
+
+    assert [group.group for group in rank.report().groups] == [DEFAULT_GROUP]
+
+
+def test_a_group_made_anew_takes_the_place_of_its_namesake(rank: Rank) -> None:
+    young: CounterKey = ("gloo", 4)
+    rank.see({GLOO: (9, 9)})
+    rank.learn([entry(9)], {GLOO: (9, 9)})
+    counters = {GLOO: (9, 9), young: (1, 1)}
+    rank.see(counters)
+    rank.learn([entry(9), entry(1, key=young)], counters)
+
+    assert [group.enqueued_seq for group in rank.report().groups] == [1]
+
+
+def test_nccl_counts_apart_in_a_group_that_gloo_serves_too(rank: Rank) -> None:
+    counters = {GLOO: (1, 1), NCCL: (900, 900)}
+    rank.see(counters)
+    entries = [entry(1), entry(900, key=NCCL, op="nccl:all_reduce")]
+    rank.learn(entries, counters, {DEFAULT_GROUP: GroupMembers(ranks=(0, 1, 2, 3), is_mixed=True)})
+
+    assert {group.group: group.enqueued_seq for group in rank.report().groups} == {"0": 1, "0@nccl": 900}
+
+
+def test_nccl_alone_has_the_group_s_plain_name(rank: Rank) -> None:
+    rank.see({NCCL: (900, 900)})
+    rank.learn([entry(900, key=NCCL, op="nccl:all_reduce")], {NCCL: (900, 900)})
+
+    assert (rank.group().enqueued_seq, rank.group().op) == (900, "all_reduce")
+
+
+def test_a_report_is_bounded_and_the_groups_that_wait_go_first() -> None:
+    rank = Rank(world_size=4096)
+    keys: list[CounterKey] = [("gloo", number) for number in range(1, 60)]
+    members = {str(key[1]): GroupMembers(ranks=tuple(range(1000))) for key in keys[:20]}
+    members |= {str(key[1]): GroupMembers(ranks=(0, 1)) for key in keys[20:]}
+    counters = {key: (2, 1 if key[1] == 59 else 2) for key in keys}
+    for _ in range(2):
+        rank.see(counters)
+    rank.learn([entry(2, key=key, group=str(key[1]), retired=key[1] != 59) for key in keys], counters, members)
+
+    groups = rank.report().groups
+    assert len(groups) <= MAX_GROUPS
+    assert sum(len(group.ranks) for group in groups) <= 4096
+    assert groups[0].group == "59"
+
+
+@pytest.mark.parametrize(
+    ("stack", "phases", "phase"),
+    [
+        ([USER], (), Phase.OTHER),
+        ([("/torch/optim/adamw.py", 1, "step"), USER], (), Phase.OPTIMIZER),
+        ([("/torch/optim/adamw.py", 1, "step"), USER], (Phase.EVAL,), Phase.EVAL),
+        ([USER], (Phase.EVAL, Phase.CHECKPOINT), Phase.CHECKPOINT),
+        ([C10D, USER], (Phase.EVAL,), Phase.BARRIER),
+    ],
+)
+def test_a_mark_wins_over_the_stack_but_a_collective_over_both(
+    rank: Rank, stack: list[StackLine], phases: tuple[Phase, ...], phase: Phase
+) -> None:
+    rank.see(stack=stack, phases=phases)
+
+    assert rank.report().phase is phase
+
+
+def test_a_rank_without_a_process_group_is_starting_until_it_has_had_one(rank: Rank) -> None:
+    rank.see(has_group=False)
+    assert rank.report().phase is Phase.STARTING
+
+    rank.see(has_group=True)
+    rank.see(has_group=False)
+    assert rank.report().phase is Phase.OTHER
+
+
+def test_waiting_for_a_handle_is_a_barrier_though_no_frame_shows_it(rank: Rank) -> None:
+    wait_at_seq_7(rank)
+    rank.see({GLOO: (8, 7)})
+
+    assert rank.report().phase is Phase.BARRIER
+
+
+def test_a_phase_s_time_runs_without_a_break(rank: Rank) -> None:
+    for _ in range(4):
+        rank.see(stack=[C10D, USER])
+    assert rank.report().phase_s == pytest.approx(3 * TICK_S)
+
+    rank.see(stack=[USER])
+    assert rank.report().phase_s == 0.0
+
+
+def test_identity_place_and_step_are_passed_on(rank: Rank) -> None:
+    rank.see(step=StepMark(step=12, loss=2.5, epoch=1, loss_first=5.5, steps_done=12))
+
+    report = rank.state.report(probe_cpu_s=0.25, answered_request_id=9)
+    assert (report.rank, report.local_rank, report.world_size, report.pid) == (2, 0, 4, 7)
+    assert (report.job_id, report.attempt, report.report_seq) == ("gpt", 1, 1)
+    assert report.place == Place(file="/home/me/train.py", line=57, function="main")
+    assert (report.step, report.epoch, report.loss, report.loss_first, report.steps_done) == (12, 1, 2.5, 5.5, 12)
+    assert (report.probe_cpu_s, report.answered_request_id) == (0.25, 9)
+    assert rank.report().report_seq == 2
+
+
+@pytest.mark.parametrize("step", [-1, 2**63])
+def test_a_step_that_no_counter_can_hold_is_left_out(rank: Rank, step: int) -> None:
+    rank.see(step=StepMark(step=step, loss=None, epoch=step, loss_first=None, steps_done=1))
+
+    assert (rank.report().step, rank.report().epoch) == (None, None)

@@ -22,6 +22,7 @@ from agent.launch import Launch
 from agent.lifecycle import (
     AbortReceived,
     Answer,
+    AskToStop,
     CommitReceived,
     Effect,
     Event,
@@ -69,7 +70,7 @@ from agent.wire import (
     Stop,
 )
 from agent.worker_sampler import Ending, HostSampler, WorkerSampler
-from ddpcore.wire import RankReport, SlowDown
+from ddpcore.wire import RankReport, SlowDown, StopTraining
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -213,8 +214,8 @@ class Daemon:
                 return self._command_job(job_id, CommitReceived())
             case Abort(job_id=job_id):
                 return self._command_job(job_id, AbortReceived())
-            case Stop(job_id=job_id):
-                return self._command_job(job_id, StopReceived())
+            case Stop(job_id=job_id, is_agreed=is_agreed):
+                return self._command_job(job_id, StopReceived(is_agreed, self._state.can_agree_to_stop(job_id)))
             case Kill(job_id=job_id):
                 return self._command_job(job_id, KillReceived())
             case InjectFault(job_id=job_id, kind=kind, rank=rank, factor=factor):
@@ -286,6 +287,8 @@ class Daemon:
         match effect:
             case StartLauncher():
                 return self._start(launch)
+            case AskToStop(request_id=request_id):
+                launch.ask_to_stop(StopTraining(request_id))
             case TerminateLauncher():
                 if launch.shim:
                     launch.shim.terminate()

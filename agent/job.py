@@ -3,7 +3,9 @@
 The words and the transition table are in `agent.lifecycle`. An event that is not in the table is a defect of our own
 shell and raises `InvalidTransitionError` with the job's last events; what a peer asks for is refused by a value.
 
-Stopping is SIGTERM for the launcher, `grace_s` of patience, then the whole tree is killed. A launcher that lingers
+Stopping begins with a request to the ranks, if all of them can end at a step that they agree on (`ddpcore.Engine`):
+they have `save_s` for that step and a checkpoint. Then, and for every other program at once, it is SIGTERM for the
+launcher, `grace_s` of patience, and the whole tree is killed. A launcher that lingers
 after a rank has failed gets the same patience: torchrun waits up to 30 s for a survivor that does not react to its
 SIGTERM (a frozen one), and up to 300 s for other nodes.
 """
@@ -21,6 +23,7 @@ from agent.lifecycle import (
     TRANSITIONS,
     AbortReceived,
     Answer,
+    AskToStop,
     CommitReceived,
     Effect,
     Event,
@@ -73,6 +76,8 @@ class Job:
         """The first thing that went wrong, as a sentence."""
         self._kill_at_s: float | None = None
         """When patience ends: set while stopping, and after a rank has failed."""
+        self._terminate_at_s: float | None = None
+        """When patience with an agreed stop ends: set while there is one."""
         self._workers: dict[int, _Worker] = {}
         self._last_request_id = 0
         self._story: deque[str] = deque(maxlen=STORY_LENGTH)
@@ -128,6 +133,7 @@ class Job:
         assert self.state is not JobState.SUCCEEDED or self.exit_code == 0
         assert self.state is not JobState.STOPPING or self._kill_at_s is not None
         assert self.state is not JobState.PREPARED or (not self._workers and self._kill_at_s is None)
+        assert self._terminate_at_s is None or self._kill_at_s is not None
         assert all(worker.has_exited for worker in self._workers.values() if worker.has_failed)
         assert not any(worker.has_failed for worker in self._workers.values()) or self._cause
         assert len(self._story) <= STORY_LENGTH
@@ -141,7 +147,7 @@ class Job:
             case AbortReceived():
                 return self._on_abort(before)
             case StopReceived() | KillReceived():
-                return self._on_end_wanted(before, now_s, at_once=isinstance(event, KillReceived))
+                return self._on_end_wanted(before, event, now_s)
             case FaultReceived():
                 return self._on_fault(event)
             case LauncherStarted():
@@ -177,18 +183,29 @@ class Job:
             return [Answer(Accepted())]
         return [self._refuse_by_state("stop it or kill it")]
 
-    def _on_end_wanted(self, before: JobState, now_s: float, *, at_once: bool) -> list[Effect]:
+    def _on_end_wanted(self, before: JobState, event: StopReceived | KillReceived, now_s: float) -> list[Effect]:
         if before is JobState.PREPARED:
             return [ReleasePort(), Answer(Accepted())]
         if self.has_ended:
             return [Answer(Accepted())]
-        if at_once:
-            self._kill_at_s = now_s + KILL_AGAIN_S
+        if isinstance(event, KillReceived):
+            self._terminate_at_s, self._kill_at_s = None, now_s + KILL_AGAIN_S
             return [KillTree(), Answer(Accepted())]
-        if before is JobState.RUNNING:
-            self._kill_at_s = now_s + self.spec.grace_s
-            return [TerminateLauncher(), Answer(Accepted())]
+        if before is JobState.RUNNING and event.is_agreed and event.can_agree:
+            self._terminate_at_s = now_s + self.spec.save_s
+            self._kill_at_s = self._terminate_at_s + self.spec.grace_s
+            return [AskToStop(self._new_request_id()), Answer(Accepted())]
+        if before is JobState.RUNNING or (self._terminate_at_s is not None and not event.is_agreed):
+            return [self._terminate(now_s), Answer(Accepted())]
         return [Answer(Accepted())]
+
+    def _terminate(self, now_s: float) -> Effect:
+        self._terminate_at_s, self._kill_at_s = None, now_s + self.spec.grace_s
+        return TerminateLauncher()
+
+    def _new_request_id(self) -> int:
+        self._last_request_id += 1
+        return self._last_request_id
 
     def _on_fault(self, fault: FaultReceived) -> list[Effect]:
         rank = fault.rank
@@ -212,8 +229,7 @@ class Job:
             case FaultKind.KILL:
                 return [SignalWorker(rank, Signals.SIGKILL), Answer(Accepted())]
             case FaultKind.SLOW:
-                self._last_request_id += 1
-                return [SlowWorker(rank, self._last_request_id, fault.factor), Answer(Accepted())]
+                return [SlowWorker(rank, self._new_request_id(), fault.factor), Answer(Accepted())]
         assert_never(fault.kind)
 
     def _on_launcher_failed(self, event: LauncherFailed) -> list[Effect]:
@@ -230,17 +246,26 @@ class Job:
         if not worker.has_failed:
             return
         self._cause = self._cause or _worker_end_words(event)
-        if self.state is JobState.RUNNING and self._kill_at_s is None:
+        if not self.has_ended and (self._kill_at_s is None or self._terminate_at_s is not None):
+            # The launcher ends the others now: nobody can agree any more.
+            self._terminate_at_s = None
             self._kill_at_s = now_s + max(self.spec.grace_s, LAUNCHER_END_S)
 
     def _on_tick(self, now_s: float) -> list[Effect]:
-        if self.has_ended or self._kill_at_s is None or now_s < self._kill_at_s:
+        if self.has_ended or self._kill_at_s is None:
+            return []
+        if self._terminate_at_s is not None and now_s >= self._terminate_at_s:
+            return [self._terminate(now_s)]
+        if now_s < self._kill_at_s:
             return []
         self._kill_at_s = now_s + KILL_AGAIN_S
         return [KillTree()]
 
     def _detail(self, now_s: float) -> str:
         match self.state:
+            case JobState.STOPPING if self._terminate_at_s is not None:
+                left_s = max(0.0, self._terminate_at_s - now_s)
+                return f"stopping after a step and a checkpoint; SIGTERM in {left_s:.0f} s"
             case JobState.STOPPING:
                 assert self._kill_at_s is not None
                 return f"stopping; what is left in {max(0.0, self._kill_at_s - now_s):.0f} s is killed"

@@ -12,12 +12,13 @@ from agent.log_tail import find_error
 from agent.process import LAUNCHER_LOG, Invocation, ShimProcess, spawn_shim
 from agent.torchrun import LaunchPaths, launcher_argv, launcher_env
 from agent.wire import RefusalReason, Refused
-from ddpcore.wire import SlowDown, encode_request
+from ddpcore.wire import encode_request
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.job import Job
+    from ddpcore.wire import ProbeRequest, SlowDown, StopTraining
 
 
 class Launch:
@@ -69,16 +70,17 @@ class Launch:
 
     def slow_down(self, rank: int, request: SlowDown) -> Refused | None:
         """Ask the probe of a rank to stretch its steps; return why it cannot be asked, or None."""
-        path = self.job_dir / f"rank-{rank}.sock"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as sender:
-            try:
-                sender.sendto(encode_request(request), str(path))
-            except OSError:
-                return Refused(
-                    RefusalReason.NO_PROBE,
-                    f"rank {rank} has no probe that listens: it has not imported torch yet, or is frozen",
-                )
-        return None
+        if self._ask(rank, request):
+            return None
+        return Refused(
+            RefusalReason.NO_PROBE,
+            f"rank {rank} has no probe that listens: it has not imported torch yet, or is frozen",
+        )
+
+    def ask_to_stop(self, request: StopTraining) -> None:
+        """Ask the probes of all ranks to end training: one that hears it is enough."""
+        for rank in self.job.ranks:
+            self._ask(rank, request)
 
     def error_of(self, rank: int) -> str:
         """Return the last exception line of a rank's standard error; empty when there is none."""
@@ -88,6 +90,16 @@ class Launch:
         """Return the first exception line found in the logs of this node's ranks, else of the launcher."""
         errors = (self.error_of(rank) for rank in self.job.ranks)
         return next((error for error in errors if error), "") or find_error(self.job_dir / LAUNCHER_LOG)
+
+    def _ask(self, rank: int, request: ProbeRequest) -> bool:
+        """Send a request to a rank's probe; return whether somebody listens."""
+        path = self.job_dir / f"rank-{rank}.sock"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as sender:
+            try:
+                sender.sendto(encode_request(request), str(path))
+            except OSError:
+                return False
+        return True
 
     def close(self) -> None:
         """Let go of the port and of an ended shim."""

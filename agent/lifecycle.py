@@ -30,6 +30,11 @@ class AbortReceived(msgspec.Struct, frozen=True):
 class StopReceived(msgspec.Struct, frozen=True):
     """A console wants the job to end in an orderly way."""
 
+    is_agreed: bool = False
+    """The ranks may finish a step and write a checkpoint, if they can."""
+    can_agree: bool = False
+    """All ranks of this node have said that they can, and run."""
+
 
 class KillReceived(msgspec.Struct, frozen=True):
     """A console wants the job gone."""
@@ -128,6 +133,12 @@ class SignalWorker(msgspec.Struct, frozen=True):
     signal: Signals
 
 
+class AskToStop(msgspec.Struct, frozen=True):
+    """Ask the probes of all ranks to end training at the next step that the ranks agree on."""
+
+    request_id: int
+
+
 class SlowWorker(msgspec.Struct, frozen=True):
     """Ask the probe of a rank to stretch its steps."""
 
@@ -143,7 +154,15 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 Effect: TypeAlias = (
-    StartLauncher | TerminateLauncher | KillTree | ReleasePort | ForgetJob | SignalWorker | SlowWorker | Answer
+    StartLauncher
+    | AskToStop
+    | TerminateLauncher
+    | KillTree
+    | ReleasePort
+    | ForgetJob
+    | SignalWorker
+    | SlowWorker
+    | Answer
 )
 
 COMMAND_EVENTS = (CommitReceived, AbortReceived, StopReceived, KillReceived, FaultReceived)
@@ -176,7 +195,7 @@ TRANSITIONS: dict[tuple[JobState, type[Event]], JobState] = {
     (_STOPPING, StopReceived): _STOPPING,
     (_STOPPING, KillReceived): _STOPPING,
     (_STOPPING, FaultReceived): _STOPPING,
-    (_STOPPING, LauncherSucceeded): _SUCCEEDED,
+    (_STOPPING, LauncherSucceeded): _STOPPED,
     (_STOPPING, LauncherFailed): _STOPPED,
     (_STOPPING, WorkerFound): _STOPPING,
     (_STOPPING, WorkerExited): _STOPPING,

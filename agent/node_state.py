@@ -168,6 +168,16 @@ class NodeState:
             workers=workers,
         )
 
+    def can_agree_to_stop(self, job_id: str) -> bool:
+        """Say whether every rank of a job here runs and has said that it can end training at an agreed step."""
+        job = self._jobs.get(job_id)
+        return (
+            job is not None
+            and len(job.workers) == job.admitted.local_world_size
+            and all(worker.process is ProcessState.RUNNING for worker in job.workers.values())
+            and all(rank in job.reports and job.reports[rank][0].can_stop for rank in job.workers)
+        )
+
     def validate(self) -> None:
         """Assert what holds after every observation."""
         for job in self._jobs.values():

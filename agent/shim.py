@@ -1,8 +1,8 @@
 """torchrun's parent: a process that does nothing but see to it that the tree below it ends, whole, and how.
 
 It leads its own session, adopts every orphan below it (subreaper), passes SIGTERM on to torchrun, and after torchrun's
-end kills whatever is left. How torchrun ended goes to `exit.json`, written at once or not at all. In private mode the
-agent's death ends it.
+end kills whatever is left. Only a checkpoint's writer may finish first: it outlives its trainer for that. How torchrun
+ended goes to `exit.json`, written at once or not at all. In private mode the agent's death ends it.
 
 SIGTERM, SIGINT, SIGHUP: torchrun gets SIGTERM and everything frozen is continued; the second one, or `grace_s`, kills.
 SIGUSR1: the whole tree is killed at once.
@@ -30,6 +30,10 @@ _TERMINATE = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 _AWAITED = frozenset({signal.SIGCHLD, signal.SIGUSR1, *_TERMINATE})
 _THAW_EVERY_S = 0.2
 _MAX_PAUSE_S = 0.1
+WRITER_NAME = b"(rankdeck-writer)"
+"""What the kernel calls `ddpcore/checkpoint/writer.py`."""
+WRITER_PATIENCE_S = 20.0
+"""How long such a process has after torchrun's end."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -136,6 +140,7 @@ class _Shim:
             write_record(self._run_dir, RUN_RECORD, record)
             while self._status is None:
                 self._await()
+            self._kill_all(WRITER_PATIENCE_S)
         finally:
             self._kill_all()
         assert self._status is not None
@@ -163,18 +168,22 @@ class _Shim:
             os.kill(self._launcher_pid, signal.SIGTERM)
             signal_frozen(os.getpid())
 
-    def _kill_all(self) -> None:
+    def _kill_all(self, writers_may_take_s: float = 0.0) -> None:
         """Kill until no child is left: whatever lives below has a child of this process above it, or is one.
 
         A walk that finds nobody would prove nothing: what is forked while it goes through /proc may not be in it.
         """
+        spare_until_s = time.monotonic() + writers_may_take_s
         pause_s = 0.001
         while self._reap():
-            alive = descendants(os.getpid())
-            for pid, started_ticks in alive.items():
-                send_signal(pid, started_ticks, signal.SIGKILL)
-            self._num_killed += len(alive)
-            time.sleep(pause_s)
+            spares = time.monotonic() < spare_until_s
+            for pid, started_ticks in descendants(os.getpid()).items():
+                if not (spares and _is_writer(pid)):
+                    send_signal(pid, started_ticks, signal.SIGKILL)
+                    self._num_killed += 1
+            info = signal.sigtimedwait({signal.SIGUSR1, *_TERMINATE}, pause_s)
+            if info is not None:
+                spare_until_s = 0.0
             pause_s = min(_MAX_PAUSE_S, pause_s * 2)
 
     def _reap(self) -> bool:
@@ -191,6 +200,14 @@ class _Shim:
                 return True
             if pid == self._launcher_pid:
                 self._status = status
+
+
+def _is_writer(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - as above
+            return b" " + WRITER_NAME + b" " in file.read(64)
+    except OSError:
+        return False
 
 
 def _fork_launcher(argv: list[str]) -> int:

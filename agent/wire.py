@@ -177,6 +177,8 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     env: dict[str, str] = {}
     """Added to the agent's own environment."""
     faults: list[Fault] = []
+    save_s: Seconds = 120.0
+    """How long an agreed stop may take for a step and a checkpoint before SIGTERM."""
     grace_s: Seconds = 10.0
     """Between SIGTERM and SIGKILL when the job is stopped."""
 
@@ -199,10 +201,16 @@ class Abort(msgspec.Struct, frozen=True, tag="abort", forbid_unknown_fields=True
     job_id: JobId
 
 
-class Stop(msgspec.Struct, frozen=True, tag="stop", forbid_unknown_fields=True):
-    """SIGTERM, a grace period, then SIGKILL for the whole tree."""
+class Stop(msgspec.Struct, frozen=True, tag="stop", forbid_unknown_fields=True, omit_defaults=True):
+    """End a job in an orderly way. Asked twice it changes nothing.
+
+    Ranks that can are asked to finish a step and write a checkpoint, and have the job's `save_s` for it. Then, or at
+    once: SIGTERM, a grace period, SIGKILL for the whole tree.
+    """
 
     job_id: JobId
+    is_agreed: bool = True
+    """False does not wait for an agreed step, also of a stop that is under way."""
 
 
 class Kill(msgspec.Struct, frozen=True, tag="kill", forbid_unknown_fields=True):

@@ -102,7 +102,10 @@ def tensor_records(specs: Sequence[Spec], shares: Mapping[int, Sequence[Piece]])
     for rank, share in shares.items():
         for piece in share:
             pieces_of[piece.name].append(PieceRecord(file_name(rank), piece.begin, piece.end))
-    return {spec.name: TensorRecord(spec.dtype, spec.shape, tuple(pieces_of[spec.name])) for spec in specs}
+    return {
+        spec.name: TensorRecord(spec.dtype, spec.shape, tuple(sorted(pieces_of[spec.name], key=lambda one: one.begin)))
+        for spec in specs
+    }
 
 
 def encode_body(manifest: Manifest) -> bytes:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from torch import Tensor, nn, optim
 
+from ddpcore.checkpoint.sharded import as_placed, is_sharded
 from ddpcore.errors import CheckpointMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from torch.distributed.tensor import DTensor
 
 _WRAPPER = "module."
 """What DistributedDataParallel puts before every name of its model."""
@@ -32,7 +35,8 @@ def restore(state: object, objects: Mapping[str, Stateful]) -> None:
     optimizers' groups. So a checkpoint of another model changes nothing. Objects that only check their state themselves
     are loaded before modules and optimizers.
 
-    A module may be wrapped in DistributedDataParallel here, there or both.
+    A module may be wrapped in DistributedDataParallel here, there or both, and its parameters be sharded (DTensor)
+    here, there, differently, or not at all: each rank takes its rows of them and of the optimizer's moments.
 
     Args:
         state: What was saved, a dict.
@@ -43,23 +47,31 @@ def restore(state: object, objects: Mapping[str, Stateful]) -> None:
     """
     if not isinstance(state, dict):
         raise CheckpointMismatchError([f"it is of type {type(state).__name__} instead of named parts"])
-    parts = {}
-    differences = []
+    differences, parts = [], {}
     for name, target in objects.items():
         if name not in state:
             differences.append(f"{name} is not in it (it holds {', '.join(map(str, state)) or 'nothing'})")
             continue
-        parts[name] = state[name]
-        if isinstance(target, nn.Module):
-            parts[name] = _unwrapped(state[name], target)
-            differences += _compare_module(name, parts[name], target)
-        elif isinstance(target, optim.Optimizer):
-            differences += _compare_optimizer(name, state[name], target)
-            parts[name] = _own_copy(state[name], target)
+        parts[name] = _unwrapped(state[name], target) if isinstance(target, nn.Module) else state[name]
+        differences += _compare(name, parts[name], target)
     if differences:
         raise CheckpointMismatchError(differences)
+    parts = {name: _fitted(part, objects[name]) for name, part in parts.items()}
     for name, target in sorted(objects.items(), key=lambda item: isinstance(item[1], nn.Module | optim.Optimizer)):
         target.load_state_dict(parts[name])
+
+
+def _compare(name: str, part: Any, target: Stateful) -> Iterator[str]:
+    if isinstance(target, nn.Module):
+        yield from _compare_module(name, part, target)
+    elif isinstance(target, optim.Optimizer):
+        yield from _compare_optimizer(name, part, target)
+
+
+def _fitted(part: Any, target: Stateful) -> Any:
+    if isinstance(target, nn.Module):
+        return _placed(part, target)
+    return _own_copy(part, target) if isinstance(target, optim.Optimizer) else part
 
 
 def _own_copy(part: object, optimizer: optim.Optimizer) -> Any:
@@ -67,7 +79,8 @@ def _own_copy(part: object, optimizer: optim.Optimizer) -> Any:
 
     Source: torch.optim.Optimizer.load_state_dict keeps what is on the parameter's device already, and every step count.
     """
-    is_on_cpu = any(parameter.device.type == "cpu" for group in optimizer.param_groups for parameter in group["params"])
+    parameters = _parameters_of(optimizer)
+    is_on_cpu = any(parameter.device.type == "cpu" for parameter in parameters)
 
     def copy(node: Any) -> Any:
         if isinstance(node, Tensor):
@@ -76,7 +89,45 @@ def _own_copy(part: object, optimizer: optim.Optimizer) -> Any:
             return {key: copy(value) for key, value in node.items()}
         return [copy(value) for value in node] if isinstance(node, list) else node
 
-    return copy(part)
+    own = copy(part)
+    for index, parameter in zip(_order_in(own), parameters, strict=False):
+        kept = own["state"].get(index)
+        if is_sharded(parameter) and isinstance(kept, dict):
+            own["state"][index] = {key: _like(value, parameter) for key, value in kept.items()}
+    return own
+
+
+def _placed(part: Any, module: nn.Module) -> Any:
+    """Return a module's part with its tensors sharded as the module's are."""
+    wanted = {name: value for name, value in module.state_dict().items() if _is_sharded_tensor(value)}
+    if not wanted:
+        return part
+    placed = part.copy()
+    if hasattr(part, "_metadata"):
+        placed._metadata = part._metadata  # noqa: SLF001 - torch keeps the versions of a module's parts there
+    for name, target in wanted.items():
+        placed[name] = _like(part[name], target)
+    return placed
+
+
+def _like(value: Any, target: Tensor) -> Any:
+    """Return a whole tensor of a sharded one's shape as it is sharded; anything else as it is."""
+    if isinstance(value, Tensor) and value.shape == target.shape:
+        return as_placed(value, cast("DTensor", target))
+    return value
+
+
+def _is_sharded_tensor(value: object) -> bool:
+    return isinstance(value, Tensor) and is_sharded(value)
+
+
+def _parameters_of(optimizer: optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _order_in(part: Mapping[str, Any]) -> list[Any]:
+    """Return the keys of an optimizer's saved state in the order of its parameters."""
+    return [index for group in part["param_groups"] for index in group.get("params", ())]
 
 
 def _unwrapped(part: object, module: nn.Module) -> object:
@@ -141,9 +192,7 @@ def _compare_optimizer(name: str, part: object, optimizer: optim.Optimizer) -> I
 
 def _compare_moments(name: str, part: Mapping[str, Any], optimizer: optim.Optimizer) -> Iterator[str]:
     """Compare what an optimizer keeps for each parameter, where it has the parameter's number of elements or one."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    order = [index for group in part["param_groups"] for index in group.get("params", ())]
-    for index, parameter in zip(order, parameters, strict=False):
+    for index, parameter in zip(_order_in(part), _parameters_of(optimizer), strict=False):
         kept = part["state"].get(index, {})
         moment = kept.get("exp_avg") if isinstance(kept, dict) else None
         if isinstance(moment, Tensor) and moment.shape != parameter.shape:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 
 from ddpcore.checkpoint.assignment import Piece, assign, piece_shape
 from ddpcore.checkpoint.manifest import CHECKSUM, FORMAT, Manifest, encode_body, file_name, tensor_records
 from ddpcore.checkpoint.safetensors_header import encode_header, lay_out
+from ddpcore.checkpoint.sharded import holders, is_sharded
 from ddpcore.checkpoint.state_tree import FlatState, flatten, spec_of
 from ddpcore.checkpoint.tensor_files import PER_RANK
+from ddpcore.errors import StateNotStorableError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
+    from torch.distributed.tensor import DTensor
 
     from ddpcore.checkpoint.sites import Site
 
@@ -59,9 +64,12 @@ class SavePlan:
         self.flat = flatten(state)
         self.digest = hashlib.blake2b(json.dumps(self.flat.listing).encode(), digest_size=16).hexdigest()
         self._own = flatten(per_rank, PER_RANK, self.flat.tensors)
+        for name, tensor in self._own.tensors.items():
+            if is_sharded(tensor):
+                raise StateNotStorableError(f"{name} is sharded over ranks: it belongs into the state of all", name)
         self._site = site
         self._specs = self.flat.specs()
-        self._shares = assign(self._specs, len(site.ranks))
+        self._shares = _assign(self.flat, site.ranks)
 
     def share(self) -> Share:
         """Return this rank's share."""
@@ -100,10 +108,28 @@ class SavePlan:
         return [file_name(rank) for rank in self._site.ranks]
 
 
+def _assign(flat: FlatState, ranks: Sequence[int]) -> list[list[Piece]]:
+    """Return the pieces of each of the ranks: what all hold is dealt out, what is sharded is written where it lies."""
+    sharded = {name: tensor for name, tensor in flat.tensors.items() if is_sharded(tensor)}
+    shares = assign([spec for spec in flat.specs() if spec.name not in sharded], len(ranks))
+    for name, tensor in sharded.items():
+        found = holders(cast("DTensor", tensor), ranks)
+        if found is None:
+            raise StateNotStorableError(
+                f"{name} has rows on ranks that do not share this directory: save into one that all nodes share", name
+            )
+        for rank, begin, end in found:
+            shares[ranks.index(rank)].append(Piece(name, begin, end))
+    return shares
+
+
 def _pieces(flat: FlatState, share: list[Piece]) -> dict[str, Tensor]:
     found = {}
     for name, begin, end in share:
         tensor = flat.tensors[name]
+        if is_sharded(tensor):
+            found[name] = cast("DTensor", tensor).to_local()
+            continue
         is_whole = piece_shape(tensor.shape, begin, end) == tuple(tensor.shape)
         found[name] = tensor if is_whole else tensor[begin:end]
     return found

@@ -1,8 +1,7 @@
 """A training's state as named tensors and a JSON text, and back, bit for bit: pure.
 
 The state is a tree of dicts, lists and tuples. Its leaves are tensors, numbers, texts, booleans and None. What JSON
-has,
-it keeps; the rest is an object with one reserved key:
+has, it keeps; the rest is an object with one reserved key:
 
     {"$": "tensor", "name": "model.weight"}    {"$": "tuple", "items": [...]}    {"$": "float", "bits": "7ff0..."}
     {"$": "dict", "items": [[key, value], ...]}, "ordered" and "counter" alike: for keys that are no texts, and for
@@ -16,16 +15,19 @@ from __future__ import annotations
 import math
 import struct
 from collections import Counter, OrderedDict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from ddpcore.checkpoint.safetensors_header import METADATA, Spec
+from ddpcore.checkpoint.sharded import is_sharded, problem_of
 from ddpcore.errors import StateNotStorableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
+
+    from torch.distributed.tensor import DTensor
 
 DTYPES = {
     "BOOL": torch.bool,
@@ -60,10 +62,7 @@ _DICT_TAGS: dict[type, str] = {dict: "dict", OrderedDict: "ordered", Counter: "c
 _HINTS = {
     "bytes": "make it a torch.uint8 tensor",
     "ndarray": "make it a tensor with torch.from_numpy",
-    "DTensor": "sharded states are not supported: gather it first, with full_state_dict=True of "
-    "torch.distributed.checkpoint.state_dict, or keep it with torch.distributed.checkpoint",
-    "ShardedTensor": "sharded states are not supported: gather it first, with full_state_dict=True of "
-    "torch.distributed.checkpoint.state_dict, or keep it with torch.distributed.checkpoint",
+    "ShardedTensor": "shard with torch.distributed.tensor instead, as torch.distributed.fsdp.fully_shard does",
     "Size": "make it a tuple",
     "device": "make it a str",
     "dtype": "make it a str",
@@ -176,7 +175,10 @@ class _Walk:
         return encoded
 
     def _encode_tensor(self, tensor: Tensor, path: tuple[object, ...]) -> object:
-        if type(tensor) not in _PLAIN_TENSORS:
+        if is_sharded(tensor):
+            if problem := problem_of(cast("DTensor", tensor)):
+                raise self._refusal(path, problem)
+        elif type(tensor) not in _PLAIN_TENSORS:
             hint = _HINTS.get(type(tensor).__name__, "make it a plain tensor")
             raise self._refusal(path, f"is a {type(tensor).__name__}: {hint}")
         if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
@@ -213,7 +215,8 @@ class _Walk:
 
 def _identity(tensor: Tensor) -> tuple[object, ...]:
     """Return what two tensors have in common if one is as good as the other."""
-    if tensor.numel() == 0:
+    if tensor.numel() == 0 or is_sharded(tensor):
+        # A rank may hold nothing of a sharded tensor, but must find the same ones equal as the others.
         return (id(tensor),)
     # A conjugate shares its memory with the tensor, but not its values.
     flags = (tensor.is_conj(), tensor.is_neg())

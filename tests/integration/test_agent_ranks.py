@@ -26,10 +26,11 @@ from agent.wire import (
     Refused,
     Stop,
 )
+from ddpcore.checkpoint import Checkpointer
 from ddpcore.wire import FaultKind
 from tests.support.agents import RunningAgent
 from tests.support.jobs import make_spec
-from tests.support.ranks import is_alive
+from tests.support.ranks import EXAMPLES, is_alive
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -204,6 +205,31 @@ def test_a_stop_ends_even_a_frozen_rank_and_leaves_no_process(agent: RunningAgen
     assert report.jobs[0].state is JobState.STOPPED
     assert job_processes(agent) == []
     assert agent.ask(Stop("train")) == Accepted()
+
+
+def test_ranks_of_the_engine_finish_a_step_and_a_checkpoint(agent: RunningAgent, spec: JobSpec, tmp_path: Path) -> None:
+    agent.start_job(
+        msgspec.structs.replace(
+            spec, command=[str(EXAMPLES / "bytegpt.py"), "--steps", "100000", "--checkpoint-dir", "checkpoints"]
+        )
+    )
+    agent.wait_until(lambda report: are_past_step(report, 3, 2), START_S, "both ranks train")
+
+    assert agent.ask(Stop("train")) == Accepted()
+    report = agent.wait_until(has_ended, END_S, "the job has ended")
+
+    assert (report.jobs[0].state, report.jobs[0].exit_code) == (JobState.STOPPED, 0)
+    assert [worker.exit and worker.exit.code for worker in report.workers] == [0, 0]
+    checkpoint = Checkpointer(tmp_path / "checkpoints").load_latest()
+    assert checkpoint is not None
+    steps = {worker.report.step for worker in report.workers if worker.report}
+    assert steps == {checkpoint.step}
+    assert job_processes(agent) == []
+
+
+def are_past_step(report: NodeReport, step: int, num_ranks: int) -> bool:
+    steps = [worker.report.step for worker in report.workers if worker.report and worker.report.can_stop]
+    return len(steps) == num_ranks and all(done is not None and done > step for done in steps)
 
 
 def test_a_kill_while_torch_is_still_being_imported_leaves_no_process(agent: RunningAgent, spec: JobSpec) -> None:

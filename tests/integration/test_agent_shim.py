@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from agent.process import Invocation, ShimProcess, exit_status, spawn_shim
+from ddpcore.checkpoint.writer import NAME
 from tests.support.ranks import is_alive
 from tests.support.waiting import until
 
@@ -106,6 +107,59 @@ def test_what_the_launcher_leaves_behind_is_killed(start: Callable[..., ShimProc
     assert shim.exit_code() == 0
     assert not is_alive(int((tmp_path / "orphan.pid").read_text()))
     assert json.loads((tmp_path / "exit.json").read_text())["num_killed"] >= 3
+
+
+# A launcher that leaves a checkpoint's writer at work, and something else.
+LEFT_AT_WORK = f"""
+import subprocess, sys
+writer = '''
+import sys
+open("/proc/self/comm", "w").write("{NAME}")
+print("up", flush=True)
+sys.stdin.read()
+open("written", "w").close()
+'''
+child = subprocess.Popen(
+    [sys.executable, "-c", writer], stdin=open("go"), stdout=subprocess.PIPE, start_new_session=True
+)
+child.stdout.readline()
+open("writer.pid", "w").write(str(child.pid))
+other = subprocess.Popen(["sleep", "600"], start_new_session=True)
+open("other.pid", "w").write(str(other.pid))
+"""
+
+
+def test_a_checkpoints_writer_may_finish_and_nobody_else(start: Callable[..., ShimProcess], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    go = os.open(tmp_path / "go", os.O_RDWR)
+    shim = start(LEFT_AT_WORK)
+    until(lambda: (tmp_path / "other.pid").exists() and (tmp_path / "other.pid").read_text(), END_S, "all have started")
+    other = int((tmp_path / "other.pid").read_text())
+    until(lambda: not is_alive(other), END_S, "what is no writer has been killed")
+    assert is_alive(int((tmp_path / "writer.pid").read_text()))
+    assert not shim.has_ended()
+
+    os.close(go)
+    wait_for_end(shim)
+
+    assert (tmp_path / "written").exists()
+    assert shim.exit_code() == 0
+
+
+def test_a_kill_does_not_wait_for_a_checkpoints_writer(start: Callable[..., ShimProcess], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    go = os.open(tmp_path / "go", os.O_RDWR)
+    shim = start(LEFT_AT_WORK)
+    until(lambda: (tmp_path / "other.pid").exists() and (tmp_path / "other.pid").read_text(), END_S, "all have started")
+    other = int((tmp_path / "other.pid").read_text())
+    until(lambda: not is_alive(other), END_S, "the launcher has ended")
+
+    shim.kill_tree()
+    wait_for_end(shim)
+
+    os.close(go)
+    assert not (tmp_path / "written").exists()
+    assert not is_alive(int((tmp_path / "writer.pid").read_text()))
 
 
 def test_killing_the_tree_leaves_nobody(start: Callable[..., ShimProcess], tmp_path: Path) -> None:

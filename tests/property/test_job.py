@@ -10,6 +10,7 @@ from agent.job import Job, launcher_ended
 from agent.lifecycle import (
     AbortReceived,
     Answer,
+    AskToStop,
     CommitReceived,
     Effect,
     Event,
@@ -33,6 +34,8 @@ from agent.wire import ENDED_STATES, JobState, decode_reply, encode_reply
 from ddpcore.wire import FaultKind
 from tests.support.jobs import make_spec
 
+MAX_TICK_S = 20.0
+
 
 class JobInTheWorld(RuleBasedStateMachine):
     """Plays the shell, the processes and the consoles of one job."""
@@ -46,6 +49,7 @@ class JobInTheWorld(RuleBasedStateMachine):
         self.alive: set[int] = set()
         self.unseen = set(self.job.ranks)
         self.end_wanted_at_s: float | None = None
+        self.patience_s = self.job.spec.grace_s
         self.killed_at_s: float | None = None
         self.states = [self.job.state]
 
@@ -61,6 +65,9 @@ class JobInTheWorld(RuleBasedStateMachine):
         match effect:
             case StartLauncher():
                 assert not self.is_launcher_alive, "a launcher is started twice"
+            case AskToStop():
+                assert self.is_launcher_alive
+                self.patience_s += self.job.spec.save_s
             case TerminateLauncher() | KillTree():
                 assert self.is_launcher_alive or self.job.exit_code is None
                 if isinstance(effect, KillTree):
@@ -74,13 +81,14 @@ class JobInTheWorld(RuleBasedStateMachine):
             case Answer(reply=reply):
                 assert decode_reply(encode_reply(reply)) == reply
 
-    @rule(seconds=st.floats(0.0, 20.0))
+    @rule(seconds=st.floats(0.0, MAX_TICK_S))
     def time_passes(self, seconds: float) -> None:
         self.now_s += seconds
         self.feed(Ticked())
         if self.end_wanted_at_s is not None and self.is_launcher_alive:
-            overdue_s = self.now_s - self.end_wanted_at_s - self.job.spec.grace_s
-            assert overdue_s < 0 or self.killed_at_s is not None, "patience has no end"
+            self.feed(Ticked())  # the first tick may have ended one patience and begun the next
+            overdue_s = self.now_s - self.end_wanted_at_s - self.patience_s
+            assert overdue_s < MAX_TICK_S or self.killed_at_s is not None, "patience has no end"
 
     @rule(can_start=st.booleans())
     def commit(self, *, can_start: bool) -> None:
@@ -88,7 +96,17 @@ class JobInTheWorld(RuleBasedStateMachine):
             self.is_launcher_alive = can_start
             self.feed(LauncherStarted() if can_start else LauncherNotStarted("no memory"))
 
-    @rule(event=st.sampled_from([AbortReceived(), StopReceived(), KillReceived()]))
+    @rule(
+        event=st.sampled_from(
+            [
+                AbortReceived(),
+                StopReceived(),
+                StopReceived(is_agreed=True),
+                StopReceived(is_agreed=True, can_agree=True),
+                KillReceived(),
+            ]
+        )
+    )
     def a_console_wants_an_end(self, event: Event) -> None:
         self.feed(event)
         if self.is_launcher_alive and not isinstance(event, AbortReceived):

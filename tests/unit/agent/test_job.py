@@ -12,6 +12,7 @@ from agent.lifecycle import (
     TRANSITIONS,
     AbortReceived,
     Answer,
+    AskToStop,
     CommitReceived,
     Effect,
     Event,
@@ -63,8 +64,8 @@ WAYS: dict[JobState, list[Event]] = {
 }
 
 
-def job_in(state: JobState, *more: Event, grace_s: float = 10.0) -> Job:
-    job = Job(make_spec(grace_s=grace_s), 0.0)
+def job_in(state: JobState, *more: Event, grace_s: float = 10.0, save_s: float = 120.0) -> Job:
+    job = Job(make_spec(grace_s=grace_s, save_s=save_s), 0.0)
     for event in (*WAYS[state], *more):
         job.handle(event, 0.0)
     assert job.state is state
@@ -174,11 +175,48 @@ def test_a_kill_does_not_wait_and_overtakes_a_stop() -> None:
     assert job_in(JobState.RUNNING).handle(KillReceived(), 1.0) == [KillTree(), ACCEPTED]
 
 
-def test_a_job_that_was_done_before_the_stop_arrived_has_succeeded() -> None:
+def test_a_job_that_ends_well_once_it_was_told_to_stop_is_stopped() -> None:
     job = job_in(JobState.STOPPING)
     job.handle(launcher_ended(0), 1.0)
-    assert job.state is JobState.SUCCEEDED
+    assert job.state is JobState.STOPPED
     assert job.status(1.0).exit_code == 0
+
+
+AGREED = StopReceived(is_agreed=True, can_agree=True)
+
+
+def test_ranks_that_can_agree_are_asked_first_and_have_time_to_save() -> None:
+    job = job_in(JobState.RUNNING, save_s=60.0)
+    assert job.handle(AGREED, 100.0) == [AskToStop(request_id=1), ACCEPTED]
+    assert job.status(115.0).detail == "stopping after a step and a checkpoint; SIGTERM in 45 s"
+    assert job.handle(AGREED, 120.0) == [ACCEPTED]
+    assert job.handle(StopReceived(is_agreed=True), 121.0) == [ACCEPTED], "they cannot any more: they are saving"
+    assert job.handle(Ticked(), 159.9) == []
+    assert job.handle(Ticked(), 160.0) == [TerminateLauncher()]
+    assert job.status(163.0).detail == "stopping; what is left in 7 s is killed"
+    assert job.handle(Ticked(), 170.0) == [KillTree()]
+
+
+def test_an_agreed_stop_gives_way_to_one_that_does_not_wait() -> None:
+    job = job_in(JobState.RUNNING)
+    job.handle(AGREED, 0.0)
+    assert job.handle(StopReceived(), 5.0) == [TerminateLauncher(), ACCEPTED]
+    assert job.handle(StopReceived(), 6.0) == [ACCEPTED]
+    assert job.handle(Ticked(), 15.0) == [KillTree()]
+
+
+def test_a_rank_that_fails_ends_the_patience_with_an_agreed_stop() -> None:
+    job = job_in(JobState.RUNNING, WorkerFound(2), save_s=60.0)
+    job.handle(AGREED, 0.0)
+    job.handle(WorkerExited(2, 1, None, "OSError: disk full"), 5.0)
+    assert job.handle(Ticked(), 14.9) == []
+    assert job.handle(Ticked(), 15.0) == [KillTree()]
+    job.handle(LauncherFailed(1), 16.0)
+    assert job.state is JobState.STOPPED
+
+
+def test_ranks_that_cannot_agree_get_sigterm_at_once() -> None:
+    assert job_in(JobState.RUNNING).handle(StopReceived(is_agreed=True), 1.0) == [TerminateLauncher(), ACCEPTED]
 
 
 def test_a_launcher_that_lingers_after_a_rank_has_failed_is_ended() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
     from torch import Tensor
@@ -73,18 +75,27 @@ def pin(address: int, num_bytes: int, device: torch.device) -> bool:
         num_bytes: How much.
         device: Whose context to do it in: a new thread's own would be one on device 0, for every rank of the node.
     """
-    try:
-        with torch.cuda.device(device):
-            return int(_runtime().cudaHostRegister(address, num_bytes, PORTABLE)) == 0
-    except RuntimeError:
-        return False
+    return _in_thread(device, lambda cuda: int(cuda.cudaHostRegister(address, num_bytes, PORTABLE))) == 0
 
 
 def unpin(address: int, device: torch.device) -> None:
     """Undo `pin`."""
-    with torch.cuda.device(device):
-        _runtime().cudaHostUnregister(address)
+    _in_thread(device, lambda cuda: int(cuda.cudaHostUnregister(address)))
 
 
-def _runtime() -> Any:
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+def _in_thread(device: torch.device, call: Callable[[Any], int]) -> int | None:
+    """Return what a call of the CUDA runtime returns; None if it cannot be made.
+
+    In a thread of its own: the runtime remembers a failure for the thread it came in, and torch would raise it there at
+    the next kernel.
+    """
+    results: list[int] = []
+
+    def run() -> None:
+        with contextlib.suppress(RuntimeError), torch.cuda.device(device):
+            results.append(call(torch.cuda.cudart()))  # type: ignore[no-untyped-call]
+
+    thread = threading.Thread(target=run, name="rankdeck-pin")
+    thread.start()
+    thread.join()
+    return results[0] if results else None

@@ -8,6 +8,7 @@ after it, by the next one.
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from ddpcore.checkpoint.catalog import Catalog
     from ddpcore.checkpoint.meeting import Meeting
     from ddpcore.checkpoint.sites import Site
+
+_log = logging.getLogger(__name__)
 
 SLICE_S = 0.1
 """How long ranks look at their writers before they tell each other again."""
@@ -69,7 +72,10 @@ class Saver:
         """Make ready for a save of such states; see `Checkpointer.prepare`."""
         share = SavePlan(state, per_rank, self._site).share()
         self._start_writer()
-        self._snapshot.prepare(share.num_bytes + MANIFEST_ROOM_BYTES, share.cuda_device())
+        try:
+            self._snapshot.prepare(share.num_bytes + MANIFEST_ROOM_BYTES, share.cuda_device())
+        except (OSError, MemoryError) as error:
+            _log.warning("memory for checkpoints could not be made ready: %s", error)
 
     def save(self, step: int, state: object, per_rank: object) -> None:
         """Save; see `Checkpointer.save`."""
@@ -88,14 +94,13 @@ class Saver:
         checkpoint_id = f"{self._run}.{self._sequence}"
         temporary = self._begin(call, step, checkpoint_id)
         self._step_in_flight = step
-        is_taken = False
         try:
             self._take(plan, temporary, checkpoint_id)
-            is_taken = True
-        finally:
-            if not is_taken:
-                # The others go on, and hear of it at their next call.
-                self._writer.refuse("its share could not be copied")
+        except BaseException as problem:
+            # The others go on, and hear of it at their next call. So does this one, unless it is about to end.
+            self._writer.refuse(f"its share could not be copied: {problem}")
+            if not isinstance(problem, OSError | MemoryError):
+                raise
 
     def settle(self, call: str, error: CheckpointError | None, value: dict[str, Any]) -> list[dict[str, Any]]:
         """Meet until no rank's writer is at work; blocks. Return what the ranks tell.
@@ -169,10 +174,7 @@ class Saver:
         share, body = plan.share(), b""
         if self._catalog is not None:
             body = plan.manifest_body(self._step_in_flight, self._sequence, checkpoint_id, self._world_size)
-        try:
-            self._snapshot.reserve(share.num_bytes + len(body))
-        except OSError as error:
-            raise CheckpointWriteError(self._step_in_flight, [f"no memory for its copy: {error}"]) from error
+        self._snapshot.reserve(share.num_bytes + len(body))
         self._snapshot.write(0, share.header)
         self._snapshot.copy(share.items)
         self._snapshot.write(share.num_bytes, body)

@@ -42,6 +42,7 @@ class Snapshot:
         self._map: mmap.mmap | None = None
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._pinned_by: torch.device | None = None
+        self._is_unpinnable = False
         self._cuda = CudaCopies()
         self._touching: threading.Thread | None = None
         self._enough = threading.Event()
@@ -143,11 +144,12 @@ class Snapshot:
         self.settle()
 
     def _pin(self, device: torch.device) -> None:
-        if self._pinned_by is not None or not self.num_bytes:
+        if self._pinned_by is not None or self._is_unpinnable or not self.num_bytes:
             return
         if pin(self._bytes.data_ptr(), self.num_bytes, device):
             self._pinned_by = device
         else:
+            self._is_unpinnable = True
             _log.warning("a checkpoint's memory could not be pinned: copies from the device will take longer")
 
     def _unpin(self) -> None:

@@ -7,7 +7,7 @@ has, it keeps; the rest is an object with one reserved key:
     {"$": "dict", "items": [[key, value], ...]}, "ordered" and "counter" alike: for keys that are no texts, and for
     `OrderedDict` (with the `_metadata` of a module's state_dict) and `Counter` (a schedule's milestones)
 
-A tensor that stands in several places (tied weights) is stored once, and is one tensor again.
+A tensor that stands in several places (tied weights) is stored once, and is one tensor again, unless it is sharded.
 """
 
 from __future__ import annotations

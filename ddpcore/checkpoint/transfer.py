@@ -30,16 +30,15 @@ def send_state(state: object, source: int, receivers: Sequence[int]) -> tuple[An
         source: The rank that sends.
         receivers: The ranks that lack it.
     """
-    members = sorted({source, *receivers})
-    # Every rank makes the group, in it or not. The training's own groups stay out of this: work may be pending there.
-    group = dist.new_group(members, timeout=TIMEOUT, backend="gloo")
+    # The training's own groups stay out of this: work may be pending there. Ranks that need nothing take part, too: a
+    # group without them would, beside NCCL, have them alone call a collective (a split without colour).
+    group = dist.new_group(timeout=TIMEOUT, backend="gloo")
     rank = dist.get_rank()
-    if rank not in members:
-        return state, 0
     try:
         if rank == source:
             return state, _send(state, source, group)
-        return _receive(source, group)
+        received, checksum = _receive(source, group, keeps=rank in receivers)
+        return (received, checksum) if rank in receivers else (state, 0)
     finally:
         dist.destroy_process_group(group)
 
@@ -58,7 +57,7 @@ def _send(state: object, source: int, group: Any) -> int:
     return checksum
 
 
-def _receive(source: int, group: Any) -> tuple[Any, int]:
+def _receive(source: int, group: Any, *, keeps: bool) -> tuple[Any, int]:
     length = torch.zeros(1, dtype=torch.int64)
     dist.broadcast(length, source, group)
     content = torch.empty(int(length.item()), dtype=torch.uint8)
@@ -68,8 +67,10 @@ def _receive(source: int, group: Any) -> tuple[Any, int]:
     skeleton, specs = json.loads(text)
     tensors = {}
     for name, dtype, shape in specs:
-        tensor = tensors[name] = torch.empty(shape, dtype=DTYPES[dtype])
+        tensor = torch.empty(shape, dtype=DTYPES[dtype])
         if tensor.numel():
             dist.broadcast(tensor.reshape(-1).view(torch.uint8), source, group)
+        if keeps:
+            tensors[name] = tensor
             checksum = zlib.crc32(bytes_of(tensor), checksum)
-    return unflatten(skeleton, tensors), checksum
+    return (unflatten(skeleton, tensors), checksum) if keeps else (None, 0)

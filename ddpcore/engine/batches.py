@@ -77,7 +77,6 @@ class Batches:
         # sequence.
         self._generator = torch.Generator()
         loader_options.setdefault("pin_memory", device.type == "cuda")
-        loader_options.setdefault("persistent_workers", num_workers > 0)
         self._loader: DataLoader[Any] = DataLoader(
             dataset, batch_sampler=sampler, num_workers=num_workers, generator=self._generator, **loader_options
         )
@@ -96,20 +95,26 @@ class Batches:
         self._generator.manual_seed(mix(self._seed, self._placement.rank, *self.sampler.cursor))
         yield from self._prefetcher
 
-    def micro_batches(self, content: Any, num_parts: int) -> Sequence[MicroBatch]:
+    def micro_batches(self, content: Any, num_parts: int, *, is_static: bool = False) -> Sequence[MicroBatch]:
         """Return a batch in parts: `num_parts` of them, or fewer where the share has not so many samples.
 
         Args:
             content: The batch at the cursor.
             num_parts: Forward and backward passes that a step is made of; at least 1.
+            is_static: Make up stand-ins where the share has not so many: DDP with a static graph reduces in the first
+                micro-batch of all as well, for which every rank needs one that is not the last.
         """
         num_local, num_global = self.sampler.share
         parts = split_samples(content, num_parts) if num_parts > 1 else [content]
+        num_own = len(parts)
+        if is_static:
+            parts += [parts[-1]] * (num_parts - num_own)
         last = len(parts) - 1
         micro_batches = []
         for number, part in enumerate(parts):
             # An empty share comes with one stand-in: every rank runs backward, or the others would wait for it.
-            num_samples = num_samples_of(part) if last else num_local
+            num_samples = num_local if num_own == 1 else num_samples_of(part)
+            num_samples = num_samples if number < num_own else 0
             factor = loss_factor(num_samples, num_global, self._placement.world_size)
             micro_batches.append(MicroBatch(part, factor, num_samples, is_last=number == last))
         return micro_batches
@@ -137,12 +142,18 @@ class Batch:
     """
 
     def __init__(
-        self, content: Any, batches: Batches, scope: Callable[[MicroBatch], AbstractContextManager[None]]
+        self,
+        content: Any,
+        batches: Batches,
+        scope: Callable[[MicroBatch], AbstractContextManager[None]],
+        *,
+        is_static: bool,
     ) -> None:
         self.content = content
         self.num_samples = batches.sampler.share.num_local
         self._batches = batches
         self._scope = scope
+        self._is_static = is_static
 
     def micro_batches(self, num_parts: int = 1) -> Iterator[Any]:
         """Yield the batch in parts, for as many forward and backward passes before one update.
@@ -153,6 +164,6 @@ class Batch:
         Args:
             num_parts: At least 1. A share with fewer samples yields fewer parts, but never none.
         """
-        for micro_batch in self._batches.micro_batches(self.content, num_parts):
+        for micro_batch in self._batches.micro_batches(self.content, num_parts, is_static=self._is_static):
             with self._scope(micro_batch):
                 yield micro_batch.content

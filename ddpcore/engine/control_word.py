@@ -10,6 +10,8 @@ A key in the store would not do: ranks may be a step apart when they read it.
 from __future__ import annotations
 
 import math
+import time
+from datetime import timedelta
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +19,8 @@ import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.distributed import ProcessGroup, Work
 
 CONTROL_GROUP = "rankdeck.control"
@@ -27,6 +31,17 @@ BEAT_S = 1.0
 millisecond to it, which is more than a quicker stop is worth."""
 
 MAX_STEPS_BETWEEN = 1000
+
+
+def new_control_group(timeout_s: float) -> ProcessGroup:
+    """Return a gloo group of all ranks that serves nothing but the engine. Every rank calls it.
+
+    Args:
+        timeout_s: Of its collectives.
+    """
+    group = dist.new_group(timeout=timedelta(seconds=timeout_s), backend="gloo", group_desc=CONTROL_GROUP)
+    assert isinstance(group, dist.ProcessGroup), "every rank is a member"
+    return group
 
 
 class StopReason(IntEnum):
@@ -47,7 +62,7 @@ class Wishes(NamedTuple):
     Attributes:
         stop: End training at this boundary.
         save: Write a checkpoint at this boundary.
-        step_s: The last step's time, of the slowest rank once agreed.
+        step_s: Mean time of the steps since the last agreement, of the slowest rank; 0 in a rank's own wishes.
     """
 
     stop: StopReason = StopReason.NONE
@@ -60,12 +75,16 @@ class ControlWord:
 
     Args:
         group: A gloo group of all ranks that serves nothing else, or None for a job of one rank.
+        clock: In seconds.
     """
 
-    def __init__(self, group: ProcessGroup | None) -> None:
+    def __init__(self, group: ProcessGroup | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._group = group
         self._pending: tuple[Work, torch.Tensor] | None = None
-        self._steps_left = 0
+        self._clock = clock
+        self._launched_s = clock()
+        self._num_since = 0
+        self._gap = 0
 
     def at_boundary(self, wishes: Wishes) -> Wishes:
         """Return what all ranks have agreed on at this boundary: nothing at most of them.
@@ -76,11 +95,13 @@ class ControlWord:
         if self._group is None:
             return wishes
         agreed = self._read()
+        self._num_since += 1
         if agreed is not None:
-            self._steps_left = steps_between(agreed.step_s)
-        if self._steps_left > 0:
-            self._steps_left -= 1
-        elif agreed is None or not agreed.stop:
+            self._gap = min(steps_between(agreed.step_s), 2 * self._gap + 1)
+            if agreed.save:
+                # What is wished here is what has just been agreed on.
+                wishes = wishes._replace(save=False)
+        if self._num_since > self._gap and not (agreed and agreed.stop):
             self._launch(self._group, wishes)
         return agreed or Wishes()
 
@@ -89,7 +110,11 @@ class ControlWord:
         self._read()
 
     def _launch(self, group: ProcessGroup, wishes: Wishes) -> None:
-        word = torch.tensor([int(wishes.stop), int(wishes.save), round(wishes.step_s * 1e6)], dtype=torch.int64)
+        # The mean of many steps: on an accelerator the host may be through with a single one long before it is done.
+        now_s = self._clock()
+        step_us = round(1e6 * (now_s - self._launched_s) / self._num_since)
+        self._launched_s, self._num_since = now_s, 0
+        word = torch.tensor([int(wishes.stop), int(wishes.save), step_us], dtype=torch.int64)
         work = dist.all_reduce(word, dist.ReduceOp.MAX, group=group, async_op=True)
         assert work is not None
         self._pending = work, word

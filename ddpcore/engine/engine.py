@@ -17,40 +17,37 @@ can be used without the engine: `ddpcore.samplers`, `ddpcore.checkpoint`, `ddpco
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from ddpcore.engine.averages import moving_average
 from ddpcore.engine.batches import Batch, Batches
 from ddpcore.engine.cadence import Unit, parse_cadence
-from ddpcore.engine.control_word import CONTROL_GROUP, StopReason
+from ddpcore.engine.control_word import StopReason, new_control_group
 from ddpcore.engine.deadline import monotonic_deadline_s
 from ddpcore.engine.evaluation import Measure, evaluate
 from ddpcore.engine.loop import Loop, LoopOptions
 from ddpcore.engine.metric_log import open_log
-from ddpcore.engine.saving import Saving
+from ddpcore.engine.saving import CheckpointOptions, Saving
 from ddpcore.engine.seeds import seed_everything
 from ddpcore.errors import EngineUseError
 from ddpcore.parallel.wrapping import accumulate, unwrap, wrap
-from ddpcore.probing import probe
-from ddpcore.process_group.open_group import open_process_group
+from ddpcore.process_group.open_group import TIMEOUT_S, open_process_group
 from ddpcore.samplers.arguments import num_samples_of_dataset
 from ddpcore.samplers.batch_sampler import ElasticBatchSampler
 from ddpcore.samplers.order import SequentialOrder, ShuffledOrder
 from ddpcore.samplers.sampler_agreement import make_same_everywhere
-from ddpcore.wire import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
     from pathlib import Path
     from types import TracebackType
 
+    from torch.optim.swa_utils import AveragedModel
     from torch.utils.data import Dataset
 
     from ddpcore.checkpoint import Stateful
@@ -104,7 +101,8 @@ class Engine:
             self.placement: Placement = opened.placement
             self.device: torch.device = opened.device
             alone = self.placement.world_size == 1
-            self._control_group = None if alone else dist.new_group(backend="gloo", group_desc=CONTROL_GROUP)
+            self._timeout_s = float(group_options.get("timeout_s", TIMEOUT_S))
+            self._control_group = None if alone else new_control_group(self._timeout_s)
             log = open_log(log_dir, is_first=self.is_first)
             if log is not None:
                 closing.callback(log.close)
@@ -129,6 +127,7 @@ class Engine:
         self._averages: list[tuple[AveragedModel, nn.Module]] = []
         self._micro_batch: MicroBatch | None = None
         self._num_local = 0
+        self._is_static = False
         self._has_updated = False
         seed_everything(seed)
 
@@ -168,17 +167,17 @@ class Engine:
         """
         wrapped = wrap(model.to(self.device), device=self.device, **options)
         self._models.append(wrapped)
+        self._is_static = self._is_static or bool(options.get("static_graph"))
         return wrapped
 
     def ema(self, model: nn.Module, decay: float = 0.999) -> AveragedModel:
         """Return a copy of a model that follows it as an exponential moving average, once a step.
 
-        Every rank keeps its own, without communication: their models are equal. Name it in `checkpoint` to have it
-        saved, and give it to `evaluate`.
+        Every rank keeps its own, without communication: their parameters are equal. Buffers of whole numbers are
+        copied, not averaged. Name it in `checkpoint` to have it saved, and give it to `evaluate`.
         """
         source = unwrap(model)
-        update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
-        average = AveragedModel(source, multi_avg_fn=update, use_buffers=True)
+        average = moving_average(source, decay)
         self._averages.append((average, source))
         return average
 
@@ -256,7 +255,8 @@ class Engine:
             EngineUseError: An object cannot be saved, or it is too late: see above.
         """
         self._loop.check_takes_saving()
-        saving = Saving(directory, every=every, keep_last=keep_last, keep_every=keep_every, objects=objects)
+        options = CheckpointOptions(keep_last=keep_last, keep_every=keep_every, timeout_s=self._timeout_s)
+        saving = Saving(directory, every=every, options=options, objects=objects)
         self._closing.enter_context(saving)
         return self._loop.set_saving(saving, resume=resume)
 
@@ -275,7 +275,7 @@ class Engine:
             SamplerStateError: The checkpoint's cursor belongs to other data.
         """
         for content in self._loop.run(batches, parse_cadence(until, Unit.STEP, Unit.EPOCH)):
-            batch = Batch(content, batches, self._in_micro_batch)
+            batch = Batch(content, batches, self._in_micro_batch, is_static=self._is_static)
             self._num_local = batch.num_samples
             yield batch
 
@@ -351,9 +351,8 @@ class Engine:
         self, model: nn.Module, dataset: Dataset[Any], measure: Measure, *, batch_size: int, **loader_options: Any
     ) -> dict[str, float]:
         """Return the mean of each measure over a data set, exact and the same on every rank; see `evaluate`."""
-        began_s = time.monotonic()
-        with probe.phase(Phase.EVAL), self.autocast():
-            means = evaluate(
+        with self._loop.aside(), self.autocast():
+            return evaluate(
                 model,
                 dataset,
                 measure,
@@ -362,8 +361,6 @@ class Engine:
                 group=self._control_group,
                 **loader_options,
             )
-        self._loop.add_aside(time.monotonic() - began_s)
-        return means
 
     def stop(self) -> None:
         """Ask all ranks to end `steps` at a boundary soon, after a checkpoint; one rank's wish is enough."""

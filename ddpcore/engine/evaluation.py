@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,8 @@ def evaluate(
     """Return the mean over all samples of what `measure` says of each, the same numbers on every rank.
 
     Every rank calls it; blocks. The module runs without its DDP wrapper, whose forward may communicate: ranks need not
-    have equally many batches, nor any. It is set back to training mode if it was in it.
+    have equally many batches, nor any. It is set back to training mode if it was in it. Its buffers are made those of
+    the first rank before, as DDP's next forward would: running statistics differ between ranks.
 
     Args:
         model: Wrapped or not.
@@ -49,12 +51,15 @@ def evaluate(
 
     Raises:
         SamplerArgumentError: The data set is empty.
-        EngineUseError: `measure` returned something else than a value for each sample.
+        EngineUseError: `measure` returned something else than a value for each sample, or the ranks have data sets of
+            different sizes or other measures; raised on every rank.
     """
     sampler = EvaluationSampler(dataset)
+    _check_same([sampler.num_total], "data sets of different sizes", group)
     sums: dict[str, float] = {}
     num_samples = 0
     module = unwrap(model)
+    share_buffers(module, group)
     was_training = module.training
     module.eval()
     try:
@@ -74,8 +79,38 @@ def evaluate(
             num_samples += size if len(sampler) else 0
     finally:
         module.train(was_training)
+    _check_same([zlib.crc32(name.encode()) for name in sorted(sums)], "different measures", group)
     total = torch.tensor([num_samples, *(sums[name] for name in sorted(sums))], dtype=torch.float64)
     if group is not None:
         dist.all_reduce(total, group=group)
     means: list[float] = (total[1:] / total[0]).tolist()
     return dict(zip(sorted(sums), means, strict=True))
+
+
+def share_buffers(module: nn.Module, group: ProcessGroup | None) -> None:
+    """Give every rank the first one's buffers. Every rank calls it; blocks.
+
+    Args:
+        module: The same on all ranks, but for its buffers' values.
+        group: A gloo group of all ranks; None without other ranks.
+    """
+    buffers = [buffer for buffer in module.buffers() if buffer.numel()]
+    if group is None or not buffers:
+        return
+    bytes_of = [buffer.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for buffer in buffers]
+    packed = torch.cat(bytes_of)
+    dist.broadcast(packed, 0, group)
+    parts = torch.split(packed, [len(one) for one in bytes_of])
+    for buffer, part in zip(buffers, parts, strict=True):
+        buffer.copy_(part.clone().view(buffer.dtype).reshape(buffer.shape))
+
+
+def _check_same(numbers: list[int], what: str, group: ProcessGroup | None) -> None:
+    """Raise on every rank if one has other numbers than the rest."""
+    if group is None:
+        return
+    digest = zlib.crc32(str(numbers).encode())
+    extremes = torch.tensor([digest, -digest], dtype=torch.int64)
+    dist.all_reduce(extremes, dist.ReduceOp.MAX, group=group)
+    if extremes[0] != -extremes[1]:
+        raise EngineUseError(f"the ranks evaluate {what}: each rank gives the whole data set, and the same measure")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +17,14 @@ from ddpcore.engine.goodput import Goodput
 from ddpcore.engine.metric_lines import MetricLines
 from ddpcore.engine.seeds import random_state, restore_random_state, seed_everything
 from ddpcore.engine.stop_signals import StopSignals
-from ddpcore.errors import EngineUseError
+from ddpcore.errors import CheckpointMismatchError, EngineUseError
 from ddpcore.probing import probe
 from ddpcore.probing.samples import TrainingMark
 from ddpcore.wire import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Set as AbstractSet
 
     from torch import Tensor
     from torch.distributed import ProcessGroup
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     from ddpcore.engine.batches import Batches
     from ddpcore.engine.metric_log import MetricLog
     from ddpcore.engine.saving import Resumed, Saving
+
+_log = logging.getLogger(__name__)
 
 MARK_INTERVAL_S = 0.2
 """Least time between two marks for the probe, which looks five times a second."""
@@ -78,6 +83,7 @@ class Loop:
         self._options = options
         self._finish_step = finish_step
         self._control = ControlWord(options.control_group)
+        self._signals = StopSignals(options.stop_patience_s)
         self._lines = MetricLines(options.control_group, options.log, options.log_every)
         self._goodput = Goodput(_wall_time())
         self._parts: dict[str, Stateful] = {"goodput": self._goodput}
@@ -147,32 +153,36 @@ class Loop:
         ends_epoch = len(self._running.sampler) == 1
         return every.is_due(self._now, Progress(step + 1, epoch + ends_epoch))
 
-    def add_aside(self, duration_s: float) -> None:
-        """Take time within a step that is not training: an evaluation's."""
-        self._aside_s += duration_s
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Mark what is not training within a step: an evaluation."""
+        began_s = time.monotonic()
+        with self._signals.aside(), probe.phase(Phase.EVAL):
+            yield
+        self._aside_s += time.monotonic() - began_s
 
     def run(self, batches: Batches, until: Cadence) -> Generator[Any, None, None]:
         """Yield this rank's batches until training is over; see `Engine.steps`."""
         self._begin(batches)
         self._running = batches
-        with StopSignals(self._options.stop_patience_s) as signals:
+        with self._signals:
             probe.marks.can_stop = True
             try:
                 while not self._is_over(until):
                     for content in batches.rest_of_epoch():
                         yield content
-                        self._at_boundary(batches, until, signals)
+                        self._at_boundary(batches, until)
                         if self._is_over(until):
                             break
             finally:
                 self._running = None
                 probe.marks.can_stop = False
             self._control.drain()
-        self.write_metrics()
-        self._save(self._now)
-        if self._saving is not None:
-            with probe.phase(Phase.CHECKPOINT):
-                self._saving.wait()
+            self.write_metrics()
+            self._save(self._now)
+            if self._saving is not None:
+                with self._signals.aside(), probe.phase(Phase.CHECKPOINT):
+                    self._saving.wait()
         self._mark(batches, until)
 
     def write_metrics(self) -> None:
@@ -187,6 +197,7 @@ class Loop:
         self._has_begun = True
         resumed, self._resumed = self._resumed, None
         if resumed is not None:
+            _check_parts(resumed.own.keys(), self._parts.keys())
             for name, part in self._parts.items():
                 if name in resumed.own:
                     part.load_state_dict(resumed.own[name])
@@ -201,19 +212,19 @@ class Loop:
         if self._saving is not None:
             self._saving.begin(self._now)
 
-    def _at_boundary(self, batches: Batches, until: Cadence, signals: StopSignals) -> None:
+    def _at_boundary(self, batches: Batches, until: Cadence) -> None:
         before = self._now
         self._finish_step()
         batches.sampler.finish_step()
         now = self._now = Progress(before.step + 1, batches.epoch, time.monotonic())
         step_s = max(0.0, now.elapsed_s - self._step_began_s - self._aside_s)
         self._goodput.add_step(step_s)
-        signals.step_done(step_s)
+        self._signals.step_done(step_s)
         wants_save = self._saving is not None and self._saving.is_time_up(now)
-        agreed = self._control.at_boundary(Wishes(self._wished_stop(signals, now), wants_save, step_s))
+        agreed = self._control.at_boundary(Wishes(self._wished_stop(now), wants_save))
         if agreed.stop:
             self.stop_reason = agreed.stop
-            signals.stop_reached()
+            self._signals.stop_reached()
         self._lines.at_boundary(before, now, self._goodput_frac)
         if self._saving is not None and not self._is_prepared:
             self._is_prepared = True
@@ -224,18 +235,18 @@ class Loop:
         # What the boundary itself took, a checkpoint's snapshot above all, is not training.
         self._step_began_s, self._aside_s = time.monotonic(), 0.0
 
-    def _wished_stop(self, signals: StopSignals, now: Progress) -> StopReason:
+    def _wished_stop(self, now: Progress) -> StopReason:
         deadline_s = self._options.deadline_s
         if deadline_s is not None and now.elapsed_s >= deadline_s:
             return StopReason.DEADLINE
-        if signals.is_asked:
+        if self._signals.is_asked:
             return StopReason.SIGNAL
         return StopReason.REQUEST if self.wants_stop or probe.marks.is_stop_requested else StopReason.NONE
 
     def _save(self, now: Progress) -> None:
         if self._saving is None:
             return
-        with probe.phase(Phase.CHECKPOINT):
+        with self._signals.aside(), probe.phase(Phase.CHECKPOINT):
             if self._saving.save(now, self._own_state(), random_state(self._options.device)):
                 self._taken_s = time.monotonic()
                 self._marked_s = -math.inf
@@ -263,6 +274,18 @@ class Loop:
             checkpoint_step=self._saving.last_step if self._saving is not None else None,
             checkpoint_taken_s=self._taken_s,
         )
+
+
+def _check_parts(saved: AbstractSet[str], own: AbstractSet[str]) -> None:
+    """Compare what a checkpoint has of the engine with what there is now: batches must not begin anew unnoticed."""
+    unclaimed, new = sorted(saved - own), sorted(own - saved)
+    if unclaimed and new:
+        there, here = ", ".join(unclaimed), ", ".join(new)
+        raise CheckpointMismatchError([f"it holds {there}, and here are {here}: give the loaders the names they had"])
+    if unclaimed:
+        _log.warning("the checkpoint also holds %s, which is not here", ", ".join(unclaimed))
+    if new:
+        _log.warning("the checkpoint holds no %s: that begins anew", ", ".join(new))
 
 
 def _wall_time() -> float:

@@ -25,6 +25,14 @@ ENGINE = "engine"
 """The engine's own part of a checkpoint, beside the objects' names."""
 
 
+class CheckpointOptions(NamedTuple):
+    """Arguments of `Checkpointer`."""
+
+    keep_last: int
+    keep_every: int | None
+    timeout_s: float
+
+
 class Resumed(NamedTuple):
     """What the engine had left in a checkpoint.
 
@@ -45,8 +53,7 @@ class Saving:
     Args:
         directory: Where they lie.
         every: A cadence in steps, epochs or time.
-        keep_last: As of `Checkpointer`.
-        keep_every: As of `Checkpointer`.
+        options: Of the `Checkpointer`.
         objects: What is saved besides the engine's own state, by name; models without their DDP wrapper.
 
     Raises:
@@ -59,8 +66,7 @@ class Saving:
         directory: str | Path,
         *,
         every: str,
-        keep_last: int,
-        keep_every: int | None,
+        options: CheckpointOptions,
         objects: Mapping[str, Stateful],
     ) -> None:
         self._every = parse_cadence(every)
@@ -68,7 +74,9 @@ class Saving:
         self._objects = {
             name: unwrap(object_) if isinstance(object_, nn.Module) else object_ for name, object_ in objects.items()
         }
-        self._checkpointer = Checkpointer(directory, keep_last=keep_last, keep_every=keep_every)
+        self._checkpointer = Checkpointer(
+            directory, keep_last=options.keep_last, keep_every=options.keep_every, timeout_s=options.timeout_s
+        )
         self._saved_at = Progress(0, 0)
         self.last_step: int | None = None
 

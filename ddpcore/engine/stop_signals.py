@@ -4,6 +4,8 @@ A Python signal handler runs between two bytecodes of the main thread, and a ran
 none: a handler alone would make it deaf to SIGTERM. So the handler does nothing, and a thread listens to the wake-up
 descriptor that the interpreter's C handler writes to at once. It notes the wish; and when the main thread reaches no
 boundary in time, or a second SIGTERM comes, it gives the signal back its default action and sends it again.
+
+Children that are forked meanwhile, a DataLoader's workers, inherit none of it: they would write into the same pipe.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import time
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import FrameType, TracebackType
 
 MIN_PATIENCE_S = 2.0
@@ -25,7 +28,13 @@ MAX_PATIENCE_S = 25.0
 """torchrun kills 30 s after its own SIGTERM."""
 
 STEPS_OF_PATIENCE = 10
-"""An agreed stop takes up to three steps, and one may be an evaluation."""
+"""An agreed stop takes a beat of the control word and up to three steps."""
+
+LOOK_S = 0.1
+"""How often the thread looks at its clock while a stop is under way."""
+
+_END = 0
+"""What ends the thread: no signal has this number."""
 
 _ASKING = (signal.SIGTERM, signal.SIGUSR1)
 """Slurm's `--signal=USR1@120` only asks: it never ends the rank."""
@@ -47,6 +56,9 @@ class StopSignals:
         self._fixed_patience_s = patience_s
         self._step_s = 0.0
         self._has_stopped = False
+        self._is_aside = False
+        self._asked_s = self._patient_since_s = 0.0
+        self._has_term = False
         self._thread: threading.Thread | None = None
         self._previous: dict[signal.Signals, object] = {}
         self._previous_fd = -1
@@ -60,6 +72,7 @@ class StopSignals:
         self._thread.start()
         self._previous_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         self._previous = {number: signal.signal(number, _take_no_action) for number in _ASKING}
+        _listening.append(self)
         return self
 
     def __exit__(
@@ -67,13 +80,23 @@ class StopSignals:
     ) -> None:
         if self._thread is None:
             return
+        self.let_go()
+        # A byte, not the pipe's end: that would wait for every process that has inherited the pipe.
+        os.write(self._write_fd, bytes([_END]))
+        self._thread.join()
+        self._thread = None
+        os.close(self._write_fd)
+        os.close(self._read_fd)
+        if self._has_term and not self._has_stopped:
+            # It came too late for any boundary: it is the program's again, with whatever action it has there.
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def let_go(self) -> None:
+        """Give signals back to whoever had them before."""
+        _listening.remove(self)
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type] # it came from signal.signal
         signal.set_wakeup_fd(self._previous_fd)
-        os.close(self._write_fd)
-        self._thread.join()
-        self._thread = None
-        os.close(self._read_fd)
 
     def step_done(self, step_s: float) -> None:
         """Say that a boundary has been reached, and how long the step took: patience is measured in steps."""
@@ -83,6 +106,15 @@ class StopSignals:
         """Say that the agreed stop has been reached: from now on only a second SIGTERM ends the rank."""
         self._has_stopped = True
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Hold patience during what is no step, an evaluation or a checkpoint; it begins anew after."""
+        self._is_aside = True
+        try:
+            yield
+        finally:
+            self._is_aside = False
+
     @property
     def patience_s(self) -> float:
         """How long after SIGTERM the rank may go on towards an agreed stop."""
@@ -90,32 +122,49 @@ class StopSignals:
             return self._fixed_patience_s
         return min(MIN_PATIENCE_S + STEPS_OF_PATIENCE * self._step_s, MAX_PATIENCE_S)
 
+    def _is_patience_over(self, now_s: float) -> bool:
+        if self._is_aside:
+            self._patient_since_s = now_s
+        longest_s = max(self.patience_s, MAX_PATIENCE_S)
+        return now_s >= min(self._patient_since_s + self.patience_s, self._asked_s + longest_s)
+
     def _listen(self) -> None:
-        deadline_s: float | None = None
         poll = select.poll()
         poll.register(self._read_fd, select.POLLIN)
         while True:
-            left_s = None if deadline_s is None else deadline_s - time.monotonic()
-            if left_s is not None and left_s <= 0 and not self._has_stopped:
+            is_stopping = self._has_term and not self._has_stopped
+            if is_stopping and self._is_patience_over(time.monotonic()):
                 _end_by_sigterm()
-            if not poll.poll(None if left_s is None or self._has_stopped else 1000 * max(left_s, 0)):
+            if not poll.poll(1000 * LOOK_S if is_stopping else None):
                 continue
             try:
                 numbers = os.read(self._read_fd, 64)
             except BlockingIOError:
                 continue
-            if not numbers:
+            if _END in numbers:
                 return
             if self._previous_fd >= 0:
                 # Whoever listened before, an event loop, still hears every signal.
                 with contextlib.suppress(OSError):
                     os.write(self._previous_fd, numbers)
             num_terms = numbers.count(signal.SIGTERM)
-            if num_terms and (deadline_s is not None or num_terms > 1):
+            if num_terms and (self._has_term or num_terms > 1):
                 _end_by_sigterm()
             if num_terms:
-                deadline_s = time.monotonic() + self.patience_s
+                self._has_term = True
+                self._asked_s = self._patient_since_s = time.monotonic()
             self.is_asked = self.is_asked or any(number in _ASKING for number in numbers)
+
+
+_listening: list[StopSignals] = []
+
+
+def _forget_in_child() -> None:
+    for signals in _listening:
+        signals.let_go()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def _take_no_action(number: int, frame: FrameType | None) -> None:

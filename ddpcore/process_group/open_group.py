@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 CLOSE_S = 300.0
+TIMEOUT_S = 1800.0
+"""Of collectives, as torch has it for gloo."""
 """How long a close waits for other ranks by default: one may still be evaluating."""
 
 
@@ -86,7 +88,7 @@ def open_process_group(  # noqa: PLR0913 - mirrors init_process_group, all by na
     world_size: int | None = None,
     backend: str | None = None,
     device: torch.device | str | None = None,
-    timeout_s: float = 1800.0,
+    timeout_s: float = TIMEOUT_S,
     join_timeout_s: float = 600.0,
     allow_unequal: bool = False,
 ) -> OpenGroup:

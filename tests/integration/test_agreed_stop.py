@@ -52,6 +52,27 @@ def test_reductions_are_a_second_apart() -> None:
     assert [steps_between(step_s) for step_s in (0.0, 1.0, 0.2, 0.06, 0.002, 1e-9)] == [0, 0, 4, 16, 499, 1000]
 
 
+def saves_of_one_wish(step_s: float) -> list[int]:
+    now_s = 0.0
+    control = ControlWord(dist.new_group(backend="gloo"), lambda: now_s)
+    saves: list[int] = []
+    for step in range(1, 30):
+        dist.all_reduce(torch.ones(1))
+        now_s += step_s
+        agreed = control.at_boundary(Wishes(save=step >= 5 and not saves))
+        if agreed.save:
+            saves.append(step)
+    control.drain()
+    return saves
+
+
+@pytest.mark.parametrize("step_s", [0.3, 2.0])
+def test_a_wish_to_save_is_fulfilled_once(step_s: float) -> None:
+    first, second = run_ranks(saves_of_one_wish, 2, step_s)
+    assert first == second
+    assert len(first) == 1
+
+
 def test_alone_a_wish_counts_at_once() -> None:
     wishes = Wishes(StopReason.DEADLINE, save=True, step_s=0.1)
     assert ControlWord(None).at_boundary(wishes) == wishes
@@ -115,6 +136,54 @@ def test_a_signal_is_heard_and_the_old_handlers_come_back() -> None:
         until(lambda: signals.is_asked, within_s=5, what="the signal is heard")
         signals.stop_reached()
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def take_a_signal_aside() -> bool:
+    with StopSignals(0.1) as signals:
+        with signals.aside():
+            os.kill(os.getpid(), signal.SIGTERM)
+            began_s = time.monotonic()
+            until(lambda: time.monotonic() > began_s + 1.0, within_s=5, what="patience would be over")
+        signals.stop_reached()
+        return signals.is_asked
+
+
+def test_patience_is_held_while_something_is_evaluated_or_saved() -> None:
+    assert run_ranks(take_a_signal_aside, 1) == [True]
+
+
+def take_a_signal_too_late() -> list[int]:
+    heard: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    with StopSignals(60.0) as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        until(lambda: signals.is_asked, within_s=5, what="the signal is heard")
+    return heard
+
+
+def test_a_signal_that_no_boundary_has_heard_is_the_programs_again() -> None:
+    assert run_ranks(take_a_signal_too_late, 1) == [[signal.SIGTERM]]
+
+
+def fork_meanwhile() -> tuple[int, bool]:
+    """Return how a child that was forked inside ended by SIGTERM, and whether the parent took that for its own."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert before is not None
+    reader, writer = os.pipe()
+    with StopSignals(60.0) as signals:
+        child = os.fork()
+        if not child:
+            os.write(writer, b"up")
+            while True:
+                signal.pause()
+        os.read(reader, 2)
+    # The end did not wait for the child, which has inherited the pipe.
+    os.kill(child, signal.SIGTERM)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), signals.is_asked
+
+
+def test_children_inherit_nothing_of_it() -> None:
+    assert run_ranks(fork_meanwhile, 1) == [(-signal.SIGTERM, False)]
 
 
 def test_another_thread_than_the_main_one_hears_no_signals() -> None:

@@ -13,8 +13,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpcore.checkpoint import Checkpointer, restore
@@ -383,19 +381,6 @@ def test_a_training_s_process_ends_with_its_last_checkpoint_even_without_close(t
 
     until((tmp_path / "step_00000001").exists, 10, "the writers have published")
     assert run_ranks(load_newest, 1, str(tmp_path))[0][:2] == (1, True)
-
-
-def save_a_sharded_model(directory: str) -> None:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    weight = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])
-    Checkpointer(directory).save(1, {"model": {"weight": weight}})
-
-
-def test_sharded_tensors_are_refused_with_what_to_do(tmp_path: Path) -> None:
-    for outcome in try_ranks(save_a_sharded_model, 2, str(tmp_path)):
-        assert outcome.error.startswith(
-            "StateNotStorableError: state['model']['weight'] is a DTensor: sharded states are not supported: gather it"
-        )
 
 
 def save_and_return(directory: str) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from ddpcore.checkpoint import Checkpointer, restore
+from ddpcore.checkpoint.reading import verify
 from ddpcore.checkpoint.sharded import cut_rows
 from ddpcore.errors import StateNotStorableError
 from tests.support.warm_ranks import run_ranks, try_ranks
@@ -29,9 +35,6 @@ def new_model() -> nn.Sequential:
 
 def shard(model: nn.Module, mesh_shape: tuple[int, ...], dim: int = 0) -> None:
     """Shard parameters over the last dimension of a mesh, and replicate them over the others."""
-    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415 - slow
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor  # noqa: PLC0415 - slow
-
     mesh = init_device_mesh("cpu", mesh_shape)
     placements = [*([Replicate()] * (len(mesh_shape) - 1)), Shard(dim)]
     for part in model.modules():
@@ -98,10 +101,6 @@ def test_a_replicated_checkpoint_can_be_loaded_sharded(tmp_path: Path) -> None:
 
 def train_with_fsdp(directory: str, num_more: int) -> tuple[int, dict[str, list[float]]]:
     """Go on from the newest checkpoint, if there is one, for some more steps on the same data; then save."""
-    import torch.distributed as dist  # noqa: PLC0415 - with the ranks
-    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415 - slow
-    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - slow
-
     model = new_model()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for part in (model[0], model[2], model):
@@ -148,12 +147,35 @@ def test_another_way_of_sharding_is_refused_on_every_rank(tmp_path: Path) -> Non
         assert "full_state_dict=True" in outcome.error
 
 
+def save_on_a_node(directory: str, mesh_shape: tuple[int, ...]) -> None:
+    model, _ = new_training(mesh_shape)
+    with Checkpointer(f"{directory}/node-{os.environ['GROUP_RANK']}") as checkpointer:
+        checkpointer.save(1, {"model": model.state_dict()})
+
+
+def test_nodes_without_a_common_directory_keep_a_copy_if_each_has_all_rows(tmp_path: Path) -> None:
+    run_ranks(save_on_a_node, 4, str(tmp_path), (2, 2), num_nodes=2)
+    for node in range(2):
+        assert verify(tmp_path / f"node-{node}" / "step_00000001").step == 1
+
+    for outcome in try_ranks(save_on_a_node, 4, str(tmp_path / "other"), (4,), num_nodes=2):
+        assert outcome.error.startswith(StateNotStorableError.__name__)
+        assert "0.weight has rows on ranks that do not share this directory" in outcome.error
+
+
+def save_as_own(directory: str) -> None:
+    model, _ = new_training((2,))
+    with Checkpointer(directory) as checkpointer:
+        checkpointer.save(1, {}, {"mine": model.state_dict()})
+
+
+def test_what_is_sharded_is_no_ranks_own(tmp_path: Path) -> None:
+    for outcome in try_ranks(save_as_own, 2, str(tmp_path)):
+        assert outcome.error.startswith(f"{StateNotStorableError.__name__}: mine.0.weight is sharded over ranks")
+
+
 def rows_of_torch(sizes: list[int]) -> list[list[tuple[int, int]]]:
     """Return for each number of rows where torch begins and ends this rank's, on a mesh of 2 x 2 cut twice."""
-    import torch.distributed as dist  # noqa: PLC0415 - with the ranks
-    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415 - slow
-    from torch.distributed.tensor import Shard, distribute_tensor  # noqa: PLC0415 - slow
-
     mesh = init_device_mesh("cpu", (2, 2))
     coordinate = tuple(mesh.get_coordinate() or ())
     found = []

@@ -64,11 +64,12 @@ def train(
     weights: list[int] | None = None,
     signal_at: tuple[int, int] | None = None,
     dropout: float = 0.0,
+    **wrap_options: Any,
 ) -> dict[str, Any]:
     """Train as any rank does; tell which samples were seen in which step, the losses, and the final weights."""
     seen: list[tuple[int, list[int]]] = []
     with ddpcore.Engine(seed=3, log_every="1 epoch") as engine:
-        model = engine.wrap(nn.Sequential(new_model(), nn.Dropout(dropout)) if dropout else new_model())
+        model = engine.wrap(nn.Sequential(new_model(), nn.Dropout(dropout)) if dropout else new_model(), **wrap_options)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         average = engine.ema(model, decay=0.9)
         batches = engine.loader(Numbered(), global_batch_size=GLOBAL_BATCH, weights=weights)
@@ -119,6 +120,7 @@ def alone() -> dict[str, Any]:
         (4, {"num_parts": 3}),
         (3, {"weights": [1, 4, 7], "num_parts": 2}),
         (4, {"weights": [0, 1, 1, 1]}),
+        (3, {"weights": [0, 1, 6], "num_parts": 3, "static_graph": True}),
     ],
 )
 def test_any_number_of_ranks_gives_one_processs_weights(

@@ -165,8 +165,7 @@ class Loop:
         """Yield this rank's batches until training is over; see `Engine.steps`."""
         self._begin(batches)
         self._running = batches
-        with self._signals:
-            probe.marks.can_stop = True
+        with self._signals, _stoppable():
             try:
                 while not self._is_over(until):
                     for content in batches.rest_of_epoch():
@@ -176,7 +175,6 @@ class Loop:
                             break
             finally:
                 self._running = None
-                probe.marks.can_stop = False
             self._control.drain()
             self.write_metrics()
             self._save(self._now)
@@ -274,6 +272,16 @@ class Loop:
             checkpoint_step=self._saving.last_step if self._saving is not None else None,
             checkpoint_taken_s=self._taken_s,
         )
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Have the probe say that a stop can be agreed on, the last checkpoint included."""
+    probe.marks.can_stop = True
+    try:
+        yield
+    finally:
+        probe.marks.can_stop = False
 
 
 def _check_parts(saved: AbstractSet[str], own: AbstractSet[str]) -> None:

@@ -89,6 +89,7 @@ class StopSignals:
         os.close(self._read_fd)
         if self._has_term and not self._has_stopped:
             # It came too late for any boundary: it is the program's again, with whatever action it has there.
+            self._has_term = self.is_asked = False
             os.kill(os.getpid(), signal.SIGTERM)
 
     def let_go(self) -> None:
@@ -141,12 +142,10 @@ class StopSignals:
                 numbers = os.read(self._read_fd, 64)
             except BlockingIOError:
                 continue
-            if _END in numbers:
-                return
             if self._previous_fd >= 0:
                 # Whoever listened before, an event loop, still hears every signal.
                 with contextlib.suppress(OSError):
-                    os.write(self._previous_fd, numbers)
+                    os.write(self._previous_fd, numbers.replace(bytes([_END]), b""))
             num_terms = numbers.count(signal.SIGTERM)
             if num_terms and (self._has_term or num_terms > 1):
                 _end_by_sigterm()
@@ -154,14 +153,16 @@ class StopSignals:
                 self._has_term = True
                 self._asked_s = self._patient_since_s = time.monotonic()
             self.is_asked = self.is_asked or any(number in _ASKING for number in numbers)
+            if _END in numbers:
+                return
 
 
 _listening: list[StopSignals] = []
 
 
 def _forget_in_child() -> None:
-    for signals in _listening:
-        signals.let_go()
+    while _listening:
+        _listening[-1].let_go()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

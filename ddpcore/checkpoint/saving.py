@@ -94,13 +94,16 @@ class Saver:
         checkpoint_id = f"{self._run}.{self._sequence}"
         temporary = self._begin(call, step, checkpoint_id)
         self._step_in_flight = step
+        failure = "its share could not be copied"
         try:
             self._take(plan, temporary, checkpoint_id)
-        except BaseException as problem:
-            # The others go on, and hear of it at their next call. So does this one, unless it is about to end.
-            self._writer.refuse(f"its share could not be copied: {problem}")
-            if not isinstance(problem, OSError | MemoryError):
-                raise
+            failure = ""
+        except (OSError, MemoryError) as error:
+            failure += f": {error}"
+        finally:
+            if failure:
+                # The others go on, and hear of it at their next call; so does this one, unless it is about to end.
+                self._writer.refuse(failure)
 
     def settle(self, call: str, error: CheckpointError | None, value: dict[str, Any]) -> list[dict[str, Any]]:
         """Meet until no rank's writer is at work; blocks. Return what the ranks tell.

@@ -317,7 +317,8 @@ def describe(error: Exception, job: Job) -> str:
     text = f"{error.strerror}: {job['directory']}/{job['file']}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         with contextlib.suppress(OSError):
-            free = os.statvfs(job["directory"])
+            # Not of the directory itself: who leads may have given it up by now.
+            free = os.statvfs(os.path.dirname(job["directory"]))
             text += f" ({job['bytes']} bytes to write, {free.f_bavail * free.f_frsize} free)"
     return text
 

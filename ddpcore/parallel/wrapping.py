@@ -100,7 +100,8 @@ def accumulate(*models: nn.Module, is_last: bool) -> AbstractContextManager[None
     micro-batch's loss so that the sum is what you mean. Models that are not wrapped are passed over.
 
     With `static_graph` the first micro-batch of all is averaged too (torch 2.13 fails an internal assertion if it is
-    not); the result is the same, since an average of averages and local rests is the average.
+    not); the result is the same, since an average of averages and local rests is the average. So every rank needs more
+    than one micro-batch in that step, or none does: else they reduce differently often, and hang.
 
     Args:
         models: All models whose gradients the backward reaches.

@@ -84,7 +84,7 @@ _TORCH_RULES = (
     _rule("autograd/__init__.py", 5, Phase.BACKWARD, "backward", "grad"),
     _rule("autograd/graph.py", 5, Phase.BACKWARD, "_engine_run_backward"),
 )
-_DDPCORE_RULES = tuple(_rule(file, 4, Phase.BARRIER) for file in ("gates.py", "gate.py", "first_one_first.py"))
+_DDPCORE_RULES = tuple(_rule(f"barriers/{file}.py", 4, Phase.BARRIER) for file in ("gates", "gate", "first_one_first"))
 
 _EXAMPLES = "examples/"
 """Programs below ddpcore that stand for a user's own."""

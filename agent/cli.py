@@ -80,7 +80,9 @@ def _add_job_verb(verb: str, command_type: Callable[[str], Command], words: str)
 
 _add_job_verb("commit", Commit, "Start a prepared job.")
 _add_job_verb("abort", Abort, "Forget a prepared job.")
-_add_job_verb("stop", Stop, "End a job: SIGTERM, a grace period, then SIGKILL for the whole tree.")
+_add_job_verb(
+    "stop", Stop, "End a job: after a step and a checkpoint if its ranks can; else SIGTERM, a grace period, SIGKILL."
+)
 _add_job_verb("kill", Kill, "End a job at once.")
 
 

@@ -5,9 +5,9 @@ shell and raises `InvalidTransitionError` with the job's last events; what a pee
 
 Stopping begins with a request to the ranks, if all of them can end at a step that they agree on (`ddpcore.Engine`):
 they have `save_s` for that step and a checkpoint. Then, and for every other program at once, it is SIGTERM for the
-launcher, `grace_s` of patience, and the whole tree is killed. A launcher that lingers
-after a rank has failed gets the same patience: torchrun waits up to 30 s for a survivor that does not react to its
-SIGTERM (a frozen one), and up to 300 s for other nodes.
+launcher, `grace_s` of patience, and the whole tree is killed. A launcher that lingers after a rank has failed gets the
+same patience: torchrun waits up to 30 s for a survivor that does not react to its SIGTERM (a frozen one), and up to 300
+s for other nodes.
 """
 
 from __future__ import annotations

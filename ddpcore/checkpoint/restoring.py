@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn, optim
 
@@ -99,7 +99,7 @@ def _own_copy(part: object, optimizer: optim.Optimizer) -> Any:
 
 def _placed(part: Any, module: nn.Module) -> Any:
     """Return a module's part with its tensors sharded as the module's are."""
-    wanted = {name: value for name, value in module.state_dict().items() if _is_sharded_tensor(value)}
+    wanted = {name: value for name, value in module.state_dict().items() if is_sharded(value)}
     if not wanted:
         return part
     placed = part.copy()
@@ -110,15 +110,11 @@ def _placed(part: Any, module: nn.Module) -> Any:
     return placed
 
 
-def _like(value: Any, target: Tensor) -> Any:
+def _like(value: Any, target: DTensor) -> Any:
     """Return a whole tensor of a sharded one's shape as it is sharded; anything else as it is."""
     if isinstance(value, Tensor) and value.shape == target.shape:
-        return as_placed(value, cast("DTensor", target))
+        return as_placed(value, target)
     return value
-
-
-def _is_sharded_tensor(value: object) -> bool:
-    return isinstance(value, Tensor) and is_sharded(value)
 
 
 def _parameters_of(optimizer: optim.Optimizer) -> list[Tensor]:

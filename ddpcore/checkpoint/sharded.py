@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import itertools
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from ddpcore.checkpoint.assignment import num_rows
 
@@ -33,10 +34,10 @@ class Rows(NamedTuple):
     end: int
 
 
-def is_sharded(tensor: Tensor) -> bool:
-    """Say whether a tensor is a DTensor: what a rank holds of it is `tensor.to_local()`."""
+def is_sharded(value: object) -> TypeGuard[DTensor]:
+    """Say whether something is a DTensor: what a rank holds of it is `to_local()`."""
     module = sys.modules.get(_MODULE)
-    return module is not None and isinstance(tensor, module.DTensor)
+    return module is not None and isinstance(value, module.DTensor)
 
 
 def problem_of(tensor: DTensor) -> str:
@@ -62,16 +63,26 @@ def holders(tensor: DTensor, ranks: Sequence[int]) -> list[Rows] | None:
         rank.
     """
     mesh = tensor.device_mesh
-    cuts = [_is_rows(placement) for placement in tensor.placements]
+    cuts = tuple(_is_rows(placement) for placement in tensor.placements)
+    return _holders(num_rows(tensor.shape), tuple(mesh.shape), tuple(mesh.mesh.flatten().tolist()), cuts, tuple(ranks))
+
+
+@lru_cache(maxsize=256)
+def _holders(
+    num: int, mesh_shape: tuple[int, ...], mesh_ranks: tuple[int, ...], cuts: tuple[bool, ...], ranks: tuple[int, ...]
+) -> list[Rows] | None:
+    """Return what `holders` does; a model has few different numbers of rows, and a mesh may have thousands of ranks."""
+    writers = frozenset(ranks)
     found: dict[tuple[int, int], int] = {}
-    for coordinate in itertools.product(*map(range, mesh.shape)):
-        rank = int(mesh.mesh[coordinate])
-        rows = cut_rows(num_rows(tensor.shape), mesh.shape, coordinate, cuts)
-        if rank in ranks:
+    for rank, coordinate in zip(mesh_ranks, itertools.product(*map(range, mesh_shape)), strict=True):
+        if rank in writers:
+            rows = cut_rows(num, mesh_shape, coordinate, cuts)
             found[rows] = min(rank, found.get(rows, rank))
+    if not found:
+        return None
     wanted = [Rows(rank, *rows) for rows, rank in sorted(found.items()) if rows[0] < rows[1]]
     ends = [0, *(rows.end for rows in wanted)]
-    if ends[-1] != num_rows(tensor.shape) or any(rows.begin != end for rows, end in zip(wanted, ends, strict=False)):
+    if ends[-1] != num or any(rows.begin != end for rows, end in zip(wanted, ends, strict=False)):
         return None
     return wanted or [Rows(min(found.values()), 0, 0)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
-    from torch.distributed.tensor import DTensor
 
     from ddpcore.checkpoint.sites import Site
 
@@ -112,14 +111,15 @@ def _assign(flat: FlatState, ranks: Sequence[int]) -> list[list[Piece]]:
     """Return the pieces of each of the ranks: what all hold is dealt out, what is sharded is written where it lies."""
     sharded = {name: tensor for name, tensor in flat.tensors.items() if is_sharded(tensor)}
     shares = assign([spec for spec in flat.specs() if spec.name not in sharded], len(ranks))
+    position = {rank: number for number, rank in enumerate(ranks)}
     for name, tensor in sharded.items():
-        found = holders(cast("DTensor", tensor), ranks)
+        found = holders(tensor, ranks)
         if found is None:
             raise StateNotStorableError(
                 f"{name} has rows on ranks that do not share this directory: save into one that all nodes share", name
             )
         for rank, begin, end in found:
-            shares[ranks.index(rank)].append(Piece(name, begin, end))
+            shares[position[rank]].append(Piece(name, begin, end))
     return shares
 
 
@@ -128,7 +128,7 @@ def _pieces(flat: FlatState, share: list[Piece]) -> dict[str, Tensor]:
     for name, begin, end in share:
         tensor = flat.tensors[name]
         if is_sharded(tensor):
-            found[name] = cast("DTensor", tensor).to_local()
+            found[name] = tensor.to_local()
             continue
         is_whole = piece_shape(tensor.shape, begin, end) == tuple(tensor.shape)
         found[name] = tensor if is_whole else tensor[begin:end]

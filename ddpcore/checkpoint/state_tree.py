@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import Counter, OrderedDict
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,6 @@ from ddpcore.errors import StateNotStorableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
-
-    from torch.distributed.tensor import DTensor
 
 DTYPES = {
     "BOOL": torch.bool,
@@ -176,7 +174,7 @@ class _Walk:
 
     def _encode_tensor(self, tensor: Tensor, path: tuple[object, ...]) -> object:
         if is_sharded(tensor):
-            if problem := problem_of(cast("DTensor", tensor)):
+            if problem := problem_of(tensor):
                 raise self._refusal(path, problem)
         elif type(tensor) not in _PLAIN_TENSORS:
             hint = _HINTS.get(type(tensor).__name__, "make it a plain tensor")

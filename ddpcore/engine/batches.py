@@ -113,8 +113,8 @@ class Batches:
         micro_batches = []
         for number, part in enumerate(parts):
             # An empty share comes with one stand-in: every rank runs backward, or the others would wait for it.
-            num_samples = num_local if num_own == 1 else num_samples_of(part)
-            num_samples = num_samples if number < num_own else 0
+            own_samples = num_local if num_own == 1 else num_samples_of(part)
+            num_samples = own_samples if number < num_own else 0
             factor = loss_factor(num_samples, num_global, self._placement.world_size)
             micro_batches.append(MicroBatch(part, factor, num_samples, is_last=number == last))
         return micro_batches
@@ -162,7 +162,8 @@ class Batch:
         body.
 
         Args:
-            num_parts: At least 1. A share with fewer samples yields fewer parts, but never none.
+            num_parts: At least 1. A share with fewer samples yields fewer parts, but never none; with a model that has
+                a static graph as many, of which the last ones repeat samples and count nothing.
         """
         for micro_batch in self._batches.micro_batches(self.content, num_parts, is_static=self._is_static):
             with self._scope(micro_batch):

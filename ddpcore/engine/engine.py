@@ -30,7 +30,7 @@ from ddpcore.engine.cadence import Unit, parse_cadence
 from ddpcore.engine.control_word import StopReason, new_control_group
 from ddpcore.engine.deadline import monotonic_deadline_s
 from ddpcore.engine.evaluation import Measure, evaluate
-from ddpcore.engine.loop import Loop, LoopOptions
+from ddpcore.engine.loop import BATCHES, Loop, LoopOptions
 from ddpcore.engine.metric_log import open_log
 from ddpcore.engine.saving import CheckpointOptions, Saving
 from ddpcore.engine.seeds import seed_everything
@@ -220,7 +220,7 @@ class Engine:
             return ElasticBatchSampler(order or default, global_batch_size, weights=weights, drop_last=drop_last)
 
         sampler = make_same_everywhere(make_sampler)
-        self._loop.add_part(f"batches {name}", sampler)
+        self._loop.add_part(f"{BATCHES}{name}", sampler)
         return Batches(dataset, sampler, device=self.device, placement=self.placement, seed=self._seed, **options)
 
     def checkpoint(
@@ -272,7 +272,7 @@ class Engine:
 
         Raises:
             CadenceError: `until` is no such text.
-            SamplerStateError: The checkpoint's cursor belongs to other data.
+            SamplerStateError: The checkpoint's cursor belongs to other data, or to a loader of another name.
         """
         for content in self._loop.run(batches, parse_cadence(until, Unit.STEP, Unit.EPOCH)):
             batch = Batch(content, batches, self._in_micro_batch, is_static=self._is_static)

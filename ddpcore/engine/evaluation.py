@@ -59,7 +59,7 @@ def evaluate(
     sums: dict[str, float] = {}
     num_samples = 0
     module = unwrap(model)
-    share_buffers(module, group)
+    _share_buffers(module, group)
     was_training = module.training
     module.eval()
     try:
@@ -87,7 +87,7 @@ def evaluate(
     return dict(zip(sorted(sums), means, strict=True))
 
 
-def share_buffers(module: nn.Module, group: ProcessGroup | None) -> None:
+def _share_buffers(module: nn.Module, group: ProcessGroup | None) -> None:
     """Give every rank the first one's buffers. Every rank calls it; blocks.
 
     Args:

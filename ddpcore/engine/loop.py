@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from contextlib import contextmanager
@@ -17,14 +16,13 @@ from ddpcore.engine.goodput import Goodput
 from ddpcore.engine.metric_lines import MetricLines
 from ddpcore.engine.seeds import random_state, restore_random_state, seed_everything
 from ddpcore.engine.stop_signals import StopSignals
-from ddpcore.errors import CheckpointMismatchError, EngineUseError
+from ddpcore.errors import EngineUseError, SamplerStateError
 from ddpcore.probing import probe
 from ddpcore.probing.samples import TrainingMark
 from ddpcore.wire import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
     from torch import Tensor
     from torch.distributed import ProcessGroup
@@ -34,7 +32,8 @@ if TYPE_CHECKING:
     from ddpcore.engine.metric_log import MetricLog
     from ddpcore.engine.saving import Resumed, Saving
 
-_log = logging.getLogger(__name__)
+BATCHES = "batches "
+"""How the name of a loader's part begins; its own name follows."""
 
 MARK_INTERVAL_S = 0.2
 """Least time between two marks for the probe, which looks five times a second."""
@@ -195,7 +194,7 @@ class Loop:
         self._has_begun = True
         resumed, self._resumed = self._resumed, None
         if resumed is not None:
-            _check_parts(resumed.own.keys(), self._parts.keys())
+            _check_batches(resumed.own, self._parts)
             for name, part in self._parts.items():
                 if name in resumed.own:
                     part.load_state_dict(resumed.own[name])
@@ -257,8 +256,8 @@ class Loop:
 
     def _tell_probe(self, batches: Batches, until: Cadence) -> None:
         loss = self._lines.loss
-        if isinstance(loss, torch.Tensor) and loss.device.type != "cpu":
-            # Reading it would wait for the accelerator; the next line's mean is a number.
+        if isinstance(loss, torch.Tensor):
+            # It is on an accelerator. Reading it would wait for the accelerator; the next line's mean is a number.
             loss = None
         probe.report_step(self._now.step, loss, self._now.epoch)
         if self._now.elapsed_s - self._marked_s >= MARK_INTERVAL_S:
@@ -284,16 +283,15 @@ def _stoppable() -> Iterator[None]:
         probe.marks.can_stop = False
 
 
-def _check_parts(saved: AbstractSet[str], own: AbstractSet[str]) -> None:
-    """Compare what a checkpoint has of the engine with what there is now: batches must not begin anew unnoticed."""
-    unclaimed, new = sorted(saved - own), sorted(own - saved)
-    if unclaimed and new:
-        there, here = ", ".join(unclaimed), ", ".join(new)
-        raise CheckpointMismatchError([f"it holds {there}, and here are {here}: give the loaders the names they had"])
-    if unclaimed:
-        _log.warning("the checkpoint also holds %s, which is not here", ", ".join(unclaimed))
-    if new:
-        _log.warning("the checkpoint holds no %s: that begins anew", ", ".join(new))
+def _check_batches(saved: Iterable[str], own: Iterable[str]) -> None:
+    """Refuse to let batches begin anew where their cursor is in the checkpoint under another name."""
+    saved_batches = {name for name in saved if name.startswith(BATCHES)}
+    own_batches = {name for name in own if name.startswith(BATCHES)}
+    there, here = ", ".join(sorted(saved_batches - own_batches)), ", ".join(sorted(own_batches - saved_batches))
+    if there and here:
+        raise SamplerStateError(
+            f"the checkpoint holds {there}, and here are {here}: give the loaders the names that they had"
+        )
 
 
 def _wall_time() -> float:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _MAX_VALUES = 256
-"""So many are kept as they came before they are added up: adding costs more than the rest of a step's bookkeeping."""
+"""So many are kept as they came: adding each at once would be several operations of torch in every step."""
 
 
 class _Logged:

@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 CLOSE_S = 300.0
+"""How long a close waits for other ranks by default: one may still be evaluating."""
+
 TIMEOUT_S = 1800.0
 """Of collectives, as torch has it for gloo."""
-"""How long a close waits for other ranks by default: one may still be evaluating."""
 
 
 class OpenGroup:

@@ -3,8 +3,8 @@
     python -m tests.bench.bench_engine [--ranks 2] [--launches 10] [--pairs 40] [--steps 10] [--tiny]
 
 Both loops train ByteGPT in the same processes, a few steps each in turn: the shorter the turns, the less a passing load
-of the machine falls on one of them alone. Which goes first changes from pair to pair. Of two equal models in one
-process one is faster by up to 2 percent for as long as it lives, by where its memory and its sockets lie: so there are
+of the machine falls on one of them alone. Which goes first changes from pair to pair. Of two equal loops in one
+process one may be some percent faster for as long as they live, and the other one in the next process: so there are
 several launches, and the interval is over them. The engine's loop agrees on stops, keeps its cursor, logs, and reports
 steps as in any program; checkpoints are apart, in bench_checkpoint. With `--tiny` the model computes next to nothing:
 the difference is what the engine adds to a step of any model.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -32,14 +32,12 @@ class Drawn(Dataset[Tensor]):
         return torch.tensor([float(index), float(torch.rand(()))])
 
 
-def train_with_workers(directory: str, until: str, *, is_persistent: bool) -> tuple[int, list[list[float]]]:
+def train_with_workers(directory: str, until: str, loader_options: dict[str, Any]) -> tuple[int, list[list[float]]]:
     drawn: list[list[float]] = []
     with ddpcore.Engine(seed=1) as engine:
         model = engine.wrap(nn.Linear(2, 1))
         optimizer = torch.optim.SGD(model.parameters(), 1e-4)
-        batches = engine.loader(
-            Drawn(), global_batch_size=GLOBAL_BATCH, num_workers=2, persistent_workers=is_persistent
-        )
+        batches = engine.loader(Drawn(), global_batch_size=GLOBAL_BATCH, num_workers=2, **loader_options)
         engine.checkpoint(directory, every="1 epoch", model=model, optimizer=optimizer)
         for batch in engine.steps(batches, until=until):
             for inputs in batch.micro_batches():
@@ -52,7 +50,13 @@ def train_with_workers(directory: str, until: str, *, is_persistent: bool) -> tu
 @pytest.mark.parametrize("is_persistent", [False, True])
 def test_workers_that_outlive_the_steps_hold_up_nothing(tmp_path: Path, *, is_persistent: bool) -> None:
     for step, drawn in run_ranks(
-        _train_with_workers, 2, str(tmp_path), "2 epochs", is_persistent, has_group=False, timeout_s=60
+        train_with_workers,
+        2,
+        str(tmp_path),
+        "2 epochs",
+        {"persistent_workers": is_persistent},
+        has_group=False,
+        timeout_s=60,
     ):
         assert step == 10
         assert len(drawn) == NUM_SAMPLES
@@ -60,16 +64,12 @@ def test_workers_that_outlive_the_steps_hold_up_nothing(tmp_path: Path, *, is_pe
 
 
 def test_a_resumed_run_draws_what_the_uninterrupted_one_draws(tmp_path: Path) -> None:
-    ((_, expected),) = run_ranks(_train_with_workers, 1, str(tmp_path / "a"), "2 epochs", False, has_group=False)
-    run_ranks(_train_with_workers, 1, str(tmp_path / "b"), "1 epoch", False, has_group=False)
-    ((_, resumed),) = run_ranks(_train_with_workers, 1, str(tmp_path / "b"), "2 epochs", False, has_group=False)
+    ((_, expected),) = run_ranks(train_with_workers, 1, str(tmp_path / "a"), "2 epochs", {}, has_group=False)
+    run_ranks(train_with_workers, 1, str(tmp_path / "b"), "1 epoch", {}, has_group=False)
+    ((_, resumed),) = run_ranks(train_with_workers, 1, str(tmp_path / "b"), "2 epochs", {}, has_group=False)
 
     assert resumed == expected[NUM_SAMPLES:]
     assert [row[1] for row in resumed] != [row[1] for row in expected[:NUM_SAMPLES]]
-
-
-def _train_with_workers(directory: str, until: str, is_persistent: bool) -> tuple[int, list[list[float]]]:
-    return train_with_workers(directory, until, is_persistent=is_persistent)
 
 
 def squared(model: nn.Module, batch: list[Tensor]) -> dict[str, Tensor]:
@@ -102,16 +102,22 @@ def test_an_evaluation_is_of_the_first_ranks_running_statistics() -> None:
         assert together == pytest.approx(alone, rel=1e-5)
 
 
-def evaluate_another_data_set() -> None:
+def evaluate_differently(what: str) -> None:
     with ddpcore.Engine() as engine:
         model = engine.wrap(nn.Linear(4, 1))
-        size = 9 if engine.placement.rank else 10
-        engine.evaluate(model, TensorDataset(torch.zeros(size, 4)), squared, batch_size=4)
+        is_other = engine.placement.rank == 1
+        size = 9 if what == "size" and is_other else 10
+
+        def measure(module: nn.Module, batch: list[Tensor]) -> dict[str, Tensor]:
+            return {"other" if what == "name" and is_other else "square": squared(module, batch)["square"]}
+
+        engine.evaluate(model, TensorDataset(torch.zeros(size, 4)), measure, batch_size=4)
 
 
-def test_data_sets_of_different_sizes_are_an_error_on_every_rank() -> None:
-    for outcome in try_ranks(evaluate_another_data_set, 2, has_group=False):
-        assert outcome.error.startswith("EngineUseError: the ranks evaluate data sets of different sizes")
+@pytest.mark.parametrize(("what", "words"), [("size", "data sets of different sizes"), ("name", "different measures")])
+def test_ranks_that_evaluate_differently_are_an_error_on_every_rank(what: str, words: str) -> None:
+    for outcome in try_ranks(evaluate_differently, 2, what, has_group=False):
+        assert outcome.error.startswith(f"EngineUseError: the ranks evaluate {words}")
 
 
 def train_and_fail_to_copy(directory: str) -> tuple[int, list[str]]:
@@ -159,6 +165,7 @@ def train_named(directory: str, name: str) -> int:
 def test_a_renamed_loader_does_not_begin_anew_unnoticed(tmp_path: Path) -> None:
     assert run_ranks(train_named, 2, str(tmp_path), "train", has_group=False) == [2, 2]
     for outcome in try_ranks(train_named, 2, str(tmp_path), "main", has_group=False):
-        assert outcome.error.startswith("CheckpointMismatchError")
-        assert "it holds batches train, and here are batches main" in outcome.error
+        assert outcome.error.startswith(
+            "SamplerStateError: the checkpoint holds batches train, and here are batches main"
+        )
     assert run_ranks(train_named, 2, str(tmp_path), "train", has_group=False) == [4, 4]

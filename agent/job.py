@@ -8,6 +8,9 @@ they have `save_s` for that step and a checkpoint. Then, and for every other pro
 launcher, `grace_s` of patience, and the whole tree is killed. A launcher that lingers after a rank has failed gets the
 same patience: torchrun waits up to 30 s for a survivor that does not react to its SIGTERM (a frozen one), and up to 300
 s for other nodes.
+
+A job that fails begins again by itself while its budget lasts, after a pause that doubles, and not before everything of
+the last attempt is gone. What must outlive the agent is a `JobMemory`: `memory` gives it, `restored` makes a job of it.
 """
 
 from __future__ import annotations
@@ -18,12 +21,15 @@ from typing import assert_never
 
 import msgspec
 
+from agent.end_words import launcher_end_words, worker_end_words
 from agent.errors import InvalidTransitionError
 from agent.lifecycle import (
     TRANSITIONS,
     AbortReceived,
     Answer,
     AskToStop,
+    AttemptFailed,
+    BeginAgain,
     CommitReceived,
     Effect,
     Event,
@@ -32,6 +38,8 @@ from agent.lifecycle import (
     KillReceived,
     KillTree,
     LauncherFailed,
+    LauncherFound,
+    LauncherLost,
     LauncherNotStarted,
     LauncherStarted,
     LauncherSucceeded,
@@ -54,6 +62,24 @@ LAUNCHER_END_S = 3.0
 """The least time a launcher gets to end by itself after a rank has failed. Source: torchrun takes about 2 s."""
 KILL_AGAIN_S = 5.0
 """A tree that still lives this long after it was killed is killed again."""
+FIRST_PAUSE_S = 1.0
+MAX_PAUSE_S = 60.0
+"""Before a failed job begins again; doubled each time: a fault that lasts must not use up the budget at once."""
+
+
+class JobMemory(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a job must not forget when its agent is killed. Times are of the machine's monotonic clock."""
+
+    spec: JobSpec
+    """Of the current attempt."""
+    state: JobState
+    since_s: float
+    exit_code: int | None = None
+    cause: str = ""
+    num_restarts: int = 0
+    kill_at_s: float | None = None
+    terminate_at_s: float | None = None
+    begin_again_at_s: float | None = None
 
 
 class _Worker(msgspec.Struct):
@@ -68,19 +94,51 @@ class Job:
 
     def __init__(self, spec: JobSpec, now_s: float) -> None:
         self.spec = spec
+        """Of the current attempt."""
         self.state = JobState.PREPARED
         self.exit_code: int | None = None
-        """Of the launcher, once it has ended."""
+        """Of the launcher, once the last attempt has ended."""
         self._since_s = now_s
         self._cause = ""
         """The first thing that went wrong, as a sentence."""
+        self._num_restarts = 0
         self._kill_at_s: float | None = None
         """When patience ends: set while stopping, and after a rank has failed."""
         self._terminate_at_s: float | None = None
         """When patience with an agreed stop ends: set while there is one."""
+        self._begin_again_at_s: float | None = None
+        """When the next attempt begins: set while restarting."""
         self._workers: dict[int, _Worker] = {}
         self._last_request_id = 0
         self._story: deque[str] = deque(maxlen=STORY_LENGTH)
+
+    @classmethod
+    def restored(cls, memory: JobMemory, now_s: float) -> Job:
+        """Return a job as an earlier agent knew it; `LauncherFound` or `LauncherLost` says what has become of it."""
+        job = cls(memory.spec, min(now_s, memory.since_s))
+        job.state = memory.state
+        job.exit_code = memory.exit_code
+        job._cause = memory.cause
+        job._num_restarts = memory.num_restarts
+        job._kill_at_s = memory.kill_at_s
+        job._terminate_at_s = memory.terminate_at_s
+        job._begin_again_at_s = memory.begin_again_at_s
+        return job
+
+    @property
+    def memory(self) -> JobMemory:
+        """What an agent after this one must know."""
+        return JobMemory(
+            spec=self.spec,
+            state=self.state,
+            since_s=self._since_s,
+            exit_code=self.exit_code,
+            cause=self._cause,
+            num_restarts=self._num_restarts,
+            kill_at_s=self._kill_at_s,
+            terminate_at_s=self._terminate_at_s,
+            begin_again_at_s=self._begin_again_at_s,
+        )
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """Take one event and return what is to be done, in order.
@@ -97,6 +155,7 @@ class Job:
         before = self.state
         if after is not before:
             self.state, self._since_s = after, now_s
+            self._begin_again_at_s = None
         return self._effects(before, event, now_s)
 
     def status(self, now_s: float) -> JobStatus:
@@ -113,6 +172,8 @@ class Job:
             first_rank=spec.first_rank,
             local_world_size=spec.local_world_size,
             exit_code=self.exit_code,
+            num_restarts=self._num_restarts,
+            max_restarts=spec.max_restarts,
             detail=self._detail(now_s)[:4096],
         )
 
@@ -126,6 +187,14 @@ class Job:
         """True when nothing of the job runs here any more."""
         return self.state in ENDED_STATES
 
+    def launcher_ended(self, exit_code: int | None, error: str = "") -> Event:
+        """Return the event for the launcher's end: whether the job may begin again is decided here."""
+        if exit_code == 0:
+            return LauncherSucceeded()
+        if self.state is JobState.RUNNING and self._num_restarts < self.spec.max_restarts:
+            return AttemptFailed(exit_code, error)
+        return LauncherFailed(exit_code, error)
+
     def validate(self) -> None:
         """Assert what holds after every event."""
         assert set(self._workers) <= set(self.ranks)
@@ -134,11 +203,13 @@ class Job:
         assert self.state is not JobState.STOPPING or self._kill_at_s is not None
         assert self.state is not JobState.PREPARED or (not self._workers and self._kill_at_s is None)
         assert self._terminate_at_s is None or self._kill_at_s is not None
+        assert (self._begin_again_at_s is not None) == (self.state is JobState.RESTARTING)
+        assert self._num_restarts <= self.spec.max_restarts
         assert all(worker.has_exited for worker in self._workers.values() if worker.has_failed)
         assert not any(worker.has_failed for worker in self._workers.values()) or self._cause
         assert len(self._story) <= STORY_LENGTH
 
-    def _effects(  # noqa: C901 - one case for each event
+    def _effects(  # noqa: C901, PLR0912 - one case for each event
         self, before: JobState, event: Event, now_s: float
     ) -> list[Effect]:
         match event:
@@ -151,14 +222,21 @@ class Job:
             case FaultReceived():
                 return self._on_fault(event)
             case LauncherStarted():
-                return [ReleasePort(), Answer(Accepted())]
+                self._take_next_attempt(before)
+                return [ReleasePort()] if before is JobState.RESTARTING else [ReleasePort(), Answer(Accepted())]
             case LauncherNotStarted(message=message):
-                return [_refuse(RefusalReason.CANNOT_SPAWN, message)]
+                return self._on_not_started(before, message)
             case LauncherSucceeded():
                 self.exit_code = 0
                 return []
-            case LauncherFailed():
-                return self._on_launcher_failed(event)
+            case AttemptFailed() | LauncherFailed():
+                return self._on_launcher_failed(event, now_s)
+            case LauncherFound():
+                self._take_next_attempt(before)
+                return []
+            case LauncherLost(why=why):
+                self._cause = f"{self._cause}; {why}" if self._cause else why
+                return [KillTree()]
             case WorkerFound(rank=rank):
                 self._workers.setdefault(rank, _Worker())
                 return []
@@ -166,7 +244,7 @@ class Job:
                 self._on_worker_exited(event, now_s)
                 return []
             case Ticked():
-                return self._on_tick(now_s)
+                return self._on_tick(event, now_s)
         assert_never(event)
 
     def _on_commit(self) -> list[Effect]:
@@ -186,7 +264,7 @@ class Job:
     def _on_end_wanted(self, before: JobState, event: StopReceived | KillReceived, now_s: float) -> list[Effect]:
         if before is JobState.PREPARED:
             return [ReleasePort(), Answer(Accepted())]
-        if self.has_ended:
+        if self.has_ended:  # as it has when nothing runs between two attempts
             return [Answer(Accepted())]
         if isinstance(event, KillReceived):
             self._terminate_at_s, self._kill_at_s = None, now_s + KILL_AGAIN_S
@@ -232,10 +310,18 @@ class Job:
                 return [SlowWorker(rank, self._new_request_id(), fault.factor), Answer(Accepted())]
         assert_never(fault.kind)
 
-    def _on_launcher_failed(self, event: LauncherFailed) -> list[Effect]:
-        self.exit_code = event.exit_code
-        if not self._cause:
-            self._cause = _launcher_end_words(event)
+    def _on_not_started(self, before: JobState, message: str) -> list[Effect]:
+        if before is JobState.RESTARTING:
+            self._cause = f"the job could not begin again: {message}"
+            return [ReleasePort()]
+        return [_refuse(RefusalReason.CANNOT_SPAWN, message)]
+
+    def _on_launcher_failed(self, event: AttemptFailed | LauncherFailed, now_s: float) -> list[Effect]:
+        self._cause = self._cause or launcher_end_words(event)
+        if isinstance(event, AttemptFailed):
+            self._begin_again_at_s = now_s + min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0**self._num_restarts)
+        else:
+            self.exit_code = event.exit_code
         # A shim that left no record was killed itself: what it watched over may still live.
         return [KillTree()] if event.exit_code is None else []
 
@@ -245,13 +331,16 @@ class Job:
         worker.has_failed = event.signal is not None or event.code not in {0, None}
         if not worker.has_failed:
             return
-        self._cause = self._cause or _worker_end_words(event)
+        self._cause = self._cause or worker_end_words(event)
         if not self.has_ended and (self._kill_at_s is None or self._terminate_at_s is not None):
             # The launcher ends the others now: nobody can agree any more.
             self._terminate_at_s = None
             self._kill_at_s = now_s + max(self.spec.grace_s, LAUNCHER_END_S)
 
-    def _on_tick(self, now_s: float) -> list[Effect]:
+    def _on_tick(self, tick: Ticked, now_s: float) -> list[Effect]:
+        if self._begin_again_at_s is not None:
+            is_time = now_s >= self._begin_again_at_s and not tick.has_leftovers
+            return [BeginAgain(self.spec.attempt + 1)] if is_time else []
         if self.has_ended or self._kill_at_s is None:
             return []
         if self._terminate_at_s is not None and now_s >= self._terminate_at_s:
@@ -261,6 +350,15 @@ class Job:
         self._kill_at_s = now_s + KILL_AGAIN_S
         return [KillTree()]
 
+    def _take_next_attempt(self, before: JobState) -> None:
+        if before is not JobState.RESTARTING:
+            return
+        # A fault is tried out once.
+        self.spec = msgspec.structs.replace(self.spec, attempt=self.spec.attempt + 1, faults=[])
+        self._num_restarts += 1
+        self._workers.clear()
+        self._cause, self._kill_at_s, self._terminate_at_s = "", None, None
+
     def _detail(self, now_s: float) -> str:
         match self.state:
             case JobState.STOPPING if self._terminate_at_s is not None:
@@ -269,7 +367,13 @@ class Job:
             case JobState.STOPPING:
                 assert self._kill_at_s is not None
                 return f"stopping; what is left in {max(0.0, self._kill_at_s - now_s):.0f} s is killed"
-            case JobState.FAILED:
+            case JobState.RESTARTING:
+                assert self._begin_again_at_s is not None
+                left_s, left = max(0.0, self._begin_again_at_s - now_s), self.spec.max_restarts - self._num_restarts
+                return (
+                    f"{self._cause}; begins again in {left_s:.0f} s, {left} of {self.spec.max_restarts} restarts left"
+                )
+            case JobState.FAILED | JobState.LOST:
                 return self._cause
             case JobState.RUNNING if self._cause:
                 return f"{self._cause}; waiting for the launcher to end the others"
@@ -286,63 +390,5 @@ class Job:
         return _refuse(RefusalReason.WRONG_STATE, f"job {self.spec.job_id} is {self.state}: {advice}")
 
 
-def launcher_ended(exit_code: int | None, error: str = "") -> LauncherSucceeded | LauncherFailed:
-    """Return the event for a launcher's end."""
-    return LauncherSucceeded() if exit_code == 0 else LauncherFailed(exit_code, error)
-
-
-def refusal_to_prepare(spec: JobSpec, existing: Job | None) -> Refused | None:
-    """Return why a spec is not taken, judged by itself and by the job of the same id on this node; None if it is."""
-    if contradiction := _contradiction(spec):
-        return Refused(RefusalReason.MALFORMED, f"job {spec.job_id}: {contradiction}")
-    if existing is None or (existing.has_ended and spec.attempt > existing.spec.attempt):
-        return None
-    return Refused(
-        RefusalReason.JOB_EXISTS,
-        f"job {spec.job_id} is {existing.state} here in attempt {existing.spec.attempt}: "
-        "end it and choose a higher attempt, or choose another id",
-    )
-
-
-def _contradiction(spec: JobSpec) -> str:
-    if spec.node_rank >= spec.num_nodes:
-        return f"node_rank {spec.node_rank} of {spec.num_nodes} nodes"
-    if spec.first_rank + spec.local_world_size > spec.world_size:
-        return f"ranks {spec.first_rank} to {spec.first_rank + spec.local_world_size - 1} of {spec.world_size}"
-    if spec.node_rank > 0 and spec.master_port == 0:
-        return "only the node with node_rank 0 can choose the port: give the others its master_port"
-    if any("\0" in text for text in (spec.python, spec.workdir, *spec.command, *spec.env, *spec.env.values())):
-        return "a NUL byte in an argument or a variable"
-    if any("=" in name or not name for name in spec.env):
-        return "a variable's name is empty or holds '='"
-    return ""
-
-
 def _refuse(reason: RefusalReason, message: str) -> Answer:
     return Answer(Refused(reason, message[:4096]))
-
-
-def _worker_end_words(event: WorkerExited) -> str:
-    if event.signal is not None:
-        words = f"rank {event.rank} was killed by {signal_name(event.signal)}"
-    else:
-        words = f"rank {event.rank} exited with code {event.code}"
-    return f"{words}: {event.error}" if event.error else words
-
-
-def _launcher_end_words(event: LauncherFailed) -> str:
-    if event.exit_code is None:
-        words = "the shim was killed, and the launcher with it"
-    elif event.exit_code < 0:
-        words = f"the launcher was killed by {signal_name(-event.exit_code)}"
-    else:
-        words = f"the launcher exited with code {event.exit_code}"
-    return f"{words}: {event.error}" if event.error else words
-
-
-def signal_name(number: int) -> str:
-    """Return a signal's name for people; real-time signals have only numbers."""
-    try:
-        return Signals(number).name
-    except ValueError:
-        return f"signal {number}"

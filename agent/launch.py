@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from agent.errors import SpawnError
 from agent.lifecycle import LauncherNotStarted, LauncherStarted
 from agent.log_tail import find_error
-from agent.process import LAUNCHER_LOG, Invocation, ShimProcess, spawn_shim
+from agent.process import LAUNCHER_LOG, Invocation, ShimProcess, find_shim, spawn_shim
 from agent.torchrun import LaunchPaths, launcher_argv, launcher_env
 from agent.wire import RefusalReason, Refused
 from ddpcore.wire import encode_request
@@ -17,19 +17,27 @@ from ddpcore.wire import encode_request
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.job import Job
+    from agent.job import Job, JobMemory
+    from agent.preflight import Address
+    from agent.wire import JobSpec
     from ddpcore.wire import ProbeRequest, SlowDown, StopTraining
 
 
 class Launch:
-    """What one attempt of a job holds on this node, from `Prepare` on."""
+    """What a job holds on this node, from `Prepare` on."""
 
-    def __init__(self, job: Job, job_dir: Path, port_holder: socket.socket | None) -> None:
+    def __init__(
+        self, job: Job, job_dir: Path, address: Address | None, port_holder: socket.socket | None = None
+    ) -> None:
+        """`job_dir` is of the current attempt, `address` where its store listens if it does so on this node."""
         self.job = job
         self.job_dir = job_dir
+        self.address = address
         self._port_holder = port_holder
         self.shim: ShimProcess | None = None
         """None before the start and after the end."""
+        self.written: JobMemory | None = None
+        """What the job's record on disk says."""
 
     @property
     def job_id(self) -> str:
@@ -41,9 +49,13 @@ class Launch:
         """Where the job's store listens, or will."""
         return int(self._port_holder.getsockname()[1]) if self._port_holder else self.job.spec.master_port
 
-    def start(self, inbox_path: str, *, dies_with_us: bool) -> LauncherStarted | LauncherNotStarted:
+    def take(self, job_dir: Path, port_holder: socket.socket | None) -> None:
+        """Take the directory and the port of the next attempt."""
+        self.job_dir = job_dir
+        self._port_holder = port_holder
+
+    def start(self, spec: JobSpec, inbox_path: str, *, dies_with_us: bool) -> LauncherStarted | LauncherNotStarted:
         """Spawn the shim, with torchrun below it."""
-        spec = self.job.spec
         store_fd = self._port_holder.fileno() if self._port_holder else None
         paths = LaunchPaths(inbox_path, str(self.job_dir))
         try:
@@ -61,6 +73,11 @@ class Launch:
         except SpawnError as error:
             return LauncherNotStarted(str(error))
         return LauncherStarted()
+
+    def adopt(self) -> bool:
+        """Take hold of the shim that an earlier agent has started; return whether there is one that lives."""
+        self.shim = find_shim(self.job_dir)
+        return self.shim is not None
 
     def release_port(self) -> None:
         """Close this process's hold on the port; a launcher that runs has its own."""
@@ -102,7 +119,7 @@ class Launch:
         return True
 
     def close(self) -> None:
-        """Let go of the port and of an ended shim."""
+        """Let go of the port and of the shim, whether it lives or not."""
         self.release_port()
         if self.shim:
             self.shim.close()

@@ -62,13 +62,31 @@ class LauncherSucceeded(msgspec.Struct, frozen=True):
     """The launcher ended with exit code 0, and nothing of its tree is left."""
 
 
+class AttemptFailed(msgspec.Struct, frozen=True):
+    """The launcher ended otherwise, and the job may be begun again."""
+
+    exit_code: int | None
+    """As in `LauncherFailed`."""
+    error: str = ""
+
+
 class LauncherFailed(msgspec.Struct, frozen=True):
-    """The launcher ended otherwise."""
+    """The launcher ended otherwise, for good."""
 
     exit_code: int | None
     """Negative is a signal; None when nobody knows, since the shim itself was killed."""
     error: str = ""
     """The last exception line found in the job's logs."""
+
+
+class LauncherFound(msgspec.Struct, frozen=True):
+    """An agent that has just begun has found the launcher of an earlier agent's job."""
+
+
+class LauncherLost(msgspec.Struct, frozen=True):
+    """An agent that has just begun has found a job that should run, no launcher, and no word of how it ended."""
+
+    why: str
 
 
 class WorkerFound(msgspec.Struct, frozen=True):
@@ -89,6 +107,9 @@ class WorkerExited(msgspec.Struct, frozen=True):
 class Ticked(msgspec.Struct, frozen=True):
     """Time has passed."""
 
+    has_leftovers: bool = False
+    """Processes of this node's jobs that should be gone are not gone yet."""
+
 
 Event: TypeAlias = (
     CommitReceived
@@ -99,7 +120,10 @@ Event: TypeAlias = (
     | LauncherStarted
     | LauncherNotStarted
     | LauncherSucceeded
+    | AttemptFailed
     | LauncherFailed
+    | LauncherFound
+    | LauncherLost
     | WorkerFound
     | WorkerExited
     | Ticked
@@ -108,6 +132,12 @@ Event: TypeAlias = (
 
 class StartLauncher(msgspec.Struct, frozen=True):
     """Spawn the shim with torchrun; answer with `LauncherStarted` or `LauncherNotStarted`."""
+
+
+class BeginAgain(msgspec.Struct, frozen=True):
+    """Prepare the job's next attempt and spawn its shim; answer as to `StartLauncher`."""
+
+    attempt: int
 
 
 class TerminateLauncher(msgspec.Struct, frozen=True):
@@ -155,6 +185,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 Effect: TypeAlias = (
     StartLauncher
+    | BeginAgain
     | AskToStop
     | TerminateLauncher
     | KillTree
@@ -168,8 +199,9 @@ Effect: TypeAlias = (
 COMMAND_EVENTS = (CommitReceived, AbortReceived, StopReceived, KillReceived, FaultReceived)
 """What a peer causes: possible in every state."""
 
-_PREPARED, _RUNNING, _STOPPING = JobState.PREPARED, JobState.RUNNING, JobState.STOPPING
-_SUCCEEDED, _FAILED, _STOPPED = JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED
+_PREPARED, _RUNNING, _RESTARTING = JobState.PREPARED, JobState.RUNNING, JobState.RESTARTING
+_STOPPING, _SUCCEEDED, _FAILED = JobState.STOPPING, JobState.SUCCEEDED, JobState.FAILED
+_STOPPED, _LOST = JobState.STOPPED, JobState.LOST
 
 TRANSITIONS: dict[tuple[JobState, type[Event]], JobState] = {
     (_PREPARED, CommitReceived): _PREPARED,
@@ -179,6 +211,7 @@ TRANSITIONS: dict[tuple[JobState, type[Event]], JobState] = {
     (_PREPARED, FaultReceived): _PREPARED,
     (_PREPARED, LauncherStarted): _RUNNING,
     (_PREPARED, LauncherNotStarted): _PREPARED,
+    (_PREPARED, LauncherFound): _RUNNING,
     (_PREPARED, Ticked): _PREPARED,
     (_RUNNING, CommitReceived): _RUNNING,
     (_RUNNING, AbortReceived): _RUNNING,
@@ -186,10 +219,23 @@ TRANSITIONS: dict[tuple[JobState, type[Event]], JobState] = {
     (_RUNNING, KillReceived): _STOPPING,
     (_RUNNING, FaultReceived): _RUNNING,
     (_RUNNING, LauncherSucceeded): _SUCCEEDED,
+    (_RUNNING, AttemptFailed): _RESTARTING,
     (_RUNNING, LauncherFailed): _FAILED,
+    (_RUNNING, LauncherFound): _RUNNING,
+    (_RUNNING, LauncherLost): _LOST,
     (_RUNNING, WorkerFound): _RUNNING,
     (_RUNNING, WorkerExited): _RUNNING,
     (_RUNNING, Ticked): _RUNNING,
+    (_RESTARTING, CommitReceived): _RESTARTING,
+    (_RESTARTING, AbortReceived): _RESTARTING,
+    (_RESTARTING, StopReceived): _STOPPED,
+    (_RESTARTING, KillReceived): _STOPPED,
+    (_RESTARTING, FaultReceived): _RESTARTING,
+    (_RESTARTING, LauncherStarted): _RUNNING,
+    (_RESTARTING, LauncherNotStarted): _FAILED,
+    (_RESTARTING, LauncherFound): _RUNNING,
+    (_RESTARTING, WorkerExited): _RESTARTING,
+    (_RESTARTING, Ticked): _RESTARTING,
     (_STOPPING, CommitReceived): _STOPPING,
     (_STOPPING, AbortReceived): _STOPPING,
     (_STOPPING, StopReceived): _STOPPING,
@@ -197,12 +243,14 @@ TRANSITIONS: dict[tuple[JobState, type[Event]], JobState] = {
     (_STOPPING, FaultReceived): _STOPPING,
     (_STOPPING, LauncherSucceeded): _STOPPED,
     (_STOPPING, LauncherFailed): _STOPPED,
+    (_STOPPING, LauncherFound): _STOPPING,
+    (_STOPPING, LauncherLost): _STOPPED,
     (_STOPPING, WorkerFound): _STOPPING,
     (_STOPPING, WorkerExited): _STOPPING,
     (_STOPPING, Ticked): _STOPPING,
     **{
         (ended, event): ended
-        for ended in (_SUCCEEDED, _FAILED, _STOPPED)
+        for ended in (_SUCCEEDED, _FAILED, _STOPPED, _LOST)
         for event in (*COMMAND_EVENTS, WorkerExited, Ticked)
     },
 }

@@ -19,7 +19,8 @@ from agent.wire import RefusalReason, Refused
 if TYPE_CHECKING:
     from agent.wire import JobSpec
 
-    Address = tuple[socket.AddressFamily, str]
+    Address = tuple[int, str]
+    """Address family and host."""
 
 MIN_FREE_BYTES = 16 * 2**20
 """For the logs of a job's first minutes."""

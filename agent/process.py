@@ -1,16 +1,22 @@
-"""Processes of a job, from the agent's side: the shim, signals to workers, and how a stranger's child ended.
+"""Processes of a job, from the agent's side: the shim, and how a stranger's child ended.
+
+A shim holds a lock on `shim.lock` from before its start to its end, inherited from whoever started it: that the lock is
+held says that the shim lives, to an agent that knows nothing else, and no pid can be mistaken for another's.
 
 Everything here is called from the agent's main thread: a shim's parent-death signal is tied to the thread that made it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import select
 import signal
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -23,7 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 SHIM_PATH = Path(shim.__file__)
+SHIM_LOCK = "shim.lock"
 LAUNCHER_LOG = "launcher.log"
+RUN_RECORD_S = 2.0
+"""How long a shim that has just been started may take to say who it is."""
 SHIM_GRACE_MARGIN_S = 2.0
 """The shim kills by itself this long after the agent should have told it to."""
 
@@ -47,13 +56,18 @@ _RecordT = TypeVar("_RecordT", _RunRecord, _ExitRecord)
 
 
 class ShimProcess:
-    """A shim that this agent has started."""
+    """A shim that lives, or has lived: started by this agent, or found by it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], run_dir: Path) -> None:
-        self._process = process
+    def __init__(self, run_dir: Path, pid: int, process: subprocess.Popen[bytes] | None = None) -> None:
+        """`process` is what is to be collected, if it is a child of ours.
+
+        Raises:
+            ProcessLookupError: There is no such process.
+        """
         self._run_dir = run_dir
-        self.pid = process.pid
-        self.pidfd = os.pidfd_open(process.pid)
+        self._process = process
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
         """Readable when the shim has ended."""
 
     def terminate(self) -> None:
@@ -72,12 +86,13 @@ class ShimProcess:
 
     def has_ended(self) -> bool:
         """Return whether the shim is gone, and collect it if so."""
-        return self._process.poll() is not None
+        if self._process is not None:
+            return self._process.poll() is not None
+        return bool(select.select([self.pidfd], [], [], 0)[0])
 
     def exit_code(self) -> int | None:
         """Return how torchrun ended, once the shim has; None when the shim was killed before it could tell."""
-        record = _read_record(self._run_dir / shim.EXIT_RECORD, _ExitRecord)
-        return record.exit_code if record else None
+        return recorded_exit_code(self._run_dir)
 
     def close(self) -> None:
         """Let go of an ended shim."""
@@ -113,29 +128,61 @@ def spawn_shim(launcher: Invocation, *, run_dir: Path, grace_s: float, dies_with
     Raises:
         SpawnError: The kernel would not.
     """
-    shim_argv = [
-        *(sys.executable, "-I", "-S", str(SHIM_PATH), str(run_dir), str(grace_s + SHIM_GRACE_MARGIN_S)),
-        *(str(os.getpid() if dies_with_us else 0), str(-1 if launcher.store_fd is None else launcher.store_fd)),
-    ]
-    try:
-        log_flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        log_fd = os.open(run_dir / LAUNCHER_LOG, log_flags, 0o600)
+    with contextlib.ExitStack() as opened:
         try:
+            lock_fd = _open_private(run_dir / SHIM_LOCK)
+            opened.callback(os.close, lock_fd)
+            log_fd = _open_private(run_dir / LAUNCHER_LOG, os.O_APPEND)
+            opened.callback(os.close, log_fd)
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            store_fd = -1 if launcher.store_fd is None else launcher.store_fd
             process = subprocess.Popen(
-                [*shim_argv, *launcher.argv],
+                [
+                    *(sys.executable, "-I", "-S", str(SHIM_PATH), str(run_dir), str(grace_s + SHIM_GRACE_MARGIN_S)),
+                    *(str(os.getpid() if dies_with_us else 0), str(lock_fd), str(store_fd)),
+                    *launcher.argv,
+                ],
                 env=dict(launcher.env),
                 cwd=launcher.workdir,
                 stdin=subprocess.DEVNULL,
                 stdout=log_fd,
                 stderr=log_fd,
                 start_new_session=True,
-                pass_fds=() if launcher.store_fd is None else (launcher.store_fd,),
+                pass_fds=(lock_fd,) if launcher.store_fd is None else (lock_fd, store_fd),
             )
-        finally:
-            os.close(log_fd)
-        return ShimProcess(process, run_dir)
-    except (OSError, ValueError) as error:
-        raise SpawnError(f"cannot start the launcher: {error}") from error
+            return ShimProcess(run_dir, process.pid, process)
+        except (OSError, ValueError) as error:
+            raise SpawnError(f"cannot start the launcher: {error}") from error
+
+
+def find_shim(run_dir: Path) -> ShimProcess | None:
+    """Return the shim of an earlier agent that lives; None if it has ended or was never started."""
+    deadline_s = time.monotonic() + RUN_RECORD_S
+    while _is_locked(run_dir / SHIM_LOCK):
+        record = _read_record(run_dir / shim.RUN_RECORD, _RunRecord)
+        if record is not None:
+            with contextlib.suppress(ProcessLookupError):
+                found = ShimProcess(run_dir, record.shim_pid)
+                # Held after the pidfd was opened: the pid was the shim's own then.
+                if _is_locked(run_dir / SHIM_LOCK):
+                    return found
+                found.close()
+            return None
+        if time.monotonic() > deadline_s:
+            return None
+        time.sleep(0.01)
+    return None
+
+
+def has_been_started(run_dir: Path) -> bool:
+    """Return whether anybody has tried to start a shim there."""
+    return (run_dir / SHIM_LOCK).exists()
+
+
+def recorded_exit_code(run_dir: Path) -> int | None:
+    """Return how a launcher ended by its shim's record; None if there is none."""
+    record = _read_record(run_dir / shim.EXIT_RECORD, _ExitRecord)
+    return record.exit_code if record else None
 
 
 def exit_status(pidfd: int) -> int | None:
@@ -156,29 +203,22 @@ def exit_status(pidfd: int) -> int | None:
     return int(status)
 
 
-def sweep_leftovers(shims: frozenset[int]) -> bool:
-    """Kill what a killed shim has left to this process, its subreaper; return whether there was anything.
-
-    Args:
-        shims: Pids of those that still live: their subtrees are well cared for.
-    """
-    found = shim.descendants(os.getpid(), shims)
-    for pid, started_ticks in found.items():
-        shim.send_signal(pid, started_ticks, signal.SIGKILL)
-    while ended := _next_ended_child():
-        if ended in shims:
-            break  # whoever started it collects it
-        os.waitpid(ended, 0)
-    return bool(found)
+def _open_private(path: Path, flags: int = 0) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
 
 
-def _next_ended_child() -> int:
-    """Return the pid of a child that has ended and is not collected yet, 0 if there is none."""
+def _is_locked(path: Path) -> bool:
     try:
-        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return 0
-    return ended.si_pid if ended else 0
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def _read_record(path: Path, kind: type[_RecordT]) -> _RecordT | None:

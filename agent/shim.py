@@ -64,7 +64,7 @@ def descendants(root_pid: int, without: frozenset[int] = frozenset()) -> dict[in
     children: dict[int, list[int]] = {}
     started: dict[int, int] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib costs a megabyte here
-        if name.isdigit() and (fields := _stat_fields(int(name))):
+        if name.isdigit() and (fields := stat_fields(int(name))):
             pid = int(name)
             children.setdefault(int(fields[1]), []).append(pid)
             # A zombie is over, unless its other threads outlive the first.
@@ -88,7 +88,7 @@ def send_signal(pid: int, started_ticks: int, number: int) -> None:
     except ProcessLookupError:
         return
     try:
-        fields = _stat_fields(pid)
+        fields = stat_fields(pid)
         if fields and int(fields[19]) == started_ticks:
             signal.pidfd_send_signal(pidfd, number)
     except (ProcessLookupError, PermissionError):
@@ -100,7 +100,7 @@ def send_signal(pid: int, started_ticks: int, number: int) -> None:
 def signal_frozen(root_pid: int) -> None:
     """Continue every stopped descendant."""
     for pid, started_ticks in descendants(root_pid).items():
-        fields = _stat_fields(pid)
+        fields = stat_fields(pid)
         if fields and fields[0] == b"T":
             send_signal(pid, started_ticks, signal.SIGCONT)
 
@@ -229,7 +229,7 @@ def _fork_launcher(argv: list[str]) -> int:
     os._exit(127)
 
 
-def _stat_fields(pid: int) -> list[bytes]:
+def stat_fields(pid: int) -> list[bytes]:
     """Return the fields of /proc/PID/stat from the third (state) on; empty when the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - as above
@@ -247,11 +247,12 @@ def _prctl(option: int, value: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run as `shim.py RUN_DIR GRACE_S AGENT_PID STORE_FD ARGV...`.
+    """Run as `shim.py RUN_DIR GRACE_S AGENT_PID LOCK_FD STORE_FD ARGV...`.
 
-    An AGENT_PID of 0 means to outlive the agent, a STORE_FD of -1 that there is none.
+    An AGENT_PID of 0 means to outlive the agent, a STORE_FD of -1 that there is none. LOCK_FD is held and never used.
     """
-    run_dir, grace_s, agent_pid, store_fd, *argv = arguments
+    run_dir, grace_s, agent_pid, lock_fd, store_fd, *argv = arguments
+    os.set_inheritable(int(lock_fd), False)  # noqa: FBT003 - whoever holds it is taken for this process
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     become_subreaper()
     if int(agent_pid):

@@ -2,6 +2,7 @@
 
 agent.lock      held (flock) for the agent's life
 *.sock          telemetry, control, inbox; 0600
+jobs/ID         job.json, the job's record
 jobs/ID/ATTEMPT run.json, exit.json, launcher.log, rank logs, the probes' sockets
 """
 
@@ -14,6 +15,7 @@ import stat
 from pathlib import Path
 
 from agent.errors import AgentRunningError, StateDirError
+from agent.record import RECORD_NAME
 from agent.wire import CONTROL_SOCKET, INBOX_SOCKET, TELEMETRY_SOCKET
 
 LOCK_FILE = "agent.lock"
@@ -86,14 +88,20 @@ class StateDir:
         """Return the path of one of the agent's sockets."""
         return check_socket_path(self.path / name)
 
+    @property
+    def jobs_dir(self) -> Path:
+        """Where each job has its own directory; it need not exist."""
+        return self.path / "jobs"
+
     def job_dir(self, job_id: str, attempt: int) -> Path:
         """Return the place of one attempt of a job; it need not exist."""
-        return self.path / "jobs" / job_id / str(attempt)
+        return self.jobs_dir / job_id / str(attempt)
 
     def remove_job_dir(self, job_id: str, attempt: int) -> None:
-        """Remove one attempt of a job, and the job's own directory with its last attempt."""
+        """Remove a job's record and one of its attempts, and the job's own directory with its last attempt."""
         directory = self.job_dir(job_id, attempt)
         shutil.rmtree(directory, ignore_errors=True)
+        (directory.parent / RECORD_NAME).unlink(missing_ok=True)
         try:
             directory.parent.rmdir()
         except OSError:

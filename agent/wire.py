@@ -38,15 +38,20 @@ class JobState(StrEnum):
     """Checked and reserved; nothing runs."""
     RUNNING = "running"
     """The launcher runs."""
+    RESTARTING = "restarting"
+    """An attempt has failed, nothing runs, and the next one begins after a pause."""
     STOPPING = "stopping"
     """Told to end; its processes are on their way out."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+    """The last attempt failed."""
     STOPPED = "stopped"
     """Ended because it was told to."""
+    LOST = "lost"
+    """Nothing runs any more, and nobody knows how it ended: the node was rebooted, or everything was killed at once."""
 
 
-ENDED_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED})
+ENDED_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED, JobState.LOST})
 
 
 class ProcessState(StrEnum):
@@ -112,6 +117,9 @@ class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     local_world_size: Count
     exit_code: int | None = None
     """Of the launcher, once it has ended; negative is a signal."""
+    num_restarts: Count = 0
+    """How often the node has begun the job again by itself."""
+    max_restarts: Count = 0
     detail: LongText = ""
     """A sentence for people, empty when all is well."""
 
@@ -181,6 +189,8 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     """How long an agreed stop may take for a step and a checkpoint before SIGTERM."""
     grace_s: Seconds = 10.0
     """Between SIGTERM and SIGKILL when the job is stopped."""
+    max_restarts: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
+    """How often the node begins a failed job again by itself; over several nodes that is the console's to do."""
 
 
 class Prepare(msgspec.Struct, frozen=True, tag="prepare", forbid_unknown_fields=True):
@@ -238,8 +248,11 @@ class GetStatus(msgspec.Struct, frozen=True, tag="status", forbid_unknown_fields
     """Ask for a fresh NodeReport."""
 
 
-class Shutdown(msgspec.Struct, frozen=True, tag="shutdown", forbid_unknown_fields=True):
-    """Kill all jobs and end the agent."""
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown", forbid_unknown_fields=True, omit_defaults=True):
+    """End the agent. Its jobs go on without it, until another agent in the same directory takes them up."""
+
+    kill_jobs: bool = False
+    """Kill them instead; a private agent always does."""
 
 
 Command = Prepare | Commit | Abort | Stop | Kill | InjectFault | PullLogs | GetStatus | Shutdown

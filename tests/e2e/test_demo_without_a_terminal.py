@@ -27,7 +27,7 @@ def house() -> Iterator[DemoHouse]:
 def test_a_clean_run_ends_well_with_a_falling_loss_and_no_verdict(house: DemoHouse) -> None:
     done = house.run("--json", "--steps", "120")
 
-    assert done.code == 0, done.stderr
+    assert done.code == 0, f"{done.stderr}{done.stdout}"
     summary = done.summary
     assert summary["schema"] == 1
     assert summary["job"]["exit_code"] == 0
@@ -45,7 +45,7 @@ def test_a_clean_run_ends_well_with_a_falling_loss_and_no_verdict(house: DemoHou
 def test_a_frozen_rank_is_named_with_its_node_its_victims_and_its_line(house: DemoHouse) -> None:
     done = house.run("--json", "--fault", "freeze:2@10")
 
-    assert done.code == 10, done.stderr
+    assert done.code == 10, f"{done.stderr}{done.stdout}"
     (verdict,) = done.summary["verdicts"]
     assert verdict["cause"] == "frozen"
     assert verdict["culprits"] == [2]
@@ -57,7 +57,7 @@ def test_a_frozen_rank_is_named_with_its_node_its_victims_and_its_line(house: De
 def test_a_killed_rank_is_named_as_exited_with_its_signal_and_its_victims_are_not(house: DemoHouse) -> None:
     done = house.run("--json", "--fault", "kill:1@10")
 
-    assert done.code == 10, done.stderr
+    assert done.code == 10, f"{done.stderr}{done.stdout}"
     (verdict,) = done.summary["verdicts"]
     assert verdict["cause"] == "exited"
     assert verdict["culprits"] == [1]
@@ -68,7 +68,7 @@ def test_a_killed_rank_is_named_as_exited_with_its_signal_and_its_victims_are_no
 def test_a_slowed_rank_is_named_as_the_straggler(house: DemoHouse) -> None:
     done = house.run("--json", "--fault", "slow:3@20", "--steps", "2000")
 
-    assert done.code == 10, done.stderr
+    assert done.code == 10, f"{done.stderr}{done.stdout}"
     assert [(v["cause"], v["culprits"]) for v in done.summary["verdicts"]] == [("straggler", [3])]
     house.assert_nothing_is_left()
 
@@ -76,7 +76,7 @@ def test_a_slowed_rank_is_named_as_the_straggler(house: DemoHouse) -> None:
 def test_a_fault_that_is_not_named_before_the_job_ends_is_exit_code_1(house: DemoHouse) -> None:
     done = house.run("--json", "--fault", "slow:3@30", "--steps", "31")
 
-    assert done.code == 1, done.stderr
+    assert done.code == 1, f"{done.stderr}{done.stdout}"
     assert done.summary["verdicts"] == []
     assert done.summary["job"]["exit_code"] == 0
     house.assert_nothing_is_left()

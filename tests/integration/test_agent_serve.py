@@ -183,8 +183,11 @@ def test_a_job_that_cannot_run_is_refused(
 
 
 def test_a_job_is_not_prepared_twice(agent: RunningAgent, spec: JobSpec) -> None:
-    assert isinstance(agent.ask(Prepare(spec)), Accepted)
-    assert reason(agent.ask(Prepare(spec))) is RefusalReason.JOB_EXISTS
+    prepared = agent.ask(Prepare(spec))
+    assert isinstance(prepared, Accepted)
+    assert agent.ask(Prepare(spec)) == prepared, "whoever lost the reply may ask again"
+    other = msgspec.structs.replace(spec, attempt=1)
+    assert reason(agent.ask(Prepare(other))) is RefusalReason.JOB_EXISTS
     assert agent.ask(Stop("train")) == Accepted()
     assert reason(agent.ask(Prepare(spec))) is RefusalReason.JOB_EXISTS
     assert isinstance(agent.ask(Prepare(msgspec.structs.replace(spec, attempt=1))), Accepted)

@@ -257,7 +257,8 @@ def test_the_death_of_the_launcher_ends_the_rest(start: Callable[..., ShimProces
 AGENT = """
 import os, sys, time
 from pathlib import Path
-from agent.process import Invocation, spawn_shim, sweep_leftovers
+from agent.leftovers import Watch, sweep
+from agent.process import Invocation, spawn_shim
 from agent.shim import become_subreaper
 become_subreaper()
 here = Path(sys.argv[1])
@@ -268,7 +269,7 @@ print(shim.pid, flush=True)
 while not shim.has_ended():
     time.sleep(0.01)
 print(shim.exit_code(), flush=True)
-while sweep_leftovers(frozenset()):
+while sweep(Watch(str(here), set(), set())):
     time.sleep(0.01)
 print("swept", flush=True)
 """

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import msgspec
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from agent.job import Job, launcher_ended
+from agent.job import Job, JobMemory
 from agent.lifecycle import (
     AbortReceived,
     Answer,
     AskToStop,
+    BeginAgain,
     CommitReceived,
     Effect,
     Event,
@@ -18,6 +20,8 @@ from agent.lifecycle import (
     ForgetJob,
     KillReceived,
     KillTree,
+    LauncherFound,
+    LauncherLost,
     LauncherNotStarted,
     LauncherStarted,
     ReleasePort,
@@ -35,6 +39,7 @@ from ddpcore.wire import FaultKind
 from tests.support.jobs import make_spec
 
 MAX_TICK_S = 20.0
+MAX_RESTARTS = 2
 
 
 class JobInTheWorld(RuleBasedStateMachine):
@@ -43,7 +48,7 @@ class JobInTheWorld(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 0.0
-        self.job = Job(make_spec(), self.now_s)
+        self.job = Job(make_spec(max_restarts=MAX_RESTARTS), self.now_s)
         self.is_launcher_alive = False
         self.is_port_held = True
         self.alive: set[int] = set()
@@ -51,6 +56,7 @@ class JobInTheWorld(RuleBasedStateMachine):
         self.end_wanted_at_s: float | None = None
         self.patience_s = self.job.spec.grace_s
         self.killed_at_s: float | None = None
+        self.may_begin_again = False
         self.states = [self.job.state]
 
     def feed(self, event: Event) -> list[Effect]:
@@ -65,6 +71,10 @@ class JobInTheWorld(RuleBasedStateMachine):
         match effect:
             case StartLauncher():
                 assert not self.is_launcher_alive, "a launcher is started twice"
+            case BeginAgain(attempt=attempt):
+                assert not self.is_launcher_alive, "two attempts at once"
+                assert attempt == self.job.spec.attempt + 1
+                self.may_begin_again = True
             case AskToStop():
                 assert self.is_launcher_alive
                 self.patience_s += self.job.spec.save_s
@@ -95,6 +105,32 @@ class JobInTheWorld(RuleBasedStateMachine):
         if StartLauncher() in self.feed(CommitReceived()):
             self.is_launcher_alive = can_start
             self.feed(LauncherStarted() if can_start else LauncherNotStarted("no memory"))
+
+    @precondition(lambda self: self.may_begin_again)
+    @rule(can_start=st.booleans())
+    def the_next_attempt_begins(self, *, can_start: bool) -> None:
+        self.may_begin_again = False
+        if self.job.state is not JobState.RESTARTING:
+            return
+        self.is_launcher_alive, self.end_wanted_at_s, self.killed_at_s = can_start, None, None
+        self.alive, self.unseen = set(), set(self.job.ranks)
+        self.feed(LauncherStarted() if can_start else LauncherNotStarted("no port"))
+
+    @rule()
+    def the_agent_is_replaced(self) -> None:
+        self.job = Job.restored(msgspec.json.decode(msgspec.json.encode(self.job.memory), type=JobMemory), self.now_s)
+        if self.is_launcher_alive:
+            self.feed(LauncherFound())
+            self.unseen |= self.alive
+            self.alive = set()
+
+    @precondition(lambda self: self.is_launcher_alive)
+    @rule()
+    def everything_is_killed_with_the_agent(self) -> None:
+        self.is_launcher_alive = False
+        was_told_to_end = self.job.state is JobState.STOPPING
+        self.feed(LauncherLost("the node was rebooted"))
+        assert self.job.state is (JobState.STOPPED if was_told_to_end else JobState.LOST)
 
     @rule(
         event=st.sampled_from(
@@ -133,7 +169,7 @@ class JobInTheWorld(RuleBasedStateMachine):
     @rule(exit_code=st.sampled_from([0, 1, -9, None]))
     def the_launcher_ends(self, exit_code: int | None) -> None:
         self.is_launcher_alive = False
-        self.feed(launcher_ended(exit_code, "boom"))
+        self.feed(self.job.launcher_ended(exit_code, "boom"))
 
     @invariant()
     def the_job_is_consistent(self) -> None:

@@ -3,16 +3,19 @@ from __future__ import annotations
 from signal import Signals
 from typing import get_args
 
+import msgspec
 import pytest
 
 from agent.errors import InvalidTransitionError
-from agent.job import KILL_AGAIN_S, LAUNCHER_END_S, STORY_LENGTH, Job, launcher_ended, refusal_to_prepare, signal_name
+from agent.job import FIRST_PAUSE_S, KILL_AGAIN_S, LAUNCHER_END_S, MAX_PAUSE_S, STORY_LENGTH, Job, JobMemory
 from agent.lifecycle import (
     COMMAND_EVENTS,
     TRANSITIONS,
     AbortReceived,
     Answer,
     AskToStop,
+    AttemptFailed,
+    BeginAgain,
     CommitReceived,
     Effect,
     Event,
@@ -21,6 +24,8 @@ from agent.lifecycle import (
     KillReceived,
     KillTree,
     LauncherFailed,
+    LauncherFound,
+    LauncherLost,
     LauncherNotStarted,
     LauncherStarted,
     LauncherSucceeded,
@@ -35,7 +40,7 @@ from agent.lifecycle import (
     WorkerFound,
 )
 from agent.wire import ENDED_STATES, Accepted, JobState, RefusalReason, Refused
-from ddpcore.wire import FaultKind
+from ddpcore.wire import Fault, FaultKind
 from tests.support.jobs import make_spec
 
 ACCEPTED = Answer(Accepted())
@@ -49,7 +54,10 @@ EVENTS: dict[type[Event], Event] = {
     LauncherStarted: LauncherStarted(),
     LauncherNotStarted: LauncherNotStarted("no memory"),
     LauncherSucceeded: LauncherSucceeded(),
+    AttemptFailed: AttemptFailed(1),
     LauncherFailed: LauncherFailed(1),
+    LauncherFound: LauncherFound(),
+    LauncherLost: LauncherLost("nobody knows"),
     WorkerFound: WorkerFound(2),
     WorkerExited: WorkerExited(2, 0, None),
     Ticked: Ticked(),
@@ -61,11 +69,14 @@ WAYS: dict[JobState, list[Event]] = {
     JobState.SUCCEEDED: [CommitReceived(), LauncherStarted(), LauncherSucceeded()],
     JobState.FAILED: [CommitReceived(), LauncherStarted(), LauncherFailed(1)],
     JobState.STOPPED: [StopReceived()],
+    JobState.RESTARTING: [CommitReceived(), LauncherStarted(), AttemptFailed(1)],
+    JobState.LOST: [CommitReceived(), LauncherStarted(), LauncherLost("the node was rebooted")],
 }
 
 
-def job_in(state: JobState, *more: Event, grace_s: float = 10.0, save_s: float = 120.0) -> Job:
-    job = Job(make_spec(grace_s=grace_s, save_s=save_s), 0.0)
+def job_in(state: JobState, *more: Event, grace_s: float = 10.0, save_s: float = 120.0, max_restarts: int = 0) -> Job:
+    is_restarting = state is JobState.RESTARTING
+    job = Job(make_spec(grace_s=grace_s, save_s=save_s, max_restarts=max_restarts or 3 * is_restarting), 0.0)
     for event in (*WAYS[state], *more):
         job.handle(event, 0.0)
     assert job.state is state
@@ -177,7 +188,7 @@ def test_a_kill_does_not_wait_and_overtakes_a_stop() -> None:
 
 def test_a_job_that_ends_well_once_it_was_told_to_stop_is_stopped() -> None:
     job = job_in(JobState.STOPPING)
-    job.handle(launcher_ended(0), 1.0)
+    job.handle(job.launcher_ended(0), 1.0)
     assert job.state is JobState.STOPPED
     assert job.status(1.0).exit_code == 0
 
@@ -261,7 +272,7 @@ def test_a_killed_shim_leaves_a_tree_to_kill() -> None:
 
 def test_a_launcher_that_fails_before_any_rank_says_why() -> None:
     job = job_in(JobState.RUNNING)
-    job.handle(launcher_ended(1, "DistStoreError: Timed out"), 1.0)
+    job.handle(job.launcher_ended(1, "DistStoreError: Timed out"), 1.0)
     assert job.status(1.0).detail == "the launcher exited with code 1: DistStoreError: Timed out"
     killed = job_in(JobState.RUNNING)
     killed.handle(LauncherFailed(-11), 1.0)
@@ -308,37 +319,93 @@ def test_the_status_says_how_long_the_state_has_lasted() -> None:
     assert job.status(7.0).first_rank == 2
 
 
-def test_a_new_job_and_a_higher_attempt_of_an_ended_one_are_taken() -> None:
-    assert refusal_to_prepare(make_spec(), None) is None
-    assert refusal_to_prepare(make_spec(attempt=1), job_in(JobState.FAILED)) is None
+def test_a_failed_job_begins_again_after_a_pause_that_doubles_while_its_budget_lasts() -> None:
+    job, now_s = job_in(JobState.RUNNING, max_restarts=8), 0.0
+    pauses = []
+    while isinstance(ended := job.launcher_ended(1, "ValueError: bad"), AttemptFailed):
+        failed_at_s = now_s
+        assert job.handle(ended, now_s) == []
+        attempt = job.spec.attempt
+        while not (effects := job.handle(Ticked(), now_s)):
+            now_s += 0.25
+        assert effects == [BeginAgain(attempt + 1)]
+        pauses.append(now_s - failed_at_s)
+        assert job.handle(LauncherStarted(), now_s) == [ReleasePort()]
+        assert job.spec.attempt == attempt + 1
+        job.validate()
+    job.handle(ended, now_s)
+
+    assert pauses == [min(MAX_PAUSE_S, FIRST_PAUSE_S * 2**n) for n in range(8)]
+    assert job.state is JobState.FAILED
+    status = job.status(now_s)
+    assert (status.attempt, status.num_restarts, status.max_restarts, status.exit_code) == (8, 8, 8, 1)
+    assert status.detail == "the launcher exited with code 1: ValueError: bad"
 
 
-@pytest.mark.parametrize(("state", "attempt"), [(JobState.RUNNING, 1), (JobState.FAILED, 0), (JobState.PREPARED, 0)])
-def test_a_job_that_is_here_already_is_refused(state: JobState, attempt: int) -> None:
-    refused = refusal_to_prepare(make_spec(attempt=attempt), job_in(state))
-    assert refused is not None
-    assert refused.reason is RefusalReason.JOB_EXISTS
+def test_a_job_between_two_attempts_says_why_and_when() -> None:
+    job = job_in(JobState.RUNNING, WorkerFound(3), WorkerExited(3, None, 9), max_restarts=3)
+    job.handle(job.launcher_ended(1), 10.0)
+    assert job.state is JobState.RESTARTING
+    assert job.status(10.0).detail == "rank 3 was killed by SIGKILL; begins again in 1 s, 3 of 3 restarts left"
+    job.handle(Ticked(), 11.0)
+    job.handle(LauncherStarted(), 11.0)
+    assert job.status(11.0).detail == ""
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"node_rank": 2}, "node_rank 2 of 2 nodes"),
-        ({"first_rank": 3}, "ranks 3 to 4 of 4"),
-        ({"master_port": 0}, "give the others its master_port"),
-        ({"command": ["a\0b"]}, "NUL"),
-        ({"env": {"A": "\0"}}, "NUL"),
-        ({"env": {"A=B": ""}}, "holds '='"),
-        ({"env": {"": "x"}}, "is empty"),
-    ],
-)
-def test_specs_that_contradict_themselves_are_refused(changes: dict[str, object], words: str) -> None:
-    refused = refusal_to_prepare(make_spec(**changes), None)
-    assert refused is not None
-    assert refused.reason is RefusalReason.MALFORMED
-    assert words in refused.message
+def test_a_job_does_not_begin_again_beside_what_is_left_of_its_last_attempt() -> None:
+    job = job_in(JobState.RUNNING, max_restarts=1)
+    assert job.handle(job.launcher_ended(None), 0.0) == [KillTree()]
+    assert job.handle(Ticked(has_leftovers=True), 100.0) == []
+    assert job.handle(Ticked(), 101.0) == [BeginAgain(1)]
 
 
-def test_signals_have_names_where_there_are_names() -> None:
-    assert signal_name(9) == "SIGKILL"
-    assert signal_name(50) == "signal 50"
+def test_a_job_that_cannot_begin_again_fails_and_says_why() -> None:
+    job = job_in(JobState.RESTARTING)
+    assert job.handle(LauncherNotStarted("port 29500 is taken"), 1.0) == [ReleasePort()]
+    assert job.state is JobState.FAILED
+    assert job.status(1.0).detail == "the job could not begin again: port 29500 is taken"
+
+
+@pytest.mark.parametrize("event", [StopReceived(), KillReceived()])
+def test_a_job_between_two_attempts_is_stopped_at_once(event: Event) -> None:
+    job = job_in(JobState.RESTARTING)
+    assert job.handle(event, 1.0) == [ACCEPTED]
+    assert job.state is JobState.STOPPED
+    assert job.handle(Ticked(), 100.0) == []
+
+
+def test_a_job_that_was_told_to_stop_does_not_begin_again() -> None:
+    job = job_in(JobState.STOPPING, max_restarts=3)
+    assert job.launcher_ended(1) == LauncherFailed(1)
+
+
+def test_faults_strike_in_the_first_attempt_only() -> None:
+    spec = make_spec(max_restarts=1, faults=[Fault(FaultKind.KILL, 2, at_step=3)])
+    job = Job(spec, 0.0)
+    for event in (CommitReceived(), LauncherStarted(), AttemptFailed(1), Ticked(), LauncherStarted()):
+        job.handle(event, 100.0 * (event == Ticked()))
+    assert job.spec == make_spec(max_restarts=1, attempt=1)
+
+
+@pytest.mark.parametrize("state", JobState)
+def test_a_restored_job_goes_on_where_the_memory_ends(state: JobState) -> None:
+    job = job_in(state)
+    text = msgspec.json.encode(job.memory)
+
+    restored = Job.restored(msgspec.json.decode(text, type=JobMemory), 7.0)
+
+    assert restored.memory == job.memory
+    assert restored.status(7.0) == job.status(7.0)
+    restored.validate()
+
+
+def test_after_a_reboot_the_clock_has_begun_anew() -> None:
+    job = job_in(JobState.RUNNING)
+    job.handle(StopReceived(), 5000.0)
+    assert Job.restored(job.memory, 30.0).status(40.0).state_s == 10.0
+
+
+def test_a_lost_job_says_so_and_what_may_be_left_of_it_is_killed() -> None:
+    job = job_in(JobState.RUNNING)
+    assert job.handle(LauncherLost("the node was rebooted"), 1.0) == [KillTree()]
+    assert (job.state, job.exit_code, job.status(1.0).detail) == (JobState.LOST, None, "the node was rebooted")

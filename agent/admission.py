@@ -1,0 +1,45 @@
+"""Which jobs a node takes, judged by their specs and by what is here already."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.wire import JobState, RefusalReason, Refused
+
+if TYPE_CHECKING:
+    from agent.job import Job
+    from agent.wire import JobSpec
+
+
+def is_prepared(spec: JobSpec, existing: Job | None) -> bool:
+    """Return whether exactly this has been prepared before: whoever lost the reply asks again."""
+    return existing is not None and existing.state is JobState.PREPARED and existing.spec == spec
+
+
+def refusal_to_prepare(spec: JobSpec, existing: Job | None) -> Refused | None:
+    """Return why a spec is not taken, judged by itself and by the job of the same id on this node; None if it is."""
+    if contradiction := _contradiction(spec):
+        return Refused(RefusalReason.MALFORMED, f"job {spec.job_id}: {contradiction}")
+    if existing is None or (existing.has_ended and spec.attempt > existing.spec.attempt):
+        return None
+    return Refused(
+        RefusalReason.JOB_EXISTS,
+        f"job {spec.job_id} is {existing.state} here in attempt {existing.spec.attempt}: "
+        "end it and choose a higher attempt, or choose another id",
+    )
+
+
+def _contradiction(spec: JobSpec) -> str:
+    if spec.node_rank >= spec.num_nodes:
+        return f"node_rank {spec.node_rank} of {spec.num_nodes} nodes"
+    if spec.first_rank + spec.local_world_size > spec.world_size:
+        return f"ranks {spec.first_rank} to {spec.first_rank + spec.local_world_size - 1} of {spec.world_size}"
+    if spec.node_rank > 0 and spec.master_port == 0:
+        return "only the node with node_rank 0 can choose the port: give the others its master_port"
+    if spec.max_restarts and spec.num_nodes > 1:
+        return "a node restarts only jobs that are its own: over several nodes max_restarts is the console's"
+    if any("\0" in text for text in (spec.python, spec.workdir, *spec.command, *spec.env, *spec.env.values())):
+        return "a NUL byte in an argument or a variable"
+    if any("=" in name or not name for name in spec.env):
+        return "a variable's name is empty or holds '='"
+    return ""

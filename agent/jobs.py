@@ -1,0 +1,359 @@
+"""The jobs of this node: feeds their lifecycles, carries out what these decide, and keeps their records on disk.
+
+Lives on the event loop's thread. Decides nothing: what happens to a job is `agent.job`'s to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from typing import TYPE_CHECKING, assert_never
+
+import click
+import msgspec
+
+from agent.admission import is_prepared, refusal_to_prepare
+from agent.job import Job
+from agent.launch import Launch
+from agent.leftovers import Watch, sweep
+from agent.lifecycle import (
+    Answer,
+    AskToStop,
+    BeginAgain,
+    Effect,
+    Event,
+    ForgetJob,
+    KillReceived,
+    KillTree,
+    LauncherFound,
+    LauncherLost,
+    LauncherNotStarted,
+    ReleasePort,
+    SignalWorker,
+    SlowWorker,
+    StartLauncher,
+    TerminateLauncher,
+    Ticked,
+    WorkerExited,
+    WorkerFound,
+)
+from agent.log_tail import LogTail
+from agent.node_state import JobAdmitted, JobForgotten, WorkerEnded
+from agent.preflight import check_files, make_job_dir, reserve_port, resolve
+from agent.process import has_been_started, recorded_exit_code
+from agent.record import read_jobs, write_job
+from agent.wire import ENDED_STATES, INBOX_SOCKET, Accepted, JobState, JobStatus, RefusalReason, Refused
+from agent.worker_sampler import Ending, WorkerSampler
+from ddpcore.wire import SlowDown, StopTraining
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.node_state import NodeState
+    from agent.preflight import Address
+    from agent.record import JobRecord
+    from agent.state_dir import StateDir
+    from agent.wire import JobSpec
+
+DISCOVERY_PERIOD_S = 0.05
+"""While a job's workers are not all known: one that fails at once should still be seen."""
+END_PERIOD_S = 0.02
+"""Between looks at what is being killed as the agent ends."""
+MAX_ENDED_JOBS = 16
+"""Ended jobs that a node goes on to report; the directories of older ones are kept, and left to people."""
+
+
+class Jobs:
+    """All jobs of a node, from `adopt` to `close`."""
+
+    def __init__(
+        self, state_dir: StateDir, state: NodeState, on_change: Callable[[], None], *, die_with_us: bool
+    ) -> None:
+        """`on_change` is called when consoles should hear of something at once."""
+        self._state_dir = state_dir
+        self._state = state
+        self._on_change = on_change
+        self._die_with_us = die_with_us
+        self._launches: dict[str, Launch] = {}
+        self._workers = WorkerSampler(self._on_worker_end)
+        self.logs = LogTail()
+        self._has_leftovers = False
+        """True from when a tree lost its shim until a sweep finds nothing."""
+        self._launched = asyncio.Event()
+        """Set when there may be workers to look for."""
+
+    def adopt(self) -> None:
+        """Take up the jobs of an earlier agent in this directory, as far as they go on, and say how the others ended.
+
+        Raises:
+            StateDirError: A newer agent wrote their records.
+        """
+        records = read_jobs(self._state_dir.jobs_dir)
+        ended = [record for record in records if record.memory.state in ENDED_STATES]
+        for record in (*ended[-MAX_ENDED_JOBS:], *(record for record in records if record not in ended)):
+            self._adopt(record)
+        self._has_leftovers = bool(records)
+
+    async def prepare(self, spec: JobSpec) -> Accepted | Refused:
+        """Check a job and reserve what it needs."""
+        address: Address | None = None
+        if spec.node_rank == 0:
+            # The only wait, before the first look at any state.
+            found = await resolve(spec.master_addr)
+            if isinstance(found, Refused):
+                return found
+            address = found
+        launch = self._launches.get(spec.job_id)
+        existing = launch.job if launch else None
+        if launch and is_prepared(spec, existing):
+            return Accepted(launch.master_port)
+        if refused := refusal_to_prepare(spec, existing) or check_files(spec):
+            return refused
+        port_holder = reserve_port(address, spec.master_port) if address else None
+        if isinstance(port_holder, Refused):
+            return port_holder
+        job_dir = self._state_dir.job_dir(spec.job_id, spec.attempt)
+        if refused := make_job_dir(job_dir, spec.first_rank + spec.local_world_size - 1):
+            if port_holder:
+                port_holder.close()
+            return refused
+        self._forget(spec.job_id)
+        self._forget_oldest()
+        launch = Launch(Job(spec, time.monotonic()), job_dir, address, port_holder)
+        if refused := self._write(launch):
+            launch.close()
+            self._state_dir.remove_job_dir(spec.job_id, spec.attempt)
+            return refused
+        self._launches[spec.job_id] = launch
+        self._admit(spec)
+        self._on_change()
+        return Accepted(launch.master_port)
+
+    def command(self, job_id: str, event: Event) -> Accepted | Refused:
+        """Give a job what a console wants of it, and return its answer."""
+        launch = self._launches.get(job_id)
+        if launch is None:
+            return Refused(RefusalReason.UNKNOWN_JOB, f"there is no job {job_id} on this node")
+        reply = self._feed(launch, event)
+        assert reply is not None
+        return reply
+
+    def beat(self) -> None:
+        """Sample workers, let time pass for the lifecycles, end what nobody watches over, read logs."""
+        for launch in list(self._launches.values()):
+            self._sample(launch)
+            self._feed(launch, Ticked(self._has_leftovers))
+        if self._has_leftovers:
+            self._has_leftovers = sweep(self._watch())
+        self.logs.poll()
+
+    async def discover(self) -> None:
+        """Look for workers of running jobs until each is known; never returns."""
+        while True:
+            wanted = [
+                launch
+                for launch in self._launches.values()
+                if launch.shim and self._workers.is_searching(launch.job_id)
+            ]
+            for launch in wanted:
+                for seen in self._workers.discover(launch.job_id):
+                    self._state.apply(seen, time.monotonic())
+                    self._feed(launch, WorkerFound(seen.rank))
+            if not wanted:
+                self._launched.clear()
+                await self._launched.wait()
+            await asyncio.sleep(DISCOVERY_PERIOD_S)
+
+    def statuses(self, now_s: float) -> list[JobStatus]:
+        """Return every job as a console sees it, in the order of their preparation."""
+        return [launch.job.status(now_s) for launch in self._launches.values()]
+
+    async def kill_all(self, within_s: float) -> None:
+        """Kill what runs and wait until it is gone, within bounds."""
+        for launch in list(self._launches.values()):
+            self._feed(launch, KillReceived())
+        deadline_s = time.monotonic() + within_s
+        while time.monotonic() < deadline_s and (self._watch().shim_pids or self._has_leftovers):
+            if self._has_leftovers:
+                self._has_leftovers = sweep(self._watch())
+            await asyncio.sleep(END_PERIOD_S)
+
+    def close(self) -> None:
+        """Let go of everything; what runs goes on."""
+        self._workers.close()
+        self.logs.close()
+        for launch in self._launches.values():
+            launch.close()
+
+    def _adopt(self, record: JobRecord) -> None:
+        """Make a job of its record, and find out what has become of it meanwhile."""
+        memory, spec = record.memory, record.memory.spec
+        next_dir = self._state_dir.job_dir(spec.job_id, spec.attempt + 1)
+        is_a_step_further = memory.state is JobState.RESTARTING and has_been_started(next_dir)
+        job_dir = next_dir if is_a_step_further else self._state_dir.job_dir(spec.job_id, spec.attempt)
+        launch = Launch(Job.restored(memory, time.monotonic()), job_dir, record.address)
+        launch.written = memory
+        if memory.state is JobState.PREPARED and not has_been_started(job_dir):
+            self._state_dir.remove_job_dir(spec.job_id, spec.attempt)
+            return  # its port is lost: whoever prepared it must do so again
+        self._launches[spec.job_id] = launch
+        self._admit(msgspec.structs.replace(spec, attempt=spec.attempt + is_a_step_further))
+        if memory.state in ENDED_STATES or (memory.state is JobState.RESTARTING and not is_a_step_further):
+            return
+        self._feed(launch, LauncherFound())
+        if launch.adopt() or recorded_exit_code(job_dir) is not None:
+            self._follow(launch)
+            return
+        why = "no agent ran when its shim was killed" if record.is_of_this_boot else "the node was rebooted"
+        self._feed(launch, LauncherLost(f"nobody knows how it ended: {why}"))
+
+    def _feed(self, launch: Launch, event: Event) -> Accepted | Refused | None:
+        """Give an event to a job, carry out what it wants, and return its answer if there is one."""
+        before = launch.job.state
+        reply: Accepted | Refused | None = None
+        effects = launch.job.handle(event, time.monotonic())
+        self._write(launch)
+        for effect in effects:
+            # An effect that fails has the first word: what was to be answered is not true then.
+            answer = self._perform(launch, effect)
+            reply = reply or answer
+        if launch.job.state is not before:
+            self._on_change()
+        return reply
+
+    def _perform(  # noqa: C901, PLR0912 - one case for each effect
+        self, launch: Launch, effect: Effect
+    ) -> Accepted | Refused | None:
+        job_id = launch.job_id
+        match effect:
+            case StartLauncher():
+                return self._start(launch, launch.job.spec)
+            case BeginAgain(attempt=attempt):
+                self._begin_again(launch, attempt)
+            case AskToStop(request_id=request_id):
+                launch.ask_to_stop(StopTraining(request_id))
+            case TerminateLauncher():
+                if launch.shim:
+                    launch.shim.terminate()
+            case KillTree():
+                if launch.shim:
+                    launch.shim.kill_tree()
+                else:
+                    self._has_leftovers = True
+            case ReleasePort():
+                launch.release_port()
+            case ForgetJob():
+                self._forget(job_id)
+                self._state_dir.remove_job_dir(job_id, launch.job.spec.attempt)
+            case SignalWorker(rank=rank, signal=number):
+                if not self._workers.send_signal(job_id, rank, number):
+                    return Refused(RefusalReason.WRONG_STATE, f"rank {rank} has exited")
+                self._sample(launch)
+                self._on_change()
+            case SlowWorker(rank=rank, request_id=request_id, factor=factor):
+                return launch.slow_down(rank, SlowDown(request_id, factor))
+            case Answer(reply=reply):
+                return reply
+            case _:
+                assert_never(effect)
+        return None
+
+    def _start(self, launch: Launch, spec: JobSpec) -> Accepted | Refused | None:
+        """Spawn the shim of an attempt, whose directory and port are at hand."""
+        event = launch.start(spec, self._state_dir.socket_path(INBOX_SOCKET), dies_with_us=self._die_with_us)
+        reply = self._feed(launch, event)
+        if launch.shim:
+            self._follow(launch)
+        return reply
+
+    def _begin_again(self, launch: Launch, attempt: int) -> None:
+        """Prepare another attempt and start it; the job hears how that went."""
+        spec = msgspec.structs.replace(launch.job.spec, attempt=attempt)
+        job_dir = self._state_dir.job_dir(spec.job_id, attempt)
+        shutil.rmtree(job_dir, ignore_errors=True)  # of an agent that was killed before it could spawn anything
+        refused = check_files(spec) or make_job_dir(job_dir, launch.job.ranks[-1])
+        port_holder = reserve_port(launch.address, spec.master_port) if launch.address and not refused else None
+        if isinstance(port_holder, Refused):
+            refused, port_holder = port_holder, None
+        if refused:
+            self._feed(launch, LauncherNotStarted(refused.message))
+            return
+        launch.take(job_dir, port_holder)
+        self._admit(spec)
+        self._start(launch, spec)
+
+    def _follow(self, launch: Launch) -> None:
+        """Begin to look at the workers, logs and shim of an attempt that runs, or has just ended."""
+        job_id, ranks, shim = launch.job_id, launch.job.ranks, launch.shim
+        self.logs.follow(job_id, launch.job_dir, ranks)
+        if shim is None:
+            self._end(launch)
+            return
+        self._launched.set()
+        self._workers.watch(job_id, ranks, shim.launcher_pid)
+        asyncio.get_running_loop().add_reader(shim.pidfd, self._on_shim_end, launch)
+
+    def _on_shim_end(self, launch: Launch) -> None:
+        shim = launch.shim
+        if shim is None or not shim.has_ended():
+            return
+        asyncio.get_running_loop().remove_reader(shim.pidfd)
+        self._end(launch)
+
+    def _end(self, launch: Launch) -> None:
+        """Let a job know how its launcher has ended."""
+        exit_code = recorded_exit_code(launch.job_dir)
+        launch.close()
+        self.logs.unfollow(launch.job_id)
+        self._feed(launch, launch.job.launcher_ended(exit_code, launch.any_error() if exit_code else ""))
+
+    def _on_worker_end(self, ending: Ending) -> None:
+        launch = self._launches[ending.job_id]
+        error = launch.error_of(ending.rank) if ending.code != 0 else ""
+        self._state.apply(WorkerEnded(ending.job_id, ending.rank, ending.code, ending.signal, error), time.monotonic())
+        self._feed(launch, WorkerExited(ending.rank, ending.code, ending.signal, error))
+        self._on_change()
+
+    def _sample(self, launch: Launch) -> None:
+        now_s = time.monotonic()
+        for sample in self._workers.sample(launch.job_id):
+            self._state.apply(sample, now_s)
+
+    def _admit(self, spec: JobSpec) -> None:
+        admitted = JobAdmitted(spec.job_id, spec.attempt, spec.first_rank, spec.local_world_size, spec.world_size)
+        self._state.apply(admitted, time.monotonic())
+
+    def _forget(self, job_id: str) -> None:
+        launch = self._launches.pop(job_id, None)
+        if launch:
+            launch.close()
+            self._workers.forget(job_id)
+            self.logs.unfollow(job_id)
+            self._state.apply(JobForgotten(job_id), time.monotonic())
+
+    def _forget_oldest(self) -> None:
+        ended = [job_id for job_id, launch in self._launches.items() if launch.job.has_ended]
+        for job_id in ended[: max(0, len(ended) - MAX_ENDED_JOBS + 1)]:
+            self._forget(job_id)
+
+    def _watch(self) -> Watch:
+        living = [launch for launch in self._launches.values() if launch.shim]
+        return Watch(
+            self._state_dir.socket_path(INBOX_SOCKET),
+            {launch.shim.pid for launch in living if launch.shim is not None},
+            {(launch.job_id, launch.job.spec.attempt) for launch in living},
+        )
+
+    def _write(self, launch: Launch) -> Refused | None:
+        """Bring a job's record up to date; return why that cannot be done, or None."""
+        memory = launch.job.memory
+        if memory == launch.written:
+            return None
+        try:
+            write_job(self._state_dir.jobs_dir / launch.job_id, memory, launch.address)
+        except OSError as error:
+            click.echo(f"agent: the record of job {launch.job_id} cannot be written: {error.strerror}", err=True)
+            return Refused(RefusalReason.NO_SPACE, f"cannot write the record of the job: {error.strerror}")
+        launch.written = memory
+        return None

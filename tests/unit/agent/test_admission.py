@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.admission import is_prepared, refusal_to_prepare
+from agent.job import Job
+from agent.lifecycle import CommitReceived, LauncherFailed, LauncherStarted
+from agent.wire import RefusalReason
+from tests.support.jobs import make_spec
+
+if TYPE_CHECKING:
+    from agent.lifecycle import Event
+
+PREPARED: list[Event] = []
+RUNNING: list[Event] = [CommitReceived(), LauncherStarted()]
+FAILED: list[Event] = [*RUNNING, LauncherFailed(1)]
+
+
+def job_in(way: list[Event]) -> Job:
+    job = Job(make_spec(), 0.0)
+    for event in way:
+        job.handle(event, 0.0)
+    return job
+
+
+def test_the_same_preparation_asked_for_twice_is_one() -> None:
+    assert is_prepared(make_spec(), job_in(PREPARED))
+    assert not is_prepared(make_spec(workdir="/tmp"), job_in(PREPARED))
+    assert not is_prepared(make_spec(), job_in(RUNNING))
+    assert not is_prepared(make_spec(), None)
+
+
+def test_a_new_job_and_a_higher_attempt_of_an_ended_one_are_taken() -> None:
+    assert refusal_to_prepare(make_spec(), None) is None
+    assert refusal_to_prepare(make_spec(attempt=1), job_in(FAILED)) is None
+
+
+@pytest.mark.parametrize(("way", "attempt"), [(RUNNING, 1), (FAILED, 0), (PREPARED, 1)])
+def test_a_job_that_is_here_already_is_refused(way: list[Event], attempt: int) -> None:
+    refused = refusal_to_prepare(make_spec(attempt=attempt), job_in(way))
+    assert refused is not None
+    assert refused.reason is RefusalReason.JOB_EXISTS
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"node_rank": 2}, "node_rank 2 of 2 nodes"),
+        ({"first_rank": 3}, "ranks 3 to 4 of 4"),
+        ({"master_port": 0}, "give the others its master_port"),
+        ({"command": ["a\0b"]}, "NUL"),
+        ({"env": {"A": "\0"}}, "NUL"),
+        ({"env": {"A=B": ""}}, "holds '='"),
+        ({"env": {"": "x"}}, "is empty"),
+        ({"max_restarts": 1}, "max_restarts is the console's"),
+    ],
+)
+def test_specs_that_contradict_themselves_are_refused(changes: dict[str, object], words: str) -> None:
+    refused = refusal_to_prepare(make_spec(**changes), None)
+    assert refused is not None
+    assert refused.reason is RefusalReason.MALFORMED
+    assert words in refused.message

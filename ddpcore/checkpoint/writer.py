@@ -116,6 +116,9 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
+    # Where the kernel shares the cores between sessions first, niceness counts only within one. Source: sched(7).
+    with contextlib.suppress(OSError), open("/proc/self/autogroup", "w", encoding="ascii") as autogroup:
+        autogroup.write(str(NICENESS))
     with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as comm:
         comm.write(NAME)
     channel = Channel(socket.socket(fileno=0), parent_pid)

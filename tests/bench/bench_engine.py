@@ -1,6 +1,6 @@
 """What the engine's loop costs beside a hand-written DDP loop: same model, same batches, same ranks, in turns.
 
-    python -m tests.bench.bench_engine [--ranks 2] [--launches 10] [--pairs 40] [--steps 10] [--tiny]
+    python -m tests.bench.bench_engine [--ranks 2] [--launches 10] [--pairs 40] [--steps 10] [--batch 32] [--tiny]
 
 Both loops train ByteGPT in the same processes, a few steps each in turn: the shorter the turns, the less a passing load
 of the machine falls on one of them alone. Which goes first changes from pair to pair. Of two equal loops in one
@@ -33,7 +33,6 @@ from tests.support.warm_ranks import run_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-GLOBAL_BATCH = 32
 NUM_WINDOWS = 100_000
 WARM_UP_STEPS = 50
 RUN_S = 900.0
@@ -50,11 +49,14 @@ class Tiny(nn.Module):
         return windows_BS.float().mean(1) * self.scale
 
 
-def time_blocks(is_tiny: bool, first: int, num_pairs: int, num_steps: int, log_dir: str) -> list[tuple[float, float]]:
+def time_blocks(
+    is_tiny: bool, global_batch: int, first: int, num_pairs: int, num_steps: int, log_dir: str
+) -> list[tuple[float, float]]:
     """Return for each pair the seconds a step of the engine's and of the hand-written loop, on this rank.
 
     Args:
         is_tiny: Train `Tiny` instead of ByteGPT.
+        global_batch: Windows in a step, over all ranks.
         first: Which loop begins to train first.
         num_pairs: Turns of both.
         num_steps: Of a turn.
@@ -66,7 +68,10 @@ def time_blocks(is_tiny: bool, first: int, num_pairs: int, num_steps: int, log_d
         text = torch.randint(256, (NUM_WINDOWS * T + 1,), dtype=torch.uint8, generator=generator)
         windows = Windows(text.numpy().tobytes())
         model = Tiny if is_tiny else ByteGPT
-        loops = [engine_loop(engine, model(), windows), hand_written_loop(model(), windows)]
+        loops = [
+            engine_loop(engine, model(), windows, global_batch),
+            hand_written_loop(model(), windows, global_batch),
+        ]
         for which in (first, 1 - first):
             _run(loops[which], WARM_UP_STEPS)  # buckets, allocators, caches
         pairs = []
@@ -83,11 +88,11 @@ def time_blocks(is_tiny: bool, first: int, num_pairs: int, num_steps: int, log_d
     return pairs
 
 
-def engine_loop(engine: Engine, model: nn.Module, windows: Windows) -> Iterator[None]:
+def engine_loop(engine: Engine, model: nn.Module, windows: Windows, global_batch: int) -> Iterator[None]:
     """Train with the engine; yield after every step."""
     model = engine.wrap(model)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
-    batches = engine.loader(windows, global_batch_size=GLOBAL_BATCH)
+    batches = engine.loader(windows, global_batch_size=global_batch)
     for batch in engine.steps(batches, until="100 epochs"):
         for windows_BS in batch.micro_batches():  # noqa: N806 - shape suffixes
             loss = model(windows_BS).mean()
@@ -97,12 +102,12 @@ def engine_loop(engine: Engine, model: nn.Module, windows: Windows) -> Iterator[
         yield
 
 
-def hand_written_loop(model: nn.Module, windows: Windows) -> Iterator[None]:
+def hand_written_loop(model: nn.Module, windows: Windows, global_batch: int) -> Iterator[None]:
     """Train as torch's tutorial does; yield after every step."""
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
     sampler: DistributedSampler[torch.Tensor] = DistributedSampler(windows)
-    loader = DataLoader(windows, GLOBAL_BATCH // dist.get_world_size(), sampler=sampler)
+    loader = DataLoader(windows, global_batch // dist.get_world_size(), sampler=sampler)
     for windows_BS in loader:  # noqa: N806 - shape suffixes
         loss = model(windows_BS).mean()
         loss.backward()
@@ -123,12 +128,13 @@ def main() -> None:
     parser.add_argument("--launches", type=int, default=10)
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args()
     medians = []
     for launch in range(args.launches):
         with tempfile.TemporaryDirectory() as log_dir:
-            blocks = (args.tiny, launch % 2, args.pairs, args.steps, log_dir)
+            blocks = (args.tiny, args.batch, launch % 2, args.pairs, args.steps, log_dir)
             pairs = run_ranks(time_blocks, args.ranks, *blocks, has_group=False, timeout_s=RUN_S)[0]
         medians.append([statistics.median(times) for times in zip(*pairs, strict=True)])
     engine_ms, hand_ms = (1000 * statistics.median(times) for times in zip(*medians, strict=True))

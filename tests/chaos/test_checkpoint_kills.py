@@ -130,6 +130,7 @@ def run_and_kill(directory: Path, kind: str, dice: random.Random) -> None:
     until(lambda: not any(map(is_alive, writers)), 30, "writers end with what they were at")
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 @pytest.mark.timeout(60 + 5 * NUM_KILLS)
 def test_no_acknowledged_checkpoint_is_lost_whoever_is_killed_when(tmp_path: Path) -> None:

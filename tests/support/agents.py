@@ -44,8 +44,10 @@ class RunningAgent:
     def __init__(self, *options: str, node: str = "here", directory: Path | None = None) -> None:
         # Short, since a socket's path has 108 bytes.
         self.directory = directory or Path(tempfile.mkdtemp(prefix="rd-", dir="/tmp"))
+        serve = ("serve", "--dir", str(self.directory), "--node", node, *options)
+        self.argv = [sys.executable, "-P", "-m", "agent", *serve]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "agent", "serve", "--dir", str(self.directory), "--node", node, *options],
+            self.argv,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

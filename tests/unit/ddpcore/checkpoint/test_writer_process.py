@@ -241,6 +241,13 @@ def test_a_writer_has_a_session_of_its_own_and_nothing_open_but_its_own(writer: 
     assert psutil.Process(writer.pid).memory_info().rss < 20_000_000
 
 
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel does not share by session")
+def test_a_writer_is_modest_also_where_the_kernel_shares_the_cores_by_session(writer: WriterProcess) -> None:
+    autogroup = Path(f"/proc/{writer.pid}/autogroup")
+
+    until(lambda: autogroup.read_text().endswith("nice 19\n"), 10, "it has begun")
+
+
 PROGRAM = """
 import sys, torch
 from ddpcore.checkpoint import Checkpointer

@@ -1,0 +1,360 @@
+"""Jobs outlive their agent: who comes after it takes them up, and tells truly how they ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from agent.errors import StateDirError
+from agent.record import JobRecord, read_jobs
+from agent.wire import (
+    ENDED_STATES,
+    Accepted,
+    Commit,
+    InjectFault,
+    JobSpec,
+    JobState,
+    JobStatus,
+    Kill,
+    NodeReport,
+    Prepare,
+    RefusalReason,
+    Refused,
+    Shutdown,
+    Stop,
+)
+from ddpcore.wire import FaultKind
+from tests.support.agents import RunningAgent
+from tests.support.jobs import make_spec
+from tests.support.ranks import is_alive
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    import psutil
+
+pytestmark = pytest.mark.ranks
+
+START_S = 60.0
+END_S = 30.0
+
+ROUNDS = """
+import os, subprocess, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+subprocess.Popen(["sleep", "600"], start_new_session=True)
+rank, attempt = dist.get_rank(), int(os.environ["RANKDECK_ATTEMPT"])
+print("attempt", attempt, "rank", rank, flush=True)
+signal_file, good_attempt = sys.argv[1], int(sys.argv[2])
+while True:
+    is_over = torch.tensor(float(os.path.exists(signal_file)))
+    dist.all_reduce(is_over)
+    if is_over:
+        break
+    time.sleep(0.01)
+if rank == 1 and attempt < good_attempt:
+    raise ValueError(f"bad luck in attempt {attempt}")
+dist.barrier()
+"""
+
+
+class House:
+    """A directory for one agent after another, and a file whose existence ends the job's program."""
+
+    def __init__(self, stack: ExitStack, tmp_path: Path) -> None:
+        self._stack = stack
+        self._tmp_path = tmp_path
+        self.agents: list[RunningAgent] = []
+        self.over = tmp_path / "over"
+        (tmp_path / "rounds.py").write_text(ROUNDS)
+
+    def agent(self) -> RunningAgent:
+        """Start another agent in the same directory."""
+        directory = self.agents[0].directory if self.agents else None
+        self.agents.append(self._stack.enter_context(RunningAgent(directory=directory)))
+        return self.agents[-1]
+
+    def spec(self, good_attempt: int = 0, **changes: object) -> JobSpec:
+        """Return a job of two ranks that goes on until `over` exists, and fails then before the good attempt."""
+        return make_spec(
+            command=["rounds.py", str(self.over), str(good_attempt)],
+            workdir=str(self._tmp_path),
+            num_nodes=1,
+            node_rank=0,
+            first_rank=0,
+            world_size=2,
+            master_port=0,
+            interface="lo",
+            grace_s=5.0,
+            **changes,
+        )
+
+    def left(self) -> list[psutil.Process]:
+        """What is alive of all that was ever seen, the agents apart."""
+        agents = {agent.process.pid for agent in self.agents}
+        return [process for agent in self.agents for process in agent.processes() if process.pid not in agents]
+
+    def job_dir(self, attempt: int = 0) -> Path:
+        """Return the place of an attempt."""
+        return self.agents[0].directory / "jobs" / "train" / str(attempt)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    with ExitStack() as stack:
+        yield House(stack, tmp_path)
+
+
+def kill(agent: RunningAgent) -> None:
+    agent.processes()
+    agent.process.kill()
+    agent.process.wait()
+
+
+def started(agent: RunningAgent, spec: JobSpec) -> NodeReport:
+    """Start a job and return the first report in which both ranks train."""
+    assert isinstance(agent.start_job(spec), Accepted)
+    return agent.wait_until(is_training, START_S, "both ranks report")
+
+
+def is_training(report: NodeReport) -> bool:
+    reports = [worker.report for worker in report.workers if worker.report]
+    return len(reports) == 2 and all(any(group.enqueued_seq for group in one.groups) for one in reports)
+
+
+def job(report: NodeReport) -> JobStatus:
+    (status,) = report.jobs
+    return status
+
+
+def state_is(*states: JobState) -> Callable[[NodeReport], bool]:
+    return lambda report: job(report).state in states
+
+
+has_ended = state_is(*ENDED_STATES)
+
+
+def test_a_killed_agent_leaves_training_untouched_and_the_next_one_takes_it_up(house: House) -> None:
+    first = house.agent()
+    before = started(first, house.spec())
+    kill(first)
+
+    second = house.agent()
+    after = second.wait_until(is_training, START_S, "both ranks report to the new agent")
+
+    assert (job(after).state, job(after).detail) == (JobState.RUNNING, "")
+    assert job(after).state_s > job(before).state_s
+    assert [worker.pid for worker in after.workers] == [worker.pid for worker in before.workers]
+    assert after.epoch != before.epoch
+    assert isinstance(second.ask(Stop("train")), Accepted)
+    assert job(second.wait_until(has_ended, END_S, "it has stopped")).state is JobState.STOPPED
+    until(lambda: not house.left(), END_S, "nothing is left")
+
+
+@pytest.mark.parametrize(("good_attempt", "state", "code"), [(0, JobState.SUCCEEDED, 0), (1, JobState.FAILED, 1)])
+def test_how_a_job_ended_while_no_agent_ran_is_told_by_the_next_one(
+    house: House, good_attempt: int, state: JobState, code: int
+) -> None:
+    first = house.agent()
+    started(first, house.spec(good_attempt))
+    kill(first)
+    house.over.touch()
+    until(lambda: not house.left(), END_S, "the job has ended by itself")
+
+    status = job(house.agent().report())
+
+    assert (status.state, status.exit_code) == (state, code)
+    assert status.detail.startswith("the launcher exited with code 1: ") == (code == 1)
+
+
+def test_an_adopted_job_fails_begins_again_and_succeeds(house: House) -> None:
+    first = house.agent()
+    started(first, house.spec(1, max_restarts=2))
+    kill(first)
+    second = house.agent()
+    second.wait_until(is_training, START_S, "both ranks report to the new agent")
+
+    house.over.touch()
+    waiting = second.wait_until(state_is(JobState.RESTARTING), END_S, "it fails")
+    ended = second.wait_until(has_ended, START_S, "it succeeds")
+
+    assert "bad luck in attempt 0; begins again in" in job(waiting).detail
+    status = job(ended)
+    assert (status.state, status.attempt, status.num_restarts) == (JobState.SUCCEEDED, 1, 1)
+    for attempt in (0, 1):
+        assert (house.job_dir(attempt) / "rank-1.stdout.log").read_text() == f"attempt {attempt} rank 1\n"
+
+
+def test_a_budget_of_restarts_ends(house: House) -> None:
+    house.over.touch()
+    agent = house.agent()
+    agent.start_job(house.spec(9, max_restarts=1))
+
+    status = job(agent.wait_until(has_ended, START_S, "it has failed twice"))
+
+    assert (status.state, status.attempt, status.num_restarts) == (JobState.FAILED, 1, 1)
+    assert "bad luck in attempt 1" in status.detail
+    until(lambda: not house.left(), END_S, "nothing is left")
+
+
+def test_an_agent_that_is_killed_between_two_attempts_has_a_successor_that_begins_the_second(house: House) -> None:
+    house.over.touch()
+    first = house.agent()
+    first.start_job(house.spec(1, max_restarts=1))
+    first.wait_until(state_is(JobState.RESTARTING), START_S, "the first attempt has failed")
+    kill(first)
+
+    status = job(house.agent().wait_until(has_ended, START_S, "the second attempt has ended"))
+
+    assert (status.state, status.attempt, status.num_restarts) == (JobState.SUCCEEDED, 1, 1)
+
+
+def test_a_job_whose_shim_is_killed_without_an_agent_is_lost_and_nothing_of_it_is_left(house: House) -> None:
+    first = house.agent()
+    started(first, house.spec())
+    kill(first)
+    shim_pid = msgspec.json.decode((house.job_dir() / "run.json").read_bytes())["shim_pid"]
+    os.kill(shim_pid, signal.SIGKILL)
+    until(lambda: not is_alive(shim_pid), END_S, "the shim is gone")
+    assert "sleep" in [process.name() for process in house.left()], "what nobody's death ends"
+
+    second = house.agent()
+
+    status = job(second.report())
+    assert (status.state, status.exit_code) == (JobState.LOST, None)
+    assert status.detail == "nobody knows how it ended: no agent ran when its shim was killed"
+    until(lambda: not house.left(), END_S, "nothing is left")
+
+
+def test_an_adopted_job_whose_shim_is_killed_has_failed_and_nothing_of_it_is_left(house: House) -> None:
+    first = house.agent()
+    started(first, house.spec())
+    kill(first)
+    second = house.agent()
+    second.wait_until(is_training, START_S, "both ranks report to the new agent")
+    os.kill(msgspec.json.decode((house.job_dir() / "run.json").read_bytes())["shim_pid"], signal.SIGKILL)
+
+    status = job(second.wait_until(has_ended, END_S, "that is noticed"))
+
+    assert (status.state, status.exit_code) == (JobState.FAILED, None)
+    until(lambda: not house.left(), END_S, "nothing is left")
+
+
+def test_after_a_reboot_a_job_is_lost(house: House) -> None:
+    first = house.agent()
+    started(first, house.spec())
+    first.ask(Kill("train"))
+    until(lambda: not house.left(), END_S, "nothing runs")
+    kill(first)
+    path = house.job_dir().parent / "job.json"
+    record = msgspec.json.decode(path.read_bytes(), type=JobRecord)
+    memory = msgspec.structs.replace(record.memory, state=JobState.RUNNING, exit_code=None, cause="")
+    (house.job_dir() / "exit.json").unlink()
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(record, boot_id="another", memory=memory)))
+
+    status = job(house.agent().report())
+
+    assert (status.state, status.detail) == (
+        JobState.LOST,
+        "nobody knows how it ended: the node was rebooted",
+    )
+
+
+def test_a_prepared_job_is_forgotten_with_its_agent_and_can_be_prepared_again(house: House) -> None:
+    first = house.agent()
+    assert isinstance(first.ask(Prepare(house.spec())), Accepted)
+    kill(first)
+
+    second = house.agent()
+
+    assert second.report().jobs == []
+    refused = second.ask(Commit("train"))
+    assert isinstance(refused, Refused)
+    assert refused.reason is RefusalReason.UNKNOWN_JOB
+    assert isinstance(second.ask(Prepare(house.spec())), Accepted)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, "shutdown"])
+def test_an_agent_that_ends_leaves_its_job_to_the_next_one(house: House, how: signal.Signals | str) -> None:
+    first = house.agent()
+    before = started(first, house.spec())
+    if isinstance(how, str):
+        assert isinstance(first.ask(Shutdown()), Accepted)
+    else:
+        first.process.send_signal(how)
+    assert first.process.wait(END_S) == 0
+
+    second = house.agent()
+    after = second.wait_until(is_training, START_S, "both ranks report to the new agent")
+
+    assert [worker.pid for worker in after.workers] == [worker.pid for worker in before.workers]
+
+
+def test_an_agent_that_is_told_so_takes_its_jobs_with_it(house: House) -> None:
+    agent = house.agent()
+    started(agent, house.spec())
+    agent.processes()
+
+    assert isinstance(agent.ask(Shutdown(kill_jobs=True)), Accepted)
+
+    assert agent.process.wait(END_S) == 0
+    assert house.left() == []
+
+
+def test_two_jobs_on_one_node_end_apart(house: House) -> None:
+    agent = house.agent()
+    started(agent, house.spec())
+    agent.start_job(house.spec(job_id="other"))
+    agent.wait_until(lambda report: len([w for w in report.workers if w.report]) == 4, START_S, "four ranks report")
+
+    agent.ask(Kill("train"))
+    report = agent.wait_until(lambda report: report.jobs[0].state is JobState.STOPPED, END_S, "one is killed")
+
+    assert [status.state for status in report.jobs] == [JobState.STOPPED, JobState.RUNNING]
+    assert [worker.process for worker in report.workers if worker.job_id == "other"] == ["running", "running"]
+    assert isinstance(agent.ask(InjectFault("other", FaultKind.KILL, 1)), Accepted)
+    agent.wait_until(lambda report: report.jobs[1].state is JobState.FAILED, END_S, "the other one has failed")
+
+
+def test_records_of_a_newer_agent_are_refused_and_left_alone(house: House) -> None:
+    first = house.agent()
+    first.ask(Prepare(house.spec()))
+    kill(first)
+    path = house.job_dir().parent / "job.json"
+    path.write_text('{"record_version": 99}')
+
+    done = subprocess.run(
+        [*first.argv],
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"agent: {path} is of version 99, this agent knows 1: start the newer agent again")
+    assert path.read_text() == '{"record_version": 99}'
+
+
+def test_a_damaged_record_is_set_aside_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "train" / "job.json"
+    path.parent.mkdir()
+    path.write_text('{"record_version": 1, "boot_id":')
+
+    assert read_jobs(tmp_path) == []
+
+    assert not path.exists()
+    assert path.with_suffix(".damaged").exists()
+    assert "cannot be read, it is now job.damaged" in capsys.readouterr().err
+    path.write_text('{"record_version": 2}')
+    with pytest.raises(StateDirError, match="is of version 2"):
+        read_jobs(tmp_path)

@@ -18,6 +18,7 @@ from agent.wire import (
     CONTROL_SOCKET,
     MAX_COMMAND_BYTES,
     Abort,
+    Claim,
     Command,
     Commit,
     GetStatus,
@@ -113,6 +114,15 @@ def logs(directory: Path, since_seq: int | None) -> None:
         _ask(directory, PullLogs() if sys.stdin.isatty() else _read_command("logs", empty=PullLogs()))
         return
     _ask(directory, PullLogs(since_seq))
+
+
+@cli.command()
+@_directory
+@click.option("--generation", type=click.IntRange(min=1), required=True, help="Above the node's newest.")
+@click.option("--holder", required=True, help="Who claims it, for people.")
+def claim(directory: Path, generation: int, holder: str) -> None:
+    """Take control of this node from whoever holds it."""
+    _ask(directory, _checked(Claim(generation, holder)))
 
 
 @cli.command()

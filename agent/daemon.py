@@ -16,6 +16,7 @@ import traceback
 from typing import TYPE_CHECKING, assert_never
 
 from agent.control import ControlSocket
+from agent.control_lease import ControlLease
 from agent.inbox import Inbox
 from agent.jobs import Jobs
 from agent.lifecycle import AbortReceived, CommitReceived, FaultReceived, KillReceived, StopReceived
@@ -29,6 +30,7 @@ from agent.wire import (
     TELEMETRY_SOCKET,
     Abort,
     Accepted,
+    Claim,
     Command,
     Commit,
     GetStatus,
@@ -73,6 +75,7 @@ class Daemon:
         self.epoch = secrets.token_hex(8)
         self._state = NodeState(node, self.epoch, socket.gethostname(), os.getpid(), os.cpu_count() or 1)
         self._jobs = Jobs(state_dir, self._state, self._publish_soon, die_with_us=is_private)
+        self._lease = ControlLease(state_dir.read_holder(), time.monotonic())
         self._host = HostSampler()
         self._inbox = Inbox(state_dir.socket_path(INBOX_SOCKET), self._on_rank_report)
         self._control = ControlSocket(state_dir.socket_path(CONTROL_SOCKET), self._carry_out)
@@ -139,8 +142,12 @@ class Daemon:
             traceback.print_exc(file=sys.stderr)
             return Refused(RefusalReason.INTERNAL, f"{type(error).__name__}: {error}"[:4096])
 
-    async def _reply(self, command: Command) -> Reply:
+    async def _reply(self, command: Command) -> Reply:  # noqa: C901 - one case for each command
+        if refused := self._lease.refusal(command, time.monotonic()):
+            return refused
         match command:
+            case Claim(generation=generation, holder=holder):
+                return self._claim(generation, holder)
             case Prepare():
                 return await self._jobs.prepare(command.spec)
             case Commit(job_id=job_id):
@@ -165,6 +172,13 @@ class Daemon:
                 return Accepted()
         assert_never(command)
 
+    def _claim(self, generation: int, holder: str) -> Accepted | Refused:
+        if refused := self._lease.claim(generation, holder, time.monotonic()):
+            return refused
+        self._state_dir.write_holder(self._lease.holder)
+        self._publish_soon()
+        return Accepted()
+
     def _on_rank_report(self, report: RankReport) -> None:
         self._state.apply(RankReported(report), time.monotonic())
 
@@ -177,6 +191,7 @@ class Daemon:
             jobs=self._jobs.statuses(now_s),
             log_seq=self._jobs.logs.log_seq,
             malformed_datagrams=self._inbox.num_malformed,
+            control=self._lease.report(now_s),
         )
 
     def _publish_soon(self) -> None:

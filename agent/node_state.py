@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 import msgspec
 
-from agent.wire import WIRE_VERSION, ExitReport, JobStatus, NodeReport, ProcessState, WorkerReport
+from agent.wire import WIRE_VERSION, ControlReport, ExitReport, JobStatus, NodeReport, ProcessState, WorkerReport
 
 if TYPE_CHECKING:
     from ddpcore.wire import RankReport
@@ -131,7 +131,14 @@ class NodeState:
                 assert_never(observation)
 
     def report(
-        self, now_s: float, *, report_seq: int, jobs: list[JobStatus], log_seq: int, malformed_datagrams: int
+        self,
+        now_s: float,
+        *,
+        report_seq: int,
+        jobs: list[JobStatus],
+        log_seq: int,
+        malformed_datagrams: int,
+        control: ControlReport | None = None,
     ) -> NodeReport:
         """Return the whole state.
 
@@ -141,6 +148,7 @@ class NodeState:
             jobs: What the lifecycles say, in the caller's order.
             log_seq: Number of the newest log line.
             malformed_datagrams: Datagrams that were no report at all.
+            control: Who holds control of this node.
         """
         node, epoch, hostname, agent_pid, num_cpus = self._identity
         host = self._host
@@ -164,6 +172,7 @@ class NodeState:
             agent_rss_bytes=host.agent_rss_bytes,
             log_seq=log_seq,
             malformed_reports=malformed_datagrams + self.num_foreign_reports,
+            control=control,
             jobs=jobs,
             workers=workers,
         )

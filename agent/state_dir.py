@@ -1,6 +1,7 @@
 """The agent's own directory: ours alone, served by one agent at a time.
 
 agent.lock      held (flock) for the agent's life
+holder.json     the newest claim on control
 *.sock          telemetry, control, inbox; 0600
 jobs/ID         job.json, the job's record
 jobs/ID/ATTEMPT run.json, exit.json, launcher.log, rank logs, the probes' sockets
@@ -14,11 +15,16 @@ import shutil
 import stat
 from pathlib import Path
 
+import msgspec
+
+from agent.control_lease import Holder
 from agent.errors import AgentRunningError, StateDirError
 from agent.record import RECORD_NAME
+from agent.shim import write_record
 from agent.wire import CONTROL_SOCKET, INBOX_SOCKET, TELEMETRY_SOCKET
 
 LOCK_FILE = "agent.lock"
+HOLDER_FILE = "holder.json"
 MAX_SOCKET_PATH_BYTES = 107
 """Of `sun_path`, its closing zero aside. Source: unix(7)."""
 
@@ -92,6 +98,21 @@ class StateDir:
     def jobs_dir(self) -> Path:
         """Where each job has its own directory; it need not exist."""
         return self.path / "jobs"
+
+    def read_holder(self) -> Holder:
+        """Return the newest claim that any agent here has taken; nobody's if there is none that can be read."""
+        try:
+            return msgspec.json.decode((self.path / HOLDER_FILE).read_bytes(), type=Holder)
+        except (OSError, msgspec.DecodeError):
+            return Holder()
+
+    def write_holder(self, holder: Holder) -> None:
+        """Keep a claim for agents to come.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        write_record(str(self.path), HOLDER_FILE, msgspec.json.encode(holder).decode())
 
     def job_dir(self, job_id: str, attempt: int) -> Path:
         """Return the place of one attempt of a job; it need not exist."""

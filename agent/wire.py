@@ -124,6 +124,15 @@ class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """A sentence for people, empty when all is well."""
 
 
+class ControlReport(msgspec.Struct, frozen=True):
+    """The console whose commands count."""
+
+    generation: Count
+    holder: Name
+    held_s: Seconds
+    """Since when, or since the agent began."""
+
+
 class NodeReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """The state of one node, whole."""
 
@@ -144,6 +153,8 @@ class NodeReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """Number of log lines read so far; the newest line has `seq == log_seq`."""
     malformed_reports: Count = 0
     """Datagrams that were refused."""
+    control: ControlReport | None = None
+    """None until a console has claimed control."""
     jobs: list[JobStatus] = []
     workers: list[WorkerReport] = []
     """Sorted by rank."""
@@ -193,22 +204,35 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     """How often the node begins a failed job again by itself; over several nodes that is the console's to do."""
 
 
-class Prepare(msgspec.Struct, frozen=True, tag="prepare", forbid_unknown_fields=True):
-    """Check and reserve; nothing runs yet."""
+class Claim(msgspec.Struct, frozen=True, tag="claim", forbid_unknown_fields=True):
+    """Take control: commands of an older generation are refused from now on."""
+
+    generation: Annotated[int, msgspec.Meta(ge=1)]
+    """Above that of every node's `control`; the same on all nodes of a cluster."""
+    holder: Name
+    """Who claims it, for people: `user@host, console 1234`."""
+
+
+class Prepare(msgspec.Struct, frozen=True, tag="prepare", forbid_unknown_fields=True, omit_defaults=True):
+    """Check and reserve; nothing runs yet. Asked twice for the same it changes nothing."""
 
     spec: JobSpec
+    generation: Count = 0
+    """Here and below: of the console's claim; 0 is a command by hand, which always counts."""
 
 
-class Commit(msgspec.Struct, frozen=True, tag="commit", forbid_unknown_fields=True):
-    """Start a prepared job."""
+class Commit(msgspec.Struct, frozen=True, tag="commit", forbid_unknown_fields=True, omit_defaults=True):
+    """Start a prepared job. Asked twice it changes nothing."""
 
     job_id: JobId
+    generation: Count = 0
 
 
-class Abort(msgspec.Struct, frozen=True, tag="abort", forbid_unknown_fields=True):
+class Abort(msgspec.Struct, frozen=True, tag="abort", forbid_unknown_fields=True, omit_defaults=True):
     """Forget a prepared job."""
 
     job_id: JobId
+    generation: Count = 0
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop", forbid_unknown_fields=True, omit_defaults=True):
@@ -221,21 +245,24 @@ class Stop(msgspec.Struct, frozen=True, tag="stop", forbid_unknown_fields=True, 
     job_id: JobId
     is_agreed: bool = True
     """False does not wait for an agreed step, also of a stop that is under way."""
+    generation: Count = 0
 
 
-class Kill(msgspec.Struct, frozen=True, tag="kill", forbid_unknown_fields=True):
+class Kill(msgspec.Struct, frozen=True, tag="kill", forbid_unknown_fields=True, omit_defaults=True):
     """SIGKILL for the whole tree."""
 
     job_id: JobId
+    generation: Count = 0
 
 
-class InjectFault(msgspec.Struct, frozen=True, tag="fault", forbid_unknown_fields=True):
+class InjectFault(msgspec.Struct, frozen=True, tag="fault", forbid_unknown_fields=True, omit_defaults=True):
     """Do harm to one rank of this node, now."""
 
     job_id: JobId
     kind: FaultKind
     rank: Rank
     factor: Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)] = 8.0
+    generation: Count = 0
 
 
 class PullLogs(msgspec.Struct, frozen=True, tag="logs", forbid_unknown_fields=True):
@@ -253,15 +280,18 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown", forbid_unknown_field
 
     kill_jobs: bool = False
     """Kill them instead; a private agent always does."""
+    generation: Count = 0
 
 
-Command = Prepare | Commit | Abort | Stop | Kill | InjectFault | PullLogs | GetStatus | Shutdown
+Command = Claim | Prepare | Commit | Abort | Stop | Kill | InjectFault | PullLogs | GetStatus | Shutdown
 
 
 class RefusalReason(StrEnum):
     """Why a command was not carried out."""
 
     MALFORMED = "malformed"
+    OLD_GENERATION = "old_generation"
+    """Another console has claimed control since."""
     UNKNOWN_JOB = "unknown_job"
     UNKNOWN_RANK = "unknown_rank"
     JOB_EXISTS = "job_exists"

@@ -16,6 +16,7 @@ from agent.record import JobRecord, read_jobs
 from agent.wire import (
     ENDED_STATES,
     Accepted,
+    Claim,
     Commit,
     InjectFault,
     JobSpec,
@@ -322,6 +323,23 @@ def test_two_jobs_on_one_node_end_apart(house: House) -> None:
     assert [worker.process for worker in report.workers if worker.job_id == "other"] == ["running", "running"]
     assert isinstance(agent.ask(InjectFault("other", FaultKind.KILL, 1)), Accepted)
     agent.wait_until(lambda report: report.jobs[1].state is JobState.FAILED, END_S, "the other one has failed")
+
+
+def test_an_older_generation_is_refused_also_by_the_next_agent(house: House) -> None:
+    first = house.agent()
+    assert isinstance(first.ask(Claim(4, "ann@laptop")), Accepted)
+    assert isinstance(first.ask(Claim(5, "bob@desk")), Accepted)
+    kill(first)
+
+    second = house.agent()
+
+    held = second.report().control
+    assert held is not None
+    assert (held.generation, held.holder) == (5, "bob@desk")
+    refused = second.ask(Prepare(house.spec(), generation=4))
+    assert isinstance(refused, Refused)
+    assert refused.reason is RefusalReason.OLD_GENERATION
+    assert isinstance(second.ask(Prepare(house.spec(), generation=5)), Accepted)
 
 
 def test_records_of_a_newer_agent_are_refused_and_left_alone(house: House) -> None:

@@ -19,8 +19,10 @@ from agent.wire import (
     MAX_COMMAND_BYTES,
     Abort,
     Claim,
+    CleanLeftovers,
     Command,
     Commit,
+    FindLeftovers,
     GetStatus,
     InjectFault,
     Kill,
@@ -130,6 +132,18 @@ def claim(directory: Path, generation: int, holder: str) -> None:
 def status(directory: Path) -> None:
     """Print the node's report."""
     _ask(directory, GetStatus())
+
+
+@cli.command()
+@_directory
+@click.option("--clean", "is_clean", is_flag=True, help="End them: rankdeck's own, or those that are named.")
+@click.option("--name", "names", multiple=True, help="One to clean, by the name in the list; may be repeated.")
+@click.option("--foreign", "is_confirmed", is_flag=True, help="Named ones that rankdeck has not started, too.")
+def leftovers(directory: Path, is_clean: bool, names: tuple[str, ...], is_confirmed: bool) -> None:  # noqa: FBT001
+    """List what earlier runs of this user have left: processes with their ports, shared memory."""
+    if not is_clean and (names or is_confirmed):
+        raise click.UsageError("--name and --foreign go with --clean")
+    _ask(directory, _checked(CleanLeftovers(list(names), is_confirmed)) if is_clean else FindLeftovers())
 
 
 @cli.command()

@@ -11,6 +11,7 @@ import msgspec
 
 from agent.wire import (
     Abort,
+    CleanLeftovers,
     Command,
     Commit,
     ControlReport,
@@ -54,7 +55,7 @@ class ControlLease:
 
     def refusal(self, command: Command, now_s: float) -> Refused | None:
         """Return why a command does not count any more, or None. One of generation 0 comes from a person's hand."""
-        if not isinstance(command, Prepare | Commit | Abort | Stop | Kill | InjectFault | Shutdown):
+        if not isinstance(command, Prepare | Commit | Abort | Stop | Kill | InjectFault | CleanLeftovers | Shutdown):
             return None
         generation = command.generation
         if generation in {0, self.holder.generation}:

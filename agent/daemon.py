@@ -19,6 +19,7 @@ from agent.control import ControlSocket
 from agent.control_lease import ControlLease
 from agent.inbox import Inbox
 from agent.jobs import Jobs
+from agent.leftover_search import clean, find_leftovers
 from agent.lifecycle import AbortReceived, CommitReceived, FaultReceived, KillReceived, StopReceived
 from agent.node_state import NodeState, RankReported
 from agent.publisher import Publisher
@@ -31,11 +32,14 @@ from agent.wire import (
     Abort,
     Accepted,
     Claim,
+    CleanLeftovers,
     Command,
     Commit,
+    FindLeftovers,
     GetStatus,
     InjectFault,
     Kill,
+    Leftovers,
     Logs,
     NodeReport,
     Prepare,
@@ -142,7 +146,7 @@ class Daemon:
             traceback.print_exc(file=sys.stderr)
             return Refused(RefusalReason.INTERNAL, f"{type(error).__name__}: {error}"[:4096])
 
-    async def _reply(self, command: Command) -> Reply:  # noqa: C901 - one case for each command
+    async def _reply(self, command: Command) -> Reply:  # noqa: C901, PLR0912 - one case for each command
         if refused := self._lease.refusal(command, time.monotonic()):
             return refused
         match command:
@@ -164,6 +168,10 @@ class Daemon:
             case PullLogs(since_seq=since_seq):
                 lines = self._jobs.logs.since(since_seq, MAX_PULLED_LINES)
                 return Logs(epoch=self.epoch, first_seq=self._jobs.logs.first_seq, lines=lines)
+            case FindLeftovers():
+                return Leftovers(await asyncio.to_thread(find_leftovers))
+            case CleanLeftovers():
+                return await _clean(command)
             case GetStatus():
                 return Status(self._report())
             case Shutdown(kill_jobs=kill_jobs):
@@ -207,3 +215,15 @@ class Daemon:
         self._published_at_s = time.monotonic()
         if self._publisher:
             self._publisher.publish(self._report())
+
+
+async def _clean(command: CleanLeftovers) -> Leftovers | Refused:
+    found = {item.name: item for item in await asyncio.to_thread(find_leftovers)}
+    wanted = [item for item in found.values() if item.name in command.names or (not command.names and item.is_ours)]
+    foreign = [item for item in wanted if not item.is_ours]
+    if foreign and not command.is_confirmed:
+        return Refused(
+            RefusalReason.NOT_PERMITTED,
+            f"{len(foreign)} of these are not rankdeck's, {foreign[0].text!r} for one: confirm that they may be ended",
+        )
+    return Leftovers(await asyncio.to_thread(clean, wanted))

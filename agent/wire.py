@@ -275,6 +275,20 @@ class GetStatus(msgspec.Struct, frozen=True, tag="status", forbid_unknown_fields
     """Ask for a fresh NodeReport."""
 
 
+class FindLeftovers(msgspec.Struct, frozen=True, tag="leftovers", forbid_unknown_fields=True):
+    """Ask for what earlier runs of this user have left on the node."""
+
+
+class CleanLeftovers(msgspec.Struct, frozen=True, tag="clean", forbid_unknown_fields=True, omit_defaults=True):
+    """End leftover processes, remove leftover shared memory; the reply holds what was cleaned."""
+
+    names: list[Name] = []
+    """Of `Leftover`; none means all of rankdeck's own."""
+    is_confirmed: bool = False
+    """True to clean also what rankdeck has not started, as far as it is named."""
+    generation: Count = 0
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown", forbid_unknown_fields=True, omit_defaults=True):
     """End the agent. Its jobs go on without it, until another agent in the same directory takes them up."""
 
@@ -283,7 +297,20 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown", forbid_unknown_field
     generation: Count = 0
 
 
-Command = Claim | Prepare | Commit | Abort | Stop | Kill | InjectFault | PullLogs | GetStatus | Shutdown
+Command = (
+    Claim
+    | Prepare
+    | Commit
+    | Abort
+    | Stop
+    | Kill
+    | InjectFault
+    | PullLogs
+    | GetStatus
+    | FindLeftovers
+    | CleanLeftovers
+    | Shutdown
+)
 
 
 class RefusalReason(StrEnum):
@@ -335,13 +362,37 @@ class Logs(msgspec.Struct, frozen=True, tag="logs"):
     lines: list[LogLine]
 
 
+class Leftover(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something of an earlier run that nobody watches over."""
+
+    name: Name
+    """`process:PID:START_TICKS` or `shm:FILE`: never another thing's later."""
+    text: LongText
+    """What it is, for people: the command, or the file."""
+    is_ours: bool
+    """Started by rankdeck."""
+    age_s: Seconds
+    size_bytes: Count
+    """Resident memory, or the file's size."""
+    job_id: Name = ""
+    rank: Rank | None = None
+    ports: list[Port] = []
+    """On which it listens."""
+
+
+class Leftovers(msgspec.Struct, frozen=True, tag="leftovers"):
+    """What was found, or what has been cleaned."""
+
+    items: list[Leftover]
+
+
 class Status(msgspec.Struct, frozen=True, tag="status"):
     """The node, now."""
 
     report: NodeReport
 
 
-Reply = Accepted | Refused | Logs | Status
+Reply = Accepted | Refused | Logs | Leftovers | Status
 
 _Message = TypeVar("_Message")
 

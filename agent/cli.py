@@ -27,10 +27,12 @@ from agent.wire import (
     InjectFault,
     Kill,
     MalformedMessageError,
+    PullHistory,
     PullLogs,
     Refused,
     Shutdown,
     Stop,
+    Tier,
     decode_command,
     decode_reply,
     encode_command,
@@ -59,11 +61,12 @@ def cli() -> None:
 @_directory
 @click.option("--node", default=socket.gethostname, show_default="host name", help="What consoles call this node.")
 @click.option("--private", "is_private", is_flag=True, help="End with the pipe on standard input, and leave nothing.")
-def serve(directory: Path, node: str, is_private: bool) -> None:  # noqa: FBT001 - click passes flags so
+@click.option("--metrics", default="", metavar="HOST:PORT", help="Serve Prometheus there, on loopback only.")
+def serve(directory: Path, node: str, is_private: bool, metrics: str) -> None:  # noqa: FBT001 - click passes flags so
     """Serve in the foreground; says in one JSON line when it listens."""
     from agent.serve import serve_until_told  # noqa: PLC0415 - the other verbs start without the daemon's imports
 
-    serve_until_told(directory, node, is_private=is_private)
+    serve_until_told(directory, node, is_private=is_private, metrics=metrics)
 
 
 @cli.command()
@@ -125,6 +128,15 @@ def logs(directory: Path, since_seq: int | None) -> None:
 def claim(directory: Path, generation: int, holder: str) -> None:
     """Take control of this node from whoever holds it."""
     _ask(directory, _checked(Claim(generation, holder)))
+
+
+@cli.command()
+@_directory
+@click.option("--tier", type=click.Choice([tier.value for tier in Tier]), default="recent", show_default=True)
+@click.option("--since-seq", type=click.IntRange(min=0), default=0, help="Number of the last report that is known.")
+def history(directory: Path, tier: str, since_seq: int) -> None:
+    """Print reports of the past, oldest first."""
+    _ask(directory, PullHistory(Tier(tier), since_seq))
 
 
 @cli.command()

@@ -15,8 +15,11 @@ import time
 import traceback
 from typing import TYPE_CHECKING, assert_never
 
+import click
+
 from agent.control import ControlSocket
 from agent.control_lease import ControlLease
+from agent.history import PastFrames
 from agent.inbox import Inbox
 from agent.jobs import Jobs
 from agent.leftover_search import clean, find_leftovers
@@ -37,12 +40,15 @@ from agent.wire import (
     Commit,
     FindLeftovers,
     GetStatus,
+    History,
     InjectFault,
     Kill,
     Leftovers,
     Logs,
     NodeReport,
+    PastReport,
     Prepare,
+    PullHistory,
     PullLogs,
     RefusalReason,
     Refused,
@@ -50,6 +56,9 @@ from agent.wire import (
     Shutdown,
     Status,
     Stop,
+    Tier,
+    decode_node_report,
+    encode_node_report,
 )
 from agent.worker_sampler import HostSampler
 
@@ -61,10 +70,14 @@ if TYPE_CHECKING:
 
 PUBLISH_PERIOD_S = 0.2
 """Between regular reports; also how often workers are sampled and logs read."""
+IDLE_PERIOD_S = 1.0
+"""Between regular reports of a node on which no job is under way."""
 MIN_PUBLISH_GAP_S = 0.02
 """Between reports when much happens at once."""
 HOST_PERIOD_S = 1.0
 """Between samples of the machine's own figures."""
+MAX_HISTORY_BYTES = 200_000
+"""Of reports as they are kept, in one reply: as JSON they are up to four times as long."""
 FAREWELL_S = 4.0
 """How long an agent that takes its jobs with it waits for their trees to be gone; its console waits longer."""
 
@@ -87,6 +100,9 @@ class Daemon:
         self._publish_timer: asyncio.TimerHandle | None = None
         self._published_at_s = 0.0
         self._report_seq = 0
+        self._history: PastFrames | None = None if is_private else PastFrames(state_dir.path / "history")
+        self.newest_report: NodeReport | None = None
+        """The last one that was published; may be read from any thread."""
         self._end = asyncio.Event()
 
     def end_soon(self) -> None:
@@ -126,7 +142,8 @@ class Daemon:
                 self._state.apply(self._host.sample(), now_s)
                 next_host_s = now_s + HOST_PERIOD_S
             self._jobs.beat()
-            self._publish()
+            if self._jobs.are_moving or now_s - self._published_at_s >= IDLE_PERIOD_S:
+                self._keep(self._publish(), now_s)
             await asyncio.sleep(max(0.0, PUBLISH_PERIOD_S - (time.monotonic() - now_s)))
 
     async def _close(self) -> None:
@@ -137,6 +154,8 @@ class Daemon:
             self._publish_timer.cancel()
         if self._publisher:
             self._publisher.close()
+        if self._history:
+            self._history.close()
         self._jobs.close()
 
     async def _carry_out(self, command: Command) -> Reply:
@@ -168,6 +187,8 @@ class Daemon:
             case PullLogs(since_seq=since_seq):
                 lines = self._jobs.logs.since(since_seq, MAX_PULLED_LINES)
                 return Logs(epoch=self.epoch, first_seq=self._jobs.logs.first_seq, lines=lines)
+            case PullHistory(tier=tier, since_seq=since_seq):
+                return self._past(tier, since_seq)
             case FindLeftovers():
                 return Leftovers(await asyncio.to_thread(find_leftovers))
             case CleanLeftovers():
@@ -208,13 +229,32 @@ class Daemon:
             wait_s = self._published_at_s + MIN_PUBLISH_GAP_S - time.monotonic()
             self._publish_timer = asyncio.get_running_loop().call_later(max(0.0, wait_s), self._publish)
 
-    def _publish(self) -> None:
+    def _publish(self) -> bytes:
+        """Send a report to whoever listens, and return it encoded."""
         if self._publish_timer:
             self._publish_timer.cancel()
             self._publish_timer = None
         self._published_at_s = time.monotonic()
+        self.newest_report = self._report()
+        frame = encode_node_report(self.newest_report)
         if self._publisher:
-            self._publisher.publish(self._report())
+            self._publisher.publish(frame)
+        return frame
+
+    def _keep(self, frame: bytes, now_s: float) -> None:
+        """Add a report to the past, as long as there is room for it."""
+        if self._history is None:
+            return
+        try:
+            self._history.append(frame, now_s)
+        except OSError as error:
+            click.echo(f"agent: the past is not kept any more: {error.strerror}: make room and restart", err=True)
+            self._history.close()
+            self._history = None
+
+    def _past(self, tier: Tier, since_seq: int) -> History:
+        found = self._history.since(tier, since_seq, MAX_HISTORY_BYTES) if self._history else []
+        return History([PastReport(past.seq, past.age_s, decode_node_report(past.frame)) for past in found])
 
 
 async def _clean(command: CleanLeftovers) -> Leftovers | Refused:

@@ -95,6 +95,11 @@ class Jobs:
             self._adopt(record)
         self._has_leftovers = bool(records)
 
+    @property
+    def are_moving(self) -> bool:
+        """True while a job is under way."""
+        return any(not launch.job.has_ended for launch in self._launches.values())
+
     async def prepare(self, spec: JobSpec) -> Accepted | Refused:
         """Check a job and reserve what it needs."""
         address: Address | None = None

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import zmq
-
-from agent.wire import encode_node_report
-
-if TYPE_CHECKING:
-    from agent.wire import NodeReport
 
 SEND_HIGH_WATER_MARK = 8
 """Reports kept for a subscriber that is slow; it wants only the newest anyway."""
@@ -36,9 +30,9 @@ class Publisher:
             raise OSError(error.errno, error.strerror, path) from error
         os.chmod(path, 0o600)  # noqa: PTH101 - a socket's path is text everywhere
 
-    def publish(self, report: NodeReport) -> None:
-        """Send a report; a PUB socket drops what a subscriber does not take in time."""
-        self._socket.send(encode_node_report(report), zmq.NOBLOCK)
+    def publish(self, frame: bytes) -> None:
+        """Send an encoded report; a PUB socket drops what a subscriber does not take in time."""
+        self._socket.send(frame, zmq.NOBLOCK)
 
     def close(self) -> None:
         """Close the socket; libzmq removes its path."""

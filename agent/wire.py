@@ -54,6 +54,15 @@ class JobState(StrEnum):
 ENDED_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED, JobState.LOST})
 
 
+class Tier(StrEnum):
+    """How closely a node keeps the past."""
+
+    RECENT = "recent"
+    """Every regular report of the last ten minutes."""
+    DAY = "day"
+    """One in ten seconds of the last day."""
+
+
 class ProcessState(StrEnum):
     """What the kernel says of a worker's process."""
 
@@ -271,6 +280,13 @@ class PullLogs(msgspec.Struct, frozen=True, tag="logs", forbid_unknown_fields=Tr
     since_seq: Count = 0
 
 
+class PullHistory(msgspec.Struct, frozen=True, tag="history", forbid_unknown_fields=True):
+    """Ask for reports of the past after `since_seq`, oldest first, as many as fit into a reply."""
+
+    tier: Tier = Tier.RECENT
+    since_seq: Count = 0
+
+
 class GetStatus(msgspec.Struct, frozen=True, tag="status", forbid_unknown_fields=True):
     """Ask for a fresh NodeReport."""
 
@@ -306,6 +322,7 @@ Command = (
     | Kill
     | InjectFault
     | PullLogs
+    | PullHistory
     | GetStatus
     | FindLeftovers
     | CleanLeftovers
@@ -362,6 +379,21 @@ class Logs(msgspec.Struct, frozen=True, tag="logs"):
     lines: list[LogLine]
 
 
+class PastReport(msgspec.Struct, frozen=True):
+    """A report of the past."""
+
+    seq: Count
+    """Counts from 1 within its tier, also over restarts of the agent."""
+    age_s: Seconds
+    report: NodeReport
+
+
+class History(msgspec.Struct, frozen=True, tag="history"):
+    """Reports of the past in order; numbers that are missing at the front are no longer kept."""
+
+    reports: list[PastReport]
+
+
 class Leftover(msgspec.Struct, frozen=True, omit_defaults=True):
     """Something of an earlier run that nobody watches over."""
 
@@ -392,7 +424,7 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     report: NodeReport
 
 
-Reply = Accepted | Refused | Logs | Leftovers | Status
+Reply = Accepted | Refused | Logs | History | Leftovers | Status
 
 _Message = TypeVar("_Message")
 

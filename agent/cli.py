@@ -30,6 +30,7 @@ from agent.wire import (
     PullHistory,
     PullLogs,
     Refused,
+    ShowJob,
     Shutdown,
     Stop,
     Tier,
@@ -128,6 +129,14 @@ def logs(directory: Path, since_seq: int | None) -> None:
 def claim(directory: Path, generation: int, holder: str) -> None:
     """Take control of this node from whoever holds it."""
     _ask(directory, _checked(Claim(generation, holder)))
+
+
+@cli.command()
+@_directory
+@click.option("--job", "job_id", required=True, help="Id of the job.")
+def show(directory: Path, job_id: str) -> None:
+    """Print what a job is made of: command, environment without its secrets, where its logs are."""
+    _ask(directory, _checked(ShowJob(job_id)))
 
 
 @cli.command()

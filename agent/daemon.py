@@ -22,7 +22,7 @@ from agent.control_lease import ControlLease
 from agent.history import PastFrames
 from agent.inbox import Inbox
 from agent.jobs import Jobs
-from agent.leftover_search import clean, find_leftovers
+from agent.leftover_search import chosen, clean, find_leftovers
 from agent.lifecycle import AbortReceived, CommitReceived, FaultReceived, KillReceived, StopReceived
 from agent.node_state import NodeState, RankReported
 from agent.publisher import Publisher
@@ -53,6 +53,7 @@ from agent.wire import (
     RefusalReason,
     Refused,
     Reply,
+    ShowJob,
     Shutdown,
     Status,
     Stop,
@@ -189,6 +190,8 @@ class Daemon:
                 return Logs(epoch=self.epoch, first_seq=self._jobs.logs.first_seq, lines=lines)
             case PullHistory(tier=tier, since_seq=since_seq):
                 return self._past(tier, since_seq)
+            case ShowJob(job_id=job_id):
+                return self._jobs.show(job_id)
             case FindLeftovers():
                 return Leftovers(await asyncio.to_thread(find_leftovers))
             case CleanLeftovers():
@@ -258,8 +261,7 @@ class Daemon:
 
 
 async def _clean(command: CleanLeftovers) -> Leftovers | Refused:
-    found = {item.name: item for item in await asyncio.to_thread(find_leftovers)}
-    wanted = [item for item in found.values() if item.name in command.names or (not command.names and item.is_ours)]
+    wanted = chosen(await asyncio.to_thread(find_leftovers), command.names)
     foreign = [item for item in wanted if not item.is_ours]
     if foreign and not command.is_confirmed:
         return Refused(

@@ -62,6 +62,8 @@ LAUNCHER_END_S = 3.0
 """The least time a launcher gets to end by itself after a rank has failed. Source: torchrun takes about 2 s."""
 KILL_AGAIN_S = 5.0
 """A tree that still lives this long after it was killed is killed again."""
+QUIET_START_S = 10.0
+"""From a launcher's start to its ranks' nothing need be said: it imports torch."""
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0
 """Before a failed job begins again; doubled each time: a fault that lasts must not use up the budget at once."""
@@ -377,6 +379,9 @@ class Job:
                 return self._cause
             case JobState.RUNNING if self._cause:
                 return f"{self._cause}; waiting for the launcher to end the others"
+            case JobState.RUNNING if not self._workers and now_s - self._since_s > QUIET_START_S:
+                whom = "the other nodes" if self.spec.num_nodes > 1 else "torch"
+                return f"no rank has been started for {now_s - self._since_s:.0f} s: the launcher waits for {whom}"
             case JobState.RUNNING if self._num_exited == self.spec.local_world_size:
                 return "all ranks of this node have ended; the launcher waits for the other nodes"
             case _:

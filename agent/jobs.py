@@ -43,7 +43,8 @@ from agent.node_state import JobAdmitted, JobForgotten, WorkerEnded
 from agent.preflight import check_files, make_job_dir, reserve_port, resolve
 from agent.process import has_been_started, recorded_exit_code
 from agent.record import read_jobs, write_job
-from agent.wire import ENDED_STATES, INBOX_SOCKET, Accepted, JobState, JobStatus, RefusalReason, Refused
+from agent.secret_mask import masked_argv, masked_env
+from agent.wire import ENDED_STATES, INBOX_SOCKET, Accepted, JobState, JobStatus, RefusalReason, Refused, Shown
 from agent.worker_sampler import Ending, WorkerSampler
 from ddpcore.wire import SlowDown, StopTraining
 
@@ -139,10 +140,19 @@ class Jobs:
         """Give a job what a console wants of it, and return its answer."""
         launch = self._launches.get(job_id)
         if launch is None:
-            return Refused(RefusalReason.UNKNOWN_JOB, f"there is no job {job_id} on this node")
+            return self._unknown(job_id)
         reply = self._feed(launch, event)
         assert reply is not None
         return reply
+
+    def show(self, job_id: str) -> Shown | Refused:
+        """Return what a job is made of, without its secrets."""
+        launch = self._launches.get(job_id)
+        if launch is None:
+            return self._unknown(job_id)
+        spec = launch.job.spec
+        shown = msgspec.structs.replace(spec, env=masked_env(spec.env), command=masked_argv(spec.command))
+        return Shown(shown, str(launch.job_dir), launch.master_port)
 
     def beat(self) -> None:
         """Sample workers, let time pass for the lifecycles, end what nobody watches over, read logs."""
@@ -341,6 +351,10 @@ class Jobs:
         ended = [job_id for job_id, launch in self._launches.items() if launch.job.has_ended]
         for job_id in ended[: max(0, len(ended) - MAX_ENDED_JOBS + 1)]:
             self._forget(job_id)
+
+    def _unknown(self, job_id: str) -> Refused:
+        known = ", ".join(self._launches) or "none"
+        return Refused(RefusalReason.UNKNOWN_JOB, f"there is no job {job_id} on this node; those here: {known}")
 
     def _watch(self) -> Watch:
         living = [launch for launch in self._launches.values() if launch.shim]

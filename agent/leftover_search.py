@@ -15,6 +15,7 @@ import psutil
 
 from agent.orphans import SHARED_MEMORY_PREFIXES, ProcessFacts, SharedMemoryFacts, find_orphans, find_unused
 from agent.process import SHIM_PATH
+from agent.secret_mask import masked_argv
 from agent.shim import send_signal, stat_fields
 from agent.wire import Leftover
 from ddpcore.wire import ENV_JOB_ID
@@ -30,6 +31,11 @@ _MAX_TEXT = 500
 def find_leftovers() -> list[Leftover]:
     """Return everything of earlier runs that nobody watches over: processes first, then shared memory."""
     return [*_leftover_processes(), *_leftover_shared_memory()]
+
+
+def chosen(found: list[Leftover], names: list[str]) -> list[Leftover]:
+    """Return what is to be cleaned: what is named, or without names all that rankdeck has started."""
+    return [item for item in found if item.name in names or (not names and item.is_ours)]
 
 
 def clean(wanted: list[Leftover]) -> list[Leftover]:
@@ -62,7 +68,7 @@ def _leftover_processes() -> Iterator[Leftover]:
             process = psutil.Process(orphan.pid)
             yield Leftover(
                 name=f"process:{orphan.pid}:{orphan.started_ticks}",
-                text=f"pid {orphan.pid}: {' '.join(process.cmdline())}"[:_MAX_TEXT],
+                text=f"pid {orphan.pid}: {' '.join(masked_argv(process.cmdline()))}"[:_MAX_TEXT],
                 is_ours=is_ours,
                 age_s=max(0.0, now_s - orphan.started_ticks / os.sysconf("SC_CLK_TCK")),
                 size_bytes=process.memory_info().rss,
@@ -90,10 +96,15 @@ def _facts(process: psutil.Process) -> ProcessFacts | None:
         pid=process.pid,
         parent_pid=int(fields[1]),
         started_ticks=int(fields[19]),
-        is_watchful=process.pid == os.getpid() or str(SHIM_PATH) in process.cmdline()[:5],
+        is_watchful=process.pid == os.getpid() or _is_shim(process.cmdline()),
         job_id=environ.get(ENV_JOB_ID, "")[:64],
         rank=int(rank) if rank.isdigit() else None,
     )
+
+
+def _is_shim(argv: list[str]) -> bool:
+    """Recognise a shim, also one of another installation: an agent there watches over it, or will."""
+    return any(Path(word).parts[-2:] == SHIM_PATH.parts[-2:] for word in argv[1:5])
 
 
 def _substitutes_of_init(facts: dict[int, ProcessFacts]) -> Iterator[int]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from agent.errors import StateDirError
+from agent.secret_mask import masked_argv
 from agent.state_dir import check_socket_path
 from agent.wire import RefusalReason, Refused
 
@@ -119,7 +120,7 @@ def _holder(port: int) -> str:
                 and connection.laddr.port == port
                 and connection.pid
             ):
-                command = " ".join(psutil.Process(connection.pid).cmdline())
+                command = " ".join(masked_argv(psutil.Process(connection.pid).cmdline()))
                 return f"pid {connection.pid} ({command[:_MAX_HOLDER_CHARS]})"
     except (psutil.Error, OSError):
         return "a process that cannot be looked at"

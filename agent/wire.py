@@ -291,6 +291,12 @@ class GetStatus(msgspec.Struct, frozen=True, tag="status", forbid_unknown_fields
     """Ask for a fresh NodeReport."""
 
 
+class ShowJob(msgspec.Struct, frozen=True, tag="show", forbid_unknown_fields=True):
+    """Ask what a job is made of."""
+
+    job_id: JobId
+
+
 class FindLeftovers(msgspec.Struct, frozen=True, tag="leftovers", forbid_unknown_fields=True):
     """Ask for what earlier runs of this user have left on the node."""
 
@@ -324,6 +330,7 @@ Command = (
     | PullLogs
     | PullHistory
     | GetStatus
+    | ShowJob
     | FindLeftovers
     | CleanLeftovers
     | Shutdown
@@ -379,6 +386,16 @@ class Logs(msgspec.Struct, frozen=True, tag="logs"):
     lines: list[LogLine]
 
 
+class Shown(msgspec.Struct, frozen=True, tag="shown"):
+    """What a job is made of; what looks like a secret is masked."""
+
+    spec: JobSpec
+    """Of the current attempt."""
+    directory: FilePath
+    """Where its logs are on the node."""
+    master_port: Port
+
+
 class PastReport(msgspec.Struct, frozen=True):
     """A report of the past."""
 
@@ -424,7 +441,7 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     report: NodeReport
 
 
-Reply = Accepted | Refused | Logs | History | Leftovers | Status
+Reply = Accepted | Refused | Shown | Logs | History | Leftovers | Status
 
 _Message = TypeVar("_Message")
 

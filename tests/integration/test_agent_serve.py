@@ -182,6 +182,23 @@ def test_a_job_that_cannot_run_is_refused(
     assert isinstance(agent.ask(Prepare(spec)), Accepted)
 
 
+def test_a_job_is_shown_without_its_secrets(agent: RunningAgent, spec: JobSpec) -> None:
+    secret = msgspec.structs.replace(
+        spec, env={"HF_TOKEN": "abc", "LEVEL": "3"}, command=["train.py", "--api-key", "xyz"]
+    )
+    agent.ask(Prepare(secret))
+
+    done = run_agent_verb("show", "--dir", str(agent.directory), "--job", "train")
+
+    shown = json.loads(done.stdout)
+    assert shown["spec"]["env"] == {"HF_TOKEN": "***", "LEVEL": "3"}
+    assert shown["spec"]["command"] == ["train.py", "--api-key", "***"]
+    assert shown["directory"] == str(agent.directory / "jobs" / "train" / "0")
+    unknown = run_agent_verb("show", "--dir", str(agent.directory), "--job", "other")
+    assert unknown.returncode == 4
+    assert "there is no job other on this node; those here: train" in unknown.stderr
+
+
 def test_a_job_is_not_prepared_twice(agent: RunningAgent, spec: JobSpec) -> None:
     prepared = agent.ask(Prepare(spec))
     assert isinstance(prepared, Accepted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from uuid import uuid4
 import psutil
 import pytest
 
+from agent.leftover_search import chosen
 from agent.wire import CleanLeftovers, FindLeftovers, Leftover, Leftovers, RefusalReason, Refused
 from tests.support.agents import RunningAgent, run_agent_verb
 from tests.support.ranks import is_alive
@@ -33,6 +35,14 @@ listener = socket.socket()
 listener.bind(("127.0.0.1", 0))
 listener.listen()
 time.sleep(600)
+"""
+
+
+OTHER_SHIM = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(child.pid, flush=True)
+child.wait()
 """
 
 
@@ -76,17 +86,33 @@ def test_an_orphan_of_a_dead_shim_is_ours_and_cleaned_without_more_ado(
     until(lambda: (item := of_pid(agent, pid)) is not None and bool(item.ports), 10, "it is found and listens")
     item = of_pid(agent, pid)
     assert item is not None
+    assert item.name in {one.name for one in chosen(list(found(agent).values()), [])}
     assert (item.is_ours, item.job_id, item.rank, len(item.ports)) == (True, "train", 3, 1)
     assert 0 <= item.age_s < 60
     assert item.size_bytes > 2**20
     assert f"pid {pid}: " in item.text
 
-    reply = agent.ask(CleanLeftovers())
+    reply = agent.ask(CleanLeftovers([item.name]))
 
     assert isinstance(reply, Leftovers)
     assert [one.name for one in reply.items] == [item.name]
     until(lambda: not is_alive(pid), 10, "it is gone")
     assert of_pid(agent, pid) is None
+
+
+def test_what_a_shim_of_another_installation_watches_over_is_no_leftover(agent: RunningAgent, tmp_path: Path) -> None:
+    (tmp_path / "agent").mkdir()
+    shim = tmp_path / "agent" / "shim.py"
+    shim.write_text(OTHER_SHIM)
+    env = {**os.environ, "RANKDECK_JOB_ID": "train", "RANKDECK_INBOX": "/gone/inbox.sock", "RANK": "0"}
+    with subprocess.Popen([sys.executable, "-I", "-S", str(shim)], env=env, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        child_pid = int(process.stdout.readline())
+        try:
+            assert of_pid(agent, child_pid) is None
+            assert of_pid(agent, process.pid) is None
+        finally:
+            os.kill(child_pid, signal.SIGKILL)
 
 
 def test_an_orphan_of_another_launcher_is_cleaned_only_by_name_and_confirmation(
@@ -97,7 +123,7 @@ def test_an_orphan_of_another_launcher_is_cleaned_only_by_name_and_confirmation(
     assert item is not None
     assert not item.is_ours
 
-    assert agent.ask(CleanLeftovers()) == Leftovers([])
+    assert item.name not in {one.name for one in chosen(list(found(agent).values()), [])}
     refused = agent.ask(CleanLeftovers([item.name]))
     assert isinstance(refused, Refused)
     assert refused.reason is RefusalReason.NOT_PERMITTED
@@ -132,11 +158,10 @@ def test_the_verb_lists_and_cleans(agent: RunningAgent, leave: Callable[..., int
     directory = ("--dir", str(agent.directory))
 
     listed = run_agent_verb("leftovers", *directory)
-    cleaned = run_agent_verb("leftovers", *directory, "--clean")
+    name = next(item["name"] for item in json.loads(listed.stdout)["items"] if f":{pid}:" in item["name"])
+    cleaned = run_agent_verb("leftovers", *directory, "--clean", "--name", name)
     misused = run_agent_verb("leftovers", *directory, "--foreign")
 
-    names = [item["name"] for item in json.loads(listed.stdout)["items"]]
-    assert any(name.startswith(f"process:{pid}:") for name in names)
     assert cleaned.returncode == 0
     until(lambda: not is_alive(pid), 10, "it is gone")
     assert misused.returncode == 2

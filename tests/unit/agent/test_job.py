@@ -312,6 +312,17 @@ def test_faults_that_do_not_fit_are_refused(
     assert words in refused.message
 
 
+@pytest.mark.parametrize(("num_nodes", "whom"), [(2, "the other nodes"), (1, "torch")])
+def test_a_launcher_that_starts_no_ranks_is_said_to_wait(num_nodes: int, whom: str) -> None:
+    job = Job(make_spec(num_nodes=num_nodes), 0.0)
+    job.handle(CommitReceived(), 0.0)
+    job.handle(LauncherStarted(), 0.0)
+    assert job.status(9.0).detail == ""
+    assert job.status(35.0).detail == f"no rank has been started for 35 s: the launcher waits for {whom}"
+    job.handle(WorkerFound(2), 36.0)
+    assert job.status(37.0).detail == ""
+
+
 def test_the_status_says_how_long_the_state_has_lasted() -> None:
     job = job_in(JobState.RUNNING)
     job.handle(StopReceived(), 5.0)

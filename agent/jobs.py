@@ -286,7 +286,8 @@ class Jobs:
         """Prepare another attempt and start it; the job hears how that went."""
         spec = msgspec.structs.replace(launch.job.spec, attempt=attempt)
         job_dir = self._state_dir.job_dir(spec.job_id, attempt)
-        shutil.rmtree(job_dir, ignore_errors=True)  # of an agent that was killed before it could spawn anything
+        if not has_been_started(job_dir):  # else an agent was killed before it could spawn anything there
+            shutil.rmtree(job_dir, ignore_errors=True)
         refused = check_files(spec) or make_job_dir(job_dir, launch.job.ranks[-1])
         port_holder = reserve_port(launch.address, spec.master_port) if launch.address and not refused else None
         if isinstance(port_holder, Refused):

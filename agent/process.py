@@ -152,6 +152,7 @@ def spawn_shim(launcher: Invocation, *, run_dir: Path, grace_s: float, dies_with
             )
             return ShimProcess(run_dir, process.pid, process)
         except (OSError, ValueError) as error:
+            (run_dir / SHIM_LOCK).unlink(missing_ok=True)
             raise SpawnError(f"cannot start the launcher: {error}") from error
 
 

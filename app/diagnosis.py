@@ -231,7 +231,7 @@ class _JobDiagnoser:
 
     def _put(self, found: list[Verdict], job: JobModel, now_s: float) -> None:
         """Merge what is found now with what stood before."""
-        is_failed = job.state() == JobState.FAILED
+        is_failed = job.state() in {JobState.FAILED, JobState.RESTARTING, JobState.LOST}
         is_stopping = job.stop_began_s < now_s
         has_event = any(verdict.cause in STICKY for verdict in found)
         before, self._standing = self._standing, {}

@@ -35,7 +35,7 @@ CAUSES_OF_FAULT = {
     FaultKind.KILL: frozenset({Cause.EXITED}),
     FaultKind.SLOW: frozenset({Cause.STRAGGLER}),
 }
-ENDED = frozenset({"succeeded", "failed", "stopped"})
+ENDED = frozenset({"succeeded", "failed", "stopped", "lost"})
 
 
 class Headless:
@@ -161,7 +161,7 @@ def exit_code(view: View, *, is_fault_unnamed: bool = False) -> ExitCode:
     if view.verdicts():
         return ExitCode.VERDICT_STANDS
     job = view.job()
-    return ExitCode.JOB_FAILED if job is not None and job.state == "failed" else ExitCode.WELL
+    return ExitCode.JOB_FAILED if job is not None and job.state in {"failed", "lost"} else ExitCode.WELL
 
 
 def _names(verdict: VerdictRow, fault: Fault) -> bool:

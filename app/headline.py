@@ -58,17 +58,20 @@ def job_headline(cluster: Cluster, job: JobModel, row: JobRow, found: JobDiagnos
         return _line(
             Severity.QUIET, f"job {row.job_id} is stopping: {_alive(job, found)} of {job.world_size} ranks are left"
         )
+    if row.state == "restarting":
+        return _line(Severity.WARNING, f"job {row.job_id} is between two attempts{_detail(row)}")
     if job.is_ended():
         return _ended(job, row)
-    if row.state == "failed":
-        return _line(Severity.CRITICAL, f"job {row.job_id} has failed and is ending{_detail(row)}")
+    if row.state in {"failed", "lost"}:
+        how = "has failed" if row.state == "failed" else "was lost on a node"
+        return _line(Severity.CRITICAL, f"job {row.job_id} {how} and is ending{_detail(row)}")
     return _starting(cluster, job, found) or _running(job, row, found)
 
 
 def _ended(job: JobModel, row: JobRow) -> Headline:
-    text = f"job {row.job_id} {row.state}" if row.state != "stopped" else f"job {row.job_id} was stopped"
+    text = f"job {row.job_id} {'was ' if row.state in {'stopped', 'lost'} else ''}{row.state}"
     progress = "" if row.step is None else f": {job.world_size} ranks, step {row.step}, loss {loss_text(row.loss)}"
-    if row.state != "failed":
+    if row.state not in {"failed", "lost"}:
         return _line(Severity.OK if row.state == "succeeded" else Severity.QUIET, text + progress)
     code = "" if row.exit_code is None else f" (exit code {row.exit_code})"
     return _line(Severity.CRITICAL, f"{text}{code}{_detail(row)}")

@@ -30,6 +30,19 @@ STEP_HISTORY_S = 5.0
 """The step rate is taken over this long, sampled this often: long enough to smooth a slow epoch's end."""
 
 
+WORST_FIRST = (
+    JobState.FAILED,
+    JobState.LOST,
+    JobState.STOPPING,
+    JobState.RESTARTING,
+    JobState.RUNNING,
+    JobState.PREPARED,
+    JobState.STOPPED,
+    JobState.SUCCEEDED,
+)
+"""Of its nodes' states a job has the first in this order."""
+
+
 class Process(IntEnum):
     """`ProcessState` as a number, with one for a worker that has not been heard of."""
 
@@ -201,10 +214,10 @@ class JobModel:
     def state(self) -> str:
         """Return the job's state over its nodes: one node's failure is the job's."""
         states = {share.status.state for share in self.shares.values()}
-        for state in (JobState.FAILED, JobState.STOPPING, JobState.RUNNING, JobState.PREPARED, JobState.STOPPED):
+        for state in WORST_FIRST:
             if state in states:
                 return "starting" if state is JobState.RUNNING and self.is_starting() else str(state)
-        return str(JobState.SUCCEEDED)
+        return str(WORST_FIRST[-1])
 
     def is_starting(self) -> bool:
         """Return whether some rank has not opened its process group, and none has made a step."""

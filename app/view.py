@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agent.wire import JobState
 from app.headline import job_headline, node_headline, wait_text
-from app.job_model import Process
+from app.job_model import WORST_FIRST, Process
 from app.rank_words import rank_row
 from app.rows import (
     SCHEMA,
@@ -106,7 +105,7 @@ class View:
             return None
         state = job.state()
         statuses = [share.status for _, share in sorted(job.shares.items())]
-        statuses.sort(key=lambda status: status.state is not JobState.FAILED)
+        statuses.sort(key=lambda status: WORST_FIRST.index(status.state))
         codes = [status.exit_code for status in statuses if status.exit_code is not None]
         first = next((worker.report for worker in job.workers[:1] if worker is not None), None)
         training = (first.training if first is not None else None) or TrainingReport()
@@ -133,8 +132,10 @@ class View:
 
     def _job_severity(self, state: str) -> Severity:
         found = self._found
-        if state == "failed":
+        if state in {"failed", "lost"}:
             return Severity.CRITICAL
+        if state == "restarting":
+            return Severity.WARNING
         if found is not None and found.verdicts:
             return found.verdicts[0].severity
         return Severity.OK if state in ("running", "succeeded") else Severity.QUIET

@@ -162,6 +162,32 @@ def test_a_failed_job_tells_exit_code_and_detail_of_the_node_that_failed() -> No
     assert view.headline().severity is Severity.CRITICAL
 
 
+def test_a_job_between_two_attempts_says_when_it_begins_again() -> None:
+    detail = "rank 1 was killed by SIGKILL; begins again in 2 s, 1 of 3 restarts left"
+    console = Console()
+    console.hear("a", jobs=[job_status(state=JobState.RESTARTING, detail=detail)])
+    view = console.hear("b", jobs=[job_status(2, state=JobState.RESTARTING)])
+
+    job = view.job()
+    assert job is not None
+    assert (job.state, job.severity) == ("restarting", Severity.WARNING)
+    assert view.headline().text == f"job job is between two attempts: {detail}"
+
+
+def test_a_lost_job_is_as_bad_as_a_failed_one() -> None:
+    console = Console()
+    console.hear("a", jobs=[job_status(state=JobState.LOST, detail="the node was rebooted")])
+    assert console.hear("b").headline().text == "job job was lost on a node and is ending: the node was rebooted"
+
+    view = console.hear("b", jobs=[job_status(2, state=JobState.SUCCEEDED)])
+
+    job = view.job()
+    assert job is not None
+    assert (job.state, job.severity) == ("lost", Severity.CRITICAL)
+    assert view.headline().text == "job job was lost: the node was rebooted"
+    assert view.headline().severity is Severity.CRITICAL
+
+
 def test_a_job_that_has_failed_on_one_node_is_ending_on_the_other() -> None:
     console = Console()
     console.hear("a", jobs=[job_status(state=JobState.FAILED)])

@@ -83,7 +83,7 @@ class World:
         """Return the file whose existence ends a job's program."""
         return self._tmp_path / f"{job_id}.over"
 
-    def spec(self, job_id: str) -> JobSpec:
+    def spec(self, job_id: str, max_restarts: int) -> JobSpec:
         """Return a job of two ranks."""
         return make_spec(
             job_id=job_id,
@@ -96,6 +96,7 @@ class World:
             master_port=0,
             interface="lo",
             grace_s=3.0,
+            max_restarts=max_restarts,
         )
 
     def record(self, job_id: str, name: str) -> dict[str, int]:
@@ -144,7 +145,8 @@ def test_whoever_is_killed_when_nothing_is_left_and_the_truth_is_told(tmp_path: 
     dice = random.Random(number)
     with ExitStack() as stack:
         world, job_id = World(stack, tmp_path), f"round{number}"
-        is_acknowledged = commit(world, job_id, dice)
+        max_restarts = dice.choice([0, 0, 1])
+        is_acknowledged = commit(world, world.spec(job_id, max_restarts), dice)
         targets = dice.sample(["agent", "shim", "launcher", "0", "1"], dice.choice([1, 1, 2, 3]))
         struck = strike(world, job_id, targets, dice)
         if not is_alive(world.agent.process.pid):
@@ -155,15 +157,19 @@ def test_whoever_is_killed_when_nothing_is_left_and_the_truth_is_told(tmp_path: 
             assert not is_acknowledged, "a job that was taken is unknown"
         elif not struck:
             check_that_it_goes_on(world, job_id)
+        elif max_restarts and not has_been_lost(world, job_id):
+            until(lambda: is_in_attempt(world, job_id, 1), SETTLE_S, f"job begins again after {struck}")
+            check_that_it_goes_on(world, job_id)
         else:
             until(ended(world, job_id), SETTLE_S, f"job ends after {struck}")
             check_the_truth(world, job_id, struck)
         until(lambda: not world.processes(job_id), SETTLE_S, f"nothing of the job is left after {targets}")
 
 
-def commit(world: World, job_id: str, dice: random.Random) -> bool:
+def commit(world: World, spec: JobSpec, dice: random.Random) -> bool:
     """Start a job and wait for a random moment; return whether the agent has acknowledged it."""
-    assert isinstance(world.agent.ask(Prepare(world.spec(job_id))), Accepted)
+    job_id = spec.job_id
+    assert isinstance(world.agent.ask(Prepare(spec)), Accepted)
     if dice.random() < 0.2:
         # Who is killed in the midst of a command may have carried it out or not.
         road = world.agent.connect()
@@ -200,8 +206,18 @@ def ended(world: World, job_id: str) -> Callable[[], bool]:
     return look
 
 
+def has_been_lost(world: World, job_id: str) -> bool:
+    status = world.status(job_id)
+    return status is not None and status.state is JobState.LOST
+
+
+def is_in_attempt(world: World, job_id: str, attempt: int) -> bool:
+    status = world.status(job_id)
+    return status is not None and (status.state, status.attempt) == (JobState.RUNNING, attempt)
+
+
 def check_that_it_goes_on(world: World, job_id: str) -> None:
-    """The death of an agent alone changes nothing: the job runs, and ends well when its program does."""
+    """A job that runs, since only its agent was killed or since it began again, ends well when its program does."""
     status = world.status(job_id)
     assert status is not None
     assert status.state is JobState.RUNNING, status

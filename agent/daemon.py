@@ -16,6 +16,8 @@ import traceback
 from typing import TYPE_CHECKING, assert_never
 
 from agent.control import ControlSocket
+from agent.gpu_watch import LOG_FILE, GpuWatch
+from agent.host_sampler import HostSampler
 from agent.inbox import Inbox
 from agent.jobs import Jobs
 from agent.lifecycle import AbortReceived, CommitReceived, FaultReceived, KillReceived, StopReceived
@@ -45,7 +47,6 @@ from agent.wire import (
     Status,
     Stop,
 )
-from agent.worker_sampler import HostSampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,9 +73,11 @@ class Daemon:
         self._kills_jobs = is_private
         self.epoch = secrets.token_hex(8)
         self._state = NodeState(node, self.epoch, socket.gethostname(), os.getpid(), os.cpu_count() or 1)
-        self._jobs = Jobs(state_dir, self._state, self._publish_soon, die_with_us=is_private)
-        self._host = HostSampler()
-        self._inbox = Inbox(state_dir.socket_path(INBOX_SOCKET), self._on_rank_report)
+        inbox_path = state_dir.socket_path(INBOX_SOCKET)
+        self._gpus = GpuWatch(inbox_path, state_dir.path / LOG_FILE, self._state)
+        self._jobs = Jobs(state_dir, self._state, self._publish_soon, self._gpus.pids, die_with_us=is_private)
+        self._host = HostSampler(state_dir.path)
+        self._inbox = Inbox(inbox_path, self._on_rank_report, self._gpus.hear)
         self._control = ControlSocket(state_dir.socket_path(CONTROL_SOCKET), self._carry_out)
         self._publisher: Publisher | None = None
         self._publish_timer: asyncio.TimerHandle | None = None
@@ -119,6 +122,7 @@ class Daemon:
                 self._state.apply(self._host.sample(), now_s)
                 next_host_s = now_s + HOST_PERIOD_S
             self._jobs.beat()
+            self._gpus.beat()
             self._publish()
             await asyncio.sleep(max(0.0, PUBLISH_PERIOD_S - (time.monotonic() - now_s)))
 
@@ -126,6 +130,8 @@ class Daemon:
         self._publish()
         await self._control.close()
         self._inbox.close()
+        self._gpus.close()
+        self._host.close()
         if self._publish_timer:
             self._publish_timer.cancel()
         if self._publisher:

@@ -116,7 +116,7 @@ class MemoryView(LineView):
             parts = wrapped(text, max(8, self.size.width - 4), MAX_FINDING_LINES, look.glyphs.ellipsis)
             for number, part in enumerate(parts):
                 glyph = " " if number else look.glyphs.severities[finding.severity]
-                lines.append(self.line().put(f" {glyph} ", style).put(part, style))
+                lines.append(self.line().put(f" {glyph} ", style).cell(part, self.size.width - 3, style))
         return lines
 
     def _gpu_lines(self, gpus: list[GpuRow], num_gpus: int, room: int) -> list[Line]:

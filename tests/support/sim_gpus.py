@@ -70,7 +70,7 @@ class SimGpus:
             index=index,
             uuid=gpu_uuid(self._node.node_rank, index),
             name="NVIDIA H100 80GB HBM3",
-            busy_frac=0.9 + 0.02 * index,
+            busy_frac=min(1.0, 0.9 + 0.02 * index),
             memory_busy_frac=0.5,
             memory_total_bytes=TOTAL_BYTES,
             memory_used_bytes=sum(process.used_bytes or 0 for process in processes) + CONTEXT_BYTES,

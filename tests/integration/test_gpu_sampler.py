@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
@@ -55,7 +55,8 @@ class Sampler:
 
     def sample_with(self, condition: Callable[[GpuSample], object]) -> GpuSample:
         """Return the first sample that satisfies `condition`."""
-        return until(lambda: sample if condition(sample := self.sample()) else None, PATIENCE_S, "a sample")
+        (found,) = until(lambda: [sample] if condition(sample := self.sample()) else [], PATIENCE_S, "a sample")
+        return found
 
     def change(self, device: int, **answers: Any) -> None:
         """Let a GPU answer otherwise from now on."""
@@ -82,7 +83,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[dict[str, Any]], Sampler]]:
         sampler.close()
 
 
-Start = "Callable[[dict[str, Any]], Sampler]"
+Start: TypeAlias = "Callable[[dict[str, Any]], Sampler]"
 
 
 def test_a_busy_gpu_is_told_whole(start: Start) -> None:

@@ -65,7 +65,8 @@ class Ward:
 
     def wait_until(self, condition: Callable[[GpusReport], object], what: str) -> GpusReport:
         """Return the first report that satisfies `condition`."""
-        return until(lambda: gpus if condition(gpus := self.gpus()) else None, PATIENCE_S, what)
+        (found,) = until(lambda: [gpus] if condition(gpus := self.gpus()) else [], PATIENCE_S, what)
+        return found
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def test_a_sampler_that_hangs_in_nvml_is_replaced_and_hurts_nobody(
     ward.wait_until(
         lambda gpus: is_watching(gpus) and gpus.gpus[0].figures.power_watts == 300, "a new sampler's figures"
     )
-    until(lambda: ward.gpus() and first not in ward.watch.pids, PATIENCE_S, "the first one's end")
+    ward.wait_until(lambda _: first not in ward.watch.pids, "the first one's end")
 
 
 def test_a_sampler_that_dies_is_replaced_and_said_to_have_died(
@@ -127,7 +128,7 @@ def test_where_there_is_no_driver_the_reason_is_told_and_no_process_is_left(
 
     absent = ward.wait_until(lambda gpus: gpus.state is GpuWatchState.ABSENT, "the reason")
     assert (absent.detail, absent.gpus) == ("the NVIDIA driver is not loaded", [])
-    until(lambda: ward.gpus() and not ward.watch.pids, PATIENCE_S, "the sampler's end")
+    ward.wait_until(lambda _: not ward.watch.pids, "the sampler's end")
     assert ward.gpus().state is GpuWatchState.ABSENT
     ward.watch.close()
     assert not ward.log.exists()

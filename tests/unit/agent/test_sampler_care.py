@@ -47,9 +47,8 @@ class Bedside:
             self.next_pid += 1
         return effects
 
-    @property
-    def state(self) -> GpuWatchState:
-        return self.care.status(self.now_s)[0]
+    def is_in(self, state: GpuWatchState) -> bool:
+        return self.care.status(self.now_s)[0] is state
 
     @property
     def detail(self) -> str:
@@ -62,41 +61,44 @@ def bedside() -> Bedside:
 
 
 def test_the_first_tick_starts_a_sampler_and_the_next_ones_wait_for_it(bedside: Bedside) -> None:
-    assert bedside.state is GpuWatchState.STARTING
+    assert bedside.is_in(GpuWatchState.STARTING)
     assert bedside.feed(Ticked()) == [StartSampler()]
     assert bedside.feed(Ticked()) == []
     bedside.feed(SamplerStarted(1))
-    assert (bedside.state, bedside.detail, bedside.care.pids) == (GpuWatchState.STARTING, "", {1})
+    assert bedside.is_in(GpuWatchState.STARTING)
+    assert (bedside.detail, bedside.care.pids) == ("", {1})
     assert bedside.tick(START_S - 1) == []
 
 
 def test_a_sampler_that_speaks_is_watching(bedside: Bedside) -> None:
     bedside.tick()
     bedside.feed(SamplerSpoke(1, ""))
-    assert (bedside.state, bedside.detail) == (GpuWatchState.WATCHING, "")
+    assert bedside.is_in(GpuWatchState.WATCHING)
+    assert bedside.detail == ""
 
 
 def test_silence_is_told_before_the_sampler_is_given_up(bedside: Bedside) -> None:
     bedside.tick()
     bedside.feed(SamplerSpoke(1, ""))
     assert bedside.tick(SILENT_S) == []
-    assert (bedside.state, bedside.detail) == (GpuWatchState.SILENT, "NVML has not answered for 5 s")
+    assert bedside.is_in(GpuWatchState.SILENT)
+    assert bedside.detail == "NVML has not answered for 5 s"
 
 
 def test_a_hung_sampler_is_killed_abandoned_and_replaced_after_a_pause(bedside: Bedside) -> None:
     bedside.tick()
     bedside.feed(SamplerSpoke(1, ""))
     assert bedside.tick(HUNG_S) == [KillSampler(1)]
-    assert bedside.state is GpuWatchState.SILENT
+    assert bedside.is_in(GpuWatchState.SILENT)
     assert "sampler 1 was given up after 15 s" in bedside.detail
     assert bedside.tick(FIRST_PAUSE_S - 0.1) == []
     assert bedside.tick(0.1) == [StartSampler()]
     assert bedside.care.pids == {1, 2}
-    assert bedside.state is GpuWatchState.SILENT
+    assert bedside.is_in(GpuWatchState.SILENT)
     bedside.feed(SamplerSpoke(1, ""))
-    assert bedside.state is GpuWatchState.SILENT, "a late word of an abandoned sampler is no news"
+    assert bedside.is_in(GpuWatchState.SILENT), "a late word of an abandoned sampler is no news"
     bedside.feed(SamplerSpoke(2, ""))
-    assert bedside.state is GpuWatchState.WATCHING
+    assert bedside.is_in(GpuWatchState.WATCHING)
 
 
 def test_after_a_few_abandoned_samplers_no_more_are_started_until_one_ends(bedside: Bedside) -> None:
@@ -113,13 +115,14 @@ def test_after_a_few_abandoned_samplers_no_more_are_started_until_one_ends(bedsi
 def test_where_there_is_no_nvml_it_is_said_once_and_looked_for_rarely(bedside: Bedside) -> None:
     bedside.tick()
     bedside.feed(SamplerSpoke(1, "no driver"))
-    assert (bedside.state, bedside.detail) == (GpuWatchState.ABSENT, "no driver")
+    assert bedside.is_in(GpuWatchState.ABSENT)
+    assert bedside.detail == "no driver"
     bedside.feed(SamplerEnded(1, 0))
     assert bedside.tick(ABSENT_PAUSE_S - 1) == []
     assert bedside.tick(1) == [StartSampler()]
-    assert bedside.state is GpuWatchState.ABSENT
+    assert bedside.is_in(GpuWatchState.ABSENT)
     bedside.feed(SamplerSpoke(2, ""))
-    assert bedside.state is GpuWatchState.WATCHING
+    assert bedside.is_in(GpuWatchState.WATCHING)
 
 
 @pytest.mark.parametrize(("code", "words"), [(3, "ended with code 3"), (-11, "was killed by signal 11")])
@@ -141,5 +144,6 @@ def test_a_sampler_that_dies_is_replaced_after_longer_and_longer_pauses(
 def test_a_sampler_that_cannot_be_made_is_tried_again(bedside: Bedside) -> None:
     assert bedside.feed(Ticked()) == [StartSampler()]
     bedside.feed(SamplerNotStarted("no memory"))
-    assert (bedside.state, bedside.detail) == (GpuWatchState.SILENT, "the GPU sampler cannot be started: no memory")
+    assert bedside.is_in(GpuWatchState.SILENT)
+    assert bedside.detail == "the GPU sampler cannot be started: no memory"
     assert bedside.tick(FIRST_PAUSE_S) == [StartSampler()]

@@ -45,6 +45,7 @@ class SampledGpu(msgspec.Struct, frozen=True, omit_defaults=True):
 
     figures: GpuFigures
     processes: Annotated[list[GpuProcess], msgspec.Meta(max_length=MAX_HOLDERS)] = []
+    """The largest first."""
 
 
 class GpuSample(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -68,12 +69,14 @@ _decoder = msgspec.msgpack.Decoder(GpuSample)
 
 
 def encode_sample(sample: GpuSample) -> bytes:
-    """Return one datagram; without its processes where they are too many, for a gap tells less than silence."""
-    datagram = SAMPLE_MARK + _encoder.encode(sample)
-    if len(datagram) <= MAX_SAMPLE_BYTES:
-        return datagram
-    gpus = [SampledGpu(gpu.figures) for gpu in sample.gpus]
-    return SAMPLE_MARK + _encoder.encode(msgspec.structs.replace(sample, gpus=gpus))
+    """Return one datagram; with fewer processes of each GPU where all are too many, the largest of them."""
+    num_kept = MAX_HOLDERS
+    while True:
+        gpus = [SampledGpu(gpu.figures, gpu.processes[:num_kept]) for gpu in sample.gpus]
+        datagram = SAMPLE_MARK + _encoder.encode(msgspec.structs.replace(sample, gpus=gpus))
+        if len(datagram) <= MAX_SAMPLE_BYTES or not num_kept:
+            return datagram
+        num_kept //= 2
 
 
 def is_sample(datagram: bytes) -> bool:

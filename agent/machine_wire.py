@@ -18,7 +18,7 @@ Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]
 Sentence = Annotated[str, msgspec.Meta(max_length=1024)]
 
 MAX_GPUS = 64
-MAX_HOLDERS = 64
+MAX_HOLDERS = 32
 """Of one GPU; the largest are kept."""
 MAX_MIG_INSTANCES = 16
 MAX_XIDS = 8

@@ -154,6 +154,8 @@ def test_the_dead_hold_nothing(training: Training) -> None:
     (rank,) = training.sim.view().ranks([0])
 
     assert (rank.gpu, rank.gpu_used_bytes, rank.pss_bytes) == (None, None, None)
+    row = training.row(0)
+    assert (row.ranks, row.torch_reserved_bytes, row.holders) == ([], None, [])
 
 
 def test_json_has_the_gpus_with_units_in_the_names(training: Training) -> None:

@@ -19,7 +19,9 @@ import click
 
 from agent.control import ControlSocket
 from agent.control_lease import ControlLease
+from agent.gpu_watch import LOG_FILE, GpuWatch
 from agent.history import PastFrames
+from agent.host_sampler import HostSampler
 from agent.inbox import Inbox
 from agent.jobs import Jobs
 from agent.leftover_search import chosen, clean, find_leftovers
@@ -61,7 +63,6 @@ from agent.wire import (
     decode_node_report,
     encode_node_report,
 )
-from agent.worker_sampler import HostSampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,10 +93,12 @@ class Daemon:
         self._kills_jobs = is_private
         self.epoch = secrets.token_hex(8)
         self._state = NodeState(node, self.epoch, socket.gethostname(), os.getpid(), os.cpu_count() or 1)
-        self._jobs = Jobs(state_dir, self._state, self._publish_soon, die_with_us=is_private)
+        inbox_path = state_dir.socket_path(INBOX_SOCKET)
+        self._gpus = GpuWatch(inbox_path, state_dir.path / LOG_FILE, self._state)
+        self._jobs = Jobs(state_dir, self._state, self._publish_soon, self._gpus.pids, die_with_us=is_private)
         self._lease = ControlLease(state_dir.read_holder(), time.monotonic())
-        self._host = HostSampler()
-        self._inbox = Inbox(state_dir.socket_path(INBOX_SOCKET), self._on_rank_report)
+        self._host = HostSampler(state_dir.path)
+        self._inbox = Inbox(inbox_path, self._on_rank_report, self._gpus.hear)
         self._control = ControlSocket(state_dir.socket_path(CONTROL_SOCKET), self._carry_out)
         self._publisher: Publisher | None = None
         self._publish_timer: asyncio.TimerHandle | None = None
@@ -143,6 +146,7 @@ class Daemon:
                 self._state.apply(self._host.sample(), now_s)
                 next_host_s = now_s + HOST_PERIOD_S
             self._jobs.beat()
+            self._gpus.beat()
             if self._jobs.are_moving or now_s - self._published_at_s >= IDLE_PERIOD_S:
                 self._keep(self._publish(), now_s)
             await asyncio.sleep(max(0.0, PUBLISH_PERIOD_S - (time.monotonic() - now_s)))
@@ -151,6 +155,8 @@ class Daemon:
         self._publish()
         await self._control.close()
         self._inbox.close()
+        self._gpus.close()
+        self._host.close()
         if self._publish_timer:
             self._publish_timer.cancel()
         if self._publisher:

@@ -50,6 +50,7 @@ from ddpcore.wire import SlowDown, StopTraining
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Set as AbstractSet
 
     from agent.node_state import NodeState
     from agent.preflight import Address
@@ -69,12 +70,22 @@ class Jobs:
     """All jobs of a node, from `adopt` to `close`."""
 
     def __init__(
-        self, state_dir: StateDir, state: NodeState, on_change: Callable[[], None], *, die_with_us: bool
+        self,
+        state_dir: StateDir,
+        state: NodeState,
+        on_change: Callable[[], None],
+        sampler_pids: AbstractSet[int],
+        *,
+        die_with_us: bool,
     ) -> None:
-        """`on_change` is called when consoles should hear of something at once."""
+        """`on_change` is called when consoles should hear of something at once.
+
+        `sampler_pids` is read whenever something is swept away: children of this process that serve no job.
+        """
         self._state_dir = state_dir
         self._state = state
         self._on_change = on_change
+        self._sampler_pids = sampler_pids
         self._die_with_us = die_with_us
         self._launches: dict[str, Launch] = {}
         self._workers = WorkerSampler(self._on_worker_end)
@@ -363,6 +374,7 @@ class Jobs:
             self._state_dir.socket_path(INBOX_SOCKET),
             {launch.shim.pid for launch in living if launch.shim is not None},
             {(launch.job_id, launch.job.spec.attempt) for launch in living},
+            self._sampler_pids,
         )
 
     def _write(self, launch: Launch) -> Refused | None:

@@ -20,20 +20,28 @@ if TYPE_CHECKING:
 class Watch:
     """What is well cared for: the jobs whose shims live."""
 
-    def __init__(self, inbox_path: str, shim_pids: AbstractSet[int], attempts: AbstractSet[tuple[str, int]]) -> None:
-        """`attempts` are (job id, attempt) of those jobs."""
+    def __init__(
+        self,
+        inbox_path: str,
+        shim_pids: AbstractSet[int],
+        attempts: AbstractSet[tuple[str, int]],
+        sampler_pids: AbstractSet[int] = frozenset(),
+    ) -> None:
+        """`attempts` are (job id, attempt) of those jobs; `sampler_pids` are children that serve no job."""
         self.inbox_path = inbox_path
         self.shim_pids = shim_pids
         self.attempts = attempts
+        self.own_pids = frozenset(shim_pids | sampler_pids)
+        """Children that somebody else collects."""
 
 
 def sweep(watch: Watch) -> bool:
     """Kill what nobody watches over; return whether there was anything."""
-    found = {**shim.descendants(os.getpid(), frozenset(watch.shim_pids)), **_by_environment(watch)}
+    found = {**shim.descendants(os.getpid(), watch.own_pids), **_by_environment(watch)}
     for pid, started_ticks in found.items():
         shim.send_signal(pid, started_ticks, signal.SIGKILL)
     while ended := _next_ended_child():
-        if ended in watch.shim_pids:
+        if ended in watch.own_pids:
             break  # whoever started it collects it
         os.waitpid(ended, 0)
     return bool(found)

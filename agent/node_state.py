@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 import msgspec
 
+from agent.gpu_ranks import RankProcess, gpu_reports
+from agent.machine_wire import GpusReport, GpuWatchState, HostReport, JobRank
 from agent.wire import WIRE_VERSION, ControlReport, ExitReport, JobStatus, NodeReport, ProcessState, WorkerReport
 
 if TYPE_CHECKING:
+    from agent.gpu_sample import GpuSample
     from ddpcore.wire import RankReport
 
 
@@ -54,6 +57,7 @@ class WorkerSampled(msgspec.Struct, frozen=True):
     process: ProcessState
     rss_bytes: int
     cpu_s: float
+    pss_bytes: int | None = None
 
 
 class WorkerEnded(msgspec.Struct, frozen=True):
@@ -73,10 +77,32 @@ class HostSampled(msgspec.Struct, frozen=True):
     memory_total_bytes: int
     memory_available_bytes: int
     agent_rss_bytes: int
+    host: HostReport = HostReport()
+
+
+class GpusSampled(msgspec.Struct, frozen=True):
+    """The GPU sampler has asked NVML."""
+
+    sample: GpuSample
+
+
+class GpuWatchChanged(msgspec.Struct, frozen=True):
+    """How the look at the GPUs stands, and why there are no fresh figures."""
+
+    state: GpuWatchState
+    detail: str
 
 
 Observation: TypeAlias = (
-    JobAdmitted | JobForgotten | RankReported | WorkerSeen | WorkerSampled | WorkerEnded | HostSampled
+    JobAdmitted
+    | JobForgotten
+    | RankReported
+    | WorkerSeen
+    | WorkerSampled
+    | WorkerEnded
+    | HostSampled
+    | GpusSampled
+    | GpuWatchChanged
 )
 
 
@@ -88,6 +114,7 @@ class _Worker(msgspec.Struct):
     process_since_s: float
     rss_bytes: int = 0
     cpu_s: float = 0.0
+    pss_bytes: int | None = None
     end: WorkerEnded | None = None
 
 
@@ -107,10 +134,14 @@ class NodeState:
         self._identity = (node, epoch, hostname, agent_pid, num_cpus)
         self._jobs: dict[str, _Job] = {}
         self._host = HostSampled(0.0, 0, 0, 0)
+        self._gpus = GpusReport()
+        self._gpus_at_s = 0.0
         self.num_foreign_reports = 0
         """Reports of ranks that are not ours, or that are older than what is known."""
 
-    def apply(self, observation: Observation, now_s: float) -> None:
+    def apply(  # noqa: C901 - one case for each observation
+        self, observation: Observation, now_s: float
+    ) -> None:
         """Take one observation."""
         match observation:
             case JobAdmitted(job_id=job_id):
@@ -127,6 +158,12 @@ class NodeState:
                 self._on_end(observation, now_s)
             case HostSampled():
                 self._host = observation
+            case GpusSampled(sample=sample):
+                self._on_gpus(sample, now_s)
+            case GpuWatchChanged(state=state, detail=detail):
+                self._gpus = msgspec.structs.replace(self._gpus, state=state, detail=detail[:1024])
+                if state is GpuWatchState.ABSENT:
+                    self._gpus = GpusReport(state, self._gpus.detail)
             case _:
                 assert_never(observation)
 
@@ -170,6 +207,10 @@ class NodeState:
             memory_total_bytes=host.memory_total_bytes,
             memory_available_bytes=host.memory_available_bytes,
             agent_rss_bytes=host.agent_rss_bytes,
+            host=host.host,
+            gpus=msgspec.structs.replace(
+                self._gpus, age_s=max(0.0, now_s - self._gpus_at_s) if self._gpus.gpus else 0.0
+            ),
             log_seq=log_seq,
             malformed_reports=malformed_datagrams + self.num_foreign_reports,
             control=control,
@@ -214,13 +255,25 @@ class NodeState:
             return  # the sample was taken before the end was noticed
         if sample.process is not worker.process:
             worker.process, worker.process_since_s = sample.process, now_s
-        worker.rss_bytes, worker.cpu_s = sample.rss_bytes, sample.cpu_s
+        worker.rss_bytes, worker.cpu_s, worker.pss_bytes = sample.rss_bytes, sample.cpu_s, sample.pss_bytes
 
     def _on_end(self, end: WorkerEnded, now_s: float) -> None:
         worker = self._jobs[end.job_id].workers[end.rank]
         worker.end = end
         worker.process, worker.process_since_s = ProcessState.EXITED, now_s
-        worker.rss_bytes = 0
+        worker.rss_bytes, worker.pss_bytes = 0, None
+
+    def _on_gpus(self, sample: GpuSample, now_s: float) -> None:
+        """Say who is behind each process that NVML knows, once a sample."""
+        ranks = [
+            _rank_process(job, rank, worker)
+            for job in self._jobs.values()
+            for rank, worker in job.workers.items()
+            if worker.end is None
+        ]
+        gpus = gpu_reports(sample.gpus, ranks)
+        self._gpus = msgspec.structs.replace(self._gpus, gpus=gpus, driver_version=sample.driver_version)
+        self._gpus_at_s = now_s
 
 
 def _belongs(report: RankReport, job: JobAdmitted) -> bool:
@@ -230,6 +283,17 @@ def _belongs(report: RankReport, job: JobAdmitted) -> bool:
         and report.world_size == job.world_size
         and 0 <= local_rank < job.local_world_size
         and report.local_rank == local_rank
+    )
+
+
+def _rank_process(job: _Job, rank: int, worker: _Worker) -> RankProcess:
+    report, _ = job.reports.get(rank, (None, 0.0))
+    return RankProcess(
+        whose=JobRank(job.admitted.job_id, rank),
+        local_rank=rank - job.admitted.first_rank,
+        pid=worker.pid,
+        reported_pid=None if report is None else report.pid,
+        torch_bytes={} if report is None else {gpu.uuid: gpu.reserved_bytes for gpu in report.gpu_memory},
     )
 
 
@@ -247,6 +311,7 @@ def _worker_report(job: _Job, rank: int, worker: _Worker, now_s: float) -> Worke
         process_s=state_s,
         rss_bytes=worker.rss_bytes,
         cpu_s=worker.cpu_s,
+        pss_bytes=worker.pss_bytes,
         exit=None if end is None else ExitReport(end.code, end.signal, state_s, end.error),
         report=report,
         report_age_s=max(0.0, now_s - reported_at_s),

@@ -12,6 +12,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from agent.machine_wire import GpusReport, HostReport
 from ddpcore.wire import DECODE_ERRORS, Count, Fault, FaultKind, FilePath, Name, Rank, RankReport, Seconds, Word
 
 WIRE_VERSION = 1
@@ -100,6 +101,8 @@ class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True):
     process_s: Seconds = 0.0
     """How long the process has been in this state."""
     rss_bytes: Count = 0
+    pss_bytes: Count | None = None
+    """Resident memory with shared pages split among their users; seconds old, for it is dear to ask."""
     cpu_s: Seconds = 0.0
     """CPU time of the process, user and system."""
     exit: ExitReport | None = None
@@ -158,6 +161,8 @@ class NodeReport(msgspec.Struct, frozen=True, omit_defaults=True):
     memory_total_bytes: Count = 0
     memory_available_bytes: Count = 0
     agent_rss_bytes: Count = 0
+    host: HostReport = HostReport()
+    gpus: GpusReport = GpusReport()
     log_seq: Count = 0
     """Number of log lines read so far; the newest line has `seq == log_seq`."""
     malformed_reports: Count = 0

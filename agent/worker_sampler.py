@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import psutil
 
-from agent.node_state import HostSampled, WorkerSampled, WorkerSeen
+from agent.node_state import WorkerSampled, WorkerSeen
 from agent.process import exit_status
+from agent.slow_reader import SlowReader
 from agent.wire import ProcessState
 from ddpcore.wire import ENV_JOB_ID
 
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 _STAT_BYTES = 2048
+PSS_PERIOD_S = 5.0
+"""Between looks at the shared memory of a worker, one worker at a time. A look walks all its pages: 20 to 40 ms a GB on
+a busy machine, during which mapping memory may have to wait."""
+PSS_TIME_SHARE = 0.005
+"""Of a worker's time that may go by in such looks: a large one is looked at more rarely."""
+PSS_STALE_S = 600.0
 _STATES = {
     b"T": ProcessState.FROZEN,
     b"t": ProcessState.FROZEN,
@@ -77,6 +85,9 @@ class WorkerSampler:
         """`on_end` is called from the event loop, once for each worker that was found."""
         self._on_end = on_end
         self._jobs: dict[str, _Watched] = {}
+        self._pss: SlowReader[tuple[int, float]] = SlowReader("rankdeck-pss", stale_s=PSS_STALE_S)
+        self._pss_due: dict[int, float] = {}
+        """By pid, when to look again."""
 
     def watch(self, job_id: str, ranks: range, launcher_pid: Callable[[], int | None]) -> None:
         """Start to look for the workers of a job.
@@ -122,6 +133,7 @@ class WorkerSampler:
         if watched is None:
             return []
         samples = []
+        now_s = time.monotonic()
         for rank, worker in watched.workers.items():
             fields = [] if worker.has_ended else _read_stat(worker.stat_fd)
             if not fields or fields[_STATE] in b"ZX":
@@ -133,6 +145,7 @@ class WorkerSampler:
                     process=_STATES.get(fields[_STATE], ProcessState.RUNNING),
                     rss_bytes=int(fields[_RSS]) * _PAGE_BYTES,
                     cpu_s=(int(fields[_UTIME]) + int(fields[_STIME])) * _TICK_S,
+                    pss_bytes=self._pss_of(worker.pid, now_s),
                 )
             )
         return samples
@@ -153,6 +166,14 @@ class WorkerSampler:
         """Let go of everything."""
         for job_id in list(self._jobs):
             self.forget(job_id)
+        self._pss.close()
+
+    def _pss_of(self, pid: int, now_s: float) -> int | None:
+        """Return a worker's last PSS, and have it read again when that is due and nothing else is being read."""
+        last = self._pss.last(pid)
+        if now_s >= self._pss_due.get(pid, 0.0) and self._pss.ask(pid, partial(_read_pss, pid)):
+            self._pss_due[pid] = now_s + max(PSS_PERIOD_S, last[1] / PSS_TIME_SHARE if last else 0.0)
+        return last[0] if last else None
 
     def _adopt(self, job_id: str, watched: _Watched, pid: int) -> int | None:
         """Take hold of a child of the launcher if it is a worker that is not known yet; return its rank."""
@@ -186,24 +207,8 @@ class WorkerSampler:
         if not worker.has_ended:
             asyncio.get_running_loop().remove_reader(worker.pidfd)
             worker.close()
-
-
-class HostSampler:
-    """Figures of the machine and of this process, by psutil; a call takes about 0.2 ms."""
-
-    def __init__(self) -> None:
-        self._process = psutil.Process()
-        psutil.cpu_percent()  # the first call starts the interval and says nothing
-
-    def sample(self) -> HostSampled:
-        """Return the figures since the last call."""
-        memory = psutil.virtual_memory()
-        return HostSampled(
-            cpu_frac=min(1.0, psutil.cpu_percent() / 100.0),
-            memory_total_bytes=memory.total,
-            memory_available_bytes=memory.available,
-            agent_rss_bytes=self._process.memory_info().rss,
-        )
+            self._pss.forget(worker.pid)
+            self._pss_due.pop(worker.pid, None)
 
 
 def _children(pid: int) -> list[int]:
@@ -224,6 +229,18 @@ def _rank_of(pid: int, job_id: str) -> int | None:
     )
     rank = environ.get(b"RANK", b"")
     return int(rank) if rank.isdigit() and environ.get(ENV_JOB_ID.encode()) == job_id.encode() else None
+
+
+def _read_pss(pid: int) -> tuple[int, float]:
+    """Return a process's PSS in bytes, and how long it took to ask.
+
+    Source: proc_pid_smaps(5), smaps_rollup.
+    """
+    began_s = time.monotonic()
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_bytes().splitlines():
+        if line.startswith(b"Pss:"):
+            return int(line.split()[1]) * 1024, time.monotonic() - began_s
+    raise ProcessLookupError(pid)  # a process without memory is ending
 
 
 def _read_stat(fd: int) -> list[bytes]:

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from agent.wire import ProcessState
+from app.gpu_words import held_by
 from app.rank_facts import STATES
 from app.rows import RankRow, RankState, Severity
 from app.safe_text import clean, clean_name
@@ -46,6 +47,7 @@ def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, no
     since_report_s = now_s - float(job.report_at_s[rank])
     wait_frac = float(found.wait_frac[rank])
     is_dead = worker is None or worker.exit is not None
+    held = held_by(cluster, job, rank)
     return RankRow(
         rank=rank,
         node=clean_name(cluster.node_names[owner]) if owner >= 0 else "",
@@ -65,6 +67,12 @@ def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, no
         waiting_s=group.waiting_s + since_report_s if is_waiting and group is not None else None,
         wait_frac=None if math.isnan(wait_frac) else wait_frac,
         rss_bytes=None if worker is None or is_dead else worker.rss_bytes,
+        pss_bytes=None if worker is None or is_dead else worker.pss_bytes,
+        gpu=held.gpu,
+        gpu_used_bytes=held.used_bytes,
+        torch_allocated_bytes=held.allocated_bytes,
+        torch_reserved_bytes=held.reserved_bytes,
+        torch_peak_bytes=held.peak_bytes,
         age_s=None if report is None else max(0.0, since_report_s),
         where="" if report is None else place_text(report.place),
         detail=_detail(job, worker, report, state),

@@ -109,6 +109,21 @@ class NodeRow(msgspec.Struct, frozen=True):
     memory_used_bytes: int | None
     memory_total_bytes: int | None
     agent_rss_bytes: int | None
+    load_1min: float | None
+    swap_used_bytes: int | None
+    swap_total_bytes: int | None
+    shm_used_bytes: int | None
+    """Of /dev/shm."""
+    shm_total_bytes: int | None
+    disk_free_bytes: int | None
+    """Of the file system that holds the agent's directory."""
+    disk_total_bytes: int | None
+    nic_rx_bytes_hz: float | None
+    nic_tx_bytes_hz: float | None
+    gpu_watch: str
+    """starting, watching, absent or silent; empty before the first report."""
+    gpu_detail: str
+    """Why there are no fresh figures of its GPUs."""
     age_s: float | None
     """Since its last report."""
 
@@ -137,6 +152,16 @@ class RankRow(msgspec.Struct, frozen=True):
     wait_frac: float | None
     """Share of the recent seconds it spent waiting, 0..1: the straggler waits least."""
     rss_bytes: int | None
+    pss_bytes: int | None
+    """Resident memory with shared pages split among their users."""
+    gpu: int | None
+    """Index, as nvidia-smi counts, of the GPU it is at home on."""
+    gpu_used_bytes: int | None
+    """What NVML says that it holds there."""
+    torch_allocated_bytes: int | None
+    """What torch's allocator holds there: in tensors, and in all; and the highest of the first."""
+    torch_reserved_bytes: int | None
+    torch_peak_bytes: int | None
     age_s: float | None
     """Of its report."""
     where: str
@@ -195,11 +220,19 @@ class MemoryRow(msgspec.Struct, frozen=True):
     rank: int
     node: str
     rss_bytes: int | None
+    pss_bytes: int | None
     peak_rss_bytes: int | None
     """The highest value that this console has seen."""
     from_median_frac: float | None
     """(rss - median) / median over the ranks of the job: 0.25 is a quarter more than the median."""
     severity: Severity
+    gpu: int | None = None
+    """This one and the next four as in `RankRow`."""
+    gpu_used_bytes: int | None = None
+    torch_allocated_bytes: int | None = None
+    torch_reserved_bytes: int | None = None
+    torch_peak_bytes: int | None = None
+    gpu_total_bytes: int | None = None
 
 
 class MemorySummary(msgspec.Struct, frozen=True):
@@ -213,6 +246,77 @@ class MemorySummary(msgspec.Struct, frozen=True):
     """(max - median) / median."""
     severity: Severity
     text: str
+
+
+class HolderRow(msgspec.Struct, frozen=True):
+    """A process that holds memory on a GPU."""
+
+    pid: int
+    rank: int | None
+    """None for what is not of this job."""
+    used_bytes: int | None
+    is_foreign: bool
+    """True for a rank that should not be here."""
+
+
+class XidRow(msgspec.Struct, frozen=True):
+    """An error that the driver has logged for a GPU."""
+
+    code: int
+    times: int
+    age_s: float
+    """Since the last time."""
+
+
+class GpuRow(msgspec.Struct, frozen=True):
+    """A GPU."""
+
+    node: str
+    gpu: int
+    """As nvidia-smi counts."""
+    name: str
+    uuid: str
+    state: str
+    """ok, lost, reset_required, unreadable, or silent: its figures are old."""
+    severity: Severity
+    ranks: list[int]
+    """Ranks of the job that are at home on it."""
+    busy_frac: float | None
+    """Share of the last second in which some kernel ran."""
+    memory_busy_frac: float | None
+    memory_used_bytes: int | None
+    """By everybody, as NVML says."""
+    memory_total_bytes: int | None
+    torch_allocated_bytes: int | None
+    """By the ranks of the job, as torch says: in tensors."""
+    torch_reserved_bytes: int | None
+    """In all."""
+    temperature_celsius: float | None
+    power_watts: float | None
+    power_limit_watts: float | None
+    sm_clock_hz: int | None
+    sm_clock_max_hz: int | None
+    memory_clock_hz: int | None
+    throttle_reasons: list[str]
+    ecc_corrected_errors: int | None
+    ecc_uncorrected_errors: int | None
+    xids: list[XidRow]
+    """The newest first."""
+    holders: list[HolderRow]
+    """The largest first."""
+    detail: str
+    """What is odd about it, in words."""
+    age_s: float
+    """Of its figures."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something about GPUs that somebody should do something about."""
+
+    severity: Severity
+    text: str
+    hint: str
+    """What to do."""
 
 
 class Progress(msgspec.Struct, frozen=True):

@@ -11,14 +11,19 @@ from collections import Counter
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
+from agent.machine_wire import HostReport
+from app.gpu_words import findings, gpu_rows, held_by
 from app.headline import job_headline, node_headline, wait_text
 from app.job_model import WORST_FIRST, Process
 from app.rank_words import rank_row
 from app.rows import (
     SCHEMA,
     BarrierRow,
+    Finding,
+    GpuRow,
     Headline,
     JobRow,
     MemoryRow,
@@ -178,6 +183,9 @@ class View:
             memory_used_bytes=total - free if total else None,
             memory_total_bytes=total or None,
             agent_rss_bytes=None if report is None else report.agent_rss_bytes or None,
+            gpu_watch="" if report is None else report.gpus.state,
+            gpu_detail="" if report is None else clean(report.gpus.detail, LINE_LIMIT),
+            **msgspec.structs.asdict(HostReport() if report is None else report.host),
             age_s=facts.age_s,
         )
 
@@ -256,14 +264,40 @@ class View:
 
     def _memory_row(self, job: JobModel, rank: int) -> MemoryRow:
         rss, peak, owner = self._rss[rank], job.peak_rss_bytes[rank], int(job.node_of[rank])
+        worker, held = job.workers[rank], held_by(self._cluster, job, rank)
         return MemoryRow(
             rank=rank,
             node=clean_name(self._cluster.node_names[owner]) if owner >= 0 else "",
             rss_bytes=_whole(rss),
+            pss_bytes=None if worker is None or math.isnan(rss) else worker.pss_bytes,
             peak_rss_bytes=_whole(peak),
             from_median_frac=_fraction(rss - self._median, self._median),
             severity=_memory_severity(rss, self._median),
+            gpu=held.gpu,
+            gpu_used_bytes=held.used_bytes,
+            torch_allocated_bytes=held.allocated_bytes,
+            torch_reserved_bytes=held.reserved_bytes,
+            torch_peak_bytes=held.peak_bytes,
+            gpu_total_bytes=held.total_bytes,
         )
+
+    def gpus(self) -> list[GpuRow]:
+        """Return a row per GPU, in the order of the nodes."""
+        return gpu_rows(self._cluster, self._job, self._now_s)
+
+    def oddest_gpus(self, max_rows: int) -> list[GpuRow]:
+        """Return rows of the GPUs that are worth a look, the worst first, then of the others."""
+        return gpu_rows(self._cluster, self._job, self._now_s, max_rows)
+
+    @property
+    def num_gpus(self) -> int:
+        """How many GPUs the nodes have told of."""
+        reports = (node.report for node in self._cluster.nodes.values())
+        return sum(len(report.gpus.gpus) for report in reports if report is not None)
+
+    def gpu_findings(self, gpus: Sequence[GpuRow]) -> list[Finding]:
+        """Return what is wrong with these GPUs, with their use, or with the look at GPUs; the worst first."""
+        return findings(gpus, self.nodes())
 
     def memory_summary(self) -> MemorySummary | None:
         """Return the memory of all ranks together, None while none is known."""
@@ -309,6 +343,7 @@ def status_object(view: View) -> dict[str, Any]:
     rows = {
         "nodes": view.nodes(),
         "jobs": [] if job is None else [job],
+        "gpus": view.gpus(),
         "ranks": view.ranks(),
         "barriers": view.barriers(),
         "verdicts": view.verdicts(),

@@ -126,6 +126,20 @@ class GroupReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """Sorted global ranks of the members; empty means every rank of the job."""
 
 
+class GpuMemoryReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What torch's allocator holds on one GPU for this process; contexts and NCCL's buffers are not in it."""
+
+    uuid: Name
+    """In NVML's form: `GPU-...` or `MIG-...`."""
+    allocated_bytes: Count = 0
+    """In tensors."""
+    reserved_bytes: Count = 0
+    """In tensors and in the cache."""
+    peak_allocated_bytes: Count = 0
+    peak_reserved_bytes: Count = 0
+    """The highest value since the program began, or reset it."""
+
+
 class TrainingReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the engine knows of its training; a program without the engine sends none."""
 
@@ -181,6 +195,8 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
     can_stop: bool = False
     """True when the program takes part in an agreed stop (the engine is in use)."""
     training: TrainingReport | None = None
+    gpu_memory: Annotated[list[GpuMemoryReport], msgspec.Meta(max_length=64)] = []
+    """GPUs on which torch has reserved memory, as of a recent `report_step`."""
 
 
 class Fault(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

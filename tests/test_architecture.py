@@ -13,6 +13,7 @@ FORBIDDEN_NAMES = {"utils", "helpers", "common", "misc", "base", "manager", "han
 TORCH_FREE = (
     "agent.cli",
     "agent.daemon",
+    "agent.gpu_sampler",
     "agent.shim",
     "app.cli",
     "app.demo",
@@ -44,6 +45,15 @@ def test_importing_it_never_imports_torch(module: str) -> None:
 def test_what_runs_without_a_screen_never_imports_textual(module: str) -> None:
     screens = "('textual', 'rich')"
     proof = f"import sys, {module}; sys.exit(' '.join(m for m in sys.modules if m.split('.')[0] in {screens}) or 0)"
+
+    done = subprocess.run([sys.executable, "-P", "-c", proof], capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_gpu_sampler_is_light() -> None:
+    heavy = "('asyncio', 'psutil', 'numpy', 'zmq', 'click')"
+    proof = f"import sys, agent.gpu_sampler; sys.exit(' '.join(m for m in sys.modules if m in {heavy}) or 0)"
 
     done = subprocess.run([sys.executable, "-P", "-c", proof], capture_output=True, text=True, timeout=60, check=False)
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Protocol, SupportsFloat, assert_never
 from ddpcore.errors import UnknownPhaseError
 from ddpcore.probing.code_places import stack_of
 from ddpcore.probing.faults import StepFaults, pause, strike
+from ddpcore.probing.gpu_memory import GpuMemory
 from ddpcore.probing.rank_state import RankIdentity, RankState
 from ddpcore.probing.samples import Sample, StepMark
 from ddpcore.wire import (
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from ddpcore.env import ProbeEnv, TorchrunEnv
     from ddpcore.probing.samples import BarrierMark, Counters, GroupMembers, RecorderDump, TrainingMark
     from ddpcore.probing.stack import CodeRoots
-    from ddpcore.wire import ProbeRequest
+    from ddpcore.wire import GpuMemoryReport, ProbeRequest
 
 TICK_S = 0.2
 """Between samples while the rank works. The thread takes 0.2 % of a core so, 0.3 % at half the time, beside four
@@ -92,7 +93,7 @@ class Recorder(Protocol):
 class Marks:
     """What the main thread has said. One thread writes, one reads; every value is replaced whole."""
 
-    __slots__ = ("barrier", "can_stop", "firsts", "is_stop_requested", "phases", "step", "training")
+    __slots__ = ("barrier", "can_stop", "firsts", "gpu_memory", "is_stop_requested", "phases", "step", "training")
 
     def __init__(self) -> None:
         self.step: StepMark | None = None
@@ -100,6 +101,7 @@ class Marks:
         self.barrier: BarrierMark | None = None
         self.firsts: tuple[BarrierMark, ...] = ()
         self.training: TrainingMark | None = None
+        self.gpu_memory: tuple[GpuMemoryReport, ...] = ()
         self.can_stop = False
         self.is_stop_requested = False
         """The probe's only word to the main thread: the engine reads it at step boundaries."""
@@ -121,6 +123,7 @@ class Probe:
     def __init__(self, torchrun: TorchrunEnv, env: ProbeEnv, roots: CodeRoots, recorder: Recorder) -> None:
         self.faults = StepFaults(env.faults, torchrun.rank)
         self._recorder = recorder
+        self._gpu_memory = GpuMemory()
         self._state = RankState(
             RankIdentity(
                 rank=torchrun.rank,
@@ -178,6 +181,7 @@ class Probe:
         else:
             first = loss if last.loss_first is None else last.loss_first
             marks.step = StepMark(step, last.loss if loss is None else loss, epoch, first, last.steps_done + 1)
+        marks.gpu_memory = self._gpu_memory.look(now_s)
         for fault in self.faults.due(step):
             if fault.kind is FaultKind.SLOW:
                 self.faults.slow_factor = fault.factor
@@ -230,6 +234,7 @@ class Probe:
                 slow_factor=self.faults.slow_factor,
                 can_stop=marks.can_stop,
                 training=marks.training,
+                gpu_memory=marks.gpu_memory,
             )
         )
         if state.wants_dump(now_s):

@@ -195,6 +195,7 @@ class RankState:
             recorder_missing=self._recorder_missing,
             can_stop=sample.can_stop,
             training=_training_report(sample.training, sample.now_s),
+            gpu_memory=list(sample.gpu_memory),
         )
 
     def validate(self) -> None:

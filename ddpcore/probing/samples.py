@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ddpcore.wire import BARRIER_GROUP, Phase
+from ddpcore.wire import BARRIER_GROUP, GpuMemoryReport, Phase
 
 StackLine = tuple[str, int, str]
 """File, line and function of one frame."""
@@ -113,3 +113,4 @@ class Sample(NamedTuple):
     slow_factor: float = 1.0
     can_stop: bool = False
     training: TrainingMark | None = None
+    gpu_memory: tuple[GpuMemoryReport, ...] = ()

@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.node_state import HostSampled, JobAdmitted, NodeState, RankReported, WorkerEnded, WorkerSampled, WorkerSeen
+from agent.gpu_sample import decode_sample, encode_sample
+from agent.machine_wire import GpuWatchState, HostReport
+from agent.node_state import (
+    GpusSampled,
+    GpuWatchChanged,
+    HostSampled,
+    JobAdmitted,
+    NodeState,
+    RankReported,
+    WorkerEnded,
+    WorkerSampled,
+    WorkerSeen,
+)
 from agent.wire import JobState, JobStatus, encode_node_report
 from ddpcore.wire import decode_report
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.gpu_sample import GpuSample
     from tests.support.sim_rank import SimRank
 
 START_S = 1000.0
@@ -33,6 +48,9 @@ class SimNode:
         self._seen: set[int] = set()
         self._ended: set[int] = set()
         self._bad_s: float | None = None
+        self.host = HostReport()
+        self.sample_gpus: Callable[[float], GpuSample] | None = None
+        """What this node's sampler says at a time, if it has GPUs."""
 
     def admit(self, job_id: str, attempt: int, now_s: float) -> None:
         """Take part in a job."""
@@ -62,14 +80,18 @@ class SimNode:
     def sample(self, now_s: float) -> None:
         """Look at the workers, as the agent does from /proc."""
         job_id = self.job[0]
-        self._core.apply(HostSampled(0.5, 16 * 2**30, 10 * 2**30, 50 * 2**20), now_s)
+        self._core.apply(HostSampled(0.5, 16 * 2**30, 10 * 2**30, 50 * 2**20, self.host), now_s)
+        if self.sample_gpus is not None:
+            sample = decode_sample(encode_sample(self.sample_gpus(now_s)))
+            self._core.apply(GpuWatchChanged(GpuWatchState.WATCHING, ""), now_s)
+            self._core.apply(GpusSampled(sample), now_s)
         for rank in self.ranks:
             if rank.end is None or rank.rank not in self._seen:
                 if rank.rank not in self._seen:
                     self._seen.add(rank.rank)
                     self._core.apply(WorkerSeen(job_id, rank.rank, rank.pid), now_s)
                 rss = (300 + 4 * rank.rank) * 2**20
-                self._core.apply(WorkerSampled(job_id, rank.rank, rank.process, rss, now_s / 10), now_s)
+                self._core.apply(WorkerSampled(job_id, rank.rank, rank.process, rss, now_s / 10, rss * 3 // 4), now_s)
 
     def watch(self, now_s: float) -> None:
         """Notice ends, and do what torchrun does about a bad one: end the others."""

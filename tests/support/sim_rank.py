@@ -13,7 +13,7 @@ from agent.wire import ProcessState
 from ddpcore.probing.rank_state import RankIdentity, RankState
 from ddpcore.probing.samples import BarrierMark, GroupMembers, RecorderDump, RecorderEntry, Sample, StackLine, StepMark
 from ddpcore.probing.stack import CodeRoots
-from ddpcore.wire import BARRIER_GROUP, FIRST_GROUP, Phase, decode_report, encode_report
+from ddpcore.wire import BARRIER_GROUP, FIRST_GROUP, GpuMemoryReport, Phase, decode_report, encode_report
 from ddpcore.wire import RankReport as RankReport  # noqa: PLC0414 - for the simulation's other half
 from tests.support.sim_program import PROGRAM_FILE, BeginStep, Call, EndStep, Meeting, Program, Work
 
@@ -66,6 +66,7 @@ class SimRank:
         job_id, attempt, seed = job
         self.pid = 4000 + 100 * attempt + rank
         self.slow_factor = 1.0
+        self.gpu_memory: tuple[GpuMemoryReport, ...] = ()
         self.is_frozen = False
         self.holds_gil = False
         self.is_blocked = False
@@ -226,6 +227,7 @@ class SimRank:
                 barrier=self._barrier,
                 firsts=tuple(self._firsts.values()),
                 slow_factor=self.slow_factor,
+                gpu_memory=self.gpu_memory,
             )
         )
         if self._probe.wants_dump(now_s):

@@ -1,4 +1,4 @@
-"""Memory of every rank beside the others', and of every node."""
+"""Memory of every rank beside the others', of every node, and of every GPU where there are any."""
 
 from __future__ import annotations
 
@@ -6,22 +6,35 @@ from typing import TYPE_CHECKING
 
 from app.rows import Severity
 from app.tui.columns import Column, Table
+from app.tui.drawing import wrapped
+from app.tui.gpu_columns import gpu_columns
 from app.tui.line_view import LineView
 from app.tui.node_columns import paint_node_memory
 from app.words import bytes_cell, bytes_text
 
 if TYPE_CHECKING:
-    from app.rows import MemoryRow, MemorySummary, NodeRow
+    from app.rows import Finding, GpuRow, MemoryRow, MemorySummary, NodeRow
     from app.tui.drawing import Line
     from app.tui.stage import Stage
     from app.view import View
 
 MAX_NODE_ROWS = 4
+MAX_GPU_ROWS = 8
+MIN_RANK_ROWS = 4
+"""The ranks keep this much of the screen, whatever is below."""
+MAX_FINDINGS = 2
+MAX_FINDING_LINES = 3
+FULL_FRAC = 0.95
+"""From here a GPU, or /dev/shm, is about to be full."""
 ODD = (Severity.WARNING, Severity.CRITICAL)
 
 
 class MemoryView(LineView):
-    """A bar per rank, the median marked on each, so that what sticks out is seen before it is read."""
+    """A bar per rank, so that what sticks out is seen before it is read.
+
+    On CPUs it is the process's memory, with the median marked; on GPUs what the rank holds of its GPU, with what torch
+    has reserved marked: the rest is contexts, NCCL and other libraries.
+    """
 
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage, "memory")
@@ -48,18 +61,39 @@ class MemoryView(LineView):
             return
         self._num_ranks = view.num_ranks
         self._summary = view.memory_summary()
-        self._table = Table(self.look, self._columns(view), self.size.width)
-        self.head = [self._sentence(), self._table.heading()]
-        self.foot = self._node_lines(view.nodes())
         wanted = range(self.top, min(self._num_ranks, self.top + self.size.height))
         self._rows = {row.rank: row for row in view.memory(wanted)}
+        has_gpus = any(row.gpu is not None or row.torch_reserved_bytes is not None for row in self._rows.values())
+        self._table = Table(self.look, self._gpu_columns(view) if has_gpus else self._columns(view), self.size.width)
+        nodes, gpus = view.nodes(), view.oddest_gpus(MAX_GPU_ROWS)
+        self.head = [self._sentence(), *self._finding_lines(view.gpu_findings(gpus)), self._table.heading()]
+        room = self.size.height - len(self.head) - min(MIN_RANK_ROWS, self._num_ranks)
+        self.foot = self._node_lines(nodes, room)
+        self.foot = self._gpu_lines(gpus, view.num_gpus, room - len(self.foot)) + self.foot
 
-    def _columns(self, view: View) -> list[Column[MemoryRow]]:
+    def _first_columns(self, view: View) -> list[Column[MemoryRow]]:
         nodes = max((len(node.node) for node in view.nodes()), default=4)
         return [
             Column("RANK", max(4, len(str(view.num_ranks))), 0, _paint_rank, is_right=True),
             Column("NODE", max(4, min(16, nodes)), 2, _paint_node),
             Column("RESIDENT", 8, 0, _paint_rss, is_right=True),
+            Column("PSS", 5, 4, _paint_pss, is_right=True),
+        ]
+
+    def _gpu_columns(self, view: View) -> list[Column[MemoryRow]]:
+        return [
+            *self._first_columns(view),
+            Column("GPU", 3, 0, _paint_gpu, is_right=True),
+            Column("HELD", 5, 0, _paint_gpu_used, is_right=True),
+            Column("TORCH", 5, 1, _paint_reserved, is_right=True),
+            Column("TENSORS", 7, 3, _paint_allocated, is_right=True),
+            Column("PEAK", 5, 4, _paint_torch_peak, is_right=True),
+            Column(f"{self.look.glyphs.mark} IS TORCH'S", 16, 0, self._paint_gpu_bar, is_flexible=True),
+        ]
+
+    def _columns(self, view: View) -> list[Column[MemoryRow]]:
+        return [
+            *self._first_columns(view),
             Column("PEAK", 6, 3, _paint_peak, is_right=True),
             Column("VS MEDIAN", 9, 1, self._paint_difference, is_right=True),
             Column(f"{self.look.glyphs.mark} IS THE MEDIAN", 16, 0, self._paint_bar, is_flexible=True),
@@ -74,15 +108,46 @@ class MemoryView(LineView):
         line.put(f"{self.look.glyphs.severities[summary.severity]} ", style)
         return line.cell(summary.text, self.size.width - line.width)
 
-    def _node_lines(self, nodes: list[NodeRow]) -> list[Line]:
-        room = max(0, min(MAX_NODE_ROWS, self.size.height - 8))
+    def _finding_lines(self, findings: list[Finding]) -> list[Line]:
+        look, lines = self.look, []
+        for finding in findings[:MAX_FINDINGS]:
+            style = look.severity_style(finding.severity)
+            text = f"{finding.text}; {finding.hint}" if finding.hint else finding.text
+            parts = wrapped(text, max(8, self.size.width - 4), MAX_FINDING_LINES, look.glyphs.ellipsis)
+            for number, part in enumerate(parts):
+                glyph = " " if number else look.glyphs.severities[finding.severity]
+                lines.append(self.line().put(f" {glyph} ", style).cell(part, self.size.width - 3, style))
+        return lines
+
+    def _gpu_lines(self, gpus: list[GpuRow], num_gpus: int, room: int) -> list[Line]:
+        """Return the GPUs: all in their order, or the oddest where there is no room for all."""
+        if not gpus or room < 3:
+            return []
+        num_shown = len(gpus) if num_gpus == len(gpus) <= room - 2 else min(len(gpus), room - 3)
+        shown = sorted(gpus[:num_shown], key=lambda row: (row.node, row.gpu))
+        table = Table(self.look, gpu_columns(max(len(row.node) for row in gpus)), self.size.width)
+        heading = table.heading()
+        heading.fit(self.size.width, self.look.palette.heading)
+        lines = [self.line(), heading, *(table.row(row) for row in shown)]
+        if num_gpus > num_shown:
+            lines.append(self.line().put(f" and {num_gpus - num_shown} more GPUs", self.look.palette.muted))
+        return lines
+
+    def _node_lines(self, nodes: list[NodeRow], room: int) -> list[Line]:
+        room = max(0, min(MAX_NODE_ROWS, room - 2))
         if not room:
             return []
+        has_swap = any(node.swap_total_bytes for node in nodes)
         columns: list[Column[NodeRow]] = [
             Column("NODE", max(4, min(16, max((len(node.node) for node in nodes), default=4))), 0, _paint_name),
             Column("RANKS", 9, 1, _paint_ranks),
             Column("MEMORY OF THE HOST", 30, 0, paint_node_memory, is_flexible=True),
-            Column("AGENT", 6, 2, _paint_agent, is_right=True),
+            Column("/DEV/SHM", 11, 0, _paint_shm, is_right=True),
+            *([Column("SWAP", 11, 2, _paint_swap, is_right=True)] if has_swap else []),
+            Column("DISK FREE", 9, 4, _paint_disk, is_right=True),
+            Column("NET IN", 7, 5, _paint_received, is_right=True),
+            Column("NET OUT", 7, 5, _paint_sent, is_right=True),
+            Column("AGENT", 6, 3, _paint_agent, is_right=True),
         ]
         table = Table(self.look, columns, self.size.width)
         heading = table.heading()
@@ -102,6 +167,16 @@ class MemoryView(LineView):
         style = self.look.severity_style(row.severity) if row.severity in ODD else self.look.palette.busy
         line.bar(row.rss_bytes / full, width, style, mark_frac=summary.median_bytes / full)
 
+    def _paint_gpu_bar(self, line: Line, row: MemoryRow, width: int) -> None:
+        held = row.gpu_used_bytes if row.gpu_used_bytes is not None else row.torch_reserved_bytes
+        if held is None or not row.gpu_total_bytes:
+            line.cell("", width)
+            return
+        torch = row.torch_reserved_bytes
+        frac = held / row.gpu_total_bytes
+        style = self.look.palette.warning if frac > FULL_FRAC else self.look.palette.busy
+        line.bar(frac, width, style, mark_frac=None if torch is None else torch / row.gpu_total_bytes)
+
     def _paint_difference(self, line: Line, row: MemoryRow, width: int) -> None:
         text = "" if row.from_median_frac is None else f"{100 * row.from_median_frac:+.0f} %"
         style = self.look.severity_style(row.severity) if row.severity in ODD else self.look.palette.muted
@@ -118,6 +193,64 @@ def _paint_node(line: Line, row: MemoryRow, width: int) -> None:
 
 def _paint_rss(line: Line, row: MemoryRow, width: int) -> None:
     line.cell("" if row.rss_bytes is None else bytes_text(row.rss_bytes), width, is_right=True)
+
+
+def _paint_pss(line: Line, row: MemoryRow, width: int) -> None:
+    _paint_size(line, row.pss_bytes, width)
+
+
+def _paint_gpu(line: Line, row: MemoryRow, width: int) -> None:
+    line.cell("" if row.gpu is None else str(row.gpu), width, line.look.palette.strong, is_right=True)
+
+
+def _paint_gpu_used(line: Line, row: MemoryRow, width: int) -> None:
+    line.cell("" if row.gpu_used_bytes is None else bytes_cell(row.gpu_used_bytes), width, is_right=True)
+
+
+def _paint_reserved(line: Line, row: MemoryRow, width: int) -> None:
+    _paint_size(line, row.torch_reserved_bytes, width)
+
+
+def _paint_allocated(line: Line, row: MemoryRow, width: int) -> None:
+    _paint_size(line, row.torch_allocated_bytes, width)
+
+
+def _paint_torch_peak(line: Line, row: MemoryRow, width: int) -> None:
+    _paint_size(line, row.torch_peak_bytes, width)
+
+
+def _paint_size(line: Line, num_bytes: float | None, width: int, unit: str = "") -> None:
+    text = "" if num_bytes is None else bytes_cell(num_bytes) + unit
+    line.cell(text, width, line.look.palette.muted, is_right=True)
+
+
+def _paint_share(line: Line, used: int | None, total: int | None, width: int) -> None:
+    if used is None or not total:
+        line.cell("", width)
+        return
+    palette = line.look.palette
+    style = palette.warning if used > FULL_FRAC * total else palette.muted
+    line.cell(f"{bytes_cell(used)}/{bytes_cell(total)}", width, style, is_right=True)
+
+
+def _paint_shm(line: Line, row: NodeRow, width: int) -> None:
+    _paint_share(line, row.shm_used_bytes, row.shm_total_bytes, width)
+
+
+def _paint_swap(line: Line, row: NodeRow, width: int) -> None:
+    _paint_share(line, row.swap_used_bytes, row.swap_total_bytes, width)
+
+
+def _paint_disk(line: Line, row: NodeRow, width: int) -> None:
+    _paint_size(line, row.disk_free_bytes, width)
+
+
+def _paint_received(line: Line, row: NodeRow, width: int) -> None:
+    _paint_size(line, row.nic_rx_bytes_hz, width, "/s")
+
+
+def _paint_sent(line: Line, row: NodeRow, width: int) -> None:
+    _paint_size(line, row.nic_tx_bytes_hz, width, "/s")
 
 
 def _paint_peak(line: Line, row: MemoryRow, width: int) -> None:

@@ -5,7 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.gpu_sample import GpuProcess, GpuSample, SampledGpu
+from agent.machine_wire import GpuFigures, GpuWatchState, JobRank
 from agent.node_state import (
+    GpusSampled,
+    GpuWatchChanged,
     HostSampled,
     JobAdmitted,
     JobForgotten,
@@ -16,7 +20,7 @@ from agent.node_state import (
     WorkerSeen,
 )
 from agent.wire import ExitReport, NodeReport, ProcessState, decode_node_report, encode_node_report
-from ddpcore.wire import WIRE_VERSION, Phase, RankReport
+from ddpcore.wire import WIRE_VERSION, GpuMemoryReport, Phase, RankReport
 
 
 def rank_report(rank: int = 2, **changes: Any) -> RankReport:
@@ -152,3 +156,46 @@ def test_unequal_clocks_of_the_caller_never_make_a_negative_age(state: NodeState
     (worker,) = report_of(state, 9.0).workers
     assert worker.process_s == 0.0
     assert worker.report_age_s == 0.0
+
+
+def gpu_sample(*pids: int) -> GpuSample:
+    processes = [GpuProcess(pid, 2**30) for pid in pids]
+    return GpuSample(1, 77, driver_version="550", gpus=[SampledGpu(GpuFigures(0, "GPU-0"), processes)])
+
+
+def test_gpus_are_told_with_the_ranks_on_them_and_their_age(state: NodeState) -> None:
+    state.apply(WorkerSeen("train", 2, 102), 0.0)
+    state.apply(WorkerSeen("train", 3, 103), 0.0)
+    memory = [GpuMemoryReport("GPU-0", 1, 2, 3, 4)]
+    state.apply(RankReported(rank_report(2, gpu_memory=memory)), 0.5)
+    state.apply(WorkerEnded("train", 3, 0, None), 0.5)
+    state.apply(GpuWatchChanged(GpuWatchState.WATCHING, ""), 1.0)
+    state.apply(GpusSampled(gpu_sample(102, 103)), 1.0)
+
+    report = report_of(state, 4.0)
+
+    assert (report.gpus.state, report.gpus.age_s, report.gpus.driver_version) == (GpuWatchState.WATCHING, 3.0, "550")
+    (gpu,) = report.gpus.gpus
+    assert gpu.owners == [JobRank("train", 2)]
+    assert [holder.whose for holder in gpu.holders] == [JobRank("train", 2), None]
+    assert report.workers[0].report is not None
+    assert report.workers[0].report.gpu_memory == memory
+
+
+def test_silence_keeps_the_last_figures_and_absence_does_not(state: NodeState) -> None:
+    state.apply(GpusSampled(gpu_sample()), 1.0)
+    state.apply(GpuWatchChanged(GpuWatchState.SILENT, "no answer"), 2.0)
+    silent = report_of(state, 3.0).gpus
+    assert (silent.state, silent.detail, len(silent.gpus), silent.age_s) == (GpuWatchState.SILENT, "no answer", 1, 2.0)
+
+    state.apply(GpuWatchChanged(GpuWatchState.ABSENT, "no driver"), 4.0)
+    absent = report_of(state, 5.0).gpus
+    assert (absent.state, absent.detail, absent.gpus, absent.age_s) == (GpuWatchState.ABSENT, "no driver", [], 0.0)
+
+
+def test_the_shared_memory_of_a_worker_is_told_until_it_ends(state: NodeState) -> None:
+    state.apply(WorkerSeen("train", 2, 102), 0.0)
+    state.apply(WorkerSampled("train", 2, ProcessState.RUNNING, 4096, 1.0, 1024), 0.1)
+    assert report_of(state, 0.2).workers[0].pss_bytes == 1024
+    state.apply(WorkerEnded("train", 2, 0, None), 0.3)
+    assert report_of(state, 0.4).workers[0].pss_bytes is None

@@ -1,0 +1,171 @@
+"""What a node says of its machine: the host's own figures, and its GPUs with who holds their memory.
+
+A part of the vocabulary between an agent and its consoles, in a file of its own; `agent.wire.NodeReport` carries both.
+A figure that the machine does not tell is None, never a made-up zero.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+
+from ddpcore.wire import Count, Name, Rank, Seconds, Word  # noqa: TC001 - msgspec reads annotations
+
+Frac = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]
+Sentence = Annotated[str, msgspec.Meta(max_length=1024)]
+
+MAX_GPUS = 64
+MAX_HOLDERS = 32
+"""Of one GPU; the largest are kept."""
+MAX_MIG_INSTANCES = 16
+MAX_XIDS = 8
+
+
+class HostReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The machine beside its cores and its memory."""
+
+    load_1min: Amount | None = None
+    """Processes that ran or waited for a core or a disk, mean of the last minute."""
+    swap_total_bytes: Count | None = None
+    swap_used_bytes: Count | None = None
+    shm_total_bytes: Count | None = None
+    """Of /dev/shm, where DataLoader workers hand over their batches: full, they die of SIGBUS."""
+    shm_used_bytes: Count | None = None
+    disk_total_bytes: Count | None = None
+    """Of the file system that holds the agent's directory."""
+    disk_free_bytes: Count | None = None
+    nic_rx_bytes_hz: Amount | None = None
+    """Bytes a second over all interfaces but loopback, received and sent."""
+    nic_tx_bytes_hz: Amount | None = None
+
+
+class GpuCondition(StrEnum):
+    """What NVML says of a GPU as a whole."""
+
+    OK = "ok"
+    LOST = "lost"
+    """It has fallen off the bus, or its driver has given it up."""
+    RESET_REQUIRED = "reset_required"
+    UNREADABLE = "unreadable"
+    """NVML will not talk to it, or not for this user."""
+
+
+class ThrottleReason(StrEnum):
+    """Why a GPU runs below the clock it could have. Being idle, or set so by hand, is none.
+
+    Source: NVML, nvmlClocksEventReasons.
+    """
+
+    SW_POWER_CAP = "sw_power_cap"
+    HW_SLOWDOWN = "hw_slowdown"
+    SYNC_BOOST = "sync_boost"
+    SW_THERMAL = "sw_thermal"
+    HW_THERMAL = "hw_thermal"
+    HW_POWER_BRAKE = "hw_power_brake"
+
+
+class Xid(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """An error that the driver has logged for a GPU since the sampler began to listen."""
+
+    code: Count
+    """Source: https://docs.nvidia.com/deploy/xid-errors/."""
+    times: Count
+    age_s: Seconds = 0.0
+    """Since the last time."""
+
+
+class MigInstance(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """A part of a GPU that programs see as a GPU."""
+
+    uuid: Name
+    memory_total_bytes: Count | None = None
+    memory_used_bytes: Count | None = None
+
+
+class GpuFigures(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A GPU as NVML sees it."""
+
+    index: Count
+    """As nvidia-smi counts: by PCI bus."""
+    uuid: Name = ""
+    name: Name = ""
+    condition: GpuCondition = GpuCondition.OK
+    busy_frac: Frac | None = None
+    """Share of the last sampling period in which some kernel ran."""
+    memory_busy_frac: Frac | None = None
+    """Share of it in which device memory was read or written."""
+    memory_total_bytes: Count | None = None
+    memory_used_bytes: Count | None = None
+    """By everybody, contexts and driver included; torch's `reserved` is a part of it."""
+    temperature_celsius: Annotated[float, msgspec.Meta(ge=-273.0, le=1e4)] | None = None
+    power_watts: Amount | None = None
+    power_limit_watts: Amount | None = None
+    sm_clock_hz: Count | None = None
+    sm_clock_max_hz: Count | None = None
+    memory_clock_hz: Count | None = None
+    throttle_reasons: Annotated[list[ThrottleReason], msgspec.Meta(max_length=16)] = []
+    ecc_corrected_errors: Count | None = None
+    """Since the driver was loaded; None where ECC is off."""
+    ecc_uncorrected_errors: Count | None = None
+    is_row_remap_pending: bool | None = None
+    """A faulty row of memory is replaced at the next reset."""
+    has_row_remap_failed: bool | None = None
+    xids: Annotated[list[Xid], msgspec.Meta(max_length=MAX_XIDS)] = []
+    """The newest first."""
+    mig_instances: Annotated[list[MigInstance], msgspec.Meta(max_length=MAX_MIG_INSTANCES)] = []
+
+
+class JobRank(msgspec.Struct, frozen=True, gc=False, order=True):
+    """A rank of a job."""
+
+    job_id: Name
+    rank: Rank
+
+
+class GpuHolder(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A process that has a context, and so memory, on a GPU."""
+
+    pid: Count
+    used_bytes: Count | None = None
+    """None where the driver does not tell (WSL, some MIG set-ups)."""
+    mig_uuid: Name = ""
+    whose: JobRank | None = None
+    """The rank that it is, or that it descends from; None for what is none of our jobs'."""
+    is_foreign: bool = False
+    """True for a rank with a GPU of its own that holds memory on this one, which is another rank's."""
+
+
+class GpuReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A GPU and who uses it."""
+
+    figures: GpuFigures
+    owners: Annotated[list[JobRank], msgspec.Meta(max_length=MAX_HOLDERS)] = []
+    """Ranks that are at home on it."""
+    holders: Annotated[list[GpuHolder], msgspec.Meta(max_length=MAX_HOLDERS)] = []
+    """The largest first."""
+
+
+class GpuWatchState(StrEnum):
+    """How the node's look at its GPUs stands."""
+
+    STARTING = "starting"
+    WATCHING = "watching"
+    ABSENT = "absent"
+    """There is nothing to look at; the detail says why."""
+    SILENT = "silent"
+    """NVML does not answer, or the sampler has ended: the figures are old, or there are none."""
+
+
+class GpusReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All GPUs of a node."""
+
+    state: GpuWatchState = GpuWatchState.STARTING
+    detail: Sentence = ""
+    """Why there are no fresh figures, empty when there are."""
+    age_s: Seconds = 0.0
+    """Of the figures."""
+    driver_version: Word = ""
+    gpus: Annotated[list[GpuReport], msgspec.Meta(max_length=MAX_GPUS)] = []

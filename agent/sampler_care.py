@@ -1,0 +1,174 @@
+"""When to start a GPU sampler, when to give one up, and what to say about it: events in, effects out.
+
+A call into NVML can hang in the kernel, where no signal ends it. Such a sampler is told to die, abandoned, and replaced
+after a pause; a few abandoned ones are enough to know that another would hang as well.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias, assert_never
+
+import msgspec
+
+from agent.machine_wire import GpuWatchState
+
+if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
+SILENT_S = 5.0
+"""From here its figures are called old; it samples once a second."""
+HUNG_S = 15.0
+"""From here a sampler that has spoken is given up."""
+START_S = 90.0
+"""Likewise of one that has not spoken yet: without persistence mode the driver wakes each GPU for seconds."""
+FIRST_PAUSE_S = 2.0
+LONGEST_PAUSE_S = 300.0
+"""Between the end of one and the start of the next; doubles as long as none speaks."""
+ABSENT_PAUSE_S = 600.0
+"""Until another look where there was no NVML: a driver may have been installed."""
+MAX_ABANDONED = 3
+
+
+class Ticked(msgspec.Struct, frozen=True):
+    """Time has passed."""
+
+
+class SamplerStarted(msgspec.Struct, frozen=True):
+    """The one that was asked for runs."""
+
+    pid: int
+
+
+class SamplerNotStarted(msgspec.Struct, frozen=True):
+    """The one that was asked for could not be made."""
+
+    reason: str
+
+
+class SamplerSpoke(msgspec.Struct, frozen=True):
+    """A sample came in; it may be a late one of a sampler that was given up."""
+
+    pid: int
+    unavailable: str
+
+
+class SamplerEnded(msgspec.Struct, frozen=True):
+    """A sampler's process is gone; a negative code is a signal."""
+
+    pid: int
+    code: int
+
+
+Event: TypeAlias = Ticked | SamplerStarted | SamplerNotStarted | SamplerSpoke | SamplerEnded
+
+
+class StartSampler(msgspec.Struct, frozen=True):
+    """Make a new one, and say whether that went well."""
+
+
+class KillSampler(msgspec.Struct, frozen=True):
+    """SIGKILL, without waiting for its end."""
+
+    pid: int
+
+
+Effect: TypeAlias = StartSampler | KillSampler
+
+
+class SamplerCare:
+    """The samplers of one agent; `handle` is the only way in."""
+
+    def __init__(self) -> None:
+        self._running: int | None = None
+        self._is_asked_for = False
+        self._has_spoken = False
+        self._heard_s = 0.0
+        """When the running one spoke last, or was started."""
+        self._next_start_s = float("-inf")
+        self._pause_s = FIRST_PAUSE_S
+        self._abandoned: set[int] = set()
+        self._absence = ""
+        self._trouble = ""
+
+    @property
+    def pids(self) -> AbstractSet[int]:
+        """Every sampler that may still be there."""
+        return self._abandoned if self._running is None else self._abandoned | {self._running}
+
+    def handle(self, event: Event, now_s: float) -> list[Effect]:
+        """Take one event and return what is to be done."""
+        match event:
+            case Ticked():
+                return self._tick(now_s)
+            case SamplerStarted(pid=pid):
+                self._running, self._is_asked_for, self._has_spoken, self._heard_s = pid, False, False, now_s
+            case SamplerNotStarted(reason=reason):
+                self._is_asked_for = False
+                self._rest(now_s, f"the GPU sampler cannot be started: {reason}")
+            case SamplerSpoke(pid=pid, unavailable=unavailable):
+                self._listen(pid, unavailable, now_s)
+            case SamplerEnded(pid=pid, code=code):
+                self._bury(pid, code, now_s)
+            case _:
+                assert_never(event)
+        return []
+
+    def status(self, now_s: float) -> tuple[GpuWatchState, str]:
+        """Return how things stand and, if there are no fresh figures, why."""
+        if self._absence:
+            return GpuWatchState.ABSENT, self._absence
+        silent_s = now_s - self._heard_s
+        if self._running is not None and not self._has_spoken:
+            return GpuWatchState.STARTING if not self._trouble else GpuWatchState.SILENT, self._trouble
+        if self._running is not None:
+            if silent_s < SILENT_S:
+                return GpuWatchState.WATCHING, ""
+            return GpuWatchState.SILENT, f"NVML has not answered for {silent_s:.0f} s"
+        if len(self._abandoned) >= MAX_ABANDONED:
+            return GpuWatchState.SILENT, f"{self._trouble}; {len(self._abandoned)} samplers hang in the driver"
+        return GpuWatchState.SILENT if self._trouble else GpuWatchState.STARTING, self._trouble
+
+    def validate(self) -> None:
+        """Assert what holds after every event."""
+        assert self._running not in self._abandoned
+        assert len(self._abandoned) <= MAX_ABANDONED
+        assert not (self._is_asked_for and self._running is not None)
+        assert FIRST_PAUSE_S <= self._pause_s <= LONGEST_PAUSE_S
+
+    def _tick(self, now_s: float) -> list[Effect]:
+        if self._running is not None:
+            silent_s = now_s - self._heard_s
+            if silent_s < (HUNG_S if self._has_spoken else START_S):
+                return []
+            pid, self._running = self._running, None
+            self._abandoned.add(pid)
+            self._rest(now_s, f"NVML does not answer: sampler {pid} was given up after {silent_s:.0f} s")
+            return [KillSampler(pid)]
+        if self._is_asked_for or now_s < self._next_start_s or len(self._abandoned) >= MAX_ABANDONED:
+            return []
+        self._is_asked_for = True
+        return [StartSampler()]
+
+    def _listen(self, pid: int, unavailable: str, now_s: float) -> None:
+        if pid != self._running:
+            return
+        self._heard_s, self._has_spoken = now_s, True
+        self._absence = unavailable
+        if not unavailable:
+            self._trouble, self._pause_s = "", FIRST_PAUSE_S
+
+    def _bury(self, pid: int, code: int, now_s: float) -> None:
+        self._abandoned.discard(pid)
+        if pid != self._running:
+            return
+        self._running = None
+        if self._absence:
+            self._next_start_s = now_s + ABSENT_PAUSE_S
+            return
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        self._rest(now_s, f"the GPU sampler {how}; its directory has gpu-sampler.log")
+
+    def _rest(self, now_s: float, trouble: str) -> None:
+        self._absence, self._trouble = "", trouble
+        self._next_start_s = now_s + self._pause_s
+        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)

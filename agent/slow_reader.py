@@ -1,0 +1,67 @@
+"""Reads what may take long, or for ever, on a thread of its own: the event loop only ever sees the last answers.
+
+A process's shared memory is counted page by page under a lock of that process, and a file system on the network may
+have lost its server. A read that hangs costs its figure and those behind it; the thread is a daemon, so it never holds
+up the end of the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+Answer = TypeVar("Answer")
+
+
+class SlowReader(Generic[Answer]):
+    """One read at a time; used from one thread."""
+
+    def __init__(self, name: str, *, stale_s: float) -> None:
+        """`name` is the thread's; answers older than `stale_s` count for nothing."""
+        self._name = name
+        self._stale_s = stale_s
+        self._wanted: queue.SimpleQueue[tuple[Hashable, Callable[[], Answer]] | None] = queue.SimpleQueue()
+        self._answers: dict[Hashable, tuple[Answer, float]] = {}
+        self._thread: threading.Thread | None = None
+        self._is_free = threading.Event()
+        self._is_free.set()
+
+    def ask(self, key: Hashable, read: Callable[[], Answer]) -> bool:
+        """Have `read` called on the thread; an OSError of it is no answer. Return False while another read goes on."""
+        if not self._is_free.is_set():
+            return False
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        self._is_free.clear()
+        self._wanted.put((key, read))
+        return True
+
+    def last(self, key: Hashable) -> Answer | None:
+        """Return the last answer under that key, None if there is no fresh one."""
+        found = self._answers.get(key)
+        if found is None or time.monotonic() - found[1] > self._stale_s:
+            return None
+        return found[0]
+
+    def forget(self, key: Hashable) -> None:
+        """Let go of an answer."""
+        self._answers.pop(key, None)
+
+    def close(self) -> None:
+        """End the thread after the present read, without waiting for it."""
+        self._wanted.put(None)
+
+    def _run(self) -> None:
+        while (wanted := self._wanted.get()) is not None:
+            key, read = wanted
+            self._answers.pop(key, None)
+            with contextlib.suppress(OSError):
+                self._answers[key] = (read(), time.monotonic())
+            self._is_free.set()

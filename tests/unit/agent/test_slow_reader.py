@@ -1,0 +1,58 @@
+"""Reads that may hang: never on the caller's thread."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.slow_reader import SlowReader
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def reader() -> Iterator[SlowReader[int]]:
+    reader: SlowReader[int] = SlowReader("slow-reader", stale_s=60.0)
+    yield reader
+    reader.close()
+
+
+def test_the_answer_is_there_once_it_has_been_read(reader: SlowReader[int]) -> None:
+    assert reader.last("a") is None
+    assert reader.ask("a", lambda: 7)
+    until(lambda: reader.last("a") == 7, 5, "the answer")
+    reader.forget("a")
+    assert reader.last("a") is None
+
+
+def test_while_a_read_hangs_another_is_refused_and_the_caller_goes_on(reader: SlowReader[int]) -> None:
+    hanging = threading.Event()
+
+    assert reader.ask("a", lambda: int(hanging.wait(30)))
+    assert not reader.ask("b", lambda: 2)
+    hanging.set()
+    until(lambda: reader.ask("b", lambda: 2), 5, "the reader being free")
+    until(lambda: reader.last("b") == 2, 5, "the answer")
+
+
+def test_a_read_that_fails_leaves_no_answer_and_no_old_one(reader: SlowReader[int]) -> None:
+    def fail() -> int:
+        raise ProcessLookupError
+
+    reader.ask("a", lambda: 1)
+    until(lambda: reader.last("a") == 1, 5, "the answer")
+    until(lambda: reader.ask("a", fail), 5, "the reader being free")
+    until(lambda: reader.last("a") is None, 5, "the old answer's end")
+    until(lambda: reader.ask("a", lambda: 2), 5, "the reader being alive")
+
+
+def test_an_old_answer_counts_for_nothing() -> None:
+    reader: SlowReader[int] = SlowReader("slow-reader", stale_s=-1.0)
+    reader.ask("a", lambda: 1)
+    until(lambda: reader.ask("b", lambda: 2), 5, "the first answer")
+    assert reader.last("a") is None
+    reader.close()

@@ -15,6 +15,8 @@ import time
 import traceback
 from typing import TYPE_CHECKING, assert_never
 
+import msgspec
+
 from agent.control import ControlSocket
 from agent.inbox import Inbox
 from agent.jobs import Jobs
@@ -38,6 +40,7 @@ from agent.wire import (
     NodeReport,
     Prepare,
     PullLogs,
+    ReadLog,
     RefusalReason,
     Refused,
     Reply,
@@ -139,7 +142,7 @@ class Daemon:
             traceback.print_exc(file=sys.stderr)
             return Refused(RefusalReason.INTERNAL, f"{type(error).__name__}: {error}"[:4096])
 
-    async def _reply(self, command: Command) -> Reply:
+    async def _reply(self, command: Command) -> Reply:  # noqa: C901 - one case for each command
         match command:
             case Prepare():
                 return await self._jobs.prepare(command.spec)
@@ -157,6 +160,8 @@ class Daemon:
             case PullLogs(since_seq=since_seq):
                 lines = self._jobs.logs.since(since_seq, MAX_PULLED_LINES)
                 return Logs(epoch=self.epoch, first_seq=self._jobs.logs.first_seq, lines=lines)
+            case ReadLog():
+                return self._jobs.read_log(command)
             case GetStatus():
                 return Status(self._report())
             case Shutdown(kill_jobs=kill_jobs):
@@ -171,13 +176,14 @@ class Daemon:
     def _report(self) -> NodeReport:
         now_s = time.monotonic()
         self._report_seq += 1
-        return self._state.report(
+        report = self._state.report(
             now_s,
             report_seq=self._report_seq,
             jobs=self._jobs.statuses(now_s),
             log_seq=self._jobs.logs.log_seq,
             malformed_datagrams=self._inbox.num_malformed,
         )
+        return msgspec.structs.replace(report, log_losses=self._jobs.logs.losses)
 
     def _publish_soon(self) -> None:
         """Publish at once, or as soon as the last report is `MIN_PUBLISH_GAP_S` old."""

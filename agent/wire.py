@@ -2,7 +2,8 @@
 
 Telemetry: a `NodeReport` is one msgpack frame, a whole snapshot, published a few times a second and never acknowledged.
 Commands: one JSON line in, one JSON line out, on the agent's Unix command socket. Log lines do not fit in a snapshot: a
-report carries the number of the newest (`log_seq`), and a console pulls what it lacks by `PullLogs`.
+report carries the number of the newest (`log_seq`), and a console pulls what it lacks by `PullLogs`, what is older by
+`ReadLog`. The words about logs are in `agent.log_wire`, and shown here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,16 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from agent.log_wire import LOST_PEER as LOST_PEER
+from agent.log_wire import MAX_PULLED_LINES as MAX_PULLED_LINES
+from agent.log_wire import LogChunk as LogChunk
+from agent.log_wire import LogLine as LogLine
+from agent.log_wire import LogLoss as LogLoss
+from agent.log_wire import Logs as Logs
+from agent.log_wire import LogStream as LogStream
+from agent.log_wire import PullLogs as PullLogs
+from agent.log_wire import ReadLog as ReadLog
+from agent.log_wire import RootCause as RootCause
 from ddpcore.wire import DECODE_ERRORS, Count, Fault, FaultKind, FilePath, Name, Rank, RankReport, Seconds, Word
 
 WIRE_VERSION = 1
@@ -19,7 +30,6 @@ WIRE_VERSION = 1
 MAX_NODE_REPORT_BYTES = 1_048_576
 MAX_COMMAND_BYTES = 1_048_576
 """A longer line, either way, is refused before it is decoded."""
-MAX_PULLED_LINES = 2_000
 
 TELEMETRY_SOCKET = "telemetry.sock"
 CONTROL_SOCKET = "control.sock"
@@ -76,7 +86,7 @@ class ExitReport(msgspec.Struct, frozen=True, omit_defaults=True):
     age_s: Seconds = 0.0
     """How long ago."""
     error: LongText = ""
-    """The last exception line of its stderr, if there is one."""
+    """The exception that its end followed from, if it left one: the first of a chain."""
 
 
 class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -122,6 +132,8 @@ class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     max_restarts: Count = 0
     detail: LongText = ""
     """A sentence for people, empty when all is well."""
+    root_cause: RootCause | None = None
+    """Once a rank of this node has failed, until the job begins again."""
 
 
 class NodeReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -142,24 +154,13 @@ class NodeReport(msgspec.Struct, frozen=True, omit_defaults=True):
     agent_rss_bytes: Count = 0
     log_seq: Count = 0
     """Number of log lines read so far; the newest line has `seq == log_seq`."""
+    log_losses: list[LogLoss] = []
+    """Of the files of this node's jobs that were written faster than they are read."""
     malformed_reports: Count = 0
     """Datagrams that were refused."""
     jobs: list[JobStatus] = []
     workers: list[WorkerReport] = []
     """Sorted by rank."""
-
-
-class LogLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One line that a rank (or the launcher) printed."""
-
-    seq: Count
-    """Counts from 1 over all lines of this node."""
-    rank: int
-    """Global rank; -1 is the launcher."""
-    stream: Word
-    """`stdout` or `stderr`."""
-    text: LongText
-    """Without its line end; undecodable bytes as U+FFFD; longer lines are cut."""
 
 
 class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -238,12 +239,6 @@ class InjectFault(msgspec.Struct, frozen=True, tag="fault", forbid_unknown_field
     factor: Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)] = 8.0
 
 
-class PullLogs(msgspec.Struct, frozen=True, tag="logs", forbid_unknown_fields=True):
-    """Ask for log lines after `since_seq`, oldest first, at most `MAX_PULLED_LINES`."""
-
-    since_seq: Count = 0
-
-
 class GetStatus(msgspec.Struct, frozen=True, tag="status", forbid_unknown_fields=True):
     """Ask for a fresh NodeReport."""
 
@@ -255,7 +250,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown", forbid_unknown_field
     """Kill them instead; a private agent always does."""
 
 
-Command = Prepare | Commit | Abort | Stop | Kill | InjectFault | PullLogs | GetStatus | Shutdown
+Command = Prepare | Commit | Abort | Stop | Kill | InjectFault | PullLogs | ReadLog | GetStatus | Shutdown
 
 
 class RefusalReason(StrEnum):
@@ -277,6 +272,8 @@ class RefusalReason(StrEnum):
     NOT_PERMITTED = "not_permitted"
     NO_PROBE = "no_probe"
     """The rank has no probe to ask."""
+    NO_LOG = "no_log"
+    """There is no such log file, or not yet."""
     INTERNAL = "internal"
     """A defect of the agent; its standard error says more."""
 
@@ -296,22 +293,13 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """What happened, to whom, and what to do."""
 
 
-class Logs(msgspec.Struct, frozen=True, tag="logs"):
-    """Log lines in order."""
-
-    epoch: Word
-    first_seq: Count
-    """The oldest line still kept: a gap between it and the asked one is lost to the console (the files have it)."""
-    lines: list[LogLine]
-
-
 class Status(msgspec.Struct, frozen=True, tag="status"):
     """The node, now."""
 
     report: NodeReport
 
 
-Reply = Accepted | Refused | Logs | Status
+Reply = Accepted | Refused | Logs | LogChunk | Status
 
 _Message = TypeVar("_Message")
 

@@ -163,6 +163,7 @@ class _Reader:
         """The exception whose frames are being printed."""
         self._ended: _Exception | None = None
         """The exception whose message may run on."""
+        self._ended_at = 0
         self._link: _Link | None = None
         """How the next exception belongs to the last one, if something has said so."""
         self._is_in_group = False
@@ -225,7 +226,7 @@ class _Reader:
             self._open.frames.append(_frame(frame))
         elif _EXCEPTION.match(body):
             self._open.text = body
-            self._open, self._ended = None, self._open
+            self._open, self._ended, self._ended_at = None, self._open, index
         self._block.end = index + 1
 
     def _on_link(self, line: str) -> bool:
@@ -264,7 +265,7 @@ class _Reader:
         """Take a line that may be a part of the message of the exception above it."""
         assert self._block is not None
         assert self._ended is not None
-        if not body.strip() or index - self._block.end >= MAX_MESSAGE_LINES:
+        if not body.strip() or index - self._ended_at > MAX_MESSAGE_LINES:
             return
         if self._ended.text.endswith(":"):
             self._ended.text = f"{self._ended.text} {body.strip()}"

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from agent.lifecycle import FoundFailure
+from agent.traceback_text import FailureText
 from agent.wire import ENDED_STATES
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 PERIOD_S = 1.0
 """Between looks."""
+FULL = "disk full"
 LITTLE_BYTES = 64 * 2**20
 """Time for a person to act: at 1 MB/s, a minute."""
 NONE_BYTES = 64 * 1024
@@ -42,6 +45,12 @@ class LogSpace:
             click.echo(f"agent: {words}", err=True)
         self.words = words
 
+    def failure_of(self, rank: int) -> FoundFailure | None:
+        """Return what explains that a rank failed and left no word: there is no room for one; None when there is."""
+        if not space_words(self._path).startswith(FULL):
+            return None
+        return FoundFailure(FailureText(exception="disk full: what it said of its end is lost"), rank)
+
     def said_in(self, status: JobStatus) -> JobStatus:
         """Return a job's status in which a job that has not ended says that its logs have no room."""
         if not self.words or status.state in ENDED_STATES:
@@ -58,7 +67,7 @@ def space_words(path: Path) -> str:
         return f"the disk of the logs cannot be looked at ({error.strerror}): {path}"
     free_bytes = disk.f_bavail * disk.f_frsize
     if free_bytes < NONE_BYTES or (disk.f_files and not disk.f_favail):
-        return f"disk full: what ranks print is lost, and a print may end its rank; make room at {path}"
+        return f"{FULL}: what ranks print is lost, and a print may end its rank; make room at {path}"
     if free_bytes < LITTLE_BYTES:
         return f"disk nearly full: {free_bytes / 2**20:.0f} MiB left for logs at {path}"
     return ""

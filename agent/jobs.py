@@ -318,7 +318,9 @@ class Jobs:
 
     def _on_worker_end(self, ending: Ending) -> None:
         launch = self._launches[ending.job_id]
-        found = launch.failure_of(ending.rank) if ending.code != 0 else None
+        found = None
+        if ending.code != 0:
+            found = launch.failure_of(ending.rank) or self._space.failure_of(ending.rank)
         error = found.text.exception if found else ""
         self._state.apply(WorkerEnded(ending.job_id, ending.rank, ending.code, ending.signal, error), time.monotonic())
         self._feed(launch, WorkerExited(ending.rank, ending.code, ending.signal, found))

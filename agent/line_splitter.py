@@ -48,6 +48,8 @@ class LineSplitter:
 
     def _whole_lines(self, data: bytes) -> list[str]:
         if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n").removesuffix(b"\r")
+        if b"\r" in data:
             return [self._line(piece) for piece in data.split(b"\n")]
         # A newline ends a broken sequence, so that the whole can be decoded at once: ten times as fast.
         lines = data.decode(errors="replace").split("\n")

@@ -13,6 +13,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from agent.log_wire import LAUNCHER_RANK as LAUNCHER_RANK
 from agent.log_wire import LOST_PEER as LOST_PEER
 from agent.log_wire import MAX_PULLED_LINES as MAX_PULLED_LINES
 from agent.log_wire import LogChunk as LogChunk

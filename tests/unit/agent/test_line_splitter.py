@@ -15,6 +15,8 @@ from agent.line_splitter import MAX_HELD_BYTES, MAX_LINE_CHARS, LineSplitter
         ([b"one\r\r\ntwo\r\r", b"\r\n"], ["one", "two"]),
         ([b"\r 1%", b"\r 50%\r100%\n"], ["100%"]),
         ([b"a\n 1%\r 50%\r", b"100%\nb\nc\n"], ["a", "100%", "b", "c"]),
+        ([b"a\n 1%\r 50%\nb\r\nc\n"], ["a", " 50%", "b", "c"]),
+        ([b"a\nb\r\nc\r", b"\nd\r\r\ne\n"], ["a", "b", "c", "d", "e"]),
         ([b"\n\n"], ["", ""]),
         ([b"\xff\xfe\n"], ["\ufffd\ufffd"]),
         ([b"caf\xc3", b"\xa9\n"], ["caf\u00e9"]),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -26,9 +26,11 @@ from agent.wire import (
     GetStatus,
     InjectFault,
     Kill,
+    LogStream,
     MalformedMessageError,
     PullHistory,
     PullLogs,
+    ReadLog,
     Refused,
     ShowJob,
     Shutdown,
@@ -114,12 +116,30 @@ def fault(directory: Path, job_id: str | None, kind: str | None, rank: int | Non
 @cli.command()
 @_directory
 @click.option("--since-seq", type=click.IntRange(min=0), help="Number of the last line that is known.")
-def logs(directory: Path, since_seq: int | None) -> None:
-    """Print log lines, oldest first."""
+@_job
+@click.option("--rank", type=click.IntRange(min=-1), help="A piece of this rank's file instead; -1 is the launcher.")
+@click.option("--attempt", type=click.IntRange(min=0), help="Without it, the newest.")
+@click.option("--stream", type=click.Choice([stream.value for stream in LogStream]), default="stderr")
+@click.option("--offset", type=int, default=0, help="In bytes; a negative one counts from the end.")
+def logs(since_seq: int | None, rank: int | None, *, directory: Path, **piece: Any) -> None:
+    """Print log lines, oldest first; with --job and --rank, a piece of a file and where the next one begins."""
+    if rank is not None:
+        if not piece["job_id"]:
+            raise click.UsageError("logs --rank wants --job too")
+        piece["stream"] = LogStream(piece["stream"])
+        _ask(directory, _checked(ReadLog(rank=rank, **piece)))
+        return
     if since_seq is None:
         _ask(directory, PullLogs() if sys.stdin.isatty() else _read_command("logs", empty=PullLogs()))
         return
     _ask(directory, PullLogs(since_seq))
+
+
+@cli.command("read-log")
+@_directory
+def read_log(directory: Path) -> None:
+    """Print a piece of a log file; the command is read from standard input."""
+    _ask(directory, _read_command("read-log"))
 
 
 @cli.command()

@@ -16,6 +16,7 @@ import traceback
 from typing import TYPE_CHECKING, assert_never
 
 import click
+import msgspec
 
 from agent.control import ControlSocket
 from agent.control_lease import ControlLease
@@ -52,6 +53,7 @@ from agent.wire import (
     Prepare,
     PullHistory,
     PullLogs,
+    ReadLog,
     RefusalReason,
     Refused,
     Reply,
@@ -202,6 +204,8 @@ class Daemon:
                 return Leftovers(await asyncio.to_thread(find_leftovers))
             case CleanLeftovers():
                 return await _clean(command)
+            case ReadLog():
+                return self._jobs.read_log(command)
             case GetStatus():
                 return Status(self._report())
             case Shutdown(kill_jobs=kill_jobs):
@@ -223,7 +227,7 @@ class Daemon:
     def _report(self) -> NodeReport:
         now_s = time.monotonic()
         self._report_seq += 1
-        return self._state.report(
+        report = self._state.report(
             now_s,
             report_seq=self._report_seq,
             jobs=self._jobs.statuses(now_s),
@@ -231,6 +235,7 @@ class Daemon:
             malformed_datagrams=self._inbox.num_malformed,
             control=self._lease.report(now_s),
         )
+        return msgspec.structs.replace(report, log_losses=self._jobs.logs.losses)
 
     def _publish_soon(self) -> None:
         """Publish at once, or as soon as the last report is `MIN_PUBLISH_GAP_S` old."""

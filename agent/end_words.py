@@ -6,27 +6,33 @@ from signal import Signals
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agent.lifecycle import AttemptFailed, LauncherFailed, WorkerExited
+    from agent.lifecycle import AttemptFailed, FoundFailure, LauncherFailed, WorkerExited
 
 
 def worker_end_words(event: WorkerExited) -> str:
-    """Say how a rank ended."""
+    """Say how a rank ended, and of what."""
+    return f"rank {event.rank} {worker_end(event)}{_because(event.found)}"
+
+
+def worker_end(event: WorkerExited) -> str:
+    """Say how a rank's process ended."""
     if event.signal is not None:
-        words = f"rank {event.rank} was killed by {signal_name(event.signal)}"
-    else:
-        words = f"rank {event.rank} exited with code {event.code}"
-    return f"{words}: {event.error}" if event.error else words
+        return f"was killed by {signal_name(event.signal)}"
+    return f"exited with code {event.code}"
 
 
 def launcher_end_words(event: AttemptFailed | LauncherFailed) -> str:
-    """Say how a launcher ended."""
+    """Say how a launcher ended, and of what."""
+    return launcher_end(event) + _because(event.found)
+
+
+def launcher_end(event: AttemptFailed | LauncherFailed) -> str:
+    """Say how a launcher's process ended."""
     if event.exit_code is None:
-        words = "the shim was killed, and the launcher with it"
-    elif event.exit_code < 0:
-        words = f"the launcher was killed by {signal_name(-event.exit_code)}"
-    else:
-        words = f"the launcher exited with code {event.exit_code}"
-    return f"{words}: {event.error}" if event.error else words
+        return "the shim was killed, and the launcher with it"
+    if event.exit_code < 0:
+        return f"the launcher was killed by {signal_name(-event.exit_code)}"
+    return f"the launcher exited with code {event.exit_code}"
 
 
 def signal_name(number: int) -> str:
@@ -35,3 +41,7 @@ def signal_name(number: int) -> str:
         return Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def _because(found: FoundFailure | None) -> str:
+    return f": {found.text.exception}" if found and found.text.exception else ""

@@ -23,6 +23,7 @@ import msgspec
 
 from agent.end_words import launcher_end_words, worker_end_words
 from agent.errors import InvalidTransitionError
+from agent.job_memory import JobMemory
 from agent.lifecycle import (
     TRANSITIONS,
     AbortReceived,
@@ -35,6 +36,7 @@ from agent.lifecycle import (
     Event,
     FaultReceived,
     ForgetJob,
+    FoundFailure,
     KillReceived,
     KillTree,
     LauncherFailed,
@@ -53,6 +55,7 @@ from agent.lifecycle import (
     WorkerExited,
     WorkerFound,
 )
+from agent.root_cause import Failure, failure_of_launcher, failure_of_worker, first_of
 from agent.wire import ENDED_STATES, Accepted, JobSpec, JobState, JobStatus, RefusalReason, Refused
 from ddpcore.wire import FaultKind
 
@@ -67,21 +70,6 @@ QUIET_START_S = 10.0
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0
 """Before a failed job begins again; doubled each time: a fault that lasts must not use up the budget at once."""
-
-
-class JobMemory(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a job must not forget when its agent is killed. Times are of the machine's monotonic clock."""
-
-    spec: JobSpec
-    """Of the current attempt."""
-    state: JobState
-    since_s: float
-    exit_code: int | None = None
-    cause: str = ""
-    num_restarts: int = 0
-    kill_at_s: float | None = None
-    terminate_at_s: float | None = None
-    begin_again_at_s: float | None = None
 
 
 class _Worker(msgspec.Struct):
@@ -103,6 +91,8 @@ class Job:
         self._since_s = now_s
         self._cause = ""
         """The first thing that went wrong, as a sentence."""
+        self._failure: Failure | None = None
+        """The failure that the others followed from, as far as this node can tell."""
         self._num_restarts = 0
         self._kill_at_s: float | None = None
         """When patience ends: set while stopping, and after a rank has failed."""
@@ -121,6 +111,7 @@ class Job:
         job.state = memory.state
         job.exit_code = memory.exit_code
         job._cause = memory.cause
+        job._failure = memory.failure
         job._num_restarts = memory.num_restarts
         job._kill_at_s = memory.kill_at_s
         job._terminate_at_s = memory.terminate_at_s
@@ -136,6 +127,7 @@ class Job:
             since_s=self._since_s,
             exit_code=self.exit_code,
             cause=self._cause,
+            failure=self._failure,
             num_restarts=self._num_restarts,
             kill_at_s=self._kill_at_s,
             terminate_at_s=self._terminate_at_s,
@@ -177,6 +169,7 @@ class Job:
             num_restarts=self._num_restarts,
             max_restarts=spec.max_restarts,
             detail=self._detail(now_s)[:4096],
+            root_cause=self._failure.told(now_s) if self._failure else None,
         )
 
     @property
@@ -189,13 +182,13 @@ class Job:
         """True when nothing of the job runs here any more."""
         return self.state in ENDED_STATES
 
-    def launcher_ended(self, exit_code: int | None, error: str = "") -> Event:
+    def launcher_ended(self, exit_code: int | None, found: FoundFailure | None = None) -> Event:
         """Return the event for the launcher's end: whether the job may begin again is decided here."""
         if exit_code == 0:
             return LauncherSucceeded()
         if self.state is JobState.RUNNING and self._num_restarts < self.spec.max_restarts:
-            return AttemptFailed(exit_code, error)
-        return LauncherFailed(exit_code, error)
+            return AttemptFailed(exit_code, found)
+        return LauncherFailed(exit_code, found)
 
     def validate(self) -> None:
         """Assert what holds after every event."""
@@ -319,6 +312,8 @@ class Job:
         return [_refuse(RefusalReason.CANNOT_SPAWN, message)]
 
     def _on_launcher_failed(self, event: AttemptFailed | LauncherFailed, now_s: float) -> list[Effect]:
+        if self._failure is None and self.state in {JobState.FAILED, JobState.RESTARTING}:
+            self._failure = failure_of_launcher(event, now_s)
         self._cause = self._cause or launcher_end_words(event)
         if isinstance(event, AttemptFailed):
             self._begin_again_at_s = now_s + min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0**self._num_restarts)
@@ -333,11 +328,21 @@ class Job:
         worker.has_failed = event.signal is not None or event.code not in {0, None}
         if not worker.has_failed:
             return
-        self._cause = self._cause or worker_end_words(event)
+        self._blame(event, now_s)
         if not self.has_ended and (self._kill_at_s is None or self._terminate_at_s is not None):
             # The launcher ends the others now: nobody can agree any more.
             self._terminate_at_s = None
             self._kill_at_s = now_s + max(self.spec.grace_s, LAUNCHER_END_S)
+
+    def _blame(self, event: WorkerExited, now_s: float) -> None:
+        """Note what a rank failed of, unless the job was told to end or another rank failed first."""
+        if self.state in {JobState.STOPPING, JobState.STOPPED}:
+            self._cause = self._cause or worker_end_words(event)
+            return
+        failure = failure_of_worker(event, now_s)
+        if first_of(self._failure, failure) is failure:
+            # The sentence is about the same rank: a victim may be noticed before who made it one.
+            self._failure, self._cause = failure, worker_end_words(event)
 
     def _on_tick(self, tick: Ticked, now_s: float) -> list[Effect]:
         if self._begin_again_at_s is not None:
@@ -359,7 +364,8 @@ class Job:
         self.spec = msgspec.structs.replace(self.spec, attempt=self.spec.attempt + 1, faults=[])
         self._num_restarts += 1
         self._workers.clear()
-        self._cause, self._kill_at_s, self._terminate_at_s = "", None, None
+        self._cause, self._failure = "", None
+        self._kill_at_s, self._terminate_at_s = None, None
 
     def _detail(self, now_s: float) -> str:
         match self.state:

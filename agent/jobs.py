@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from agent.admission import is_prepared, refusal_to_prepare
+from agent.disk_space import LogSpace
 from agent.job import Job
 from agent.launch import Launch
 from agent.leftovers import Watch, sweep
@@ -38,6 +39,7 @@ from agent.lifecycle import (
     WorkerExited,
     WorkerFound,
 )
+from agent.log_reader import read_log
 from agent.log_tail import LogTail
 from agent.node_state import JobAdmitted, JobForgotten, WorkerEnded
 from agent.preflight import check_files, make_job_dir, reserve_port, resolve
@@ -56,7 +58,7 @@ if TYPE_CHECKING:
     from agent.preflight import Address
     from agent.record import JobRecord
     from agent.state_dir import StateDir
-    from agent.wire import JobSpec
+    from agent.wire import JobSpec, LogChunk, ReadLog
 
 DISCOVERY_PERIOD_S = 0.05
 """While a job's workers are not all known: one that fails at once should still be seen."""
@@ -90,6 +92,7 @@ class Jobs:
         self._launches: dict[str, Launch] = {}
         self._workers = WorkerSampler(self._on_worker_end)
         self.logs = LogTail()
+        self._space = LogSpace(state_dir.jobs_dir)
         self._has_leftovers = False
         """True from when a tree lost its shim until a sweep finds nothing."""
         self._launched = asyncio.Event()
@@ -173,6 +176,7 @@ class Jobs:
         if self._has_leftovers:
             self._has_leftovers = sweep(self._watch())
         self.logs.poll()
+        self._space.look(time.monotonic())
 
     async def discover(self) -> None:
         """Look for workers of running jobs until each is known; never returns."""
@@ -193,7 +197,11 @@ class Jobs:
 
     def statuses(self, now_s: float) -> list[JobStatus]:
         """Return every job as a console sees it, in the order of their preparation."""
-        return [launch.job.status(now_s) for launch in self._launches.values()]
+        return [self._space.said_in(launch.job.status(now_s)) for launch in self._launches.values()]
+
+    def read_log(self, command: ReadLog) -> LogChunk | Refused:
+        """Return a piece of a log file, also of a job that is no longer known but on disk."""
+        return read_log(self._state_dir.jobs_dir / command.job_id, command)
 
     async def kill_all(self, within_s: float) -> None:
         """Kill what runs and wait until it is gone, within bounds."""
@@ -333,13 +341,16 @@ class Jobs:
         exit_code = recorded_exit_code(launch.job_dir)
         launch.close()
         self.logs.unfollow(launch.job_id)
-        self._feed(launch, launch.job.launcher_ended(exit_code, launch.any_error() if exit_code else ""))
+        self._feed(launch, launch.job.launcher_ended(exit_code, launch.any_failure() if exit_code else None))
 
     def _on_worker_end(self, ending: Ending) -> None:
         launch = self._launches[ending.job_id]
-        error = launch.error_of(ending.rank) if ending.code != 0 else ""
+        found = None
+        if ending.code != 0:
+            found = launch.failure_of(ending.rank) or self._space.failure_of(ending.rank)
+        error = found.text.exception if found else ""
         self._state.apply(WorkerEnded(ending.job_id, ending.rank, ending.code, ending.signal, error), time.monotonic())
-        self._feed(launch, WorkerExited(ending.rank, ending.code, ending.signal, error))
+        self._feed(launch, WorkerExited(ending.rank, ending.code, ending.signal, found))
         self._on_change()
 
     def _sample(self, launch: Launch) -> None:
@@ -356,7 +367,7 @@ class Jobs:
         if launch:
             launch.close()
             self._workers.forget(job_id)
-            self.logs.unfollow(job_id)
+            self.logs.forget(job_id)
             self._state.apply(JobForgotten(job_id), time.monotonic())
 
     def _forget_oldest(self) -> None:

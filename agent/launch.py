@@ -7,9 +7,9 @@ import socket
 from typing import TYPE_CHECKING
 
 from agent.errors import SpawnError
+from agent.failure_files import find_failure, first_failure
 from agent.lifecycle import LauncherNotStarted, LauncherStarted
-from agent.log_tail import find_error
-from agent.process import LAUNCHER_LOG, Invocation, ShimProcess, find_shim, spawn_shim
+from agent.process import Invocation, ShimProcess, find_shim, spawn_shim
 from agent.torchrun import LaunchPaths, launcher_argv, launcher_env
 from agent.wire import RefusalReason, Refused
 from ddpcore.wire import encode_request
@@ -17,7 +17,9 @@ from ddpcore.wire import encode_request
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.job import Job, JobMemory
+    from agent.job import Job
+    from agent.job_memory import JobMemory
+    from agent.lifecycle import FoundFailure
     from agent.preflight import Address
     from agent.wire import JobSpec
     from ddpcore.wire import ProbeRequest, SlowDown, StopTraining
@@ -99,14 +101,13 @@ class Launch:
         for rank in self.job.ranks:
             self._ask(rank, request)
 
-    def error_of(self, rank: int) -> str:
-        """Return the last exception line of a rank's standard error; empty when there is none."""
-        return find_error(self.job_dir / f"rank-{rank}.stderr.log")
+    def failure_of(self, rank: int) -> FoundFailure | None:
+        """Return what a rank's files say of its failure."""
+        return find_failure(self.job_dir, rank)
 
-    def any_error(self) -> str:
-        """Return the first exception line found in the logs of this node's ranks, else of the launcher."""
-        errors = (self.error_of(rank) for rank in self.job.ranks)
-        return next((error for error in errors if error), "") or find_error(self.job_dir / LAUNCHER_LOG)
+    def any_failure(self) -> FoundFailure | None:
+        """Return the first failure in the files of this node's ranks, else of the launcher."""
+        return first_failure(self.job_dir, self.job.ranks)
 
     def _ask(self, rank: int, request: ProbeRequest) -> bool:
         """Send a request to a rank's probe; return whether somebody listens."""

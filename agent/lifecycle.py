@@ -11,12 +11,23 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
+from agent.log_wire import LAUNCHER_RANK
 from agent.wire import Accepted, JobState, Refused
 
 if TYPE_CHECKING:
     from signal import Signals
 
+    from agent.traceback_text import FailureText
     from ddpcore.wire import FaultKind
+
+
+class FoundFailure(msgspec.Struct, frozen=True):
+    """What the files of a job say of a failure."""
+
+    text: FailureText
+    rank: int = LAUNCHER_RANK
+    failed_s: float | None = None
+    """When, if that was written too."""
 
 
 class CommitReceived(msgspec.Struct, frozen=True):
@@ -67,7 +78,7 @@ class AttemptFailed(msgspec.Struct, frozen=True):
 
     exit_code: int | None
     """As in `LauncherFailed`."""
-    error: str = ""
+    found: FoundFailure | None = None
 
 
 class LauncherFailed(msgspec.Struct, frozen=True):
@@ -75,8 +86,8 @@ class LauncherFailed(msgspec.Struct, frozen=True):
 
     exit_code: int | None
     """Negative is a signal; None when nobody knows, since the shim itself was killed."""
-    error: str = ""
-    """The last exception line found in the job's logs."""
+    found: FoundFailure | None = None
+    """The first failure in the job's files."""
 
 
 class LauncherFound(msgspec.Struct, frozen=True):
@@ -101,7 +112,8 @@ class WorkerExited(msgspec.Struct, frozen=True):
     rank: int
     code: int | None
     signal: int | None
-    error: str = ""
+    found: FoundFailure | None = None
+    """What the rank left in its files."""
 
 
 class Ticked(msgspec.Struct, frozen=True):

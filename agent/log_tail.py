@@ -1,144 +1,47 @@
-"""Follows what ranks print: their files by offset, line by line, the newest lines kept in memory.
+"""Follows what ranks print, line by line, the newest lines kept in memory.
 
 The files are the truth and lose nothing. In memory there is a ring, bounded in lines and in characters, from which a
-console pulls what it lacks.
+console pulls what it lacks. One look at all files is bounded too, in bytes and in lines, so that the agent's loop never
+waits for what ranks print; what comes faster is skipped, counted and said, and can be read from the files.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
-import re
 from collections import deque
 from typing import TYPE_CHECKING
 
+from agent.log_file import LogFile
+from agent.log_wire import LAUNCHER_RANK, LogLine, LogLoss, LogStream
 from agent.process import LAUNCHER_LOG
-from agent.wire import LogLine
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-MAX_LINE_CHARS = 4096
 MAX_KEPT_LINES = 20_000
 MAX_KEPT_CHARS = 8_000_000
 MAX_PULLED_CHARS = 150_000
 """In one reply: a character takes at most 6 bytes of JSON, and a reply at most 1 MiB."""
-READ_BYTES = 65_536
-"""Of one file in one poll; five polls a second follow 0.3 MB/s of each file."""
-MAX_BACKLOG_BYTES = 1_048_576
-"""A file further ahead than this is skipped to its last `READ_BYTES`: an old line is worth less than a new one."""
-ERROR_TAIL_BYTES = 65_536
-
-LAUNCHER_RANK = -1
-
-_MAX_HELD_BYTES = 4 * MAX_LINE_CHARS
-_RANK_PREFIX = re.compile(r"^\[rank\d+\]:\s?")
-"""torch puts it before each line of an uncaught exception's traceback."""
-_TRACEBACK = "Traceback (most recent call last):"
-_NATIVE_END = re.compile(r"^\s*(what\(\): |Fatal Python error: )")
+POLL_BYTES = 524_288
+POLL_LINES = 4_000
+"""Of all files in one look, five times a second: twice the lines that a console pulls. `tests/bench/bench_logs.py`."""
 
 
-class LineSplitter:
-    """Turns bytes, as they come, into lines of text.
-
-    A carriage return goes back to the line's start, as on a terminal: of a progress bar only the last state is kept.
-    """
-
-    def __init__(self) -> None:
-        self._held = b""
-
-    def feed(self, data: bytes) -> list[str]:
-        """Return the lines that `data` completes."""
-        *whole, rest = data.split(b"\n")
-        lines = []
-        for piece in whole:
-            self._hold(piece)
-            lines.append(self.flush())
-        self._hold(rest)
-        return lines
-
-    def flush(self) -> str:
-        """Return the unfinished line and begin a new one."""
-        text = self._held.removesuffix(b"\r").decode(errors="replace")[:MAX_LINE_CHARS]
-        self._held = b""
-        return text
-
-    @property
-    def is_empty(self) -> bool:
-        """True when no unfinished line is held."""
-        return not self._held
-
-    def _hold(self, piece: bytes) -> None:
-        joined = self._held + piece
-        # A return at the very end may be the first half of a line end.
-        joined = joined[joined.rfind(b"\r", 0, max(0, len(joined) - 1)) + 1 :]
-        if len(joined) > _MAX_HELD_BYTES:
-            joined = joined[: _MAX_HELD_BYTES - 1] + (b"\r" if joined.endswith(b"\r") else b"")
-        self._held = joined
-
-
-class _Tail:
-    """One file, followed."""
-
-    def __init__(self, path: Path, rank: int, stream: str) -> None:
-        self.path = path
-        self.rank = rank
-        self.stream = stream
-        self._fd = -1
-        self._offset = 0
-        self._splitter = LineSplitter()
-
-    def poll(self) -> list[str]:
-        """Return the lines that have been completed since the last call, as far as one read goes."""
-        lines: list[str] = []
-        self._read(lines)
-        return lines
-
-    def finish(self) -> list[str]:
-        """Return the last lines of a file that nobody writes any more, and let go of it."""
-        lines: list[str] = []
-        while self._read(lines):
-            pass
-        if not self._splitter.is_empty:
-            lines.append(self._splitter.flush())
-        self.close()
-        return lines
-
-    def close(self) -> None:
-        """Let go of the file."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def _read(self, lines: list[str]) -> bool:
-        """Read once, add what became lines, and return whether there was anything."""
-        if self._fd < 0:
-            try:
-                self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            except OSError:
-                return False  # nobody has written yet
-        data = os.pread(self._fd, READ_BYTES, self._offset)
-        self._offset += len(data)
-        if data:
-            lines += self._splitter.feed(data)
-        if len(data) == READ_BYTES:
-            self._skip_backlog(lines)
-        return bool(data)
-
-    def _skip_backlog(self, lines: list[str]) -> None:
-        num_left = os.fstat(self._fd).st_size - self._offset
-        if num_left > MAX_BACKLOG_BYTES:
-            num_skipped = num_left - READ_BYTES
-            self._splitter.flush()
-            self._offset += num_skipped
-            lines.append(f"({num_skipped} bytes are not shown here; all of them are in {self.path})")
+def log_path(job_dir: Path, rank: int, stream: LogStream) -> Path:
+    """Return where a rank's output goes; the launcher has one file for all."""
+    if rank == LAUNCHER_RANK:
+        return job_dir / LAUNCHER_LOG
+    return job_dir / (f"rank-{rank}.error.json" if stream is LogStream.ERROR else f"rank-{rank}.{stream}.log")
 
 
 class LogTail:
     """The log lines of a node: numbered from 1 over all jobs and ranks, the newest kept."""
 
     def __init__(self) -> None:
-        self._tails: dict[str, list[_Tail]] = {}
+        self._files: dict[str, list[LogFile]] = {}
+        """By job: of its newest attempt."""
+        self._ending: list[LogFile] = []
+        """Files that nobody writes any more, and that are not read to their ends yet."""
         self._lines: deque[LogLine] = deque()
         self._num_chars = 0
         self.log_seq = 0
@@ -149,34 +52,58 @@ class LogTail:
         """Number of the oldest line kept; one more than `log_seq` when there is none."""
         return self.log_seq - len(self._lines) + 1
 
+    @property
+    def losses(self) -> list[LogLoss]:
+        """What was skipped of the files of the jobs that are known."""
+        return [
+            LogLoss(job_id, file.rank, file.stream, file.dropped_bytes)
+            for job_id, files in self._files.items()
+            for file in files
+            if file.dropped_bytes
+        ]
+
     def follow(self, job_id: str, job_dir: Path, ranks: range) -> None:
-        """Start to follow the files of a job; they need not exist yet."""
-        self._tails[job_id] = [
-            _Tail(job_dir / LAUNCHER_LOG, LAUNCHER_RANK, "stderr"),
-            *(
-                _Tail(job_dir / f"rank-{rank}.{stream}.log", rank, stream)
-                for rank in ranks
-                for stream in ("stdout", "stderr")
-            ),
+        """Start to follow the files of a job's attempt; they need not exist yet."""
+        self.forget(job_id)
+        self._files[job_id] = [
+            LogFile(log_path(job_dir, rank, stream), rank, stream)
+            for rank in (LAUNCHER_RANK, *ranks)
+            for stream in ((LogStream.STDERR,) if rank == LAUNCHER_RANK else (LogStream.STDOUT, LogStream.STDERR))
         ]
 
     def poll(self) -> None:
-        """Read what has been written, a bounded piece of each file."""
-        for tails in self._tails.values():
-            for tail in tails:
-                self._append(tail, tail.poll())
+        """Read what has been written: a bounded piece, shared fairly among the files."""
+        self._finish_quiet()
+        files = dict.fromkeys(itertools.chain(self._ending, *self._files.values()))
+        pending = [(num_bytes, file) for file in files if (num_bytes := file.look())]
+        # Those with little first: what they leave of their share is the others'.
+        pending.sort(key=lambda item: item[0])
+        bytes_left, lines_left = POLL_BYTES, POLL_LINES
+        for num_before, (num_bytes, file) in enumerate(pending):
+            num_files = len(pending) - num_before
+            before = self.log_seq
+            share = max(1, bytes_left // num_files)
+            self._append(file, file.read(share, max(1, lines_left // num_files)))
+            bytes_left -= min(share, num_bytes)
+            lines_left -= self.log_seq - before
 
     def unfollow(self, job_id: str) -> None:
-        """Read the rest of an ended job's files and let go of them."""
-        for tail in self._tails.pop(job_id, ()):
-            self._append(tail, tail.finish())
+        """Read the rest of an ended job's files and let go of them; what is too much for now comes with later polls."""
+        self._ending += [file for file in self._files.get(job_id, ()) if not file.is_finished]
+        self.poll()
+        self._finish_quiet()
+
+    def forget(self, job_id: str) -> None:
+        """Let go of a job; its lines stay."""
+        self.unfollow(job_id)
+        self._files.pop(job_id, None)
 
     def close(self) -> None:
         """Let go of all files."""
-        for tails in self._tails.values():
-            for tail in tails:
-                tail.close()
-        self._tails.clear()
+        for file in itertools.chain(self._ending, *self._files.values()):
+            file.close()
+        self._files.clear()
+        self._ending.clear()
 
     def since(self, seq: int, limit: int) -> list[LogLine]:
         """Return the oldest kept lines after `seq`: at most `limit`, and at most `MAX_PULLED_CHARS` characters."""
@@ -193,38 +120,18 @@ class LogTail:
             taken.append(line)
         return taken
 
-    def _append(self, tail: _Tail, lines: list[str]) -> None:
+    def _finish_quiet(self) -> None:
+        """Give up the ending files that have been read to their ends."""
+        # Looked at twice, since a file that was replaced is left only after a second look.
+        quiet = [file for file in self._ending if not file.look() and not file.look()]
+        for file in quiet:
+            self._append(file, file.finish())
+        self._ending = [file for file in self._ending if not file.is_finished]
+
+    def _append(self, file: LogFile, lines: list[str]) -> None:
         for text in lines:
             self.log_seq += 1
-            self._lines.append(LogLine(self.log_seq, tail.rank, tail.stream, text))
+            self._lines.append(LogLine(self.log_seq, file.rank, file.stream, text))
             self._num_chars += len(text)
         while len(self._lines) > MAX_KEPT_LINES or self._num_chars > MAX_KEPT_CHARS:
             self._num_chars -= len(self._lines.popleft().text)
-
-
-def find_error(path: Path) -> str:
-    """Return the last exception line at the end of a log file; empty when there is none or no file."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - ERROR_TAIL_BYTES))
-            data = file.read(ERROR_TAIL_BYTES)
-    except OSError:
-        return ""
-    return last_exception_line(data.decode(errors="replace"))
-
-
-def last_exception_line(text: str) -> str:
-    """Return the line that names the exception of the last traceback or native abort; empty without one."""
-    found = ""
-    is_in_traceback = False
-    for raw_line in text.splitlines():
-        line = _RANK_PREFIX.sub("", raw_line)
-        if line == _TRACEBACK:
-            is_in_traceback = True
-        elif is_in_traceback and line and not line[0].isspace():
-            is_in_traceback = False
-            found = line
-        elif _NATIVE_END.match(line):
-            found = line.strip()
-    return found[:MAX_LINE_CHARS]

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from agent.errors import StateDirError
-from agent.job import JobMemory  # noqa: TC001 - msgspec looks at it
+from agent.job_memory import JobMemory  # noqa: TC001 - msgspec looks at it
 from agent.shim import write_record
 
 RECORD_NAME = "job.json"

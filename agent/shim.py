@@ -14,6 +14,7 @@ The job's environment passes through it untouched (`-I` ignores PYTHONPATH and i
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import sys
@@ -28,6 +29,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TERMINATE = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 _AWAITED = frozenset({signal.SIGCHLD, signal.SIGUSR1, *_TERMINATE})
+_RESERVED_BYTES = 256
 _THAW_EVERY_S = 0.2
 _MAX_PAUSE_S = 0.1
 WRITER_NAME = b"(rankdeck-writer)"
@@ -106,15 +108,29 @@ def signal_frozen(root_pid: int) -> None:
 
 
 def write_record(directory: str, name: str, text: str) -> None:
-    """Write a small file so that readers see all of it or none, also after a crash of the machine."""
+    """Write a small file so that readers see all of it or none, also after a crash of the machine.
+
+    What `reserve_record` has reserved is written over, so that this works on a full disk too.
+    """
     path = f"{directory}/{name}"
-    fd = os.open(f"{path}.tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    _write_over(f"{path}.tmp", text.encode())
+    os.replace(f"{path}.tmp", path)  # noqa: PTH105 - as above
+
+
+def reserve_record(directory: str, name: str) -> None:
+    """Take the room for a small file that must be written later, however full the disk is then."""
+    _write_over(f"{directory}/{name}.tmp", b" " * _RESERVED_BYTES)
+
+
+def _write_over(path: str, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        os.write(fd, text.encode())
+        if os.write(fd, data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.ftruncate(fd, len(data))
         os.fsync(fd)
     finally:
         os.close(fd)
-    os.replace(f"{path}.tmp", path)  # noqa: PTH105 - as above
 
 
 class _Shim:
@@ -138,6 +154,7 @@ class _Shim:
         try:
             record = f'{{"shim_pid": {os.getpid()}, "launcher_pid": {self._launcher_pid}}}\n'
             write_record(self._run_dir, RUN_RECORD, record)
+            reserve_record(self._run_dir, EXIT_RECORD)
             while self._status is None:
                 self._await()
             self._kill_all(WRITER_PATIENCE_S)

@@ -92,6 +92,8 @@ def launcher_env(
     env.update(spec.env)
     env.setdefault("OMP_NUM_THREADS", "1")
     env.setdefault("PYTHONUNBUFFERED", "1")
+    # A rank that is aborted by a library says on which line, which is all that its end tells.
+    env.setdefault("PYTHONFAULTHANDLER", "1")
     env.setdefault("TORCH_FR_BUFFER_SIZE", str(RECORDER_ENTRIES))
     # Patience is the agent's: torchrun must not kill earlier than the job's own grace says.
     env.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(math.ceil(spec.grace_s) + 5))

@@ -2,7 +2,8 @@
 
 Telemetry: a `NodeReport` is one msgpack frame, a whole snapshot, published a few times a second and never acknowledged.
 Commands: one JSON line in, one JSON line out, on the agent's Unix command socket. Log lines do not fit in a snapshot: a
-report carries the number of the newest (`log_seq`), and a console pulls what it lacks by `PullLogs`.
+report carries the number of the newest (`log_seq`), and a console pulls what it lacks by `PullLogs`, what is older by
+`ReadLog`. The words about logs are in `agent.log_wire`, and shown here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,17 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from agent.log_wire import LAUNCHER_RANK as LAUNCHER_RANK
+from agent.log_wire import LOST_PEER as LOST_PEER
+from agent.log_wire import MAX_PULLED_LINES as MAX_PULLED_LINES
+from agent.log_wire import LogChunk as LogChunk
+from agent.log_wire import LogLine as LogLine
+from agent.log_wire import LogLoss as LogLoss
+from agent.log_wire import Logs as Logs
+from agent.log_wire import LogStream as LogStream
+from agent.log_wire import PullLogs as PullLogs
+from agent.log_wire import ReadLog as ReadLog
+from agent.log_wire import RootCause as RootCause
 from agent.machine_wire import GpusReport, HostReport
 from ddpcore.wire import DECODE_ERRORS, Count, Fault, FaultKind, FilePath, Name, Rank, RankReport, Seconds, Word
 
@@ -20,7 +32,6 @@ WIRE_VERSION = 1
 MAX_NODE_REPORT_BYTES = 1_048_576
 MAX_COMMAND_BYTES = 1_048_576
 """A longer line, either way, is refused before it is decoded."""
-MAX_PULLED_LINES = 2_000
 
 TELEMETRY_SOCKET = "telemetry.sock"
 CONTROL_SOCKET = "control.sock"
@@ -86,7 +97,7 @@ class ExitReport(msgspec.Struct, frozen=True, omit_defaults=True):
     age_s: Seconds = 0.0
     """How long ago."""
     error: LongText = ""
-    """The last exception line of its stderr, if there is one."""
+    """The exception that its end followed from, if it left one: the first of a chain."""
 
 
 class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -134,6 +145,8 @@ class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     max_restarts: Count = 0
     detail: LongText = ""
     """A sentence for people, empty when all is well."""
+    root_cause: RootCause | None = None
+    """Once a rank of this node has failed, until the job begins again."""
 
 
 class ControlReport(msgspec.Struct, frozen=True):
@@ -165,6 +178,8 @@ class NodeReport(msgspec.Struct, frozen=True, omit_defaults=True):
     gpus: GpusReport = GpusReport()
     log_seq: Count = 0
     """Number of log lines read so far; the newest line has `seq == log_seq`."""
+    log_losses: list[LogLoss] = []
+    """Of the files of this node's jobs that were written faster than they are read."""
     malformed_reports: Count = 0
     """Datagrams that were refused."""
     control: ControlReport | None = None
@@ -172,19 +187,6 @@ class NodeReport(msgspec.Struct, frozen=True, omit_defaults=True):
     jobs: list[JobStatus] = []
     workers: list[WorkerReport] = []
     """Sorted by rank."""
-
-
-class LogLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One line that a rank (or the launcher) printed."""
-
-    seq: Count
-    """Counts from 1 over all lines of this node."""
-    rank: int
-    """Global rank; -1 is the launcher."""
-    stream: Word
-    """`stdout` or `stderr`."""
-    text: LongText
-    """Without its line end; undecodable bytes as U+FFFD; longer lines are cut."""
 
 
 class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -279,12 +281,6 @@ class InjectFault(msgspec.Struct, frozen=True, tag="fault", forbid_unknown_field
     generation: Count = 0
 
 
-class PullLogs(msgspec.Struct, frozen=True, tag="logs", forbid_unknown_fields=True):
-    """Ask for log lines after `since_seq`, oldest first, at most `MAX_PULLED_LINES`."""
-
-    since_seq: Count = 0
-
-
 class PullHistory(msgspec.Struct, frozen=True, tag="history", forbid_unknown_fields=True):
     """Ask for reports of the past after `since_seq`, oldest first, as many as fit into a reply."""
 
@@ -333,6 +329,7 @@ Command = (
     | Kill
     | InjectFault
     | PullLogs
+    | ReadLog
     | PullHistory
     | GetStatus
     | ShowJob
@@ -363,6 +360,8 @@ class RefusalReason(StrEnum):
     NOT_PERMITTED = "not_permitted"
     NO_PROBE = "no_probe"
     """The rank has no probe to ask."""
+    NO_LOG = "no_log"
+    """There is no such log file, or not yet."""
     INTERNAL = "internal"
     """A defect of the agent; its standard error says more."""
 
@@ -380,15 +379,6 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     reason: RefusalReason
     message: LongText
     """What happened, to whom, and what to do."""
-
-
-class Logs(msgspec.Struct, frozen=True, tag="logs"):
-    """Log lines in order."""
-
-    epoch: Word
-    first_seq: Count
-    """The oldest line still kept: a gap between it and the asked one is lost to the console (the files have it)."""
-    lines: list[LogLine]
 
 
 class Shown(msgspec.Struct, frozen=True, tag="shown"):
@@ -446,7 +436,7 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     report: NodeReport
 
 
-Reply = Accepted | Refused | Shown | Logs | History | Leftovers | Status
+Reply = Accepted | Refused | Shown | Logs | LogChunk | History | Leftovers | Status
 
 _Message = TypeVar("_Message")
 

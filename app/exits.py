@@ -6,25 +6,18 @@ SIGKILL. torchrun blames the first non-zero exit that it notices; a rank that le
 
 from __future__ import annotations
 
-import re
 import signal
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from agent.wire import LOST_PEER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from app.job_model import Death
     from app.rank_facts import Thresholds
-
-LOST_PEER = re.compile(
-    r"connection (closed|reset|refused|was|lost)|broken pipe|socket (closed|timeout)|(closed|reset) by peer"
-    r"|timed out (waiting|after)|wait timeout|connectfullmesh|remote (process|peer|worker)|peers? (exited|failed|crash)"
-    r"|communicator (was )?abort|watchdog|ncclremoteerror|diststoreerror|distnetworkerror",
-    re.IGNORECASE,
-)
-"""What gloo, NCCL and the store say in a rank that has lost another. Source: torch 2.13, gloo/transport/tcp/pair.cc."""
 
 TOLD_SIGNALS = frozenset({int(signal.SIGTERM), int(signal.SIGKILL)})
 """By which a launcher or an agent ends a rank."""

@@ -142,6 +142,9 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     ]
     if summary["loss_first"] is not None and summary["loss_last"] is not None:
         lines.append(f"{summary['steps']} steps, loss {summary['loss_first']:.3f} -> {summary['loss_last']:.3f}")
+    if job["root_cause"] is not None:
+        lines.append(f"root cause: {job['root_cause']['text']}")
+        lines += [f"  | {line}" for line in job["root_cause"]["traceback"]]
     for row in summary["ranks"]:
         memory = "" if row["rss_bytes"] is None else f", {bytes_text(row['rss_bytes'])}"
         step = "" if row["step"] is None else f", step {row['step']}"

@@ -65,6 +65,28 @@ class Headline(msgspec.Struct, frozen=True):
     text: str
 
 
+class RootCauseRow(msgspec.Struct, frozen=True):
+    """Why a job failed."""
+
+    rank: int | None
+    """None is a launcher."""
+    node: str
+    end: str
+    """How its process ended: `exited with code 1`, `was killed by SIGKILL`."""
+    exception: str
+    """The exception that everything else followed from; empty when there is none."""
+    outer: str
+    """The exception that ended the rank, where it was another one."""
+    where: str
+    """`file.py:line in function`."""
+    traceback: list[str]
+    """Its lines."""
+    is_consequence: bool
+    """It lost another rank, or was told to end, and nobody knows why."""
+    text: str
+    """A sentence."""
+
+
 class JobRow(msgspec.Struct, frozen=True):
     """A job over all its nodes."""
 
@@ -91,6 +113,8 @@ class JobRow(msgspec.Struct, frozen=True):
     checkpoint_age_s: float | None
     exit_code: int | None
     detail: str
+    root_cause: RootCauseRow | None
+    """Once a rank has failed."""
 
 
 class NodeRow(msgspec.Struct, frozen=True):

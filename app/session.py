@@ -11,7 +11,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from agent.wire import TELEMETRY_SOCKET
+from agent.wire import LAUNCHER_RANK, TELEMETRY_SOCKET, LogLine
 from app.cluster import Cluster
 from app.command_road import open_local_road
 from app.diagnosis import Diagnoser
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from agent.wire import JobSpec, LogLine
+    from agent.wire import JobSpec
 
 LOG_PERIOD_S = 0.2
 """Between two looks at whether a node has new log lines: below what a reader notices."""
@@ -136,8 +136,19 @@ class Session:
     async def _pull(self, node: str, cursor: int) -> int:
         """Pull what the node has after `cursor`; return the new cursor."""
         try:
-            lines, _ = await self._fleet.pull_logs(node, cursor)
+            lines, first_seq = await self._fleet.pull_logs(node, cursor)
         except AppError:
             return cursor  # the node's own row says that it does not answer; the next report asks again
+        if gap := gap_line(cursor, first_seq):
+            self._log_lines.append((node, gap))
         self._log_lines.extend((node, line) for line in lines)
         return lines[-1].seq if lines else cursor
+
+
+def gap_line(cursor: int, first_seq: int) -> LogLine | None:
+    """Return a line that stands for those that a node no longer keeps, None when there are none."""
+    num_lost = first_seq - cursor - 1
+    if num_lost <= 0:
+        return None
+    lines = "1 line is" if num_lost == 1 else f"{num_lost:,} lines are"
+    return LogLine(first_seq - 1, LAUNCHER_RANK, "stderr", f"({lines} older than what the node keeps: see its files)")

@@ -19,6 +19,7 @@ from app.gpu_words import findings, gpu_rows, held_by
 from app.headline import job_headline, node_headline, wait_text
 from app.job_model import WORST_FIRST, Process
 from app.rank_words import rank_row
+from app.root_cause import root_cause_row
 from app.rows import (
     SCHEMA,
     BarrierRow,
@@ -133,6 +134,7 @@ class View:
             checkpoint_age_s=training.checkpoint_age_s,
             exit_code=next((code for code in codes if code), codes[0] if codes else None),
             detail=next((clean(status.detail, LINE_LIMIT) for status in statuses if status.detail), ""),
+            root_cause=root_cause_row(job, self._cluster.node_names, self._found.verdicts),
         )
 
     def _job_severity(self, state: str) -> Severity:

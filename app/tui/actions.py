@@ -81,6 +81,13 @@ ACTIONS = (
     ),
     Action("app.scroll('side', 1)", "right,l", "right l", "Right", "Scroll log lines to the side.", in_palette=False),
     Action(
+        "screen.root_cause",
+        "r",
+        "r",
+        "Root cause",
+        "Once a rank has failed: its traceback in the logs, and back to the lines.",
+    ),
+    Action(
         "app.fault",
         "f",
         "f",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.screen import Screen
 
 from app.tui.actions import screen_bindings
+from app.tui.views.logs import LogsView
 
 if TYPE_CHECKING:
     from textual.binding import BindingType
@@ -16,3 +17,12 @@ class MainScreen(Screen[None], inherit_bindings=False):
     """Its keys are the action table's, and no others."""
 
     BINDINGS: ClassVar[list[BindingType]] = list(screen_bindings())
+
+    async def action_root_cause(self) -> None:
+        """Show why the job failed; asked again, the lines of the logs."""
+        logs = self.query_one(LogsView)
+        if logs.cause is None:
+            self.notify("No rank has failed.", severity="warning", markup=False)
+            return
+        logs.show_traceback(is_wanted=not (logs.display and logs.shows_traceback))
+        await self.app.run_action("app.show_view('logs')")

@@ -18,6 +18,7 @@ import pytest
 
 from agent.process import Invocation, ShimProcess, exit_status, spawn_shim
 from ddpcore.checkpoint.writer import NAME
+from tests.support.filesystems import small_disk
 from tests.support.ranks import is_alive
 from tests.support.waiting import until
 
@@ -37,6 +38,17 @@ children = [
 subprocess.run(["sh", "-c", "setsid sleep 600 & echo $! > orphan.pid"], check=True)
 children[0].stdout.readline()
 open("tree.ready", "w").close()
+"""
+
+
+FILLS_THE_DISK = """
+import os, sys
+with open("filler", "wb", buffering=0) as file:
+    try:
+        while file.write(b"x" * 4096):
+            pass
+    except OSError:
+        sys.exit(7)
 """
 
 
@@ -347,3 +359,14 @@ def test_the_exit_status_of_a_strangers_child_is_known() -> None:
         os.close(pidfd)
     with Path("/dev/null").open("rb") as no_pidfd:
         assert exit_status(no_pidfd.fileno()) is None
+
+
+def test_how_a_launcher_ended_is_told_on_a_full_disk(
+    tmp_path: Path,
+) -> None:
+    with small_disk(tmp_path / "disk", 1_000_000) as disk:
+        invocation = Invocation([sys.executable, "-c", FILLS_THE_DISK], dict(os.environ), str(disk))
+        shim = spawn_shim(invocation, run_dir=disk, grace_s=5.0, dies_with_us=True)
+        wait_for_end(shim)
+        assert shim.exit_code() == 7
+        shim.close()

@@ -7,7 +7,8 @@ import msgspec
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from agent.job import Job, JobMemory
+from agent.job import Job
+from agent.job_memory import JobMemory
 from agent.lifecycle import (
     AbortReceived,
     Answer,
@@ -36,7 +37,7 @@ from agent.lifecycle import (
 )
 from agent.wire import ENDED_STATES, JobState, decode_reply, encode_reply
 from ddpcore.wire import FaultKind
-from tests.support.jobs import make_spec
+from tests.support.jobs import left, make_spec
 
 MAX_TICK_S = 20.0
 MAX_RESTARTS = 2
@@ -169,7 +170,7 @@ class JobInTheWorld(RuleBasedStateMachine):
     @rule(exit_code=st.sampled_from([0, 1, -9, None]))
     def the_launcher_ends(self, exit_code: int | None) -> None:
         self.is_launcher_alive = False
-        self.feed(self.job.launcher_ended(exit_code, "boom"))
+        self.feed(self.job.launcher_ended(exit_code, left("RuntimeError: boom")))
 
     @invariant()
     def the_job_is_consistent(self) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from agent.lifecycle import FoundFailure
+from agent.traceback_text import FailureText
 from agent.wire import JobSpec
 
 _SPEC = JobSpec(
@@ -29,3 +31,9 @@ _SPEC = JobSpec(
 def make_spec(**changes: Any) -> JobSpec:
     """Return the second node's share of a job of two nodes with two ranks each, with some fields changed."""
     return msgspec.structs.replace(_SPEC, **changes)
+
+
+def left(exception: str, *, rank: int = -1, failed_s: float | None = None) -> FoundFailure:
+    """Return what is found in the files of a rank that an exception has ended."""
+    text = FailureText(exception, "", "train.py:3 in main", f"Traceback (most recent call last):\n{exception}")
+    return FoundFailure(text, rank, failed_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.gpu_sample import decode_sample, encode_sample
+from agent.lifecycle import WorkerExited
 from agent.machine_wire import GpuWatchState, HostReport
 from agent.node_state import (
     GpusSampled,
@@ -17,8 +18,10 @@ from agent.node_state import (
     WorkerSampled,
     WorkerSeen,
 )
+from agent.root_cause import Failure, failure_of_worker, first_of
 from agent.wire import JobState, JobStatus, encode_node_report
 from ddpcore.wire import decode_report
+from tests.support.jobs import left
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,11 +54,13 @@ class SimNode:
         self.host = HostReport()
         self.sample_gpus: Callable[[float], GpuSample] | None = None
         """What this node's sampler says at a time, if it has GPUs."""
+        self._failure: Failure | None = None
 
     def admit(self, job_id: str, attempt: int, now_s: float) -> None:
         """Take part in a job."""
         self.job = (job_id, attempt)
         self._seen, self._ended, self._bad_s, self.exit_code = set(), set(), None, None
+        self._failure = None
         first, world_size = self.ranks[0].rank, self._shape[0]
         self._core.apply(JobAdmitted(job_id, attempt, first, len(self.ranks), world_size), now_s)
         self.go(JobState.PREPARED, now_s)
@@ -100,8 +105,11 @@ class SimNode:
                 self._ended.add(rank.rank)
                 code, signal, error = rank.end
                 self._core.apply(WorkerEnded(self.job[0], rank.rank, code, signal, error), now_s)
-                if (code or signal) and self._bad_s is None:
-                    self._bad_s = now_s
+                if code or signal:
+                    self._bad_s = now_s if self._bad_s is None else self._bad_s
+                    found = left(error, rank=rank.rank) if error else None
+                    failure = failure_of_worker(WorkerExited(rank.rank, code, signal, found), now_s)
+                    self._failure = first_of(self._failure, failure)
         if self._bad_s is not None and now_s - self._bad_s >= 0.15:
             for rank in self.ranks:
                 if rank.end is None and not rank.is_frozen:
@@ -134,6 +142,7 @@ class SimNode:
             first_rank=self.ranks[0].rank,
             local_world_size=len(self.ranks),
             exit_code=self.exit_code,
+            root_cause=self._failure.told(now_s) if self._failure else None,
         )
         report = self._core.report(now_s, report_seq=self._report_seq, jobs=[status], log_seq=0, malformed_datagrams=0)
         self._core.validate()

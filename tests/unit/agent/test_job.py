@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from agent.errors import InvalidTransitionError
-from agent.job import FIRST_PAUSE_S, KILL_AGAIN_S, LAUNCHER_END_S, MAX_PAUSE_S, STORY_LENGTH, Job, JobMemory
+from agent.job import FIRST_PAUSE_S, KILL_AGAIN_S, LAUNCHER_END_S, MAX_PAUSE_S, STORY_LENGTH, Job
+from agent.job_memory import JobMemory
 from agent.lifecycle import (
     COMMAND_EVENTS,
     TRANSITIONS,
@@ -21,6 +22,7 @@ from agent.lifecycle import (
     Event,
     FaultReceived,
     ForgetJob,
+    FoundFailure,
     KillReceived,
     KillTree,
     LauncherFailed,
@@ -41,7 +43,7 @@ from agent.lifecycle import (
 )
 from agent.wire import ENDED_STATES, Accepted, JobState, RefusalReason, Refused
 from ddpcore.wire import Fault, FaultKind
-from tests.support.jobs import make_spec
+from tests.support.jobs import left, make_spec
 
 ACCEPTED = Answer(Accepted())
 
@@ -219,7 +221,7 @@ def test_an_agreed_stop_gives_way_to_one_that_does_not_wait() -> None:
 def test_a_rank_that_fails_ends_the_patience_with_an_agreed_stop() -> None:
     job = job_in(JobState.RUNNING, WorkerFound(2), save_s=60.0)
     job.handle(AGREED, 0.0)
-    job.handle(WorkerExited(2, 1, None, "OSError: disk full"), 5.0)
+    job.handle(WorkerExited(2, 1, None, left("OSError: disk full")), 5.0)
     assert job.handle(Ticked(), 14.9) == []
     assert job.handle(Ticked(), 15.0) == [KillTree()]
     job.handle(LauncherFailed(1), 16.0)
@@ -234,7 +236,7 @@ def test_a_launcher_that_lingers_after_a_rank_has_failed_is_ended() -> None:
     job = job_in(JobState.RUNNING, WorkerFound(2), WorkerFound(3), grace_s=0.0)
     assert job.handle(WorkerExited(3, None, 9), 10.0) == []
     assert job.status(10.0).detail == "rank 3 was killed by SIGKILL; waiting for the launcher to end the others"
-    assert job.handle(WorkerExited(2, 1, None, "RuntimeError: closed"), 11.0) == []
+    assert job.handle(WorkerExited(2, 1, None, left("RuntimeError: closed")), 11.0) == []
     assert job.handle(Ticked(), 10.0 + LAUNCHER_END_S - 0.1) == []
     assert job.handle(Ticked(), 10.0 + LAUNCHER_END_S) == [KillTree()]
     job.handle(LauncherFailed(-9), 14.0)
@@ -258,9 +260,10 @@ def test_a_failing_rank_does_not_lengthen_a_stop() -> None:
     assert job.handle(Ticked(), 10.0) == [KillTree()]
 
 
-def test_an_exit_that_is_noticed_after_the_launchers_changes_no_state() -> None:
+def test_an_exit_that_is_noticed_after_the_launchers_explains_it_and_changes_no_state() -> None:
     job = job_in(JobState.FAILED, WorkerExited(2, 7, None))
-    assert job.status(0.0).detail == "the launcher exited with code 1"
+    assert (job.state, job.exit_code) == (JobState.FAILED, 1)
+    assert job.status(0.0).detail == "rank 2 exited with code 7"
     assert job_in(JobState.STOPPED, WorkerExited(2, 7, None)).status(0.0).detail == ""
 
 
@@ -272,7 +275,7 @@ def test_a_killed_shim_leaves_a_tree_to_kill() -> None:
 
 def test_a_launcher_that_fails_before_any_rank_says_why() -> None:
     job = job_in(JobState.RUNNING)
-    job.handle(job.launcher_ended(1, "DistStoreError: Timed out"), 1.0)
+    job.handle(job.launcher_ended(1, left("DistStoreError: Timed out")), 1.0)
     assert job.status(1.0).detail == "the launcher exited with code 1: DistStoreError: Timed out"
     killed = job_in(JobState.RUNNING)
     killed.handle(LauncherFailed(-11), 1.0)
@@ -333,7 +336,7 @@ def test_the_status_says_how_long_the_state_has_lasted() -> None:
 def test_a_failed_job_begins_again_after_a_pause_that_doubles_while_its_budget_lasts() -> None:
     job, now_s = job_in(JobState.RUNNING, max_restarts=8), 0.0
     pauses = []
-    while isinstance(ended := job.launcher_ended(1, "ValueError: bad"), AttemptFailed):
+    while isinstance(ended := job.launcher_ended(1, left("ValueError: bad")), AttemptFailed):
         failed_at_s = now_s
         assert job.handle(ended, now_s) == []
         attempt = job.spec.attempt
@@ -420,3 +423,81 @@ def test_a_lost_job_says_so_and_what_may_be_left_of_it_is_killed() -> None:
     job = job_in(JobState.RUNNING)
     assert job.handle(LauncherLost("the node was rebooted"), 1.0) == [KillTree()]
     assert (job.state, job.exit_code, job.status(1.0).detail) == (JobState.LOST, None, "the node was rebooted")
+
+
+def cause_of(job: Job) -> tuple[int, str, bool]:
+    cause = job.status(20.0).root_cause
+    assert cause is not None
+    return (cause.rank, cause.exception, cause.is_consequence)
+
+
+LOST = "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4711"
+
+
+def test_the_rank_that_failed_first_is_the_cause_whichever_was_noticed_first() -> None:
+    job = job_in(JobState.RUNNING)
+    job.handle(WorkerExited(2, 1, None, left("ValueError: late", failed_s=4.0)), 5.0)
+    job.handle(WorkerExited(3, 1, None, left("ValueError: early", failed_s=3.0)), 6.0)
+    assert cause_of(job) == (3, "ValueError: early", False)
+    cause = job.status(20.0).root_cause
+    assert cause is not None
+    assert (cause.end, cause.where, cause.age_s) == ("exited with code 1", "train.py:3 in main", 17.0)
+    assert job.status(20.0).detail.startswith("rank 3 exited with code 1: ValueError: early")
+
+
+@pytest.mark.parametrize(
+    ("victim", "culprit", "told"),
+    [
+        (WorkerExited(2, 1, None, left(LOST)), WorkerExited(3, 1, None, left("KeyError: 'x'")), "KeyError: 'x'"),
+        (WorkerExited(2, None, 6, left(LOST)), WorkerExited(3, 3, None), ""),
+        (WorkerExited(2, None, 15), WorkerExited(3, None, 9), ""),
+        (WorkerExited(2, 1, None, left(LOST)), WorkerExited(3, None, 6, left("what happened")), "what happened"),
+    ],
+)
+def test_a_victim_is_never_the_cause_while_there_is_another(
+    victim: WorkerExited, culprit: WorkerExited, told: str
+) -> None:
+    for events in ((victim, culprit), (culprit, victim)):
+        job = job_in(JobState.RUNNING, *events)
+        assert cause_of(job) == (3, told, False)
+
+
+def test_a_victim_alone_is_told_as_one() -> None:
+    assert cause_of(job_in(JobState.RUNNING, WorkerExited(2, 1, None, left(LOST)))) == (2, LOST, True)
+    assert cause_of(job_in(JobState.RUNNING, WorkerExited(2, None, 15))) == (2, "", True)
+
+
+def test_what_ends_because_the_job_was_told_to_has_no_cause() -> None:
+    job = job_in(JobState.STOPPING, WorkerExited(2, None, 15), WorkerExited(3, 1, None, left("KeyError: 3")))
+    job.handle(LauncherFailed(1), 1.0)
+    assert job.status(2.0).root_cause is None
+
+
+def test_a_cause_is_remembered_until_the_job_begins_again() -> None:
+    job = job_in(JobState.RUNNING, WorkerExited(3, 1, None, left("KeyError: 3")), max_restarts=1)
+    job.handle(job.launcher_ended(1), 5.0)
+    restored = Job.restored(msgspec.json.decode(msgspec.json.encode(job.memory), type=JobMemory), 7.0)
+    assert cause_of(restored) == (3, "KeyError: 3", False)
+    restored.handle(LauncherStarted(), 8.0)
+    assert restored.status(9.0).root_cause is None
+
+
+@pytest.mark.parametrize(
+    ("found", "cause"),
+    [
+        (None, (-1, "", False)),
+        (left("FileNotFoundError: train.py"), (-1, "FileNotFoundError: train.py", False)),
+        (left("torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"), None),
+        (left("DistStoreError: Timed out"), (-1, "DistStoreError: Timed out", True)),
+        (left("SyntaxError: invalid syntax", rank=3), (3, "SyntaxError: invalid syntax", False)),
+    ],
+)
+def test_a_launcher_that_fails_before_any_rank_was_seen_tells_the_cause(
+    found: FoundFailure | None, cause: tuple[int, str, bool] | None
+) -> None:
+    job = job_in(JobState.RUNNING)
+    job.handle(job.launcher_ended(1, found), 1.0)
+    if cause:
+        assert cause_of(job) == cause
+    else:
+        assert cause_of(job)[2]

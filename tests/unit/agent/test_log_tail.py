@@ -2,21 +2,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import hypothesis.strategies as st
 import pytest
-from hypothesis import given
 
 from agent import log_tail
-from agent.log_tail import MAX_LINE_CHARS, LineSplitter, LogTail, find_error, last_exception_line
+from agent.log_tail import LogTail
+from agent.log_wire import LogLoss
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-TRACEBACK = """[rank1]: Traceback (most recent call last):
-[rank1]:   File "train.py", line 3, in main
-[rank1]:     loss.backward()
-[rank1]: RuntimeError: Connection closed by peer
-"""
 
 
 @pytest.fixture
@@ -30,55 +23,22 @@ def texts(tail: LogTail, seq: int = 0, limit: int = 100) -> list[str]:
     return [line.text for line in tail.since(seq, limit)]
 
 
-@pytest.mark.parametrize(
-    ("pieces", "lines"),
-    [
-        ([b"one\ntwo\n"], ["one", "two"]),
-        ([b"on", b"e\ntw", b"o"], ["one"]),
-        ([b"dos\r\nunix\n"], ["dos", "unix"]),
-        ([b"dos\r", b"\nunix\n"], ["dos", "unix"]),
-        ([b"\r 1%", b"\r 50%\r100%\n"], ["100%"]),
-        ([b"\n\n"], ["", ""]),
-        ([b"\xff\xfe\n"], ["\ufffd\ufffd"]),
-        ([b"caf\xc3", b"\xa9\n"], ["caf\u00e9"]),
-    ],
-)
-def test_bytes_become_lines_however_they_are_cut(pieces: list[bytes], lines: list[str]) -> None:
-    splitter = LineSplitter()
-    assert [line for piece in pieces for line in splitter.feed(piece)] == lines
-
-
-@given(st.lists(st.binary(max_size=200), max_size=20))
-def test_the_cuts_between_reads_do_not_matter(pieces: list[bytes]) -> None:
-    whole, cut = LineSplitter(), LineSplitter()
-    assert [line for piece in pieces for line in cut.feed(piece)] == whole.feed(b"".join(pieces))
-    assert cut.flush() == whole.flush()
-
-
-def test_a_huge_line_is_cut_and_does_not_fill_memory() -> None:
-    splitter = LineSplitter()
-    for _ in range(100):
-        assert splitter.feed(b"x" * 100_000) == []
-    assert splitter.feed(b"\r") == []
-    assert splitter.feed(b"\nnext\n") == ["x" * MAX_LINE_CHARS, "next"]
-
-
 def test_lines_are_numbered_over_all_files_of_a_node(tail: LogTail, tmp_path: Path) -> None:
     (tmp_path / "rank-0.stdout.log").write_text("zero\n")
     tail.poll()
     (tmp_path / "rank-1.stderr.log").write_text("one\n")
-    (tmp_path / "launcher.log").write_text("torchrun\n")
+    (tmp_path / "launcher.log").write_text("run\n")
     tail.poll()
     lines = tail.since(0, 100)
     assert [(line.seq, line.rank, line.stream, line.text) for line in lines] == [
         (1, 0, "stdout", "zero"),
-        (2, -1, "stderr", "torchrun"),
+        (2, -1, "stderr", "run"),
         (3, 1, "stderr", "one"),
     ]
     assert tail.log_seq == 3
     assert texts(tail, 2) == ["one"]
     assert texts(tail, 3) == texts(tail, 99) == []
-    assert texts(tail, 0, limit=2) == ["zero", "torchrun"]
+    assert texts(tail, 0, limit=2) == ["zero", "run"]
     tail.close()
 
 
@@ -119,15 +79,74 @@ def test_a_pull_is_bounded_in_characters(tail: LogTail, tmp_path: Path) -> None:
     tail.close()
 
 
-def test_a_burst_is_skipped_and_says_so(tail: LogTail, tmp_path: Path) -> None:
+def test_a_burst_is_skipped_says_so_and_is_counted_by_file(tail: LogTail, tmp_path: Path) -> None:
     path = tmp_path / "rank-0.stdout.log"
-    path.write_text("line\n" * 1_000_000 + "last\n")
-    tail.poll()
-    tail.poll()
-    newest = texts(tail, tail.log_seq - 1)
-    assert newest == ["last"]
-    (note,) = [line for line in texts(tail, 0, 10**6) if "bytes are not shown" in line]
+    path.write_text(("x" * 99 + "\n") * 50_000 + "last\n")
+    (tmp_path / "rank-1.stdout.log").write_text("quiet\n")
+    for _ in range(40):
+        tail.poll()
+    assert texts(tail, tail.log_seq - 1) == ["last"]
+    (note,) = [line.text for line in tail._lines if "bytes are not shown" in line.text]
     assert str(path) in note
+    (loss,) = tail.losses
+    assert (loss.job_id, loss.rank, loss.stream) == ("train", 0, "stdout")
+    num_lines = tail.log_seq - 2  # without the note and the quiet rank's
+    assert loss.dropped_bytes + 100 * (num_lines - 1) + 5 == path.stat().st_size
+    tail.unfollow("train")
+    assert tail.losses == [loss]
+    tail.forget("train")
+    assert tail.losses == []
+
+
+def test_a_look_at_all_files_takes_a_bounded_piece_and_starves_none(tail: LogTail, tmp_path: Path) -> None:
+    for rank in range(2):
+        for stream in ("stdout", "stderr"):
+            (tmp_path / f"rank-{rank}.{stream}.log").write_text("busy\n" * 200_000)
+    (tmp_path / "launcher.log").write_text("seldom\n")
+    before = 0
+    for _ in range(5):
+        tail.poll()
+        assert tail.log_seq - before <= log_tail.POLL_LINES + 4  # and a note for each file
+        before = tail.log_seq
+    assert {(line.rank, line.stream) for line in tail.since(0, 10**6)} >= {(-1, "stderr")}
+    heard = {(line.rank, line.stream) for line in tail._lines}
+    assert len(heard) == 5
+    tail.close()
+
+
+def test_memory_does_not_grow_with_what_is_printed(tail: LogTail, tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.stdout.log"
+    for _ in range(30):
+        with path.open("ab") as file:
+            file.write(b"x" * 5000 + b"\n" + b"y\n" * 500_000)
+        tail.poll()
+        assert len(tail._lines) <= log_tail.MAX_KEPT_LINES
+        assert sum(len(line.text) for line in tail._lines) == tail._num_chars <= log_tail.MAX_KEPT_CHARS
+        (file_held,) = [one for one in tail._files["train"] if one.path == path]
+        assert len(file_held._splitter._held) <= 4 * 4096
+    tail.close()
+
+
+def test_the_rest_of_an_ended_job_comes_with_later_looks(tail: LogTail, tmp_path: Path) -> None:
+    num_lines = 3 * log_tail.POLL_LINES
+    (tmp_path / "rank-0.stdout.log").write_text("".join(f"{number}\n" for number in range(num_lines)) + "end")
+    tail.unfollow("train")
+    assert tail.log_seq < num_lines
+    for _ in range(6):
+        tail.poll()
+    assert texts(tail, tail.log_seq - 2) == [str(num_lines - 1), "end"]
+    assert tail.losses == []
+
+
+def test_a_new_attempt_is_followed_from_its_own_files(tail: LogTail, tmp_path: Path) -> None:
+    (tmp_path / "rank-0.stdout.log").write_text("first attempt")
+    tail.poll()
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "rank-0.stdout.log").write_text("second attempt\n")
+    tail.follow("train", tmp_path / "1", range(2))
+    tail.poll()
+    assert texts(tail) == ["first attempt", "second attempt"]
+    assert [loss for loss in tail.losses if loss == LogLoss("train", 0, "stdout", 1)] == []
     tail.close()
 
 
@@ -135,27 +154,3 @@ def test_a_planted_link_is_not_followed(tail: LogTail, tmp_path: Path) -> None:
     (tmp_path / "rank-0.stdout.log").symlink_to("/etc/passwd")
     tail.poll()
     assert tail.log_seq == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ("", ""),
-        ("fine\nso far\n", ""),
-        (TRACEBACK, "RuntimeError: Connection closed by peer"),
-        (TRACEBACK + TRACEBACK.replace("Runtime", "Value"), "ValueError: Connection closed by peer"),
-        ("Traceback (most recent call last):\n  File\n\nKeyboardInterrupt\nmore\n", "KeyboardInterrupt"),
-        ("terminate called\n  what():  [enforce fail] sizes\n", "what():  [enforce fail] sizes"),
-        ("Fatal Python error: Segmentation fault\n", "Fatal Python error: Segmentation fault"),
-        ("Traceback (most recent call last):\n  cut", ""),
-    ],
-)
-def test_the_last_exception_is_found(text: str, error: str) -> None:
-    assert last_exception_line(text) == error
-
-
-def test_the_error_is_looked_for_at_the_end_of_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "rank-0.stderr.log"
-    assert find_error(path) == ""
-    path.write_text("noise\n" * 100_000 + TRACEBACK)
-    assert find_error(path) == "RuntimeError: Connection closed by peer"

@@ -1,0 +1,24 @@
+"""What a job must not forget when its agent is killed."""
+
+from __future__ import annotations
+
+import msgspec
+
+from agent.root_cause import Failure  # noqa: TC001 - msgspec looks at it
+from agent.wire import JobSpec, JobState  # noqa: TC001 - as above
+
+
+class JobMemory(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a job must not forget when its agent is killed. Times are of the machine's monotonic clock."""
+
+    spec: JobSpec
+    """Of the current attempt."""
+    state: JobState
+    since_s: float
+    exit_code: int | None = None
+    cause: str = ""
+    failure: Failure | None = None
+    num_restarts: int = 0
+    kill_at_s: float | None = None
+    terminate_at_s: float | None = None
+    begin_again_at_s: float | None = None

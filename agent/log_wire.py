@@ -1,0 +1,129 @@
+"""What a node says of its ranks' output: lines as they come, pieces of files, and why a job failed.
+
+A part of `agent.wire`, which shows all of it to consoles.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+
+from ddpcore.wire import Count, Name, Seconds, Word  # noqa: TC001 - msgspec looks at them
+
+MAX_PULLED_LINES = 2_000
+MAX_CHUNK_BYTES = 65_536
+"""Of a log file in one reply: a byte takes at most 6 bytes of JSON."""
+MAX_TRACEBACK_BYTES = 16_384
+"""In UTF-8: it is in every report, and a node may tell of 16 failed jobs."""
+
+LAUNCHER_RANK = -1
+
+LOST_PEER = re.compile(
+    r"connection (closed|reset|refused|was|lost)|broken pipe|socket (closed|timeout)|(closed|reset) by peer"
+    r"|timed out (waiting|after)|wait timeout|connectfullmesh|remote (process|peer|worker)|peers? (exited|failed|crash)"
+    r"|communicator (was )?abort|watchdog|ncclremoteerror|diststoreerror|distnetworkerror",
+    re.IGNORECASE,
+)
+"""What gloo, NCCL and the store say in a rank that has lost another. Source: torch 2.13, gloo/transport/tcp/pair.cc."""
+
+LineText = Annotated[str, msgspec.Meta(max_length=4096)]
+ErrorText = Annotated[str, msgspec.Meta(max_length=1024)]
+
+
+class LogStream(StrEnum):
+    """Which of a rank's files."""
+
+    STDOUT = "stdout"
+    STDERR = "stderr"
+    """Of the launcher too, which has one file."""
+    ERROR = "error"
+    """What torchelastic knows of an uncaught exception: JSON, with the whole traceback."""
+
+
+class LogLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """One line that a rank (or the launcher) printed."""
+
+    seq: Count
+    """Counts from 1 over all lines of this node."""
+    rank: int
+    """Global rank; -1 is the launcher."""
+    stream: Word
+    """`stdout` or `stderr`."""
+    text: LineText
+    """Without its line end; undecodable bytes as U+FFFD; longer lines are cut."""
+
+
+class LogLoss(msgspec.Struct, frozen=True):
+    """How much of one file was not made into lines, since it came faster than they are read. The file has it all."""
+
+    job_id: Name
+    rank: int
+    stream: Word
+    dropped_bytes: Count
+
+
+class RootCause(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why a job failed, as far as this node can tell: its rank that failed first, and of what."""
+
+    rank: int
+    """Global rank; -1 is the launcher."""
+    end: ErrorText = ""
+    """How its process ended: `exited with code 1`, `was killed by SIGKILL`."""
+    exception: ErrorText = ""
+    """The exception that everything else followed from: the first of a chain, the first of a group. May be empty."""
+    outer: ErrorText = ""
+    """The exception that ended the rank, where it was another one."""
+    where: ErrorText = ""
+    """`file.py:line in function`: the innermost frame of the program's own files."""
+    traceback: Annotated[str, msgspec.Meta(max_length=MAX_TRACEBACK_BYTES)] = ""
+    """Whole, or head and tail; not cleaned but for control characters."""
+    is_consequence: bool = False
+    """It has lost another rank, or was told to end: the cause is elsewhere."""
+    age_s: Seconds = 0.0
+    """How long ago it failed."""
+
+
+class PullLogs(msgspec.Struct, frozen=True, tag="logs", forbid_unknown_fields=True):
+    """Ask for log lines after `since_seq`, oldest first, at most `MAX_PULLED_LINES`."""
+
+    since_seq: Count = 0
+
+
+class ReadLog(msgspec.Struct, frozen=True, tag="read-log", forbid_unknown_fields=True, omit_defaults=True):
+    """Ask for a piece of a log file, for what is too old to be pulled, or was never made into lines."""
+
+    job_id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
+    rank: Annotated[int, msgspec.Meta(ge=LAUNCHER_RANK, le=2**31)]
+    """-1 is the launcher."""
+    stream: LogStream = LogStream.STDERR
+    offset: Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)] = 0
+    """In bytes; a negative one counts from the end."""
+    attempt: Count | None = None
+    """None is the newest."""
+    max_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHUNK_BYTES)] = MAX_CHUNK_BYTES
+
+
+class Logs(msgspec.Struct, frozen=True, tag="logs"):
+    """Log lines in order."""
+
+    epoch: Word
+    first_seq: Count
+    """The oldest line still kept: a gap between it and the asked one is lost to the console (the files have it)."""
+    lines: list[LogLine]
+
+
+class LogChunk(msgspec.Struct, frozen=True, tag="log-chunk"):
+    """A piece of a log file. The pieces from 0 on, one after another, are the file."""
+
+    attempt: Count
+    offset: Count
+    """Of the first byte of `text`."""
+    next_offset: Count
+    """Where the next piece begins. Equal to `offset` at the end of the file."""
+    size_bytes: Count
+    """Of the file, now."""
+    text: Annotated[str, msgspec.Meta(max_length=MAX_CHUNK_BYTES)]
+    """As the rank wrote it; undecodable bytes as U+FFFD."""

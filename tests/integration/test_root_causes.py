@@ -1,0 +1,152 @@
+"""Real torchrun ranks that fail in every way: which one was first, of what, and where."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from agent.wire import ENDED_STATES, JobSpec, JobState, LogChunk, LogStream, NodeReport, ReadLog, RootCause
+from tests.support.agents import RunningAgent, run_agent_verb
+from tests.support.jobs import make_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.ranks
+
+START_S = 60.0
+
+PROGRAM = """
+import os, sys, time
+import torch, torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+def fail():
+    match sys.argv[1]:
+        case "raise":
+            raise ValueError("bad luck")
+        case "chain":
+            try:
+                open("/no/such/file")
+            except OSError as error:
+                raise RuntimeError("no data") from error
+        case "cleanup":
+            try:
+                raise KeyError("first")
+            finally:
+                raise RuntimeError("Connection closed by peer")
+        case "record":
+            record(lambda: {}["recorded"])()
+        case "exit":
+            sys.exit(3)
+        case "abort":
+            os.abort()
+
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(4))
+print("rank", dist.get_rank(), "is here", flush=True)
+if dist.get_rank() == 1:
+    fail()
+dist.all_reduce(torch.ones(4))
+"""
+
+
+@pytest.fixture(scope="module")
+def agent() -> Iterator[RunningAgent]:
+    with RunningAgent("--private") as running:
+        yield running
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> JobSpec:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    return make_spec(
+        workdir=str(tmp_path),
+        num_nodes=1,
+        node_rank=0,
+        first_rank=0,
+        world_size=2,
+        master_port=0,
+        interface="lo",
+        grace_s=5.0,
+    )
+
+
+def failed(agent: RunningAgent, spec: JobSpec, kind: str) -> RootCause:
+    """Run a job to its failure and return what the node says of it."""
+    job_id = f"fails-by-{kind}"
+    agent.start_job(msgspec.structs.replace(spec, job_id=job_id, command=["train.py", kind]))
+
+    def has_ended(report: NodeReport) -> bool:
+        return any(job.job_id == job_id and job.state in ENDED_STATES for job in report.jobs)
+
+    report = agent.wait_until(has_ended, START_S, "the job has ended")
+    (job,) = [job for job in report.jobs if job.job_id == job_id]
+    assert job.state is JobState.FAILED
+    assert job.root_cause is not None
+    return job.root_cause
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("raise", ("exited with code 1", "ValueError: bad luck", "", "train.py:9 in fail")),
+        (
+            "chain",
+            (
+                "exited with code 1",
+                "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/file'",
+                "RuntimeError: no data",
+                "train.py:12 in fail",
+            ),
+        ),
+        (
+            "cleanup",
+            (
+                "exited with code 1",
+                "KeyError: 'first'",
+                "RuntimeError: Connection closed by peer",
+                "train.py:17 in fail",
+            ),
+        ),
+        ("record", ("exited with code 1", "KeyError: 'recorded'", "", "train.py:21 in <lambda>")),
+        ("exit", ("exited with code 3", "", "", "")),
+        ("abort", ("was killed by SIGABRT", "Fatal Python error: Aborted", "", "train.py:25 in fail")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_rank_that_failed_by_itself_is_the_cause(
+    agent: RunningAgent, spec: JobSpec, kind: str, told: tuple[str, str, str, str]
+) -> None:
+    cause = failed(agent, spec, kind)
+    assert cause.rank == 1
+    assert (cause.end, cause.exception, cause.outer, cause.where) == told
+    assert cause.exception in cause.traceback
+    assert not cause.is_consequence
+
+
+def test_a_program_that_is_no_python_is_told_with_its_line(agent: RunningAgent, spec: JobSpec, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os\ndef f(:\n")
+    cause = failed(agent, spec, "syntax")
+    assert (cause.rank in (0, 1), cause.exception, cause.where) == (True, "SyntaxError: invalid syntax", "train.py:2")
+
+
+def test_any_piece_of_a_log_can_be_read_by_hand_and_by_a_console(agent: RunningAgent, spec: JobSpec) -> None:
+    failed(agent, spec, "exit")
+    reply = agent.ask(ReadLog("fails-by-exit", 0, LogStream.STDOUT))
+    assert isinstance(reply, LogChunk)
+    assert reply.text == "rank 0 is here\n"
+    road = ("--dir", str(agent.directory))
+    where = ("--job", "fails-by-exit", "--rank", "1", "--stream", "stdout", "--offset", "-5")
+    by_hand = run_agent_verb("logs", *road, *where)
+    assert by_hand.returncode == 0, by_hand.stderr
+    assert json.loads(by_hand.stdout)["text"] == "here\n"
+    by_pipe = run_agent_verb("read-log", *road, stdin='{"job_id": "fails-by-exit", "rank": -1}')
+    assert by_pipe.returncode == 0, by_pipe.stderr
+    assert json.loads(by_pipe.stdout)["offset"] == 0
+    assert run_agent_verb("logs", *road, "--rank", "1").returncode == 2
+    assert run_agent_verb("logs", *road, "--job", "no-such-job", "--rank", "1").returncode == 4

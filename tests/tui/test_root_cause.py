@@ -1,0 +1,120 @@
+"""Why a job failed stands above the logs, and a key shows the traceback."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.root_cause import Failure
+from agent.wire import RootCause
+from app.tui.views.logs import LogsView
+from tests.support.consoles import Desk, TalkingSource, desk
+from tests.support.screens import assert_looks_as_before
+from tests.support.sim import SimCluster
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/home/me/train.py", line 41, in load
+    open(path)
+FileNotFoundError: [Errno 2] No such file or directory: 'shards/00017.bin'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/home/me/train.py", line 112, in <module>
+    main()
+  File "/home/me/train.py", line 88, in main
+    batch = next(batches)
+  File "/home/me/train.py", line 44, in load
+    raise RuntimeError(f"shard {number} cannot be read")
+RuntimeError: shard 17 cannot be read"""
+
+
+def failed_source(cause: RootCause | None = None) -> TalkingSource:
+    """Return a training of four ranks of which rank 2 has failed."""
+    source = TalkingSource(SimCluster())
+    source.run(20)
+    source.sim.ranks[2].end = (1, None, "FileNotFoundError: [Errno 2] No such file or directory: 'shards/00017.bin'")
+    source.run(1)
+    cause = cause or RootCause(
+        rank=2,
+        end="exited with code 1",
+        exception="FileNotFoundError: [Errno 2] No such file or directory: 'shards/00017.bin'",
+        outer="RuntimeError: shard 17 cannot be read",
+        where="train.py:41 in load",
+        traceback=TRACEBACK,
+    )
+    source.sim.nodes[1]._failure = Failure(source.sim.now_s, cause)
+    source.run(6)
+    return source
+
+
+def words(console: Desk) -> str:
+    return " ".join(console.text().split())
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 35)], ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_the_root_cause_and_its_traceback_look_as_before(size: tuple[int, int]) -> None:
+    async with desk(failed_source(), size) as console:
+        await console.press("5")
+        assert_looks_as_before(f"failed-logs-{size[0]}x{size[1]}", console.lines())
+        await console.press("r")
+        assert_looks_as_before(f"failed-traceback-{size[0]}x{size[1]}", console.lines())
+
+
+async def test_a_key_leads_to_the_traceback_from_any_view_and_back_to_the_lines() -> None:
+    async with desk(failed_source(), (80, 24)) as console:
+        await console.press("2", "r")
+        assert console.console.active == "logs"
+        assert "ROOT CAUSE rank 2 on demo-1, train.py:41 in load" in words(console)
+        assert "During handling of the above exception" in console.text()
+        await console.press("end")
+        assert "RuntimeError: shard 17 cannot be read" in console.lines()[-2]
+        await console.press("r")
+        assert "During handling" not in console.text()
+        assert "r: traceback" in console.text()
+        assert console.console.query_one(LogsView).is_following
+
+
+async def test_the_line_that_was_read_is_there_again_after_the_traceback() -> None:
+    source = failed_source()
+    for number in range(100):
+        source.print("demo-0", 0, f"line {number}.")
+    async with desk(source, (80, 24)) as console:
+        await console.press("5", "home", "pagedown")
+        before = console.lines()
+        await console.press("r", "end", "r")
+        assert console.lines() == before
+
+
+async def test_without_a_failure_there_is_nothing_to_show() -> None:
+    source = TalkingSource(SimCluster())
+    source.run(10)
+    async with desk(source, (80, 24)) as console:
+        await console.press("r")
+        assert console.console.active == "overview"
+        assert "No rank has failed." in words(console)
+        await console.press("5")
+        assert "ROOT CAUSE" not in console.text()
+
+
+async def test_a_cause_that_is_forgotten_gives_the_lines_back() -> None:
+    source = failed_source()
+    async with desk(source, (80, 24)) as console:
+        await console.press("r")
+        source.sim.nodes[0]._failure = source.sim.nodes[1]._failure = None
+        await console.play(source, 1)
+        assert "During handling" not in console.text()
+        assert "LOGS" in console.text()
+
+
+@pytest.mark.parametrize(
+    "payload", ["[/b]", "\x1b[2J", "\x1b]52;c;eA==\x07", "\u202egnp.exe", "\u4e16" * 300, "\x9b2J"]
+)
+async def test_no_traceback_is_markup_or_an_escape(payload: str) -> None:
+    cause = RootCause(2, payload, f"Odd{payload}: x", payload, f"t{payload}.py:3 in f", f"{payload}\n{payload}\rx")
+    async with desk(failed_source(cause), (80, 24)) as console:
+        await console.press("r")
+        await console.press("right", "right")
+        text = console.text()
+        assert "ROOT CAUSE" in text
+        assert not {"\x1b", "\x07", "\x9b", "\u202e", "\r"} & set(text)
+        assert len(console.lines()) == 24

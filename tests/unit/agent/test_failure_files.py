@@ -1,0 +1,106 @@
+"""What the files of a failed rank say."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.failure_files import MAX_ERROR_FILE_BYTES, TAIL_BYTES, find_failure, first_failure
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CHAIN = """Traceback (most recent call last):
+  File "/home/me/train.py", line 7, in load
+    open(path)
+FileNotFoundError: [Errno 2] No such file or directory: 'a.bin'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/home/me/train.py", line 20, in <module>
+    main()
+RuntimeError: no data
+"""
+
+
+def error_file(directory: Path, rank: int, content: object) -> Path:
+    path = directory / f"rank-{rank}.error.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def of_torchelastic(callstack: str, message: str = "RuntimeError: no data") -> object:
+    return {"message": {"message": message, "extraInfo": {"py_callstack": callstack, "timestamp": "1700000000"}}}
+
+
+def test_the_error_file_is_believed_before_what_else_was_printed(tmp_path: Path) -> None:
+    (tmp_path / "rank-1.stderr.log").write_text("Traceback (most recent call last):\n  x\nKeyError: 'at exit'\n")
+    path = error_file(tmp_path, 1, of_torchelastic(CHAIN))
+    written_at = path.stat().st_mtime - 100
+    os.utime(path, (written_at, written_at))
+    found = find_failure(tmp_path, 1)
+    assert found is not None
+    assert found.text.exception == "FileNotFoundError: [Errno 2] No such file or directory: 'a.bin'"
+    assert (found.text.outer, found.text.where) == ("RuntimeError: no data", "train.py:7 in load")
+    assert found.text.traceback == CHAIN.rstrip("\n")
+    assert found.failed_s is not None
+    assert 100 <= time.monotonic() - found.failed_s < 110
+
+
+@pytest.mark.parametrize(
+    ("content", "exception"),
+    [
+        ({"message": "ValueError: only text\nmore"}, "ValueError: only text"),
+        (of_torchelastic("nothing to read", "OSError: x"), "OSError: x"),
+        ("{cut by a full di", "KeyError: 'printed'"),
+        ("", "KeyError: 'printed'"),
+        ("[" * 100_000, "KeyError: 'printed'"),
+        ({"message": {"message": "x" * MAX_ERROR_FILE_BYTES}}, "KeyError: 'printed'"),
+    ],
+)
+def test_an_error_file_of_any_kind_does_no_harm(tmp_path: Path, content: object, exception: str) -> None:
+    (tmp_path / "rank-0.stderr.log").write_text("Traceback (most recent call last):\n  x\nKeyError: 'printed'\n")
+    error_file(tmp_path, 0, content)
+    found = find_failure(tmp_path, 0)
+    assert found is not None
+    assert found.text.exception == exception
+
+
+def test_without_an_error_file_the_end_of_standard_error_is_read(tmp_path: Path) -> None:
+    (tmp_path / "rank-0.stderr.log").write_text("noise\n" * TAIL_BYTES + CHAIN)
+    found = find_failure(tmp_path, 0)
+    assert found is not None
+    assert (found.text.outer, found.failed_s) == ("RuntimeError: no data", None)
+
+
+@pytest.mark.parametrize("kind", ["nothing", "link", "pipe", "quiet"])
+def test_files_that_say_nothing_are_no_failure(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "rank-0.stderr.log"
+    match kind:
+        case "link":
+            path.symlink_to(error_file(tmp_path, 9, of_torchelastic(CHAIN)))
+        case "pipe":
+            os.mkfifo(path)
+        case "quiet":
+            path.write_text("all is well\n")
+    assert find_failure(tmp_path, 0) is None
+    assert first_failure(tmp_path, range(2)) is None
+
+
+def test_the_first_of_several_ranks_is_taken_and_the_launcher_last(tmp_path: Path) -> None:
+    (tmp_path / "launcher.log").write_text("Traceback (most recent call last):\n  x\nOSError: of the launcher\n")
+    found = first_failure(tmp_path, range(2))
+    assert found is not None
+    assert (found.rank, found.text.exception) == (-1, "OSError: of the launcher")
+    (tmp_path / "rank-0.stderr.log").write_text(CHAIN)
+    path = error_file(tmp_path, 1, of_torchelastic(CHAIN))
+    error_file(tmp_path, 2, of_torchelastic(CHAIN))
+    os.utime(path, (1, 1))
+    found = first_failure(tmp_path, range(3))
+    assert found is not None
+    assert found.rank == 1

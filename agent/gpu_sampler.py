@@ -44,7 +44,8 @@ MAX_EVENTS_A_SAMPLE = 256
 """A GPU in trouble may log without pause; the rest of its events wait in the driver."""
 
 _MEGA = 1_000_000
-_NOT_TOLD = 2**64 - 1
+_MAX_COUNT = 2**63 - 1
+_MAX_CELSIUS = 1000
 _THROTTLE_BITS = {
     0x04: ThrottleReason.SW_POWER_CAP,
     0x08: ThrottleReason.HW_SLOWDOWN,
@@ -166,8 +167,9 @@ class GpuSampler:
             same = (gpu.uuid for gpu in self._gpus if _address(gpu.handle) == _address(event.device))
             uuid = next(same, "")
         codes = self._xids.setdefault(uuid, {})
-        times, _ = codes.get(event.eventData, (0, 0.0))
-        codes[event.eventData] = (times + 1, time.monotonic())
+        code = min(event.eventData, _MAX_COUNT)
+        times, _ = codes.get(code, (0, 0.0))
+        codes[code] = (times + 1, time.monotonic())
 
     def _sampled(self, gpu: _Gpu, now_s: float) -> SampledGpu:
         condition = self._lost.get(gpu.place, GpuCondition.OK)
@@ -193,9 +195,9 @@ class GpuSampler:
             name=gpu.name,
             busy_frac=None if busy is None else _frac(busy.gpu),
             memory_busy_frac=None if busy is None else _frac(busy.memory),
-            memory_total_bytes=None if memory is None else memory.total,
-            memory_used_bytes=None if memory is None else memory.used,
-            temperature_celsius=_ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+            memory_total_bytes=None if memory is None else _count(memory.total),
+            memory_used_bytes=None if memory is None else _count(memory.used),
+            temperature_celsius=_celsius(_ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)),
             power_watts=_thousandth(_ask(pynvml.nvmlDeviceGetPowerUsage, handle)),
             power_limit_watts=_thousandth(_ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
             sm_clock_hz=_mega(_ask(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM)),
@@ -220,8 +222,7 @@ class GpuSampler:
         held: dict[tuple[int, str], int | None] = {}
         for place, mig_uuid in places:
             for process in _running_on(place):
-                used = process.usedGpuMemory
-                held[process.pid, mig_uuid] = None if used in (None, _NOT_TOLD) else used
+                held[process.pid, mig_uuid] = _count(process.usedGpuMemory)
         largest = sorted(held.items(), key=lambda item: -(item[1] or 0))[:MAX_HOLDERS]
         return [self._processes.describe(pid, used, mig_uuid) for (pid, mig_uuid), used in largest]
 
@@ -238,6 +239,15 @@ def _ask(call: Callable[..., Any], *arguments: Any) -> Any:
         if error.value in _CONDITIONS:
             raise _UnusableGpuError(_CONDITIONS[error.value]) from error
         return None
+
+
+def _count(value: int | None) -> int | None:
+    """Return what can be a count; NVML says "not told" by the highest number there is, and at times by accident."""
+    return value if value is not None and 0 <= value <= _MAX_COUNT else None
+
+
+def _celsius(value: int | None) -> float | None:
+    return value if value is not None and abs(value) < _MAX_CELSIUS else None
 
 
 def _frac(percent: int) -> float:
@@ -266,8 +276,7 @@ def _running_on(handle: Any) -> list[Any]:
 
 
 def _ecc_errors(handle: Any, kind: int) -> int | None:
-    count: int | None = _ask(pynvml.nvmlDeviceGetTotalEccErrors, handle, kind, pynvml.NVML_VOLATILE_ECC)
-    return count
+    return _count(_ask(pynvml.nvmlDeviceGetTotalEccErrors, handle, kind, pynvml.NVML_VOLATILE_ECC))
 
 
 def _mig_handles(handle: Any) -> list[Any]:
@@ -283,8 +292,8 @@ def _mig_instance(mig: Any) -> MigInstance:
     memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, mig)
     return MigInstance(
         uuid=(_ask(pynvml.nvmlDeviceGetUUID, mig) or "")[:256],
-        memory_total_bytes=None if memory is None else memory.total,
-        memory_used_bytes=None if memory is None else memory.used,
+        memory_total_bytes=None if memory is None else _count(memory.total),
+        memory_used_bytes=None if memory is None else _count(memory.used),
     )
 
 

@@ -119,6 +119,23 @@ def test_what_a_gpu_does_not_support_is_not_known_and_nothing_else_is_lost(start
     assert (figures.throttle_reasons, figures.mig_instances) == ([], [])
 
 
+def test_figures_that_cannot_be_are_not_known_and_spoil_no_other(start: Start) -> None:
+    highest = 2**64 - 1
+    mad = a100(
+        0,
+        [{"pid": os.getpid(), "usedGpuMemory": highest}],
+        nvmlDeviceGetMemoryInfo={"total": highest, "used": highest, "free": 0},
+        nvmlDeviceGetUtilizationRates={"gpu": 4_000_000_000, "memory": 0},
+        **{"nvmlDeviceGetTemperature(0)": 4_294_967_295, "nvmlDeviceGetTotalEccErrors(0, 0)": highest},
+    )
+
+    (gpu,) = start(recording(mad)).sample().gpus
+
+    figures = gpu.figures
+    assert {figures.memory_total_bytes, figures.temperature_celsius, figures.ecc_corrected_errors} == {None}
+    assert (figures.busy_frac, figures.power_watts, gpu.processes[0].used_bytes) == (1.0, 318.412, None)
+
+
 def test_an_older_driver_knows_throttle_reasons_by_their_old_name(start: Start) -> None:
     old = a100(0, nvmlDeviceGetCurrentClocksEventReasons={"error": 13}, nvmlDeviceGetCurrentClocksThrottleReasons=0x69)
 

@@ -3,45 +3,107 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from agent.daemon import Daemon
+from agent.daemonise import bound_log
 from agent.errors import OperatorError
 from agent.lifeline import watch_console, watch_signals
+from agent.sd_notify import ServiceManager
 from agent.state_dir import StateDir
+from agent.whereabouts import own
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+CARE_PERIOD_S = 10.0
+"""Between looks at the length of the log; a watchdog may want to hear of us sooner."""
 
-def serve_until_told(directory: Path, node: str, *, is_private: bool) -> None:
-    """Serve; returns when the agent has ended and nothing of its jobs runs.
+
+def serve_until_told(directory: Path, node: str, *, is_private: bool, ready_fd: int | None = None) -> None:
+    """Serve; returns when the agent has ended. A private agent's jobs are gone then, another's go on.
+
+    Args:
+        directory: The agent's own.
+        node: What consoles call this node.
+        is_private: The agent and its jobs end with the pipe on standard input.
+        ready_fd: Where a daemon says that it serves, and that it is a daemon; None says so on standard output.
 
     Raises:
         OperatorError: The directory or one of its sockets cannot be used.
     """
+    manager = ServiceManager(os.environ)
     state_dir = StateDir(directory)
     state_dir.open()
+    server = _Server(state_dir, node, manager, is_private=is_private, ready_fd=ready_fd)
     try:
-        asyncio.run(_serve(state_dir, node, is_private=is_private))
+        asyncio.run(server.run())
     except OSError as error:
         raise OperatorError(f"cannot serve in {state_dir.path}: {error}") from error
     finally:
         state_dir.close(remove_all=is_private)
 
 
-async def _serve(state_dir: StateDir, node: str, *, is_private: bool) -> None:
-    daemon = Daemon(state_dir, node, is_private=is_private)
-    watch_signals(daemon.end_soon)
-    if is_private:
-        watch_console(daemon.end_soon)
+class _Server:
+    """A daemon and what surrounds it: signals, the service manager, the log."""
 
-    def say_ready() -> None:
-        ready = {"ready": True, "node": node, "epoch": daemon.epoch, "dir": str(state_dir.path)}
-        sys.stdout.buffer.write(msgspec.json.encode(ready) + b"\n")
-        sys.stdout.flush()
+    def __init__(
+        self, state_dir: StateDir, node: str, manager: ServiceManager, *, is_private: bool, ready_fd: int | None
+    ) -> None:
+        self._state_dir = state_dir
+        self._node = node
+        self._manager = manager
+        self._is_private = is_private
+        self._ready_fd = ready_fd
 
-    await daemon.run(say_ready)
+    async def run(self) -> None:
+        is_daemon = self._ready_fd is not None
+        daemon = Daemon(self._state_dir, self._node, is_private=self._is_private)
+        watch_signals(daemon.end_soon, outlives_terminal=is_daemon)
+        if self._is_private:
+            watch_console(daemon.end_soon)
+        care = asyncio.create_task(self._take_care(daemon, is_daemon=is_daemon))
+        try:
+            await daemon.run(lambda: self._say_ready(daemon.epoch))
+        finally:
+            self._manager.stopping("ending")
+            care.cancel()
+            await asyncio.gather(care, return_exceptions=True)
+        if not self._is_private:
+            self._say_farewell(daemon.num_jobs_left)
+
+    def _say_ready(self, epoch: str) -> None:
+        line = msgspec.json.encode(own(self._state_dir.path, self._node, epoch)) + b"\n"
+        self._manager.ready(f"serving {self._node} in {self._state_dir.path}")
+        if self._ready_fd is None:
+            sys.stdout.buffer.write(line)
+            sys.stdout.flush()
+            return
+        try:
+            os.write(self._ready_fd, line)
+        except BrokenPipeError:
+            pass  # whoever started us has gone: a daemon goes on
+        finally:
+            os.close(self._ready_fd)
+
+    def _say_farewell(self, num_jobs_left: int) -> None:
+        left = {0: "no job runs", 1: "one job goes on"}.get(num_jobs_left, f"{num_jobs_left} jobs go on")
+        adopted = ", until another agent in this directory takes it up" if num_jobs_left else ""
+        print(f"agent: ended; {left}{adopted}", file=sys.stderr, flush=True)  # noqa: T201 - said to people
+
+    async def _take_care(self, daemon: Daemon, *, is_daemon: bool) -> None:
+        """Tell the service manager that we live, and keep the log short."""
+        period_s = min(CARE_PERIOD_S, self._manager.watchdog_s / 3 or CARE_PERIOD_S)
+        said = -1
+        while True:
+            self._manager.alive()
+            if said != daemon.num_jobs_left:
+                said = daemon.num_jobs_left
+                self._manager.status(f"{said} job{'' if said == 1 else 's'} running")
+            if is_daemon:
+                bound_log(self._state_dir.path)
+            await asyncio.sleep(period_s)

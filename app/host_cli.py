@@ -13,9 +13,8 @@ import msgspec
 from agent.wire import ENDED_STATES, JobState
 from app.errors import AgentUnreachableError, AppError, ExitCode
 from app.headless import exit_code, print_line
-from app.host_link import Access, HostLink
 from app.presenting import is_terminal, print_session, print_summary, show_session
-from app.remote_job import RunRequest, check_job_id, make_job_id
+from app.remote_job import RunRequest, check_command, check_job_id, make_job_id
 from app.remote_session import RemoteSession
 from app.rows import SCHEMA
 from app.safe_text import clean
@@ -24,6 +23,7 @@ from app.view import status_object
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from app.host_link import HostLink
     from app.session import Session
     from app.view import View
 
@@ -70,7 +70,7 @@ def _reaches(command: Callable[..., None]) -> Callable[..., None]:
 @_reaches
 def up(*, host: str, is_json: bool, python: str, ssh_config: str) -> None:
     """Start the agent of a host, in the background, unless it serves already."""
-    with HostLink(Access(host, python, ssh_config)) as link:
+    with _link(host, python, ssh_config) as link:
         link.connect()
         place = link.bring_up()
     if is_json:
@@ -87,7 +87,7 @@ def up(*, host: str, is_json: bool, python: str, ssh_config: str) -> None:
 @_reaches
 def down(*, host: str, kill_jobs: bool, is_json: bool, python: str, ssh_config: str) -> None:
     """End the agent of a host; its jobs go on without it, until the next agent takes them up."""
-    with HostLink(Access(host, python, ssh_config)) as link:
+    with _link(host, python, ssh_config) as link:
         link.connect()
         num_left = link.shut_down(kill_jobs=kill_jobs)
     if is_json:
@@ -111,7 +111,7 @@ def down(*, host: str, kill_jobs: bool, is_json: bool, python: str, ssh_config: 
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: bool, detach: bool, **job: Any) -> None:
     """Start COMMAND under torchrun on a host, and watch it: `run --host gpu1 -- train.py --epochs 3`."""
-    command = tuple(job["command"])
+    command = check_command(tuple(job["command"]))
     request = RunRequest(
         command=command,
         job_id=check_job_id(job["name"] or make_job_id(command, secrets.token_hex(2))),
@@ -120,7 +120,7 @@ def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: boo
         workdir=job["workdir"],
         max_restarts=job["max_restarts"],
     )
-    with HostLink(Access(host, python, ssh_config)) as link:
+    with _link(host, python, ssh_config) as link:
         link.connect()
         place = link.bring_up()
         if place.is_new:
@@ -144,7 +144,7 @@ def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: boo
 @_reaches
 def attach(*, host: str, headless: bool, is_json: bool, python: str, ssh_config: str) -> None:
     """Watch the job of a host, whoever has started it."""
-    with HostLink(Access(host, python, ssh_config)) as link:
+    with _link(host, python, ssh_config) as link:
         link.connect()
         link.find()
         _present(RemoteSession(link), is_json=is_json, is_headless=headless)
@@ -156,7 +156,7 @@ def attach(*, host: str, headless: bool, is_json: bool, python: str, ssh_config:
 @_reaches
 def status(*, host: str, is_json: bool, python: str, ssh_config: str) -> None:
     """Print how a host and its job stand; exit code 10 while a verdict stands, 1 if the job has failed."""
-    with HostLink(Access(host, python, ssh_config)) as link:
+    with _link(host, python, ssh_config) as link:
         link.connect()
         link.find()
         view = asyncio.run(_look(RemoteSession(link)))
@@ -175,7 +175,7 @@ def stop(*, job_id: str, host: str, now: bool, is_json: bool, python: str, ssh_c
     async def ask(session: Session) -> None:
         await session.fleet.stop(job_id, is_agreed=not now)
 
-    _end(Access(host, python, ssh_config), job_id, ask, is_json=is_json)
+    _end(_link(host, python, ssh_config), job_id, ask, is_json=is_json)
 
 
 @click.command()
@@ -189,22 +189,28 @@ def kill(*, job_id: str, host: str, is_json: bool, python: str, ssh_config: str)
     async def ask(session: Session) -> None:
         await session.fleet.kill(job_id)
 
-    _end(Access(host, python, ssh_config), job_id, ask, is_json=is_json)
+    _end(_link(host, python, ssh_config), job_id, ask, is_json=is_json)
+
+
+def _link(host: str, python: str, ssh_config: str) -> HostLink:
+    from app.host_link import Access, HostLink  # noqa: PLC0415 - only who goes to another host pays for paramiko
+
+    return HostLink(Access(host, python, ssh_config))
 
 
 HOST_VERBS = (up, run, attach, status, stop, kill, down)
 
 
-def _end(access: Access, job_id: str, ask: Callable[[Session], Any], *, is_json: bool) -> None:
-    check_job_id(job_id)
-    with HostLink(access) as link:
+def _end(link: HostLink, job_id: str, ask: Callable[[Session], Any], *, is_json: bool) -> None:
+    with link:
+        check_job_id(job_id)
         link.connect()
         link.find()
-        state = asyncio.run(_wait_for_end(RemoteSession(link), access.host, job_id, ask))
+        state = asyncio.run(_wait_for_end(RemoteSession(link), link.host, job_id, ask))
     if is_json:
-        _print_json({"host": access.host, "job_id": job_id, "state": state.value})
+        _print_json({"host": link.host, "job_id": job_id, "state": state.value})
     else:
-        click.echo(f"job {job_id} on {access.host}: {state.value}")
+        click.echo(f"job {job_id} on {link.host}: {state.value}")
 
 
 async def _wait_for_end(session: RemoteSession, host: str, job_id: str, ask: Callable[[Session], Any]) -> JobState:

@@ -66,6 +66,13 @@ class NodeShare(NamedTuple):
     received_s: float
 
 
+_STATES_BY_WEIGHT = (
+    *(JobState.FAILED, JobState.LOST, JobState.STOPPING, JobState.RUNNING, JobState.RESTARTING),
+    *(JobState.PREPARED, JobState.STOPPED),
+)
+"""A job's state is the first of these that any of its nodes is in; else it has succeeded."""
+
+
 class JobModel:
     """What is known of one attempt of a job.
 
@@ -201,7 +208,7 @@ class JobModel:
     def state(self) -> str:
         """Return the job's state over its nodes: one node's failure is the job's."""
         states = {share.status.state for share in self.shares.values()}
-        for state in (JobState.FAILED, JobState.STOPPING, JobState.RUNNING, JobState.PREPARED, JobState.STOPPED):
+        for state in _STATES_BY_WEIGHT:
             if state in states:
                 return "starting" if state is JobState.RUNNING and self.is_starting() else str(state)
         return str(JobState.SUCCEEDED)

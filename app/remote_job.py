@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -44,6 +45,18 @@ def check_job_id(job_id: str) -> str:
     return job_id
 
 
+def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a command that can travel as JSON.
+
+    Raises:
+        UsageError: An argument is not UTF-8.
+    """
+    for text in command:
+        if not text.isascii() and text.encode(errors="replace").decode() != text:
+            raise UsageError(f"the argument {text!a} is not UTF-8")
+    return command
+
+
 def make_job_id(command: tuple[str, ...], salt: str) -> str:
     """Return an id that says what runs: `train-3f2a`."""
     is_module = len(command) > 1 and command[0] == "-m"
@@ -54,13 +67,16 @@ def make_job_id(command: tuple[str, ...], salt: str) -> str:
 
 def job_spec(request: RunRequest, place: AgentPlace, num_cpus: int) -> JobSpec:
     """Return the whole job: its ranks meet on the host's loopback, where nobody else can reach them."""
+    python = _expanded(request.python, place.home)
+    if "/" in python:
+        python = str(PurePosixPath(place.home, python))
     num_ranks = request.num_ranks or max(1, num_cpus // 2)
     return JobSpec(
         job_id=request.job_id,
         attempt=0,
-        python=_expanded(request.python, place.home) or place.python,
+        python=python or place.python,
         command=list(request.command),
-        workdir=_expanded(request.workdir, place.home),
+        workdir=str(PurePosixPath(place.home, _expanded(request.workdir, place.home))),
         num_nodes=1,
         node_rank=0,
         local_world_size=num_ranks,
@@ -73,9 +89,5 @@ def job_spec(request: RunRequest, place: AgentPlace, num_cpus: int) -> JobSpec:
 
 
 def _expanded(path: str, home: str) -> str:
-    """Return a path of the host; one that is not absolute is seen from the home there."""
-    if path == "~":
-        return home
-    if path.startswith("~/"):
-        return home + path[1:]
-    return path if path.startswith("/") or "/" not in path else f"{home}/{path}"
+    """Return a path of the host with `~` for what it stands for there."""
+    return home + path[1:] if path == "~" or path.startswith("~/") else path

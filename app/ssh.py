@@ -82,15 +82,17 @@ class SshConnection:
         deadline_s = time.monotonic() + timeout_s
         with _words_of(self.host), contextlib.closing(self._open_session()) as channel:
             channel.settimeout(timeout_s)
-            channel.exec_command(command_line(argv))
+            channel.exec_command(_encoded(argv))
             channel.shutdown_write()
             errors = bytearray()
             # Both are read at once: a program that fills one while we wait for the other would never end.
             reader = threading.Thread(target=_read_errors, args=(channel, errors), daemon=True)
             reader.start()
             output = bytearray()
-            while len(output) <= MAX_OUTPUT_BYTES and (chunk := channel.recv(65_536)):
+            while chunk := channel.recv(65_536):
                 output += chunk
+                if len(output) > MAX_OUTPUT_BYTES:
+                    raise HostUnreachableError(self.host, f"{argv[0]} printed more than {MAX_OUTPUT_BYTES >> 20} MiB")
                 channel.settimeout(max(0.01, deadline_s - time.monotonic()))
             if not channel.status_event.wait(max(0.0, deadline_s - time.monotonic())):
                 raise TimeoutError
@@ -106,7 +108,7 @@ class SshConnection:
         """
         with _words_of(self.host):
             channel = self._open_session()
-            channel.exec_command(command_line(argv))
+            channel.exec_command(_encoded(argv))
             return channel
 
     def open_socket(self, path: str) -> paramiko.Channel:
@@ -234,16 +236,17 @@ def _authenticate(transport: paramiko.Transport, settings: SshSettings) -> None:
         HostUnreachableError: None is.
     """
     tried, locked = [], []
-    for key in _agent_keys(settings):
-        tried.append(f"{key.get_name()} of ssh-agent")
-        if _is_taken(transport, settings.user, key):
-            return
+    with _agent_keys(settings) as keys:
+        for key in keys:
+            tried.append(f"{key.get_name()} of ssh-agent")
+            if _is_taken(transport, settings.user, key):
+                return
     for file in settings.identity_files:
         if not Path(file).exists():
             continue
         try:
             loaded = paramiko.PKey.from_path(file)
-        except paramiko.PasswordRequiredException:
+        except (paramiko.PasswordRequiredException, TypeError):  # a TypeError is what `from_path` says of a locked key
             locked.append(file)
             continue
         except (OSError, ValueError, paramiko.SSHException, UnknownKeyType):
@@ -265,18 +268,29 @@ def _is_taken(transport: paramiko.Transport, user: str, key: paramiko.PKey) -> b
         return False
 
 
-def _agent_keys(settings: SshSettings) -> list[paramiko.PKey]:
-    """Return the agent's keys; with IdentitiesOnly, those whose public part lies beside an identity file."""
+@contextlib.contextmanager
+def _agent_keys(settings: SshSettings) -> Iterator[list[paramiko.PKey]]:
+    """Lend the agent's keys; with IdentitiesOnly, those whose public part lies beside an identity file."""
     if not settings.uses_agent or not os.environ.get("SSH_AUTH_SOCK"):
-        return []
-    keys: list[paramiko.PKey] = list(paramiko.Agent().get_keys())
-    if not settings.identities_only:
-        return keys
-    wanted = set()
-    for file in settings.identity_files:
-        with contextlib.suppress(OSError):
-            wanted.add(" ".join(Path(f"{file}.pub").read_text(encoding="utf-8").split()[:2]))
-    return [key for key in keys if f"{key.get_name()} {key.get_base64()}" in wanted]
+        yield []
+        return
+    agent = paramiko.Agent()
+    try:
+        keys: list[paramiko.PKey] = list(agent.get_keys())
+        if settings.identities_only:
+            wanted = {_public_part(file) for file in settings.identity_files}
+            keys = [key for key in keys if f"{key.get_name()} {key.get_base64()}" in wanted]
+        yield keys
+    finally:
+        agent.close()
+
+
+def _public_part(identity_file: str) -> str:
+    """Return the kind and key beside a private key; empty if there is none."""
+    try:
+        return " ".join(Path(f"{identity_file}.pub").read_text(encoding="utf-8").split()[:2])
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 class _Transport(paramiko.Transport):
@@ -310,10 +324,17 @@ class _Transport(paramiko.Transport):
 _STREAMLOCAL_OPENING = bytes([_CHANNEL_OPEN]) + len(_STREAMLOCAL).to_bytes(4, "big") + _STREAMLOCAL.encode()
 
 
+def _encoded(argv: Sequence[str]) -> bytes:
+    """Return a command as bytes: an argument that is not UTF-8 arrives as it was given."""
+    return os.fsencode(command_line(argv))
+
+
 def _read_errors(channel: paramiko.Channel, errors: bytearray) -> None:
+    """Read to the end, and keep the last of it."""
     with contextlib.suppress(OSError):
-        while len(errors) <= LINE_LIMIT and (chunk := channel.recv_stderr(4096)):
+        while chunk := channel.recv_stderr(65_536):
             errors += chunk
+            del errors[:-LINE_LIMIT]
 
 
 @contextlib.contextmanager

@@ -13,7 +13,9 @@ from app.errors import UsageError
 
 DEFAULT_PORT = 22
 _DESTINATION = re.compile(
-    r"(?:(?P<user>[A-Za-z0-9._%+-]+)@)?(?P<host>[A-Za-z0-9._%-]+|\[[0-9A-Fa-f:.%]+\])(?::(?P<port>\d{1,5}))?"
+    r"(?:(?P<user>[A-Za-z0-9._+-]+)@)?"
+    r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\])"
+    r"(?::(?P<port>\d{1,5}))?"
 )
 _TOKEN = re.compile(r"%(.)")
 

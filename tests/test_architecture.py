@@ -13,10 +13,13 @@ FORBIDDEN_NAMES = {"utils", "helpers", "common", "misc", "base", "manager", "han
 TORCH_FREE = (
     "agent.cli",
     "agent.daemon",
+    "agent.doctor",
     "agent.shim",
     "app.cli",
     "app.demo",
     "app.headless",
+    "app.host_link",
+    "app.remote_session",
     "app.tui.console",
     "ddpcore",
     "ddpcore.barriers",
@@ -48,6 +51,14 @@ def test_what_runs_without_a_screen_never_imports_textual(module: str) -> None:
     done = subprocess.run([sys.executable, "-P", "-c", proof], capture_output=True, text=True, timeout=60, check=False)
 
     assert done.returncode == 0, done.stderr
+
+
+def test_the_demo_does_not_pay_for_ssh() -> None:
+    proof = "import sys, app.cli; sys.exit('paramiko' in sys.modules)"
+
+    done = subprocess.run([sys.executable, "-P", "-c", proof], capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 0
 
 
 def test_no_file_is_longer_than_400_lines() -> None:

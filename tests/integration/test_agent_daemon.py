@@ -102,6 +102,21 @@ def test_its_log_begins_anew_when_it_is_long(directory: Path) -> None:
     assert (directory / "agent.log.1").stat().st_size == 2 << 20
 
 
+def test_a_daemon_whose_log_has_become_long_goes_on_in_a_new_one(directory: Path) -> None:
+    log = directory / "agent.log"
+    log.write_bytes(b"x" * (2 << 20))
+    program = (
+        "import sys, pathlib; from agent.daemonise import bound_log; bound_log(pathlib.Path(sys.argv[1])); "
+        "print('out', flush=True); print('err', file=sys.stderr)"
+    )
+
+    with log.open("ab") as output:
+        subprocess.run([sys.executable, "-c", program, str(directory)], stdout=output, stderr=output, check=True)
+
+    assert log.read_text() == "out\nerr\n"
+    assert (directory / "agent.log.1").stat().st_size == 2 << 20
+
+
 def test_a_private_agent_is_no_daemon(directory: Path) -> None:
     done = run_agent_verb("serve", "--daemon", "--private", "--dir", str(directory))
 

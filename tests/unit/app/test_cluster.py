@@ -185,6 +185,8 @@ def test_jobs_are_bounded_and_an_ended_one_makes_room() -> None:
         ([JobState.SUCCEEDED, JobState.STOPPING], "stopping"),
         ([JobState.SUCCEEDED, JobState.STOPPED], "stopped"),
         ([JobState.SUCCEEDED, JobState.SUCCEEDED], "succeeded"),
+        ([JobState.RESTARTING, JobState.SUCCEEDED], "restarting"),
+        ([JobState.LOST, JobState.RUNNING], "lost"),
     ],
 )
 def test_the_job_s_state_is_told_from_its_nodes(states: list[JobState], told: str) -> None:

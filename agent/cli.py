@@ -1,21 +1,24 @@
 """`python -P -m agent VERB`: serve, and every command by hand. JSON in and out; people's words on standard error.
 
-Exit codes: 0 well, 2 wrong use, 3 no agent answers, 4 the agent refused.
+Exit codes: 0 well, 1 the doctor found something bad, 2 wrong use, 3 no agent answers, 4 the agent refused.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from agent.errors import AgentError, NoAgentError
+from agent.ask import ask
+from agent.errors import AgentError, StateDirError
+from agent.state_dir import default_directory, is_served
 from agent.wire import (
-    CONTROL_SOCKET,
     MAX_COMMAND_BYTES,
     Abort,
     Claim,
@@ -37,20 +40,30 @@ from agent.wire import (
     Stop,
     Tier,
     decode_command,
-    decode_reply,
-    encode_command,
 )
 from ddpcore.wire import FaultKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-REPLY_TIMEOUT_S = 10.0
+END_S = 15.0
+"""How long `shutdown` waits for the agent to be gone."""
+EXIT_BAD = 1
 EXIT_REFUSED = 4
 EXIT_INTERRUPTED = 130
 
+
+def _usual_directory() -> Path:
+    return default_directory(os.environ, socket.gethostname())
+
+
 _directory = click.option(
-    "--dir", "directory", required=True, type=click.Path(path_type=Path), help="The agent's own 0700 directory."
+    "--dir",
+    "directory",
+    default=_usual_directory,
+    show_default="$XDG_STATE_HOME/rankdeck/HOSTNAME",
+    type=click.Path(path_type=Path),
+    help="The agent's own 0700 directory.",
 )
 _job = click.option("--job", "job_id", help="Id of the job; without it the command is read from standard input.")
 
@@ -64,12 +77,71 @@ def cli() -> None:
 @_directory
 @click.option("--node", default=socket.gethostname, show_default="host name", help="What consoles call this node.")
 @click.option("--private", "is_private", is_flag=True, help="End with the pipe on standard input, and leave nothing.")
+@click.option("--daemon", "is_daemon", is_flag=True, help="Serve in the background, and outlive this session.")
+@click.option("--ready-fd", type=int, hidden=True, help="Where a daemon says that it serves.")
 @click.option("--metrics", default="", metavar="HOST:PORT", help="Serve Prometheus there, on loopback only.")
-def serve(directory: Path, node: str, is_private: bool, metrics: str) -> None:  # noqa: FBT001 - click passes flags so
-    """Serve in the foreground; says in one JSON line when it listens."""
-    from agent.serve import serve_until_told  # noqa: PLC0415 - the other verbs start without the daemon's imports
+def serve(*, directory: Path, node: str, is_private: bool, is_daemon: bool, ready_fd: int | None, metrics: str) -> None:
+    """Serve in the foreground, or as a daemon; says in one JSON line when it listens."""
+    # The other verbs start without the daemon's imports.
+    if is_daemon:
+        from agent.daemonise import start_daemon  # noqa: PLC0415
 
-    serve_until_told(directory, node, is_private=is_private, metrics=metrics)
+        if is_private:
+            raise click.UsageError("a private agent belongs to its console: --daemon does not go with --private")
+        _print(start_daemon(directory.absolute(), node, metrics))
+        return
+    from agent.serve import serve_until_told  # noqa: PLC0415
+
+    serve_until_told(directory, node, is_private=is_private, ready_fd=ready_fd, metrics=metrics)
+
+
+@cli.command()
+@_directory
+def where(directory: Path) -> None:
+    """Say in one JSON line where this host's agent lives, and whether it serves."""
+    from agent.whereabouts import look  # noqa: PLC0415
+
+    _print(look(directory.absolute()))
+
+
+@cli.command()
+def unit() -> None:
+    """Print a systemd unit for this user's agent."""
+    from agent.unit import unit_text  # noqa: PLC0415
+
+    click.echo(unit_text(sys.executable, os.environ), nl=False)
+
+
+@cli.command()
+@_directory
+@click.option("--python", default=sys.executable, show_default="this one", help="The interpreter of the jobs.")
+def doctor(directory: Path, python: str) -> None:
+    """Look at this node before a job does: one JSON row for each thing that matters, and what to do about it."""
+    from agent.doctor import Status as Finding  # noqa: PLC0415
+    from agent.doctor import examine  # noqa: PLC0415
+
+    examination = examine(directory.absolute(), python)
+    _print(examination)
+    if any(row.status is Finding.BAD for row in examination.rows):
+        sys.exit(EXIT_BAD)
+
+
+@cli.command("proxy")
+@_directory
+def proxy_verb(directory: Path) -> None:
+    """Carry the command socket over standard input and output."""
+    from agent.proxy import proxy  # noqa: PLC0415
+
+    proxy(directory, sys.stdin.fileno(), sys.stdout.fileno())
+
+
+@cli.command("relay")
+@_directory
+def relay_verb(directory: Path) -> None:
+    """Write telemetry to standard output: each frame after four bytes of length."""
+    from agent.proxy import relay  # noqa: PLC0415
+
+    relay(directory, sys.stdin.fileno(), sys.stdout.fileno())
 
 
 @cli.command()
@@ -189,9 +261,15 @@ def leftovers(directory: Path, is_clean: bool, names: tuple[str, ...], is_confir
 
 @cli.command()
 @_directory
-def shutdown(directory: Path) -> None:
-    """Kill all jobs and end the agent."""
-    _ask(directory, Shutdown())
+@click.option("--kill-jobs", is_flag=True, help="Kill them first; without this they go on.")
+def shutdown(directory: Path, *, kill_jobs: bool) -> None:
+    """End the agent; its jobs go on, until another agent in the same directory takes them up."""
+    _ask(directory, Shutdown(kill_jobs))
+    deadline_s = time.monotonic() + END_S
+    while is_served(directory):
+        if time.monotonic() > deadline_s:
+            raise StateDirError(f"the agent in {directory} has agreed to end and has not done so in {END_S:.0f} s")
+        time.sleep(0.02)
 
 
 def _read_command(verb: str, empty: Command | None = None) -> Command:
@@ -218,11 +296,7 @@ def _checked(command: object) -> Command:
 
 def _ask(directory: Path, command: Command) -> None:
     """Send a command, print the reply, and exit by it."""
-    line = _exchange(directory / CONTROL_SOCKET, encode_command(command))
-    try:
-        reply = decode_reply(line)
-    except MalformedMessageError as error:
-        raise NoAgentError(f"what answers at {directory} is no agent of this version: {error}") from error
+    line, reply = ask(directory, command)
     sys.stdout.buffer.write(line)
     sys.stdout.flush()
     if isinstance(reply, Refused):
@@ -230,19 +304,10 @@ def _ask(directory: Path, command: Command) -> None:
         sys.exit(EXIT_REFUSED)
 
 
-def _exchange(path: Path, line: bytes) -> bytes:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(REPLY_TIMEOUT_S)
-        try:
-            connection.connect(str(path))
-            connection.sendall(line)
-            with connection.makefile("rb") as replies:
-                reply = replies.readline(MAX_COMMAND_BYTES + 1)
-        except OSError as error:
-            raise NoAgentError(f"no agent answers at {path}: {error.strerror or error}") from error
-    if not reply.endswith(b"\n"):
-        raise NoAgentError(f"the agent at {path} ended without a reply")
-    return reply
+def _print(answer: msgspec.Struct) -> None:
+    """Print one JSON line."""
+    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+    sys.stdout.flush()
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ from agent.publisher import Publisher
 from agent.shim import become_subreaper
 from agent.wire import (
     CONTROL_SOCKET,
+    ENDED_STATES,
     INBOX_SOCKET,
     MAX_PULLED_LINES,
     TELEMETRY_SOCKET,
@@ -45,6 +46,7 @@ from agent.wire import (
     GetStatus,
     History,
     InjectFault,
+    JobState,
     Kill,
     Leftovers,
     Logs,
@@ -114,6 +116,14 @@ class Daemon:
     def end_soon(self) -> None:
         """Begin to end: `run` returns, once a private agent's jobs are gone. Another's go on."""
         self._end.set()
+
+    @property
+    def num_jobs_left(self) -> int:
+        """How many jobs go on when this agent ends now."""
+        if self._kills_jobs:
+            return 0
+        idle = ENDED_STATES | {JobState.PREPARED}
+        return sum(status.state not in idle for status in self._jobs.statuses(time.monotonic()))
 
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Serve until told to end.
@@ -211,7 +221,7 @@ class Daemon:
             case Shutdown(kill_jobs=kill_jobs):
                 self._kills_jobs = self._kills_jobs or kill_jobs
                 self.end_soon()
-                return Accepted()
+                return Accepted(num_jobs_left=self.num_jobs_left)
         assert_never(command)
 
     def _claim(self, generation: int, holder: str) -> Accepted | Refused:

@@ -5,6 +5,7 @@ AgentError
 |   +-- StateDirError             the agent's directory is not safe to use
 |   +-- AgentRunningError         another agent serves that directory
 |   +-- NoAgentError              no agent answers there
+|   +-- DaemonFailedError         an agent was started and did not come up
 +-- SpawnError                    whoever started the job: a process could not be made
 +-- InvalidTransitionError        us: our own shell told a core something that cannot be
 
@@ -43,6 +44,14 @@ class NoAgentError(OperatorError):
     """No agent answers on the directory's command socket."""
 
     exit_code = 3
+
+
+class DaemonFailedError(OperatorError):
+    """An agent that was to serve in the background ended instead; the message and the code are its own."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class SpawnError(AgentError):

@@ -12,11 +12,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def watch_signals(end_soon: Callable[[], None]) -> None:
-    """Call `end_soon` on SIGTERM, SIGINT and SIGHUP."""
+def watch_signals(end_soon: Callable[[], None], *, outlives_terminal: bool = False) -> None:
+    """Call `end_soon` on SIGTERM, SIGINT and SIGHUP; one that outlives its terminal takes no notice of the last."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end_soon)
+    if outlives_terminal:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    else:
+        loop.add_signal_handler(signal.SIGHUP, end_soon)
 
 
 def watch_console(end_soon: Callable[[], None]) -> None:

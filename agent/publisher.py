@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import zmq
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SEND_HIGH_WATER_MARK = 8
 """Reports kept for a subscriber that is slow; it wants only the newest anyway."""
@@ -38,3 +42,35 @@ class Publisher:
         """Close the socket; libzmq removes its path."""
         self._socket.close(linger=0)
         self._context.term()
+
+
+class Subscriber:
+    """A SUB socket on this node, for a console that cannot reach the publisher's path; it keeps the newest report."""
+
+    def __init__(self, path: Path) -> None:
+        """Connect to `path`, now or when somebody publishes there."""
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.SUB)
+        self._socket.setsockopt(zmq.CONFLATE, 1)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SUBSCRIBE, b"")
+        self._socket.connect(f"ipc://{path}")
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+
+    def wait(self, fd: int) -> bool:
+        """Block until there is a report or `fd` can be read; return False when `fd` can."""
+        self._poller.register(fd, zmq.POLLIN)
+        ready = dict(self._poller.poll())
+        return fd not in ready
+
+    def take(self) -> bytes | None:
+        """Return the newest frame, None if there is none that has not been taken."""
+        try:
+            return self._socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._context.destroy(linger=0)

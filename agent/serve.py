@@ -3,66 +3,132 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import sys
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from agent.daemon import Daemon
+from agent.daemonise import bound_log
 from agent.errors import OperatorError
 from agent.lifeline import watch_console, watch_signals
+from agent.sd_notify import ServiceManager
 from agent.state_dir import StateDir
+from agent.whereabouts import own
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+CARE_PERIOD_S = 10.0
+"""Between looks at the length of the log; a watchdog may want to hear of us sooner."""
 
-def serve_until_told(directory: Path, node: str, *, is_private: bool, metrics: str = "") -> None:
-    """Serve; returns when the agent has ended, a private one with all its jobs.
+
+def serve_until_told(
+    directory: Path, node: str, *, is_private: bool, ready_fd: int | None = None, metrics: str = ""
+) -> None:
+    """Serve; returns when the agent has ended. A private agent's jobs are gone then, another's go on.
 
     Args:
         directory: The agent's own.
         node: What consoles call this node.
-        is_private: End with the pipe on standard input, and leave nothing.
+        is_private: The agent and its jobs end with the pipe on standard input.
+        ready_fd: Where a daemon says that it serves, and that it is a daemon; None says so on standard output.
         metrics: Address and port for Prometheus; empty serves none.
 
     Raises:
         OperatorError: The directory, one of its sockets, or the address cannot be used.
     """
+    manager = ServiceManager(os.environ)
     state_dir = StateDir(directory)
     state_dir.open()
+    server = _Server(state_dir, node, manager, is_private=is_private, ready_fd=ready_fd, metrics=metrics)
     try:
-        asyncio.run(_serve(state_dir, node, is_private=is_private, metrics=metrics))
+        asyncio.run(server.run())
     except OSError as error:
         raise OperatorError(f"cannot serve in {state_dir.path}: {error}") from error
     finally:
         state_dir.close(remove_all=is_private)
 
 
-async def _serve(state_dir: StateDir, node: str, *, is_private: bool, metrics: str) -> None:
-    daemon = Daemon(state_dir, node, is_private=is_private)
-    watch_signals(daemon.end_soon)
-    if is_private:
-        watch_console(daemon.end_soon)
-    ready: dict[str, str | int | bool] = {
-        "ready": True,
-        "node": node,
-        "epoch": daemon.epoch,
-        "dir": str(state_dir.path),
-    }
+class _Server:
+    """A daemon and what surrounds it: signals, the service manager, the log."""
 
-    def say_ready() -> None:
-        sys.stdout.buffer.write(msgspec.json.encode(ready) + b"\n")
-        sys.stdout.flush()
+    def __init__(
+        self,
+        state_dir: StateDir,
+        node: str,
+        manager: ServiceManager,
+        *,
+        is_private: bool,
+        ready_fd: int | None,
+        metrics: str,
+    ) -> None:
+        self._state_dir = state_dir
+        self._node = node
+        self._manager = manager
+        self._is_private = is_private
+        self._ready_fd = ready_fd
+        self._metrics = metrics
 
-    if not metrics:
-        await daemon.run(say_ready)
-        return
-    from agent.metrics import MetricsServer  # noqa: PLC0415 - whoever serves none does not pay for it
+    async def run(self) -> None:
+        is_daemon = self._ready_fd is not None
+        daemon = Daemon(self._state_dir, self._node, is_private=self._is_private)
+        watch_signals(daemon.end_soon, outlives_terminal=is_daemon)
+        if self._is_private:
+            watch_console(daemon.end_soon)
+        care = asyncio.create_task(self._take_care(daemon, is_daemon=is_daemon))
+        try:
+            with contextlib.ExitStack() as opened:
+                metrics_port = self._serve_metrics(daemon, opened)
+                await daemon.run(lambda: self._say_ready(daemon.epoch, metrics_port))
+        finally:
+            self._manager.stopping("ending")
+            care.cancel()
+            await asyncio.gather(care, return_exceptions=True)
+        if not self._is_private:
+            self._say_farewell(daemon.num_jobs_left)
 
-    server = MetricsServer(metrics, lambda: daemon.newest_report)
-    ready["metrics_port"] = server.open()
-    try:
-        await daemon.run(say_ready)
-    finally:
-        server.close()
+    def _serve_metrics(self, daemon: Daemon, opened: contextlib.ExitStack) -> int:
+        """Serve metrics if they are wanted, and return the port; 0 without."""
+        if not self._metrics:
+            return 0
+        from agent.metrics import MetricsServer  # noqa: PLC0415 - whoever serves none does not pay for it
+
+        server = MetricsServer(self._metrics, lambda: daemon.newest_report)
+        port = server.open()
+        opened.callback(server.close)
+        return port
+
+    def _say_ready(self, epoch: str, metrics_port: int) -> None:
+        line = msgspec.json.encode(own(self._state_dir.path, self._node, epoch, metrics_port)) + b"\n"
+        self._manager.ready(f"serving {self._node} in {self._state_dir.path}")
+        if self._ready_fd is None:
+            sys.stdout.buffer.write(line)
+            sys.stdout.flush()
+            return
+        try:
+            os.write(self._ready_fd, line)
+        except BrokenPipeError:
+            pass  # whoever started us has gone: a daemon goes on
+        finally:
+            os.close(self._ready_fd)
+
+    def _say_farewell(self, num_jobs_left: int) -> None:
+        left = {0: "no job runs", 1: "one job goes on"}.get(num_jobs_left, f"{num_jobs_left} jobs go on")
+        adopted = ", until another agent in this directory takes it up" if num_jobs_left else ""
+        print(f"agent: ended; {left}{adopted}", file=sys.stderr, flush=True)  # noqa: T201 - said to people
+
+    async def _take_care(self, daemon: Daemon, *, is_daemon: bool) -> None:
+        """Tell the service manager that we live, and keep the log short."""
+        period_s = min(CARE_PERIOD_S, self._manager.watchdog_s / 3 or CARE_PERIOD_S)
+        said = -1
+        while True:
+            self._manager.alive()
+            if said != daemon.num_jobs_left:
+                said = daemon.num_jobs_left
+                self._manager.status(f"{said} job{'' if said == 1 else 's'} running")
+            if is_daemon:
+                bound_log(self._state_dir.path)
+            await asyncio.sleep(period_s)

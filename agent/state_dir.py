@@ -1,6 +1,7 @@
 """The agent's own directory: ours alone, served by one agent at a time.
 
 agent.lock      held (flock) for the agent's life
+agent.log       what a daemon says; agent.log.1 before that
 holder.json     the newest claim on control
 *.sock          telemetry, control, inbox; 0600
 jobs/ID         job.json, the job's record
@@ -14,6 +15,7 @@ import os
 import shutil
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,6 +24,9 @@ from agent.errors import AgentRunningError, StateDirError
 from agent.record import RECORD_NAME
 from agent.shim import write_record
 from agent.wire import CONTROL_SOCKET, INBOX_SOCKET, TELEMETRY_SOCKET
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 LOCK_FILE = "agent.lock"
 HOLDER_FILE = "holder.json"
@@ -64,6 +69,48 @@ def check_private(path: Path) -> None:
         raise StateDirError(f"{path} has mode {stat.S_IMODE(found.st_mode):04o}: run chmod 0700 {path}")
 
 
+def default_directory(environ: Mapping[str, str], hostname: str) -> Path:
+    """Return where an agent of this user lives on this host: a home that hosts share has a directory for each.
+
+    Args:
+        environ: The environment: XDG_STATE_HOME, else HOME.
+        hostname: What the kernel calls this host.
+
+    Raises:
+        StateDirError: There is no such place, or its name is too long for a socket.
+
+    Source: XDG Base Directory Specification 0.8 (a path that is not absolute is ignored).
+    """
+    if not hostname or hostname.startswith(".") or "/" in hostname:
+        raise StateDirError(f"the host name {hostname!r} is not fit for a directory: say --dir")
+    state_home = environ.get("XDG_STATE_HOME", "")
+    home = environ.get("HOME", "")
+    if state_home.startswith("/"):
+        directory = Path(state_home, "rankdeck", hostname)
+    elif home.startswith("/"):
+        directory = Path(home, ".local", "state", "rankdeck", hostname)
+    else:
+        raise StateDirError("neither XDG_STATE_HOME nor HOME says where state belongs: say --dir")
+    for name in _SOCKETS:
+        check_socket_path(directory / name)
+    return directory
+
+
+def is_served(directory: Path) -> bool:
+    """Say whether an agent holds a directory, whether it answers already or not."""
+    try:
+        fd = os.open(directory / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 class StateDir:
     """An agent's directory, from `open` to `close`."""
 
@@ -71,22 +118,31 @@ class StateDir:
         self.path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a planted link
         self._lock_fd = -1
 
-    def open(self) -> None:
-        """Make the directory if it is missing, check it, lock it, and clear what a killed agent left.
+    def prepare(self) -> None:
+        """Make the directory if it is missing, with those above it, and check it.
 
         Raises:
             StateDirError: It is not safe to use.
-            AgentRunningError: Another agent serves it.
         """
         for name in _SOCKETS:
             check_socket_path(self.path / name)
         try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.mkdir(mode=0o700)
         except FileExistsError:
             pass
         except OSError as error:
             raise StateDirError(f"cannot make {self.path}: {error.strerror}") from error
         check_private(self.path)
+
+    def open(self) -> None:
+        """Prepare the directory, lock it, and clear what a killed agent left.
+
+        Raises:
+            StateDirError: It is not safe to use.
+            AgentRunningError: Another agent serves it.
+        """
+        self.prepare()
         self._lock()
         self._remove_sockets()
 

@@ -371,6 +371,8 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted", omit_defaults=True):
 
     master_port: Port = 0
     """In the reply to `Prepare`: where the job's store will listen."""
+    num_jobs_left: Count | None = None
+    """In the reply to `Shutdown`: how many jobs go on without the agent."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import sys
 from importlib.metadata import version
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import click
-import msgspec
 
 from app.demo import (
     CONSOLE_STEPS,
@@ -23,12 +20,9 @@ from app.demo import (
     parse_fault,
 )
 from app.errors import AppError, ExitCode
-from app.headless import Headless, exit_code, print_line, summary_lines, summary_object
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from app.headless import print_line
+from app.host_cli import HOST_VERBS
+from app.presenting import is_terminal, print_session, show_session
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -54,7 +48,7 @@ def rankdeck() -> None:
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Rendezvous port on loopback [a free one]")
 def demo(*, steps: int | None, ranks: int, fault: str | None, headless: bool, is_json: bool, port: int) -> None:
     """Train a small GPT on this machine, over two private agents, and watch it; nothing is left behind."""
-    is_headless = headless or is_json or not _is_terminal()
+    is_headless = headless or is_json or not is_terminal()
     options = DemoOptions(
         num_ranks=ranks,
         steps=steps or (HEADLESS_STEPS if is_headless else CONSOLE_STEPS),
@@ -62,8 +56,13 @@ def demo(*, steps: int | None, ranks: int, fault: str | None, headless: bool, is
         port=port,
     )
     check_options(options)
-    code = _run_headless(options, is_json=is_json) if is_headless else _run_console(options)
-    raise SystemExit(code)
+    if is_headless:
+        raise SystemExit(asyncio.run(print_session(Demo(options), options.fault, is_json=is_json)))
+    raise SystemExit(asyncio.run(show_session(Demo(options))))
+
+
+for verb in HOST_VERBS:
+    rankdeck.add_command(verb)
 
 
 def main() -> NoReturn:
@@ -84,77 +83,3 @@ def main() -> NoReturn:
     else:
         code = ExitCode.WELL
     sys.exit(code)
-
-
-def _is_terminal() -> bool:
-    """Say whether there is a terminal that a screen can be drawn on."""
-    streams = (sys.stdin, sys.stdout, sys.stderr)  # Textual draws on the last
-    return all(stream.isatty() for stream in streams) and os.environ.get("TERM", "dumb") != "dumb"
-
-
-def _run_console(options: DemoOptions) -> ExitCode:
-    return asyncio.run(_show(options))
-
-
-async def _show(options: DemoOptions) -> ExitCode:
-    """Open the console at once, and start the demo beside it."""
-    from app.tui.console import Console  # noqa: PLC0415 - only the screen pays for Textual
-
-    demo = Demo(options)
-    console = Console(demo)
-    is_interrupted = False
-
-    def interrupt() -> None:
-        nonlocal is_interrupted
-        is_interrupted = True
-        console.exit()
-
-    _on_ending_signals(interrupt)
-
-    def leave_if_failed(start: asyncio.Task[None]) -> None:
-        if not start.cancelled() and start.exception() is not None:
-            console.exit()
-
-    starting = asyncio.create_task(demo.start())
-    starting.add_done_callback(leave_if_failed)
-    try:
-        await console.run_async()
-    finally:
-        starting.cancel()
-        (failure,) = await asyncio.gather(starting, return_exceptions=True)
-        await demo.close()
-    if is_interrupted:
-        return ExitCode.INTERRUPTED
-    for error in (failure, console.failure):
-        if isinstance(error, Exception):
-            raise error
-    last = console.stage.view
-    return ExitCode.WELL if last is None else exit_code(last)
-
-
-def _run_headless(options: DemoOptions, *, is_json: bool) -> ExitCode:
-    return asyncio.run(_follow(options, is_json=is_json))
-
-
-async def _follow(options: DemoOptions, *, is_json: bool) -> ExitCode:
-    demo = Demo(options)
-    following = asyncio.create_task(Headless(demo, options.fault).run())
-    _on_ending_signals(following.cancel)
-    try:
-        view, is_fault_unnamed = await following
-    except asyncio.CancelledError:
-        print_line("rankdeck: interrupted, ending the job")
-        return ExitCode.INTERRUPTED
-    finally:
-        await demo.close()
-    summary = summary_object(view)
-    text = msgspec.json.encode(summary).decode() if is_json else "\n".join(summary_lines(summary))
-    click.echo(text)
-    return exit_code(view, is_fault_unnamed=is_fault_unnamed)
-
-
-def _on_ending_signals(end: Callable[[], object]) -> None:
-    """Let a signal end the session in an orderly way instead of the process."""
-    loop = asyncio.get_running_loop()
-    for number in ENDING_SIGNALS:
-        loop.add_signal_handler(number, end)

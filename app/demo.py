@@ -118,6 +118,8 @@ class Demo:
     """
 
     title = "rankdeck demo"
+    watched_job = JOB_ID
+    leaving = "the session ends what it started"
     can_inject = True
 
     def __init__(self, options: DemoOptions) -> None:
@@ -163,6 +165,10 @@ class Demo:
     async def inject(self, kind: FaultKind, rank: int, factor: float) -> str:
         """Do harm to a rank; see `Session.inject`."""
         return await self._session.inject(kind, rank, factor)
+
+    def farewell(self) -> str:
+        """Return nothing: nothing goes on."""
+        return ""
 
     async def close(self) -> None:
         """End the job and the agents; nothing of the demo is left afterwards."""

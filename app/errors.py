@@ -3,6 +3,8 @@
     AppError                      exit code, hint
       UsageError                  2   the person at the keyboard
       SessionError                2   the machine the console runs on (no directory, no memory)
+      HostUnreachableError        3   whoever keeps the host, the network or the keys
+        HostKeyError              3   the host is not, or not known to be, who it says
       AgentUnreachableError       3   the operator of the node
       AgentRefusedError           4   the agent said why
       IncompatibleAgentError      5   versions do not fit
@@ -53,6 +55,20 @@ class SessionError(AppError):
     """This machine cannot hold a session: no writable directory, a package is missing."""
 
     exit_code = ExitCode.USAGE
+
+
+class HostUnreachableError(AppError):
+    """A host cannot be reached by SSH, or does not let us in."""
+
+    exit_code = ExitCode.UNREACHABLE
+
+    def __init__(self, host: str, detail: str, hint: str = "") -> None:
+        super().__init__(f"{host}: {detail}", hint)
+        self.host = host
+
+
+class HostKeyError(HostUnreachableError):
+    """A host's key is unknown, has changed, or is revoked: nothing is sent to it."""
 
 
 class AgentUnreachableError(AppError):

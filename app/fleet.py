@@ -12,15 +12,19 @@ from agent.wire import (
     Accepted,
     Command,
     Commit,
+    GetStatus,
     InjectFault,
     JobSpec,
     Kill,
     LogLine,
     Logs,
+    NodeReport,
     Prepare,
     PullLogs,
     Reply,
     Shutdown,
+    Status,
+    Stop,
 )
 from app.command_road import taken
 from app.errors import AppError, IncompatibleAgentError
@@ -61,6 +65,17 @@ class Fleet:
         except AppError:
             await self._forget(prepared, first_spec.job_id)
             raise
+
+    async def stop(self, job_id: str, *, is_agreed: bool = True) -> None:
+        """End a job in an orderly way, on all nodes; returns when they have agreed to, not when it has ended."""
+        await self._ask_all(list(self._roads), Stop(job_id, is_agreed))
+
+    async def report(self, node: str) -> NodeReport:
+        """Return what a node says of itself, now."""
+        reply = await self._ask(node, GetStatus())
+        if not isinstance(reply, Status):
+            raise IncompatibleAgentError(node, f"it answered a request for its status with {type(reply).__name__}")
+        return reply.report
 
     async def kill(self, job_id: str, nodes: Sequence[str] | None = None) -> None:
         """End every process of a job, at once; ask all nodes even if one fails, then raise the first failure."""

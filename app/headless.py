@@ -1,11 +1,11 @@
-"""The demo without a terminal: a line every two seconds on stderr, a summary on stdout."""
+"""A job without a terminal: a line every two seconds on stderr, a summary on stdout."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from app.errors import ExitCode
 from app.rows import Cause
@@ -14,7 +14,8 @@ from app.words import bytes_text
 from ddpcore.wire import FaultKind
 
 if TYPE_CHECKING:
-    from app.demo import Demo
+    from collections.abc import Sequence
+
     from app.rows import VerdictRow
     from app.view import View
     from ddpcore.wire import Fault
@@ -38,11 +39,34 @@ CAUSES_OF_FAULT = {
 ENDED = frozenset({"succeeded", "failed", "stopped", "lost"})
 
 
-class Headless:
-    """Follows a demo until it ends, its fault is named, or a signal comes."""
+class Followed(Protocol):
+    """What is followed; the methods are those of `app.tui.source.ConsoleSource`."""
 
-    def __init__(self, demo: Demo, fault: Fault | None) -> None:
-        self._demo = demo
+    started_at_s: float
+
+    @property
+    def watched_job(self) -> str:
+        """The job whose end is the end; empty is whichever is shown."""
+        ...
+
+    async def start(self) -> None:
+        """Start what is to be followed, or reach it."""
+        ...
+
+    def view(self) -> View:
+        """Return the rows of now."""
+        ...
+
+    def drain_notices(self) -> Sequence[str]:
+        """Return clean sentences about the session."""
+        ...
+
+
+class Headless:
+    """Follows a job until it ends, an injected fault is named, or a signal comes."""
+
+    def __init__(self, followed: Followed, fault: Fault | None = None) -> None:
+        self._followed = followed
         self._fault = fault
         self._struck_at_s: float | None = None
         self._named_at_s: float | None = None
@@ -50,15 +74,15 @@ class Headless:
         self._said_at_s = float("-inf")
 
     async def run(self) -> tuple[View, bool]:
-        """Start the demo and follow it; return the last view and whether an injected fault went unnamed.
+        """Start the job and follow it; return the last view and whether an injected fault went unnamed.
 
         Raises:
-            AppError: The demo could not be started, or cannot be followed.
+            AppError: It could not be started, or cannot be followed.
         """
-        starting = asyncio.create_task(self._demo.start())
+        starting = asyncio.create_task(self._followed.start())
         try:
             while True:
-                view = self._demo.view()
+                view = self._followed.view()
                 now_s = time.monotonic()
                 self._say(view, now_s)
                 if starting.done():
@@ -73,8 +97,8 @@ class Headless:
             await asyncio.gather(starting, return_exceptions=True)
 
     def _say(self, view: View, now_s: float) -> None:
-        elapsed = f"{now_s - self._demo.started_at_s:6.1f} s"
-        for notice in self._demo.drain_notices():
+        elapsed = f"{now_s - self._followed.started_at_s:6.1f} s"
+        for notice in self._followed.drain_notices():
             print_line(f"{elapsed}  {notice}")
         if now_s - self._said_at_s >= LINE_PERIOD_S:
             self._said_at_s = now_s
@@ -89,12 +113,14 @@ class Headless:
         if self._named_at_s is None:
             self._named_at_s = now_s
         named_s = now_s - self._named_at_s
-        has_ended = fault.kind is not FaultKind.KILL or _is_over(view) or named_s > END_PATIENCE_S
+        has_ended = (
+            fault.kind is not FaultKind.KILL or is_over(view, self._followed.watched_job) or named_s > END_PATIENCE_S
+        )
         return named_s > SETTLE_S and has_ended
 
     def _is_explained(self, view: View, now_s: float) -> bool:
         """Say whether the job has ended, and if badly, why."""
-        if not _is_over(view) or self._named_at_s is not None:
+        if not is_over(view, self._followed.watched_job) or self._named_at_s is not None:
             return False
         if self._over_at_s is None:
             self._over_at_s = now_s
@@ -114,7 +140,7 @@ class Headless:
 
 def print_line(text: str) -> None:
     """Write a line for people."""
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - this is the printed face of the demo
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - this is the printed face of a session
 
 
 def summary_object(view: View) -> dict[str, Any]:
@@ -171,6 +197,7 @@ def _names(verdict: VerdictRow, fault: Fault) -> bool:
     return verdict.cause in CAUSES_OF_FAULT[fault.kind] and fault.rank in verdict.culprits
 
 
-def _is_over(view: View) -> bool:
+def is_over(view: View, job_id: str = "") -> bool:
+    """Say whether a job, or whichever is shown, has ended."""
     job = view.job()
-    return job is not None and job.state in ENDED
+    return job is not None and job.state in ENDED and job_id in ("", job.job_id)

@@ -7,15 +7,14 @@ kernel closes the pipe, and the agent kills its job, removes its directory and e
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.wire import CONTROL_SOCKET, INBOX_SOCKET, TELEMETRY_SOCKET
 from app.errors import SessionError
+from app.runtime_dir import runtime_directory
 from app.safe_text import LINE_LIMIT, clean
 
 if TYPE_CHECKING:
@@ -25,8 +24,7 @@ READY_TIMEOUT_S = 30.0
 """A Python start on a machine busy with other things."""
 FAREWELL_TIMEOUT_S = 6.0
 """For an agent to end a job and tidy up; after that it is killed and tidied up after."""
-MAX_SOCKET_PATH_BYTES = 107
-"""Of `sun_path`, its closing zero aside. Source: unix(7)."""
+_LONGEST_NAME = "/rankdeck-12345678/jobs/demo/0/rank-12.sock"
 
 
 class PrivateAgents:
@@ -44,7 +42,7 @@ class PrivateAgents:
         Raises:
             SessionError: There is no place for one.
         """
-        parent = _runtime_directory()
+        parent = runtime_directory(_LONGEST_NAME)
         for name in self._names:
             try:
                 directory = Path(tempfile.mkdtemp(prefix="rankdeck-", dir=parent))
@@ -108,22 +106,3 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     except TimeoutError:
         process.kill()
         await process.communicate()
-
-
-def _runtime_directory() -> Path:
-    """Return where sockets and a demo's files go: $XDG_RUNTIME_DIR, else the temporary directory."""
-    candidates = [Path(text) for text in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir()) if text]
-    for candidate in candidates:
-        longest = len(os.fsencode(candidate)) + len("/rankdeck-12345678") + _longest_name()
-        if os.access(candidate, os.W_OK | os.X_OK) and longest <= MAX_SOCKET_PATH_BYTES:
-            return candidate
-    raise SessionError(
-        f"no directory for sockets: {', '.join(map(str, candidates))} cannot be written or has too long a name",
-        "set TMPDIR to a writable directory with a short name, such as /tmp",
-    )
-
-
-def _longest_name() -> int:
-    return max(
-        *(len(name) + 1 for name in (CONTROL_SOCKET, INBOX_SOCKET, TELEMETRY_SOCKET)), len("/jobs/demo/0/rank-12.sock")
-    )

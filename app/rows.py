@@ -93,7 +93,7 @@ class JobRow(msgspec.Struct, frozen=True):
     job_id: str
     attempt: int
     state: str
-    """prepared, starting, running, stopping, succeeded, failed or stopped."""
+    """prepared, starting, running, restarting, stopping, succeeded, failed, stopped or lost."""
     severity: Severity
     world_size: int
     num_nodes: int

@@ -55,6 +55,11 @@ class Session:
         self._log_task: asyncio.Task[None] | None = None
 
     @property
+    def fleet(self) -> Fleet:
+        """The nodes, to be spoken to; after `connect`."""
+        return self._fleet
+
+    @property
     def stall_s(self) -> float:
         """From here a wait is a stall."""
         return self._thresholds.stall_s
@@ -88,6 +93,10 @@ class Session:
             self._log_wanted[node] = (report.epoch, report.log_seq)
         now_s = time.monotonic()
         return View(self._cluster, self._diagnoser.observe(self._cluster, now_s), now_s)
+
+    def take_frame(self, node: str, frame: bytes) -> None:
+        """Take a frame of telemetry that came by another road than the node's socket; may be called from any thread."""
+        self._telemetry.take(node, frame)
 
     def drain_logs(self) -> list[tuple[str, LogLine]]:
         """Return the (node, line) pairs that have come since the last call, in order of arrival."""

@@ -82,11 +82,12 @@ class Telemetry:
                 poller.register(socket, zmq.POLLIN)
             while not self._is_closing.is_set():
                 for socket, _ in poller.poll(POLL_MS):
-                    self._take(node_of[socket], socket.recv(zmq.NOBLOCK))
+                    self.take(node_of[socket], socket.recv(zmq.NOBLOCK))
         finally:
             context.destroy(linger=0)
 
-    def _take(self, node: str, frame: bytes) -> None:
+    def take(self, node: str, frame: bytes) -> None:
+        """Take a frame that has come on whatever road; may be called from any thread."""
         try:
             report = decode_node_report(frame)
         except IncompatibleWireError as error:

@@ -13,11 +13,14 @@ FORBIDDEN_NAMES = {"utils", "helpers", "common", "misc", "base", "manager", "han
 TORCH_FREE = (
     "agent.cli",
     "agent.daemon",
+    "agent.doctor",
     "agent.gpu_sampler",
     "agent.shim",
     "app.cli",
     "app.demo",
     "app.headless",
+    "app.host_link",
+    "app.remote_session",
     "app.tui.console",
     "ddpcore",
     "ddpcore.barriers",
@@ -58,6 +61,14 @@ def test_the_gpu_sampler_is_light() -> None:
     done = subprocess.run([sys.executable, "-P", "-c", proof], capture_output=True, text=True, timeout=60, check=False)
 
     assert done.returncode == 0, done.stderr
+
+
+def test_the_demo_does_not_pay_for_ssh() -> None:
+    proof = "import sys, app.cli; sys.exit('paramiko' in sys.modules)"
+
+    done = subprocess.run([sys.executable, "-P", "-c", proof], capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 0
 
 
 def test_no_file_is_longer_than_400_lines() -> None:

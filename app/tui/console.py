@@ -143,7 +143,7 @@ class Console(App[None]):
         if self.stage.farewell:
             self.exit()
             return
-        self.stage.farewell = "leaving: the session ends what it started"
+        self.stage.farewell = f"leaving: {self.stage.source.leaving}"
         self._masthead.redraw()
         self.run_worker(self._leave(), exit_on_error=True)
 

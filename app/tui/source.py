@@ -30,6 +30,11 @@ class ConsoleSource(Protocol):
         ...
 
     @property
+    def leaving(self) -> str:
+        """What happens when the person leaves, in a few clean words: `the job goes on`."""
+        ...
+
+    @property
     def stall_s(self) -> float:
         """From here a wait is a stall: the full length of the bars of waits."""
         ...

@@ -41,7 +41,13 @@ END_S = 10.0
 class RunningAgent:
     """An agent of its own process; the `with` block ends it and all it has started."""
 
-    def __init__(self, *options: str, node: str = "here", directory: Path | None = None) -> None:
+    def __init__(
+        self,
+        *options: str,
+        node: str = "here",
+        directory: Path | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         # Short, since a socket's path has 108 bytes.
         self.directory = directory or Path(tempfile.mkdtemp(prefix="rd-", dir="/tmp"))
         serve = ("serve", "--dir", str(self.directory), "--node", node, *options)
@@ -53,6 +59,7 @@ class RunningAgent:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            env={**os.environ, **(environment or {})},
         )
         self._road: socket.socket | None = None
         self._pids: set[int] = {self.process.pid}

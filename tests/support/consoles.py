@@ -37,6 +37,7 @@ class SimSource:
     """
 
     title = "rankdeck demo"
+    leaving = "the session ends what it started"
     stall_s = 10.0
 
     def __init__(self, make_view: Callable[[], View], *, can_inject: bool = True) -> None:

@@ -187,6 +187,7 @@ def test_jobs_are_bounded_and_an_ended_one_makes_room() -> None:
         ([JobState.SUCCEEDED, JobState.SUCCEEDED], "succeeded"),
         ([JobState.LOST, JobState.RUNNING], "lost"),
         ([JobState.RESTARTING, JobState.RUNNING], "restarting"),
+        ([JobState.RESTARTING, JobState.SUCCEEDED], "restarting"),
     ],
 )
 def test_the_job_s_state_is_told_from_its_nodes(states: list[JobState], told: str) -> None:

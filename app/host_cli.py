@@ -1,0 +1,285 @@
+"""The verbs that reach one host over SSH: up, run, attach, status, stop, kill, down."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from agent.wire import ENDED_STATES, JobState
+from app.errors import AgentUnreachableError, AppError, ExitCode
+from app.headless import exit_code, print_line
+from app.presenting import is_terminal, print_session, print_summary, show_session
+from app.remote_job import RunRequest, check_command, check_job_id, make_job_id
+from app.remote_session import RemoteSession
+from app.rows import SCHEMA
+from app.safe_text import clean
+from app.view import status_object
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from app.host_link import HostLink
+    from app.session import Session
+    from app.view import View
+
+POLL_S = 0.1
+STATUS_PATIENCE_S = 5.0
+"""For the first reports of a node that has said that it serves."""
+STATUS_REPORTS_S = 1.0
+"""A second of reports: rates need two, and a wait must have been seen twice to be one."""
+END_PATIENCE_S = 300.0
+"""`stop` waits for a step, a checkpoint and a grace period, which the job's own limits bound further."""
+
+_access_options = (
+    click.option(
+        "--python",
+        default="python3",
+        envvar="RANKDECK_PYTHON",
+        show_default=True,
+        show_envvar=True,
+        help="The Python there that has rankdeck; may begin with ~/",
+    ),
+    click.option(
+        "--ssh-config",
+        default="",
+        envvar="RANKDECK_SSH_CONFIG",
+        show_envvar=True,
+        metavar="FILE",
+        help="Read instead of ~/.ssh/config",
+    ),
+)
+_host = click.option("--host", required=True, help="An alias of ~/.ssh/config, user@host, or user@host:port")
+_json = click.option("--json", "is_json", is_flag=True, help="One JSON object on stdout")
+
+
+def _reaches(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say how a host is reached."""
+    for option in _access_options:
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("host")
+@_json
+@_reaches
+def up(*, host: str, is_json: bool, python: str, ssh_config: str) -> None:
+    """Start the agent of a host, in the background, unless it serves already."""
+    with _link(host, python, ssh_config) as link:
+        link.connect()
+        place = link.bring_up()
+    if is_json:
+        _print_json({"host": host, "is_new": place.is_new, "pid": place.pid, "epoch": place.epoch, "dir": place.dir})
+        return
+    how = "is up" if place.is_new else "was up already"
+    click.echo(clean(f"the agent on {host} {how} (pid {place.pid}, {place.dir})"))
+
+
+@click.command()
+@click.argument("host")
+@click.option("--kill-jobs", is_flag=True, help="Kill its jobs first; without this they go on")
+@_json
+@_reaches
+def down(*, host: str, kill_jobs: bool, is_json: bool, python: str, ssh_config: str) -> None:
+    """End the agent of a host; its jobs go on without it, until the next agent takes them up."""
+    with _link(host, python, ssh_config) as link:
+        link.connect()
+        num_left = link.shut_down(kill_jobs=kill_jobs)
+    if is_json:
+        _print_json({"host": host, "num_jobs_left": num_left})
+        return
+    left = {0: "no job runs", 1: "one job goes on"}.get(num_left, f"{num_left} jobs go on")
+    click.echo(f"the agent on {host} is down; {left}")
+
+
+@click.command()
+@_host
+@click.option("--nproc-per-node", "num_ranks", type=click.IntRange(1, 4096), help="Ranks [one for every two cores]")
+@click.option("--workdir", default="~", show_default=True, help="Directory there that the program runs in")
+@click.option("--job-python", default="", help="The Python there that has torch [the agent's own]")
+@click.option("--name", default="", help="What to call the job [the program's name and a number]")
+@click.option("--max-restarts", type=click.IntRange(0, 1000), default=0, show_default=True, help="After a failure")
+@click.option("--detach", is_flag=True, help="Start it, say its name, and leave")
+@click.option("--headless", is_flag=True, help="No screen: lines on stderr, a summary on stdout")
+@_json
+@_reaches
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: bool, detach: bool, **job: Any) -> None:
+    """Start COMMAND under torchrun on a host, and watch it: `run --host gpu1 -- train.py --epochs 3`."""
+    command = check_command(tuple(job["command"]))
+    request = RunRequest(
+        command=command,
+        job_id=check_job_id(job["name"] or make_job_id(command, secrets.token_hex(2))),
+        num_ranks=job["num_ranks"],
+        python=job["job_python"],
+        workdir=job["workdir"],
+        max_restarts=job["max_restarts"],
+    )
+    with _link(host, python, ssh_config) as link:
+        link.connect()
+        place = link.bring_up()
+        if place.is_new:
+            print_line(f"rankdeck: the agent on {host} is up (pid {place.pid})")
+        session = RemoteSession(link, request)
+        if detach:
+            asyncio.run(_start(session))
+            print_line(session.farewell())
+            if is_json:
+                _print_json({"host": host, "job_id": request.job_id})
+            else:
+                click.echo(request.job_id)
+            return
+        _present(session, is_json=is_json, is_headless=headless)
+
+
+@click.command()
+@_host
+@click.option("--headless", is_flag=True, help="No screen: lines on stderr until the job ends, a summary on stdout")
+@_json
+@_reaches
+def attach(*, host: str, headless: bool, is_json: bool, python: str, ssh_config: str) -> None:
+    """Watch the job of a host, whoever has started it."""
+    with _link(host, python, ssh_config) as link:
+        link.connect()
+        link.find()
+        _present(RemoteSession(link), is_json=is_json, is_headless=headless)
+
+
+@click.command()
+@_host
+@_json
+@_reaches
+def status(*, host: str, is_json: bool, python: str, ssh_config: str) -> None:
+    """Print how a host and its job stand; exit code 10 while a verdict stands, 1 if the job has failed."""
+    with _link(host, python, ssh_config) as link:
+        link.connect()
+        link.find()
+        view = asyncio.run(_look(RemoteSession(link)))
+    raise SystemExit(_print_status(view, is_json=is_json))
+
+
+@click.command()
+@click.argument("job_id", metavar="JOB")
+@_host
+@click.option("--now", is_flag=True, help="SIGTERM at once, without an agreed step and a checkpoint")
+@_json
+@_reaches
+def stop(*, job_id: str, host: str, now: bool, is_json: bool, python: str, ssh_config: str) -> None:
+    """End a job in an orderly way: a step and a checkpoint if it can, else SIGTERM, then SIGKILL."""
+
+    async def ask(session: Session) -> None:
+        await session.fleet.stop(job_id, is_agreed=not now)
+
+    _end(_link(host, python, ssh_config), job_id, ask, is_json=is_json)
+
+
+@click.command()
+@click.argument("job_id", metavar="JOB")
+@_host
+@_json
+@_reaches
+def kill(*, job_id: str, host: str, is_json: bool, python: str, ssh_config: str) -> None:
+    """End every process of a job at once."""
+
+    async def ask(session: Session) -> None:
+        await session.fleet.kill(job_id)
+
+    _end(_link(host, python, ssh_config), job_id, ask, is_json=is_json)
+
+
+def _link(host: str, python: str, ssh_config: str) -> HostLink:
+    from app.host_link import Access, HostLink  # noqa: PLC0415 - only who goes to another host pays for paramiko
+
+    return HostLink(Access(host, python, ssh_config))
+
+
+HOST_VERBS = (up, run, attach, status, stop, kill, down)
+
+
+def _end(link: HostLink, job_id: str, ask: Callable[[Session], Any], *, is_json: bool) -> None:
+    with link:
+        check_job_id(job_id)
+        link.connect()
+        link.find()
+        state = asyncio.run(_wait_for_end(RemoteSession(link), link.host, job_id, ask))
+    if is_json:
+        _print_json({"host": link.host, "job_id": job_id, "state": state.value})
+    else:
+        click.echo(f"job {job_id} on {link.host}: {state.value}")
+
+
+async def _wait_for_end(session: RemoteSession, host: str, job_id: str, ask: Callable[[Session], Any]) -> JobState:
+    """Ask for a job's end, and return how it stands once it has come."""
+    try:
+        await session.connect()
+        await ask(session.session)
+        deadline_s = time.monotonic() + END_PATIENCE_S
+        said: JobState | None = None
+        while True:
+            report = await session.session.fleet.report(host)
+            state = next((job.state for job in report.jobs if job.job_id == job_id), JobState.STOPPED)
+            if state in ENDED_STATES:
+                return state
+            if state is not said:
+                print_line(f"rankdeck: job {job_id} is {state.value}")
+                said = state
+            if time.monotonic() > deadline_s:
+                raise AppError(
+                    f"job {job_id} has not ended in {END_PATIENCE_S:.0f} s", f"rankdeck kill {job_id} --host {host}"
+                )
+            await asyncio.sleep(POLL_S)
+    finally:
+        await session.close()
+
+
+async def _start(session: RemoteSession) -> None:
+    try:
+        await session.start()
+    finally:
+        await session.close()
+
+
+async def _look(session: RemoteSession) -> View:
+    """Return the rows after a second of reports."""
+    try:
+        await session.connect()
+        deadline_s = time.monotonic() + STATUS_PATIENCE_S
+        enough_s = deadline_s
+        while True:
+            view = session.view()
+            now_s = time.monotonic()
+            if view.nodes()[0].state == "up":
+                enough_s = min(enough_s, now_s + STATUS_REPORTS_S)
+            elif now_s > deadline_s:
+                raise AgentUnreachableError(view.nodes()[0].node, f"no report in {STATUS_PATIENCE_S:.0f} s")
+            if now_s >= enough_s:
+                return view
+            await asyncio.sleep(POLL_S)
+    finally:
+        await session.close()
+
+
+def _present(session: RemoteSession, *, is_json: bool, is_headless: bool) -> None:
+    if is_headless or is_json or not is_terminal():
+        raise SystemExit(asyncio.run(print_session(session, is_json=is_json)))
+    raise SystemExit(asyncio.run(show_session(session)))
+
+
+def _print_status(view: View, *, is_json: bool) -> ExitCode:
+    if is_json:
+        click.echo(msgspec.json.encode(status_object(view)).decode())
+    else:
+        (node,) = view.nodes()
+        click.echo(f"{node.node}: {node.state}; {view.headline().text}")
+        if view.job() is not None:
+            print_summary(view, is_json=False)
+    return exit_code(view)
+
+
+def _print_json(fields: dict[str, Any]) -> None:
+    click.echo(msgspec.json.encode({"schema": SCHEMA, **fields}).decode())

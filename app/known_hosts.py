@@ -1,0 +1,131 @@
+"""Whether a host is who it was: OpenSSH's known_hosts, read by our own rules.
+
+paramiko's reader gives up the whole file for one line that it does not know, and knows neither patterns nor marks. A
+line that we cannot read is left out; the others stand.
+
+Source: sshd(8), SSH_KNOWN_HOSTS FILE FORMAT.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from enum import Enum
+from fnmatch import translate
+from functools import lru_cache
+from re import Pattern
+from re import compile as compile_pattern
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MARKS = ("@revoked", "@cert-authority")
+_HASH_MAGIC = "|1|"
+
+
+class Verdict(Enum):
+    """What is known of a key that a host showed."""
+
+    KNOWN = "known"
+    UNKNOWN = "unknown"
+    """Nothing is written of this host."""
+    CHANGED = "changed"
+    """Another key is written."""
+    REVOKED = "revoked"
+    """The key is marked as not to be trusted any more."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One line."""
+
+    mark: str
+    names: str
+    """Patterns separated by commas, or one hashed name."""
+    kind: str
+    """`ssh-ed25519` and the like."""
+    key: bytes
+    place: str
+    """`FILE:LINE`, for people."""
+
+
+def parse(text: str, file: str) -> list[Entry]:
+    """Return the lines that say something of a key."""
+    entries = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        fields = line.split()
+        mark = fields.pop(0) if fields and fields[0].startswith("@") else ""
+        if len(fields) < 3 or fields[0].startswith("#") or (mark and mark not in MARKS):
+            continue
+        try:
+            key = base64.b64decode(fields[2], validate=True)
+        except (binascii.Error, ValueError):
+            continue
+        entries.append(Entry(mark, fields[0], fields[1], key, f"{file}:{number}"))
+    return entries
+
+
+class KnownHosts:
+    """All that is written of hosts."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self._entries = list(entries)
+
+    def judge(self, name: str, kind: str, key: bytes) -> Verdict:
+        """Return what is known of a key.
+
+        Args:
+            name: The host, `[host]:port` when the port is not 22, or its HostKeyAlias.
+            kind: Of the key that the host showed.
+            key: That key, as bytes of the SSH protocol.
+        """
+        about = self.about(name)
+        if any(entry.mark == "@revoked" and entry.key == key for entry in about):
+            return Verdict.REVOKED
+        plain = [entry for entry in about if not entry.mark]
+        if any((entry.kind, entry.key) == (kind, key) for entry in plain):
+            return Verdict.KNOWN
+        return Verdict.CHANGED if plain else Verdict.UNKNOWN
+
+    def kinds(self, name: str) -> list[str]:
+        """Return which kinds of keys are known of a host: it must be asked for one of those."""
+        return list(dict.fromkeys(entry.kind for entry in self.about(name) if not entry.mark))
+
+    def about(self, name: str) -> list[Entry]:
+        """Return the lines that speak of a host."""
+        return [entry for entry in self._entries if _matches(entry.names, name.lower())]
+
+
+def fingerprint(key: bytes) -> str:
+    """Return a key's fingerprint as OpenSSH prints it."""
+    return "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
+
+
+def _matches(names: str, name: str) -> bool:
+    if names.startswith(_HASH_MAGIC):
+        return _matches_hash(names, name)
+    is_matched = False
+    for pattern in names.split(","):
+        if _pattern(pattern.removeprefix("!").lower()).match(name):
+            if pattern.startswith("!"):
+                return False
+            is_matched = True
+    return is_matched
+
+
+def _matches_hash(names: str, name: str) -> bool:
+    try:
+        salt, digest = (base64.b64decode(part, validate=True) for part in names.removeprefix(_HASH_MAGIC).split("|"))
+    except ValueError:
+        return False
+    return hmac.compare_digest(hmac.digest(salt, name.encode(), "sha1"), digest)
+
+
+@lru_cache(maxsize=4096)
+def _pattern(pattern: str) -> Pattern[str]:
+    """Return a pattern of ssh: only `*` and `?` are special, `[host]:port` is meant as it stands."""
+    return compile_pattern(translate(pattern.replace("[", "[[]")))

@@ -1,0 +1,93 @@
+"""A job on one host: what a person asks for, as the share of the only node."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from agent.wire import JobSpec
+from app.errors import UsageError
+
+if TYPE_CHECKING:
+    from app.host_link import AgentPlace
+
+LOOPBACK = "127.0.0.1"
+_NOT_IN_IDS = re.compile(r"[^a-z0-9]+")
+_JOB_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+MAX_STEM_CHARS = 40
+
+
+class RunRequest(msgspec.Struct, frozen=True):
+    """What is to run."""
+
+    command: tuple[str, ...]
+    """`train.py ...` or `-m pkg.train ...`, as after torchrun's own options."""
+    job_id: str
+    num_ranks: int | None = None
+    """None: one for every two cores."""
+    python: str = ""
+    """Of the job; empty is the agent's own. May begin with `~/`."""
+    workdir: str = "~"
+    max_restarts: int = 0
+
+
+def check_job_id(job_id: str) -> str:
+    """Return a job's id.
+
+    Raises:
+        UsageError: It cannot be one.
+    """
+    if not _JOB_ID.fullmatch(job_id):
+        raise UsageError(f"{job_id!r} cannot be a job's name", "up to 64 of a-z, 0-9 and -, not beginning with -")
+    return job_id
+
+
+def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a command that can travel as JSON.
+
+    Raises:
+        UsageError: An argument is not UTF-8.
+    """
+    for text in command:
+        if not text.isascii() and text.encode(errors="replace").decode() != text:
+            raise UsageError(f"the argument {text!a} is not UTF-8")
+    return command
+
+
+def make_job_id(command: tuple[str, ...], salt: str) -> str:
+    """Return an id that says what runs: `train-3f2a`."""
+    is_module = len(command) > 1 and command[0] == "-m"
+    name = command[1].rpartition(".")[2] if is_module else command[0].rpartition("/")[2].removesuffix(".py")
+    stem = _NOT_IN_IDS.sub("-", name.lower()).strip("-")[:MAX_STEM_CHARS].strip("-")
+    return f"{stem or 'job'}-{salt}"
+
+
+def job_spec(request: RunRequest, place: AgentPlace, num_cpus: int) -> JobSpec:
+    """Return the whole job: its ranks meet on the host's loopback, where nobody else can reach them."""
+    python = _expanded(request.python, place.home)
+    if "/" in python:
+        python = str(PurePosixPath(place.home, python))
+    num_ranks = request.num_ranks or max(1, num_cpus // 2)
+    return JobSpec(
+        job_id=request.job_id,
+        attempt=0,
+        python=python or place.python,
+        command=list(request.command),
+        workdir=str(PurePosixPath(place.home, _expanded(request.workdir, place.home))),
+        num_nodes=1,
+        node_rank=0,
+        local_world_size=num_ranks,
+        first_rank=0,
+        world_size=num_ranks,
+        master_addr=LOOPBACK,
+        interface="lo",
+        max_restarts=request.max_restarts,
+    )
+
+
+def _expanded(path: str, home: str) -> str:
+    """Return a path of the host with `~` for what it stands for there."""
+    return home + path[1:] if path == "~" or path.startswith("~/") else path

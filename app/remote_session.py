@@ -1,0 +1,131 @@
+"""A host's job in front of a person: started or found there, watched from here, and left running."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from app.errors import HostUnreachableError
+from app.headless import is_over
+from app.remote_job import job_spec
+from app.session import Session
+
+if TYPE_CHECKING:
+    from agent.wire import LogLine
+    from app.host_link import HostLink
+    from app.remote_job import RunRequest
+    from app.view import View
+    from ddpcore.wire import FaultKind
+
+
+class RemoteSession:
+    """A session over an agent that a `HostLink` has found. Closing it closes the link; agent and job live on."""
+
+    can_inject = False
+    leaving = "the job goes on"
+
+    def __init__(self, link: HostLink, request: RunRequest | None = None) -> None:
+        """`request` is started by `start`; without one there is a job already, or none."""
+        self._link = link
+        self._request = request
+        self._session = Session({link.host: link.directory}, sys.executable)
+        self._notices: list[str] = []
+        self._job_id = request.job_id if request else ""
+        self._is_ended = False
+        self._is_open = False
+        self.started_at_s = time.monotonic()
+
+    @property
+    def title(self) -> str:
+        """What this session is."""
+        return f"rankdeck on {self._link.host}"
+
+    @property
+    def watched_job(self) -> str:
+        """The job that this session has started; empty for whichever is shown."""
+        return self._request.job_id if self._request else ""
+
+    @property
+    def stall_s(self) -> float:
+        """From here a wait is a stall."""
+        return self._session.stall_s
+
+    async def start(self) -> None:
+        """Bring the agent's sockets here, and start the job if there is one to start.
+
+        Raises:
+            AppError: Something is in the way; nothing of the job is left running.
+        """
+        host, place = self._link.host, self._link.place
+        assert place is not None
+        await self.connect()
+        if self._request is None:
+            return
+        report = await self._session.fleet.report(host)
+        spec = job_spec(self._request, place, report.num_cpus)
+        await self._session.start_job({host: spec})
+        ranks = f"{spec.world_size} rank{'' if spec.world_size == 1 else 's'}"
+        self._notices.append(f"job {spec.job_id} started on {host} with {ranks}; importing torch takes some seconds")
+
+    async def connect(self) -> None:
+        """Bring the agent's sockets here and begin to listen."""
+        host = self._link.host
+        await asyncio.to_thread(self._link.open_road, lambda frame: self._session.take_frame(host, frame))
+        await self._session.connect()
+        self._is_open = True
+        if not self._link.is_forwarded:
+            self._notices.append(f"sshd of {host} forwards no sockets: going through `agent proxy` and `agent relay`")
+
+    @property
+    def session(self) -> Session:
+        """What is seen and done; after `connect`."""
+        return self._session
+
+    def view(self) -> View:
+        """Return the rows of now.
+
+        Raises:
+            HostUnreachableError: The connection is lost.
+        """
+        view = self._session.view()
+        job = view.job()
+        if job is not None:
+            self._job_id = job.job_id
+            self._is_ended = is_over(view)
+        if self._is_open and not self._link.is_alive:
+            raise HostUnreachableError(self._link.host, "the connection is lost", self._way_back())
+        return view
+
+    def drain_logs(self) -> list[tuple[str, LogLine]]:
+        """Return the log lines since the last call; see `Session.drain_logs`."""
+        return self._session.drain_logs()
+
+    def drain_notices(self) -> list[str]:
+        """Return sentences about what the session did since the last call, oldest first."""
+        notices, self._notices = self._notices, []
+        return notices
+
+    async def inject(self, kind: FaultKind, rank: int, factor: float) -> str:
+        """Do harm to a rank; see `Session.inject`."""
+        return await self._session.inject(kind, rank, factor)
+
+    def farewell(self) -> str:
+        """Return how to come back to a job that goes on."""
+        return "" if self._is_ended or not self._job_id else f"rankdeck: {self._way_back()}"
+
+    async def close(self) -> None:
+        """Stop listening and let go of the host."""
+        self._is_open = False
+        await self._session.close()
+        await asyncio.to_thread(self._link.close)
+
+    def _way_back(self) -> str:
+        host, job = self._link.host, self._job_id
+        if not job:
+            return f"come back by: rankdeck attach --host {host}"
+        return (
+            f"job {job} goes on; watch it: rankdeck attach --host {host}, look: rankdeck status --host {host}, "
+            f"end it: rankdeck stop {job} --host {host}"
+        )

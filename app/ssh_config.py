@@ -1,0 +1,158 @@
+"""What OpenSSH would do for a host, read from what `ssh -G` prints: ~/.ssh/config, applied by its owner.
+
+Source: ssh(1) -G, ssh_config(5); a destination that begins with `-` is an option to ssh (CVE-2023-51385 and before).
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from app.errors import UsageError
+
+DEFAULT_PORT = 22
+_DESTINATION = re.compile(
+    r"(?:(?P<user>[A-Za-z0-9._+-]+)@)?"
+    r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\])"
+    r"(?::(?P<port>\d{1,5}))?"
+)
+_TOKEN = re.compile(r"%(.)")
+
+
+class Destination(msgspec.Struct, frozen=True):
+    """Where a person wants to go: an alias of ~/.ssh/config, `user@host`, `user@host:port`."""
+
+    host: str
+    user: str = ""
+    port: int | None = None
+
+    @property
+    def text(self) -> str:
+        """The destination as a person writes it."""
+        host = f"[{self.host}]" if ":" in self.host and self.port is not None else self.host
+        return (f"{self.user}@" if self.user else "") + host + ("" if self.port is None else f":{self.port}")
+
+
+class Person(msgspec.Struct, frozen=True):
+    """Who sits at the console, for what `~` and `%` stand for in the names of files."""
+
+    user: str
+    home: str
+
+
+class SshSettings(msgspec.Struct, frozen=True):
+    """How to reach a host."""
+
+    alias: str
+    hostname: str
+    port: int
+    user: str
+    identity_files: tuple[str, ...]
+    identities_only: bool
+    uses_agent: bool
+    proxy_jump: str
+    """Hosts to pass through, separated by commas; empty goes straight."""
+    proxy_command: str
+    host_key_alias: str
+    known_hosts_files: tuple[str, ...]
+    connect_timeout_s: float | None
+
+    @property
+    def key_name(self) -> str:
+        """Under which name the host's key is known."""
+        if self.host_key_alias:
+            return self.host_key_alias
+        return self.hostname if self.port == DEFAULT_PORT else f"[{self.hostname}]:{self.port}"
+
+
+def parse_destination(text: str) -> Destination:
+    """Return what a person means by a host.
+
+    Raises:
+        UsageError: It is nothing that ssh should be given.
+    """
+    match = _DESTINATION.fullmatch(text)
+    port = int(match["port"]) if match and match["port"] else None
+    if match is None or text.startswith("-") or match["host"].startswith("-") or port == 0 or (port or 0) > 65535:
+        raise UsageError(
+            f"{text!r} is not a host", "name an alias of ~/.ssh/config, or write user@host, or user@host:port"
+        )
+    return Destination(match["host"].strip("[]"), match["user"] or "", port)
+
+
+def resolve_argv(destination: Destination, config_file: str = "") -> list[str]:
+    """Return the command that prints a destination's settings."""
+    argv = ["ssh", "-G"]
+    if config_file:
+        argv += ["-F", config_file]
+    if destination.port is not None:
+        argv += ["-p", str(destination.port)]
+    if destination.user:
+        argv += ["-l", destination.user]
+    return [*argv, "--", destination.host]
+
+
+def parse_settings(alias: str, printed: str, person: Person) -> SshSettings:
+    """Return the settings that `ssh -G` printed.
+
+    Args:
+        alias: The host as the person calls it.
+        printed: One `keyword value` a line; a keyword may come again.
+        person: For what `~` and `%` stand for.
+
+    Raises:
+        UsageError: Something that every ssh prints is missing.
+    """
+    values: dict[str, list[str]] = {}
+    for line in printed.splitlines():
+        keyword, _, value = line.partition(" ")
+        values.setdefault(keyword.lower(), []).append(value.strip())
+
+    def one(keyword: str) -> str:
+        value = values.get(keyword, [""])[0]
+        return "" if value.lower() == "none" else value
+
+    hostname, port, user = one("hostname"), one("port"), one("user")
+    if not hostname or not port.isdigit() or not user:
+        raise UsageError(f"ssh -G says nothing of how to reach {alias}", "try: ssh -G " + alias)
+    tokens = {
+        "%": "%",
+        "d": person.home,
+        "h": hostname,
+        "n": alias,
+        "p": port,
+        "r": user,
+        "u": person.user,
+    }
+    timeout = one("connecttimeout")
+    identities = [_file(text, tokens, person.home) for text in values.get("identityfile", []) if text != "none"]
+    known = [*one("userknownhostsfile").split(), *one("globalknownhostsfile").split()]
+    return SshSettings(
+        alias=alias,
+        hostname=hostname.lower(),
+        port=int(port),
+        user=user,
+        identity_files=tuple(identities),
+        identities_only=one("identitiesonly") == "yes",
+        uses_agent=values.get("identityagent", [""])[0].lower() != "none",
+        proxy_jump=one("proxyjump"),
+        proxy_command=one("proxycommand"),
+        host_key_alias=one("hostkeyalias").lower(),
+        known_hosts_files=tuple(_file(text, tokens, person.home) for text in known),
+        connect_timeout_s=float(timeout) if timeout.isdigit() and timeout != "0" else None,
+    )
+
+
+def parse_jumps(text: str) -> list[Destination]:
+    """Return the hosts of a ProxyJump, in the order in which they are passed.
+
+    Raises:
+        UsageError: One of them is not a host.
+    """
+    return [parse_destination(hop.strip().removeprefix("ssh://").rstrip("/")) for hop in text.split(",") if hop.strip()]
+
+
+def _file(text: str, tokens: dict[str, str], home: str) -> str:
+    expanded = _TOKEN.sub(lambda match: tokens.get(match[1], match[0]), text.strip('"'))
+    return home + expanded[1:] if expanded == "~" or expanded.startswith("~/") else expanded

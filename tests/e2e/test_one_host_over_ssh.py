@@ -1,0 +1,268 @@
+"""A host that SSH reaches, from nothing to a job and back to nothing, with the command as a person runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.hosts import Host, Network, require_hosts
+from tests.support.terminals import Terminal, end_terminals
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+IMPORT_S = 60.0
+"""Two ranks import torch on a machine with other work."""
+TWO_RANKS = ("--nproc-per-node", "2", "--name", "gpt")
+BYTEGPT = ("-m", "ddpcore.examples.bytegpt", "--steps", "100000")
+PLAIN = """
+import torch, torch.distributed as dist
+import ddpcore
+dist.init_process_group("gloo")
+tensor = torch.ones(1000)
+for step in range(1, 1_000_000):
+    dist.all_reduce(tensor)
+    tensor /= dist.get_world_size()
+    ddpcore.report_step(step, loss=1.0 / step)
+    if step % 100 == 0:
+        print("step", step, "\\x1b[2J", flush=True)
+"""
+
+
+class Desk:
+    """A console's machine: this one, with a runtime directory of its own."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.runtime = network.directory / "run"
+        self.runtime.mkdir(mode=0o700)
+        self._started: list[subprocess.Popen[str]] = []
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "RANKDECK_PYTHON": sys.executable,
+            "RANKDECK_SSH_CONFIG": str(self.network.ssh_config),
+            "XDG_RUNTIME_DIR": str(self.runtime),
+        }
+
+    def argv(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-P", "-m", "app", *arguments]
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            self.argv(*arguments),
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._started.append(process)
+        return process
+
+    def terminal(self, name: str, *arguments: str) -> Terminal:
+        """Return a terminal in which the command runs; each has a server of its own, which takes a while to end."""
+        directory = self.network.directory / f"terminal-{name}"
+        directory.mkdir()
+        return Terminal(directory, self.environment, self.argv(*arguments), 120, 35)
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        """Return the exit code and what was said, once it has ended."""
+        process = self.start(*arguments)
+        stdout, stderr = process.communicate(timeout=90)
+        assert "Traceback" not in stderr
+        return process.returncode, stdout, stderr
+
+    def json(self, *arguments: str) -> dict[str, Any]:
+        code, stdout, stderr = self.run(*arguments, "--json")
+        assert code == 0, stderr
+        answer: dict[str, Any] = json.loads(stdout)
+        assert answer["schema"] == 1
+        return answer
+
+    def step(self) -> int:
+        """Return the step that the slowest rank has finished; 0 before the first."""
+        status = self.json("status", "--host", "h1")
+        steps = [rank["step"] for rank in status["ranks"]]
+        return min(steps) if steps and None not in steps else 0
+
+    def watch_until_steps_move(self) -> int:
+        """Return a step, having seen an earlier one."""
+        first = until(self.step, IMPORT_S, "ranks step")
+        return until(lambda: step if (step := self.step()) > first else 0, 20, "steps move")
+
+    def end(self) -> None:
+        for directory in self.network.directory.glob("terminal-*"):
+            end_terminals(directory)
+        for process in self._started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def network(request: pytest.FixtureRequest) -> Iterator[Network]:
+    require_hosts()
+    options = getattr(request, "param", ())
+    with Network("h1", sshd_options=options) as network:
+        yield network
+
+
+@pytest.fixture
+def host(network: Network) -> Host:
+    host = network["h1"]
+    (host.home / "train.py").write_text(PLAIN)
+    return host
+
+
+@pytest.fixture
+def desk(network: Network) -> Iterator[Desk]:
+    desk = Desk(network)
+    yield desk
+    desk.end()
+
+
+def read_until(process: subprocess.Popen[str], words: str) -> str:
+    """Return the line of standard error that holds some words."""
+    assert process.stderr
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if words in line:
+            return line
+    raise AssertionError(f"{words!r} was never said, but this: {''.join(said)}")
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    "network", [(), ("AllowStreamLocalForwarding no",)], indirect=True, ids=["forwarding", "no forwarding"]
+)
+def test_a_job_is_started_watched_left_found_again_and_stopped_and_nothing_stays(desk: Desk, host: Host) -> None:
+    brought_up = desk.json("up", "h1")
+    assert brought_up["is_new"] is True
+    again = desk.json("up", "h1")
+    assert (again["is_new"], again["epoch"]) == (False, brought_up["epoch"])
+
+    console = desk.start(
+        "run", "--host", "h1", "--nproc-per-node", "2", "--name", "gpt", "--headless", "--", "train.py"
+    )
+    line = read_until(console, "step ")
+    assert "\x1b" not in line
+    console.send_signal(signal.SIGKILL)  # as if the machine of the console had lost its power
+    console.wait(10)
+
+    desk.watch_until_steps_move()
+    assert console.returncode == -signal.SIGKILL
+    follower = desk.start("attach", "--host", "h1", "--headless")
+    read_until(follower, "training")
+    follower.send_signal(signal.SIGINT)
+    _, said = follower.communicate(timeout=20)
+    assert follower.returncode == 130
+    assert "job gpt goes on" in said
+    assert "rankdeck attach --host h1" in said
+
+    assert desk.json("stop", "gpt", "--host", "h1")["state"] == "stopped"
+    assert desk.json("down", "h1")["num_jobs_left"] == 0
+    until(lambda: host.processes() == [], 10, f"nothing runs on the host: {host.processes()}")
+    assert list(desk.runtime.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_jobs_outlive_the_agent_and_are_stopped_at_a_step_by_the_next_one(desk: Desk, host: Host) -> None:
+    checkpoints = host.home / "checkpoints"
+    options = ("--nproc-per-node", "2", "--name", "gpt", "--detach")
+    code, stdout, stderr = desk.run(
+        "run", "--host", "h1", *options, "--", *BYTEGPT, "--checkpoint-dir", str(checkpoints)
+    )
+    assert (code, stdout) == (0, "gpt\n")
+    assert "rankdeck stop gpt --host h1" in stderr
+    before = desk.watch_until_steps_move()
+
+    assert desk.json("down", "h1")["num_jobs_left"] == 1
+    assert desk.run("status", "--host", "h1")[0] == 3
+    assert desk.json("up", "h1")["is_new"] is True
+
+    assert desk.watch_until_steps_move() > before
+    assert desk.json("stop", "gpt", "--host", "h1")["state"] == "stopped"
+    assert [path.name for path in checkpoints.iterdir() if path.name.startswith("step_")]
+    desk.json("down", "h1", "--kill-jobs")
+
+
+@pytest.mark.ranks
+def test_a_lost_connection_ends_the_console_in_one_line_and_not_the_job(desk: Desk, host: Host) -> None:
+    console = desk.start("run", "--host", "h1", *TWO_RANKS, "--json", "--", "train.py")
+    read_until(console, "training")
+
+    host.drop_sessions()
+
+    stdout, stderr = console.communicate(timeout=30)
+    assert (console.returncode, stdout) == (3, "")
+    assert "h1: the connection is lost" in stderr
+    assert "Traceback" not in stderr
+    desk.watch_until_steps_move()
+    assert desk.json("kill", "gpt", "--host", "h1")["state"] == "stopped"
+    desk.json("down", "h1")
+
+
+@pytest.mark.ranks
+@pytest.mark.skipif(shutil.which("tmux") is None and not os.environ.get("CI"), reason="tmux is not installed")
+def test_a_person_opens_the_console_leaves_it_and_comes_back(desk: Desk, host: Host) -> None:
+    terminal = desk.terminal("first", "run", "--host", "h1", *TWO_RANKS, "--", "train.py")
+    terminal.until_it_shows("2 ranks training", IMPORT_S)
+    terminal.keys("q")
+    screen = terminal.until_it_shows("exit code 0", 15)
+    assert "job gpt goes on" in screen
+
+    terminal = desk.terminal("second", "attach", "--host", "h1")
+    terminal.until_it_shows("2 ranks training", IMPORT_S)
+    assert "rankdeck on h1" in terminal.text()
+    host.drop_sessions()
+    terminal.until_it_shows("exit code 3", 15)
+    terminal.until_it_shows("the connection is lost", 5)
+
+    desk.watch_until_steps_move()
+    assert desk.json("down", "h1", "--kill-jobs")["num_jobs_left"] == 0
+    until(lambda: host.processes() == [], 10, "nothing runs on the host")
+
+
+def test_what_cannot_be_is_said_in_one_line_with_its_exit_code(desk: Desk, network: Network, host: Host) -> None:
+    def fails(*arguments: str) -> tuple[int, str]:
+        code, stdout, stderr = desk.run(*arguments)
+        assert stdout == ""
+        assert len(stderr.splitlines()) == 1, stderr
+        return code, stderr
+
+    code, said = fails("status", "--host", "h1")
+    assert (code, "rankdeck up h1" in said) == (3, True)
+    code, said = fails("up", "h1", "--python", "/no/python")
+    assert (code, "/no/python does not run there" in said) == (3, True)
+    code, said = fails("up", "h1", "--python", "/usr/bin/python3")
+    assert (code, "has no rankdeck" in said) == (3, True)
+    desk.json("up", "h1")
+    code, said = fails("stop", "nothing", "--host", "h1")
+    assert (code, "there is no job nothing" in said) == (4, True)
+    assert fails("run", "--host", "h1", "--detach", "--", "missing.py")[0] == 4
+    assert fails("run", "--host", "h1", "--name", "NO", "--", "train.py")[0] == 2
+    assert fails("status", "--host", "-oProxyCommand=id")[0] == 2
+    desk.json("down", "h1")
+
+    network.known_hosts.write_text("")
+    code, said = fails("up", "h1")
+    assert (code, "SHA256:" in said) == (3, True)
+    network.trust_all()
+    host.change_host_key()
+    code, said = fails("down", "h1")
+    assert (code, "HAS CHANGED" in said) == (3, True)
+    assert Path(host.directory, "sshd.log").exists()

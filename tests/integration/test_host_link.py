@@ -1,0 +1,151 @@
+"""A host's agent, seen from here as if it were here."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.wire import WIRE_VERSION
+from app.errors import (
+    AgentRefusedError,
+    AgentUnreachableError,
+    HostUnreachableError,
+    IncompatibleAgentError,
+    UsageError,
+)
+from app.host_link import Access, HostLink
+from app.remote_job import RunRequest
+from app.remote_session import RemoteSession
+from app.runtime_dir import TunnelDir
+from ddpcore.wire import FaultKind
+from tests.support.hosts import Network, require_hosts
+from tests.support.waiting import until_async
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def network(request: pytest.FixtureRequest) -> Iterator[Network]:
+    require_hosts()
+    with Network("h1", sshd_options=getattr(request, "param", ())) as network:
+        yield network
+
+
+@pytest.fixture
+def link(network: Network) -> Iterator[HostLink]:
+    with HostLink(Access("h1", sys.executable, str(network.ssh_config))) as link:
+        link.connect()
+        yield link
+
+
+def link_to(network: Network, answer: str) -> HostLink:
+    """Return a link to a host whose Python says something else."""
+    program = network["h1"].home / "python"
+    program.write_text(f"#!/bin/sh\n{answer}\n")
+    program.chmod(0o700)
+    link = HostLink(Access("h1", "~/python", str(network.ssh_config)))
+    link.connect()
+    return link
+
+
+@pytest.mark.parametrize("network", [(), ("AllowStreamLocalForwarding no",)], indirect=True, ids=["sockets", "proxy"])
+async def test_the_agent_of_a_host_is_seen_and_spoken_to_from_here(network: Network, link: HostLink) -> None:
+    place = link.bring_up()
+    session = RemoteSession(link)
+    await session.start()
+
+    await until_async(lambda: session.view().nodes()[0].state == "up", 10, "reports come")
+
+    report = await session.session.fleet.report("h1")
+    assert (report.epoch, report.hostname) == (place.epoch, "h1")
+    assert link.is_forwarded is ("StreamLocal" not in (network["h1"].directory / "sshd_config").read_text())
+    assert len(session.drain_notices()) == int(not link.is_forwarded)
+    with pytest.raises(UsageError):
+        await session.inject(FaultKind.KILL, 0, 1.0)
+    link_directory = link.directory
+    assert stat.S_IMODE(link_directory.stat().st_mode) == 0o700
+    assert link.shut_down(kill_jobs=False) == 0
+    await session.close()
+    assert not link_directory.exists()
+
+
+async def test_a_lost_connection_ends_the_session_with_the_way_back(network: Network, link: HostLink) -> None:
+    link.bring_up()
+    session = RemoteSession(link)
+    await session.start()
+    network["h1"].drop_sessions()
+    await until_async(lambda: not link.is_alive, 10, "the loss is noticed")
+
+    with pytest.raises(HostUnreachableError, match="the connection is lost") as caught:
+        session.view()
+
+    assert "rankdeck attach --host h1" in caught.value.hint
+    await session.close()
+
+
+async def test_a_job_that_is_refused_leaves_the_session_to_be_closed(link: HostLink) -> None:
+    link.bring_up()
+    session = RemoteSession(link, RunRequest(("missing.py",), "t"))
+
+    with pytest.raises(AgentRefusedError, match="no_script"):
+        await session.start()
+
+    await session.close()
+
+
+def test_no_agent_is_said_with_what_to_do(link: HostLink) -> None:
+    with pytest.raises(AgentUnreachableError, match="none serves there") as caught:
+        link.find()
+
+    assert caught.value.hint == "rankdeck up h1"
+    with pytest.raises(AgentUnreachableError, match="no agent answers"):
+        link.shut_down(kill_jobs=False)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "words"),
+    [
+        ("echo 'hello \033[2J'", IncompatibleAgentError, "says something else"),
+        ("exit 126", AgentUnreachableError, "does not run there"),
+        ("echo 'python: No module named agent' >&2; exit 1", AgentUnreachableError, "has no rankdeck"),
+        ("echo 'agent: worn out \033[2J' >&2; exit 2", AgentUnreachableError, r"worn out \\x1b\[2J"),
+        ("echo 'agent: refused' >&2; exit 4", AgentRefusedError, "refused"),
+    ],
+)
+def test_whatever_a_host_answers_becomes_one_clean_line(
+    network: Network, answer: str, kind: type[Exception], words: str
+) -> None:
+    with link_to(network, answer) as link, pytest.raises(kind, match=words) as caught:
+        link.bring_up()
+
+    assert "\x1b" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_agent_of_another_version_is_refused_before_it_is_spoken_to(network: Network) -> None:
+    place = f'{{"ready":true,"dir":"/d","python":"p","home":"/h","wire_version":{WIRE_VERSION + 1}}}'
+
+    with link_to(network, f"echo '{place}'") as link, pytest.raises(IncompatibleAgentError) as caught:
+        link.bring_up()
+
+    assert caught.value.exit_code == 5
+
+
+def test_what_a_killed_console_left_is_removed_by_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    dead, living = TunnelDir(), TunnelDir()
+    os.close(dead._lock_fd)  # what the kernel does for a process that is killed
+
+    with TunnelDir() as new:
+        left = set(tmp_path.iterdir())
+
+    assert left == {living.path, new.path}
+    living.remove()
+    living.remove()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,48 @@
+"""A real terminal for tests: what a person would see, and real keys."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from typing import TYPE_CHECKING
+
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SOCKET = "tmux"
+
+
+class Terminal:
+    """A tmux server of its own with a command in its only pane; what it exits with is shown when it has ended."""
+
+    def __init__(self, directory: Path, environment: dict[str, str], argv: list[str], width: int, height: int) -> None:
+        self._socket = str(directory / SOCKET)
+        self._environment = {**environment, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}
+        command = f"{shlex.join(argv)}; echo exit code $?; exec cat"
+        self.tmux("-f", "/dev/null", "new-session", "-d", "-x", str(width), "-y", str(height), command)
+
+    def tmux(self, *arguments: str) -> str:
+        argv = ["tmux", "-S", self._socket, *arguments]
+        return subprocess.run(
+            argv, env=self._environment, capture_output=True, text=True, check=True, timeout=10
+        ).stdout
+
+    def text(self) -> str:
+        return self.tmux("capture-pane", "-p")
+
+    def keys(self, *keys: str) -> None:
+        self.tmux("send-keys", *keys)
+
+    def until_it_shows(self, words: str, within_s: float) -> str:
+        until(lambda: words in self.text(), within_s, f"the screen shows {words!r}:\n{self.text()}")
+        return self.text()
+
+    def until_it_no_longer_shows(self, words: str, within_s: float) -> None:
+        until(lambda: words not in self.text(), within_s, f"the screen no longer shows {words!r}:\n{self.text()}")
+
+
+def end_terminals(directory: Path) -> None:
+    """End the server that was started in a directory, if it still runs."""
+    subprocess.run(["tmux", "-S", str(directory / SOCKET), "kill-server"], capture_output=True, check=False)

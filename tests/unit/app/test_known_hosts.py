@@ -1,0 +1,118 @@
+"""Whether a host is who it was."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.known_hosts import KnownHosts, Verdict, fingerprint, parse
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KEY, OTHER = b"key-one", b"key-two"
+ED = "ssh-ed25519"
+
+
+def b64(key: bytes) -> str:
+    return base64.b64encode(key).decode()
+
+
+def known(*lines: str) -> KnownHosts:
+    return KnownHosts(parse("\n".join(lines), "known_hosts"))
+
+
+@pytest.mark.parametrize(
+    ("names", "name"),
+    [
+        ("gpu1", "gpu1"),
+        ("GPU1", "gpu1"),
+        ("a,gpu1,b", "gpu1"),
+        ("gpu?", "gpu1"),
+        ("*.lab,!bad.lab", "good.lab"),
+        ("[gpu1]:2222", "[gpu1]:2222"),
+        ("10.0.0.1", "10.0.0.1"),
+    ],
+)
+def test_a_host_is_found_by_its_names(names: str, name: str) -> None:
+    assert known(f"{names} {ED} {b64(KEY)}").judge(name, ED, KEY) is Verdict.KNOWN
+
+
+@pytest.mark.parametrize(
+    ("names", "name"),
+    [("gpu1", "gpu2"), ("*.lab,!bad.lab", "bad.lab"), ("gpu1", "[gpu1]:2222"), ("[a-z]pu1", "gpu1"), ("", "")],
+)
+def test_others_are_not(names: str, name: str) -> None:
+    assert known(f"{names} {ED} {b64(KEY)}").judge(name, ED, KEY) is Verdict.UNKNOWN
+
+
+def test_another_key_is_a_change_and_so_is_another_kind_of_key() -> None:
+    hosts = known(f"gpu1 {ED} {b64(OTHER)}", f"gpu1 ssh-rsa {b64(OTHER)}")
+
+    assert hosts.judge("gpu1", ED, KEY) is Verdict.CHANGED
+    assert hosts.judge("gpu1", "ecdsa-sha2-nistp256", KEY) is Verdict.CHANGED
+    assert hosts.kinds("gpu1") == [ED, "ssh-rsa"]
+
+
+def test_one_right_line_among_others_is_enough() -> None:
+    assert known(f"gpu1 {ED} {b64(OTHER)}", f"gpu1 {ED} {b64(KEY)}").judge("gpu1", ED, KEY) is Verdict.KNOWN
+
+
+def test_a_revoked_key_is_refused_whatever_else_is_written() -> None:
+    hosts = known(f"gpu1 {ED} {b64(KEY)}", f"@revoked * {ED} {b64(KEY)}")
+
+    assert hosts.judge("gpu1", ED, KEY) is Verdict.REVOKED
+
+
+def test_an_authority_is_not_a_key_of_the_host() -> None:
+    assert known(f"@cert-authority *.lab {ED} {b64(KEY)}").judge("a.lab", ED, KEY) is Verdict.UNKNOWN
+
+
+def test_lines_that_cannot_be_read_do_not_hide_the_others() -> None:
+    hosts = known(
+        "# words",
+        "",
+        "gpu1",
+        f"gpu1 {ED} ***",
+        f"@new gpu1 {ED} {b64(OTHER)}",
+        f"|1|x {ED} {b64(KEY)}",
+        f"gpu1 {ED} {b64(KEY)}",
+    )
+
+    assert hosts.judge("gpu1", ED, KEY) is Verdict.KNOWN
+
+
+def test_an_entry_knows_its_place() -> None:
+    (entry,) = parse(f"\n\ngpu1 {ED} {b64(KEY)} a comment", "/k")
+
+    assert entry.place == "/k:3"
+
+
+@given(st.text())
+def test_any_file_can_be_read(text: str) -> None:
+    KnownHosts(parse(text, "k")).judge("gpu1", ED, KEY)
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen is not installed")
+def test_hashed_names_and_fingerprints_are_those_of_openssh(tmp_path: Path) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "k")], check=True)
+    kind, text = (tmp_path / "k.pub").read_text().split()[:2]
+    file = tmp_path / "known_hosts"
+    file.write_text(f"gpu1 {kind} {text}\n[gpu2]:2222 {kind} {text}\n")
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(file)], check=True, capture_output=True)
+    printed = subprocess.run(["ssh-keygen", "-lf", str(tmp_path / "k.pub")], check=True, capture_output=True, text=True)
+    key = base64.b64decode(text)
+
+    hosts = KnownHosts(parse(file.read_text(), str(file)))
+
+    assert "gpu1" not in file.read_text()
+    assert hosts.judge("gpu1", kind, key) is Verdict.KNOWN
+    assert hosts.judge("[gpu2]:2222", kind, key) is Verdict.KNOWN
+    assert hosts.judge("gpu2", kind, key) is Verdict.UNKNOWN
+    assert fingerprint(key) in printed.stdout

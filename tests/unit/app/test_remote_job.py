@@ -1,0 +1,67 @@
+"""A job on one host, as a person asks for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.wire import Prepare, decode_command, encode_command
+from app.errors import UsageError
+from app.host_link import AgentPlace
+from app.remote_job import RunRequest, check_command, check_job_id, job_spec, make_job_id
+
+PLACE = AgentPlace(ready=True, dir="/s", python="/opt/python", home="/home/ada", wire_version=1)
+
+
+@pytest.mark.parametrize(
+    ("command", "job_id"),
+    [
+        (("train.py", "--lr", "1"), "train-3f2a"),
+        (("src/My Train_2.py",), "my-train-2-3f2a"),
+        (("-m", "pkg.train", "x"), "train-3f2a"),
+        (("-m",), "m-3f2a"),
+        (("___.py",), "job-3f2a"),
+        (("x" * 90 + ".py",), "x" * 40 + "-3f2a"),
+    ],
+)
+def test_a_job_is_called_after_its_program(command: tuple[str, ...], job_id: str) -> None:
+    assert make_job_id(command, "3f2a") == job_id
+    assert check_job_id(job_id) == job_id
+
+
+@pytest.mark.parametrize("job_id", ["", "A", "-a", "a/b", "a" * 65, "a\n"])
+def test_what_cannot_be_a_name_is_refused(job_id: str) -> None:
+    with pytest.raises(UsageError, match="cannot be a job's name"):
+        check_job_id(job_id)
+
+
+def test_an_argument_that_is_not_utf_8_is_refused() -> None:
+    assert check_command(("train.py", "naïve")) == ("train.py", "naïve")
+    with pytest.raises(UsageError, match="not UTF-8"):
+        check_command(("train.py", "\udcff"))
+
+
+def test_a_job_is_the_only_node_s_and_meets_on_loopback() -> None:
+    spec = job_spec(RunRequest(("train.py",), "t", workdir="~/project", python="~/venv/bin/python"), PLACE, 8)
+
+    assert (spec.num_nodes, spec.node_rank, spec.world_size, spec.local_world_size) == (1, 0, 4, 4)
+    assert (spec.master_addr, spec.interface) == ("127.0.0.1", "lo")
+    assert (spec.workdir, spec.python) == ("/home/ada/project", "/home/ada/venv/bin/python")
+    assert decode_command(encode_command(Prepare(spec))) == Prepare(spec)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [("", "/opt/python"), ("python3", "python3"), ("venv/bin/python", "/home/ada/venv/bin/python"), ("/p", "/p")],
+)
+def test_the_job_s_python_is_the_agent_s_own_unless_another_is_named(asked: str, found: str) -> None:
+    assert job_spec(RunRequest(("train.py",), "t", python=asked), PLACE, 1).python == found
+
+
+@pytest.mark.parametrize(
+    ("workdir", "found"),
+    [("~", "/home/ada"), ("/data", "/data"), ("sub/dir", "/home/ada/sub/dir"), ("sub", "/home/ada/sub")],
+)
+def test_a_workdir_is_seen_from_the_home_there(workdir: str, found: str) -> None:
+    request = RunRequest(("train.py",), "t", workdir=workdir)
+
+    assert job_spec(request, PLACE, 1).workdir == found

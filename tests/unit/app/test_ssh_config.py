@@ -1,0 +1,138 @@
+"""What `ssh -G` prints, and what a person may call a host."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import UsageError
+from app.ssh_config import (
+    Destination,
+    Person,
+    SshSettings,
+    parse_destination,
+    parse_jumps,
+    parse_settings,
+    resolve_argv,
+)
+
+PERSON = Person("ada", "/home/ada")
+PRINTED = """\
+host gpu1
+user root
+hostname 10.1.2.3
+port 2222
+identitiesonly yes
+proxyjump bastion,root@second:2200
+identityfile ~/.ssh/id_ed25519
+identityfile %d/keys/%r@%n-%p
+globalknownhostsfile /etc/ssh/ssh_known_hosts
+userknownhostsfile ~/.ssh/known_hosts /srv/known_hosts
+connecttimeout 7
+"""
+
+
+def settings(printed: str = PRINTED) -> SshSettings:
+    return parse_settings("gpu1", printed, PERSON)
+
+
+def test_everything_that_matters_is_read() -> None:
+    assert settings() == SshSettings(
+        alias="gpu1",
+        hostname="10.1.2.3",
+        port=2222,
+        user="root",
+        identity_files=("/home/ada/.ssh/id_ed25519", "/home/ada/keys/root@gpu1-2222"),
+        identities_only=True,
+        uses_agent=True,
+        proxy_jump="bastion,root@second:2200",
+        proxy_command="",
+        host_key_alias="",
+        known_hosts_files=("/home/ada/.ssh/known_hosts", "/srv/known_hosts", "/etc/ssh/ssh_known_hosts"),
+        connect_timeout_s=7.0,
+    )
+
+
+def test_none_is_nothing() -> None:
+    printed = (
+        "hostname h\nport 22\nuser u\nproxyjump none\nproxycommand none\nidentityagent none\nconnecttimeout none\n"
+    )
+
+    found = settings(printed)
+
+    assert (found.proxy_jump, found.proxy_command, found.uses_agent, found.connect_timeout_s) == ("", "", False, None)
+
+
+@pytest.mark.parametrize(
+    ("lines", "name"),
+    [
+        ("hostname GPU1\nport 22", "gpu1"),
+        ("hostname gpu1\nport 23", "[gpu1]:23"),
+        ("hostname gpu1\nport 23\nhostkeyalias Lab-1", "lab-1"),
+    ],
+)
+def test_a_key_is_known_by_name_port_or_alias(lines: str, name: str) -> None:
+    assert settings(lines + "\nuser u").key_name == name
+
+
+@pytest.mark.parametrize("printed", ["", "hostname h\nport 22", "hostname h\nuser u\nport x"])
+def test_output_that_says_too_little_is_an_error(printed: str) -> None:
+    with pytest.raises(UsageError, match="ssh -G says nothing of how to reach gpu1"):
+        settings(printed)
+
+
+@given(st.text())
+def test_any_output_is_settings_or_an_error(printed: str) -> None:
+    try:
+        settings("hostname h\nport 22\nuser u\n" + printed)
+    except UsageError:
+        assert True
+
+
+@pytest.mark.parametrize(
+    ("text", "destination"),
+    [
+        ("gpu1", Destination("gpu1")),
+        ("ada@gpu1.lab", Destination("gpu1.lab", "ada")),
+        ("ada@10.0.0.1:2222", Destination("10.0.0.1", "ada", 2222)),
+        ("[fe80::1%eth0]:22", Destination("fe80::1%eth0", "", 22)),
+    ],
+)
+def test_a_destination_is_taken_apart_and_put_together(text: str, destination: Destination) -> None:
+    assert parse_destination(text) == destination
+    assert destination.text == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-oProxyCommand=id", "u@-h", "h;id", "$(id)", "a b", "h:0", "h:70000", "h:x", "u@@h", "`id`"]
+)
+def test_what_is_no_host_is_never_given_to_ssh(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a host"):
+        parse_destination(text)
+
+
+@given(st.text(max_size=30))
+def test_whatever_is_given_to_ssh_is_no_option(text: str) -> None:
+    try:
+        destination = parse_destination(text)
+    except UsageError:
+        return
+    argv = resolve_argv(destination)
+    assert argv[-2] == "--"
+    assert not destination.host.startswith("-")
+    assert not destination.user.startswith("-")
+
+
+def test_ssh_is_asked_with_the_file_the_port_and_the_user() -> None:
+    argv = resolve_argv(Destination("gpu1", "ada", 2222), "/c")
+
+    assert argv == ["ssh", "-G", "-F", "/c", "-p", "2222", "-l", "ada", "--", "gpu1"]
+
+
+def test_jumps_come_in_their_order() -> None:
+    assert parse_jumps("bastion, ssh://root@second:2200/") == [
+        Destination("bastion"),
+        Destination("second", "root", 2200),
+    ]
+    assert parse_jumps("") == []

@@ -21,6 +21,7 @@ from agent.control import ControlSocket
 from agent.inbox import Inbox
 from agent.jobs import Jobs
 from agent.lifecycle import AbortReceived, CommitReceived, FaultReceived, KillReceived, StopReceived
+from agent.log_reader import read_log
 from agent.node_state import NodeState, RankReported
 from agent.publisher import Publisher
 from agent.shim import become_subreaper
@@ -161,7 +162,8 @@ class Daemon:
                 lines = self._jobs.logs.since(since_seq, MAX_PULLED_LINES)
                 return Logs(epoch=self.epoch, first_seq=self._jobs.logs.first_seq, lines=lines)
             case ReadLog():
-                return self._jobs.read_log(command)
+                # Also of a job that is no longer known, but on disk.
+                return read_log(self._state_dir.jobs_dir / command.job_id, command)
             case GetStatus():
                 return Status(self._report())
             case Shutdown(kill_jobs=kill_jobs):

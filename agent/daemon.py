@@ -27,6 +27,7 @@ from agent.inbox import Inbox
 from agent.jobs import Jobs
 from agent.leftover_search import chosen, clean, find_leftovers
 from agent.lifecycle import AbortReceived, CommitReceived, FaultReceived, KillReceived, StopReceived
+from agent.log_reader import read_log
 from agent.node_state import NodeState, RankReported
 from agent.publisher import Publisher
 from agent.shim import become_subreaper
@@ -215,7 +216,8 @@ class Daemon:
             case CleanLeftovers():
                 return await _clean(command)
             case ReadLog():
-                return self._jobs.read_log(command)
+                # Also of a job that is no longer known, but on disk.
+                return read_log(self._state_dir.jobs_dir / command.job_id, command)
             case GetStatus():
                 return Status(self._report())
             case Shutdown(kill_jobs=kill_jobs):

@@ -23,7 +23,7 @@ import msgspec
 
 from agent.end_words import launcher_end_words, worker_end_words
 from agent.errors import InvalidTransitionError
-from agent.job_memory import JobMemory
+from agent.job_memory import JobMemory, WorkerMemory
 from agent.lifecycle import (
     TRANSITIONS,
     AbortReceived,
@@ -72,13 +72,6 @@ MAX_PAUSE_S = 60.0
 """Before a failed job begins again; doubled each time: a fault that lasts must not use up the budget at once."""
 
 
-class _Worker(msgspec.Struct):
-    """What the lifecycle needs to know of a rank's process."""
-
-    has_exited: bool = False
-    has_failed: bool = False
-
-
 class Job:
     """One job on this node, from `Prepare` to its end."""
 
@@ -100,7 +93,7 @@ class Job:
         """When patience with an agreed stop ends: set while there is one."""
         self._begin_again_at_s: float | None = None
         """When the next attempt begins: set while restarting."""
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, WorkerMemory] = {}
         self._last_request_id = 0
         self._story: deque[str] = deque(maxlen=STORY_LENGTH)
 
@@ -233,7 +226,7 @@ class Job:
                 self._cause = f"{self._cause}; {why}" if self._cause else why
                 return [KillTree()]
             case WorkerFound(rank=rank):
-                self._workers.setdefault(rank, _Worker())
+                self._workers.setdefault(rank, WorkerMemory())
                 return []
             case WorkerExited():
                 self._on_worker_exited(event, now_s)
@@ -323,7 +316,7 @@ class Job:
         return [KillTree()] if event.exit_code is None else []
 
     def _on_worker_exited(self, event: WorkerExited, now_s: float) -> None:
-        worker = self._workers.setdefault(event.rank, _Worker())
+        worker = self._workers.setdefault(event.rank, WorkerMemory())
         worker.has_exited = True
         worker.has_failed = event.signal is not None or event.code not in {0, None}
         if not worker.has_failed:

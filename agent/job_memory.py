@@ -1,4 +1,4 @@
-"""What a job must not forget when its agent is killed."""
+"""What a job remembers: for an agent after this one, and of its ranks."""
 
 from __future__ import annotations
 
@@ -22,3 +22,10 @@ class JobMemory(msgspec.Struct, frozen=True, omit_defaults=True):
     kill_at_s: float | None = None
     terminate_at_s: float | None = None
     begin_again_at_s: float | None = None
+
+
+class WorkerMemory(msgspec.Struct):
+    """What the lifecycle needs to know of a rank's process."""
+
+    has_exited: bool = False
+    has_failed: bool = False

@@ -39,7 +39,6 @@ from agent.lifecycle import (
     WorkerExited,
     WorkerFound,
 )
-from agent.log_reader import read_log
 from agent.log_tail import LogTail
 from agent.node_state import JobAdmitted, JobForgotten, WorkerEnded
 from agent.preflight import check_files, make_job_dir, reserve_port, resolve
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
     from agent.preflight import Address
     from agent.record import JobRecord
     from agent.state_dir import StateDir
-    from agent.wire import JobSpec, LogChunk, ReadLog
+    from agent.wire import JobSpec
 
 DISCOVERY_PERIOD_S = 0.05
 """While a job's workers are not all known: one that fails at once should still be seen."""
@@ -198,10 +197,6 @@ class Jobs:
     def statuses(self, now_s: float) -> list[JobStatus]:
         """Return every job as a console sees it, in the order of their preparation."""
         return [self._space.said_in(launch.job.status(now_s)) for launch in self._launches.values()]
-
-    def read_log(self, command: ReadLog) -> LogChunk | Refused:
-        """Return a piece of a log file, also of a job that is no longer known but on disk."""
-        return read_log(self._state_dir.jobs_dir / command.job_id, command)
 
     async def kill_all(self, within_s: float) -> None:
         """Kill what runs and wait until it is gone, within bounds."""

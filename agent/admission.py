@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.wire import JobState, RefusalReason, Refused
+from agent.wire.jobs import JobState
+from agent.wire.replies import RefusalReason, Refused
 
 if TYPE_CHECKING:
     from agent.job import Job
-    from agent.wire import JobSpec
+    from agent.wire.jobs import JobSpec
 
 
 def is_prepared(spec: JobSpec, existing: Job | None) -> bool:

@@ -6,15 +6,10 @@ import socket
 from typing import TYPE_CHECKING
 
 from agent.errors import NoAgentError
-from agent.wire import (
-    CONTROL_SOCKET,
-    MAX_COMMAND_BYTES,
-    Command,
-    MalformedMessageError,
-    Reply,
-    decode_reply,
-    encode_command,
-)
+from agent.wire.codec import MAX_COMMAND_BYTES, MalformedMessageError
+from agent.wire.commands import Command, encode_command
+from agent.wire.fields import CONTROL_SOCKET
+from agent.wire.replies import Reply, decode_reply
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,8 +18,8 @@ import msgspec
 from agent.ask import ask
 from agent.errors import AgentError, StateDirError
 from agent.state_dir import default_directory, is_served
-from agent.wire import (
-    MAX_COMMAND_BYTES,
+from agent.wire.codec import MAX_COMMAND_BYTES, MalformedMessageError
+from agent.wire.commands import (
     Abort,
     Claim,
     CleanLeftovers,
@@ -29,18 +29,15 @@ from agent.wire import (
     GetStatus,
     InjectFault,
     Kill,
-    LogStream,
-    MalformedMessageError,
     PullHistory,
-    PullLogs,
-    ReadLog,
-    Refused,
     ShowJob,
     Shutdown,
     Stop,
     Tier,
     decode_command,
 )
+from agent.wire.logs import LogStream, PullLogs, ReadLog
+from agent.wire.replies import Refused
 from ddpcore.wire import FaultKind
 
 if TYPE_CHECKING:

@@ -11,16 +11,9 @@ import socket
 import struct
 from typing import TYPE_CHECKING
 
-from agent.wire import (
-    MAX_COMMAND_BYTES,
-    Command,
-    MalformedMessageError,
-    RefusalReason,
-    Refused,
-    Reply,
-    decode_command,
-    encode_reply,
-)
+from agent.wire.codec import MAX_COMMAND_BYTES, MalformedMessageError
+from agent.wire.commands import Command, decode_command
+from agent.wire.replies import RefusalReason, Refused, Reply, encode_reply
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

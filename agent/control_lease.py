@@ -9,20 +9,9 @@ from __future__ import annotations
 
 import msgspec
 
-from agent.wire import (
-    Abort,
-    CleanLeftovers,
-    Command,
-    Commit,
-    ControlReport,
-    InjectFault,
-    Kill,
-    Prepare,
-    RefusalReason,
-    Refused,
-    Shutdown,
-    Stop,
-)
+from agent.wire.commands import Abort, CleanLeftovers, Command, Commit, InjectFault, Kill, Prepare, Shutdown, Stop
+from agent.wire.replies import RefusalReason, Refused
+from agent.wire.reports import ControlReport
 
 
 class Holder(msgspec.Struct, frozen=True):

@@ -31,43 +31,28 @@ from agent.log_reader import read_log
 from agent.node_state import NodeState, RankReported
 from agent.publisher import Publisher
 from agent.shim import become_subreaper
-from agent.wire import (
-    CONTROL_SOCKET,
-    ENDED_STATES,
-    INBOX_SOCKET,
-    MAX_PULLED_LINES,
-    TELEMETRY_SOCKET,
+from agent.wire.commands import (
     Abort,
-    Accepted,
     Claim,
     CleanLeftovers,
     Command,
     Commit,
     FindLeftovers,
     GetStatus,
-    History,
     InjectFault,
-    JobState,
     Kill,
-    Leftovers,
-    Logs,
-    NodeReport,
-    PastReport,
     Prepare,
     PullHistory,
-    PullLogs,
-    ReadLog,
-    RefusalReason,
-    Refused,
-    Reply,
     ShowJob,
     Shutdown,
-    Status,
     Stop,
     Tier,
-    decode_node_report,
-    encode_node_report,
 )
+from agent.wire.fields import CONTROL_SOCKET, INBOX_SOCKET, TELEMETRY_SOCKET
+from agent.wire.jobs import ENDED_STATES, JobState
+from agent.wire.logs import MAX_PULLED_LINES, Logs, PullLogs, ReadLog
+from agent.wire.replies import Accepted, History, Leftovers, PastReport, RefusalReason, Refused, Reply, Status
+from agent.wire.reports import NodeReport, decode_node_report, encode_node_report
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,12 +10,12 @@ import msgspec
 
 from agent.lifecycle import FoundFailure
 from agent.traceback_text import FailureText
-from agent.wire import ENDED_STATES
+from agent.wire.jobs import ENDED_STATES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.wire import JobStatus
+    from agent.wire.jobs import JobStatus
 
 PERIOD_S = 1.0
 """Between looks."""

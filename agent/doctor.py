@@ -18,7 +18,7 @@ import psutil
 
 from agent.errors import StateDirError
 from agent.state_dir import check_private, check_socket_path, is_served
-from agent.wire import CONTROL_SOCKET, INBOX_SOCKET, TELEMETRY_SOCKET
+from agent.wire.fields import CONTROL_SOCKET, INBOX_SOCKET, TELEMETRY_SOCKET
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -9,7 +9,7 @@ AgentError
 +-- SpawnError                    whoever started the job: a process could not be made
 +-- InvalidTransitionError        us: our own shell told a core something that cannot be
 
-What a peer does wrong is a value, not an exception: `agent.wire.Refused` for commands, a counter for reports.
+What a peer does wrong is a value, not an exception: `agent.wire.replies.Refused` for commands, a counter for reports.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ import msgspec
 
 from agent.lifecycle import FoundFailure
 from agent.log_tail import log_path
-from agent.log_wire import LAUNCHER_RANK, LogStream
 from agent.traceback_text import MAX_EXCEPTION_CHARS, FailureText, cleaned, failure_in
+from agent.wire.logs import LAUNCHER_RANK, LogStream
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

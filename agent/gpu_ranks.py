@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent.machine_wire import MAX_HOLDERS, GpuHolder, GpuReport, JobRank
+from agent.wire.machine import MAX_HOLDERS, GpuHolder, GpuReport, JobRank
 from ddpcore.process_group.visible_devices import PhysicalGpu, visible_gpus
 
 if TYPE_CHECKING:

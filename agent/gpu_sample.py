@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from agent.machine_wire import MAX_GPUS, MAX_HOLDERS, GpuFigures, Sentence
+from agent.wire.machine import MAX_GPUS, MAX_HOLDERS, GpuFigures, Sentence
 from ddpcore.wire import DECODE_ERRORS, Count, FilePath, Name, Rank, Word
 
 SAMPLE_VERSION = 1

@@ -21,7 +21,8 @@ import pynvml  # type: ignore[import-untyped]
 
 from agent.gpu_processes import GpuProcesses
 from agent.gpu_sample import SAMPLE_VERSION, GpuSample, SampledGpu, encode_sample
-from agent.machine_wire import (
+from agent.shim import set_parent_death_signal
+from agent.wire.machine import (
     MAX_GPUS,
     MAX_HOLDERS,
     MAX_MIG_INSTANCES,
@@ -32,7 +33,6 @@ from agent.machine_wire import (
     ThrottleReason,
     Xid,
 )
-from agent.shim import set_parent_death_signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable

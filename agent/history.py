@@ -12,7 +12,7 @@ import struct
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent.wire import Tier
+from agent.wire.commands import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

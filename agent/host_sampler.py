@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from agent.machine_wire import HostReport
 from agent.node_state import HostSampled
 from agent.slow_reader import SlowReader
+from agent.wire.machine import HostReport
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -56,7 +56,8 @@ from agent.lifecycle import (
     WorkerFound,
 )
 from agent.root_cause import Failure, failure_of_launcher, failure_of_worker, first_of
-from agent.wire import ENDED_STATES, Accepted, JobSpec, JobState, JobStatus, RefusalReason, Refused
+from agent.wire.jobs import ENDED_STATES, JobSpec, JobState, JobStatus
+from agent.wire.replies import Accepted, RefusalReason, Refused
 from ddpcore.wire import FaultKind
 
 STORY_LENGTH = 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from agent.root_cause import Failure  # noqa: TC001 - msgspec looks at it
-from agent.wire import JobSpec, JobState  # noqa: TC001 - as above
+from agent.wire.jobs import JobSpec, JobState  # noqa: TC001 - as above
 
 
 class JobMemory(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -45,7 +45,9 @@ from agent.preflight import check_files, make_job_dir, reserve_port, resolve
 from agent.process import has_been_started, recorded_exit_code
 from agent.record import read_jobs, write_job
 from agent.secret_mask import masked_argv, masked_env
-from agent.wire import ENDED_STATES, INBOX_SOCKET, Accepted, JobState, JobStatus, RefusalReason, Refused, Shown
+from agent.wire.fields import INBOX_SOCKET
+from agent.wire.jobs import ENDED_STATES, JobState, JobStatus
+from agent.wire.replies import Accepted, RefusalReason, Refused, Shown
 from agent.worker_sampler import Ending, WorkerSampler
 from ddpcore.wire import SlowDown, StopTraining
 
@@ -57,7 +59,7 @@ if TYPE_CHECKING:
     from agent.preflight import Address
     from agent.record import JobRecord
     from agent.state_dir import StateDir
-    from agent.wire import JobSpec
+    from agent.wire.jobs import JobSpec
 
 DISCOVERY_PERIOD_S = 0.05
 """While a job's workers are not all known: one that fails at once should still be seen."""

@@ -11,7 +11,7 @@ from agent.failure_files import find_failure, first_failure
 from agent.lifecycle import LauncherNotStarted, LauncherStarted
 from agent.process import Invocation, ShimProcess, find_shim, spawn_shim
 from agent.torchrun import LaunchPaths, launcher_argv, launcher_env
-from agent.wire import RefusalReason, Refused
+from agent.wire.replies import RefusalReason, Refused
 from ddpcore.wire import encode_request
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from agent.job_memory import JobMemory
     from agent.lifecycle import FoundFailure
     from agent.preflight import Address
-    from agent.wire import JobSpec
+    from agent.wire.jobs import JobSpec
     from ddpcore.wire import ProbeRequest, SlowDown, StopTraining
 
 

@@ -17,7 +17,7 @@ from agent.orphans import SHARED_MEMORY_PREFIXES, ProcessFacts, SharedMemoryFact
 from agent.process import SHIM_PATH
 from agent.secret_mask import masked_argv
 from agent.shim import send_signal, stat_fields
-from agent.wire import Leftover
+from agent.wire.replies import Leftover
 from ddpcore.wire import ENV_JOB_ID
 
 if TYPE_CHECKING:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from agent.log_wire import LAUNCHER_RANK
-from agent.wire import Accepted, JobState, Refused
+from agent.wire.jobs import JobState
+from agent.wire.logs import LAUNCHER_RANK
 
 if TYPE_CHECKING:
     from signal import Signals
 
     from agent.traceback_text import FailureText
+    from agent.wire.replies import Accepted, Refused
     from ddpcore.wire import FaultKind
 
 

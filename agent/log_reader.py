@@ -9,7 +9,8 @@ import stat
 from typing import TYPE_CHECKING
 
 from agent.log_tail import log_path
-from agent.wire import LogChunk, ReadLog, RefusalReason, Refused
+from agent.wire.logs import LogChunk, ReadLog
+from agent.wire.replies import RefusalReason, Refused
 
 if TYPE_CHECKING:
     from pathlib import Path

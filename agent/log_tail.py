@@ -12,8 +12,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from agent.log_file import LogFile
-from agent.log_wire import LAUNCHER_RANK, LogLine, LogLoss, LogStream
 from agent.process import LAUNCHER_LOG
+from agent.wire.logs import LAUNCHER_RANK, LogLine, LogLoss, LogStream
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,14 +13,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, State
 from prometheus_client.registry import Collector
 
 from agent.errors import OperatorError
-from agent.wire import JobState, ProcessState
+from agent.wire.jobs import JobState
+from agent.wire.reports import ProcessState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from prometheus_client.metrics_core import Metric
 
-    from agent.wire import NodeReport
+    from agent.wire.reports import NodeReport
 
 
 class MetricsServer:

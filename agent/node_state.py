@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, TypeAlias, assert_never
 import msgspec
 
 from agent.gpu_ranks import RankProcess, gpu_reports
-from agent.machine_wire import GpusReport, GpuWatchState, HostReport, JobRank
-from agent.wire import WIRE_VERSION, ControlReport, ExitReport, JobStatus, NodeReport, ProcessState, WorkerReport
+from agent.wire.machine import GpusReport, GpuWatchState, HostReport, JobRank
+from agent.wire.reports import WIRE_VERSION, ControlReport, ExitReport, NodeReport, ProcessState, WorkerReport
 
 if TYPE_CHECKING:
     from agent.gpu_sample import GpuSample
+    from agent.wire.jobs import JobStatus
     from ddpcore.wire import RankReport
 
 

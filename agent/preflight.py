@@ -15,10 +15,10 @@ import psutil
 from agent.errors import StateDirError
 from agent.secret_mask import masked_argv
 from agent.state_dir import check_socket_path
-from agent.wire import RefusalReason, Refused
+from agent.wire.replies import RefusalReason, Refused
 
 if TYPE_CHECKING:
-    from agent.wire import JobSpec
+    from agent.wire.jobs import JobSpec
 
     Address = tuple[int, str]
     """Address family and host."""

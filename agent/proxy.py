@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from agent.errors import NoAgentError
 from agent.publisher import Subscriber
-from agent.wire import CONTROL_SOCKET, TELEMETRY_SOCKET
+from agent.wire.fields import CONTROL_SOCKET, TELEMETRY_SOCKET
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.end_words import launcher_end, worker_end
-from agent.log_wire import LAUNCHER_RANK, LOST_PEER, RootCause
 from agent.traceback_text import FailureText
+from agent.wire.logs import LAUNCHER_RANK, LOST_PEER, RootCause
 
 if TYPE_CHECKING:
     from agent.lifecycle import AttemptFailed, FoundFailure, LauncherFailed, WorkerExited

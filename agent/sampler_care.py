@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 import msgspec
 
-from agent.machine_wire import GpuWatchState
+from agent.wire.machine import GpuWatchState
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet

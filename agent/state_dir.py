@@ -23,7 +23,7 @@ from agent.control_lease import Holder
 from agent.errors import AgentRunningError, StateDirError
 from agent.record import RECORD_NAME
 from agent.shim import write_record
-from agent.wire import CONTROL_SOCKET, INBOX_SOCKET, TELEMETRY_SOCKET
+from agent.wire.fields import CONTROL_SOCKET, INBOX_SOCKET, TELEMETRY_SOCKET
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -27,7 +27,7 @@ from ddpcore.wire import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.wire import JobSpec
+    from agent.wire.jobs import JobSpec
 
 RENDEZVOUS_TIMEOUT_S = 120
 MONITOR_INTERVAL_S = 0.1

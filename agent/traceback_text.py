@@ -11,7 +11,7 @@ from enum import Enum
 
 import msgspec
 
-from agent.log_wire import MAX_TRACEBACK_BYTES
+from agent.wire.logs import MAX_TRACEBACK_BYTES
 
 MAX_EXCEPTION_CHARS = 1024
 MAX_WHERE_CHARS = 512
@@ -52,7 +52,7 @@ _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<frozen |/d
 
 
 class FailureText(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a failed rank has said; see `agent.log_wire.RootCause` for the fields."""
+    """What a failed rank has said; see `agent.wire.logs.RootCause` for the fields."""
 
     exception: str = ""
     outer: str = ""

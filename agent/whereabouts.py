@@ -12,7 +12,9 @@ import msgspec
 
 from agent.ask import ask
 from agent.errors import NoAgentError
-from agent.wire import WIRE_VERSION, GetStatus, NodeReport, Status
+from agent.wire.commands import GetStatus
+from agent.wire.replies import Status
+from agent.wire.reports import WIRE_VERSION, NodeReport
 
 
 class Whereabouts(msgspec.Struct, frozen=True):

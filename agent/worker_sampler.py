@@ -20,7 +20,7 @@ import msgspec
 from agent.node_state import WorkerSampled, WorkerSeen
 from agent.process import exit_status
 from agent.slow_reader import SlowReader
-from agent.wire import ProcessState
+from agent.wire.reports import ProcessState
 from ddpcore.wire import ENV_JOB_ID
 
 if TYPE_CHECKING:

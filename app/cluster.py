@@ -15,7 +15,8 @@ from app.job_model import JobModel
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agent.wire import JobStatus, NodeReport
+    from agent.wire.jobs import JobStatus
+    from agent.wire.reports import NodeReport
 
 MAX_WORLD_SIZE = 131_072
 """Eight times the largest cluster this console is measured with; a node that claims more is not believed."""

@@ -10,16 +10,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
-from agent.wire import (
-    CONTROL_SOCKET,
-    MAX_COMMAND_BYTES,
-    Command,
-    MalformedMessageError,
-    Refused,
-    Reply,
-    decode_reply,
-    encode_command,
-)
+from agent.wire.codec import MAX_COMMAND_BYTES, MalformedMessageError
+from agent.wire.commands import Command, encode_command
+from agent.wire.fields import CONTROL_SOCKET
+from agent.wire.replies import Refused, Reply, decode_reply
 from app.errors import AgentRefusedError, AgentUnreachableError
 from app.safe_text import LINE_LIMIT, clean
 

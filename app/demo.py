@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.wire import JobSpec
+from agent.wire.jobs import JobSpec
 from app.errors import SessionError, UsageError
 from app.private_agents import PrivateAgents
 from app.session import Session
@@ -26,7 +26,7 @@ from ddpcore.wire import Fault, FaultKind
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.wire import LogLine
+    from agent.wire.logs import LogLine
     from app.view import View
 
 JOB_ID = "demo"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from agent.wire import JobState
+from agent.wire.jobs import JobState
 from app import contradictions, verdicts
 from app.exits import NO_EXITS, ExitContext, sort_out
 from app.rank_facts import STATE_CODE, NodeFacts, RankFacts, Thresholds, is_in_known_phase, node_facts, rank_facts

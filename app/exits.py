@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.wire import LOST_PEER
+from agent.wire.logs import LOST_PEER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

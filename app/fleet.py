@@ -7,31 +7,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.wire import (
-    Abort,
-    Accepted,
-    Command,
-    Commit,
-    GetStatus,
-    InjectFault,
-    JobSpec,
-    Kill,
-    LogLine,
-    Logs,
-    NodeReport,
-    Prepare,
-    PullLogs,
-    Reply,
-    Shutdown,
-    Status,
-    Stop,
-)
+from agent.wire.commands import Abort, Command, Commit, GetStatus, InjectFault, Kill, Prepare, Shutdown, Stop
+from agent.wire.logs import LogLine, Logs, PullLogs
+from agent.wire.replies import Accepted, Reply, Status
 from app.command_road import taken
 from app.errors import AppError, IncompatibleAgentError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from agent.wire.jobs import JobSpec
+    from agent.wire.reports import NodeReport
     from app.command_road import CommandRoad
     from ddpcore.wire import FaultKind
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent.machine_wire import GpuCondition, GpuWatchState, JobRank, ThrottleReason
+from agent.wire.machine import GpuCondition, GpuWatchState, JobRank, ThrottleReason
 from app.rows import Finding, GpuRow, HolderRow, NodeRow, Severity, XidRow
 from app.safe_text import LINE_LIMIT, clean, clean_name
 from app.words import bytes_text, finite, ranks_text, seconds_text
@@ -13,7 +13,7 @@ from app.words import bytes_text, finite, ranks_text, seconds_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from agent.machine_wire import GpuFigures, GpuReport
+    from agent.wire.machine import GpuFigures, GpuReport
     from app.cluster import Cluster, Node
     from app.job_model import JobModel
     from ddpcore.wire import GpuMemoryReport

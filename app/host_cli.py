@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from agent.wire import ENDED_STATES, JobState
+from agent.wire.jobs import ENDED_STATES, JobState
 from app.errors import AgentUnreachableError, AppError, ExitCode
 from app.headless import exit_code, print_line
 from app.presenting import is_terminal, print_session, print_summary, show_session

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from agent.wire import CONTROL_SOCKET, TELEMETRY_SOCKET, WIRE_VERSION, Accepted, MalformedMessageError, decode_reply
+from agent.wire.codec import MalformedMessageError
+from agent.wire.fields import CONTROL_SOCKET, TELEMETRY_SOCKET
+from agent.wire.replies import Accepted, decode_reply
+from agent.wire.reports import WIRE_VERSION
 from app.errors import AgentRefusedError, AgentUnreachableError, ExitCode, HostUnreachableError, IncompatibleAgentError
 from app.relay_frames import FrameReader
 from app.runtime_dir import TunnelDir

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from agent.wire import ENDED_STATES, JobState, ProcessState
+from agent.wire.jobs import ENDED_STATES, JobState
+from agent.wire.reports import ProcessState
 from app.group_table import GroupTable
 from ddpcore.wire import BARRIER_GROUP, DEFAULT_GROUP, Phase
 
 if TYPE_CHECKING:
-    from agent.wire import ExitReport, JobStatus, WorkerReport
+    from agent.wire.jobs import JobStatus
+    from agent.wire.reports import ExitReport, WorkerReport
     from ddpcore.wire import GroupReport, RankReport
 
 MAX_GROUPS = 8_192

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from agent.wire import ProcessState
+from agent.wire.reports import ProcessState
 from app.gpu_words import held_by
 from app.rank_facts import STATES
 from app.rows import RankRow, RankState, Severity
@@ -14,7 +14,7 @@ from app.words import place_text, seconds_text, signal_text
 from ddpcore.wire import DEFAULT_GROUP
 
 if TYPE_CHECKING:
-    from agent.wire import ExitReport, WorkerReport
+    from agent.wire.reports import ExitReport, WorkerReport
     from app.cluster import Cluster
     from app.diagnosis import JobDiagnosis
     from app.job_model import JobModel

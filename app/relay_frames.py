@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.wire import MAX_NODE_REPORT_BYTES, MalformedMessageError
+from agent.wire.codec import MalformedMessageError
+from agent.wire.reports import MAX_NODE_REPORT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

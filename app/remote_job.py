@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.wire import JobSpec
+from agent.wire.jobs import JobSpec
 from app.errors import UsageError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from app.remote_job import job_spec
 from app.session import Session
 
 if TYPE_CHECKING:
-    from agent.wire import LogLine
+    from agent.wire.logs import LogLine
     from app.host_link import HostLink
     from app.remote_job import RunRequest
     from app.view import View

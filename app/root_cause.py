@@ -14,7 +14,7 @@ from app.safe_text import LINE_LIMIT, clean, clean_name
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agent.wire import RootCause
+    from agent.wire.logs import RootCause
     from app.job_model import JobModel
     from app.verdicts import Verdict
 

@@ -11,7 +11,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from agent.wire import LAUNCHER_RANK, TELEMETRY_SOCKET, LogLine
+from agent.wire.fields import TELEMETRY_SOCKET
+from agent.wire.logs import LAUNCHER_RANK, LogLine
 from app.cluster import Cluster
 from app.command_road import open_local_road
 from app.diagnosis import Diagnoser
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from agent.wire import JobSpec
+    from agent.wire.jobs import JobSpec
 
 LOG_PERIOD_S = 0.2
 """Between two looks at whether a node has new log lines: below what a reader notices."""

@@ -14,13 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import zmq
 
-from agent.wire import (
-    MAX_NODE_REPORT_BYTES,
-    IncompatibleWireError,
-    MalformedMessageError,
-    NodeReport,
-    decode_node_report,
-)
+from agent.wire.codec import IncompatibleWireError, MalformedMessageError
+from agent.wire.reports import MAX_NODE_REPORT_BYTES, NodeReport, decode_node_report
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

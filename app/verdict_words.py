@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from agent.wire import LOST_PEER
+from agent.wire.logs import LOST_PEER
 from app.rows import Cause
 from app.safe_text import clean, clean_name
 from app.words import (

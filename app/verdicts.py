@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from agent.wire import ProcessState
+from agent.wire.reports import ProcessState
 from app.rank_facts import is_in_known_phase
 from app.rows import Cause, Severity
 from ddpcore.wire import FIRST_GROUP
@@ -19,7 +19,7 @@ from ddpcore.wire import FIRST_GROUP
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from agent.wire import ExitReport
+    from agent.wire.reports import ExitReport
     from app.cluster import Cluster
     from app.job_model import Death, JobModel
     from app.rank_facts import Flags, NodeFacts, RankFacts, Ranks, Thresholds

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from agent.machine_wire import HostReport
+from agent.wire.machine import HostReport
 from app.gpu_words import findings, gpu_rows, held_by
 from app.headline import job_headline, node_headline, wait_text
 from app.job_model import WORST_FIRST, Process

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agent.wire import LogLine
+    from agent.wire.logs import LogLine
     from app.view import View
     from ddpcore.wire import FaultKind
 

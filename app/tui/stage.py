@@ -12,7 +12,7 @@ from app.tui.trend import Trend
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from agent.wire import LogLine
+    from agent.wire.logs import LogLine
     from app.tui.source import ConsoleSource
     from app.tui.theme import Look
     from app.view import View

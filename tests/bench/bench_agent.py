@@ -21,14 +21,9 @@ import psutil
 import zmq
 
 from agent.process import SHIM_PATH
-from agent.wire import (
-    TELEMETRY_SOCKET,
-    Commit,
-    NodeReport,
-    Prepare,
-    ProcessState,
-    decode_node_report,
-)
+from agent.wire.commands import Commit, Prepare
+from agent.wire.fields import TELEMETRY_SOCKET
+from agent.wire.reports import NodeReport, ProcessState, decode_node_report
 from ddpcore.wire import FaultKind
 from tests.support.agents import RunningAgent
 from tests.support.jobs import make_spec

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from agent.wire import encode_node_report
+from agent.wire.reports import encode_node_report
 from tests.support.agents import RunningAgent
 from tests.support.nvml_recordings import GIB, Replay, a100, recording
 

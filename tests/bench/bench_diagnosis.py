@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.wire import (
+from agent.wire.jobs import JobState, JobStatus
+from agent.wire.reports import (
     ExitReport,
-    JobState,
-    JobStatus,
     NodeReport,
     ProcessState,
     WorkerReport,

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from agent.wire import GetStatus
+from agent.wire.commands import GetStatus
 from app.command_road import open_local_road
 from app.host_link import Access, HostLink
 from tests.support.hosts import Network, why_no_hosts

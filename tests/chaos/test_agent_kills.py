@@ -17,17 +17,9 @@ import msgspec
 import psutil
 import pytest
 
-from agent.wire import (
-    ENDED_STATES,
-    Accepted,
-    Commit,
-    JobSpec,
-    JobState,
-    JobStatus,
-    NodeReport,
-    Prepare,
-    encode_command,
-)
+from agent.wire.commands import Commit, Prepare, encode_command
+from agent.wire.jobs import ENDED_STATES, JobSpec, JobState, JobStatus
+from agent.wire.replies import Accepted
 from tests.support.agents import RunningAgent
 from tests.support.jobs import make_spec
 from tests.support.ranks import is_alive
@@ -36,6 +28,8 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from agent.wire.reports import NodeReport
 
 pytestmark = [pytest.mark.chaos, pytest.mark.ranks]
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.sd_notify import ServiceManager
-from agent.wire import GetStatus, Status, decode_node_report, decode_reply, encode_command
+from agent.wire.commands import GetStatus, encode_command
+from agent.wire.replies import Status, decode_reply
+from agent.wire.reports import decode_node_report
 from tests.support.agents import RunningAgent
 
 if TYPE_CHECKING:

@@ -9,23 +9,11 @@ import msgspec
 import psutil
 import pytest
 
-from agent.wire import (
-    ENDED_STATES,
-    Accepted,
-    Commit,
-    InjectFault,
-    JobSpec,
-    JobState,
-    Kill,
-    Logs,
-    NodeReport,
-    Prepare,
-    ProcessState,
-    PullLogs,
-    RefusalReason,
-    Refused,
-    Stop,
-)
+from agent.wire.commands import Commit, InjectFault, Kill, Prepare, Stop
+from agent.wire.jobs import ENDED_STATES, JobSpec, JobState
+from agent.wire.logs import Logs, PullLogs
+from agent.wire.replies import Accepted, RefusalReason, Refused
+from agent.wire.reports import NodeReport, ProcessState
 from ddpcore.checkpoint import Checkpointer
 from ddpcore.wire import FaultKind
 from tests.support.agents import RunningAgent

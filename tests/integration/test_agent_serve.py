@@ -19,28 +19,24 @@ import psutil
 import pytest
 import zmq
 
-from agent import wire
-from agent.wire import (
-    CONTROL_SOCKET,
-    INBOX_SOCKET,
-    TELEMETRY_SOCKET,
+from agent.wire.codec import MAX_COMMAND_BYTES
+from agent.wire.commands import (
     Abort,
-    Accepted,
+    Command,
     Commit,
+    GetStatus,
     InjectFault,
-    JobSpec,
-    JobState,
     Kill,
-    Logs,
     Prepare,
-    PullLogs,
-    RefusalReason,
-    Refused,
-    Reply,
     Shutdown,
     Stop,
-    decode_node_report,
+    encode_command,
 )
+from agent.wire.fields import CONTROL_SOCKET, INBOX_SOCKET, TELEMETRY_SOCKET
+from agent.wire.jobs import JobSpec, JobState
+from agent.wire.logs import Logs, PullLogs
+from agent.wire.replies import Accepted, RefusalReason, Refused, Reply, Status, decode_reply
+from agent.wire.reports import decode_node_report
 from ddpcore.wire import FaultKind
 from tests.support.agents import RunningAgent, run_agent_verb
 from tests.support.jobs import make_spec
@@ -121,20 +117,20 @@ def test_malformed_commands_are_refused_and_the_next_one_is_served(agent: Runnin
 def test_an_endless_command_is_refused_and_hung_up_on(agent: RunningAgent) -> None:
     with agent.connect() as road, road.makefile("rb") as replies:
         try:
-            road.sendall(b"x" * (2 * wire.MAX_COMMAND_BYTES + 1))
+            road.sendall(b"x" * (2 * MAX_COMMAND_BYTES + 1))
         except ConnectionError:
             return  # it hung up before all was sent
-        assert reason(wire.decode_reply(replies.readline())) is RefusalReason.MALFORMED
+        assert reason(decode_reply(replies.readline())) is RefusalReason.MALFORMED
         assert replies.readline() == b""
 
 
 def test_several_connections_are_served_at_once(agent: RunningAgent) -> None:
     roads = [agent.connect() for _ in range(8)]
     for road in roads:
-        road.sendall(wire.encode_command(wire.GetStatus()) * 2)
+        road.sendall(encode_command(GetStatus()) * 2)
     for road in roads:
         with road.makefile("rb") as replies:
-            assert all(isinstance(wire.decode_reply(replies.readline()), wire.Status) for _ in range(2))
+            assert all(isinstance(decode_reply(replies.readline()), Status) for _ in range(2))
         road.close()
 
 
@@ -213,7 +209,7 @@ def test_a_job_is_not_prepared_twice(agent: RunningAgent, spec: JobSpec) -> None
 @pytest.mark.parametrize(
     "command", [Commit("x"), Abort("x"), Stop("x"), Kill("x"), InjectFault("x", FaultKind.KILL, 0)]
 )
-def test_unknown_jobs_are_refused(agent: RunningAgent, command: wire.Command) -> None:
+def test_unknown_jobs_are_refused(agent: RunningAgent, command: Command) -> None:
     assert reason(agent.ask(command)) is RefusalReason.UNKNOWN_JOB
 
 
@@ -311,7 +307,7 @@ def test_a_private_agent_wants_a_pipe() -> None:
 
 def test_the_verbs_speak_json(agent: RunningAgent, spec: JobSpec) -> None:
     where = ("--dir", str(agent.directory))
-    prepared = run_agent_verb("prepare", *where, stdin=wire.encode_command(Prepare(spec)).decode())
+    prepared = run_agent_verb("prepare", *where, stdin=encode_command(Prepare(spec)).decode())
     assert prepared.returncode == 0, prepared.stderr
     assert json.loads(prepared.stdout)["master_port"] > 0
     status = run_agent_verb("status", *where)

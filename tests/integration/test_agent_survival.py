@@ -13,23 +13,9 @@ import pytest
 
 from agent.errors import StateDirError
 from agent.record import JobRecord, read_jobs
-from agent.wire import (
-    ENDED_STATES,
-    Accepted,
-    Claim,
-    Commit,
-    InjectFault,
-    JobSpec,
-    JobState,
-    JobStatus,
-    Kill,
-    NodeReport,
-    Prepare,
-    RefusalReason,
-    Refused,
-    Shutdown,
-    Stop,
-)
+from agent.wire.commands import Claim, Commit, InjectFault, Kill, Prepare, Shutdown, Stop
+from agent.wire.jobs import ENDED_STATES, JobSpec, JobState, JobStatus
+from agent.wire.replies import Accepted, RefusalReason, Refused
 from ddpcore.wire import FaultKind
 from tests.support.agents import RunningAgent
 from tests.support.jobs import make_spec
@@ -41,6 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import psutil
+
+    from agent.wire.reports import NodeReport
 
 pytestmark = pytest.mark.ranks
 

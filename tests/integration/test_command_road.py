@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.wire import CONTROL_SOCKET, Accepted, Kill, RefusalReason, Refused, decode_command, encode_reply
+from agent.wire.commands import Kill, decode_command
+from agent.wire.fields import CONTROL_SOCKET
+from agent.wire.replies import Accepted, RefusalReason, Refused, encode_reply
 from app.command_road import ProcessRoad, StreamRoad, open_local_road, taken
 from app.errors import AgentRefusedError, AgentUnreachableError
 

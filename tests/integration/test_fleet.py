@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from agent.wire import GetStatus, JobSpec, JobState, Shutdown, Status
+from agent.wire.commands import GetStatus, Shutdown
+from agent.wire.jobs import JobSpec, JobState
+from agent.wire.replies import Status
 from app.command_road import open_local_road
 from app.errors import AgentRefusedError, AgentUnreachableError
 from app.fleet import Fleet

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from agent.wire import ENDED_STATES, JobState, NodeReport, ReadLog
+from agent.wire.jobs import ENDED_STATES, JobState
+from agent.wire.logs import ReadLog
 from tests.support.agents import RunningAgent
 from tests.support.filesystems import small_disk
 from tests.support.jobs import make_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from agent.wire.reports import NodeReport
 
 pytestmark = pytest.mark.ranks
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pytest
 
 from agent.gpu_sample import GpuSample, MalformedSampleError, decode_sample
-from agent.machine_wire import GpuCondition, ThrottleReason
+from agent.wire.machine import GpuCondition, ThrottleReason
 from tests.support.nvml_recordings import (
     DRIVER_NOT_LOADED,
     GIB,

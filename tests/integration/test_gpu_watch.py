@@ -16,9 +16,9 @@ from agent import sampler_care
 from agent.gpu_sample import SAMPLE_MARK, SAMPLE_VERSION, GpuSample, decode_sample, encode_sample
 from agent.gpu_watch import GpuWatch
 from agent.leftovers import Watch, sweep
-from agent.machine_wire import GpusReport, GpuWatchState
 from agent.node_state import NodeState
-from agent.wire import INBOX_SOCKET, NodeReport
+from agent.wire.fields import INBOX_SOCKET
+from agent.wire.machine import GpusReport, GpuWatchState
 from tests.support.agents import RunningAgent
 from tests.support.jobs import make_spec
 from tests.support.nvml_recordings import DRIVER_NOT_LOADED, GIB, Replay, a100, recording
@@ -27,6 +27,8 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from agent.wire.reports import NodeReport
 
 PATIENCE_S = 20.0
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.wire import WIRE_VERSION
+from agent.wire.reports import WIRE_VERSION
 from app.errors import (
     AgentRefusedError,
     AgentUnreachableError,

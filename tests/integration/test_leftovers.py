@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from agent.leftover_search import chosen
-from agent.wire import CleanLeftovers, FindLeftovers, Leftover, Leftovers, RefusalReason, Refused
+from agent.wire.commands import CleanLeftovers, FindLeftovers
+from agent.wire.replies import Leftover, Leftovers, RefusalReason, Refused
 from tests.support.agents import RunningAgent, run_agent_verb
 from tests.support.ranks import is_alive
 from tests.support.waiting import until

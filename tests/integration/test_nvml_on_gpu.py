@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from agent.gpu_sample import GpuSample, decode_sample
-from agent.machine_wire import GpuCondition
+from agent.wire.machine import GpuCondition
 from ddpcore.probing.gpu_memory import GpuMemory
 from tests.support.nvml_recordings import REPLAY_DIR
 from tests.support.waiting import until

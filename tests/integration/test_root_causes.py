@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from agent.wire import ENDED_STATES, JobSpec, JobState, LogChunk, LogStream, NodeReport, ReadLog, RootCause
+from agent.wire.jobs import ENDED_STATES, JobSpec, JobState
+from agent.wire.logs import LogChunk, LogStream, ReadLog, RootCause
 from tests.support.agents import RunningAgent, run_agent_verb
 from tests.support.jobs import make_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from agent.wire.reports import NodeReport
 
 pytestmark = pytest.mark.ranks
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import zmq
 
-from agent.wire import MAX_NODE_REPORT_BYTES, WIRE_VERSION, NodeReport, encode_node_report
+from agent.wire.reports import MAX_NODE_REPORT_BYTES, WIRE_VERSION, NodeReport, encode_node_report
 from app.telemetry import Received, Telemetry
 from tests.support.waiting import until
 

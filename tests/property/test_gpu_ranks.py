@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent.gpu_ranks import RankProcess, gpu_reports
 from agent.gpu_sample import SAMPLE_VERSION, GpuProcess, GpuSample, SampledGpu, decode_sample, encode_sample
-from agent.machine_wire import GpuFigures, JobRank
+from agent.wire.machine import GpuFigures, JobRank
 
 NUM_GPUS = 4
 NUM_RANKS = 4

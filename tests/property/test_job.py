@@ -35,7 +35,8 @@ from agent.lifecycle import (
     WorkerExited,
     WorkerFound,
 )
-from agent.wire import ENDED_STATES, JobState, decode_reply, encode_reply
+from agent.wire.jobs import ENDED_STATES, JobState
+from agent.wire.replies import decode_reply, encode_reply
 from ddpcore.wire import FaultKind
 from tests.support.jobs import left, make_spec
 

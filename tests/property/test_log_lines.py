@@ -12,8 +12,8 @@ from agent import log_tail
 from agent.line_splitter import MAX_LINE_CHARS, LineSplitter
 from agent.log_file import LogFile
 from agent.log_reader import read_log
-from agent.log_wire import LogChunk, LogStream, ReadLog
 from agent.traceback_text import failure_in
+from agent.wire.logs import LogChunk, LogStream, ReadLog
 
 PIECES = st.lists(
     st.one_of(

@@ -7,10 +7,9 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.wire import (
+from agent.wire.jobs import JobState, JobStatus
+from agent.wire.reports import (
     ExitReport,
-    JobState,
-    JobStatus,
     NodeReport,
     ProcessState,
     WorkerReport,

@@ -15,25 +15,18 @@ from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
-from agent.wire import (
-    CONTROL_SOCKET,
-    Command,
-    Commit,
-    GetStatus,
-    JobSpec,
-    NodeReport,
-    Prepare,
-    Reply,
-    Status,
-    decode_reply,
-    encode_command,
-)
+from agent.wire.commands import Command, Commit, GetStatus, Prepare, encode_command
+from agent.wire.fields import CONTROL_SOCKET
+from agent.wire.replies import Reply, Status, decode_reply
 from tests.support.ranks import is_alive
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
+
+    from agent.wire.jobs import JobSpec
+    from agent.wire.reports import NodeReport
 
 END_S = 10.0
 

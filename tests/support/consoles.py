@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from agent.wire import LogLine
+from agent.wire.logs import LogLine
 from app.tui.console import Console
 from app.tui.theme import Look
 from tests.support.screens import screen_lines

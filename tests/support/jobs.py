@@ -9,7 +9,7 @@ import msgspec
 
 from agent.lifecycle import FoundFailure
 from agent.traceback_text import FailureText
-from agent.wire import JobSpec
+from agent.wire.jobs import JobSpec
 
 _SPEC = JobSpec(
     job_id="train",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent.wire import ExitReport, JobState, JobStatus, NodeReport, ProcessState, WorkerReport
+from agent.wire.jobs import JobState, JobStatus
+from agent.wire.reports import ExitReport, NodeReport, ProcessState, WorkerReport
 from ddpcore.wire import DEFAULT_GROUP, GroupReport, Phase, Place, RankReport
 
 PLACE = Place("/home/user/train.py", 42, "train_step")

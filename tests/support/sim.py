@@ -15,7 +15,8 @@ import heapq
 from random import Random
 from typing import TYPE_CHECKING
 
-from agent.wire import JobState, decode_node_report
+from agent.wire.jobs import JobState
+from agent.wire.reports import decode_node_report
 from app.cluster import Cluster
 from app.diagnosis import Diagnoser, Diagnosis, Thresholds
 from app.view import View

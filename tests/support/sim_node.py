@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from agent.gpu_sample import decode_sample, encode_sample
 from agent.lifecycle import WorkerExited
-from agent.machine_wire import GpuWatchState, HostReport
 from agent.node_state import (
     GpusSampled,
     GpuWatchChanged,
@@ -19,7 +18,9 @@ from agent.node_state import (
     WorkerSeen,
 )
 from agent.root_cause import Failure, failure_of_worker, first_of
-from agent.wire import JobState, JobStatus, encode_node_report
+from agent.wire.jobs import JobState, JobStatus
+from agent.wire.machine import GpuWatchState, HostReport
+from agent.wire.reports import encode_node_report
 from ddpcore.wire import decode_report
 from tests.support.jobs import left
 

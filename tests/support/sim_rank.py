@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from random import Random
 
-from agent.wire import ProcessState
+from agent.wire.reports import ProcessState
 from ddpcore.probing.rank_state import RankIdentity, RankState
 from ddpcore.probing.samples import BarrierMark, GroupMembers, RecorderDump, RecorderEntry, Sample, StackLine, StepMark
 from ddpcore.probing.stack import CodeRoots

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from textual.events import MouseScrollDown
 
-from agent.wire import ProcessState
+from agent.wire.reports import ProcessState
 from app.cluster import Cluster
 from app.diagnosis import Diagnoser
 from app.tui.views.logs import LogsView

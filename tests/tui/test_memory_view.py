@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.machine_wire import GpuCondition, HostReport, ThrottleReason, Xid
+from agent.wire.machine import GpuCondition, HostReport, ThrottleReason, Xid
 from tests.support.consoles import TalkingSource, desk
 from tests.support.screens import assert_looks_as_before
 from tests.support.sim import SimCluster

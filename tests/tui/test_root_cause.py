@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.root_cause import Failure
-from agent.wire import RootCause
+from agent.wire.logs import RootCause
 from app.tui.views.logs import LogsView
 from tests.support.consoles import Desk, TalkingSource, desk
 from tests.support.screens import assert_looks_as_before

@@ -7,7 +7,7 @@ import pytest
 from agent.admission import is_prepared, refusal_to_prepare
 from agent.job import Job
 from agent.lifecycle import CommitReceived, LauncherFailed, LauncherStarted
-from agent.wire import RefusalReason
+from agent.wire.replies import RefusalReason
 from tests.support.jobs import make_spec
 
 if TYPE_CHECKING:

@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 
 from agent.control_lease import ControlLease, Holder
-from agent.wire import Commit, GetStatus, Kill, Prepare, PullLogs, RefusalReason, Shutdown, Stop
+from agent.wire.commands import Commit, GetStatus, Kill, Prepare, Shutdown, Stop
+from agent.wire.logs import PullLogs
+from agent.wire.replies import RefusalReason
 from tests.support.jobs import make_spec
 
 

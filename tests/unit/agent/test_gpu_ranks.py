@@ -8,7 +8,7 @@ import pytest
 
 from agent.gpu_ranks import RankProcess, gpu_reports
 from agent.gpu_sample import GpuProcess, SampledGpu
-from agent.machine_wire import GpuFigures, GpuReport, JobRank, MigInstance
+from agent.wire.machine import GpuFigures, GpuReport, JobRank, MigInstance
 
 GIB = 2**30
 

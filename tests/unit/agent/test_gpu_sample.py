@@ -17,7 +17,7 @@ from agent.gpu_sample import (
     encode_sample,
     is_sample,
 )
-from agent.machine_wire import (
+from agent.wire.machine import (
     MAX_GPUS,
     MAX_HOLDERS,
     MAX_XIDS,
@@ -29,7 +29,7 @@ from agent.machine_wire import (
     ThrottleReason,
     Xid,
 )
-from agent.wire import decode_node_report, encode_node_report
+from agent.wire.reports import decode_node_report, encode_node_report
 from ddpcore.wire import MalformedReportError, decode_report, encode_report
 from tests.support.node_reports import node_report, rank_report
 

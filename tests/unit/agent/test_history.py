@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.history import PastFrames
-from agent.wire import Tier
+from agent.wire.commands import Tier
 
 if TYPE_CHECKING:
     from pathlib import Path

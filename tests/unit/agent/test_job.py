@@ -41,7 +41,8 @@ from agent.lifecycle import (
     WorkerExited,
     WorkerFound,
 )
-from agent.wire import ENDED_STATES, Accepted, JobState, RefusalReason, Refused
+from agent.wire.jobs import ENDED_STATES, JobState
+from agent.wire.replies import Accepted, RefusalReason, Refused
 from ddpcore.wire import Fault, FaultKind
 from tests.support.jobs import left, make_spec
 

@@ -5,17 +5,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.log_reader import read_log
-from agent.wire import (
-    LogChunk,
-    LogStream,
-    MalformedMessageError,
-    ReadLog,
-    RefusalReason,
-    Refused,
-    decode_command,
-    encode_command,
-    encode_reply,
-)
+from agent.wire.codec import MalformedMessageError
+from agent.wire.commands import decode_command, encode_command
+from agent.wire.logs import LogChunk, LogStream, ReadLog
+from agent.wire.replies import RefusalReason, Refused, encode_reply
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ import pytest
 
 from agent import log_tail
 from agent.log_tail import LogTail
-from agent.log_wire import LogLoss
+from agent.wire.logs import LogLoss
 
 if TYPE_CHECKING:
     from pathlib import Path

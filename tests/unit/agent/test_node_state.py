@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from agent.gpu_sample import GpuProcess, GpuSample, SampledGpu
-from agent.machine_wire import GpuFigures, GpuWatchState, JobRank
 from agent.node_state import (
     GpusSampled,
     GpuWatchChanged,
@@ -19,7 +18,8 @@ from agent.node_state import (
     WorkerSampled,
     WorkerSeen,
 )
-from agent.wire import ExitReport, NodeReport, ProcessState, decode_node_report, encode_node_report
+from agent.wire.machine import GpuFigures, GpuWatchState, JobRank
+from agent.wire.reports import ExitReport, NodeReport, ProcessState, decode_node_report, encode_node_report
 from ddpcore.wire import WIRE_VERSION, GpuMemoryReport, Phase, RankReport
 
 

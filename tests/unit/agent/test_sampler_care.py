@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from agent.machine_wire import GpuWatchState
 from agent.sampler_care import (
     ABSENT_PAUSE_S,
     FIRST_PAUSE_S,
@@ -24,6 +23,7 @@ from agent.sampler_care import (
     StartSampler,
     Ticked,
 )
+from agent.wire.machine import GpuWatchState
 
 
 class Bedside:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.log_wire import MAX_TRACEBACK_BYTES
 from agent.traceback_text import MAX_MESSAGE_LINES, FailureText, failure_in, shortened
+from agent.wire.logs import MAX_TRACEBACK_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from agent.wire import JobState, NodeReport, ProcessState, WorkerReport
+from agent.wire.jobs import JobState
+from agent.wire.reports import NodeReport, ProcessState, WorkerReport
 from app.cluster import MAX_JOBS, MAX_OLD_EPOCHS, MAX_WORLD_SIZE, Cluster
 from app.job_model import MAX_CALLS, JobModel
 from tests.support.node_reports import dead_worker, group_report, job_status, node_report, rank_report, worker_report

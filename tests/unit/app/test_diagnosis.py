@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agent.wire import JobState, ProcessState
+from agent.wire.jobs import JobState
+from agent.wire.reports import ProcessState
 from app.cluster import Cluster
 from app.diagnosis import Diagnoser, Diagnosis, JobDiagnosis
 from app.rank_facts import STATES, Thresholds
@@ -16,7 +17,7 @@ from ddpcore.wire import Phase
 from tests.support.node_reports import dead_worker, group_report, job_status, node_report, rank_report, worker_report
 
 if TYPE_CHECKING:
-    from agent.wire import WorkerReport
+    from agent.wire.reports import WorkerReport
 
 LOST_PEER = "RuntimeError: Connection closed by peer"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.wire import ExitReport
+from agent.wire.reports import ExitReport
 from app.exits import ExitContext, Exits, has_lost_peer, sort_out
 from app.job_model import Death
 from app.rank_facts import Thresholds

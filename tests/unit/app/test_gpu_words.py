@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.gpu_sample import GpuProcess
-from agent.machine_wire import (
+from agent.wire.machine import (
     GpuCondition,
     GpuFigures,
     GpuHolder,

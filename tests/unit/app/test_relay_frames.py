@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.wire import MAX_NODE_REPORT_BYTES, MalformedMessageError
+from agent.wire.codec import MalformedMessageError
+from agent.wire.reports import MAX_NODE_REPORT_BYTES
 from app.relay_frames import FrameReader
 
 

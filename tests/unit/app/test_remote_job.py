@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.wire import Prepare, decode_command, encode_command
+from agent.wire.commands import Prepare, decode_command, encode_command
 from app.errors import UsageError
 from app.host_link import AgentPlace
 from app.remote_job import RunRequest, check_command, check_job_id, job_spec, make_job_id

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from agent.wire import JobState, RootCause
+from agent.wire.jobs import JobState
+from agent.wire.logs import RootCause
 from app.cluster import Cluster
 from app.diagnosis import Diagnoser
 from app.view import View, status_object

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent.wire import ExitReport
+from agent.wire.reports import ExitReport
 from app.rows import Cause
 from app.verdict_words import MAX_TEXT, hint, sentence
 from app.verdicts import Side, Verdict

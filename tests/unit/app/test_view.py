@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from agent.wire import JobState, ProcessState, WorkerReport
+from agent.wire.jobs import JobState
+from agent.wire.reports import ProcessState, WorkerReport
 from app.cluster import Cluster
 from app.diagnosis import Diagnoser
 from app.rows import RankState, Severity

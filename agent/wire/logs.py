@@ -1,7 +1,4 @@
-"""What a node says of its ranks' output: lines as they come, pieces of files, and why a job failed.
-
-A part of `agent.wire`, which shows all of it to consoles.
-"""
+"""What a node says of its ranks' output: lines as they come, pieces of files, and why a job failed."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from ddpcore.wire import Count, Name, Seconds, Word  # noqa: TC001 - msgspec looks at them
+from ddpcore.wire import Count, Name, Seconds, Word
 
 MAX_PULLED_LINES = 2_000
 MAX_CHUNK_BYTES = 65_536

@@ -1,6 +1,5 @@
 """What a node says of its machine: the host's own figures, and its GPUs with who holds their memory.
 
-A part of the vocabulary between an agent and its consoles, in a file of its own; `agent.wire.NodeReport` carries both.
 A figure that the machine does not tell is None, never a made-up zero.
 """
 
@@ -11,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from ddpcore.wire import Count, Name, Rank, Seconds, Word  # noqa: TC001 - msgspec reads annotations
+from ddpcore.wire import Count, Name, Rank, Seconds, Word
 
 Frac = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]

@@ -1,0 +1,160 @@
+"""What an agent is asked: one JSON line each."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+
+from agent.wire.codec import decode_line
+from agent.wire.fields import JobId
+from agent.wire.jobs import JobSpec
+from agent.wire.logs import PullLogs, ReadLog
+from ddpcore.wire import Count, FaultKind, Name, Rank
+
+
+class Claim(msgspec.Struct, frozen=True, tag="claim", forbid_unknown_fields=True):
+    """Take control: commands of an older generation are refused from now on."""
+
+    generation: Annotated[int, msgspec.Meta(ge=1)]
+    """Above that of every node's `control`; the same on all nodes of a cluster."""
+    holder: Name
+    """Who claims it, for people: `user@host, console 1234`."""
+
+
+class Prepare(msgspec.Struct, frozen=True, tag="prepare", forbid_unknown_fields=True, omit_defaults=True):
+    """Check and reserve; nothing runs yet. Asked twice for the same it changes nothing."""
+
+    spec: JobSpec
+    generation: Count = 0
+    """Here and below: of the console's claim; 0 is a command by hand, which always counts."""
+
+
+class Commit(msgspec.Struct, frozen=True, tag="commit", forbid_unknown_fields=True, omit_defaults=True):
+    """Start a prepared job. Asked twice it changes nothing."""
+
+    job_id: JobId
+    generation: Count = 0
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort", forbid_unknown_fields=True, omit_defaults=True):
+    """Forget a prepared job."""
+
+    job_id: JobId
+    generation: Count = 0
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop", forbid_unknown_fields=True, omit_defaults=True):
+    """End a job in an orderly way. Asked twice it changes nothing.
+
+    Ranks that can are asked to finish a step and write a checkpoint, and have the job's `save_s` for it. Then, or at
+    once: SIGTERM, a grace period, SIGKILL for the whole tree.
+    """
+
+    job_id: JobId
+    is_agreed: bool = True
+    """False does not wait for an agreed step, also of a stop that is under way."""
+    generation: Count = 0
+
+
+class Kill(msgspec.Struct, frozen=True, tag="kill", forbid_unknown_fields=True, omit_defaults=True):
+    """SIGKILL for the whole tree."""
+
+    job_id: JobId
+    generation: Count = 0
+
+
+class InjectFault(msgspec.Struct, frozen=True, tag="fault", forbid_unknown_fields=True, omit_defaults=True):
+    """Do harm to one rank of this node, now."""
+
+    job_id: JobId
+    kind: FaultKind
+    rank: Rank
+    factor: Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)] = 8.0
+    generation: Count = 0
+
+
+class Tier(StrEnum):
+    """How closely a node keeps the past."""
+
+    RECENT = "recent"
+    """Every regular report of the last ten minutes."""
+    DAY = "day"
+    """One in ten seconds of the last day."""
+
+
+class PullHistory(msgspec.Struct, frozen=True, tag="history", forbid_unknown_fields=True):
+    """Ask for reports of the past after `since_seq`, oldest first, as many as fit into a reply."""
+
+    tier: Tier = Tier.RECENT
+    since_seq: Count = 0
+
+
+class GetStatus(msgspec.Struct, frozen=True, tag="status", forbid_unknown_fields=True):
+    """Ask for a fresh NodeReport."""
+
+
+class ShowJob(msgspec.Struct, frozen=True, tag="show", forbid_unknown_fields=True):
+    """Ask what a job is made of."""
+
+    job_id: JobId
+
+
+class FindLeftovers(msgspec.Struct, frozen=True, tag="leftovers", forbid_unknown_fields=True):
+    """Ask for what earlier runs of this user have left on the node."""
+
+
+class CleanLeftovers(msgspec.Struct, frozen=True, tag="clean", forbid_unknown_fields=True, omit_defaults=True):
+    """End leftover processes, remove leftover shared memory; the reply holds what was cleaned."""
+
+    names: list[Name] = []
+    """Of `Leftover`; none means all of rankdeck's own."""
+    is_confirmed: bool = False
+    """True to clean also what rankdeck has not started, as far as it is named."""
+    generation: Count = 0
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown", forbid_unknown_fields=True, omit_defaults=True):
+    """End the agent. Its jobs go on without it, until another agent in the same directory takes them up."""
+
+    kill_jobs: bool = False
+    """Kill them instead; a private agent always does."""
+    generation: Count = 0
+
+
+Command = (
+    Claim
+    | Prepare
+    | Commit
+    | Abort
+    | Stop
+    | Kill
+    | InjectFault
+    | PullLogs
+    | ReadLog
+    | PullHistory
+    | GetStatus
+    | ShowJob
+    | FindLeftovers
+    | CleanLeftovers
+    | Shutdown
+)
+
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
+
+
+def encode_command(command: Command) -> bytes:
+    """Return one line, its newline included."""
+    return _encoder.encode(command) + b"\n"
+
+
+def decode_command(line: bytes) -> Command:
+    """Return the command in a line.
+
+    Raises:
+        MalformedMessageError: The line is too long or not a command.
+    """
+    return decode_line(_decoder, line, "a command")

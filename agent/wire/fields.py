@@ -1,0 +1,25 @@
+"""Bounded types of fields, and the names of an agent's sockets."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+LongText = Annotated[str, msgspec.Meta(max_length=4096)]
+
+
+JobId = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
+
+
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+TELEMETRY_SOCKET = "telemetry.sock"
+
+
+CONTROL_SOCKET = "control.sock"
+
+
+INBOX_SOCKET = "inbox.sock"
+"""Names of an agent's sockets in its 0700 directory."""

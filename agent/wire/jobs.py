@@ -1,0 +1,91 @@
+"""A job's share on one node: what it is made of, and where it stands."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+
+from agent.wire.fields import JobId, LongText, Port
+from agent.wire.logs import RootCause
+from ddpcore.wire import Count, Fault, FilePath, Name, Rank, Seconds
+
+
+class JobState(StrEnum):
+    """Where a job is on this node."""
+
+    PREPARED = "prepared"
+    """Checked and reserved; nothing runs."""
+    RUNNING = "running"
+    """The launcher runs."""
+    RESTARTING = "restarting"
+    """An attempt has failed, nothing runs, and the next one begins after a pause."""
+    STOPPING = "stopping"
+    """Told to end; its processes are on their way out."""
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    """The last attempt failed."""
+    STOPPED = "stopped"
+    """Ended because it was told to."""
+    LOST = "lost"
+    """Nothing runs any more, and nobody knows how it ended: the node was rebooted, or everything was killed at once."""
+
+
+ENDED_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED, JobState.LOST})
+
+
+class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A job on this node."""
+
+    job_id: Name
+    attempt: Count
+    state: JobState
+    state_s: Seconds
+    """How long the job has been in this state."""
+    world_size: Count
+    num_nodes: Count
+    node_rank: Rank
+    first_rank: Rank
+    """Global rank of this node's local rank 0."""
+    local_world_size: Count
+    exit_code: int | None = None
+    """Of the launcher, once it has ended; negative is a signal."""
+    num_restarts: Count = 0
+    """How often the node has begun the job again by itself."""
+    max_restarts: Count = 0
+    detail: LongText = ""
+    """A sentence for people, empty when all is well."""
+    root_cause: RootCause | None = None
+    """Once a rank of this node has failed, until the job begins again."""
+
+
+class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """This node's share of a job."""
+
+    job_id: JobId
+    attempt: Count
+    python: FilePath
+    """Interpreter that runs torchrun and the ranks."""
+    command: Annotated[list[LongText], msgspec.Meta(min_length=1)]
+    """`["train.py", ...]` or `["-m", "pkg.train", ...]`, passed byte for byte."""
+    workdir: FilePath
+    num_nodes: Annotated[int, msgspec.Meta(ge=1, le=65536)]
+    node_rank: Rank
+    local_world_size: Annotated[int, msgspec.Meta(ge=1, le=4096)]
+    first_rank: Rank
+    world_size: Annotated[int, msgspec.Meta(ge=1)]
+    master_addr: Name
+    master_port: Port = 0
+    """0 on node 0: the agent binds a free one and says which in its reply to `Prepare`."""
+    interface: Name = ""
+    """Network interface for gloo and NCCL; empty leaves the choice to them."""
+    env: dict[str, str] = {}
+    """Added to the agent's own environment."""
+    faults: list[Fault] = []
+    save_s: Seconds = 120.0
+    """How long an agreed stop may take for a step and a checkpoint before SIGTERM."""
+    grace_s: Seconds = 10.0
+    """Between SIGTERM and SIGKILL when the job is stopped."""
+    max_restarts: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
+    """How often the node begins a failed job again by itself; over several nodes that is the console's to do."""

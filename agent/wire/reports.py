@@ -1,0 +1,137 @@
+"""Telemetry: a `NodeReport` is one msgpack frame, a whole snapshot, at least once a second, never acknowledged."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from agent.wire.codec import IncompatibleWireError, MalformedMessageError
+from agent.wire.fields import LongText
+from agent.wire.jobs import JobStatus
+from agent.wire.logs import LogLoss
+from agent.wire.machine import GpusReport, HostReport
+from ddpcore.wire import DECODE_ERRORS, Count, Name, Rank, RankReport, Seconds, Word
+
+WIRE_VERSION = 1
+
+
+MAX_NODE_REPORT_BYTES = 1_048_576
+
+
+class ProcessState(StrEnum):
+    """What the kernel says of a worker's process."""
+
+    RUNNING = "running"
+    """Running or sleeping."""
+    FROZEN = "frozen"
+    """Stopped by a signal or a debugger (T, t)."""
+    BLOCKED = "blocked"
+    """In uninterruptible sleep (D)."""
+    EXITED = "exited"
+
+
+class ExitReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a worker's process ended."""
+
+    code: int | None = None
+    """Exit code; None when a signal ended it or the status was lost."""
+    signal: int | None = None
+    """Number of the signal that ended it."""
+    age_s: Seconds = 0.0
+    """How long ago."""
+    error: LongText = ""
+    """The exception that its end followed from, if it left one: the first of a chain."""
+
+
+class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One worker of a job: its process as the node sees it, and its last rank report."""
+
+    job_id: Name
+    attempt: Count
+    rank: Rank
+    local_rank: Rank
+    pid: Count
+    process: ProcessState
+    process_s: Seconds = 0.0
+    """How long the process has been in this state."""
+    rss_bytes: Count = 0
+    pss_bytes: Count | None = None
+    """Resident memory with shared pages split among their users; seconds old, for it is dear to ask."""
+    cpu_s: Seconds = 0.0
+    """CPU time of the process, user and system."""
+    exit: ExitReport | None = None
+    """Given exactly when `process` is `EXITED`."""
+    report: RankReport | None = None
+    """None until the rank has imported torch."""
+    report_age_s: Seconds = 0.0
+    """How long ago `report` arrived."""
+
+
+class ControlReport(msgspec.Struct, frozen=True):
+    """The console whose commands count."""
+
+    generation: Count
+    holder: Name
+    held_s: Seconds
+    """Since when, or since the agent began."""
+
+
+class NodeReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The state of one node, whole."""
+
+    wire_version: int
+    node: Name
+    epoch: Word
+    """Random per start of the agent: `report_seq` and `log_seq` restart with it."""
+    report_seq: Count
+    hostname: Name
+    agent_pid: Count
+    num_cpus: Count
+    cpu_frac: float = 0.0
+    """Busy share of all cores, 0..1."""
+    memory_total_bytes: Count = 0
+    memory_available_bytes: Count = 0
+    agent_rss_bytes: Count = 0
+    host: HostReport = HostReport()
+    gpus: GpusReport = GpusReport()
+    log_seq: Count = 0
+    """Number of log lines read so far; the newest line has `seq == log_seq`."""
+    log_losses: list[LogLoss] = []
+    """Of the files of this node's jobs that were written faster than they are read."""
+    malformed_reports: Count = 0
+    """Datagrams that were refused."""
+    control: ControlReport | None = None
+    """None until a console has claimed control."""
+    jobs: list[JobStatus] = []
+    workers: list[WorkerReport] = []
+    """Sorted by rank."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+_decoder = msgspec.msgpack.Decoder(NodeReport)
+
+
+def encode_node_report(report: NodeReport) -> bytes:
+    """Return one telemetry frame."""
+    return _encoder.encode(report)
+
+
+def decode_node_report(frame: bytes) -> NodeReport:
+    """Return the report in a telemetry frame.
+
+    Raises:
+        IncompatibleWireError: It is of another wire version.
+        MalformedMessageError: The bytes are too many or not a NodeReport.
+    """
+    if len(frame) > MAX_NODE_REPORT_BYTES:
+        raise MalformedMessageError(f"a report of {len(frame)} bytes, at most {MAX_NODE_REPORT_BYTES} are taken")
+    try:
+        report = _decoder.decode(frame)
+    except DECODE_ERRORS as error:
+        raise MalformedMessageError(f"not a node report: {error}") from error
+    if report.wire_version != WIRE_VERSION:
+        raise IncompatibleWireError(f"the agent speaks wire version {report.wire_version}, this console {WIRE_VERSION}")
+    return report

@@ -30,6 +30,22 @@ def refusal_to_prepare(spec: JobSpec, existing: Job | None) -> Refused | None:
     )
 
 
+def refusal_by_gpus(spec: JobSpec, num_visible: int | None) -> Refused | None:
+    """Return why a node's GPUs are too few for a job, or None.
+
+    Args:
+        spec: The job.
+        num_visible: GPUs that its ranks would see; None where nobody knows, 0 where there are none to share.
+    """
+    if not num_visible or spec.shares_gpus or spec.local_world_size <= num_visible:
+        return None
+    return Refused(
+        RefusalReason.TOO_FEW_GPUS,
+        f"{spec.local_world_size} ranks would share the {num_visible} GPUs that they see here: start fewer, allow it "
+        "(shares_gpus), or set CUDA_VISIBLE_DEVICES to nothing for a job without GPUs",
+    )
+
+
 def _contradiction(spec: JobSpec) -> str:
     if spec.node_rank >= spec.num_nodes:
         return f"node_rank {spec.node_rank} of {spec.num_nodes} nodes"

@@ -94,6 +94,20 @@ def _judged(holder: GpuHolder, place: int, owners: Sequence[JobRank], homes: Map
     return GpuHolder(holder.pid, holder.used_bytes, holder.mig_uuid, whose, is_foreign=True)
 
 
+def num_visible_gpus(gpus: Sequence[GpuReport], env: Mapping[str, str]) -> int | None:
+    """Return how many GPUs a program with this environment would see; None where only CUDA knows.
+
+    With MIG every process sees one instance, and which one is the program's to arrange.
+    """
+    if any(gpu.figures.mig_instances for gpu in gpus):
+        return None
+    physical = [PhysicalGpu(gpu.figures.index, gpu.figures.uuid, gpu.figures.name) for gpu in gpus]
+    try:
+        return len(visible_gpus(env.get("CUDA_VISIBLE_DEVICES"), physical, env.get("CUDA_DEVICE_ORDER")))
+    except LookupError:
+        return None
+
+
 def _homes(gpus: Sequence[SampledGpu], known: _Ranks) -> dict[JobRank, int]:
     """Return the place, in the given order, of the GPU that each rank with memory on one is at home on."""
     held: dict[JobRank, dict[int, int]] = {}

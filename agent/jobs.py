@@ -6,6 +6,7 @@ Lives on the event loop's thread. Decides nothing: what happens to a job is `age
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import time
 from typing import TYPE_CHECKING, assert_never
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, assert_never
 import click
 import msgspec
 
-from agent.admission import is_prepared, refusal_to_prepare
+from agent.admission import is_prepared, refusal_by_gpus, refusal_to_prepare
 from agent.disk_space import LogSpace
 from agent.job import Job
 from agent.launch import Launch
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from agent.node_state import NodeState
-    from agent.preflight import Address
     from agent.record import JobRecord
     from agent.state_dir import StateDir
     from agent.wire.jobs import JobSpec
@@ -118,18 +118,16 @@ class Jobs:
 
     async def prepare(self, spec: JobSpec) -> Accepted | Refused:
         """Check a job and reserve what it needs."""
-        address: Address | None = None
-        if spec.node_rank == 0:
-            # The only wait, before the first look at any state.
-            found = await resolve(spec.master_addr)
-            if isinstance(found, Refused):
-                return found
-            address = found
+        # The only wait, before the first look at any state.
+        address = await resolve(spec.master_addr) if spec.node_rank == 0 else None
+        if isinstance(address, Refused):
+            return address
         launch = self._launches.get(spec.job_id)
         existing = launch.job if launch else None
         if launch and is_prepared(spec, existing):
             return Accepted(launch.master_port)
-        if refused := refusal_to_prepare(spec, existing) or check_files(spec):
+        num_gpus = self._state.num_visible_gpus({**os.environ, **spec.env})
+        if refused := refusal_to_prepare(spec, existing) or refusal_by_gpus(spec, num_gpus) or check_files(spec):
             return refused
         port_holder = reserve_port(address, spec.master_port) if address else None
         if isinstance(port_holder, Refused):

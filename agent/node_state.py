@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 import msgspec
 
-from agent.gpu_ranks import RankProcess, gpu_reports
+from agent.gpu_ranks import RankProcess, gpu_reports, num_visible_gpus
 from agent.wire.machine import GpusReport, GpuWatchState, HostReport, JobRank
 from agent.wire.reports import WIRE_VERSION, ControlReport, ExitReport, NodeReport, ProcessState, WorkerReport
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from agent.gpu_sample import GpuSample
     from agent.wire.jobs import JobStatus
     from ddpcore.wire import RankReport
@@ -218,6 +220,10 @@ class NodeState:
             jobs=jobs,
             workers=workers,
         )
+
+    def num_visible_gpus(self, env: Mapping[str, str]) -> int | None:
+        """Return how many of this node's GPUs a program with this environment would see; None where nobody knows."""
+        return num_visible_gpus(self._gpus.gpus, env)
 
     def can_agree_to_stop(self, job_id: str) -> bool:
         """Say whether every rank of a job here runs and has said that it can end training at an agreed step."""

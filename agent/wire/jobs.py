@@ -87,5 +87,7 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     """How long an agreed stop may take for a step and a checkpoint before SIGTERM."""
     grace_s: Seconds = 10.0
     """Between SIGTERM and SIGKILL when the job is stopped."""
+    shares_gpus: bool = False
+    """More ranks than GPUs are meant so."""
     max_restarts: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
     """How often the node begins a failed job again by itself; over several nodes that is the console's to do."""

@@ -30,6 +30,7 @@ class RefusalReason(StrEnum):
     NO_SCRIPT = "no_script"
     BAD_ADDRESS = "bad_address"
     """`master_addr` is not an address of the node that is to listen there."""
+    TOO_FEW_GPUS = "too_few_gpus"
     NO_SPACE = "no_space"
     CANNOT_SPAWN = "cannot_spawn"
     NOT_PERMITTED = "not_permitted"

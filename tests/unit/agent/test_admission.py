@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.admission import is_prepared, refusal_to_prepare
+from agent.admission import is_prepared, refusal_by_gpus, refusal_to_prepare
 from agent.job import Job
 from agent.lifecycle import CommitReceived, LauncherFailed, LauncherStarted
 from agent.wire.replies import RefusalReason
@@ -42,6 +42,16 @@ def test_a_job_that_is_here_already_is_refused(way: list[Event], attempt: int) -
     refused = refusal_to_prepare(make_spec(attempt=attempt), job_in(way))
     assert refused is not None
     assert refused.reason is RefusalReason.JOB_EXISTS
+
+
+def test_more_ranks_than_gpus_are_refused_unless_they_are_to_share() -> None:
+    refused = refusal_by_gpus(make_spec(), 1)
+    assert refused is not None
+    assert refused.reason is RefusalReason.TOO_FEW_GPUS
+    assert "2 ranks would share the 1 GPUs" in refused.message
+    assert refusal_by_gpus(make_spec(shares_gpus=True), 1) is None
+    for enough in (None, 0, 2, 8):
+        assert refusal_by_gpus(make_spec(), enough) is None
 
 
 @pytest.mark.parametrize(

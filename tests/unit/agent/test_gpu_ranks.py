@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent.gpu_ranks import RankProcess, gpu_reports
+from agent.gpu_ranks import RankProcess, gpu_reports, num_visible_gpus
 from agent.gpu_sample import GpuProcess, SampledGpu
 from agent.wire.machine import GpuFigures, GpuReport, JobRank, MigInstance
 
@@ -159,3 +159,25 @@ def test_a_rank_alone_on_a_gpu_that_is_nobodys_home_is_at_home_there() -> None:
 
     assert owners(reports) == [[1], []]
     assert foreign(reports) == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("env", "num_visible"),
+    [
+        ({}, 4),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "1,3"}, 2),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, 0),
+    ],
+)
+def test_what_a_program_would_see_is_counted_by_its_environment(env: dict[str, str], num_visible: int) -> None:
+    reports = gpu_reports([gpu(index) for index in range(4)], [])
+    assert num_visible_gpus(reports, env) == num_visible
+    assert num_visible_gpus([], env) == 0
+
+
+def test_what_only_cuda_knows_is_not_guessed() -> None:
+    mixed = gpu_reports([gpu(0), gpu(1, name="T4")], [])
+    assert num_visible_gpus(mixed, {"CUDA_VISIBLE_DEVICES": "0"}) is None
+    parts = gpu_reports([gpu(0, migs=("MIG-1", "MIG-2"))], [])
+    assert num_visible_gpus(parts, {}) is None

@@ -1,7 +1,7 @@
 """Who holds control of a node: a console claims it under a generation, and commands of an older one are refused.
 
-Two consoles may look at a node at once, and only the one that claimed last steers: what the other has under way when it
-loses control does not happen. The console chooses the generation, one above the highest of its nodes, so that it is the
+Two consoles may look at a node at once, and only the one that claimed last steers: what the other asks after that does
+not happen. The console chooses the generation, one above the highest of its nodes, so that it is the
 same on all of them.
 """
 

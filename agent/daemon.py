@@ -15,7 +15,6 @@ import time
 import traceback
 from typing import TYPE_CHECKING, assert_never
 
-import click
 import msgspec
 
 from agent.control import ControlSocket
@@ -30,6 +29,7 @@ from agent.lifecycle import AbortReceived, CommitReceived, FaultReceived, KillRe
 from agent.log_reader import read_log
 from agent.node_state import NodeState, RankReported
 from agent.publisher import Publisher
+from agent.saying import say
 from agent.shim import become_subreaper
 from agent.wire.commands import (
     Abort,
@@ -146,7 +146,8 @@ class Daemon:
             self._jobs.beat()
             self._gpus.beat()
             if self._jobs.are_moving or now_s - self._published_at_s >= IDLE_PERIOD_S:
-                self._keep(self._publish(), now_s)
+                self._publish()
+                self._keep(now_s)
             await asyncio.sleep(max(0.0, PUBLISH_PERIOD_S - (time.monotonic() - now_s)))
 
     async def _close(self) -> None:
@@ -212,9 +213,14 @@ class Daemon:
         assert_never(command)
 
     def _claim(self, generation: int, holder: str) -> Accepted | Refused:
+        before = self._lease.holder
         if refused := self._lease.claim(generation, holder, time.monotonic()):
             return refused
-        self._state_dir.write_holder(self._lease.holder)
+        try:
+            self._state_dir.write_holder(self._lease.holder)
+        except OSError as error:
+            self._lease = ControlLease(before, time.monotonic())
+            return Refused(RefusalReason.NO_SPACE, f"the claim cannot be kept: {error.strerror}: make room")
         self._publish_soon()
         return Accepted()
 
@@ -240,26 +246,24 @@ class Daemon:
             wait_s = self._published_at_s + MIN_PUBLISH_GAP_S - time.monotonic()
             self._publish_timer = asyncio.get_running_loop().call_later(max(0.0, wait_s), self._publish)
 
-    def _publish(self) -> bytes:
-        """Send a report to whoever listens, and return it encoded."""
+    def _publish(self) -> None:
+        """Send a report to whoever listens."""
         if self._publish_timer:
             self._publish_timer.cancel()
             self._publish_timer = None
         self._published_at_s = time.monotonic()
         self.newest_report = self._report()
-        frame = encode_node_report(self.newest_report)
         if self._publisher:
-            self._publisher.publish(frame)
-        return frame
+            self._publisher.publish(encode_node_report(self.newest_report))
 
-    def _keep(self, frame: bytes, now_s: float) -> None:
-        """Add a report to the past, as long as there is room for it."""
-        if self._history is None:
+    def _keep(self, now_s: float) -> None:
+        """Add the newest report to the past, as long as there is room for it."""
+        if self._history is None or self.newest_report is None or not self._history.is_due(now_s):
             return
         try:
-            self._history.append(frame, now_s)
+            self._history.append(encode_node_report(_without_tracebacks(self.newest_report)), now_s)
         except OSError as error:
-            click.echo(f"agent: the past is not kept any more: {error.strerror}: make room and restart", err=True)
+            say(f"the past is not kept any more: {error.strerror}: make room and restart")
             self._history.close()
             self._history = None
 
@@ -277,3 +281,14 @@ async def _clean(command: CleanLeftovers) -> Leftovers | Refused:
             f"{len(foreign)} of these are not rankdeck's, {foreign[0].text!r} for one: confirm that they may be ended",
         )
     return Leftovers(await asyncio.to_thread(clean, wanted))
+
+
+def _without_tracebacks(report: NodeReport) -> NodeReport:
+    """Return what is worth keeping many times over."""
+    lean = [
+        job
+        if job.root_cause is None
+        else msgspec.structs.replace(job, root_cause=msgspec.structs.replace(job.root_cause, traceback=""))
+        for job in report.jobs
+    ]
+    return msgspec.structs.replace(report, jobs=lean)

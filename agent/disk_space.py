@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-import click
 import msgspec
 
 from agent.lifecycle import FoundFailure
+from agent.saying import say
 from agent.traceback_text import FailureText
 from agent.wire.jobs import ENDED_STATES
 
@@ -42,7 +42,7 @@ class LogSpace:
         self._looked_at_s = now_s
         words = space_words(self._path)
         if words and not self.words:
-            click.echo(f"agent: {words}", err=True)
+            say(words)
         self.words = words
 
     def failure_of(self, rank: int) -> FoundFailure | None:

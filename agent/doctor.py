@@ -187,9 +187,12 @@ def _network() -> Iterable[Row]:
 
 def _linger(systemd: Path, lingering: Path) -> Row:
     """Say whether a logout ends this user's processes: logind does so where KillUserProcesses is set."""
-    user = pwd.getpwuid(os.geteuid()).pw_name
     if not systemd.is_dir():
         return Row("linger", Status.OK, "no systemd here: nothing ends a user's processes at logout")
+    try:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # as in a container that runs under any number
+        return Row("linger", Status.OK, f"user {os.geteuid()} has no name here, and so no session of systemd's to end")
     if os.geteuid() == 0 or (lingering / user).exists():
         return Row("linger", Status.OK, f"{user} lingers")
     todo = f"loginctl enable-linger {user} (else KillUserProcesses=yes ends agent and jobs at logout)"

@@ -9,6 +9,7 @@ A figure that a GPU or its driver does not have is None; a GPU that is lost is a
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 SAMPLE_PERIOD_S = 1.0
 MAX_EVENTS_A_SAMPLE = 256
 """A GPU in trouble may log without pause; the rest of its events wait in the driver."""
+LISTEN_PAUSE_S = 5.0
+"""Before events are listened for again: what spoilt the last set may still be there."""
 
 _MEGA = 1_000_000
 _MAX_COUNT = 2**63 - 1
@@ -95,6 +98,8 @@ class GpuSampler:
         self._lost: dict[int, GpuCondition] = {}
         self._driver_version = ""
         self._events: Any = None
+        self._listen_due_s = float("-inf")
+        """When to make the set of events, where there is none."""
         self._xids: dict[str, dict[int, tuple[int, float]]] = {}
         """By UUID and code: how often, and when last."""
 
@@ -119,6 +124,8 @@ class GpuSampler:
 
     def listen_until(self, deadline_s: float) -> None:
         """Take Xid events until then; sleep where there are none to be had."""
+        if self._events is None and time.monotonic() >= self._listen_due_s:
+            self._listen()
         for _ in range(MAX_EVENTS_A_SAMPLE):
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
@@ -130,8 +137,8 @@ class GpuSampler:
             except pynvml.NVMLError as error:
                 if error.value == pynvml.NVML_ERROR_TIMEOUT:
                     return
-                # A lost GPU makes the whole set useless; the others' events are gone with it.
-                self._events = None
+                # A lost GPU makes the whole set useless, for the others too.
+                self._stop_listening()
                 break
             self._note(event)
         time.sleep(max(0.0, deadline_s - time.monotonic()))
@@ -148,12 +155,22 @@ class GpuSampler:
             return _Gpu(index, handle, (uuid or "")[:256], (name or "")[:256])
         return _Gpu(index, None, "", "")
 
+    def _stop_listening(self) -> None:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlEventSetFree(self._events)
+        self._events = None
+        self._listen_due_s = time.monotonic() + LISTEN_PAUSE_S
+
     def _listen(self) -> None:
+        """Make the set of events, of the GPUs that still answer."""
         try:
             self._events = pynvml.nvmlEventSetCreate()
         except pynvml.NVMLError:
+            self._listen_due_s = time.monotonic() + LISTEN_PAUSE_S
             return
         for gpu in self._gpus:
+            if gpu.place in self._lost:
+                continue
             try:
                 pynvml.nvmlDeviceRegisterEvents(gpu.handle, pynvml.nvmlEventTypeXidCriticalError, self._events)
             except pynvml.NVMLError:
@@ -188,6 +205,9 @@ class GpuSampler:
         handle = gpu.handle
         busy = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
         memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
+        temperature = _ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)
+        if memory is None and temperature is None and _ask(pynvml.nvmlDeviceGetName, handle) is None:
+            raise _UnusableGpuError(GpuCondition.UNREADABLE)  # every GPU has at least one of them
         rows = _ask(pynvml.nvmlDeviceGetRemappedRows, handle)
         return GpuFigures(
             index=gpu.place,
@@ -197,7 +217,7 @@ class GpuSampler:
             memory_busy_frac=None if busy is None else _frac(busy.memory),
             memory_total_bytes=None if memory is None else _count(memory.total),
             memory_used_bytes=None if memory is None else _count(memory.used),
-            temperature_celsius=_celsius(_ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)),
+            temperature_celsius=_celsius(temperature),
             power_watts=_thousandth(_ask(pynvml.nvmlDeviceGetPowerUsage, handle)),
             power_limit_watts=_thousandth(_ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
             sm_clock_hz=_mega(_ask(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM)),

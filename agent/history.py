@@ -7,16 +7,21 @@ short by a crash is the last of its file and is dropped when that is read.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent.wire.commands import Tier
+from agent.wire.reports import WIRE_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+MAX_FRAME_BYTES = 200_000
+"""A larger report is not kept: it would not fit into a reply."""
 
 _HEAD = struct.Struct("<Id")
 """Size of a report in bytes, wall time at which it was made."""
@@ -55,6 +60,10 @@ class PastFrames:
         directory.mkdir(mode=0o700, exist_ok=True)
         self._rings = {tier: _Ring(directory, tier) for tier in Tier}
 
+    def is_due(self, now_s: float) -> bool:
+        """Return whether some tier would keep a report made now."""
+        return any(ring.is_due(now_s) for ring in self._rings.values())
+
     def append(self, frame: bytes, now_s: float) -> None:
         """Keep a report where it is due.
 
@@ -81,19 +90,29 @@ class _Ring:
         self._directory = directory
         self._tier = tier
         self._shape = _SHAPES[tier]
+        for path in directory.glob(f"{tier}-*.reports"):
+            if path not in self._paths():
+                path.unlink(missing_ok=True)  # of an agent that spoke another version
         self._fd = -1
         self._due_at_s = self._file_ends_at_s = float("-inf")
         paths = self._paths()
         self._next_seq = max(1, _first_seq(paths[-1]) + sum(1 for _ in _read(paths[-1]))) if paths else 1
 
+    def is_due(self, now_s: float) -> bool:
+        return now_s >= self._due_at_s
+
     def append(self, frame: bytes, now_s: float) -> None:
-        if now_s < self._due_at_s:
+        if not self.is_due(now_s) or len(frame) > MAX_FRAME_BYTES:
             return
         self._due_at_s = now_s + self._shape.period_s
         if now_s >= self._file_ends_at_s:
             self._begin_file(now_s)
         # One call, so that a kill leaves all of it or none.
-        os.write(self._fd, _HEAD.pack(len(frame), time.time()) + frame)  # noqa: TID251 - it outlives the boot
+        whole = _HEAD.pack(len(frame), time.time()) + frame  # noqa: TID251 - it outlives the boot
+        num_written = os.write(self._fd, whole)
+        if num_written < len(whole):
+            os.ftruncate(self._fd, os.lseek(self._fd, -num_written, os.SEEK_CUR))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._next_seq += 1
 
     def since(self, seq: int, max_bytes: int) -> list[PastFrame]:
@@ -119,14 +138,14 @@ class _Ring:
 
     def _begin_file(self, now_s: float) -> None:
         self.close()
-        path = self._directory / f"{self._tier}-{self._next_seq:012d}.reports"
+        path = self._directory / f"{self._tier}-{WIRE_VERSION}-{self._next_seq:012d}.reports"
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self._file_ends_at_s = now_s + self._shape.file_s
         for old in self._paths()[: -self._shape.num_files]:
             old.unlink(missing_ok=True)
 
     def _paths(self) -> list[Path]:
-        return sorted(self._directory.glob(f"{self._tier}-*.reports"))
+        return sorted(self._directory.glob(f"{self._tier}-{WIRE_VERSION}-*.reports"))
 
 
 def _first_seq(path: Path) -> int:

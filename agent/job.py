@@ -99,9 +99,9 @@ class Job:
         self._story: deque[str] = deque(maxlen=STORY_LENGTH)
 
     @classmethod
-    def restored(cls, memory: JobMemory, now_s: float) -> Job:
+    def restored(cls, memory: JobMemory) -> Job:
         """Return a job as an earlier agent knew it; `LauncherFound` or `LauncherLost` says what has become of it."""
-        job = cls(memory.spec, min(now_s, memory.since_s))
+        job = cls(memory.spec, memory.since_s)
         job.state = memory.state
         job.exit_code = memory.exit_code
         job._cause = memory.cause
@@ -349,7 +349,7 @@ class Job:
         if now_s < self._kill_at_s:
             return []
         self._kill_at_s = now_s + KILL_AGAIN_S
-        return [KillTree()]
+        return [KillTree(spares_writers=True)]
 
     def _take_next_attempt(self, before: JobState) -> None:
         if before is not JobState.RESTARTING:

@@ -23,6 +23,17 @@ class JobMemory(msgspec.Struct, frozen=True, omit_defaults=True):
     terminate_at_s: float | None = None
     begin_again_at_s: float | None = None
 
+    def of_another_boot(self, now_s: float) -> JobMemory:
+        """Return it with times that the clock of this boot can be compared with: all of them are now."""
+        return msgspec.structs.replace(
+            self,
+            since_s=now_s,
+            failure=None if self.failure is None else msgspec.structs.replace(self.failure, at_s=now_s),
+            kill_at_s=None if self.kill_at_s is None else now_s,
+            terminate_at_s=None if self.terminate_at_s is None else now_s,
+            begin_again_at_s=None if self.begin_again_at_s is None else now_s,
+        )
+
 
 class WorkerMemory(msgspec.Struct):
     """What the lifecycle needs to know of a rank's process."""

@@ -11,14 +11,13 @@ import shutil
 import time
 from typing import TYPE_CHECKING, assert_never
 
-import click
 import msgspec
 
 from agent.admission import is_prepared, refusal_by_gpus, refusal_to_prepare
 from agent.disk_space import LogSpace
 from agent.job import Job
 from agent.launch import Launch
-from agent.leftovers import Watch, sweep
+from agent.leftovers import ANYBODYS, Leftovers
 from agent.lifecycle import (
     Answer,
     AskToStop,
@@ -43,9 +42,9 @@ from agent.lifecycle import (
 from agent.log_tail import LogTail
 from agent.node_state import JobAdmitted, JobForgotten, WorkerEnded
 from agent.preflight import check_files, make_job_dir, reserve_port, resolve
-from agent.process import has_been_started, recorded_exit_code
-from agent.record import read_jobs, write_job
-from agent.secret_mask import masked_argv, masked_env
+from agent.process import has_been_started, is_shim_alive, recorded_exit_code
+from agent.record import JobRecords, read_jobs
+from agent.secret_mask import masked_spec
 from agent.wire.fields import INBOX_SOCKET
 from agent.wire.jobs import ENDED_STATES, JobState, JobStatus
 from agent.wire.replies import Accepted, RefusalReason, Refused, Shown
@@ -94,8 +93,10 @@ class Jobs:
         self._workers = WorkerSampler(self._on_worker_end)
         self.logs = LogTail()
         self._space = LogSpace(state_dir.jobs_dir)
-        self._has_leftovers = False
-        """True from when a tree lost its shim until a sweep finds nothing."""
+        self._leftovers = Leftovers(state_dir.socket_path(INBOX_SOCKET))
+        self._sought: set[str] = set()
+        """Jobs of an earlier agent whose shims live and have not said yet who they are."""
+        self._records = JobRecords(state_dir.jobs_dir)
         self._launched = asyncio.Event()
         """Set when there may be workers to look for."""
 
@@ -109,7 +110,8 @@ class Jobs:
         ended = [record for record in records if record.memory.state in ENDED_STATES]
         for record in (*ended[-MAX_ENDED_JOBS:], *(record for record in records if record not in ended)):
             self._adopt(record)
-        self._has_leftovers = bool(records)
+        if records:
+            self._leftovers.suspect(ANYBODYS)
 
     @property
     def are_moving(self) -> bool:
@@ -129,6 +131,9 @@ class Jobs:
         num_gpus = self._state.num_visible_gpus({**os.environ, **spec.env})
         if refused := refusal_to_prepare(spec, existing) or refusal_by_gpus(spec, num_gpus) or check_files(spec):
             return refused
+        if existing and self._leftovers.may_have(spec.job_id):
+            words = f"what is left of the last attempt of job {spec.job_id} is being killed: try again in a moment"
+            return Refused(RefusalReason.WRONG_STATE, words)
         port_holder = reserve_port(address, spec.master_port) if address else None
         if isinstance(port_holder, Refused):
             return port_holder
@@ -137,13 +142,13 @@ class Jobs:
             if port_holder:
                 port_holder.close()
             return refused
-        self._forget(spec.job_id)
-        self._forget_oldest()
         launch = Launch(Job(spec, time.monotonic()), job_dir, address, port_holder)
         if refused := self._write(launch):
             launch.close()
-            self._state_dir.remove_job_dir(spec.job_id, spec.attempt)
+            self._state_dir.remove_attempt(spec.job_id, spec.attempt)
             return refused
+        self._forget(spec.job_id)
+        self._forget_oldest()
         self._launches[spec.job_id] = launch
         self._admit(spec)
         self._on_change()
@@ -163,17 +168,15 @@ class Jobs:
         launch = self._launches.get(job_id)
         if launch is None:
             return self._unknown(job_id)
-        spec = launch.job.spec
-        shown = msgspec.structs.replace(spec, env=masked_env(spec.env), command=masked_argv(spec.command))
-        return Shown(shown, str(launch.job_dir), launch.master_port)
+        return Shown(masked_spec(launch.job.spec), str(launch.job_dir), launch.master_port)
 
     def beat(self) -> None:
         """Sample workers, let time pass for the lifecycles, end what nobody watches over, read logs."""
+        self._sought -= {job_id for job_id in list(self._sought) if self._seek(self._launches[job_id])}
         for launch in list(self._launches.values()):
             self._sample(launch)
-            self._feed(launch, Ticked(self._has_leftovers))
-        if self._has_leftovers:
-            self._has_leftovers = sweep(self._watch())
+            self._feed(launch, Ticked(self._leftovers.may_have(launch.job_id)))
+        self._leftovers.sweep(self._own_pids(), time.monotonic())
         self.logs.poll()
         self._space.look(time.monotonic())
 
@@ -203,9 +206,8 @@ class Jobs:
         for launch in list(self._launches.values()):
             self._feed(launch, KillReceived())
         deadline_s = time.monotonic() + within_s
-        while time.monotonic() < deadline_s and (self._watch().shim_pids or self._has_leftovers):
-            if self._has_leftovers:
-                self._has_leftovers = sweep(self._watch())
+        while (now_s := time.monotonic()) < deadline_s and (self._shim_pids() or not self._leftovers.is_clean):
+            self._leftovers.sweep(self._own_pids(), now_s)
             await asyncio.sleep(END_PERIOD_S)
 
     def close(self) -> None:
@@ -217,12 +219,14 @@ class Jobs:
 
     def _adopt(self, record: JobRecord) -> None:
         """Make a job of its record, and find out what has become of it meanwhile."""
-        memory, spec = record.memory, record.memory.spec
+        now_s = time.monotonic()
+        memory = record.memory if record.is_of_this_boot else record.memory.of_another_boot(now_s)
+        spec = memory.spec
         next_dir = self._state_dir.job_dir(spec.job_id, spec.attempt + 1)
         is_a_step_further = memory.state is JobState.RESTARTING and has_been_started(next_dir)
         job_dir = next_dir if is_a_step_further else self._state_dir.job_dir(spec.job_id, spec.attempt)
-        launch = Launch(Job.restored(memory, time.monotonic()), job_dir, record.address)
-        launch.written = memory
+        launch = Launch(Job.restored(memory), job_dir, record.address)
+        self._records.take_over(memory)
         if memory.state is JobState.PREPARED and not has_been_started(job_dir):
             self._state_dir.remove_job_dir(spec.job_id, spec.attempt)
             return  # its port is lost: whoever prepared it must do so again
@@ -231,11 +235,20 @@ class Jobs:
         if memory.state in ENDED_STATES or (memory.state is JobState.RESTARTING and not is_a_step_further):
             return
         self._feed(launch, LauncherFound())
-        if launch.adopt() or recorded_exit_code(job_dir) is not None:
+        if not record.is_of_this_boot:
+            self._feed(launch, LauncherLost("nobody knows how it ended: the node was rebooted"))
+        elif not self._seek(launch):
+            self._sought.add(spec.job_id)
+
+    def _seek(self, launch: Launch) -> bool:
+        """Take hold of an earlier agent's job, or learn how it has ended; return False while its shim says nothing."""
+        if launch.adopt() or recorded_exit_code(launch.job_dir) is not None:
             self._follow(launch)
-            return
-        why = "no agent ran when its shim was killed" if record.is_of_this_boot else "the node was rebooted"
-        self._feed(launch, LauncherLost(f"nobody knows how it ended: {why}"))
+        elif is_shim_alive(launch.job_dir):
+            return False
+        else:
+            self._feed(launch, LauncherLost("nobody knows how it ended: no agent ran when its shim was killed"))
+        return True
 
     def _feed(self, launch: Launch, event: Event) -> Accepted | Refused | None:
         """Give an event to a job, carry out what it wants, and return its answer if there is one."""
@@ -265,15 +278,16 @@ class Jobs:
             case TerminateLauncher():
                 if launch.shim:
                     launch.shim.terminate()
-            case KillTree():
+            case KillTree(spares_writers=spares_writers):
                 if launch.shim:
-                    launch.shim.kill_tree()
+                    launch.shim.kill_tree(spares_writers=spares_writers)
                 else:
-                    self._has_leftovers = True
+                    self._leftovers.suspect(job_id)
             case ReleasePort():
                 launch.release_port()
             case ForgetJob():
                 self._forget(job_id)
+                self._records.forget(job_id)
                 self._state_dir.remove_job_dir(job_id, launch.job.spec.attempt)
             case SignalWorker(rank=rank, signal=number):
                 if not self._workers.send_signal(job_id, rank, number):
@@ -297,7 +311,7 @@ class Jobs:
         return reply
 
     def _begin_again(self, launch: Launch, attempt: int) -> None:
-        """Prepare another attempt and start it; the job hears how that went."""
+        """Prepare another attempt and start it."""
         spec = msgspec.structs.replace(launch.job.spec, attempt=attempt)
         job_dir = self._state_dir.job_dir(spec.job_id, attempt)
         if not has_been_started(job_dir):  # else an agent was killed before it could spawn anything there
@@ -360,6 +374,7 @@ class Jobs:
     def _forget(self, job_id: str) -> None:
         launch = self._launches.pop(job_id, None)
         if launch:
+            self._sought.discard(job_id)
             launch.close()
             self._workers.forget(job_id)
             self.logs.forget(job_id)
@@ -369,29 +384,17 @@ class Jobs:
         ended = [job_id for job_id, launch in self._launches.items() if launch.job.has_ended]
         for job_id in ended[: max(0, len(ended) - MAX_ENDED_JOBS + 1)]:
             self._forget(job_id)
+            self._records.forget(job_id)
 
     def _unknown(self, job_id: str) -> Refused:
         known = ", ".join(self._launches) or "none"
         return Refused(RefusalReason.UNKNOWN_JOB, f"there is no job {job_id} on this node; those here: {known}")
 
-    def _watch(self) -> Watch:
-        living = [launch for launch in self._launches.values() if launch.shim]
-        return Watch(
-            self._state_dir.socket_path(INBOX_SOCKET),
-            {launch.shim.pid for launch in living if launch.shim is not None},
-            {(launch.job_id, launch.job.spec.attempt) for launch in living},
-            self._sampler_pids,
-        )
+    def _shim_pids(self) -> set[int]:
+        return {launch.shim.pid for launch in self._launches.values() if launch.shim is not None}
+
+    def _own_pids(self) -> set[int]:
+        return self._shim_pids() | self._sampler_pids
 
     def _write(self, launch: Launch) -> Refused | None:
-        """Bring a job's record up to date; return why that cannot be done, or None."""
-        memory = launch.job.memory
-        if memory == launch.written:
-            return None
-        try:
-            write_job(self._state_dir.jobs_dir / launch.job_id, memory, launch.address)
-        except OSError as error:
-            click.echo(f"agent: the record of job {launch.job_id} cannot be written: {error.strerror}", err=True)
-            return Refused(RefusalReason.NO_SPACE, f"cannot write the record of the job: {error.strerror}")
-        launch.written = memory
-        return None
+        return self._records.keep(launch.job, launch.address, time.monotonic())

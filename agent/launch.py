@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.job import Job
-    from agent.job_memory import JobMemory
     from agent.lifecycle import FoundFailure
     from agent.preflight import Address
     from agent.wire.jobs import JobSpec
@@ -36,10 +35,9 @@ class Launch:
         self.job_dir = job_dir
         self.address = address
         self._port_holder = port_holder
+        self._chosen_port = 0
         self.shim: ShimProcess | None = None
         """None before the start and after the end."""
-        self.written: JobMemory | None = None
-        """What the job's record on disk says."""
 
     @property
     def job_id(self) -> str:
@@ -48,8 +46,10 @@ class Launch:
 
     @property
     def master_port(self) -> int:
-        """Where the job's store listens, or will."""
-        return int(self._port_holder.getsockname()[1]) if self._port_holder else self.job.spec.master_port
+        """Where the job's store listens, or will; 0 when an earlier agent chose it."""
+        if self._port_holder:
+            self._chosen_port = int(self._port_holder.getsockname()[1])
+        return self._chosen_port or self.job.spec.master_port
 
     def take(self, job_dir: Path, port_holder: socket.socket | None) -> None:
         """Take the directory and the port of the next attempt."""

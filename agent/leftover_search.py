@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from agent.orphans import SHARED_MEMORY_PREFIXES, ProcessFacts, SharedMemoryFacts, find_orphans, find_unused
-from agent.process import SHIM_PATH
+from agent.process import is_shim
 from agent.secret_mask import masked_argv
 from agent.shim import send_signal, stat_fields
 from agent.wire.replies import Leftover
@@ -39,7 +39,7 @@ def chosen(found: list[Leftover], names: list[str]) -> list[Leftover]:
 
 
 def clean(wanted: list[Leftover]) -> list[Leftover]:
-    """End processes and remove files, as far as they are still there; return those that were."""
+    """Kill processes and remove files, as far as they are still there; return what that was tried on."""
     cleaned = []
     for item in wanted:
         kind, _, rest = item.name.partition(":")
@@ -96,15 +96,10 @@ def _facts(process: psutil.Process) -> ProcessFacts | None:
         pid=process.pid,
         parent_pid=int(fields[1]),
         started_ticks=int(fields[19]),
-        is_watchful=process.pid == os.getpid() or _is_shim(process.cmdline()),
+        is_watchful=process.pid == os.getpid() or is_shim(process.pid),
         job_id=environ.get(ENV_JOB_ID, "")[:64],
         rank=int(rank) if rank.isdigit() else None,
     )
-
-
-def _is_shim(argv: list[str]) -> bool:
-    """Recognise a shim, also one of another installation: an agent there watches over it, or will."""
-    return any(Path(word).parts[-2:] == SHIM_PATH.parts[-2:] for word in argv[1:5])
 
 
 def _substitutes_of_init(facts: dict[int, ProcessFacts]) -> Iterator[int]:

@@ -160,6 +160,9 @@ class TerminateLauncher(msgspec.Struct, frozen=True):
 class KillTree(msgspec.Struct, frozen=True):
     """End every process of the job, now."""
 
+    spares_writers: bool = False
+    """A checkpoint that is being written may be finished."""
+
 
 class ReleasePort(msgspec.Struct, frozen=True):
     """Close this process's hold on the store's port."""

@@ -8,6 +8,8 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
+from agent.errors import OperatorError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -27,7 +29,7 @@ def watch_console(end_soon: Callable[[], None]) -> None:
     """Call `end_soon` when the pipe on standard input is closed at its other end: whoever held it is gone.
 
     Raises:
-        OSError: Standard input is nothing that can be waited for.
+        OperatorError: Standard input is nothing that can be waited for.
     """
     loop = asyncio.get_running_loop()
     fd = sys.stdin.fileno()
@@ -37,4 +39,7 @@ def watch_console(end_soon: Callable[[], None]) -> None:
             loop.remove_reader(fd)
             end_soon()
 
-    loop.add_reader(fd, read)
+    try:
+        loop.add_reader(fd, read)
+    except PermissionError:
+        raise OperatorError("a private agent ends with its console: standard input must be a pipe from there") from None

@@ -16,7 +16,6 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 SHIM_PATH = Path(shim.__file__)
 SHIM_LOCK = "shim.lock"
 LAUNCHER_LOG = "launcher.log"
-RUN_RECORD_S = 2.0
-"""How long a shim that has just been started may take to say who it is."""
 SHIM_GRACE_MARGIN_S = 2.0
 """The shim kills by itself this long after the agent should have told it to."""
 
@@ -74,9 +71,9 @@ class ShimProcess:
         """Ask the tree to end."""
         self._signal(signal.SIGTERM)
 
-    def kill_tree(self) -> None:
-        """End the tree at once."""
-        self._signal(signal.SIGUSR1)
+    def kill_tree(self, *, spares_writers: bool = False) -> None:
+        """End the tree at once, or all of it but a checkpoint's writer, which gets its time."""
+        self._signal(signal.SIGUSR2 if spares_writers else signal.SIGUSR1)
         self._signal(signal.SIGCONT)
 
     def launcher_pid(self) -> int | None:
@@ -150,29 +147,43 @@ def spawn_shim(launcher: Invocation, *, run_dir: Path, grace_s: float, dies_with
                 start_new_session=True,
                 pass_fds=(lock_fd,) if launcher.store_fd is None else (lock_fd, store_fd),
             )
-            return ShimProcess(run_dir, process.pid, process)
+            try:
+                return ShimProcess(run_dir, process.pid, process)
+            except OSError:
+                process.kill()  # it cannot be watched over
+                process.wait()
+                raise
         except (OSError, ValueError) as error:
             (run_dir / SHIM_LOCK).unlink(missing_ok=True)
             raise SpawnError(f"cannot start the launcher: {error}") from error
 
 
+def is_shim(pid: int) -> bool:
+    """Recognise a shim, also one of another installation or of another agent: nobody else ends what is below it."""
+    try:
+        argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(Path(os.fsdecode(word)).parts[-2:] == SHIM_PATH.parts[-2:] for word in argv[1:5])
+
+
 def find_shim(run_dir: Path) -> ShimProcess | None:
-    """Return the shim of an earlier agent that lives; None if it has ended or was never started."""
-    deadline_s = time.monotonic() + RUN_RECORD_S
-    while _is_locked(run_dir / SHIM_LOCK):
-        record = _read_record(run_dir / shim.RUN_RECORD, _RunRecord)
-        if record is not None:
-            with contextlib.suppress(ProcessLookupError):
-                found = ShimProcess(run_dir, record.shim_pid)
-                # Held after the pidfd was opened: the pid was the shim's own then.
-                if _is_locked(run_dir / SHIM_LOCK):
-                    return found
-                found.close()
-            return None
-        if time.monotonic() > deadline_s:
-            return None
-        time.sleep(0.01)
+    """Return the shim of an earlier agent that lives; None if it does not, or has not said yet who it is."""
+    record = _read_record(run_dir / shim.RUN_RECORD, _RunRecord)
+    if record is None or not is_shim_alive(run_dir):
+        return None
+    with contextlib.suppress(ProcessLookupError):
+        found = ShimProcess(run_dir, record.shim_pid)
+        # Held after the pidfd was opened: the pid was the shim's own then.
+        if is_shim_alive(run_dir):
+            return found
+        found.close()
     return None
+
+
+def is_shim_alive(run_dir: Path) -> bool:
+    """Return whether a shim holds its lock there."""
+    return _is_locked(run_dir / SHIM_LOCK)
 
 
 def has_been_started(run_dir: Path) -> bool:

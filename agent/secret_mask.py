@@ -9,22 +9,27 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import msgspec
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from agent.wire.jobs import JobSpec
 
 MASK = "***"
 
 _SECRET_NAME = re.compile(
     r"(?:^|[_\-.])(?:api|access|private|secret|auth)?[_\-]?"
-    r"(?:keys?|token|secrets?|passw(?:or)?ds?|passphrase|pwd|credentials?|creds|auth|cookies?|dsn|webhook|pat)"
-    r"(?:$|[_\-.])|apikey|authtoken|password|secret",
+    r"(?:keys?|token|secrets?|pass|passw(?:or)?ds?|passphrase|pwd|credentials?|creds|auth|cookies?|dsn|webhook|pat)"
+    r"(?:$|[_\-.])|apikey|authtoken|sshpass|password|secret",
     re.IGNORECASE,
 )
 _TOKEN = re.compile(
-    r"\b(?:hf_\w{16,}|sk-[\w\-]{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w\-]{16,}|xox[abeprs]-[\w\-]{10,}"
+    r"(?:\bhf_\w{16,}|\bsk-[\w\-]{16,}|\bgh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w\-]{16,}|xox[abeprs]-[\w\-]{10,}"
+    r"|(?<=Bearer )\S{8,}|(?<=Basic )\S{8,}"
     r"|A[KS]IA[0-9A-Z]{16}|AIza[\w\-]{30,}|eyJ[\w\-]{10,}\.[\w\-]{10,}\.[\w\-]*)"
 )
-_URL_PASSWORD = re.compile(r"(?<=://)([^/\s:@]*):[^/\s@]+(?=@)")
+_URL_PASSWORD = re.compile(r"(?<=://)([^/\s:@]*):[^/\s]+(?=@)")
 
 
 def masked_env(env: Mapping[str, str]) -> dict[str, str]:
@@ -48,6 +53,11 @@ def masked_argv(argv: Iterable[str]) -> list[str]:
             shown.append(masked_text(word))
         hides_next = is_option and is_secret and not has_value
     return shown
+
+
+def masked_spec(spec: JobSpec) -> JobSpec:
+    """Return a job that may be shown."""
+    return msgspec.structs.replace(spec, env=masked_env(spec.env), command=masked_argv(spec.command))
 
 
 def masked_text(text: str) -> str:

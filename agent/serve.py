@@ -12,7 +12,7 @@ import msgspec
 
 from agent.daemon import Daemon
 from agent.daemonise import bound_log
-from agent.errors import OperatorError
+from agent.errors import AgentError
 from agent.lifeline import watch_console, watch_signals
 from agent.sd_notify import ServiceManager
 from agent.state_dir import StateDir
@@ -38,16 +38,18 @@ def serve_until_told(
         metrics: Address and port for Prometheus; empty serves none.
 
     Raises:
-        OperatorError: The directory, one of its sockets, or the address cannot be used.
+        OperatorError: The directory or the address cannot be used.
+        AgentError: A socket or a file cannot be opened, now.
     """
     manager = ServiceManager(os.environ)
     state_dir = StateDir(directory)
-    state_dir.open()
+    state_dir.open(is_private=is_private)
     server = _Server(state_dir, node, manager, is_private=is_private, ready_fd=ready_fd, metrics=metrics)
     try:
         asyncio.run(server.run())
     except OSError as error:
-        raise OperatorError(f"cannot serve in {state_dir.path}: {error}") from error
+        # It may pass: whoever restarts agents tries again.
+        raise AgentError(f"cannot serve in {state_dir.path}: {error}") from error
     finally:
         state_dir.close(remove_all=is_private)
 

@@ -5,7 +5,7 @@ end kills whatever is left. Only a checkpoint's writer may finish first: it outl
 ended goes to `exit.json`, written at once or not at all. In private mode the agent's death ends it.
 
 SIGTERM, SIGINT, SIGHUP: torchrun gets SIGTERM and everything frozen is continued; the second one, or `grace_s`, kills.
-SIGUSR1: the whole tree is killed at once.
+SIGUSR1: the whole tree is killed at once. SIGUSR2: all of it but a checkpoint's writer.
 
 It runs as a file, with `python -I -S`, and imports next to nothing: there is one for each job, for as long as the job.
 The job's environment passes through it untouched (`-I` ignores PYTHONPATH and its kin).
@@ -28,7 +28,7 @@ EXIT_RECORD = "exit.json"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TERMINATE = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-_AWAITED = frozenset({signal.SIGCHLD, signal.SIGUSR1, *_TERMINATE})
+_AWAITED = frozenset({signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, *_TERMINATE})
 _RESERVED_BYTES = 256
 _THAW_EVERY_S = 0.2
 _MAX_PAUSE_S = 0.1
@@ -177,8 +177,10 @@ class _Shim:
             return
         is_second = number in _TERMINATE and self._kill_at_s is not None
         is_overdue = self._kill_at_s is not None and time.monotonic() >= self._kill_at_s
-        if number == signal.SIGUSR1 or is_second or is_overdue:
+        if number == signal.SIGUSR1 or is_second:
             self._kill_all()
+        elif number == signal.SIGUSR2 or is_overdue:
+            self._kill_all(WRITER_PATIENCE_S)
         elif number in _TERMINATE:
             self._kill_at_s = time.monotonic() + self._grace_s
             # Not reaped yet, so the pid is still its own.

@@ -7,7 +7,6 @@ up the end of the agent.
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import time
@@ -43,10 +42,13 @@ class SlowReader(Generic[Answer]):
         self._wanted.put((key, read))
         return True
 
-    def last(self, key: Hashable) -> Answer | None:
-        """Return the last answer under that key, None if there is no fresh one."""
+    def last(self, key: Hashable, stale_s: float | None = None) -> Answer | None:
+        """Return the last answer under that key, also while it is read anew; None if there is no fresh one.
+
+        `stale_s` is for a key that is read more rarely than the others.
+        """
         found = self._answers.get(key)
-        if found is None or time.monotonic() - found[1] > self._stale_s:
+        if found is None or time.monotonic() - found[1] > (self._stale_s if stale_s is None else stale_s):
             return None
         return found[0]
 
@@ -61,7 +63,8 @@ class SlowReader(Generic[Answer]):
     def _run(self) -> None:
         while (wanted := self._wanted.get()) is not None:
             key, read = wanted
-            self._answers.pop(key, None)
-            with contextlib.suppress(OSError):
+            try:
                 self._answers[key] = (read(), time.monotonic())
+            except OSError:
+                self._answers.pop(key, None)
             self._is_free.set()

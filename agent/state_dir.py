@@ -4,6 +4,7 @@ agent.lock      held (flock) for the agent's life
 agent.log       what a daemon says; agent.log.1 before that
 holder.json     the newest claim on control
 *.sock          telemetry, control, inbox; 0600
+history/        reports of the past
 jobs/ID         job.json, the job's record
 jobs/ID/ATTEMPT run.json, exit.json, launcher.log, rank logs, the probes' sockets
 """
@@ -14,6 +15,7 @@ import fcntl
 import os
 import shutil
 import stat
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +35,10 @@ HOLDER_FILE = "holder.json"
 MAX_SOCKET_PATH_BYTES = 107
 """Of `sun_path`, its closing zero aside. Source: unix(7)."""
 
+LOCK_PATIENCE_S = 0.5
+"""Whoever only looks whether an agent serves holds the lock for some microseconds."""
+_OF_CONSOLES = frozenset({"work"})
+"""What a console puts into the directory of a private agent."""
 _SOCKETS = (TELEMETRY_SOCKET, CONTROL_SOCKET, INBOX_SOCKET)
 
 
@@ -135,14 +141,21 @@ class StateDir:
             raise StateDirError(f"cannot make {self.path}: {error.strerror}") from error
         check_private(self.path)
 
-    def open(self) -> None:
+    def open(self, *, is_private: bool = False) -> None:
         """Prepare the directory, lock it, and clear what a killed agent left.
+
+        Args:
+            is_private: It is removed with all that is in it when it is closed, so nothing may be there before.
 
         Raises:
             StateDirError: It is not safe to use.
             AgentRunningError: Another agent serves it.
         """
         self.prepare()
+        if is_private and (found := [path.name for path in self.path.iterdir() if path.name not in _OF_CONSOLES]):
+            raise StateDirError(
+                f"a private agent removes its directory as it ends, and {self.path} holds {found[0]}: give an empty one"
+            )
         self._lock()
         self._remove_sockets()
 
@@ -174,6 +187,10 @@ class StateDir:
         """Return the place of one attempt of a job; it need not exist."""
         return self.jobs_dir / job_id / str(attempt)
 
+    def remove_attempt(self, job_id: str, attempt: int) -> None:
+        """Remove what one attempt has left; the job's record stays."""
+        shutil.rmtree(self.job_dir(job_id, attempt), ignore_errors=True)
+
     def remove_job_dir(self, job_id: str, attempt: int) -> None:
         """Remove a job's record and one of its attempts, and the job's own directory with its last attempt."""
         directory = self.job_dir(job_id, attempt)
@@ -201,15 +218,22 @@ class StateDir:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise StateDirError(f"cannot write {path}: {error.strerror}") from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(fd)
-            raise AgentRunningError(
-                f"another agent serves {self.path}: shut it down or use another directory"
-            ) from error
+        deadline_s = time.monotonic() + LOCK_PATIENCE_S
+        while not _try_lock(fd):
+            if time.monotonic() > deadline_s:
+                os.close(fd)
+                raise AgentRunningError(f"another agent serves {self.path}: shut it down or use another directory")
+            time.sleep(0.01)
         self._lock_fd = fd
 
     def _remove_sockets(self) -> None:
         for name in _SOCKETS:
             (self.path / name).unlink(missing_ok=True)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -35,6 +35,7 @@ a busy machine, during which mapping memory may have to wait."""
 PSS_TIME_SHARE = 0.005
 """Of a worker's time that may go by in such looks: a large one is looked at more rarely."""
 PSS_STALE_S = 600.0
+"""At least; of a worker that is looked at more rarely, twice the time between looks."""
 _STATES = {
     b"T": ProcessState.FROZEN,
     b"t": ProcessState.FROZEN,
@@ -69,6 +70,9 @@ class _Worker:
         self.pidfd = pidfd
         self.stat_fd = stat_fd
         self.has_ended = False
+        self.pss_asked_s = float("-inf")
+        self.pss_cost_s = 0.0
+        """How long the last look at its shared memory took, also one that failed; written by the reader's thread."""
 
     def close(self) -> None:
         """Let go of the process."""
@@ -85,9 +89,7 @@ class WorkerSampler:
         """`on_end` is called from the event loop, once for each worker that was found."""
         self._on_end = on_end
         self._jobs: dict[str, _Watched] = {}
-        self._pss: SlowReader[tuple[int, float]] = SlowReader("rankdeck-pss", stale_s=PSS_STALE_S)
-        self._pss_due: dict[int, float] = {}
-        """By pid, when to look again."""
+        self._pss: SlowReader[int] = SlowReader("rankdeck-pss", stale_s=PSS_STALE_S)
 
     def watch(self, job_id: str, ranks: range, launcher_pid: Callable[[], int | None]) -> None:
         """Start to look for the workers of a job.
@@ -145,7 +147,7 @@ class WorkerSampler:
                     process=_STATES.get(fields[_STATE], ProcessState.RUNNING),
                     rss_bytes=int(fields[_RSS]) * _PAGE_BYTES,
                     cpu_s=(int(fields[_UTIME]) + int(fields[_STIME])) * _TICK_S,
-                    pss_bytes=self._pss_of(worker.pid, now_s),
+                    pss_bytes=self._pss_of(worker, now_s),
                 )
             )
         return samples
@@ -168,12 +170,12 @@ class WorkerSampler:
             self.forget(job_id)
         self._pss.close()
 
-    def _pss_of(self, pid: int, now_s: float) -> int | None:
+    def _pss_of(self, worker: _Worker, now_s: float) -> int | None:
         """Return a worker's last PSS, and have it read again when that is due and nothing else is being read."""
-        last = self._pss.last(pid)
-        if now_s >= self._pss_due.get(pid, 0.0) and self._pss.ask(pid, partial(_read_pss, pid)):
-            self._pss_due[pid] = now_s + max(PSS_PERIOD_S, last[1] / PSS_TIME_SHARE if last else 0.0)
-        return last[0] if last else None
+        period_s = max(PSS_PERIOD_S, worker.pss_cost_s / PSS_TIME_SHARE)
+        if now_s - worker.pss_asked_s >= period_s and self._pss.ask(worker.pid, partial(_weigh, worker)):
+            worker.pss_asked_s = now_s
+        return self._pss.last(worker.pid, max(PSS_STALE_S, 2 * period_s))
 
     def _adopt(self, job_id: str, watched: _Watched, pid: int) -> int | None:
         """Take hold of a child of the launcher if it is a worker that is not known yet; return its rank."""
@@ -208,7 +210,6 @@ class WorkerSampler:
             asyncio.get_running_loop().remove_reader(worker.pidfd)
             worker.close()
             self._pss.forget(worker.pid)
-            self._pss_due.pop(worker.pid, None)
 
 
 def _children(pid: int) -> list[int]:
@@ -231,15 +232,23 @@ def _rank_of(pid: int, job_id: str) -> int | None:
     return int(rank) if rank.isdigit() and environ.get(ENV_JOB_ID.encode()) == job_id.encode() else None
 
 
-def _read_pss(pid: int) -> tuple[int, float]:
-    """Return a process's PSS in bytes, and how long it took to ask.
+def _weigh(worker: _Worker) -> int:
+    """Return a worker's PSS in bytes, and note what it cost to ask; runs on the reader's thread."""
+    began_s = time.monotonic()
+    try:
+        return _read_pss(worker.pid)
+    finally:
+        worker.pss_cost_s = time.monotonic() - began_s
+
+
+def _read_pss(pid: int) -> int:
+    """Return a process's PSS in bytes.
 
     Source: proc_pid_smaps(5), smaps_rollup.
     """
-    began_s = time.monotonic()
     for line in Path(f"/proc/{pid}/smaps_rollup").read_bytes().splitlines():
         if line.startswith(b"Pss:"):
-            return int(line.split()[1]) * 1024, time.monotonic() - began_s
+            return int(line.split()[1]) * 1024
     raise ProcessLookupError(pid)  # a process without memory is ending
 
 

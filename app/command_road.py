@@ -62,6 +62,12 @@ class StreamRoad:
             except (OSError, ValueError, asyncio.IncompleteReadError) as error:
                 await self._drop()
                 raise AgentUnreachableError(self._node, _words(error)) from error
+            except asyncio.CancelledError:
+                # The reply that is still to come would be taken for the next command's.
+                if self._stream is not None:
+                    self._stream[1].close()
+                    self._stream = None
+                raise
 
     async def close(self) -> None:
         """See `CommandRoad.close`."""

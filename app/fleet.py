@@ -11,7 +11,7 @@ from agent.wire.commands import Abort, Command, Commit, GetStatus, InjectFault, 
 from agent.wire.logs import LogLine, Logs, PullLogs
 from agent.wire.replies import Accepted, Reply, Status
 from app.command_road import taken
-from app.errors import AppError, IncompatibleAgentError
+from app.errors import AgentRefusedError, AppError, IncompatibleAgentError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,22 +35,24 @@ class Fleet:
             specs: Each node's share, the one with node rank 0 first; a `master_port` of 0 there lets that node choose,
                 and the others are told.
 
+        Whatever ends the start early, a cancellation too, every node that was asked is asked to take it back.
+
         Raises:
             AgentRefusedError: A node refused; the others have forgotten the job.
-            AgentUnreachableError: A node did not answer; the others have forgotten or killed the job.
+            AgentUnreachableError: A node did not answer; those that do have forgotten or killed the job. The hint
+                names those on which it may have begun to run and that cannot be told to end it.
         """
-        (first, first_spec), *others = specs.items()
-        prepared: list[str] = []
+        start = _Start(self, next(iter(specs.values())).job_id)
+        failure: AppError | None = None
         try:
-            port = await self._prepare(first, first_spec)
-            prepared.append(first)
-            for node, spec in others:
-                await self._prepare(node, msgspec.structs.replace(spec, master_port=port))
-                prepared.append(node)
-            await self._ask_all(prepared, Commit(first_spec.job_id))
-        except AppError:
-            await self._forget(prepared, first_spec.job_id)
+            await start.run(specs)
+        except AppError as error:
+            failure = error
             raise
+        finally:
+            left = await start.undo()
+            if failure and left:
+                failure.hint = f"job {start.job_id} may run on {', '.join(left)}: look with rankdeck status"
 
     async def stop(self, job_id: str, *, is_agreed: bool = True) -> None:
         """End a job in an orderly way, on all nodes; returns when they have agreed to, not when it has ended."""
@@ -58,7 +60,7 @@ class Fleet:
 
     async def report(self, node: str) -> NodeReport:
         """Return what a node says of itself, now."""
-        reply = await self._ask(node, GetStatus())
+        reply = await self.ask(node, GetStatus())
         if not isinstance(reply, Status):
             raise IncompatibleAgentError(node, f"it answered a request for its status with {type(reply).__name__}")
         return reply.report
@@ -73,11 +75,11 @@ class Fleet:
         Raises:
             AgentRefusedError: There is no such rank on that node, or it cannot be done to it.
         """
-        await self._ask(node, InjectFault(job_id, kind, rank, factor))
+        await self.ask(node, InjectFault(job_id, kind, rank, factor))
 
     async def pull_logs(self, node: str, since_seq: int) -> tuple[list[LogLine], int]:
         """Return log lines after `since_seq`, and the number of the oldest line that the agent still keeps."""
-        reply = await self._ask(node, PullLogs(since_seq))
+        reply = await self.ask(node, PullLogs(since_seq))
         if not isinstance(reply, Logs):
             raise IncompatibleAgentError(node, f"it answered a request for logs with {type(reply).__name__}")
         return reply.lines, reply.first_seq
@@ -88,22 +90,69 @@ class Fleet:
 
     async def shut_down(self) -> None:
         """End the agents and all they run, as far as they can be reached."""
-        await asyncio.gather(*(self._ask(node, Shutdown()) for node in self._roads), return_exceptions=True)
+        await asyncio.gather(*(self.ask(node, Shutdown()) for node in self._roads), return_exceptions=True)
 
-    async def _prepare(self, node: str, spec: JobSpec) -> int:
-        reply = await self._ask(node, Prepare(spec))
-        return reply.master_port if isinstance(reply, Accepted) else spec.master_port
+    async def ask(self, node: str, command: Command) -> Reply:
+        """Ask one node.
 
-    async def _ask(self, node: str, command: Command) -> Reply:
+        Raises:
+            AgentRefusedError: It refused.
+            AgentUnreachableError: No reply; whether the command was carried out is unknown.
+        """
         return taken(node, await self._roads[node].request(command))
 
     async def _ask_all(self, nodes: list[str], command: Command) -> None:
-        results = await asyncio.gather(*(self._ask(node, command) for node in nodes), return_exceptions=True)
+        results = await asyncio.gather(*(self.ask(node, command) for node in nodes), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
 
-    async def _forget(self, nodes: list[str], job_id: str) -> None:
-        """Undo a start that failed half way: a node has either prepared the job or begun to run it."""
-        for command in (Abort(job_id), Kill(job_id)):
-            await asyncio.gather(*(self._ask(node, command) for node in nodes), return_exceptions=True)
+
+class _Start:
+    """One start of a job: which nodes may hold it, and how they are rid of it."""
+
+    def __init__(self, fleet: Fleet, job_id: str) -> None:
+        self.job_id = job_id
+        self._fleet = fleet
+        self._asked: list[str] = []
+        self._is_committing = False
+
+    async def run(self, specs: Mapping[str, JobSpec]) -> None:
+        (first, first_spec), *others = specs.items()
+        port = await self._prepare(first, first_spec)
+        for node, spec in others:
+            await self._prepare(node, msgspec.structs.replace(spec, master_port=port))
+        self._is_committing = True
+        commits = (self._ask(node, Commit(self.job_id)) for node in self._asked)
+        for result in await asyncio.gather(*commits, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+        self._asked.clear()
+
+    async def undo(self) -> list[str]:
+        """Take back what was not done whole; return the nodes that may run the job all the same."""
+        left = []
+        # A node has either prepared the job or begun to run it. Before the first commit only an earlier job of the
+        # same id can run, on a node whose reply was lost: that one is left alone.
+        for command in (Abort(self.job_id), Kill(self.job_id))[: 1 + self._is_committing]:
+            asked = (self._fleet.ask(node, command) for node in self._asked)
+            results = await asyncio.gather(*asked, return_exceptions=True)
+            left = [
+                node
+                for node, result in zip(self._asked, results, strict=True)
+                if isinstance(result, BaseException) and not isinstance(result, AgentRefusedError)
+            ]
+        return left if self._is_committing else []
+
+    async def _prepare(self, node: str, spec: JobSpec) -> int:
+        self._asked.append(node)  # before it is asked: a reply that is lost leaves a job prepared
+        try:
+            reply = await self._ask(node, Prepare(spec))
+        except AgentRefusedError:
+            self._asked.remove(node)
+            raise
+        return reply.master_port if isinstance(reply, Accepted) else spec.master_port
+
+    async def _ask(self, node: str, command: Command) -> Reply:
+        # A cancelled exchange would leave its reply on the road, to be taken for that of the next command.
+        return await asyncio.shield(self._fleet.ask(node, command))

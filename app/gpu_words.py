@@ -86,13 +86,22 @@ def held_by(cluster: Cluster, job: JobModel, rank: int) -> Held:
     home = next((gpu for gpu in gpus if JobRank(job.job_id, rank) in gpu.owners), None)
     if home is None:
         return _of_torch(max(torch.values(), key=lambda told: told.reserved_bytes, default=None))
-    used = [holder.used_bytes for holder in home.holders if holder.whose == JobRank(job.job_id, rank)]
+    mine = [holder for holder in home.holders if holder.whose == JobRank(job.job_id, rank)]
+    used = [holder.used_bytes for holder in mine]
     told = next((torch[uuid] for uuid in _uuids(home) if uuid in torch), None)
     return _of_torch(told)._replace(
         gpu=home.figures.index,
         used_bytes=sum(size or 0 for size in used) if any(size is not None for size in used) else None,
-        total_bytes=home.figures.memory_total_bytes,
+        total_bytes=_total_bytes(home, {holder.mig_uuid for holder in mine} | ({told.uuid} if told else set())),
     )
+
+
+def _total_bytes(gpu: GpuReport, uuids: set[str]) -> int | None:
+    """Return the memory of a GPU, or of the parts of it with these UUIDs where it is in parts."""
+    if not gpu.figures.mig_instances:
+        return gpu.figures.memory_total_bytes
+    totals = [part.memory_total_bytes or 0 for part in gpu.figures.mig_instances if part.uuid in uuids]
+    return sum(totals) if all(totals) and totals else None
 
 
 def _of_torch(told: GpuMemoryReport | None) -> Held:

@@ -17,7 +17,7 @@ from app.presenting import is_terminal, print_session, print_summary, show_sessi
 from app.remote_job import RunRequest, check_command, check_job_id, make_job_id
 from app.remote_session import RemoteSession
 from app.rows import SCHEMA
-from app.safe_text import clean
+from app.safe_text import LINE_LIMIT, clean
 from app.view import status_object
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ def up(*, host: str, is_json: bool, python: str, ssh_config: str) -> None:
         link.connect()
         place = link.bring_up()
     if is_json:
-        _print_json({"host": host, "is_new": place.is_new, "pid": place.pid, "epoch": place.epoch, "dir": place.dir})
+        epoch, directory = clean(place.epoch), clean(place.dir, LINE_LIMIT)
+        _print_json({"host": host, "is_new": place.is_new, "pid": place.pid, "epoch": epoch, "dir": directory})
         return
     how = "is up" if place.is_new else "was up already"
     click.echo(clean(f"the agent on {host} {how} (pid {place.pid}, {place.dir})"))
@@ -99,7 +100,13 @@ def down(*, host: str, kill_jobs: bool, is_json: bool, python: str, ssh_config: 
 
 @click.command()
 @_host
-@click.option("--nproc-per-node", "num_ranks", type=click.IntRange(1, 4096), help="Ranks [one for every two cores]")
+@click.option(
+    "--nproc-per-node",
+    "num_ranks",
+    type=click.IntRange(1, 4096),
+    help="Ranks [one for each GPU, without GPUs one for every two cores]",
+)
+@click.option("--share-gpus", "shares_gpus", is_flag=True, help="Let there be more ranks than GPUs")
 @click.option("--workdir", default="~", show_default=True, help="Directory there that the program runs in")
 @click.option("--job-python", default="", help="The Python there that has torch [the agent's own]")
 @click.option("--name", default="", help="What to call the job [the program's name and a number]")
@@ -119,6 +126,7 @@ def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: boo
         python=job["job_python"],
         workdir=job["workdir"],
         max_restarts=job["max_restarts"],
+        shares_gpus=job["shares_gpus"],
     )
     with _link(host, python, ssh_config) as link:
         link.connect()

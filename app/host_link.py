@@ -21,7 +21,7 @@ from app.errors import AgentRefusedError, AgentUnreachableError, ExitCode, HostU
 from app.relay_frames import FrameReader
 from app.runtime_dir import TunnelDir
 from app.safe_text import clean
-from app.ssh import ForwardingRefusedError, SshConnection, connect
+from app.ssh import CHANNEL_ERRORS, ForwardingRefusedError, SshConnection, connect
 from app.tunnel import JOIN_S, Tunnel
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ VERB_TIMEOUT_S = 45.0
 """A start of Python on a busy machine, twice, and an agent that takes up its jobs."""
 EXIT_NO_COMMAND = 127
 EXIT_CANNOT_EXECUTE = 126
+_OLD_PYTHON = "python -h"
+"""In what a Python before 3.11 says of the option -P: "Try `python -h' for more information."."""
+_OLD_RANKDECK = ("No such command", "No such option")
+"""In what click says of a verb or an option that its program does not have."""
 
 
 class Access(msgspec.Struct, frozen=True):
@@ -172,18 +176,20 @@ class HostLink:
         thread.start()
 
     def close(self) -> None:
-        """Let go of the host; safe to call twice."""
-        if self._relay:
-            channel, thread = self._relay
-            channel.close()
-            thread.join(JOIN_S)
-            self._relay = None
-        for tunnel in self._tunnels:
-            tunnel.close()
-        self._tunnels.clear()
-        if self._connection:
-            self._connection.close()
-        self._near.remove()
+        """Let go of the host, of each part whatever the others raise; safe to call twice."""
+        relay, self._relay = self._relay, None
+        tunnels, self._tunnels = self._tunnels, []
+        with contextlib.ExitStack() as parts:  # from the last to the first
+            parts.callback(self._near.remove)
+            if self._connection:
+                parts.callback(self._connection.close)
+            for tunnel in tunnels:
+                parts.callback(tunnel.close)
+            if relay:
+                channel, thread = relay
+                parts.callback(thread.join, JOIN_S)
+                with contextlib.suppress(*CHANNEL_ERRORS):
+                    channel.close()
 
     def _argv(self, *arguments: str) -> list[str]:
         # -P: the directory that a login begins in may hold an `agent` of its own.
@@ -202,12 +208,15 @@ class HostLink:
         return place
 
     def _run(self, *arguments: str) -> bytes:
-        """Run a verb of the agent there, and return what it printed."""
+        """Run a verb of the agent there, and return its answer: the last line that was printed.
+
+        A login shell may print lines of its own before.
+        """
         if self._connection is None:
             raise HostUnreachableError(self.host, "not connected")
         done = self._connection.run(self._argv(*arguments), VERB_TIMEOUT_S)
         if done.exit_code == 0:
-            return done.stdout
+            return b"".join(done.stdout.strip().splitlines()[-1:])
         if done.exit_code == ExitCode.REFUSED:
             raise AgentRefusedError(self.host, arguments[0], done.said)
         python = self._access.python
@@ -216,12 +225,16 @@ class HostLink:
         if "No module named" in done.said:
             hint = f"install rankdeck there ({python} -m pip install rankdeck), or name another Python: --python"
             raise AgentUnreachableError(self.host, f"{python} has no rankdeck ({done.said})", hint)
+        if _OLD_PYTHON in done.said:
+            raise IncompatibleAgentError(self.host, f"{python} is older than 3.11: name a newer one by --python")
+        if any(words in done.said for words in _OLD_RANKDECK):
+            raise IncompatibleAgentError(self.host, f"rankdeck there is another version ({done.said})")
         raise AgentUnreachableError(self.host, done.said.removeprefix("agent: ") or f"exit code {done.exit_code}")
 
 
 def _read_frames(channel: ByteChannel, on_frame: Callable[[bytes], None]) -> None:
     reader = FrameReader()
-    with contextlib.suppress(OSError, EOFError, MalformedMessageError):  # the node's row says that nothing comes
+    with contextlib.suppress(*CHANNEL_ERRORS, MalformedMessageError):  # the node's row says that nothing comes
         while chunk := channel.recv(65_536):
             for frame in reader.feed(chunk):
                 on_frame(frame)

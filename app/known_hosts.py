@@ -3,7 +3,7 @@
 paramiko's reader gives up the whole file for one line that it does not know, and knows neither patterns nor marks. A
 line that we cannot read is left out; the others stand.
 
-Source: sshd(8), SSH_KNOWN_HOSTS FILE FORMAT.
+Source: sshd(8), SSH_KNOWN_HOSTS FILE FORMAT; ssh_config(5), RevokedHostKeys; PROTOCOL.krl.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 MARKS = ("@revoked", "@cert-authority")
 _HASH_MAGIC = "|1|"
+_KRL_MAGIC = "SSHKRL\n"
 
 
 class Verdict(Enum):
@@ -66,6 +67,27 @@ def parse(text: str, file: str) -> list[Entry]:
         except (binascii.Error, ValueError):
             continue
         entries.append(Entry(mark, fields[0], fields[1], key, f"{file}:{number}"))
+    return entries
+
+
+def parse_revoked(text: str, file: str) -> list[Entry]:
+    """Return the keys of a RevokedHostKeys file, each revoked for every host.
+
+    Raises:
+        ValueError: It is a binary list, or a line is no key: as ssh does, nobody is trusted then.
+    """
+    if text.startswith(_KRL_MAGIC):
+        raise ValueError("it is a key revocation list (ssh-keygen -k), which is not supported: list the keys as text")
+    entries = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        fields = line.split()
+        if not fields or fields[0].startswith("#"):
+            continue
+        try:
+            key = base64.b64decode(fields[1], validate=True)
+        except (IndexError, ValueError):
+            raise ValueError(f"line {number} is not a public key") from None
+        entries.append(Entry("@revoked", "*", fields[0], key, f"{file}:{number}"))
     return entries
 
 

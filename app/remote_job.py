@@ -12,6 +12,7 @@ from agent.wire.jobs import JobSpec
 from app.errors import UsageError
 
 if TYPE_CHECKING:
+    from agent.wire.reports import NodeReport
     from app.host_link import AgentPlace
 
 LOOPBACK = "127.0.0.1"
@@ -27,11 +28,13 @@ class RunRequest(msgspec.Struct, frozen=True):
     """`train.py ...` or `-m pkg.train ...`, as after torchrun's own options."""
     job_id: str
     num_ranks: int | None = None
-    """None: one for every two cores."""
+    """None: one for each GPU of the node, without GPUs one for every two cores."""
     python: str = ""
     """Of the job; empty is the agent's own. May begin with `~/`."""
     workdir: str = "~"
     max_restarts: int = 0
+    shares_gpus: bool = False
+    """More ranks than GPUs are meant so."""
 
 
 def check_job_id(job_id: str) -> str:
@@ -65,12 +68,23 @@ def make_job_id(command: tuple[str, ...], salt: str) -> str:
     return f"{stem or 'job'}-{salt}"
 
 
-def job_spec(request: RunRequest, place: AgentPlace, num_cpus: int) -> JobSpec:
-    """Return the whole job: its ranks meet on the host's loopback, where nobody else can reach them."""
+def usual_num_ranks(report: NodeReport) -> int:
+    """Return how many ranks a node runs unless a person says otherwise."""
+    return len(report.gpus.gpus) or max(1, report.num_cpus // 2)
+
+
+def job_spec(request: RunRequest, place: AgentPlace, report: NodeReport) -> JobSpec:
+    """Return the whole job: its ranks meet on the host's loopback, where nobody else can reach them.
+
+    Args:
+        request: What is to run.
+        place: Where the agent serves.
+        report: Of the node, after the first look at its GPUs.
+    """
     python = _expanded(request.python, place.home)
     if "/" in python:
         python = str(PurePosixPath(place.home, python))
-    num_ranks = request.num_ranks or max(1, num_cpus // 2)
+    num_ranks = request.num_ranks or usual_num_ranks(report)
     return JobSpec(
         job_id=request.job_id,
         attempt=0,
@@ -85,6 +99,7 @@ def job_spec(request: RunRequest, place: AgentPlace, num_cpus: int) -> JobSpec:
         master_addr=LOOPBACK,
         interface="lo",
         max_restarts=request.max_restarts,
+        shares_gpus=request.shares_gpus,
     )
 
 

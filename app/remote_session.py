@@ -7,24 +7,31 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from app.errors import HostUnreachableError
+from agent.wire.machine import GpuWatchState
+from app.errors import AgentRefusedError, HostUnreachableError
 from app.headless import is_over
 from app.remote_job import job_spec
 from app.session import Session
 
 if TYPE_CHECKING:
+    from agent.wire.jobs import JobSpec
     from agent.wire.logs import LogLine
+    from agent.wire.reports import NodeReport
     from app.host_link import HostLink
     from app.remote_job import RunRequest
     from app.view import View
     from ddpcore.wire import FaultKind
 
 
+GPU_PATIENCE_S = 3.0
+"""For the first look at the GPUs of a node whose agent has just begun: NVML takes a second or two to start."""
+POLL_S = 0.1
+
+
 class RemoteSession:
     """A session over an agent that a `HostLink` has found. Closing it closes the link; agent and job live on."""
 
     can_inject = False
-    leaving = "the job goes on"
 
     def __init__(self, link: HostLink, request: RunRequest | None = None) -> None:
         """`request` is started by `start`; without one there is a job already, or none."""
@@ -32,7 +39,9 @@ class RemoteSession:
         self._request = request
         self._session = Session({link.host: link.directory}, sys.executable)
         self._notices: list[str] = []
-        self._job_id = request.job_id if request else ""
+        self._job_id = ""
+        self._own_job_id = ""
+        self._is_certain = True
         self._is_ended = False
         self._is_open = False
         self.started_at_s = time.monotonic()
@@ -41,6 +50,13 @@ class RemoteSession:
     def title(self) -> str:
         """What this session is."""
         return f"rankdeck on {self._link.host}"
+
+    @property
+    def leaving(self) -> str:
+        """What becomes of the job when the person leaves."""
+        if self._request and not self._own_job_id:
+            return "no job was started"
+        return "the job goes on" if self._is_certain else "the job may run"
 
     @property
     def watched_job(self) -> str:
@@ -56,18 +72,38 @@ class RemoteSession:
         """Bring the agent's sockets here, and start the job if there is one to start.
 
         Raises:
-            AppError: Something is in the way; nothing of the job is left running.
+            AppError: Something is in the way; see `Fleet.start` for what may be left of the job.
         """
-        host, place = self._link.host, self._link.place
+        place = self._link.place
         assert place is not None
         await self.connect()
         if self._request is None:
             return
-        report = await self._session.fleet.report(host)
-        spec = job_spec(self._request, place, report.num_cpus)
-        await self._session.start_job({host: spec})
+        spec = job_spec(self._request, place, await self._report())
+        await self._start_job(spec)
         ranks = f"{spec.world_size} rank{'' if spec.world_size == 1 else 's'}"
+        host = self._link.host
         self._notices.append(f"job {spec.job_id} started on {host} with {ranks}; importing torch takes some seconds")
+
+    async def _report(self) -> NodeReport:
+        """Return the node's report; once it knows its GPUs, where their number counts."""
+        deadline_s = time.monotonic() + GPU_PATIENCE_S
+        while True:
+            report = await self._session.fleet.report(self._link.host)
+            is_known = report.gpus.state is not GpuWatchState.STARTING
+            if is_known or (self._request and self._request.num_ranks) or time.monotonic() > deadline_s:
+                return report
+            await asyncio.sleep(POLL_S)
+
+    async def _start_job(self, spec: JobSpec) -> None:
+        self._job_id = self._own_job_id = spec.job_id
+        self._is_ended = self._is_certain = False  # until the agent has answered, nobody knows
+        try:
+            await self._session.start_job({self._link.host: spec})
+        except AgentRefusedError:
+            self._job_id = self._own_job_id = ""
+            raise
+        self._is_certain = True
 
     async def connect(self) -> None:
         """Bring the agent's sockets here and begin to listen."""
@@ -91,7 +127,7 @@ class RemoteSession:
         """
         view = self._session.view()
         job = view.job()
-        if job is not None:
+        if job is not None and self._own_job_id in {"", job.job_id}:
             self._job_id = job.job_id
             self._is_ended = is_over(view)
         if self._is_open and not self._link.is_alive:
@@ -125,7 +161,8 @@ class RemoteSession:
         host, job = self._link.host, self._job_id
         if not job:
             return f"come back by: rankdeck attach --host {host}"
+        how = "goes on" if self._is_certain else "may run"
         return (
-            f"job {job} goes on; watch it: rankdeck attach --host {host}, look: rankdeck status --host {host}, "
+            f"job {job} {how}; watch it: rankdeck attach --host {host}, look: rankdeck status --host {host}, "
             f"end it: rankdeck stop {job} --host {host}"
         )

@@ -11,24 +11,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import paramiko
+from cryptography.exceptions import UnsupportedAlgorithm
+from paramiko.agent import AgentSSH
 from paramiko.pkey import UnknownKeyType
 
-from app.errors import HostKeyError, HostUnreachableError
-from app.known_hosts import KnownHosts, Verdict, fingerprint
+from app.errors import HostUnreachableError
 from app.remote_command import command_line
 from app.safe_text import LINE_LIMIT, clean
 from app.ssh_config import Destination, SshSettings, parse_destination, parse_jumps
-from app.ssh_way import dial, known_hosts, resolve
+from app.ssh_way import agent_socket, check_key, dial, known_hosts, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from socket import socket
 
 LOGIN_TIMEOUT_S = 10.0
 """For each of: the host's first words, the key exchange, authentication."""
@@ -36,8 +37,14 @@ CHANNEL_TIMEOUT_S = 10.0
 KEEPALIVE_S = 5
 MAX_OUTPUT_BYTES = 1 << 20
 MAX_JUMPS = 8
+CHANNEL_ERRORS = (OSError, EOFError, paramiko.SSHException)
+"""What a channel may raise once the connection breaks, for those who read and write one."""
+END_OF_CONNECTION_S = 1.0
+"""A channel hears of a broken connection a moment before the connection calls itself dead."""
 _STREAMLOCAL = "direct-streamlocal@openssh.com"
 _CHANNEL_OPEN = 90
+NO_EXIT_STATUS = -1
+"""paramiko's, for a program that a signal has ended, and for one of which nothing more was heard."""
 _WEAK = {
     "ciphers": ["3des-cbc", "aes128-cbc", "aes192-cbc", "aes256-cbc"],
     "macs": ["hmac-md5", "hmac-md5-96", "hmac-sha1", "hmac-sha1-96"],
@@ -81,8 +88,8 @@ class SshConnection:
         """
         deadline_s = time.monotonic() + timeout_s
         with _words_of(self.host), contextlib.closing(self._open_session()) as channel:
-            channel.settimeout(timeout_s)
-            channel.exec_command(_encoded(argv))
+            _execute(channel, argv, timeout_s)
+            channel.settimeout(max(0.01, deadline_s - time.monotonic()))
             channel.shutdown_write()
             errors = bytearray()
             # Both are read at once: a program that fills one while we wait for the other would never end.
@@ -97,6 +104,10 @@ class SshConnection:
             if not channel.status_event.wait(max(0.0, deadline_s - time.monotonic())):
                 raise TimeoutError
             reader.join(max(0.0, deadline_s - time.monotonic()))
+            if channel.exit_status == NO_EXIT_STATUS:
+                self._transport.join(END_OF_CONNECTION_S)
+                if not self.is_alive:
+                    raise HostUnreachableError(self.host, f"the connection broke while {argv[0]} ran there")
             lines = errors.decode(errors="replace").strip().splitlines() or [""]
             return Finished(channel.exit_status, bytes(output), clean(lines[-1], LINE_LIMIT))
 
@@ -106,9 +117,11 @@ class SshConnection:
         Raises:
             HostUnreachableError: The host would not.
         """
-        with _words_of(self.host):
+        with _words_of(self.host), contextlib.ExitStack() as undo:
             channel = self._open_session()
-            channel.exec_command(_encoded(argv))
+            undo.callback(channel.close)
+            _execute(channel, argv, CHANNEL_TIMEOUT_S)
+            undo.pop_all()
             return channel
 
     def open_socket(self, path: str) -> paramiko.Channel:
@@ -131,14 +144,17 @@ class SshConnection:
             HostUnreachableError: The host would not.
         """
         with _words_of(self.host):
-            return self._transport.open_channel("direct-tcpip", (hostname, port), ("127.0.0.1", 0))
+            return self._transport.open_channel(
+                "direct-tcpip", (hostname, port), ("127.0.0.1", 0), timeout=CHANNEL_TIMEOUT_S
+            )
 
     def close(self) -> None:
         """End the connection, and those that it leads through."""
-        self._transport.close()
-        self._transport.join(CHANNEL_TIMEOUT_S)
-        if self._via:
-            self._via.close()
+        with contextlib.ExitStack() as parts:
+            if self._via:
+                parts.callback(self._via.close)
+            self._transport.close()
+            self._transport.join(CHANNEL_TIMEOUT_S)
 
     def _open_session(self) -> paramiko.Channel:
         return self._transport.open_session(timeout=CHANNEL_TIMEOUT_S)
@@ -179,7 +195,7 @@ def _log_in(settings: SshSettings, via: SshConnection | None) -> SshConnection:
     host = settings.alias
     if settings.proxy_command and via is None:
         raise HostUnreachableError(host, "ProxyCommand is not supported", "use ProxyJump in ~/.ssh/config")
-    known = known_hosts(settings.known_hosts_files)
+    known = known_hosts(settings)
     with contextlib.ExitStack() as undo, _words_of(host):
         stream = via.open_tcp(settings.hostname, settings.port) if via else dial(settings)
         undo.callback(stream.close)
@@ -188,7 +204,8 @@ def _log_in(settings: SshSettings, via: SshConnection | None) -> SshConnection:
         transport.banner_timeout = transport.auth_timeout = transport.handshake_timeout = LOGIN_TIMEOUT_S
         _prefer(transport, known.kinds(settings.key_name))
         transport.start_client(timeout=LOGIN_TIMEOUT_S)
-        _check_key(settings, known, transport.get_remote_server_key())
+        key = transport.get_remote_server_key()
+        check_key(settings, known, key.get_name(), key.asbytes())
         _authenticate(transport, settings)
         transport.set_keepalive(KEEPALIVE_S)
         undo.pop_all()
@@ -204,29 +221,6 @@ def _prefer(transport: paramiko.Transport, kinds: Sequence[str]) -> None:
 
 def _signature_algorithms(kind: str) -> tuple[str, ...]:
     return ("rsa-sha2-512", "rsa-sha2-256") if kind == "ssh-rsa" else (kind,)
-
-
-def _check_key(settings: SshSettings, known: KnownHosts, key: paramiko.PKey) -> None:
-    name, kind = settings.key_name, key.get_name()
-    shown = f"{kind} {fingerprint(key.asbytes())}"
-    match known.judge(name, kind, key.asbytes()):
-        case Verdict.KNOWN:
-            return
-        case Verdict.UNKNOWN:
-            hint = f"if that is what its keeper says, accept it once by: ssh {settings.alias} true"
-            if any(entry.mark == "@cert-authority" for entry in known.about(name)):
-                hint = "host certificates are not supported: add the plain key to known_hosts"
-            raise HostKeyError(settings.alias, f"{name} is not a known host; it shows the key {shown}", hint)
-        case Verdict.CHANGED:
-            places = ", ".join(entry.place for entry in known.about(name) if not entry.mark)
-            message = (
-                f"THE HOST KEY OF {name} HAS CHANGED: it shows {shown}, another one is in {places}; "
-                "either the host was set up anew, or somebody stands between; nothing was sent"
-            )
-            hint = f"ask its keeper; only if the new key is right: ssh-keygen -R '{name}'"
-            raise HostKeyError(settings.alias, message, hint)
-        case Verdict.REVOKED:
-            raise HostKeyError(settings.alias, f"THE KEY OF {name} IS REVOKED: {shown}; nothing was sent")
 
 
 def _authenticate(transport: paramiko.Transport, settings: SshSettings) -> None:
@@ -249,8 +243,8 @@ def _authenticate(transport: paramiko.Transport, settings: SshSettings) -> None:
         except (paramiko.PasswordRequiredException, TypeError):  # a TypeError is what `from_path` says of a locked key
             locked.append(file)
             continue
-        except (OSError, ValueError, paramiko.SSHException, UnknownKeyType):
-            continue
+        except (OSError, ValueError, paramiko.SSHException, UnknownKeyType, UnsupportedAlgorithm):
+            continue  # a FIDO key is of the last kind: only ssh-agent can sign with it
         tried.append(file)
         if _is_taken(transport, settings.user, loaded):
             return
@@ -262,7 +256,9 @@ def _authenticate(transport: paramiko.Transport, settings: SshSettings) -> None:
 def _is_taken(transport: paramiko.Transport, user: str, key: paramiko.PKey) -> bool:
     try:
         return not transport.auth_publickey(user, key)  # what else is wanted, such as a second factor, we do not have
-    except paramiko.AuthenticationException:
+    except paramiko.AuthenticationException as error:
+        if "timeout" in str(error).lower():
+            raise TimeoutError from error  # paramiko has no kind of its own for it; nobody has refused the key
         if not transport.is_active():
             raise  # too many keys were tried: the next one would not be heard
         return False
@@ -271,10 +267,11 @@ def _is_taken(transport: paramiko.Transport, user: str, key: paramiko.PKey) -> b
 @contextlib.contextmanager
 def _agent_keys(settings: SshSettings) -> Iterator[list[paramiko.PKey]]:
     """Lend the agent's keys; with IdentitiesOnly, those whose public part lies beside an identity file."""
-    if not settings.uses_agent or not os.environ.get("SSH_AUTH_SOCK"):
+    path = agent_socket(settings, os.environ)
+    if not path:
         yield []
         return
-    agent = paramiko.Agent()
+    agent = _Agent(path)
     try:
         keys: list[paramiko.PKey] = list(agent.get_keys())
         if settings.identities_only:
@@ -293,6 +290,25 @@ def _public_part(identity_file: str) -> str:
         return ""
 
 
+class _Agent(AgentSSH):
+    """The ssh-agent at a socket, which paramiko's own takes from SSH_AUTH_SOCK alone; without keys if none answers."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(LOGIN_TIMEOUT_S)
+        try:
+            connection.connect(path)
+            self._connect(connection)  # type: ignore[attr-defined]
+        except CHANNEL_ERRORS:
+            connection.close()
+            return
+        connection.settimeout(None)  # a person may have to confirm a signature: the login has a limit of its own
+
+    def close(self) -> None:
+        self._close()  # type: ignore[attr-defined]
+
+
 class _Transport(paramiko.Transport):
     """A transport that can open one more kind of channel: to a Unix socket of the host."""
 
@@ -306,7 +322,7 @@ class _Transport(paramiko.Transport):
             self._streamlocal_path = path
             return self.open_channel(_STREAMLOCAL, timeout=CHANNEL_TIMEOUT_S)
 
-    def __init__(self, stream: socket | paramiko.Channel, disabled_algorithms: dict[str, list[str]]) -> None:
+    def __init__(self, stream: socket.socket | paramiko.Channel, disabled_algorithms: dict[str, list[str]]) -> None:
         self._streamlocal_lock = threading.Lock()
         self._streamlocal_path = ""
         super().__init__(stream, disabled_algorithms=disabled_algorithms)
@@ -324,6 +340,34 @@ class _Transport(paramiko.Transport):
 _STREAMLOCAL_OPENING = bytes([_CHANNEL_OPEN]) + len(_STREAMLOCAL).to_bytes(4, "big") + _STREAMLOCAL.encode()
 
 
+def _execute(channel: paramiko.Channel, argv: Sequence[str], timeout_s: float) -> None:
+    """Ask for a program; paramiko would wait for the answer for ever.
+
+    Raises:
+        TimeoutError: No answer came.
+    """
+    is_late = threading.Event()
+
+    def give_up() -> None:
+        is_late.set()
+        channel.close()  # wakes whoever waits for the answer
+
+    timer = threading.Timer(timeout_s, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        channel.exec_command(_encoded(argv))
+    except paramiko.SSHException as error:
+        if is_late.is_set():
+            raise TimeoutError from error
+        raise
+    finally:
+        timer.cancel()
+        timer.join(CHANNEL_TIMEOUT_S)
+    if is_late.is_set():
+        raise TimeoutError
+
+
 def _encoded(argv: Sequence[str]) -> bytes:
     """Return a command as bytes: an argument that is not UTF-8 arrives as it was given."""
     return os.fsencode(command_line(argv))
@@ -331,7 +375,7 @@ def _encoded(argv: Sequence[str]) -> bytes:
 
 def _read_errors(channel: paramiko.Channel, errors: bytearray) -> None:
     """Read to the end, and keep the last of it."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(*CHANNEL_ERRORS):
         while chunk := channel.recv_stderr(65_536):
             errors += chunk
             del errors[:-LINE_LIMIT]

@@ -17,6 +17,7 @@ _DESTINATION = re.compile(
     r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\])"
     r"(?::(?P<port>\d{1,5}))?"
 )
+AGENT_OF_ENVIRONMENT = "SSH_AUTH_SOCK"
 _TOKEN = re.compile(r"%(.)")
 
 
@@ -50,12 +51,15 @@ class SshSettings(msgspec.Struct, frozen=True):
     user: str
     identity_files: tuple[str, ...]
     identities_only: bool
-    uses_agent: bool
+    identity_agent: str
+    """Socket of ssh-agent, `SSH_AUTH_SOCK` or `$NAME` for the one that a variable names; empty for none."""
     proxy_jump: str
     """Hosts to pass through, separated by commas; empty goes straight."""
     proxy_command: str
     host_key_alias: str
     known_hosts_files: tuple[str, ...]
+    revoked_keys_files: tuple[str, ...]
+    """Keys in them are not to be trusted, whichever host shows them."""
     connect_timeout_s: float | None
 
     @property
@@ -135,11 +139,14 @@ def parse_settings(alias: str, printed: str, person: Person) -> SshSettings:
         user=user,
         identity_files=tuple(identities),
         identities_only=one("identitiesonly") == "yes",
-        uses_agent=values.get("identityagent", [""])[0].lower() != "none",
+        identity_agent=_file(one("identityagent"), tokens, person.home)
+        if "identityagent" in values
+        else AGENT_OF_ENVIRONMENT,
         proxy_jump=one("proxyjump"),
         proxy_command=one("proxycommand"),
         host_key_alias=one("hostkeyalias").lower(),
         known_hosts_files=tuple(_file(text, tokens, person.home) for text in known),
+        revoked_keys_files=tuple(_file(text, tokens, person.home) for text in one("revokedhostkeys").split()),
         connect_timeout_s=float(timeout) if timeout.isdigit() and timeout != "0" else None,
     )
 

@@ -12,6 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Protocol
 
 from app.errors import HostUnreachableError
+from app.ssh import CHANNEL_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,7 +107,7 @@ class Tunnel:
         """Carry both ways until the far side has ended: then nothing that still goes down would be heard."""
         down = threading.Thread(target=_carry_down, args=(near, far), name="rankdeck-tunnel-down", daemon=True)
         down.start()
-        with contextlib.suppress(OSError, EOFError):
+        with contextlib.suppress(*CHANNEL_ERRORS):
             while chunk := far.recv(CHUNK_BYTES):
                 near.sendall(chunk)
         _end(near, far)
@@ -117,13 +118,14 @@ class Tunnel:
 
 
 def _carry_down(near: socket.socket, far: ByteChannel) -> None:
-    with contextlib.suppress(OSError, EOFError):
+    with contextlib.suppress(*CHANNEL_ERRORS):
         while chunk := near.recv(CHUNK_BYTES):
             far.sendall(chunk)
         far.shutdown_write()
 
 
 def _end(near: socket.socket, far: ByteChannel) -> None:
-    far.close()
+    with contextlib.suppress(*CHANNEL_ERRORS):
+        far.close()
     with contextlib.suppress(OSError):
         near.shutdown(socket.SHUT_RDWR)

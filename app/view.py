@@ -306,24 +306,34 @@ class View:
         known = self._rss[~np.isnan(self._rss)]
         if not len(known):
             return None
-        largest, total = int(np.nanargmax(self._rss)), float(known.sum())
+        largest, pss = int(np.nanargmax(self._rss)), self._pss_of_all()
+        total = int(known.sum()) if pss is None else pss
         high, median = float(self._rss[largest]), self._median
         imbalance = _fraction(high - median, median)
         hold = "1 rank holds" if len(known) == 1 else f"{len(known)} ranks hold"
+        note = " (shared pages counted in each)" if pss is None and len(known) > 1 else ""
         if imbalance is None or imbalance < EVEN_FRAC:
-            most = f"none holds more than the median of {bytes_text(median)}"
+            most = f"no RSS is over the median of {bytes_text(median)}"
         else:
-            over = f"{percent_text(imbalance)} over the median of {bytes_text(median)}"
-            most = f"most on {ranks_text([largest])}: {bytes_text(high)}, {over}"
+            over = f"{percent_text(imbalance)} over median {bytes_text(median)}"
+            most = f"most RSS on {ranks_text([largest])}: {bytes_text(high)}, {over}"
         return MemorySummary(
-            total_bytes=int(total),
+            total_bytes=total,
             median_bytes=int(median),
             max_bytes=int(high),
             max_rank=largest,
             imbalance_frac=imbalance,
             severity=_memory_severity(high, median),
-            text=f"{hold} {bytes_text(total)}" + ("" if len(known) == 1 else f"; {most}"),
+            text=f"{hold} {bytes_text(total)}{note}" + ("" if len(known) == 1 else f"; {most}"),
         )
+
+    def _pss_of_all(self) -> int | None:
+        """Return the memory of the living ranks, pages that they share counted once; None while one's is not known."""
+        workers = [] if self._job is None else self._job.workers
+        living = (workers[rank] for rank in np.flatnonzero(~np.isnan(self._rss)))
+        sizes = [None if worker is None else worker.pss_bytes for worker in living]
+        known = [size for size in sizes if size is not None]
+        return sum(known) if len(known) == len(sizes) else None
 
     @cached_property
     def _rss(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -17,7 +17,7 @@ from ddpcore.wire import Count, FaultKind, Name, Rank
 class Claim(msgspec.Struct, frozen=True, tag="claim", forbid_unknown_fields=True):
     """Take control: commands of an older generation are refused from now on."""
 
-    generation: Annotated[int, msgspec.Meta(ge=1)]
+    generation: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
     """Above that of every node's `control`; the same on all nodes of a cluster."""
     holder: Name
     """Who claims it, for people: `user@host, console 1234`."""

@@ -9,7 +9,7 @@ import msgspec
 LongText = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
-JobId = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
+JobId = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,63}\Z")]
 
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]

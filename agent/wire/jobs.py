@@ -74,7 +74,7 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     node_rank: Rank
     local_world_size: Annotated[int, msgspec.Meta(ge=1, le=4096)]
     first_rank: Rank
-    world_size: Annotated[int, msgspec.Meta(ge=1)]
+    world_size: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
     master_addr: Name
     master_port: Port = 0
     """0 on node 0: the agent binds a free one and says which in its reply to `Prepare`."""

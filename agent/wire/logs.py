@@ -8,6 +8,7 @@ from typing import Annotated
 
 import msgspec
 
+from agent.wire.fields import JobId
 from ddpcore.wire import Count, Name, Seconds, Word
 
 MAX_PULLED_LINES = 2_000
@@ -92,7 +93,7 @@ class PullLogs(msgspec.Struct, frozen=True, tag="logs", forbid_unknown_fields=Tr
 class ReadLog(msgspec.Struct, frozen=True, tag="read-log", forbid_unknown_fields=True, omit_defaults=True):
     """Ask for a piece of a log file, for what is too old to be pulled, or was never made into lines."""
 
-    job_id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
+    job_id: JobId
     rank: Annotated[int, msgspec.Meta(ge=LAUNCHER_RANK, le=2**31)]
     """-1 is the launcher."""
     stream: LogStream = LogStream.STDERR

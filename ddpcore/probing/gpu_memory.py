@@ -47,15 +47,23 @@ class GpuMemory:
         self._last: tuple[GpuMemoryReport, ...] = ()
 
     def look(self, now_s: float, cuda: Cuda | None = None) -> tuple[GpuMemoryReport, ...]:
-        """Return what is held, GPUs without any left out. `cuda` is `torch.cuda` unless told."""
+        """Return what is held, GPUs without any left out; never raises. `cuda` is `torch.cuda` unless told.
+
+        Where the allocator has no figures (a pluggable one has none, and says so by a RuntimeError) what was told last
+        stays, and it is not asked again: training goes on.
+        """
         if now_s < self._due_s:
             return self._last
         self._due_s = now_s + MEMORY_PERIOD_S
         if cuda is None:
             cuda = getattr(sys.modules.get("torch"), "cuda", None)
         if cuda is not None and cuda.is_initialized():
-            reports = (self._of(cuda, device) for device in range(min(cuda.device_count(), MAX_GPUS)))
-            self._last = tuple(report for report in reports if report is not None)
+            try:
+                reports = [self._of(cuda, device) for device in range(min(cuda.device_count(), MAX_GPUS))]
+            except RuntimeError:
+                self._due_s = float("inf")
+            else:
+                self._last = tuple(report for report in reports if report is not None)
         return self._last
 
     def _of(self, cuda: Cuda, device: int) -> GpuMemoryReport | None:

@@ -85,16 +85,16 @@ class Desk:
         assert "Traceback" not in stderr
         return process.returncode, stdout, stderr
 
-    def json(self, *arguments: str) -> dict[str, Any]:
+    def json(self, *arguments: str, codes: tuple[int, ...] = (0,)) -> dict[str, Any]:
         code, stdout, stderr = self.run(*arguments, "--json")
-        assert code == 0, stderr
+        assert code in codes, stderr
         answer: dict[str, Any] = json.loads(stdout)
         assert answer["schema"] == 1
         return answer
 
     def step(self) -> int:
         """Return the step that the slowest rank has finished; 0 before the first."""
-        status = self.json("status", "--host", "h1")
+        status = self.json("status", "--host", "h1", codes=(0, 10))  # a slow machine may well have a straggler
         steps = [rank["step"] for rank in status["ranks"]]
         return min(steps) if steps and None not in steps else 0
 
@@ -248,7 +248,10 @@ def test_what_cannot_be_is_said_in_one_line_with_its_exit_code(desk: Desk, netwo
     assert (code, "rankdeck up h1" in said) == (3, True)
     code, said = fails("up", "h1", "--python", "/no/python")
     assert (code, "/no/python does not run there" in said) == (3, True)
-    code, said = fails("up", "h1", "--python", "/usr/bin/python3")
+    without_rankdeck = host.home / "python"
+    without_rankdeck.write_text("#!/bin/sh\necho 'python: No module named agent' >&2\nexit 1\n")
+    without_rankdeck.chmod(0o700)
+    code, said = fails("up", "h1", "--python", "~/python")
     assert (code, "has no rankdeck" in said) == (3, True)
     desk.json("up", "h1")
     code, said = fails("stop", "nothing", "--host", "h1")

@@ -178,6 +178,18 @@ def test_a_job_that_cannot_run_is_refused(
     assert isinstance(agent.ask(Prepare(spec)), Accepted)
 
 
+def test_a_private_agent_takes_no_directory_that_holds_anything(tmp_path: Path) -> None:
+    directory = tmp_path / "mine"
+    directory.mkdir(mode=0o700)
+    (directory / "thesis.tex").touch()
+
+    done = run_agent_verb("serve", "--private", "--dir", str(directory))
+
+    assert done.returncode == 2
+    assert "holds thesis.tex: give an empty one" in done.stderr
+    assert (directory / "thesis.tex").exists()
+
+
 def test_a_job_is_shown_without_its_secrets(agent: RunningAgent, spec: JobSpec) -> None:
     secret = msgspec.structs.replace(
         spec, env={"HF_TOKEN": "abc", "LEVEL": "3"}, command=["train.py", "--api-key", "xyz"]
@@ -302,6 +314,7 @@ def test_a_private_agent_wants_a_pipe() -> None:
         argv = [sys.executable, "-P", "-m", "agent", "serve", "--dir", f"{parent}/d", "--private"]
         done = subprocess.run(argv, stdin=no_pipe, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
+    assert "standard input must be a pipe" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

@@ -269,7 +269,7 @@ def test_the_death_of_the_launcher_ends_the_rest(start: Callable[..., ShimProces
 AGENT = """
 import os, sys, time
 from pathlib import Path
-from agent.leftovers import Watch, sweep
+from agent.leftovers import sweep
 from agent.process import Invocation, spawn_shim
 from agent.shim import become_subreaper
 become_subreaper()
@@ -281,7 +281,7 @@ print(shim.pid, flush=True)
 while not shim.has_ended():
     time.sleep(0.01)
 print(shim.exit_code(), flush=True)
-while sweep(Watch(str(here), set(), set())):
+while sweep(str(here), set(), owns_all_below=True):
     time.sleep(0.01)
 print("swept", flush=True)
 """

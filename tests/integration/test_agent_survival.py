@@ -330,6 +330,62 @@ def test_an_older_generation_is_refused_also_by_the_next_agent(house: House) -> 
     assert isinstance(second.ask(Prepare(house.spec(), generation=5)), Accepted)
 
 
+def test_a_shim_that_has_not_said_yet_who_it_is_is_waited_for_and_not_killed(house: House) -> None:
+    first = house.agent()
+    before = started(first, house.spec())
+    kill(first)
+    record = house.job_dir() / "run.json"
+    hidden = record.rename(record.with_suffix(".hidden"))
+
+    second = house.agent()
+    second.wait_until(lambda report: report.report_seq > 5, END_S, "some looks")
+    assert job(second.report()).state is JobState.RUNNING
+    hidden.rename(record)
+
+    after = second.wait_until(is_training, START_S, "both ranks report to the new agent")
+    assert [worker.pid for worker in after.workers] == [worker.pid for worker in before.workers]
+
+
+def test_a_job_whose_record_is_damaged_runs_on(house: House) -> None:
+    first = house.agent()
+    before = started(first, house.spec())
+    first.start_job(house.spec(job_id="other"))
+    kill(first)
+    (house.job_dir().parent / "job.json").write_text("{")
+
+    second = house.agent()
+    second.wait_until(lambda report: report.report_seq > 5, END_S, "some looks and a sweep")
+
+    assert [status.job_id for status in second.report().jobs] == ["other"]
+    assert all(is_alive(worker.pid) for worker in before.workers)
+
+
+def test_a_job_between_two_attempts_begins_again_also_after_a_reboot(house: House) -> None:
+    house.over.touch()
+    first = house.agent()
+    first.start_job(house.spec(1, max_restarts=1))
+    first.wait_until(state_is(JobState.RESTARTING), START_S, "the first attempt has failed")
+    kill(first)
+    path = house.job_dir().parent / "job.json"
+    record = msgspec.json.decode(path.read_bytes(), type=JobRecord)
+    late = msgspec.structs.replace(record.memory, since_s=1e9, begin_again_at_s=1e9)
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(record, boot_id="another", memory=late)))
+
+    status = job(house.agent().wait_until(has_ended, START_S, "the second attempt has ended"))
+
+    assert (status.state, status.attempt) == (JobState.SUCCEEDED, 1)
+
+
+def test_the_secrets_of_an_ended_job_are_not_kept(house: House) -> None:
+    house.over.touch()
+    agent = house.agent()
+    agent.start_job(house.spec(env={"HF_TOKEN": "abc"}))
+    path = house.job_dir().parent / "job.json"
+    assert b'"HF_TOKEN":"abc"' in path.read_bytes()
+    agent.wait_until(has_ended, START_S, "it ends")
+    assert b'"HF_TOKEN":"***"' in path.read_bytes()
+
+
 def test_records_of_a_newer_agent_are_refused_and_left_alone(house: House) -> None:
     first = house.agent()
     first.ask(Prepare(house.spec()))

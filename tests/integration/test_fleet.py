@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from agent.wire.commands import GetStatus, Shutdown
+from agent.wire.commands import Abort, Command, Commit, GetStatus, Kill, Prepare, Shutdown
 from agent.wire.jobs import JobSpec, JobState
-from agent.wire.replies import Status
+from agent.wire.replies import Reply, Status
 from app.command_road import open_local_road
 from app.errors import AgentRefusedError, AgentUnreachableError
 from app.fleet import Fleet
@@ -95,6 +95,83 @@ async def test_when_one_node_is_gone_no_other_keeps_the_job(agents: PrivateAgent
 
     assert await job_states({"n0": roads["n0"]}) == {"n0": []}
     await fleet.close()
+
+
+class LosingRoad:
+    """A road that carries every command, and loses the replies to some."""
+
+    def __init__(self, road: CommandRoad, kinds: tuple[type[Command], ...], lost: BaseException) -> None:
+        self._road = road
+        self._kinds = kinds
+        self._lost = lost
+
+    async def request(self, command: Command) -> Reply:
+        reply = await self._road.request(command)
+        if isinstance(command, self._kinds):
+            raise self._lost
+        return reply
+
+    async def close(self) -> None:
+        await self._road.close()
+
+
+@pytest.mark.parametrize("lost", [AgentUnreachableError("n1", "no reply"), asyncio.CancelledError()], ids=repr)
+async def test_a_node_whose_reply_is_lost_forgets_the_job_too(agents: PrivateAgents, lost: BaseException) -> None:
+    roads = await roads_to(agents)
+    fleet = Fleet({"n0": roads["n0"], "n1": LosingRoad(roads["n1"], (Prepare,), lost)})
+
+    with pytest.raises(type(lost)) as caught:
+        await fleet.start(specs_of(agents.directories))
+
+    assert await job_states(roads) == {"n0": [], "n1": []}
+    assert "may run" not in getattr(caught.value, "hint", "")
+    await fleet.close()
+
+
+async def test_a_start_that_is_cancelled_leaves_no_job_and_no_reply_on_the_road(agents: PrivateAgents) -> None:
+    roads = await roads_to(agents)
+    specs = specs_of(agents.directories)
+    specs["n1"] = msgspec.structs.replace(specs["n1"], workdir="/no/such/place")  # no start gets as far as a commit
+
+    for num_steps in range(0, 30, 3):
+        start = asyncio.create_task(Fleet(roads).start(specs))
+        for _ in range(num_steps):
+            await asyncio.sleep(0)
+        start.cancel()
+        await asyncio.gather(start, return_exceptions=True)
+        assert await job_states(roads) == {"n0": [], "n1": []}
+
+    await Fleet(roads).close()
+
+
+@pytest.mark.ranks
+async def test_a_job_that_may_run_on_a_silent_node_is_said_to(agents: PrivateAgents) -> None:
+    roads = await roads_to(agents)
+    silent = LosingRoad(roads["n1"], (Commit, Abort, Kill), AgentUnreachableError("n1", "no reply"))
+    fleet = Fleet({"n0": roads["n0"], "n1": silent})
+
+    with pytest.raises(AgentUnreachableError) as caught:
+        await fleet.start(specs_of(agents.directories))
+
+    assert caught.value.hint == "job demo may run on n1: look with rankdeck status"
+    await fleet.close()
+
+
+@pytest.mark.ranks
+async def test_a_start_that_is_refused_or_unheard_leaves_a_running_job_of_that_name_alone(
+    agents: PrivateAgents,
+) -> None:
+    roads = await roads_to(agents)
+    specs = specs_of(agents.directories)
+    await Fleet(roads).start(specs)
+    lost = {"n0": LosingRoad(roads["n0"], (Prepare,), AgentUnreachableError("n0", "no reply"))}
+    for others in ({}, lost):
+        with pytest.raises((AgentRefusedError, AgentUnreachableError)):
+            await Fleet({**roads, **others}).start(specs)
+
+    assert await job_states(roads) == {"n0": [JobState.RUNNING], "n1": [JobState.RUNNING]}
+    await Fleet(roads).kill("demo")
+    await Fleet(roads).close()
 
 
 @pytest.mark.ranks

@@ -175,6 +175,21 @@ def test_a_gpu_that_gets_lost_takes_no_other_with_it_and_is_not_asked_again(star
     assert sampler.sample_with(lambda sample: sample).gpus[0].figures.condition is GpuCondition.LOST
     assert sampler.sample().gpus[1].figures.busy_frac == 0.97
 
+    sampler.replay.content["events"].append({"device": 1, "xid": 31})
+    sampler.replay.write()
+    well = sampler.sample_with(lambda sample: sample.gpus[1].figures.xids).gpus[1].figures
+    assert [xid.code for xid in well.xids] == [31]
+
+
+def test_a_gpu_that_tells_nothing_is_not_called_well_until_it_does(start: Start) -> None:
+    names = ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetTemperature(0)", "nvmlDeviceGetName")
+    answers = a100(0)
+    sampler = start(recording(answers | {name: {"error": UNKNOWN} for name in names}))
+    assert sampler.sample().gpus[0].figures.condition is GpuCondition.UNREADABLE
+
+    sampler.change(0, **{names[0]: answers[names[0]]})
+    sampler.sample_with(lambda sample: sample.gpus[0].figures.condition is GpuCondition.OK)
+
 
 def test_a_gpu_that_needs_a_reset_is_well_again_after_it(start: Start) -> None:
     sampler = start(recording(a100(0, nvmlDeviceGetUtilizationRates={"error": RESET_REQUIRED})))

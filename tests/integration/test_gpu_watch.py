@@ -15,7 +15,7 @@ import pytest
 from agent import sampler_care
 from agent.gpu_sample import SAMPLE_MARK, SAMPLE_VERSION, GpuSample, decode_sample, encode_sample
 from agent.gpu_watch import GpuWatch
-from agent.leftovers import Watch, sweep
+from agent.leftovers import sweep
 from agent.node_state import NodeState
 from agent.wire.fields import INBOX_SOCKET
 from agent.wire.machine import GpusReport, GpuWatchState
@@ -158,7 +158,7 @@ def test_a_sweep_of_leftovers_spares_the_sampler(ward: Ward, tmp_path: Path, mon
     ward.wait_until(is_watching, "the first sample")
     others = {child.pid for child in psutil.Process().children()} - ward.watch.pids
 
-    assert not sweep(Watch(str(tmp_path / "inbox"), others, set(), ward.watch.pids))
+    assert not sweep(str(tmp_path / "inbox"), others | ward.watch.pids, owns_all_below=True)
     assert is_watching(ward.gpus())
 
 

@@ -93,10 +93,14 @@ async def test_a_job_that_is_refused_leaves_the_session_to_be_closed(link: HostL
     link.bring_up()
     session = RemoteSession(link, RunRequest(("missing.py",), "t"))
 
+    assert session.leaving == "no job was started"
     with pytest.raises(AgentRefusedError, match="no_script"):
         await session.start()
 
+    assert session.farewell() == ""
+    assert session.leaving == "no job was started"
     await session.close()
+    assert session.farewell() == ""
 
 
 def test_no_agent_is_said_with_what_to_do(link: HostLink) -> None:
@@ -116,6 +120,12 @@ def test_no_agent_is_said_with_what_to_do(link: HostLink) -> None:
         ("echo 'python: No module named agent' >&2; exit 1", AgentUnreachableError, "has no rankdeck"),
         ("echo 'agent: worn out \033[2J' >&2; exit 2", AgentUnreachableError, r"worn out \\x1b\[2J"),
         ("echo 'agent: refused' >&2; exit 4", AgentRefusedError, "refused"),
+        (
+            "echo 'Unknown option: -P' >&2; echo \"Try \\`python -h' for more information.\" >&2; exit 2",
+            IncompatibleAgentError,
+            r"~/python is older than 3\.11",
+        ),
+        ("echo \"Error: No such command 'where'.\" >&2; exit 2", IncompatibleAgentError, "is another version"),
     ],
 )
 def test_whatever_a_host_answers_becomes_one_clean_line(
@@ -126,6 +136,13 @@ def test_whatever_a_host_answers_becomes_one_clean_line(
 
     assert "\x1b" not in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_what_a_login_shell_prints_first_is_no_answer(network: Network) -> None:
+    place = f'{{"ready":true,"dir":"/d","python":"p","home":"/h","wire_version":{WIRE_VERSION}}}'
+
+    with link_to(network, f"echo 'Welcome to h1!'; echo '{place}'") as link:
+        assert link.bring_up().dir == "/d"
 
 
 def test_an_agent_of_another_version_is_refused_before_it_is_spoken_to(network: Network) -> None:

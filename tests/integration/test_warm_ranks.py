@@ -29,8 +29,9 @@ def fail_on_rank_one() -> int:
 
 
 def wait_for_ever() -> None:
-    Path(f"waiting-{dist.get_rank()}").touch()
     dist.barrier()
+    # Not before the barrier: a rank that is killed in it takes the other one along.
+    Path(f"waiting-{dist.get_rank()}").touch()
     signal.pause()
 
 

@@ -120,7 +120,7 @@ class JobInTheWorld(RuleBasedStateMachine):
 
     @rule()
     def the_agent_is_replaced(self) -> None:
-        self.job = Job.restored(msgspec.json.decode(msgspec.json.encode(self.job.memory), type=JobMemory), self.now_s)
+        self.job = Job.restored(msgspec.json.decode(msgspec.json.encode(self.job.memory), type=JobMemory))
         if self.is_launcher_alive:
             self.feed(LauncherFound())
             self.unseen |= self.alive

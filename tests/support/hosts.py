@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 BOOT_S = 20.0
 END_S = 10.0
+SSHD_NAMES = frozenset({"sshd", "sshd-session", "sshd-auth"})
+"""A session is a process of its own name from OpenSSH 9.8, a login from 10.0."""
 SSHD = "/usr/sbin/sshd"
 """Wants to be called by its whole path."""
 
@@ -139,11 +141,10 @@ class Host:
                 start_new_session=True,
             )
         # sshd writes its pid file after it listens.
-        until(
-            (self.directory / "sshd.pid").exists,
-            BOOT_S,
-            f"{self.name} boots: {(self.directory / 'boot.log').read_text()}",
-        )
+        try:
+            until((self.directory / "sshd.pid").exists, BOOT_S, f"{self.name} boots")
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {(self.directory / 'boot.log').read_text()}") from error
         (self._init,) = psutil.Process(self._unshare.pid).children()
 
     def exec(self, *argv: str) -> str:
@@ -160,7 +161,11 @@ class Host:
         for process in self._init.children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 is_init_waiting = process.ppid() == self._init.pid and process.name() == "sleep"
-                if process.name() != "sshd" and not is_init_waiting and process.status() != psutil.STATUS_ZOMBIE:
+                if (
+                    process.name() not in SSHD_NAMES
+                    and not is_init_waiting
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
                     found.append(process)
         return found
 
@@ -170,7 +175,7 @@ class Host:
         for process in self._init.children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 # The listener is init's own child, everything else of sshd's is a session's.
-                if process.name() == "sshd" and process.ppid() != self._init.pid:
+                if process.name() in SSHD_NAMES and process.ppid() != self._init.pid:
                     process.kill()
 
     def change_host_key(self) -> None:

@@ -79,7 +79,7 @@ async def test_memory_shows_every_rank_beside_the_median_and_the_hosts() -> None
         await console.press("4")
         text = console.text()
 
-        assert "4 ranks hold 1.2 GiB; most on rank 3: 312 MiB, 2 % over the median of 306 MiB" in text
+        assert "4 ranks hold 918 MiB; most RSS on rank 3: 312 MiB, 2 % over median 306 MiB" in text
         assert re.search(r"3 +demo-1 +312 MiB +234M +312M +\+2 %", text)
         assert "6.0 GiB / 16 GiB" in text
 

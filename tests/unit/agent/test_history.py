@@ -6,6 +6,7 @@ import pytest
 
 from agent.history import PastFrames
 from agent.wire.commands import Tier
+from agent.wire.reports import WIRE_VERSION
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,7 +85,7 @@ def test_numbers_go_on_over_restarts_and_a_report_cut_short_is_dropped(tmp_path:
 @pytest.mark.parametrize("content", [b"", b"\x05", b"\xff" * 40])
 def test_a_file_of_nonsense_hurts_nobody(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "history").mkdir()
-    (tmp_path / "history" / "recent-000000000001.reports").write_bytes(content)
+    (tmp_path / "history" / f"recent-{WIRE_VERSION}-000000000001.reports").write_bytes(content)
 
     past = PastFrames(tmp_path / "history")
     past.append(b"after", 0.0)

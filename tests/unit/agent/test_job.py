@@ -47,6 +47,7 @@ from ddpcore.wire import Fault, FaultKind
 from tests.support.jobs import left, make_spec
 
 ACCEPTED = Answer(Accepted())
+OVERDUE = KillTree(spares_writers=True)
 
 EVENTS: dict[type[Event], Event] = {
     CommitReceived: CommitReceived(),
@@ -174,9 +175,9 @@ def test_a_stop_is_patient_for_the_grace_period_and_then_kills_until_it_is_over(
     assert job.status(103.0).detail == "stopping; what is left in 7 s is killed"
     assert job.handle(StopReceived(), 105.0) == [ACCEPTED]
     assert job.handle(Ticked(), 109.9) == []
-    assert job.handle(Ticked(), 110.0) == [KillTree()]
+    assert job.handle(Ticked(), 110.0) == [OVERDUE]
     assert job.handle(Ticked(), 110.2) == []
-    assert job.handle(Ticked(), 110.0 + KILL_AGAIN_S) == [KillTree()]
+    assert job.handle(Ticked(), 110.0 + KILL_AGAIN_S) == [OVERDUE]
     assert job.handle(LauncherFailed(-9), 116.0) == []
     assert job.state is JobState.STOPPED
     assert job.handle(Ticked(), 200.0) == []
@@ -208,7 +209,7 @@ def test_ranks_that_can_agree_are_asked_first_and_have_time_to_save() -> None:
     assert job.handle(Ticked(), 159.9) == []
     assert job.handle(Ticked(), 160.0) == [TerminateLauncher()]
     assert job.status(163.0).detail == "stopping; what is left in 7 s is killed"
-    assert job.handle(Ticked(), 170.0) == [KillTree()]
+    assert job.handle(Ticked(), 170.0) == [OVERDUE]
 
 
 def test_an_agreed_stop_gives_way_to_one_that_does_not_wait() -> None:
@@ -216,7 +217,7 @@ def test_an_agreed_stop_gives_way_to_one_that_does_not_wait() -> None:
     job.handle(AGREED, 0.0)
     assert job.handle(StopReceived(), 5.0) == [TerminateLauncher(), ACCEPTED]
     assert job.handle(StopReceived(), 6.0) == [ACCEPTED]
-    assert job.handle(Ticked(), 15.0) == [KillTree()]
+    assert job.handle(Ticked(), 15.0) == [OVERDUE]
 
 
 def test_a_rank_that_fails_ends_the_patience_with_an_agreed_stop() -> None:
@@ -224,7 +225,7 @@ def test_a_rank_that_fails_ends_the_patience_with_an_agreed_stop() -> None:
     job.handle(AGREED, 0.0)
     job.handle(WorkerExited(2, 1, None, left("OSError: disk full")), 5.0)
     assert job.handle(Ticked(), 14.9) == []
-    assert job.handle(Ticked(), 15.0) == [KillTree()]
+    assert job.handle(Ticked(), 15.0) == [OVERDUE]
     job.handle(LauncherFailed(1), 16.0)
     assert job.state is JobState.STOPPED
 
@@ -239,7 +240,7 @@ def test_a_launcher_that_lingers_after_a_rank_has_failed_is_ended() -> None:
     assert job.status(10.0).detail == "rank 3 was killed by SIGKILL; waiting for the launcher to end the others"
     assert job.handle(WorkerExited(2, 1, None, left("RuntimeError: closed")), 11.0) == []
     assert job.handle(Ticked(), 10.0 + LAUNCHER_END_S - 0.1) == []
-    assert job.handle(Ticked(), 10.0 + LAUNCHER_END_S) == [KillTree()]
+    assert job.handle(Ticked(), 10.0 + LAUNCHER_END_S) == [OVERDUE]
     job.handle(LauncherFailed(-9), 14.0)
     assert job.status(14.0).detail == "rank 3 was killed by SIGKILL"
     job.validate()
@@ -258,7 +259,7 @@ def test_a_failing_rank_does_not_lengthen_a_stop() -> None:
     job = job_in(JobState.RUNNING, WorkerFound(2))
     job.handle(StopReceived(), 0.0)
     job.handle(WorkerExited(2, None, 15), 9.0)
-    assert job.handle(Ticked(), 10.0) == [KillTree()]
+    assert job.handle(Ticked(), 10.0) == [OVERDUE]
 
 
 def test_an_exit_that_is_noticed_after_the_launchers_explains_it_and_changes_no_state() -> None:
@@ -407,7 +408,7 @@ def test_a_restored_job_goes_on_where_the_memory_ends(state: JobState) -> None:
     job = job_in(state)
     text = msgspec.json.encode(job.memory)
 
-    restored = Job.restored(msgspec.json.decode(text, type=JobMemory), 7.0)
+    restored = Job.restored(msgspec.json.decode(text, type=JobMemory))
 
     assert restored.memory == job.memory
     assert restored.status(7.0) == job.status(7.0)
@@ -417,7 +418,7 @@ def test_a_restored_job_goes_on_where_the_memory_ends(state: JobState) -> None:
 def test_after_a_reboot_the_clock_has_begun_anew() -> None:
     job = job_in(JobState.RUNNING)
     job.handle(StopReceived(), 5000.0)
-    assert Job.restored(job.memory, 30.0).status(40.0).state_s == 10.0
+    assert Job.restored(job.memory.of_another_boot(30.0)).status(40.0).state_s == 10.0
 
 
 def test_a_lost_job_says_so_and_what_may_be_left_of_it_is_killed() -> None:
@@ -477,7 +478,7 @@ def test_what_ends_because_the_job_was_told_to_has_no_cause() -> None:
 def test_a_cause_is_remembered_until_the_job_begins_again() -> None:
     job = job_in(JobState.RUNNING, WorkerExited(3, 1, None, left("KeyError: 3")), max_restarts=1)
     job.handle(job.launcher_ended(1), 5.0)
-    restored = Job.restored(msgspec.json.decode(msgspec.json.encode(job.memory), type=JobMemory), 7.0)
+    restored = Job.restored(msgspec.json.decode(msgspec.json.encode(job.memory), type=JobMemory))
     assert cause_of(restored) == (3, "KeyError: 3", False)
     restored.handle(LauncherStarted(), 8.0)
     assert restored.status(9.0).root_cause is None

@@ -10,6 +10,7 @@ from agent.secret_mask import MASK, masked_argv, masked_env, masked_text
     [
         "WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "PGPASSWORD", "MY_PASSWD", "SENTRY_DSN",
         "OPENAI_APIKEY", "GITHUB_PAT", "SLACK_WEBHOOK", "api-key", "SSH_PRIVATE_KEY", "COMET_AUTH", "MY.TOKEN",
+        "DB_PASS", "SSHPASS",
     ],
 )  # fmt: skip
 def test_variables_with_a_secrets_name_are_masked(name: str) -> None:
@@ -52,6 +53,8 @@ def test_known_tokens_are_masked_wherever_they_stand(token: str) -> None:
 
 def test_a_password_in_a_url_is_masked_and_its_user_is_not() -> None:
     assert masked_text("https://ann:hunter2@example.org/x?y=1") == f"https://ann:{MASK}@example.org/x?y=1"
+    assert masked_text("https://ann:hunt@er2@example.org/") == f"https://ann:{MASK}@example.org/"
+    assert masked_text("Authorization: Bearer abcdefgh123") == f"Authorization: Bearer {MASK}"
     assert masked_text("https://example.org:8080/a@b") == "https://example.org:8080/a@b"
 
 

@@ -50,9 +50,25 @@ def test_a_read_that_fails_leaves_no_answer_and_no_old_one(reader: SlowReader[in
     until(lambda: reader.ask("a", lambda: 2), 5, "the reader being alive")
 
 
+def test_the_old_answer_stays_while_the_next_is_read(reader: SlowReader[int]) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def read() -> int:
+        has_begun.set()
+        return 1 + may_end.wait(30)
+
+    reader.ask("a", lambda: 1)
+    until(lambda: reader.ask("a", read), 5, "the reader being free")
+    assert has_begun.wait(5)
+    assert reader.last("a") == 1
+    may_end.set()
+    until(lambda: reader.last("a") == 2, 5, "the next answer")
+
+
 def test_an_old_answer_counts_for_nothing() -> None:
     reader: SlowReader[int] = SlowReader("slow-reader", stale_s=-1.0)
     reader.ask("a", lambda: 1)
     until(lambda: reader.ask("b", lambda: 2), 5, "the first answer")
     assert reader.last("a") is None
+    assert reader.last("a", stale_s=60.0) == 1
     reader.close()

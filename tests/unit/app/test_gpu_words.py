@@ -197,13 +197,25 @@ def test_without_nvml_torchs_own_figures_are_shown() -> None:
 
 def test_a_rank_on_a_part_of_a_gpu_is_told_by_the_parts_uuid() -> None:
     whose = JobRank("job", 0)
-    figures = GpuFigures(0, "GPU-x", memory_total_bytes=80, mig_instances=[MigInstance("MIG-a"), MigInstance("MIG-b")])
+    parts = [MigInstance("MIG-a", 40), MigInstance("MIG-b", 20)]
+    figures = GpuFigures(0, "GPU-x", memory_total_bytes=80, mig_instances=parts)
     gpu = GpuReport(figures, [whose], [GpuHolder(4000, None, "MIG-b", whose)])
     cluster = cluster_with(
         GpusReport(GpuWatchState.WATCHING, gpus=[gpu]), gpu_memory=[GpuMemoryReport("MIG-b", 5, 6, 7, 8)]
     )
 
-    assert held_by(cluster, cluster.jobs["job"], 0) == (0, None, 80, 5, 6, 7)
+    assert held_by(cluster, cluster.jobs["job"], 0) == (0, None, 20, 5, 6, 7)
+
+
+def test_of_which_part_a_rank_has_its_share_may_not_be_known() -> None:
+    whose = JobRank("job", 0)
+    figures = GpuFigures(
+        0, "GPU-x", memory_total_bytes=80, mig_instances=[MigInstance("MIG-a", 40), MigInstance("MIG-b")]
+    )
+    for holders in ([], [GpuHolder(4000, 5, "MIG-b", whose)]):
+        gpu = GpuReport(figures, [whose], holders)
+        cluster = cluster_with(GpusReport(GpuWatchState.WATCHING, gpus=[gpu]))
+        assert held_by(cluster, cluster.jobs["job"], 0).total_bytes is None
 
 
 def test_the_uuids_of_the_simulation_differ() -> None:

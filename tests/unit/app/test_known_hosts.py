@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.known_hosts import KnownHosts, Verdict, fingerprint, parse
+from app.known_hosts import KnownHosts, Verdict, fingerprint, parse, parse_revoked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,6 +68,25 @@ def test_a_revoked_key_is_refused_whatever_else_is_written() -> None:
     hosts = known(f"gpu1 {ED} {b64(KEY)}", f"@revoked * {ED} {b64(KEY)}")
 
     assert hosts.judge("gpu1", ED, KEY) is Verdict.REVOKED
+
+
+def test_a_list_of_revoked_keys_is_for_every_host() -> None:
+    revoked = parse_revoked(f"# words\n\n{ED} {b64(KEY)} a comment\n", "/r")
+    hosts = KnownHosts([*parse(f"gpu1 {ED} {b64(KEY)}\ngpu1 {ED} {b64(OTHER)}", "/k"), *revoked])
+
+    assert hosts.judge("gpu1", ED, KEY) is Verdict.REVOKED
+    assert hosts.judge("[gpu2]:2222", ED, KEY) is Verdict.REVOKED
+    assert hosts.judge("gpu1", ED, OTHER) is Verdict.KNOWN
+    assert hosts.judge("gpu2", ED, OTHER) is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("SSHKRL\n\0\0\0", "list the keys as text"), ("\nwords", "line 2 is not"), (f"{ED} ***", "line 1 is not")],
+)
+def test_a_list_of_revoked_keys_that_cannot_be_read_is_an_error(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parse_revoked(text, "/r")
 
 
 def test_an_authority_is_not_a_key_of_the_host() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agent.wire.commands import Prepare, decode_command, encode_command
+from agent.wire.machine import GpuFigures, GpuReport, GpusReport, GpuWatchState
+from agent.wire.reports import NodeReport
 from app.errors import UsageError
 from app.host_link import AgentPlace
 from app.remote_job import RunRequest, check_command, check_job_id, job_spec, make_job_id
@@ -40,8 +42,14 @@ def test_an_argument_that_is_not_utf_8_is_refused() -> None:
         check_command(("train.py", "\udcff"))
 
 
+def report(num_cpus: int, *gpus: GpuReport) -> NodeReport:
+    """What a node says of itself."""
+    watched = GpusReport(GpuWatchState.WATCHING, gpus=list(gpus))
+    return NodeReport(1, "h1", "e", 1, "h1", 1, num_cpus, gpus=watched)
+
+
 def test_a_job_is_the_only_node_s_and_meets_on_loopback() -> None:
-    spec = job_spec(RunRequest(("train.py",), "t", workdir="~/project", python="~/venv/bin/python"), PLACE, 8)
+    spec = job_spec(RunRequest(("train.py",), "t", workdir="~/project", python="~/venv/bin/python"), PLACE, report(8))
 
     assert (spec.num_nodes, spec.node_rank, spec.world_size, spec.local_world_size) == (1, 0, 4, 4)
     assert (spec.master_addr, spec.interface) == ("127.0.0.1", "lo")
@@ -54,7 +62,7 @@ def test_a_job_is_the_only_node_s_and_meets_on_loopback() -> None:
     [("", "/opt/python"), ("python3", "python3"), ("venv/bin/python", "/home/ada/venv/bin/python"), ("/p", "/p")],
 )
 def test_the_job_s_python_is_the_agent_s_own_unless_another_is_named(asked: str, found: str) -> None:
-    assert job_spec(RunRequest(("train.py",), "t", python=asked), PLACE, 1).python == found
+    assert job_spec(RunRequest(("train.py",), "t", python=asked), PLACE, report(1)).python == found
 
 
 @pytest.mark.parametrize(
@@ -64,4 +72,17 @@ def test_the_job_s_python_is_the_agent_s_own_unless_another_is_named(asked: str,
 def test_a_workdir_is_seen_from_the_home_there(workdir: str, found: str) -> None:
     request = RunRequest(("train.py",), "t", workdir=workdir)
 
-    assert job_spec(request, PLACE, 1).workdir == found
+    assert job_spec(request, PLACE, report(1)).workdir == found
+
+
+def test_there_is_a_rank_for_each_gpu_unless_another_number_is_asked_for() -> None:
+    node = report(64, *[GpuReport(GpuFigures(index)) for index in range(3)])
+
+    assert job_spec(RunRequest(("t.py",), "t"), PLACE, node).world_size == 3
+    assert job_spec(RunRequest(("t.py",), "t", num_ranks=5), PLACE, node).world_size == 5
+    assert job_spec(RunRequest(("t.py",), "t"), PLACE, report(1)).world_size == 1
+
+
+@pytest.mark.parametrize("shares_gpus", [False, True])
+def test_ranks_share_gpus_only_when_that_is_asked_for(shares_gpus: bool) -> None:
+    assert job_spec(RunRequest(("t.py",), "t", shares_gpus=shares_gpus), PLACE, report(1)).shares_gpus is shares_gpus

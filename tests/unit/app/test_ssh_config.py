@@ -16,6 +16,7 @@ from app.ssh_config import (
     parse_settings,
     resolve_argv,
 )
+from app.ssh_way import agent_socket
 
 PERSON = Person("ada", "/home/ada")
 PRINTED = """\
@@ -45,11 +46,12 @@ def test_everything_that_matters_is_read() -> None:
         user="root",
         identity_files=("/home/ada/.ssh/id_ed25519", "/home/ada/keys/root@gpu1-2222"),
         identities_only=True,
-        uses_agent=True,
+        identity_agent="SSH_AUTH_SOCK",
         proxy_jump="bastion,root@second:2200",
         proxy_command="",
         host_key_alias="",
         known_hosts_files=("/home/ada/.ssh/known_hosts", "/srv/known_hosts", "/etc/ssh/ssh_known_hosts"),
+        revoked_keys_files=(),
         connect_timeout_s=7.0,
     )
 
@@ -57,11 +59,32 @@ def test_everything_that_matters_is_read() -> None:
 def test_none_is_nothing() -> None:
     printed = (
         "hostname h\nport 22\nuser u\nproxyjump none\nproxycommand none\nidentityagent none\nconnecttimeout none\n"
+        "revokedhostkeys none\n"
     )
 
     found = settings(printed)
 
-    assert (found.proxy_jump, found.proxy_command, found.uses_agent, found.connect_timeout_s) == ("", "", False, None)
+    assert (found.proxy_jump, found.proxy_command, found.identity_agent) == ("", "", "")
+    assert (found.revoked_keys_files, found.connect_timeout_s) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("said", "path"),
+    [("~/agent.%u", "/home/ada/agent.ada"), ("SSH_AUTH_SOCK", "/run/usual"), ("$OTHER", "/run/other"), ("none", "")],
+)
+def test_ssh_agent_is_where_the_configuration_says(said: str, path: str) -> None:
+    environ = {"SSH_AUTH_SOCK": "/run/usual", "OTHER": "/run/other"}
+
+    assert agent_socket(settings(f"{PRINTED}identityagent {said}\n"), environ) == path
+    assert agent_socket(settings(), environ) == "/run/usual"
+    assert agent_socket(settings(), {}) == ""
+
+
+def test_files_of_revoked_keys_are_read() -> None:
+    assert settings(PRINTED + "revokedhostkeys ~/revoked /etc/%h\n").revoked_keys_files == (
+        "/home/ada/revoked",
+        "/etc/10.1.2.3",
+    )
 
 
 @pytest.mark.parametrize(

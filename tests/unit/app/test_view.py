@@ -311,10 +311,24 @@ def test_memory_is_told_beside_the_median() -> None:
     assert (summary.median_bytes, summary.max_bytes, summary.max_rank) == (1000 * MIB, 1600 * MIB, 3)
     assert summary.imbalance_frac == pytest.approx(0.6)
     assert summary.severity is Severity.WARNING
-    assert summary.text == "4 ranks hold 4.5 GiB; most on rank 3: 1.6 GiB, 60 % over the median of 1.0 GiB"
+    assert summary.total_bytes == 4600 * MIB
+    assert summary.text == (
+        "4 ranks hold 4.5 GiB (shared pages counted in each); most RSS on rank 3: 1.6 GiB, 60 % over median 1.0 GiB"
+    )
     rows = view.memory()
     assert [row.severity for row in rows] == [Severity.OK] * 3 + [Severity.WARNING]
     assert rows[3].from_median_frac == pytest.approx(0.6)
+
+
+def test_pages_that_ranks_share_are_counted_once_where_that_is_known_of_all_living() -> None:
+    console = Console()
+    console.hear("a", *(worker_report(rank, rss_bytes=1000 * MIB, pss_bytes=256 * MIB) for rank in (0, 1)))
+    view = console.hear("b", worker_report(2, rss_bytes=1000 * MIB, pss_bytes=512 * MIB), dead_worker(3, code=1))
+
+    summary = view.memory_summary()
+    assert summary is not None
+    assert (summary.total_bytes, summary.median_bytes) == (1024 * MIB, 1000 * MIB)
+    assert summary.text == "3 ranks hold 1.0 GiB; no RSS is over the median of 1.0 GiB"
 
 
 def test_evenly_spread_memory_is_not_told_as_most_on_anybody() -> None:
@@ -324,7 +338,7 @@ def test_evenly_spread_memory_is_not_told_as_most_on_anybody() -> None:
 
     summary = view.memory_summary()
     assert summary is not None
-    assert summary.text == "4 ranks hold 3.9 GiB; none holds more than the median of 1.0 GiB"
+    assert summary.text == ("4 ranks hold 3.9 GiB (shared pages counted in each); no RSS is over the median of 1.0 GiB")
 
 
 def test_memory_of_ranks_that_are_not_there_is_not_known() -> None:

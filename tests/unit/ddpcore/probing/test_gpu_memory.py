@@ -16,6 +16,7 @@ class RecordedCuda:
         self.is_used = is_used
         self.uuid = uuid
         self.num_looks = 0
+        self.is_pluggable = False
         self.reserved = 2 * 2**30
 
     def is_initialized(self) -> bool:
@@ -32,6 +33,8 @@ class RecordedCuda:
     def memory_stats_as_nested_dict(self, device: int) -> dict[str, Any]:
         assert self.is_used, "this would initialise CUDA"
         self.num_looks += 1
+        if self.is_pluggable:
+            raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.")
         if device == 0:
             return {"reserved_bytes": {"all": {"current": 0, "peak": 0}}}
         return {
@@ -65,3 +68,12 @@ def test_it_looks_once_a_second_at_most() -> None:
 def test_a_part_of_a_gpu_keeps_its_own_name() -> None:
     assert GpuMemory().look(1.0, RecordedCuda(uuid="MIG-x"))[0].uuid == "MIG-x"
     assert GpuMemory().look(1.0, RecordedCuda(uuid=""))[0].uuid == ""
+
+
+def test_an_allocator_without_figures_ends_no_rank_and_is_not_asked_again() -> None:
+    memory, cuda = GpuMemory(), RecordedCuda()
+    assert memory.look(1.0, cuda) == HELD
+
+    cuda.is_pluggable = True
+    assert [memory.look(now_s, cuda) for now_s in (10.0, 20.0, 30.0)] == [HELD] * 3
+    assert cuda.num_looks == 3

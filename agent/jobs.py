@@ -64,6 +64,7 @@ DISCOVERY_PERIOD_S = 0.05
 """While a job's workers are not all known: one that fails at once should still be seen."""
 END_PERIOD_S = 0.02
 """Between looks at what is being killed as the agent ends."""
+SHIM_KILLED = "no agent ran when its shim was killed"
 MAX_ENDED_JOBS = 16
 """Ended jobs that a node goes on to report; the directories of older ones are kept, and left to people."""
 
@@ -235,19 +236,17 @@ class Jobs:
         if memory.state in ENDED_STATES or (memory.state is JobState.RESTARTING and not is_a_step_further):
             return
         self._feed(launch, LauncherFound())
-        if not record.is_of_this_boot:
-            self._feed(launch, LauncherLost("nobody knows how it ended: the node was rebooted"))
-        elif not self._seek(launch):
+        if not self._seek(launch, SHIM_KILLED if record.is_of_this_boot else "the node was rebooted"):
             self._sought.add(spec.job_id)
 
-    def _seek(self, launch: Launch) -> bool:
+    def _seek(self, launch: Launch, why_lost: str = SHIM_KILLED) -> bool:
         """Take hold of an earlier agent's job, or learn how it has ended; return False while its shim says nothing."""
         if launch.adopt() or recorded_exit_code(launch.job_dir) is not None:
             self._follow(launch)
         elif is_shim_alive(launch.job_dir):
             return False
         else:
-            self._feed(launch, LauncherLost("nobody knows how it ended: no agent ran when its shim was killed"))
+            self._feed(launch, LauncherLost(f"nobody knows how it ended: {why_lost}"))
         return True
 
     def _feed(self, launch: Launch, event: Event) -> Accepted | Refused | None:
@@ -332,7 +331,7 @@ class Jobs:
         job_id, ranks, shim = launch.job_id, launch.job.ranks, launch.shim
         self.logs.follow(job_id, launch.job_dir, ranks)
         if shim is None:
-            self._end(launch)
+            self._end(launch, recorded_exit_code(launch.job_dir))
             return
         self._launched.set()
         self._workers.watch(job_id, ranks, shim.launcher_pid)
@@ -343,11 +342,10 @@ class Jobs:
         if shim is None or not shim.has_ended():
             return
         asyncio.get_running_loop().remove_reader(shim.pidfd)
-        self._end(launch)
+        self._end(launch, shim.exit_code())
 
-    def _end(self, launch: Launch) -> None:
+    def _end(self, launch: Launch, exit_code: int | None) -> None:
         """Let a job know how its launcher has ended."""
-        exit_code = recorded_exit_code(launch.job_dir)
         launch.close()
         self.logs.unfollow(launch.job_id)
         self._feed(launch, launch.job.launcher_ended(exit_code, launch.any_failure() if exit_code else None))

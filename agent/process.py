@@ -23,6 +23,7 @@ import msgspec
 
 from agent import shim
 from agent.errors import SpawnError
+from agent.file_lock import is_locked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -183,7 +184,7 @@ def find_shim(run_dir: Path) -> ShimProcess | None:
 
 def is_shim_alive(run_dir: Path) -> bool:
     """Return whether a shim holds its lock there."""
-    return _is_locked(run_dir / SHIM_LOCK)
+    return is_locked(run_dir / SHIM_LOCK)
 
 
 def has_been_started(run_dir: Path) -> bool:
@@ -217,20 +218,6 @@ def exit_status(pidfd: int) -> int | None:
 
 def _open_private(path: Path, flags: int = 0) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 def _read_record(path: Path, kind: type[_RecordT]) -> _RecordT | None:

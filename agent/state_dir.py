@@ -11,7 +11,6 @@ jobs/ID/ATTEMPT run.json, exit.json, launcher.log, rank logs, the probes' socket
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import stat
@@ -23,6 +22,7 @@ import msgspec
 
 from agent.control_lease import Holder
 from agent.errors import AgentRunningError, StateDirError
+from agent.file_lock import is_locked, try_lock
 from agent.record import RECORD_NAME
 from agent.shim import write_record
 from agent.wire.fields import CONTROL_SOCKET, INBOX_SOCKET, TELEMETRY_SOCKET
@@ -104,17 +104,7 @@ def default_directory(environ: Mapping[str, str], hostname: str) -> Path:
 
 def is_served(directory: Path) -> bool:
     """Say whether an agent holds a directory, whether it answers already or not."""
-    try:
-        fd = os.open(directory / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    return is_locked(directory / LOCK_FILE)
 
 
 class StateDir:
@@ -219,7 +209,7 @@ class StateDir:
         except OSError as error:
             raise StateDirError(f"cannot write {path}: {error.strerror}") from error
         deadline_s = time.monotonic() + LOCK_PATIENCE_S
-        while not _try_lock(fd):
+        while not try_lock(fd):
             if time.monotonic() > deadline_s:
                 os.close(fd)
                 raise AgentRunningError(f"another agent serves {self.path}: shut it down or use another directory")
@@ -229,11 +219,3 @@ class StateDir:
     def _remove_sockets(self) -> None:
         for name in _SOCKETS:
             (self.path / name).unlink(missing_ok=True)
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

@@ -237,7 +237,13 @@ def test_an_adopted_job_whose_shim_is_killed_has_failed_and_nothing_of_it_is_lef
     until(lambda: not house.left(), END_S, "nothing is left")
 
 
-def test_after_a_reboot_a_job_is_lost(house: House) -> None:
+@pytest.mark.parametrize(
+    ("is_recorded", "state", "code", "detail"),
+    [(False, JobState.LOST, None, "nobody knows how it ended: the node was rebooted"), (True, JobState.FAILED, -9, "")],
+)
+def test_after_a_reboot_a_job_is_lost_unless_its_end_was_recorded(
+    house: House, *, is_recorded: bool, state: JobState, code: int | None, detail: str
+) -> None:
     first = house.agent()
     started(first, house.spec())
     first.ask(Kill("train"))
@@ -246,15 +252,14 @@ def test_after_a_reboot_a_job_is_lost(house: House) -> None:
     path = house.job_dir().parent / "job.json"
     record = msgspec.json.decode(path.read_bytes(), type=JobRecord)
     memory = msgspec.structs.replace(record.memory, state=JobState.RUNNING, exit_code=None, cause="")
-    (house.job_dir() / "exit.json").unlink()
+    if not is_recorded:
+        (house.job_dir() / "exit.json").unlink()
     path.write_bytes(msgspec.json.encode(msgspec.structs.replace(record, boot_id="another", memory=memory)))
 
     status = job(house.agent().report())
 
-    assert (status.state, status.detail) == (
-        JobState.LOST,
-        "nobody knows how it ended: the node was rebooted",
-    )
+    assert (status.state, status.exit_code) == (state, code)
+    assert status.detail.startswith(detail)
 
 
 def test_a_prepared_job_is_forgotten_with_its_agent_and_can_be_prepared_again(house: House) -> None:

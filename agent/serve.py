@@ -12,8 +12,9 @@ import msgspec
 
 from agent.daemon import Daemon
 from agent.daemonise import bound_log
-from agent.errors import AgentError
+from agent.errors import AgentError, OperatorError
 from agent.lifeline import watch_console, watch_signals
+from agent.saying import say
 from agent.sd_notify import ServiceManager
 from agent.state_dir import StateDir
 from agent.whereabouts import own
@@ -96,8 +97,10 @@ class _Server:
         """Serve metrics if they are wanted, and return the port; 0 without."""
         if not self._metrics:
             return 0
-        from agent.metrics import MetricsServer  # noqa: PLC0415 - whoever serves none does not pay for it
-
+        try:
+            from agent.metrics import MetricsServer  # noqa: PLC0415 - whoever serves none does not pay for it
+        except ModuleNotFoundError as error:
+            raise OperatorError(f"{error.name} is missing: install rankdeck[metrics]") from error
         server = MetricsServer(self._metrics, lambda: daemon.newest_report)
         port = server.open()
         opened.callback(server.close)
@@ -120,7 +123,7 @@ class _Server:
     def _say_farewell(self, num_jobs_left: int) -> None:
         left = {0: "no job runs", 1: "one job goes on"}.get(num_jobs_left, f"{num_jobs_left} jobs go on")
         adopted = ", until another agent in this directory takes it up" if num_jobs_left else ""
-        print(f"agent: ended; {left}{adopted}", file=sys.stderr, flush=True)  # noqa: T201 - said to people
+        say(f"ended; {left}{adopted}")
 
     async def _take_care(self, daemon: Daemon, *, is_daemon: bool) -> None:
         """Tell the service manager that we live, and keep the log short."""

@@ -6,7 +6,8 @@ holder.json     the newest claim on control
 *.sock          telemetry, control, inbox; 0600
 history/        reports of the past
 jobs/ID         job.json, the job's record
-jobs/ID/ATTEMPT run.json, exit.json, launcher.log, rank logs, the probes' sockets
+gpu-sampler.log what the GPU sampler says
+jobs/ID/ATTEMPT shim.lock, run.json, exit.json, launcher.log, rank logs, the probes' sockets
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from agent.wire.fields import TELEMETRY_SOCKET
 from agent.wire.reports import NodeReport, ProcessState, decode_node_report
 from ddpcore.wire import FaultKind
 from tests.support.agents import RunningAgent
-from tests.support.jobs import make_spec
+from tests.support.jobs import make_local_spec
 
 PROGRAM = """
 import time
@@ -98,17 +98,7 @@ def main() -> None:
 
 def measure(agent: RunningAgent, workdir: str, args: argparse.Namespace) -> None:
     """Run the job and watch."""
-    spec = make_spec(
-        command=["program.py"],
-        workdir=workdir,
-        num_nodes=1,
-        node_rank=0,
-        first_rank=0,
-        world_size=args.ranks,
-        local_world_size=args.ranks,
-        master_port=0,
-        interface="lo",
-    )
+    spec = make_local_spec(Path(workdir), args.ranks, command=["program.py"])
     agent.ask(Prepare(spec))
     agent.ask(Commit(spec.job_id))
     reports = Reports(agent)

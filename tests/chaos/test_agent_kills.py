@@ -21,7 +21,7 @@ from agent.wire.commands import Commit, Prepare, encode_command
 from agent.wire.jobs import ENDED_STATES, JobSpec, JobState, JobStatus
 from agent.wire.replies import Accepted
 from tests.support.agents import RunningAgent
-from tests.support.jobs import make_spec
+from tests.support.jobs import make_local_spec
 from tests.support.ranks import is_alive
 from tests.support.waiting import until
 
@@ -79,19 +79,8 @@ class World:
 
     def spec(self, job_id: str, max_restarts: int) -> JobSpec:
         """Return a job of two ranks."""
-        return make_spec(
-            job_id=job_id,
-            command=["program.py", str(self.over(job_id))],
-            workdir=str(self._tmp_path),
-            num_nodes=1,
-            node_rank=0,
-            first_rank=0,
-            world_size=2,
-            master_port=0,
-            interface="lo",
-            grace_s=3.0,
-            max_restarts=max_restarts,
-        )
+        command = ["program.py", str(self.over(job_id))]
+        return make_local_spec(self._tmp_path, job_id=job_id, command=command, grace_s=3.0, max_restarts=max_restarts)
 
     def record(self, job_id: str, name: str) -> dict[str, int]:
         """Return one of the shim's records; empty when it is not there."""

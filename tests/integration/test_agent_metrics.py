@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import urllib.request
 from typing import TYPE_CHECKING
 
@@ -13,7 +15,7 @@ from agent.wire.commands import Prepare, PullHistory, Tier
 from agent.wire.replies import Accepted
 from agent.wire.replies import History as PastReports
 from tests.support.agents import RunningAgent, run_agent_verb
-from tests.support.jobs import make_spec
+from tests.support.jobs import make_local_spec
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ def test_an_agent_serves_its_newest_report_on_loopback(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     with RunningAgent("--metrics", "127.0.0.1:0") as agent:
         port = agent.ready["metrics_port"]
-        spec = make_spec(workdir=str(tmp_path), num_nodes=1, node_rank=0, first_rank=0, world_size=2, master_port=0)
+        spec = make_local_spec(tmp_path)
         assert isinstance(agent.ask(Prepare(spec)), Accepted)
 
         metrics = until(lambda: found if "rankdeck_job_attempt job=train" in (found := scrape(port)) else None, 10, "")
@@ -56,6 +58,20 @@ def test_no_other_address_is_served(tmp_path: Path, address: str) -> None:
     assert done.returncode == 2
     assert f"--metrics {address}: give a loopback address and a port" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_without_prometheus_the_extra_to_install_is_said(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['prometheus_client'] = None; from agent.cli import main; "
+        f"sys.argv = ['agent', 'serve', '--dir', {str(tmp_path / 'agent')!r}, '--metrics', '127.0.0.1:0']; main()"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.returncode == 2
+    assert done.stderr == "agent: prometheus_client is missing: install rankdeck[metrics]\n"
 
 
 def test_a_taken_port_is_said(tmp_path: Path) -> None:

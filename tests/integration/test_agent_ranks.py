@@ -17,7 +17,7 @@ from agent.wire.reports import NodeReport, ProcessState
 from ddpcore.checkpoint import Checkpointer
 from ddpcore.wire import FaultKind
 from tests.support.agents import RunningAgent
-from tests.support.jobs import make_spec
+from tests.support.jobs import make_local_spec
 from tests.support.ranks import EXAMPLES, is_alive
 from tests.support.waiting import until
 
@@ -56,17 +56,7 @@ def agent() -> Iterator[RunningAgent]:
 @pytest.fixture
 def spec(tmp_path: Path) -> JobSpec:
     (tmp_path / "loop.py").write_text(LOOP)
-    return make_spec(
-        command=["loop.py"],
-        workdir=str(tmp_path),
-        num_nodes=1,
-        node_rank=0,
-        first_rank=0,
-        world_size=2,
-        master_port=0,
-        interface="lo",
-        grace_s=5.0,
-    )
+    return make_local_spec(tmp_path, command=["loop.py"])
 
 
 def started(agent: RunningAgent, spec: JobSpec) -> NodeReport:

@@ -39,7 +39,7 @@ from agent.wire.replies import Accepted, RefusalReason, Refused, Reply, Status, 
 from agent.wire.reports import decode_node_report
 from ddpcore.wire import FaultKind
 from tests.support.agents import RunningAgent, run_agent_verb
-from tests.support.jobs import make_spec
+from tests.support.jobs import make_local_spec
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -57,9 +57,7 @@ def agent() -> Iterator[RunningAgent]:
 @pytest.fixture
 def spec(tmp_path: Path) -> JobSpec:
     (tmp_path / "train.py").write_text("print('never run')")
-    return make_spec(
-        workdir=str(tmp_path), num_nodes=1, node_rank=0, first_rank=0, world_size=2, master_port=0, command=["train.py"]
-    )
+    return make_local_spec(tmp_path)
 
 
 def reason(reply: Reply) -> RefusalReason:

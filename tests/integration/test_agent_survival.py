@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -18,7 +18,7 @@ from agent.wire.jobs import ENDED_STATES, JobSpec, JobState, JobStatus
 from agent.wire.replies import Accepted, RefusalReason, Refused
 from ddpcore.wire import FaultKind
 from tests.support.agents import RunningAgent
-from tests.support.jobs import make_spec
+from tests.support.jobs import make_local_spec
 from tests.support.ranks import is_alive
 from tests.support.waiting import until
 
@@ -71,20 +71,10 @@ class House:
         self.agents.append(self._stack.enter_context(RunningAgent(directory=directory)))
         return self.agents[-1]
 
-    def spec(self, good_attempt: int = 0, **changes: object) -> JobSpec:
+    def spec(self, good_attempt: int = 0, **changes: Any) -> JobSpec:
         """Return a job of two ranks that goes on until `over` exists, and fails then before the good attempt."""
-        return make_spec(
-            command=["rounds.py", str(self.over), str(good_attempt)],
-            workdir=str(self._tmp_path),
-            num_nodes=1,
-            node_rank=0,
-            first_rank=0,
-            world_size=2,
-            master_port=0,
-            interface="lo",
-            grace_s=5.0,
-            **changes,
-        )
+        command = ["rounds.py", str(self.over), str(good_attempt)]
+        return make_local_spec(self._tmp_path, command=command, **changes)
 
     def left(self) -> list[psutil.Process]:
         """What is alive of all that was ever seen, the agents apart."""

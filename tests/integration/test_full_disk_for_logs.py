@@ -14,7 +14,7 @@ from agent.wire.jobs import ENDED_STATES, JobState
 from agent.wire.logs import ReadLog
 from tests.support.agents import RunningAgent
 from tests.support.filesystems import small_disk
-from tests.support.jobs import make_spec
+from tests.support.jobs import make_local_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,9 +53,9 @@ def directory() -> Iterator[Path]:
 
 def test_the_agent_says_that_the_disk_is_full_and_all_goes_on(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
-    spec = make_spec(workdir=str(tmp_path), num_nodes=1, node_rank=0, first_rank=0, world_size=2, master_port=0)
+    spec = make_local_spec(tmp_path, grace_s=2.0)
     with RunningAgent(directory=directory) as agent:
-        agent.start_job(msgspec.structs.replace(spec, interface="lo", grace_s=2.0))
+        agent.start_job(spec)
         report = agent.wait_until(lambda report: "disk full" in report.jobs[0].detail, START_S, "the disk is full")
         assert str(directory) in report.jobs[0].detail
         assert report.jobs[0].state is JobState.RUNNING
@@ -75,9 +75,9 @@ def test_the_agent_says_that_the_disk_is_full_and_all_goes_on(directory: Path, t
 
 def test_a_rank_that_ends_of_a_full_disk_is_told_though_it_could_not_write_why(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
-    spec = make_spec(workdir=str(tmp_path), num_nodes=1, node_rank=0, first_rank=0, world_size=2, master_port=0)
+    spec = make_local_spec(tmp_path, grace_s=2.0)
     with RunningAgent(directory=directory) as agent:
-        agent.start_job(msgspec.structs.replace(spec, interface="lo", grace_s=2.0, command=["train.py", "fail"]))
+        agent.start_job(msgspec.structs.replace(spec, command=["train.py", "fail"]))
         report = agent.wait_until(lambda report: report.jobs[0].state in ENDED_STATES, START_S, "the job has ended")
         (job,) = report.jobs
         assert (job.state, job.exit_code) == (JobState.FAILED, 1)

@@ -20,7 +20,7 @@ from agent.node_state import NodeState
 from agent.wire.fields import INBOX_SOCKET
 from agent.wire.machine import GpusReport, GpuWatchState
 from tests.support.agents import RunningAgent
-from tests.support.jobs import make_spec
+from tests.support.jobs import make_local_spec
 from tests.support.nvml_recordings import DRIVER_NOT_LOADED, GIB, Replay, a100, recording
 from tests.support.waiting import until
 
@@ -183,7 +183,7 @@ def test_ranks_are_found_on_their_gpus_and_where_they_should_not_be(
 ) -> None:
     replay = replayed(monkeypatch, tmp_path, recording(a100(0), a100(1)))
     (tmp_path / "train.py").write_text(PROGRAM)
-    spec = make_spec(workdir=str(tmp_path), num_nodes=1, node_rank=0, first_rank=0, world_size=2, master_port=0)
+    spec = make_local_spec(tmp_path)
     with RunningAgent("--private") as agent:
         agent.start_job(spec)
         running = agent.wait_until(lambda report: len(report.workers) == 2, 60, "the workers")

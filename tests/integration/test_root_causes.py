@@ -11,7 +11,7 @@ import pytest
 from agent.wire.jobs import ENDED_STATES, JobSpec, JobState
 from agent.wire.logs import LogChunk, LogStream, ReadLog, RootCause
 from tests.support.agents import RunningAgent, run_agent_verb
-from tests.support.jobs import make_spec
+from tests.support.jobs import make_local_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,16 +67,7 @@ def agent() -> Iterator[RunningAgent]:
 @pytest.fixture
 def spec(tmp_path: Path) -> JobSpec:
     (tmp_path / "train.py").write_text(PROGRAM)
-    return make_spec(
-        workdir=str(tmp_path),
-        num_nodes=1,
-        node_rank=0,
-        first_rank=0,
-        world_size=2,
-        master_port=0,
-        interface="lo",
-        grace_s=5.0,
-    )
+    return make_local_spec(tmp_path)
 
 
 def failed(agent: RunningAgent, spec: JobSpec, kind: str) -> RootCause:

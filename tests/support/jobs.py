@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from agent.lifecycle import FoundFailure
 from agent.traceback_text import FailureText
 from agent.wire.jobs import JobSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _SPEC = JobSpec(
     job_id="train",
@@ -31,6 +34,22 @@ _SPEC = JobSpec(
 def make_spec(**changes: Any) -> JobSpec:
     """Return the second node's share of a job of two nodes with two ranks each, with some fields changed."""
     return msgspec.structs.replace(_SPEC, **changes)
+
+
+def make_local_spec(workdir: Path, num_ranks: int = 2, **changes: Any) -> JobSpec:
+    """Return a job of one node whose ranks meet on loopback at a free port, with some fields changed."""
+    shape = {
+        "workdir": str(workdir),
+        "num_nodes": 1,
+        "node_rank": 0,
+        "first_rank": 0,
+        "local_world_size": num_ranks,
+        "world_size": num_ranks,
+        "master_port": 0,
+        "interface": "lo",
+        "grace_s": 5.0,
+    }
+    return make_spec(**{**shape, **changes})
 
 
 def left(exception: str, *, rank: int = -1, failed_s: float | None = None) -> FoundFailure:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from agent.ask import ask
 from agent.errors import AgentError, StateDirError
+from agent.roads.ask import ask
 from agent.state_dir import default_directory, is_served
 from agent.wire.codec import MAX_COMMAND_BYTES, MalformedMessageError
 from agent.wire.commands import (
@@ -81,7 +81,7 @@ def serve(*, directory: Path, node: str, is_private: bool, is_daemon: bool, read
     """Serve in the foreground, or as a daemon; says in one JSON line when it listens."""
     # The other verbs start without the daemon's imports.
     if is_daemon:
-        from agent.daemonise import start_daemon  # noqa: PLC0415
+        from agent.service.daemonise import start_daemon  # noqa: PLC0415
 
         if is_private:
             raise click.UsageError("a private agent belongs to its console: --daemon does not go with --private")
@@ -96,7 +96,7 @@ def serve(*, directory: Path, node: str, is_private: bool, is_daemon: bool, read
 @_directory
 def where(directory: Path) -> None:
     """Say in one JSON line where this host's agent lives, and whether it serves."""
-    from agent.whereabouts import look  # noqa: PLC0415
+    from agent.service.whereabouts import look  # noqa: PLC0415
 
     _print(look(directory.absolute()))
 
@@ -104,7 +104,7 @@ def where(directory: Path) -> None:
 @cli.command()
 def unit() -> None:
     """Print a systemd unit for this user's agent."""
-    from agent.unit import unit_text  # noqa: PLC0415
+    from agent.service.unit import unit_text  # noqa: PLC0415
 
     click.echo(unit_text(sys.executable, os.environ), nl=False)
 
@@ -114,8 +114,8 @@ def unit() -> None:
 @click.option("--python", default=sys.executable, show_default="this one", help="The interpreter of the jobs.")
 def doctor(directory: Path, python: str) -> None:
     """Look at this node before a job does: one JSON row for each thing that matters, and what to do about it."""
-    from agent.doctor import Status as Finding  # noqa: PLC0415
-    from agent.doctor import examine  # noqa: PLC0415
+    from agent.service.doctor import Status as Finding  # noqa: PLC0415
+    from agent.service.doctor import examine  # noqa: PLC0415
 
     examination = examine(directory.absolute(), python)
     _print(examination)
@@ -127,7 +127,7 @@ def doctor(directory: Path, python: str) -> None:
 @_directory
 def proxy_verb(directory: Path) -> None:
     """Carry the command socket over standard input and output."""
-    from agent.proxy import proxy  # noqa: PLC0415
+    from agent.roads.proxy import proxy  # noqa: PLC0415
 
     proxy(directory, sys.stdin.fileno(), sys.stdout.fileno())
 
@@ -136,7 +136,7 @@ def proxy_verb(directory: Path) -> None:
 @_directory
 def relay_verb(directory: Path) -> None:
     """Write telemetry to standard output: each frame after four bytes of length."""
-    from agent.proxy import relay  # noqa: PLC0415
+    from agent.roads.proxy import relay  # noqa: PLC0415
 
     relay(directory, sys.stdin.fileno(), sys.stdout.fileno())
 

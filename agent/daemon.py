@@ -17,20 +17,21 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
-from agent.control import ControlSocket
-from agent.control_lease import ControlLease
-from agent.gpu_watch import LOG_FILE, GpuWatch
-from agent.history import PastFrames
-from agent.host_sampler import HostSampler
-from agent.inbox import Inbox
-from agent.jobs import Jobs
-from agent.leftover_search import chosen, clean, find_leftovers
-from agent.lifecycle import AbortReceived, CommitReceived, FaultReceived, KillReceived, StopReceived
-from agent.log_reader import read_log
-from agent.node_state import NodeState, RankReported
-from agent.publisher import Publisher
+from agent.jobs.all_jobs import Jobs
+from agent.jobs.lifecycle import AbortReceived, CommitReceived, FaultReceived, KillReceived, StopReceived
+from agent.logs.log_reader import read_log
+from agent.machine.gpu_watch import LOG_FILE, GpuWatch
+from agent.machine.host_sampler import HostSampler
+from agent.processes.leftover_search import chosen, clean, find_leftovers
+from agent.processes.shim import become_subreaper
+from agent.roads.control import ControlSocket
+from agent.roads.control_lease import ControlLease
+from agent.roads.history import PastFrames
+from agent.roads.inbox import Inbox
+from agent.roads.publisher import Publisher
 from agent.saying import say
-from agent.shim import become_subreaper
+from agent.state.node_state import NodeState
+from agent.state.observations import RankReported
 from agent.wire.commands import (
     Abort,
     Claim,
@@ -93,6 +94,8 @@ class Daemon:
         self._publisher: Publisher | None = None
         self._publish_timer: asyncio.TimerHandle | None = None
         self._published_at_s = 0.0
+        self._attended_at_s = time.monotonic()
+        """When somebody listened last."""
         self._report_seq = 0
         self._history: PastFrames | None = None if is_private else PastFrames(state_dir.path / "history")
         self.newest_report: NodeReport | None = None
@@ -143,7 +146,9 @@ class Daemon:
             if now_s >= next_host_s:
                 self._state.apply(self._host.sample(), now_s)
                 next_host_s = now_s + HOST_PERIOD_S
-            self._jobs.beat()
+            if self._publisher and self._publisher.has_listeners():
+                self._attended_at_s = now_s
+            self._jobs.beat(now_s - self._attended_at_s)
             self._gpus.beat()
             if self._jobs.are_moving or now_s - self._published_at_s >= IDLE_PERIOD_S:
                 self._publish()

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.daemon import Daemon
-from agent.daemonise import bound_log
 from agent.errors import AgentError, OperatorError
-from agent.lifeline import watch_console, watch_signals
+from agent.processes.lifeline import watch_console, watch_signals
 from agent.saying import say
-from agent.sd_notify import ServiceManager
+from agent.service.daemonise import bound_log
+from agent.service.sd_notify import ServiceManager
+from agent.service.whereabouts import own
 from agent.state_dir import StateDir
-from agent.whereabouts import own
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,7 +98,7 @@ class _Server:
         if not self._metrics:
             return 0
         try:
-            from agent.metrics import MetricsServer  # noqa: PLC0415 - whoever serves none does not pay for it
+            from agent.roads.metrics import MetricsServer  # noqa: PLC0415 - whoever serves none does not pay for it
         except ModuleNotFoundError as error:
             raise OperatorError(f"{error.name} is missing: install rankdeck[metrics]") from error
         server = MetricsServer(self._metrics, lambda: daemon.newest_report)

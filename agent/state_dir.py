@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.control_lease import Holder
 from agent.errors import AgentRunningError, StateDirError
 from agent.file_lock import is_locked, try_lock
-from agent.record import RECORD_NAME
-from agent.shim import write_record
+from agent.processes.shim import write_record
+from agent.roads.control_lease import Holder
 from agent.wire.fields import CONTROL_SOCKET, INBOX_SOCKET, TELEMETRY_SOCKET
 
 if TYPE_CHECKING:
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
 LOCK_FILE = "agent.lock"
 HOLDER_FILE = "holder.json"
+RECORD_NAME = "job.json"
 MAX_SOCKET_PATH_BYTES = 107
 """Of `sun_path`, its closing zero aside. Source: unix(7)."""
 

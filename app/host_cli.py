@@ -111,6 +111,13 @@ def down(*, host: str, kill_jobs: bool, is_json: bool, python: str, ssh_config: 
 @click.option("--job-python", default="", help="The Python there that has torch [the agent's own]")
 @click.option("--name", default="", help="What to call the job [the program's name and a number]")
 @click.option("--max-restarts", type=click.IntRange(0, 1000), default=0, show_default=True, help="After a failure")
+@click.option(
+    "--abandon-after",
+    "abandon_s",
+    type=click.FloatRange(0),
+    default=0.0,
+    help="End ranks that hang for so many seconds while nobody watches [never]",
+)
 @click.option("--detach", is_flag=True, help="Start it, say its name, and leave")
 @click.option("--headless", is_flag=True, help="No screen: lines on stderr, a summary on stdout")
 @_json
@@ -126,6 +133,7 @@ def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: boo
         python=job["job_python"],
         workdir=job["workdir"],
         max_restarts=job["max_restarts"],
+        abandon_s=job["abandon_s"],
         shares_gpus=job["shares_gpus"],
     )
     with _link(host, python, ssh_config) as link:

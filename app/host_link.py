@@ -51,7 +51,7 @@ class Access(msgspec.Struct, frozen=True):
 
 
 class AgentPlace(msgspec.Struct, frozen=True):
-    """What the agent says of itself; the schema is `agent.whereabouts`."""
+    """What the agent says of itself; the schema is `agent.service.whereabouts`."""
 
     ready: bool
     dir: str

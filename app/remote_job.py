@@ -33,6 +33,8 @@ class RunRequest(msgspec.Struct, frozen=True):
     """Of the job; empty is the agent's own. May begin with `~/`."""
     workdir: str = "~"
     max_restarts: int = 0
+    abandon_s: float = 0.0
+    """How long ranks may hang while nobody watches; 0 is for ever."""
     shares_gpus: bool = False
     """More ranks than GPUs are meant so."""
 
@@ -99,6 +101,7 @@ def job_spec(request: RunRequest, place: AgentPlace, report: NodeReport) -> JobS
         master_addr=LOOPBACK,
         interface="lo",
         max_restarts=request.max_restarts,
+        abandon_s=request.abandon_s,
         shares_gpus=request.shares_gpus,
     )
 

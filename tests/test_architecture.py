@@ -13,9 +13,9 @@ FORBIDDEN_NAMES = {"utils", "helpers", "common", "misc", "base", "manager", "han
 TORCH_FREE = (
     "agent.cli",
     "agent.daemon",
-    "agent.doctor",
-    "agent.gpu_sampler",
-    "agent.shim",
+    "agent.service.doctor",
+    "agent.machine.gpu_sampler",
+    "agent.processes.shim",
     "app.cli",
     "app.demo",
     "app.headless",
@@ -56,7 +56,7 @@ def test_what_runs_without_a_screen_never_imports_textual(module: str) -> None:
 
 def test_the_gpu_sampler_is_light() -> None:
     heavy = "('asyncio', 'psutil', 'numpy', 'zmq', 'click')"
-    proof = f"import sys, agent.gpu_sampler; sys.exit(' '.join(m for m in sys.modules if m in {heavy}) or 0)"
+    proof = f"import sys, agent.machine.gpu_sampler; sys.exit(' '.join(m for m in sys.modules if m in {heavy}) or 0)"
 
     done = subprocess.run([sys.executable, "-P", "-c", proof], capture_output=True, text=True, timeout=60, check=False)
 

@@ -90,4 +90,12 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     shares_gpus: bool = False
     """More ranks than GPUs are meant so."""
     max_restarts: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
-    """How often the node begins a failed job again by itself; over several nodes that is the console's to do."""
+    """How often the node begins a failed job again by itself; over several nodes that is the console's to do, or, in an
+    elastic job, torchrun's."""
+    elastic_min_nodes: Annotated[int, msgspec.Meta(ge=0, le=65536)] = 0
+    """0 is a job of exactly `num_nodes` nodes, whose ranks are as said above. Otherwise torchrun gathers this many at
+    least, and at most `num_nodes`, and numbers the ranks itself; when one fails it gathers the nodes anew. Its state is
+    pickle on an open port: only for networks of which every machine is trusted."""
+    abandon_s: Seconds = 0.0
+    """How long the ranks of this node may get no further, with nobody watching, before the node ends them; 0 is for
+    ever."""

@@ -6,17 +6,24 @@ names of variables are those of `ddpcore.wire`, written out: a job's interpreter
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 import os
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, Std
-from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
+from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend, static_tcp_rendezvous
 
 ENV_LOG_DIR = "RANKDECK_LOG_DIR"
 ENV_LAUNCHER_PID = "RANKDECK_LAUNCHER_PID"
 ENV_LAUNCHER_NAMESPACE = "RANKDECK_LAUNCHER_NAMESPACE"
 ENV_STORE_FD = "RANKDECK_STORE_FD"
+ENV_REQUEST_DIR = "RANKDECK_REQUEST_DIR"
+ENV_ATTEMPT = "RANKDECK_ATTEMPT"
+ENV_ROUND = "RANKDECK_ROUND"
+ROUND_FILE = "round.json"
+LAUNCHER_LOG = "launcher.log"
 
 
 class RankLogsSpecs(LogsSpecs):
@@ -55,8 +62,9 @@ class RankLogsSpecs(LogsSpecs):
         """
         destination = LogsDest()
         namespace = str(Path("/proc/self/ns/pid").readlink())
+        directory = self._begin_round(envs) if ENV_ROUND in os.environ else self._directory
         for local_rank, env in envs.items():
-            stem = self._directory / f"rank-{env['RANK']}"
+            stem = directory / f"rank-{env['RANK']}"
             destination.stdouts[local_rank] = f"{stem}.stdout.log"
             destination.stderrs[local_rank] = f"{stem}.stderr.log"
             destination.error_files[local_rank] = f"{stem}.error.json"
@@ -64,6 +72,31 @@ class RankLogsSpecs(LogsSpecs):
             env[ENV_LAUNCHER_PID] = str(os.getpid())
             env[ENV_LAUNCHER_NAMESPACE] = namespace
         return destination
+
+    def _begin_round(self, envs: dict[int, dict[str, str]]) -> Path:
+        """Make each start of an elastic job's ranks an attempt, with a directory beside the launcher's; say which."""
+        number = int(os.environ[ENV_ROUND])
+        attempt = int(os.environ[ENV_ATTEMPT]) + number
+        directory = self._directory.parent / str(attempt)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        # Whoever reads the logs of an attempt finds the launcher's there too.
+        with contextlib.suppress(OSError):
+            (directory / LAUNCHER_LOG).hardlink_to(self._directory / LAUNCHER_LOG)
+        for env in envs.values():
+            env[ENV_ATTEMPT] = str(attempt)
+            env[ENV_LOG_DIR] = env[ENV_REQUEST_DIR] = str(directory)
+        first = min(envs.values(), key=lambda env: int(env["RANK"]))
+        told = {
+            "number": number,
+            "first_rank": int(first["RANK"]),
+            "world_size": int(first["WORLD_SIZE"]),
+            "node_rank": int(first["GROUP_RANK"]),
+            "num_nodes": int(first["GROUP_WORLD_SIZE"]),
+        }
+        draft = self._directory / f".{ROUND_FILE}"
+        draft.write_text(json.dumps(told), encoding="utf-8")
+        draft.replace(self._directory / ROUND_FILE)
+        return directory
 
 
 def _take_over_store_socket() -> None:
@@ -74,11 +107,12 @@ def _take_over_store_socket() -> None:
     store_fd = os.environ.get(ENV_STORE_FD, "")
     if not store_fd:
         return
-    store = getattr(static_tcp_rendezvous, "TCPStore", None)
-    if store is None:
-        raise SystemExit(
-            "rankdeck: this torch keeps the store of its static rendezvous elsewhere, so it would listen on every "
-            f"interface: use another torch, or unset {ENV_STORE_FD}"
-        )
-    # An attribute of one module in this process, which exists for this job alone; setattr, since it is not exported.
-    setattr(static_tcp_rendezvous, "TCPStore", functools.partial(store, master_listen_fd=int(store_fd)))  # noqa: B010
+    for module in (static_tcp_rendezvous, c10d_rendezvous_backend):
+        store = getattr(module, "TCPStore", None)
+        if store is None:
+            raise SystemExit(
+                "rankdeck: this torch keeps the store of its rendezvous elsewhere, so it would listen on every "
+                f"interface: use another torch, or unset {ENV_STORE_FD}"
+            )
+        # An attribute of a module in this process, which exists for this job alone; setattr, since it is not exported.
+        setattr(module, "TCPStore", functools.partial(store, master_listen_fd=int(store_fd)))  # noqa: B010

@@ -9,6 +9,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def autoload() -> None:
@@ -18,6 +22,14 @@ def autoload() -> None:
     # A rank without a probe trains on; one whose `import torch` fails does not.
     with contextlib.suppress(BaseException):
         importlib.import_module("ddpcore.probing.bootstrap").start_in_rank()
+
+
+def elastic_rendezvous() -> Callable[[Any], object]:
+    """Return what makes the rendezvous of an elastic job (entry point `torchrun.handlers`).
+
+    torch asks for it in every process that imports its rendezvous, and calls it in the launcher of such a job alone.
+    """
+    return lambda params: importlib.import_module("rankdeck_elastic").create_counted_handler(params)
 
 
 def __getattr__(name: str) -> object:

@@ -20,7 +20,7 @@ import msgspec
 import psutil
 import zmq
 
-from agent.process import SHIM_PATH
+from agent.processes.shim_process import SHIM_PATH
 from agent.wire.commands import Commit, Prepare
 from agent.wire.fields import TELEMETRY_SOCKET
 from agent.wire.reports import NodeReport, ProcessState, decode_node_report

@@ -19,7 +19,7 @@ from agent.wire.reports import encode_node_report
 from tests.support.agents import RunningAgent
 from tests.support.nvml_recordings import GIB, Replay, a100, recording
 
-SAMPLER = "agent.gpu_sampler"
+SAMPLER = "agent.machine.gpu_sampler"
 START_S = 120.0
 
 

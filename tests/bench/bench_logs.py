@@ -21,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from agent.log_tail import LogTail
+from agent.logs.log_tail import LogTail
 
 LINE = b"step 12345 loss 3.1415926 lr 0.0001 throughput 1234.5 tokens/s\n"
 KINDS = {
@@ -49,7 +49,7 @@ def look(megabytes_s: float) -> None:
     for kind, piece in KINDS.items():
         with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
             tail = LogTail()
-            tail.follow("job", Path(directory), range(NUM_RANKS))
+            tail.follow("job", Path(directory), Path(directory), range(NUM_RANKS))
             paths = [Path(directory, f"rank-{r}.{s}.log") for r in range(NUM_RANKS) for s in ("stdout", "stderr")]
             num = max(1, round(megabytes_s * 1e6 * POLL_S / len(paths) / len(piece)))
             times, cpu_times = [], []
@@ -70,7 +70,7 @@ def look(megabytes_s: float) -> None:
         )
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         tail = LogTail()
-        tail.follow("job", Path(directory), range(NUM_RANKS))
+        tail.follow("job", Path(directory), Path(directory), range(NUM_RANKS))
         began_s = time.perf_counter()
         for _ in range(100):
             tail.poll()
@@ -80,7 +80,7 @@ def look(megabytes_s: float) -> None:
 def follow(directory: str, seconds: float) -> None:
     """Follow files as the agent does, in a process of its own, and print its CPU time and memory."""
     tail = LogTail()
-    tail.follow("job", Path(directory), range(NUM_RANKS))
+    tail.follow("job", Path(directory), Path(directory), range(NUM_RANKS))
     end_s, cpu_s = time.monotonic() + seconds, time.process_time()
     while time.monotonic() < end_s:
         began_s = time.monotonic()
@@ -173,7 +173,7 @@ def _cpu_of(argv: list[str], log_dir: str = "") -> float:
         if len(found) == 4:
             for path in found:
                 os.link(path, Path(log_dir, f"rank-{path.parent.name}.{path.name}"))
-            tail.follow("job", Path(log_dir), range(2))
+            tail.follow("job", Path(log_dir), Path(log_dir), range(2))
             is_followed = True
         began_s = time.thread_time()
         tail.poll()

@@ -107,7 +107,7 @@ def test_a_daemon_whose_log_has_become_long_goes_on_in_a_new_one(directory: Path
     log = directory / "agent.log"
     log.write_bytes(b"x" * (2 << 20))
     program = (
-        "import sys, pathlib; from agent.daemonise import bound_log; bound_log(pathlib.Path(sys.argv[1])); "
+        "import sys, pathlib; from agent.service.daemonise import bound_log; bound_log(pathlib.Path(sys.argv[1])); "
         "print('out', flush=True); print('err', file=sys.stderr)"
     )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.sd_notify import ServiceManager
+from agent.service.sd_notify import ServiceManager
 from agent.wire.commands import GetStatus, encode_command
 from agent.wire.replies import Status, decode_reply
 from agent.wire.reports import decode_node_report

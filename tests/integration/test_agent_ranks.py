@@ -9,7 +9,9 @@ import msgspec
 import psutil
 import pytest
 
+from agent.roads.publisher import Subscriber
 from agent.wire.commands import Commit, InjectFault, Kill, Prepare, Stop
+from agent.wire.fields import TELEMETRY_SOCKET
 from agent.wire.jobs import ENDED_STATES, JobSpec, JobState
 from agent.wire.logs import Logs, PullLogs
 from agent.wire.replies import Accepted, RefusalReason, Refused
@@ -132,6 +134,24 @@ def test_a_rank_is_frozen_thawed_and_slowed(agent: RunningAgent, spec: JobSpec) 
 
     assert agent.ask(InjectFault("train", FaultKind.SLOW, 0, factor=3.0)) == Accepted()
     agent.wait_until(is_slow, 5.0, "rank 0 is slow")
+
+
+def test_a_hang_that_nobody_watches_is_ended(agent: RunningAgent, spec: JobSpec) -> None:
+    abandon_s = 3.0
+    console = Subscriber(agent.directory / TELEMETRY_SOCKET)
+    started(agent, msgspec.structs.replace(spec, abandon_s=abandon_s))
+    agent.ask(InjectFault("train", FaultKind.FREEZE, 1))
+    hung = agent.wait_until(
+        lambda report: report.workers[1].report_age_s > 2 * abandon_s, START_S, "rank 1 is silent for long"
+    )
+    assert (hung.jobs[0].state, hung.jobs[0].detail) == (JobState.RUNNING, "")
+
+    console.close()
+
+    job = agent.wait_until(has_ended, abandon_s + spec.grace_s + END_S, "the job's end").jobs[0]
+    assert job.state is JobState.FAILED
+    assert job.detail.startswith("no rank of this node got any further for ")
+    until(lambda: job_processes(agent) == [], END_S, "nothing is left")
 
 
 def test_a_rank_without_a_probe_cannot_be_slowed(agent: RunningAgent, spec: JobSpec, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from agent.process import Invocation, ShimProcess, exit_status, spawn_shim
+from agent.processes.shim_process import Invocation, ShimProcess, exit_status, spawn_shim
 from ddpcore.checkpoint.writer import NAME
 from tests.support.filesystems import small_disk
 from tests.support.ranks import is_alive
@@ -269,9 +269,9 @@ def test_the_death_of_the_launcher_ends_the_rest(start: Callable[..., ShimProces
 AGENT = """
 import os, sys, time
 from pathlib import Path
-from agent.leftovers import sweep
-from agent.process import Invocation, spawn_shim
-from agent.shim import become_subreaper
+from agent.processes.leftovers import sweep
+from agent.processes.shim_process import Invocation, spawn_shim
+from agent.processes.shim import become_subreaper
 become_subreaper()
 here = Path(sys.argv[1])
 shim = spawn_shim(

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from agent.errors import StateDirError
-from agent.record import JobRecord, read_jobs
+from agent.jobs.record import JobRecord, read_jobs
 from agent.wire.commands import Claim, Commit, InjectFault, Kill, Prepare, Shutdown, Stop
 from agent.wire.jobs import ENDED_STATES, JobSpec, JobState, JobStatus
 from agent.wire.replies import Accepted, RefusalReason, Refused

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
-from agent.gpu_sample import GpuSample, MalformedSampleError, decode_sample
+from agent.state.gpu_sample import GpuSample, MalformedSampleError, decode_sample
 from agent.wire.machine import GpuCondition, ThrottleReason
 from tests.support.nvml_recordings import (
     DRIVER_NOT_LOADED,
@@ -44,7 +44,7 @@ class Sampler:
         self.inbox.settimeout(PATIENCE_S)
         self.inbox.bind(str(path / "inbox"))
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "agent.gpu_sampler", str(path / "inbox"), str(os.getpid())],
+            [sys.executable, "-P", "-m", "agent.machine.gpu_sampler", str(path / "inbox"), str(os.getpid())],
             env=self.replay.environ(),
             stderr=subprocess.PIPE,
         )
@@ -281,7 +281,7 @@ def test_a_flood_of_events_does_not_keep_it_from_sampling(start: Start) -> None:
 
 def test_without_an_agent_it_does_not_start_and_with_it_it_ends(tmp_path: Path) -> None:
     replay = Replay(tmp_path / "nvml.json", recording(a100(0)))
-    argv = [sys.executable, "-P", "-m", "agent.gpu_sampler", str(tmp_path / "inbox")]
+    argv = [sys.executable, "-P", "-m", "agent.machine.gpu_sampler", str(tmp_path / "inbox")]
 
     orphan = subprocess.run([*argv, "1"], env=replay.environ(), capture_output=True, timeout=PATIENCE_S, check=False)
     assert (orphan.returncode, orphan.stderr) == (1, b"")

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from agent import sampler_care
-from agent.gpu_sample import SAMPLE_MARK, SAMPLE_VERSION, GpuSample, decode_sample, encode_sample
-from agent.gpu_watch import GpuWatch
-from agent.leftovers import sweep
-from agent.node_state import NodeState
+from agent.machine import sampler_care
+from agent.machine.gpu_watch import GpuWatch
+from agent.processes.leftovers import sweep
+from agent.state.gpu_sample import SAMPLE_MARK, SAMPLE_VERSION, GpuSample, decode_sample, encode_sample
+from agent.state.node_state import NodeState
 from agent.wire.fields import INBOX_SOCKET
 from agent.wire.machine import GpusReport, GpuWatchState
 from tests.support.agents import RunningAgent

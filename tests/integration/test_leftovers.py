@@ -15,7 +15,7 @@ from uuid import uuid4
 import psutil
 import pytest
 
-from agent.leftover_search import chosen
+from agent.processes.leftover_search import chosen
 from agent.wire.commands import CleanLeftovers, FindLeftovers
 from agent.wire.replies import Leftover, Leftovers, RefusalReason, Refused
 from tests.support.agents import RunningAgent, run_agent_verb

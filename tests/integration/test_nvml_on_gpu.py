@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from agent.gpu_sample import GpuSample, decode_sample
+from agent.state.gpu_sample import GpuSample, decode_sample
 from agent.wire.machine import GpuCondition
 from ddpcore.probing.gpu_memory import GpuMemory
 from tests.support.nvml_recordings import REPLAY_DIR
@@ -45,7 +45,7 @@ def inbox(tmp_path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
         inbox.settimeout(PATIENCE_S)
         inbox.bind(str(tmp_path / "inbox"))
-        argv = [sys.executable, "-P", "-m", "agent.gpu_sampler", str(tmp_path / "inbox"), str(os.getpid())]
+        argv = [sys.executable, "-P", "-m", "agent.machine.gpu_sampler", str(tmp_path / "inbox"), str(os.getpid())]
         sampler = subprocess.Popen(argv)
         yield inbox
         sampler.kill()

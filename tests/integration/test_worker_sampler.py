@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent import worker_sampler
-from agent.worker_sampler import WorkerSampler
+from agent.processes import worker_sampler
+from agent.processes.worker_sampler import WorkerSampler
 from ddpcore.wire import ENV_JOB_ID
 from tests.support.waiting import until
 

@@ -7,9 +7,9 @@ import msgspec
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from agent.job import Job
-from agent.job_memory import JobMemory
-from agent.lifecycle import (
+from agent.jobs.job import Job
+from agent.jobs.job_memory import JobMemory, Round
+from agent.jobs.lifecycle import (
     AbortReceived,
     Answer,
     AskToStop,
@@ -18,6 +18,7 @@ from agent.lifecycle import (
     Effect,
     Event,
     FaultReceived,
+    FollowRanks,
     ForgetJob,
     KillReceived,
     KillTree,
@@ -26,6 +27,7 @@ from agent.lifecycle import (
     LauncherNotStarted,
     LauncherStarted,
     ReleasePort,
+    RoundBegan,
     SignalWorker,
     SlowWorker,
     StartLauncher,
@@ -42,15 +44,18 @@ from tests.support.jobs import left, make_spec
 
 MAX_TICK_S = 20.0
 MAX_RESTARTS = 2
+ABANDON_S = 600.0
 
 
 class JobInTheWorld(RuleBasedStateMachine):
     """Plays the shell, the processes and the consoles of one job."""
 
+    spec = make_spec(max_restarts=MAX_RESTARTS, abandon_s=ABANDON_S)
+
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 0.0
-        self.job = Job(make_spec(max_restarts=MAX_RESTARTS), self.now_s)
+        self.job = Job(self.spec, self.now_s)
         self.is_launcher_alive = False
         self.is_port_held = True
         self.alive: set[int] = set()
@@ -101,6 +106,14 @@ class JobInTheWorld(RuleBasedStateMachine):
             self.feed(Ticked())  # the first tick may have ended one patience and begun the next
             overdue_s = self.now_s - self.end_wanted_at_s - self.patience_s
             assert overdue_s < MAX_TICK_S or self.killed_at_s is not None, "patience has no end"
+
+    @rule(abandoned_s=st.floats(0.0, 2 * ABANDON_S))
+    def nobody_watches(self, abandoned_s: float) -> None:
+        was_running = self.job.state is JobState.RUNNING
+        effects = self.feed(Ticked(abandoned_s=abandoned_s))
+        if TerminateLauncher() in effects and was_running:
+            assert abandoned_s >= ABANDON_S, "ranks are ended for nothing"
+            self.end_wanted_at_s = self.now_s
 
     @rule(can_start=st.booleans())
     def commit(self, *, can_start: bool) -> None:
@@ -186,5 +199,30 @@ class JobInTheWorld(RuleBasedStateMachine):
         assert self.job.state is not JobState.FAILED or status.detail
 
 
-JobInTheWorld.TestCase.settings = settings(max_examples=150, stateful_step_count=30)
+class ElasticJobInTheWorld(JobInTheWorld):
+    """The same, with a launcher that starts its ranks once more whenever it likes."""
+
+    spec = make_spec(max_restarts=MAX_RESTARTS, abandon_s=ABANDON_S, elastic_min_nodes=1)
+    num_rounds = 0
+
+    @precondition(lambda self: self.is_launcher_alive)
+    @rule(num_nodes=st.integers(1, 2), node_rank=st.integers(0, 1))
+    def the_nodes_are_gathered(self, num_nodes: int, node_rank: int) -> None:
+        self.num_rounds += 1
+        here = min(node_rank, num_nodes - 1)
+        begun = Round(self.num_rounds, 2 * here, 2 * num_nodes, here, num_nodes)
+        assert FollowRanks() in self.feed(RoundBegan(begun))
+        assert self.feed(RoundBegan(begun)) == []
+        self.alive, self.unseen = set(), set(self.job.ranks)
+        told = self.job.status(self.now_s)
+        assert (told.attempt, told.world_size, told.first_rank) == (self.num_rounds, 2 * num_nodes, 2 * here)
+
+    @invariant()
+    def the_agent_begins_nothing_again(self) -> None:
+        assert self.job.state is not JobState.RESTARTING
+
+
+for machine in (JobInTheWorld, ElasticJobInTheWorld):
+    machine.TestCase.settings = settings(max_examples=150, stateful_step_count=30)
 TestJobInTheWorld = JobInTheWorld.TestCase
+TestElasticJobInTheWorld = ElasticJobInTheWorld.TestCase

@@ -8,11 +8,11 @@ from pathlib import Path
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from agent import log_tail
-from agent.line_splitter import MAX_LINE_CHARS, LineSplitter
-from agent.log_file import LogFile
-from agent.log_reader import read_log
-from agent.traceback_text import failure_in
+from agent.logs import log_tail
+from agent.logs.line_splitter import MAX_LINE_CHARS, LineSplitter
+from agent.logs.log_file import LogFile
+from agent.logs.log_reader import read_log
+from agent.logs.traceback_text import failure_in
 from agent.wire.logs import LogChunk, LogStream, ReadLog
 
 PIECES = st.lists(
@@ -95,7 +95,7 @@ class PatchedBacklog:
         self._max_backlog = max_backlog
 
     def __enter__(self) -> None:
-        from agent import log_file  # noqa: PLC0415 - the module is what is changed
+        from agent.logs import log_file  # noqa: PLC0415 - the module is what is changed
 
         self._module, self._before = log_file, log_file.MAX_BACKLOG_BYTES
         log_file.MAX_BACKLOG_BYTES = self._max_backlog

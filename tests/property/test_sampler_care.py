@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.sampler_care import (
+from agent.machine.sampler_care import (
     MAX_ABANDONED,
     KillSampler,
     SamplerCare,

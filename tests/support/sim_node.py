@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.gpu_sample import decode_sample, encode_sample
-from agent.lifecycle import WorkerExited
-from agent.node_state import (
+from agent.jobs.lifecycle import WorkerExited
+from agent.jobs.root_cause import Failure, failure_of_worker, first_of
+from agent.state.gpu_sample import decode_sample, encode_sample
+from agent.state.node_state import NodeState
+from agent.state.observations import (
     GpusSampled,
     GpuWatchChanged,
     HostSampled,
     JobAdmitted,
-    NodeState,
     RankReported,
     WorkerEnded,
     WorkerSampled,
     WorkerSeen,
 )
-from agent.root_cause import Failure, failure_of_worker, first_of
 from agent.wire.jobs import JobState, JobStatus
 from agent.wire.machine import GpuWatchState, HostReport
 from agent.wire.reports import encode_node_report
@@ -27,7 +27,7 @@ from tests.support.jobs import left
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.gpu_sample import GpuSample
+    from agent.state.gpu_sample import GpuSample
     from tests.support.sim_rank import SimRank
 
 START_S = 1000.0

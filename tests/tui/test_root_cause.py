@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.root_cause import Failure
+from agent.jobs.root_cause import Failure
 from agent.wire.logs import RootCause
 from app.tui.views.logs import LogsView
 from tests.support.consoles import Desk, TalkingSource, desk

@@ -113,7 +113,7 @@ def replay(pynvml: Any, recording: Recording) -> None:  # noqa: C901, PLR0915 - 
     pynvml.nvmlEventSetWait_v2 = wait
 
 
-if "agent.gpu_sampler" in sys.orig_argv and "NVML_RECORDING" in os.environ:
+if "agent.machine.gpu_sampler" in sys.orig_argv and "NVML_RECORDING" in os.environ:
     import pynvml  # type: ignore[import-untyped]
 
     replay(pynvml, Recording(os.environ["NVML_RECORDING"]))

@@ -4,14 +4,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.admission import is_prepared, refusal_by_gpus, refusal_to_prepare
-from agent.job import Job
-from agent.lifecycle import CommitReceived, LauncherFailed, LauncherStarted
+from agent.jobs.admission import is_prepared, refusal_by_gpus, refusal_to_prepare
+from agent.jobs.job import Job
+from agent.jobs.lifecycle import CommitReceived, LauncherFailed, LauncherStarted
 from agent.wire.replies import RefusalReason
 from tests.support.jobs import make_spec
 
 if TYPE_CHECKING:
-    from agent.lifecycle import Event
+    from agent.jobs.lifecycle import Event
 
 PREPARED: list[Event] = []
 RUNNING: list[Event] = [CommitReceived(), LauncherStarted()]

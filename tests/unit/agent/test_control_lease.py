@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.control_lease import ControlLease, Holder
+from agent.roads.control_lease import ControlLease, Holder
 from agent.wire.commands import Commit, GetStatus, Kill, Prepare, Shutdown, Stop
 from agent.wire.logs import PullLogs
 from agent.wire.replies import RefusalReason

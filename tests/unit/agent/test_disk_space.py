@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.disk_space import PERIOD_S, LogSpace, space_words
+from agent.logs.disk_space import PERIOD_S, LogSpace, space_words
 from agent.wire.jobs import JobState
 from tests.support.filesystems import small_disk
 from tests.support.node_reports import job_status

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from agent.doctor import Status, _linger
+from agent.service.doctor import Status, _linger
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from agent.end_words import signal_name
+from agent.jobs.end_words import signal_name
 
 
 def test_signals_have_names_where_there_are_names() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.failure_files import MAX_ERROR_FILE_BYTES, TAIL_BYTES, find_failure, first_failure
+from agent.logs.failure_files import MAX_ERROR_FILE_BYTES, TAIL_BYTES, find_failure, first_failure
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.gpu_processes import GpuProcesses
-from agent.gpu_sample import GpuProcess
+from agent.machine.gpu_processes import GpuProcesses
+from agent.state.gpu_sample import GpuProcess
 
 if TYPE_CHECKING:
     from pathlib import Path

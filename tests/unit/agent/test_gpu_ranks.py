@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from agent.gpu_ranks import RankProcess, gpu_reports, num_visible_gpus
-from agent.gpu_sample import GpuProcess, SampledGpu
+from agent.state.gpu_ranks import RankProcess, gpu_reports, num_visible_gpus
+from agent.state.gpu_sample import GpuProcess, SampledGpu
 from agent.wire.machine import GpuFigures, GpuReport, JobRank, MigInstance
 
 GIB = 2**30

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agent.gpu_sample import (
+from agent.state.gpu_sample import (
     MAX_SAMPLE_BYTES,
     SAMPLE_MARK,
     SAMPLE_VERSION,

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.history import PastFrames
+from agent.roads.history import PastFrames
 from agent.wire.commands import Tier
 from agent.wire.reports import WIRE_VERSION
 

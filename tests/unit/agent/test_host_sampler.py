@@ -6,7 +6,7 @@ import os
 import shutil
 from typing import TYPE_CHECKING
 
-from agent.host_sampler import HostSampler
+from agent.machine.host_sampler import HostSampler
 from tests.support.waiting import until
 
 if TYPE_CHECKING:

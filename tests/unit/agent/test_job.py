@@ -1,15 +1,15 @@
 from __future__ import annotations
 
 from signal import Signals
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 import pytest
 
 from agent.errors import InvalidTransitionError
-from agent.job import FIRST_PAUSE_S, KILL_AGAIN_S, LAUNCHER_END_S, MAX_PAUSE_S, STORY_LENGTH, Job
-from agent.job_memory import JobMemory
-from agent.lifecycle import (
+from agent.jobs.job import FIRST_PAUSE_S, KILL_AGAIN_S, LAUNCHER_END_S, MAX_PAUSE_S, STORY_LENGTH, Job
+from agent.jobs.job_memory import JobMemory, Round
+from agent.jobs.lifecycle import (
     COMMAND_EVENTS,
     TRANSITIONS,
     AbortReceived,
@@ -21,8 +21,8 @@ from agent.lifecycle import (
     Effect,
     Event,
     FaultReceived,
+    FollowRanks,
     ForgetJob,
-    FoundFailure,
     KillReceived,
     KillTree,
     LauncherFailed,
@@ -32,6 +32,7 @@ from agent.lifecycle import (
     LauncherStarted,
     LauncherSucceeded,
     ReleasePort,
+    RoundBegan,
     SignalWorker,
     SlowWorker,
     StartLauncher,
@@ -45,6 +46,9 @@ from agent.wire.jobs import ENDED_STATES, JobState
 from agent.wire.replies import Accepted, RefusalReason, Refused
 from ddpcore.wire import Fault, FaultKind
 from tests.support.jobs import left, make_spec
+
+if TYPE_CHECKING:
+    from agent.logs.failure_text import FoundFailure
 
 ACCEPTED = Answer(Accepted())
 OVERDUE = KillTree(spares_writers=True)
@@ -64,6 +68,7 @@ EVENTS: dict[type[Event], Event] = {
     LauncherLost: LauncherLost("nobody knows"),
     WorkerFound: WorkerFound(2),
     WorkerExited: WorkerExited(2, 0, None),
+    RoundBegan: RoundBegan(Round(1, 0, 4, 0, 2)),
     Ticked: Ticked(),
 }
 WAYS: dict[JobState, list[Event]] = {
@@ -78,9 +83,9 @@ WAYS: dict[JobState, list[Event]] = {
 }
 
 
-def job_in(state: JobState, *more: Event, grace_s: float = 10.0, save_s: float = 120.0, max_restarts: int = 0) -> Job:
+def job_in(state: JobState, *more: Event, max_restarts: int = 0, **changes: float) -> Job:
     is_restarting = state is JobState.RESTARTING
-    job = Job(make_spec(grace_s=grace_s, save_s=save_s, max_restarts=max_restarts or 3 * is_restarting), 0.0)
+    job = Job(make_spec(max_restarts=max_restarts or 3 * is_restarting, **changes), 0.0)
     for event in (*WAYS[state], *more):
         job.handle(event, 0.0)
     assert job.state is state
@@ -503,3 +508,80 @@ def test_a_launcher_that_fails_before_any_rank_was_seen_tells_the_cause(
         assert cause_of(job) == cause
     else:
         assert cause_of(job)[2]
+
+
+def elastic_job(**changes: int) -> Job:
+    job = Job(make_spec(**{"elastic_min_nodes": 1, "max_restarts": 3, **changes}), 0.0)
+    for event in WAYS[JobState.RUNNING]:
+        job.handle(event, 0.0)
+    return job
+
+
+def test_a_round_says_which_ranks_are_here() -> None:
+    job = elastic_job(attempt=4)
+    assert elastic_job().is_gathering
+
+    assert job.handle(RoundBegan(Round(1, 0, 4, 0, 2)), 1.0) == [FollowRanks()]
+
+    assert not job.is_gathering
+    assert job.ranks == range(2)
+    told = job.status(1.0)
+    assert (told.attempt, told.num_restarts, told.node_rank, told.num_nodes) == (5, 0, 0, 2)
+    assert job.handle(RoundBegan(Round(1, 0, 4, 0, 2)), 2.0) == []
+
+
+def test_a_rank_that_fails_in_an_elastic_job_is_the_launchers_to_follow() -> None:
+    job = elastic_job()
+    job.handle(RoundBegan(Round(1, 2, 4, 1, 2)), 1.0)
+    job.handle(WorkerExited(3, 1, None), 2.0)
+    assert job.status(3.0).detail == "rank 3 exited with code 1; the launcher gathers the nodes anew, at least 1"
+
+    assert job.handle(Ticked(), 1000.0) == []
+
+    job.handle(RoundBegan(Round(2, 0, 2, 0, 1)), 1001.0)
+    told = job.status(1001.0)
+    assert (told.detail, told.root_cause, told.num_restarts, told.world_size) == ("", None, 1, 2)
+
+
+def test_an_elastic_job_is_not_begun_again_by_the_agent() -> None:
+    job = elastic_job()
+    job.handle(job.launcher_ended(1), 2.0)
+    assert job.state is JobState.FAILED
+
+
+def test_ranks_that_hang_with_nobody_watching_are_ended() -> None:
+    job = job_in(JobState.RUNNING, abandon_s=600.0, grace_s=10.0)
+    assert job.handle(Ticked(abandoned_s=599.0), 599.0) == []
+
+    assert job.handle(Ticked(abandoned_s=600.0), 600.0) == [TerminateLauncher()]
+
+    assert job.handle(Ticked(abandoned_s=605.0), 605.0) == []
+    assert job.handle(Ticked(abandoned_s=610.0), 610.0) == [OVERDUE]
+    job.handle(WorkerExited(2, None, 15, left("SignalException")), 611.0)
+    job.handle(job.launcher_ended(1, left("SignalException")), 612.0)
+    told = job.status(612.0)
+    assert told.state is JobState.FAILED
+    assert told.detail == "no rank of this node got any further for 600 s, and nobody was watching: ended"
+    assert told.root_cause is None
+
+
+def test_an_abandoned_job_with_restarts_left_begins_again() -> None:
+    job = job_in(JobState.RUNNING, abandon_s=600.0, max_restarts=1)
+    job.handle(Ticked(abandoned_s=600.0), 600.0)
+    restored = Job.restored(job.memory)
+    restored.handle(LauncherFound(), 601.0)
+    restored.handle(restored.launcher_ended(1, left("SignalException")), 602.0)
+    assert restored.state is JobState.RESTARTING
+    assert restored.status(602.0).detail.startswith("no rank of this node got any further for 600 s")
+    restored.handle(LauncherStarted(), 604.0)
+    assert restored.handle(Ticked(abandoned_s=3.0), 605.0) == []
+
+
+@pytest.mark.parametrize("state", [JobState.PREPARED, JobState.STOPPING, JobState.RESTARTING, JobState.FAILED])
+def test_only_running_jobs_are_abandoned(state: JobState) -> None:
+    job = job_in(state, abandon_s=600.0)
+    assert job.handle(Ticked(has_leftovers=True, abandoned_s=1e6), 0.5) == []
+
+
+def test_nothing_is_abandoned_unasked() -> None:
+    assert job_in(JobState.RUNNING).handle(Ticked(abandoned_s=1e9), 1.0) == []

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.line_splitter import MAX_HELD_BYTES, MAX_LINE_CHARS, LineSplitter
+from agent.logs.line_splitter import MAX_HELD_BYTES, MAX_LINE_CHARS, LineSplitter
 
 
 @pytest.mark.parametrize(

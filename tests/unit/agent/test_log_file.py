@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.log_file import MAX_BACKLOG_BYTES, LogFile
+from agent.logs.log_file import MAX_BACKLOG_BYTES, LogFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.log_reader import read_log
+from agent.logs.log_reader import read_log
 from agent.wire.codec import MalformedMessageError
 from agent.wire.commands import decode_command, encode_command
 from agent.wire.logs import LogChunk, LogStream, ReadLog

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent import log_tail
-from agent.log_tail import LogTail
+from agent.logs import log_tail
+from agent.logs.log_tail import LogTail
 from agent.wire.logs import LogLoss
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def tail(tmp_path: Path) -> LogTail:
     tail = LogTail()
-    tail.follow("train", tmp_path, range(2))
+    tail.follow("train", tmp_path, tmp_path, range(2))
     return tail
 
 
@@ -143,7 +143,7 @@ def test_a_new_attempt_is_followed_from_its_own_files(tail: LogTail, tmp_path: P
     tail.poll()
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "rank-0.stdout.log").write_text("second attempt\n")
-    tail.follow("train", tmp_path / "1", range(2))
+    tail.follow("train", tmp_path / "1", tmp_path / "1", range(2))
     tail.poll()
     assert texts(tail) == ["first attempt", "second attempt"]
     assert [loss for loss in tail.losses if loss == LogLoss("train", 0, "stdout", 1)] == []

@@ -5,14 +5,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.gpu_sample import GpuProcess, GpuSample, SampledGpu
-from agent.node_state import (
+from agent.state.gpu_sample import GpuProcess, GpuSample, SampledGpu
+from agent.state.node_state import NodeState
+from agent.state.observations import (
     GpusSampled,
     GpuWatchChanged,
     HostSampled,
     JobAdmitted,
     JobForgotten,
-    NodeState,
     RankReported,
     WorkerEnded,
     WorkerSampled,

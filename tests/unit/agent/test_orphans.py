@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from agent.orphans import ProcessFacts, SharedMemoryFacts, find_orphans, find_unused
+from agent.processes.orphans import ProcessFacts, SharedMemoryFacts, find_orphans, find_unused
 
 
 def facts(pid: int, parent: int, **more: object) -> ProcessFacts:

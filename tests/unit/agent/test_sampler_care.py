@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.sampler_care import (
+from agent.machine.sampler_care import (
     ABSENT_PAUSE_S,
     FIRST_PAUSE_S,
     HUNG_S,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.errors import StateDirError
+from agent.service.unit import unit_text
 from agent.state_dir import default_directory
-from agent.unit import unit_text
 
 
 def test_the_state_home_of_the_desktop_rules_is_honoured() -> None:

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from agent.torchrun import LaunchPaths, launcher_argv, launcher_env
+from agent.jobs.torchrun import LaunchPaths, launcher_argv, launcher_env
 from ddpcore.wire import LAUNCH_PLUGIN_DIR, Fault, FaultKind, decode_faults
 from tests.support.jobs import make_spec
 
@@ -12,7 +12,7 @@ PATHS = LaunchPaths("/run/a/inbox.sock", "/run/a/jobs/train/0")
 
 
 def test_the_argv_names_everything_that_torchrun_would_guess() -> None:
-    argv = launcher_argv(make_spec(python="/py", command=["-m", "pkg.train", "--lr", "1"]), 4711)
+    argv = launcher_argv(make_spec(python="/py", command=["-m", "pkg.train", "--lr", "1"]), 4711, "127.0.0.1")
     assert argv[:3] == ["/py", "-m", "torch.distributed.run"]
     options = dict(zip(argv[3:-4:2], argv[4:-4:2], strict=True))
     assert options == {
@@ -31,9 +31,31 @@ def test_the_argv_names_everything_that_torchrun_would_guess() -> None:
     assert argv[-4:] == ["-m", "pkg.train", "--lr", "1"]
 
 
+def test_the_argv_of_an_elastic_job_names_what_c10d_would_guess() -> None:
+    spec = make_spec(attempt=3, elastic_min_nodes=1, max_restarts=5, master_addr="fd00::1")
+
+    argv = launcher_argv(spec, 4711, "fd00::2")
+
+    options = dict(zip(argv[3:-1:2], argv[4:-1:2], strict=True))
+    assert options == {
+        "--nnodes": "1:2",
+        "--nproc-per-node": "2",
+        "--max-restarts": "5",
+        "--rdzv-backend": "rankdeck-c10d",
+        "--rdzv-id": "train.3",
+        "--rdzv-endpoint": "[fd00::1]:4711",
+        "--local-addr": "fd00::2",
+        "--rdzv-conf": "is_host=0,join_timeout=600,read_timeout=10",
+        "--logs-specs": "rankdeck",
+        "--monitor-interval": "0.1",
+    }
+    assert launcher_env(spec, {}, PATHS)["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" not in launcher_env(make_spec(), {}, PATHS)
+
+
 @given(st.lists(st.text(min_size=1), min_size=1))
 def test_arguments_pass_untouched(command: list[str]) -> None:
-    assert launcher_argv(make_spec(command=command), 1)[-len(command) :] == command
+    assert launcher_argv(make_spec(command=command), 1, "127.0.0.1")[-len(command) :] == command
 
 
 @given(st.dictionaries(st.text(min_size=1).map(lambda name: f"U_{name}"), st.text()))

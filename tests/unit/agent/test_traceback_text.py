@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.traceback_text import MAX_MESSAGE_LINES, FailureText, failure_in, shortened
+from agent.logs.traceback_text import MAX_MESSAGE_LINES, failure_in, shortened
 from agent.wire.logs import MAX_TRACEBACK_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from agent.logs.failure_text import FailureText
 
 UNCAUGHT = """[rank1]: Traceback (most recent call last):
 [rank1]:   File "/home/me/train.py", line 3, in main
@@ -215,6 +217,15 @@ def test_the_texts_of_torch_gloo_and_others_are_read(text: str, exception: str, 
 @pytest.mark.parametrize("text", ["", "fine\nso far\n", "Traceback (most recent call last):\n  cut", TEARDOWN[:45]])
 def test_what_names_no_exception_is_none(text: str) -> None:
     assert failure_in(text) is None
+
+
+def test_a_traceback_that_another_process_wrote_into_says_what_is_whole() -> None:
+    header = "Traceback (most recent call last):"
+
+    found = failure_in(f"{header}\nOriginal {header}\nOriginal {header}\nKeyError: 3")
+
+    assert found is not None
+    assert found.exception == "KeyError: 3"
 
 
 def test_the_prefix_of_torch_is_not_in_the_text_and_no_escape_is() -> None:

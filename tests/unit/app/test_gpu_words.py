@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.gpu_sample import GpuProcess
+from agent.state.gpu_sample import GpuProcess
 from agent.wire.machine import (
     GpuCondition,
     GpuFigures,

@@ -86,3 +86,8 @@ def test_there_is_a_rank_for_each_gpu_unless_another_number_is_asked_for() -> No
 @pytest.mark.parametrize("shares_gpus", [False, True])
 def test_ranks_share_gpus_only_when_that_is_asked_for(shares_gpus: bool) -> None:
     assert job_spec(RunRequest(("t.py",), "t", shares_gpus=shares_gpus), PLACE, report(1)).shares_gpus is shares_gpus
+
+
+def test_a_hang_is_abandoned_only_on_request() -> None:
+    assert job_spec(RunRequest(("t.py",), "t"), PLACE, report(1)).abandon_s == 0.0
+    assert job_spec(RunRequest(("t.py",), "t", abandon_s=3600.0), PLACE, report(1)).abandon_s == 3600.0

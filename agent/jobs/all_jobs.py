@@ -1,0 +1,373 @@
+"""The jobs of this node: feeds their lifecycles, carries out what these decide, and keeps their records on disk.
+
+Lives on the event loop's thread. Decides nothing: what happens to a job is `agent.jobs.job`'s to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from typing import TYPE_CHECKING, assert_never
+
+import msgspec
+
+from agent.jobs.admission import is_prepared, refusal_by_gpus, refusal_to_prepare
+from agent.jobs.job import Job
+from agent.jobs.launch import Launch
+from agent.jobs.lifecycle import (
+    Answer,
+    AskToStop,
+    BeginAgain,
+    Effect,
+    Event,
+    FollowRanks,
+    ForgetJob,
+    KillReceived,
+    KillTree,
+    LauncherFound,
+    LauncherLost,
+    LauncherNotStarted,
+    ReleasePort,
+    RoundBegan,
+    SignalWorker,
+    SlowWorker,
+    StartLauncher,
+    TerminateLauncher,
+    Ticked,
+    WorkerExited,
+    WorkerFound,
+)
+from agent.jobs.preflight import check_files, reserve, resolve
+from agent.jobs.rank_watch import RankWatch
+from agent.jobs.record import JobRecords, read_jobs
+from agent.logs.disk_space import LogSpace
+from agent.processes.leftovers import ANYBODYS, Leftovers
+from agent.processes.shim_process import has_been_started, is_shim_alive, recorded_exit_code
+from agent.secret_mask import masked_spec
+from agent.state.observations import WorkerEnded
+from agent.wire.fields import INBOX_SOCKET
+from agent.wire.jobs import ENDED_STATES, JobState, JobStatus
+from agent.wire.replies import Accepted, RefusalReason, Refused, Shown
+from ddpcore.wire import SlowDown, StopTraining
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Set as AbstractSet
+
+    from agent.jobs.record import JobRecord
+    from agent.processes.worker_sampler import Ending
+    from agent.state.node_state import NodeState
+    from agent.state_dir import StateDir
+    from agent.wire.jobs import JobSpec
+
+END_PERIOD_S = 0.02
+"""Between looks at what is being killed as the agent ends."""
+SHIM_KILLED = "no agent ran when its shim was killed"
+MAX_ENDED_JOBS = 16
+"""Ended jobs that a node goes on to report; the directories of older ones are kept, and left to people."""
+
+
+class Jobs:
+    """All jobs of a node, from `adopt` to `close`."""
+
+    def __init__(
+        self,
+        state_dir: StateDir,
+        state: NodeState,
+        on_change: Callable[[], None],
+        sampler_pids: AbstractSet[int],
+        *,
+        die_with_us: bool,
+    ) -> None:
+        """`on_change` is called when consoles should hear of something at once.
+
+        `sampler_pids` is read whenever something is swept away: children of this process that serve no job.
+        """
+        self._state_dir = state_dir
+        self._state = state
+        self._on_change = on_change
+        self._sampler_pids = sampler_pids
+        self._die_with_us = die_with_us
+        self._launches: dict[str, Launch] = {}
+        self._watch = RankWatch(state, self._on_worker_end)
+        self.logs = self._watch.logs
+        self._space = LogSpace(state_dir.jobs_dir)
+        self._leftovers = Leftovers(state_dir.socket_path(INBOX_SOCKET))
+        self._sought: set[str] = set()
+        """Jobs of an earlier agent whose shims live and have not said yet who they are."""
+        self._records = JobRecords(state_dir.jobs_dir)
+
+    def adopt(self) -> None:
+        """Take up the jobs of an earlier agent in this directory, as far as they go on, and say how the others ended.
+
+        Raises:
+            StateDirError: A newer agent wrote their records.
+        """
+        records = read_jobs(self._state_dir.jobs_dir)
+        ended = [record for record in records if record.memory.state in ENDED_STATES]
+        for record in (*ended[-MAX_ENDED_JOBS:], *(record for record in records if record not in ended)):
+            self._adopt(record)
+        if records:
+            self._leftovers.suspect(ANYBODYS)
+
+    @property
+    def are_moving(self) -> bool:
+        """True while a job is under way."""
+        return any(not launch.job.has_ended for launch in self._launches.values())
+
+    async def prepare(self, spec: JobSpec) -> Accepted | Refused:
+        """Check a job and reserve what it needs."""
+        # The only wait, before the first look at any state.
+        is_asked = spec.node_rank == 0 or spec.elastic_min_nodes
+        address = await resolve(spec.master_addr) if is_asked else None
+        if isinstance(address, Refused):
+            return address
+        launch = self._launches.get(spec.job_id)
+        existing = launch.job if launch else None
+        if launch and is_prepared(spec, existing):
+            return Accepted(launch.master_port)
+        num_gpus = self._state.num_visible_gpus({**os.environ, **spec.env})
+        if refused := refusal_to_prepare(spec, existing) or refusal_by_gpus(spec, num_gpus) or check_files(spec):
+            return refused
+        if existing and self._leftovers.may_have(spec.job_id):
+            words = f"what is left of the last attempt of job {spec.job_id} is being killed: try again in a moment"
+            return Refused(RefusalReason.WRONG_STATE, words)
+        job_dir = self._state_dir.job_dir(spec.job_id, spec.attempt)
+        last_rank = spec.first_rank + spec.local_world_size - 1
+        port_holder = reserve(job_dir, last_rank, None if spec.node_rank else address, spec.master_port)
+        if isinstance(port_holder, Refused):
+            return port_holder
+        launch = Launch(Job(spec, time.monotonic()), job_dir, address, port_holder)
+        if refused := self._write(launch):
+            launch.close()
+            self._state_dir.remove_attempt(spec.job_id, spec.attempt)
+            return refused
+        self._forget(spec.job_id)
+        self._forget_oldest()
+        self._launches[spec.job_id] = launch
+        self._watch.admit(launch.job)
+        self._on_change()
+        return Accepted(launch.master_port)
+
+    def command(self, job_id: str, event: Event) -> Accepted | Refused:
+        """Give a job what a console wants of it, and return its answer."""
+        launch = self._launches.get(job_id)
+        if launch is None:
+            return self._unknown(job_id)
+        reply = self._feed(launch, event)
+        assert reply is not None
+        return reply
+
+    def show(self, job_id: str) -> Shown | Refused:
+        """Return what a job is made of, without its secrets."""
+        launch = self._launches.get(job_id)
+        if launch is None:
+            return self._unknown(job_id)
+        return Shown(masked_spec(launch.job.spec), str(launch.ranks_dir), launch.master_port)
+
+    def beat(self, unattended_s: float) -> None:
+        """Sample workers, let time pass for the lifecycles, end what nobody watches over, read logs.
+
+        Args:
+            unattended_s: How long no console has been listening.
+        """
+        now_s = time.monotonic()
+        self._sought -= {job_id for job_id in list(self._sought) if self._seek(self._launches[job_id])}
+        for launch in list(self._launches.values()):
+            self._watch.sample(launch.job_id)
+            if launch.shim and (begun := launch.next_round()):
+                self._feed(launch, RoundBegan(begun))
+            abandoned_s = min(unattended_s, self._state.stalled_s(launch.job_id, now_s))
+            self._feed(launch, Ticked(self._leftovers.may_have(launch.job_id), abandoned_s))
+        self._leftovers.sweep(self._own_pids(), now_s)
+        self.logs.poll()
+        self._space.look(now_s)
+
+    async def discover(self) -> None:
+        """Look for workers of running jobs; never returns."""
+        await self._watch.discover(self._launches.values(), lambda launch, rank: self._feed(launch, WorkerFound(rank)))
+
+    def statuses(self, now_s: float) -> list[JobStatus]:
+        """Return every job as a console sees it, in the order of their preparation."""
+        return [self._space.said_in(launch.job.status(now_s)) for launch in self._launches.values()]
+
+    async def kill_all(self, within_s: float) -> None:
+        """Kill what runs and wait until it is gone, within bounds."""
+        for launch in list(self._launches.values()):
+            self._feed(launch, KillReceived())
+        deadline_s = time.monotonic() + within_s
+        while (now_s := time.monotonic()) < deadline_s and (self._shim_pids() or not self._leftovers.is_clean):
+            self._leftovers.sweep(self._own_pids(), now_s)
+            await asyncio.sleep(END_PERIOD_S)
+
+    def close(self) -> None:
+        """Let go of everything; what runs goes on."""
+        self._watch.close()
+        for launch in self._launches.values():
+            launch.close()
+
+    def _adopt(self, record: JobRecord) -> None:
+        """Make a job of its record, and find out what has become of it meanwhile."""
+        now_s = time.monotonic()
+        memory = record.memory if record.is_of_this_boot else record.memory.of_another_boot(now_s)
+        spec = memory.spec
+        next_dir = self._state_dir.job_dir(spec.job_id, spec.attempt + 1)
+        is_a_step_further = memory.state is JobState.RESTARTING and has_been_started(next_dir)
+        job_dir = next_dir if is_a_step_further else self._state_dir.job_dir(spec.job_id, spec.attempt)
+        launch = Launch(Job.restored(memory), job_dir, record.address)
+        self._records.take_over(memory)
+        if memory.state is JobState.PREPARED and not has_been_started(job_dir):
+            self._state_dir.remove_job_dir(spec.job_id, spec.attempt)
+            return  # its port is lost: whoever prepared it must do so again
+        self._launches[spec.job_id] = launch
+        self._watch.admit(launch.job)
+        if memory.state in ENDED_STATES or (memory.state is JobState.RESTARTING and not is_a_step_further):
+            return
+        self._feed(launch, LauncherFound())
+        self._watch.admit(launch.job)
+        if not self._seek(launch, SHIM_KILLED if record.is_of_this_boot else "the node was rebooted"):
+            self._sought.add(spec.job_id)
+
+    def _seek(self, launch: Launch, why_lost: str = SHIM_KILLED) -> bool:
+        """Take hold of an earlier agent's job, or learn how it has ended; return False while its shim says nothing."""
+        if launch.adopt() or recorded_exit_code(launch.job_dir) is not None:
+            self._follow(launch)
+        elif is_shim_alive(launch.job_dir):
+            return False
+        else:
+            self._feed(launch, LauncherLost(f"nobody knows how it ended: {why_lost}"))
+        return True
+
+    def _feed(self, launch: Launch, event: Event) -> Accepted | Refused | None:
+        """Give an event to a job, carry out what it wants, and return its answer if there is one."""
+        before = launch.job.state
+        reply: Accepted | Refused | None = None
+        effects = launch.job.handle(event, time.monotonic())
+        self._write(launch)
+        for effect in effects:
+            # An effect that fails has the first word: what was to be answered is not true then.
+            answer = self._perform(launch, effect)
+            reply = reply or answer
+        if launch.job.state is not before:
+            self._on_change()
+        return reply
+
+    def _perform(  # noqa: C901, PLR0912 - one case for each effect
+        self, launch: Launch, effect: Effect
+    ) -> Accepted | Refused | None:
+        job_id = launch.job_id
+        match effect:
+            case StartLauncher():
+                return self._start(launch, launch.job.spec)
+            case BeginAgain(attempt=attempt):
+                self._begin_again(launch, attempt)
+            case AskToStop(request_id=request_id):
+                launch.ask_to_stop(StopTraining(request_id))
+            case TerminateLauncher():
+                if launch.shim:
+                    launch.shim.terminate()
+            case KillTree(spares_writers=spares_writers):
+                if launch.shim:
+                    launch.shim.kill_tree(spares_writers=spares_writers)
+                else:
+                    self._leftovers.suspect(job_id)
+            case ReleasePort():
+                launch.release_port()
+            case ForgetJob():
+                self._forget(job_id)
+                self._records.forget(job_id)
+                self._state_dir.remove_job_dir(job_id, launch.job.spec.attempt)
+            case FollowRanks():
+                self._watch.begin(launch)
+            case SignalWorker(rank=rank, signal=number):
+                if not self._watch.send_signal(job_id, rank, number):
+                    return Refused(RefusalReason.WRONG_STATE, f"rank {rank} has exited")
+                self._watch.sample(launch.job_id)
+                self._on_change()
+            case SlowWorker(rank=rank, request_id=request_id, factor=factor):
+                return launch.slow_down(rank, SlowDown(request_id, factor))
+            case Answer(reply=reply):
+                return reply
+            case _:
+                assert_never(effect)
+        return None
+
+    def _start(self, launch: Launch, spec: JobSpec) -> Accepted | Refused | None:
+        """Spawn the shim of an attempt, whose directory and port are at hand."""
+        event = launch.start(spec, self._state_dir.socket_path(INBOX_SOCKET), dies_with_us=self._die_with_us)
+        reply = self._feed(launch, event)
+        if launch.shim:
+            self._follow(launch)
+        return reply
+
+    def _begin_again(self, launch: Launch, attempt: int) -> None:
+        """Prepare another attempt and start it."""
+        spec = msgspec.structs.replace(launch.job.spec, attempt=attempt)
+        job_dir = self._state_dir.job_dir(spec.job_id, attempt)
+        if not has_been_started(job_dir):  # else an agent was killed before it could spawn anything there
+            shutil.rmtree(job_dir, ignore_errors=True)
+        reserved = check_files(spec) or reserve(job_dir, launch.job.ranks[-1], launch.address, spec.master_port)
+        if isinstance(reserved, Refused):
+            self._feed(launch, LauncherNotStarted(reserved.message))
+            return
+        launch.take(job_dir, reserved)
+        self._start(launch, spec)
+
+    def _follow(self, launch: Launch) -> None:
+        """Begin to look at the workers, logs and shim of an attempt that runs, or has just ended."""
+        self._watch.begin(launch)
+        if launch.shim:
+            asyncio.get_running_loop().add_reader(launch.shim.pidfd, self._on_shim_end, launch)
+        else:
+            self._end(launch, recorded_exit_code(launch.job_dir))
+
+    def _on_shim_end(self, launch: Launch) -> None:
+        shim = launch.shim
+        if shim is None or not shim.has_ended():
+            return
+        asyncio.get_running_loop().remove_reader(shim.pidfd)
+        self._end(launch, shim.exit_code())
+
+    def _end(self, launch: Launch, exit_code: int | None) -> None:
+        """Let a job know how its launcher has ended."""
+        launch.close()
+        self.logs.unfollow(launch.job_id)
+        self._feed(launch, launch.job.launcher_ended(exit_code, launch.any_failure() if exit_code else None))
+
+    def _on_worker_end(self, ending: Ending) -> None:
+        launch = self._launches[ending.job_id]
+        found = None
+        if ending.code != 0:
+            found = launch.failure_of(ending.rank) or self._space.failure_of(ending.rank)
+        error = found.text.exception if found else ""
+        self._state.apply(WorkerEnded(ending.job_id, ending.rank, ending.code, ending.signal, error), time.monotonic())
+        self._feed(launch, WorkerExited(ending.rank, ending.code, ending.signal, found))
+        self._on_change()
+
+    def _forget(self, job_id: str) -> None:
+        launch = self._launches.pop(job_id, None)
+        if launch:
+            self._sought.discard(job_id)
+            launch.close()
+            self._watch.forget(job_id)
+
+    def _forget_oldest(self) -> None:
+        ended = [job_id for job_id, launch in self._launches.items() if launch.job.has_ended]
+        for job_id in ended[: max(0, len(ended) - MAX_ENDED_JOBS + 1)]:
+            self._forget(job_id)
+            self._records.forget(job_id)
+
+    def _unknown(self, job_id: str) -> Refused:
+        known = ", ".join(self._launches) or "none"
+        return Refused(RefusalReason.UNKNOWN_JOB, f"there is no job {job_id} on this node; those here: {known}")
+
+    def _shim_pids(self) -> set[int]:
+        return {launch.shim.pid for launch in self._launches.values() if launch.shim is not None}
+
+    def _own_pids(self) -> set[int]:
+        return self._shim_pids() | self._sampler_pids
+
+    def _write(self, launch: Launch) -> Refused | None:
+        return self._records.keep(launch.job, launch.address, time.monotonic())

@@ -1,0 +1,395 @@
+"""A job's lifecycle on this node: events in, effects out.
+
+The words and the transition table are in `lifecycle`. An event that is not in the table is a defect of our own shell
+and raises `InvalidTransitionError` with the job's last events; what a peer asks for is refused by a value.
+
+Stopping begins with a request to the ranks, if all of them can end at a step that they agree on (`ddpcore.Engine`):
+they have `save_s` for that step and a checkpoint. Then, and for every other program at once, it is SIGTERM for the
+launcher, `grace_s` of patience, and the whole tree is killed. A launcher that lingers after a rank has failed gets the
+same patience: torchrun waits up to 30 s for a survivor that does not react to its SIGTERM (a frozen one), and up to 300
+s for other nodes.
+
+A job that fails begins again by itself while its budget lasts, after a pause that doubles, and not before everything of
+the last attempt is gone. What must outlive the agent is a `JobMemory`: `memory` gives it, `restored` makes a job of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, assert_never
+
+import msgspec
+
+from agent.errors import InvalidTransitionError
+from agent.jobs.end_words import launcher_end_words, worker_end_words
+from agent.jobs.fault_order import fault_effect, refusal_of_fault
+from agent.jobs.job_memory import JobMemory, Round, WorkerMemory
+from agent.jobs.job_words import detail
+from agent.jobs.lifecycle import (
+    TRANSITIONS,
+    AbortReceived,
+    Answer,
+    AskToStop,
+    AttemptFailed,
+    BeginAgain,
+    CommitReceived,
+    Effect,
+    Event,
+    FaultReceived,
+    FollowRanks,
+    ForgetJob,
+    KillReceived,
+    KillTree,
+    LauncherFailed,
+    LauncherFound,
+    LauncherLost,
+    LauncherNotStarted,
+    LauncherStarted,
+    LauncherSucceeded,
+    ReleasePort,
+    RoundBegan,
+    StartLauncher,
+    StopReceived,
+    TerminateLauncher,
+    Ticked,
+    WorkerExited,
+    WorkerFound,
+)
+from agent.jobs.root_cause import Failure, failure_of_launcher, failure_of_worker, first_of
+from agent.wire.jobs import ENDED_STATES, JobSpec, JobState, JobStatus
+from agent.wire.replies import Accepted, RefusalReason, Refused
+
+if TYPE_CHECKING:
+    from agent.logs.failure_text import FoundFailure
+
+STORY_LENGTH = 32
+
+LAUNCHER_END_S = 3.0
+"""The least time a launcher gets to end by itself after a rank has failed. Source: torchrun takes about 2 s."""
+KILL_AGAIN_S = 5.0
+"""A tree that still lives this long after it was killed is killed again."""
+FIRST_PAUSE_S = 1.0
+MAX_PAUSE_S = 60.0
+"""Before a failed job begins again; doubled each time: a fault that lasts must not use up the budget at once."""
+
+
+class Job:
+    """One job on this node, from `Prepare` to its end."""
+
+    def __init__(self, spec: JobSpec, now_s: float) -> None:
+        self.spec = spec
+        """Of the current attempt."""
+        self.state = JobState.PREPARED
+        self.exit_code: int | None = None
+        """Of the launcher, once the last attempt has ended."""
+        self._since_s = now_s
+        self._cause = ""
+        """The first thing that went wrong, as a sentence."""
+        self._failure: Failure | None = None
+        """The failure that the others followed from, as far as this node can tell."""
+        self._num_restarts = 0
+        self._kill_at_s: float | None = None
+        """When patience ends: set while stopping, and after a rank has failed."""
+        self._terminate_at_s: float | None = None
+        """When patience with an agreed stop ends: set while there is one."""
+        self._begin_again_at_s: float | None = None
+        """When the next attempt begins: set while restarting."""
+        self._round: Round | None = None
+        """Of an elastic job, once the launcher has gathered nodes."""
+        self._is_abandoned = False
+        """The ranks are ended since they hang and nobody watches."""
+        self._workers: dict[int, WorkerMemory] = {}
+        self._last_request_id = 0
+        self._story: deque[str] = deque(maxlen=STORY_LENGTH)
+
+    @classmethod
+    def restored(cls, memory: JobMemory) -> Job:
+        """Return a job as an earlier agent knew it; `LauncherFound` or `LauncherLost` says what has become of it."""
+        job = cls(memory.spec, memory.since_s)
+        job.state = memory.state
+        job.exit_code = memory.exit_code
+        job._cause = memory.cause
+        job._failure = memory.failure
+        job._num_restarts = memory.num_restarts
+        job._kill_at_s = memory.kill_at_s
+        job._terminate_at_s = memory.terminate_at_s
+        job._begin_again_at_s = memory.begin_again_at_s
+        job._round = memory.round
+        job._is_abandoned = memory.is_abandoned
+        return job
+
+    @property
+    def memory(self) -> JobMemory:
+        """What an agent after this one must know."""
+        return JobMemory(
+            spec=self.spec,
+            state=self.state,
+            since_s=self._since_s,
+            exit_code=self.exit_code,
+            cause=self._cause,
+            failure=self._failure,
+            num_restarts=self._num_restarts,
+            kill_at_s=self._kill_at_s,
+            terminate_at_s=self._terminate_at_s,
+            begin_again_at_s=self._begin_again_at_s,
+            round=self._round,
+            is_abandoned=self._is_abandoned,
+        )
+
+    def handle(self, event: Event, now_s: float) -> list[Effect]:
+        """Take one event and return what is to be done, in order.
+
+        Raises:
+            InvalidTransitionError: Our own shell reports what cannot be.
+        """
+        self._story.append(f"{now_s:.3f} {self.state} {event}")
+        after = TRANSITIONS.get((self.state, type(event)))
+        if after is None:
+            raise InvalidTransitionError(
+                f"job {self.spec.job_id} is {self.state}: {type(event).__name__} cannot happen", self._story
+            )
+        before = self.state
+        if after is not before:
+            self.state, self._since_s = after, now_s
+            self._begin_again_at_s = None
+        return self._effects(before, event, now_s)
+
+    def status(self, now_s: float) -> JobStatus:
+        """Return the job as a console sees it."""
+        spec, shape = self.spec, self._round or self.spec
+        return JobStatus(
+            job_id=spec.job_id,
+            attempt=self.attempt,
+            state=self.state,
+            state_s=max(0.0, now_s - self._since_s),
+            world_size=shape.world_size,
+            num_nodes=shape.num_nodes,
+            node_rank=shape.node_rank,
+            first_rank=shape.first_rank,
+            local_world_size=spec.local_world_size,
+            exit_code=self.exit_code,
+            num_restarts=self._round.number - 1 if self._round else self._num_restarts,
+            max_restarts=spec.max_restarts,
+            detail=detail(self.memory, self._workers.values(), now_s)[:4096],
+            root_cause=self._failure.told(now_s) if self._failure else None,
+        )
+
+    @property
+    def ranks(self) -> range:
+        """Global ranks of this node."""
+        first_rank = (self._round or self.spec).first_rank
+        return range(first_rank, first_rank + self.spec.local_world_size)
+
+    @property
+    def attempt(self) -> int:
+        """Number of the ranks' last start; each gathering of an elastic job's launcher is one."""
+        return self.spec.attempt + (self._round.number if self._round else 0)
+
+    @property
+    def is_gathering(self) -> bool:
+        """True while only the launcher of an elastic job knows which ranks are this node's."""
+        return self.spec.elastic_min_nodes > 0 and self._round is None
+
+    @property
+    def has_ended(self) -> bool:
+        """True when nothing of the job runs here any more."""
+        return self.state in ENDED_STATES
+
+    def launcher_ended(self, exit_code: int | None, found: FoundFailure | None = None) -> Event:
+        """Return the event for the launcher's end: whether the job may begin again is decided here."""
+        if exit_code == 0:
+            return LauncherSucceeded()
+        may_begin_again = not self.spec.elastic_min_nodes and self._num_restarts < self.spec.max_restarts
+        if self.state is JobState.RUNNING and may_begin_again:
+            return AttemptFailed(exit_code, found)
+        return LauncherFailed(exit_code, found)
+
+    def validate(self) -> None:
+        """Assert what holds after every event."""
+        assert set(self._workers) <= set(self.ranks)
+        assert self.exit_code is None or self.has_ended
+        assert self.state is not JobState.SUCCEEDED or self.exit_code == 0
+        assert self.state is not JobState.STOPPING or self._kill_at_s is not None
+        assert self.state is not JobState.PREPARED or (not self._workers and self._kill_at_s is None)
+        assert self._terminate_at_s is None or self._kill_at_s is not None
+        assert (self._begin_again_at_s is not None) == (self.state is JobState.RESTARTING)
+        assert self._num_restarts <= self.spec.max_restarts
+        assert all(worker.has_exited for worker in self._workers.values() if worker.has_failed)
+        assert not any(worker.has_failed for worker in self._workers.values()) or self._cause
+        assert len(self._story) <= STORY_LENGTH
+
+    def _effects(  # noqa: C901, PLR0912 - one case for each event
+        self, before: JobState, event: Event, now_s: float
+    ) -> list[Effect]:
+        match event:
+            case CommitReceived():
+                return self._on_commit()
+            case AbortReceived():
+                return self._on_abort(before)
+            case StopReceived() | KillReceived():
+                return self._on_end_wanted(before, event, now_s)
+            case FaultReceived():
+                return self._on_fault(event)
+            case LauncherStarted():
+                self._take_next_attempt(before)
+                return [ReleasePort()] if before is JobState.RESTARTING else [ReleasePort(), Answer(Accepted())]
+            case LauncherNotStarted(message=message):
+                return self._on_not_started(before, message)
+            case LauncherSucceeded():
+                self.exit_code = 0
+                return []
+            case AttemptFailed() | LauncherFailed():
+                return self._on_launcher_failed(event, now_s)
+            case LauncherFound():
+                self._take_next_attempt(before)
+                return []
+            case LauncherLost(why=why):
+                self._cause = f"{self._cause}; {why}" if self._cause else why
+                return [KillTree()]
+            case WorkerFound(rank=rank):
+                self._workers.setdefault(rank, WorkerMemory())
+                return []
+            case WorkerExited():
+                self._on_worker_exited(event, now_s)
+                return []
+            case RoundBegan(round=begun):
+                return self._on_round(begun, now_s)
+            case Ticked():
+                return self._on_tick(event, now_s)
+        assert_never(event)
+
+    def _on_commit(self) -> list[Effect]:
+        if self.state is JobState.PREPARED:
+            return [StartLauncher()]
+        if self.state is JobState.RUNNING:
+            return [Answer(Accepted())]
+        return [self._refuse_by_state("prepare it again under a new attempt")]
+
+    def _on_abort(self, before: JobState) -> list[Effect]:
+        if before is JobState.PREPARED:
+            return [ReleasePort(), ForgetJob(), Answer(Accepted())]
+        if self.has_ended:
+            return [Answer(Accepted())]
+        return [self._refuse_by_state("stop it or kill it")]
+
+    def _on_end_wanted(self, before: JobState, event: StopReceived | KillReceived, now_s: float) -> list[Effect]:
+        if before is JobState.PREPARED:
+            return [ReleasePort(), Answer(Accepted())]
+        if self.has_ended:  # as it has when nothing runs between two attempts
+            return [Answer(Accepted())]
+        if isinstance(event, KillReceived):
+            self._terminate_at_s, self._kill_at_s = None, now_s + KILL_AGAIN_S
+            return [KillTree(), Answer(Accepted())]
+        if before is JobState.RUNNING and event.is_agreed and event.can_agree:
+            self._terminate_at_s = now_s + self.spec.save_s
+            self._kill_at_s = self._terminate_at_s + self.spec.grace_s
+            return [AskToStop(self._new_request_id()), Answer(Accepted())]
+        if before is JobState.RUNNING or (self._terminate_at_s is not None and not event.is_agreed):
+            return [self._terminate(now_s), Answer(Accepted())]
+        return [Answer(Accepted())]
+
+    def _terminate(self, now_s: float) -> Effect:
+        self._terminate_at_s, self._kill_at_s = None, now_s + self.spec.grace_s
+        return TerminateLauncher()
+
+    def _new_request_id(self) -> int:
+        self._last_request_id += 1
+        return self._last_request_id
+
+    def _on_fault(self, fault: FaultReceived) -> list[Effect]:
+        if self.state is not JobState.RUNNING:
+            return [self._refuse_by_state("faults are for running jobs")]
+        if refused := refusal_of_fault(fault, self.ranks, self._workers.get(fault.rank)):
+            return [Answer(refused)]
+        return [fault_effect(fault, self._new_request_id()), Answer(Accepted())]
+
+    def _on_not_started(self, before: JobState, message: str) -> list[Effect]:
+        if before is JobState.RESTARTING:
+            self._cause = f"the job could not begin again: {message}"
+            return [ReleasePort()]
+        return [_refuse(RefusalReason.CANNOT_SPAWN, message)]
+
+    def _on_launcher_failed(self, event: AttemptFailed | LauncherFailed, now_s: float) -> list[Effect]:
+        if self._failure is None and not self._is_abandoned and self.state in {JobState.FAILED, JobState.RESTARTING}:
+            self._failure = failure_of_launcher(event, now_s)
+        self._cause = self._cause or launcher_end_words(event)
+        if isinstance(event, AttemptFailed):
+            self._begin_again_at_s = now_s + min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0**self._num_restarts)
+        else:
+            self.exit_code = event.exit_code
+        # A shim that left no record was killed itself: what it watched over may still live.
+        return [KillTree()] if event.exit_code is None else []
+
+    def _on_worker_exited(self, event: WorkerExited, now_s: float) -> None:
+        worker = self._workers.setdefault(event.rank, WorkerMemory())
+        worker.has_exited = True
+        worker.has_failed = event.signal is not None or event.code not in {0, None}
+        if not worker.has_failed:
+            return
+        self._blame(event, now_s)
+        # In an elastic job the launcher has patience of its own, and then gathers the nodes that are left.
+        if self.has_ended or (self.spec.elastic_min_nodes and self.state is JobState.RUNNING):
+            return
+        if self._kill_at_s is None or self._terminate_at_s is not None:
+            # The launcher ends the others now: nobody can agree any more.
+            self._terminate_at_s = None
+            self._kill_at_s = now_s + max(self.spec.grace_s, LAUNCHER_END_S)
+
+    def _blame(self, event: WorkerExited, now_s: float) -> None:
+        """Note what a rank failed of, unless the job was told to end or another rank failed first."""
+        if self._is_abandoned or self.state in {JobState.STOPPING, JobState.STOPPED}:
+            self._cause = self._cause or worker_end_words(event)
+            return
+        failure = failure_of_worker(event, now_s)
+        if first_of(self._failure, failure) is failure:
+            # The sentence is about the same rank: a victim may be noticed before who made it one.
+            self._failure, self._cause = failure, worker_end_words(event)
+
+    def _on_tick(self, tick: Ticked, now_s: float) -> list[Effect]:
+        if self._begin_again_at_s is not None:
+            is_time = now_s >= self._begin_again_at_s and not tick.has_leftovers
+            return [BeginAgain(self.spec.attempt + 1)] if is_time else []
+        if self.state is JobState.RUNNING and self._kill_at_s is None and 0 < self.spec.abandon_s <= tick.abandoned_s:
+            return [self._abandon(tick.abandoned_s, now_s)]
+        if self.has_ended or self._kill_at_s is None:
+            return []
+        if self._terminate_at_s is not None and now_s >= self._terminate_at_s:
+            return [self._terminate(now_s)]
+        if now_s < self._kill_at_s:
+            return []
+        self._kill_at_s = now_s + KILL_AGAIN_S
+        return [KillTree(spares_writers=True)]
+
+    def _abandon(self, abandoned_s: float, now_s: float) -> Effect:
+        self._is_abandoned = True
+        self._cause = f"no rank of this node got any further for {abandoned_s:.0f} s, and nobody was watching: ended"
+        return self._terminate(now_s)
+
+    def _on_round(self, begun: Round, now_s: float) -> list[Effect]:
+        if begun == self._round:
+            return []
+        self._round = begun
+        if self.state is JobState.RUNNING:
+            self._since_s = now_s
+        self._forget_ranks()
+        return [FollowRanks()]
+
+    def _take_next_attempt(self, before: JobState) -> None:
+        if before is not JobState.RESTARTING:
+            return
+        # A fault is tried out once.
+        self.spec = msgspec.structs.replace(self.spec, attempt=self.spec.attempt + 1, faults=[])
+        self._num_restarts += 1
+        self._forget_ranks()
+        self._kill_at_s, self._terminate_at_s = None, None
+
+    def _forget_ranks(self) -> None:
+        self._workers.clear()
+        self._cause, self._failure, self._is_abandoned = "", None, False
+
+    def _refuse_by_state(self, advice: str) -> Answer:
+        return _refuse(RefusalReason.WRONG_STATE, f"job {self.spec.job_id} is {self.state}: {advice}")
+
+
+def _refuse(reason: RefusalReason, message: str) -> Answer:
+    return Answer(Refused(reason, message[:4096]))

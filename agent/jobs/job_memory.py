@@ -1,0 +1,59 @@
+"""What a job remembers: for an agent after this one, and of its ranks."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from agent.jobs.root_cause import Failure  # noqa: TC001 - msgspec looks at it
+from agent.wire.jobs import JobSpec, JobState  # noqa: TC001 - as above
+from ddpcore.wire import Rank  # noqa: TC001 - as above
+
+
+class Round(msgspec.Struct, frozen=True):
+    """What torchrun has decided when it gathered the nodes of an elastic job."""
+
+    number: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+    """Counted over all nodes, from 1."""
+    first_rank: Rank
+    """Of this node."""
+    world_size: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+    node_rank: Rank
+    num_nodes: Annotated[int, msgspec.Meta(ge=1, le=65536)]
+
+
+class JobMemory(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a job must not forget when its agent is killed. Times are of the machine's monotonic clock."""
+
+    spec: JobSpec
+    """Of the current attempt."""
+    state: JobState
+    since_s: float
+    exit_code: int | None = None
+    cause: str = ""
+    failure: Failure | None = None
+    num_restarts: int = 0
+    kill_at_s: float | None = None
+    terminate_at_s: float | None = None
+    begin_again_at_s: float | None = None
+    round: Round | None = None
+    is_abandoned: bool = False
+
+    def of_another_boot(self, now_s: float) -> JobMemory:
+        """Return it with times that the clock of this boot can be compared with: all of them are now."""
+        return msgspec.structs.replace(
+            self,
+            since_s=now_s,
+            failure=None if self.failure is None else msgspec.structs.replace(self.failure, at_s=now_s),
+            kill_at_s=None if self.kill_at_s is None else now_s,
+            terminate_at_s=None if self.terminate_at_s is None else now_s,
+            begin_again_at_s=None if self.begin_again_at_s is None else now_s,
+        )
+
+
+class WorkerMemory(msgspec.Struct):
+    """What the lifecycle needs to know of a rank's process."""
+
+    has_exited: bool = False
+    has_failed: bool = False

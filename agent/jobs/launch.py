@@ -1,0 +1,148 @@
+"""A job's footing on this node: its directory, its port, its shim. Carries out what the lifecycle decides."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from agent.errors import SpawnError
+from agent.jobs.lifecycle import LauncherNotStarted, LauncherStarted
+from agent.jobs.preflight import local_address
+from agent.jobs.rounds import read_round
+from agent.jobs.torchrun import LaunchPaths, launcher_argv, launcher_env
+from agent.logs.failure_files import find_failure, first_failure
+from agent.processes.shim_process import Invocation, ShimProcess, find_shim, spawn_shim
+from agent.wire.replies import RefusalReason, Refused
+from ddpcore.wire import encode_request
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent.jobs.job import Job
+    from agent.jobs.job_memory import Round
+    from agent.jobs.preflight import Address
+    from agent.logs.failure_text import FoundFailure
+    from agent.wire.jobs import JobSpec
+    from ddpcore.wire import ProbeRequest, SlowDown, StopTraining
+
+
+class Launch:
+    """What a job holds on this node, from `Prepare` on."""
+
+    def __init__(
+        self, job: Job, job_dir: Path, address: Address | None, port_holder: socket.socket | None = None
+    ) -> None:
+        """`job_dir` is of the launcher's start, `address` where its store listens.
+
+        Only the first node and those of an elastic job know the address.
+        """
+        self.job = job
+        self.job_dir = job_dir
+        self.address = address
+        self._port_holder = port_holder
+        self._chosen_port = 0
+        self.shim: ShimProcess | None = None
+        """None before the start and after the end."""
+
+    @property
+    def job_id(self) -> str:
+        """The job's id."""
+        return self.job.spec.job_id
+
+    @property
+    def master_port(self) -> int:
+        """Where the job's store listens, or will; 0 when an earlier agent chose it."""
+        if self._port_holder:
+            self._chosen_port = int(self._port_holder.getsockname()[1])
+        return self._chosen_port or self.job.spec.master_port
+
+    def take(self, job_dir: Path, port_holder: socket.socket | None) -> None:
+        """Take the directory and the port of the next attempt."""
+        self.job_dir = job_dir
+        self._port_holder = port_holder
+
+    def start(self, spec: JobSpec, inbox_path: str, *, dies_with_us: bool) -> LauncherStarted | LauncherNotStarted:
+        """Spawn the shim, with torchrun below it."""
+        store_fd = self._port_holder.fileno() if self._port_holder else None
+        paths = LaunchPaths(inbox_path, str(self.job_dir))
+        try:
+            self.shim = spawn_shim(
+                Invocation(
+                    launcher_argv(spec, self.master_port, self._local_address()),
+                    launcher_env(spec, os.environ, paths, store_fd),
+                    spec.workdir,
+                    store_fd,
+                ),
+                run_dir=self.job_dir,
+                grace_s=spec.grace_s,
+                dies_with_us=dies_with_us,
+            )
+        except SpawnError as error:
+            return LauncherNotStarted(str(error))
+        return LauncherStarted()
+
+    def adopt(self) -> bool:
+        """Take hold of the shim that an earlier agent has started; return whether there is one that lives."""
+        self.shim = find_shim(self.job_dir)
+        return self.shim is not None
+
+    @property
+    def ranks_dir(self) -> Path:
+        """Where the ranks' files are: each gathering of an elastic job's launcher has a directory of its own."""
+        return self.job_dir.parent / str(self.job.attempt)
+
+    def _local_address(self) -> str:
+        """Return the address of this node that the job's first node can reach."""
+        if self.address is None or self.job.spec.node_rank == 0:
+            return self.job.spec.master_addr
+        return local_address(self.address)
+
+    def next_round(self) -> Round | None:
+        """Return what the launcher of an elastic job has gathered, None for every other job."""
+        return read_round(self.job_dir) if self.job.spec.elastic_min_nodes else None
+
+    def release_port(self) -> None:
+        """Close this process's hold on the port; a launcher that runs has its own."""
+        if self._port_holder:
+            self._port_holder.close()
+            self._port_holder = None
+
+    def slow_down(self, rank: int, request: SlowDown) -> Refused | None:
+        """Ask the probe of a rank to stretch its steps; return why it cannot be asked, or None."""
+        if self._ask(rank, request):
+            return None
+        return Refused(
+            RefusalReason.NO_PROBE,
+            f"rank {rank} has no probe that listens: it has not imported torch yet, or is frozen",
+        )
+
+    def ask_to_stop(self, request: StopTraining) -> None:
+        """Ask the probes of all ranks to end training: one that hears it is enough."""
+        for rank in self.job.ranks:
+            self._ask(rank, request)
+
+    def failure_of(self, rank: int) -> FoundFailure | None:
+        """Return what a rank's files say of its failure."""
+        return find_failure(self.ranks_dir, rank)
+
+    def any_failure(self) -> FoundFailure | None:
+        """Return the first failure in the files of this node's ranks, else of the launcher."""
+        return first_failure(self.ranks_dir, self.job.ranks)
+
+    def _ask(self, rank: int, request: ProbeRequest) -> bool:
+        """Send a request to a rank's probe; return whether somebody listens."""
+        path = self.ranks_dir / f"rank-{rank}.sock"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as sender:
+            try:
+                sender.sendto(encode_request(request), str(path))
+            except OSError:
+                return False
+        return True
+
+    def close(self) -> None:
+        """Let go of the port and of the shim, whether it lives or not."""
+        self.release_port()
+        if self.shim:
+            self.shim.close()
+            self.shim = None

@@ -1,0 +1,280 @@
+"""The words of a job's lifecycle: what happens to it, what is done about it, and which state leads to which.
+
+Events are in the past tense, effects in the imperative; both unions are closed. `TRANSITIONS` holds every (state,
+event) that can happen. What a peer asks for (`COMMAND_EVENTS`) can happen in every state: `agent.jobs.job` refuses what
+does not fit. What our own shell reports appears only where it can happen.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from agent.wire.jobs import JobState
+
+if TYPE_CHECKING:
+    from signal import Signals
+
+    from agent.jobs.job_memory import Round
+    from agent.logs.failure_text import FoundFailure
+    from agent.wire.replies import Accepted, Refused
+    from ddpcore.wire import FaultKind
+
+
+class CommitReceived(msgspec.Struct, frozen=True):
+    """A console wants the prepared job to run."""
+
+
+class AbortReceived(msgspec.Struct, frozen=True):
+    """A console takes back the preparation."""
+
+
+class StopReceived(msgspec.Struct, frozen=True):
+    """A console wants the job to end in an orderly way."""
+
+    is_agreed: bool = False
+    """The ranks may finish a step and write a checkpoint, if they can."""
+    can_agree: bool = False
+    """All ranks of this node have said that they can, and run."""
+
+
+class KillReceived(msgspec.Struct, frozen=True):
+    """A console wants the job gone."""
+
+
+class FaultReceived(msgspec.Struct, frozen=True):
+    """A console wants one rank harmed."""
+
+    kind: FaultKind
+    rank: int
+    factor: float
+
+
+class LauncherStarted(msgspec.Struct, frozen=True):
+    """The shim runs, and with it the launcher."""
+
+
+class LauncherNotStarted(msgspec.Struct, frozen=True):
+    """The shim could not be started; nothing runs."""
+
+    message: str
+
+
+class LauncherSucceeded(msgspec.Struct, frozen=True):
+    """The launcher ended with exit code 0, and nothing of its tree is left."""
+
+
+class AttemptFailed(msgspec.Struct, frozen=True):
+    """The launcher ended otherwise, and the job may be begun again."""
+
+    exit_code: int | None
+    """As in `LauncherFailed`."""
+    found: FoundFailure | None = None
+
+
+class LauncherFailed(msgspec.Struct, frozen=True):
+    """The launcher ended otherwise, for good."""
+
+    exit_code: int | None
+    """Negative is a signal; None when nobody knows, since the shim itself was killed."""
+    found: FoundFailure | None = None
+    """The first failure in the job's files."""
+
+
+class LauncherFound(msgspec.Struct, frozen=True):
+    """An agent that has just begun has found the launcher of an earlier agent's job."""
+
+
+class LauncherLost(msgspec.Struct, frozen=True):
+    """An agent that has just begun has found a job that should run, no launcher, and no word of how it ended."""
+
+    why: str
+
+
+class WorkerFound(msgspec.Struct, frozen=True):
+    """The process of a rank has been seen."""
+
+    rank: int
+
+
+class WorkerExited(msgspec.Struct, frozen=True):
+    """The process of a rank that was seen has ended."""
+
+    rank: int
+    code: int | None
+    signal: int | None
+    found: FoundFailure | None = None
+    """What the rank left in its files."""
+
+
+class RoundBegan(msgspec.Struct, frozen=True):
+    """The launcher of an elastic job has gathered nodes and is about to start the ranks."""
+
+    round: Round
+
+
+class Ticked(msgspec.Struct, frozen=True):
+    """Time has passed."""
+
+    has_leftovers: bool = False
+    """Processes of this node's jobs that should be gone are not gone yet."""
+    abandoned_s: float = 0.0
+    """How long this node's ranks have got no further with nobody watching."""
+
+
+Event: TypeAlias = (
+    CommitReceived
+    | AbortReceived
+    | StopReceived
+    | KillReceived
+    | FaultReceived
+    | LauncherStarted
+    | LauncherNotStarted
+    | LauncherSucceeded
+    | AttemptFailed
+    | LauncherFailed
+    | LauncherFound
+    | LauncherLost
+    | WorkerFound
+    | WorkerExited
+    | RoundBegan
+    | Ticked
+)
+
+
+class StartLauncher(msgspec.Struct, frozen=True):
+    """Spawn the shim with torchrun; answer with `LauncherStarted` or `LauncherNotStarted`."""
+
+
+class BeginAgain(msgspec.Struct, frozen=True):
+    """Prepare the job's next attempt and spawn its shim; answer as to `StartLauncher`."""
+
+    attempt: int
+
+
+class TerminateLauncher(msgspec.Struct, frozen=True):
+    """Ask the launcher's tree to end: SIGTERM, and SIGCONT for what is frozen."""
+
+
+class KillTree(msgspec.Struct, frozen=True):
+    """End every process of the job, now."""
+
+    spares_writers: bool = False
+    """A checkpoint that is being written may be finished."""
+
+
+class FollowRanks(msgspec.Struct, frozen=True):
+    """The ranks are new ones: look for their processes and files."""
+
+
+class ReleasePort(msgspec.Struct, frozen=True):
+    """Close this process's hold on the store's port."""
+
+
+class ForgetJob(msgspec.Struct, frozen=True):
+    """Drop the job and what it has on disk."""
+
+
+class SignalWorker(msgspec.Struct, frozen=True):
+    """Send a signal to the process of a rank."""
+
+    rank: int
+    signal: Signals
+
+
+class AskToStop(msgspec.Struct, frozen=True):
+    """Ask the probes of all ranks to end training at the next step that the ranks agree on."""
+
+    request_id: int
+
+
+class SlowWorker(msgspec.Struct, frozen=True):
+    """Ask the probe of a rank to stretch its steps."""
+
+    rank: int
+    request_id: int
+    factor: float
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Reply to the command that the event came from."""
+
+    reply: Accepted | Refused
+
+
+Effect: TypeAlias = (
+    StartLauncher
+    | BeginAgain
+    | AskToStop
+    | TerminateLauncher
+    | KillTree
+    | FollowRanks
+    | ReleasePort
+    | ForgetJob
+    | SignalWorker
+    | SlowWorker
+    | Answer
+)
+
+COMMAND_EVENTS = (CommitReceived, AbortReceived, StopReceived, KillReceived, FaultReceived)
+"""What a peer causes: possible in every state."""
+
+_PREPARED, _RUNNING, _RESTARTING = JobState.PREPARED, JobState.RUNNING, JobState.RESTARTING
+_STOPPING, _SUCCEEDED, _FAILED = JobState.STOPPING, JobState.SUCCEEDED, JobState.FAILED
+_STOPPED, _LOST = JobState.STOPPED, JobState.LOST
+
+TRANSITIONS: dict[tuple[JobState, type[Event]], JobState] = {
+    (_PREPARED, CommitReceived): _PREPARED,
+    (_PREPARED, AbortReceived): _STOPPED,
+    (_PREPARED, StopReceived): _STOPPED,
+    (_PREPARED, KillReceived): _STOPPED,
+    (_PREPARED, FaultReceived): _PREPARED,
+    (_PREPARED, LauncherStarted): _RUNNING,
+    (_PREPARED, LauncherNotStarted): _PREPARED,
+    (_PREPARED, LauncherFound): _RUNNING,
+    (_PREPARED, Ticked): _PREPARED,
+    (_RUNNING, CommitReceived): _RUNNING,
+    (_RUNNING, AbortReceived): _RUNNING,
+    (_RUNNING, StopReceived): _STOPPING,
+    (_RUNNING, KillReceived): _STOPPING,
+    (_RUNNING, FaultReceived): _RUNNING,
+    (_RUNNING, LauncherSucceeded): _SUCCEEDED,
+    (_RUNNING, AttemptFailed): _RESTARTING,
+    (_RUNNING, LauncherFailed): _FAILED,
+    (_RUNNING, LauncherFound): _RUNNING,
+    (_RUNNING, LauncherLost): _LOST,
+    (_RUNNING, WorkerFound): _RUNNING,
+    (_RUNNING, WorkerExited): _RUNNING,
+    (_RUNNING, RoundBegan): _RUNNING,
+    (_RUNNING, Ticked): _RUNNING,
+    (_RESTARTING, CommitReceived): _RESTARTING,
+    (_RESTARTING, AbortReceived): _RESTARTING,
+    (_RESTARTING, StopReceived): _STOPPED,
+    (_RESTARTING, KillReceived): _STOPPED,
+    (_RESTARTING, FaultReceived): _RESTARTING,
+    (_RESTARTING, LauncherStarted): _RUNNING,
+    (_RESTARTING, LauncherNotStarted): _FAILED,
+    (_RESTARTING, LauncherFound): _RUNNING,
+    (_RESTARTING, WorkerExited): _RESTARTING,
+    (_RESTARTING, Ticked): _RESTARTING,
+    (_STOPPING, CommitReceived): _STOPPING,
+    (_STOPPING, AbortReceived): _STOPPING,
+    (_STOPPING, StopReceived): _STOPPING,
+    (_STOPPING, KillReceived): _STOPPING,
+    (_STOPPING, FaultReceived): _STOPPING,
+    (_STOPPING, LauncherSucceeded): _STOPPED,
+    (_STOPPING, LauncherFailed): _STOPPED,
+    (_STOPPING, LauncherFound): _STOPPING,
+    (_STOPPING, LauncherLost): _STOPPED,
+    (_STOPPING, WorkerFound): _STOPPING,
+    (_STOPPING, WorkerExited): _STOPPING,
+    (_STOPPING, RoundBegan): _STOPPING,
+    (_STOPPING, Ticked): _STOPPING,
+    **{
+        (ended, event): ended
+        for ended in (_SUCCEEDED, _FAILED, _STOPPED, _LOST)
+        for event in (*COMMAND_EVENTS, WorkerExited, Ticked)
+    },
+}
+"""A worker's exit may be noticed after its launcher's."""

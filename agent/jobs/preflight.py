@@ -1,0 +1,154 @@
+"""What `Prepare` checks before anything runs: what is refused here would be a cluster that starts by half."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from agent.errors import StateDirError
+from agent.secret_mask import masked_argv
+from agent.state_dir import check_socket_path
+from agent.wire.replies import RefusalReason, Refused
+
+if TYPE_CHECKING:
+    from agent.wire.jobs import JobSpec
+
+    Address = tuple[int, str]
+    """Address family and host."""
+
+MIN_FREE_BYTES = 16 * 2**20
+"""For the logs of a job's first minutes."""
+STORE_BACKLOG = 1024
+_MAX_HOLDER_CHARS = 200
+
+
+def check_files(spec: JobSpec) -> Refused | None:
+    """Return why the job's own files are not fit to run; None if they are."""
+    workdir = Path(spec.workdir)
+    if not workdir.is_dir() or not os.access(workdir, os.R_OK | os.X_OK):
+        return Refused(
+            RefusalReason.NO_WORKDIR, f"{spec.workdir} is not a directory that can be entered: create it here"
+        )
+    if shutil.which(spec.python) is None:
+        return Refused(
+            RefusalReason.NO_INTERPRETER, f"{spec.python} is not an executable: name the Python of this node"
+        )
+    script = spec.command[0]
+    if not script.startswith("-") and not (workdir / script).is_file():
+        return Refused(RefusalReason.NO_SCRIPT, f"{script} is not a file (seen from {spec.workdir})")
+    return None
+
+
+def make_job_dir(path: Path, last_rank: int) -> Refused | None:
+    """Make the directory of one attempt, 0700; return why not, or None."""
+    try:
+        check_socket_path(path / f"rank-{last_rank}.sock")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.mkdir(mode=0o700)
+        free_bytes = shutil.disk_usage(path).free
+    except StateDirError as error:
+        return Refused(RefusalReason.MALFORMED, f"the job id is too long for this agent: {error}")
+    except FileExistsError:
+        return Refused(RefusalReason.JOB_EXISTS, f"{path} exists already: choose a higher attempt, or another job id")
+    except OSError as error:
+        return Refused(RefusalReason.NO_SPACE, f"cannot make {path}: {error.strerror}")
+    if free_bytes < MIN_FREE_BYTES:
+        path.rmdir()
+        return Refused(
+            RefusalReason.NO_SPACE,
+            f"{free_bytes >> 20} MiB are free at {path}, logs want {MIN_FREE_BYTES >> 20}: make room",
+        )
+    return None
+
+
+async def resolve(host: str) -> Address | Refused:
+    """Return the address that a job's store is to listen on."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return Refused(RefusalReason.BAD_ADDRESS, f"{host} is not a name or address that this node knows")
+    family, _, _, _, (address, *_) = found[0]
+    return family, str(address)
+
+
+def local_address(peer: Address) -> str:
+    """Return the address from which this node speaks to `peer`; nothing is sent."""
+    family, host = peer
+    with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as road:
+        road.connect((host, 9))
+        return str(road.getsockname()[0])
+
+
+def reserve(job_dir: Path, last_rank: int, address: Address | None, port: int) -> socket.socket | Refused | None:
+    """Make the directory of one attempt and take its port; return what holds the port, or why nothing was reserved.
+
+    Args:
+        job_dir: Must not exist yet.
+        last_rank: Of this node.
+        address: Where the job's store is to listen, None if that is another node's.
+        port: 0 is a free one.
+    """
+    port_holder = reserve_port(address, port) if address else None
+    if isinstance(port_holder, Refused):
+        return port_holder
+    if refused := make_job_dir(job_dir, last_rank):
+        if port_holder:
+            port_holder.close()
+        return refused
+    return port_holder
+
+
+def reserve_port(address: Address, port: int) -> socket.socket | Refused:
+    """Return a socket that listens on `port` (0: a free one) for the job's store, or why there is none.
+
+    Torch binds every interface when it binds by itself; this socket is bound to one address, and nobody can take the
+    port between the check and the start.
+    """
+    family, host = address
+    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(STORE_BACKLOG)
+    except OSError as error:
+        listener.close()
+        return _no_port(error, host, port)
+    return listener
+
+
+def _no_port(error: OSError, host: str, port: int) -> Refused:
+    match error.errno:
+        case errno.EADDRINUSE:
+            message = f"port {port} of {host} is taken by {_holder(port)}: end it, or let the agent choose a port"
+            return Refused(RefusalReason.PORT_TAKEN, message)
+        case errno.EACCES:
+            return Refused(
+                RefusalReason.NOT_PERMITTED, f"port {port} needs more rights than this agent has: use one above 1023"
+            )
+        case _:
+            message = f"cannot listen on {host}: {error.strerror}: give an address of the first node"
+            return Refused(RefusalReason.BAD_ADDRESS, message)
+
+
+def _holder(port: int) -> str:
+    """Return the process that listens on a port, as far as this user may know."""
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if (
+                connection.status == psutil.CONN_LISTEN
+                and connection.laddr
+                and connection.laddr.port == port
+                and connection.pid
+            ):
+                command = " ".join(masked_argv(psutil.Process(connection.pid).cmdline()))
+                return f"pid {connection.pid} ({command[:_MAX_HOLDER_CHARS]})"
+    except (psutil.Error, OSError):
+        return "a process that cannot be looked at"
+    return "a process of another user or container"

@@ -1,0 +1,124 @@
+"""The record of a job on disk: `jobs/ID/job.json`, what an agent must know of a job that an earlier one has started.
+
+Written whole or not at all, before what it says is done: an agent killed at any moment has a successor that finds the
+job at most one step further than its record says.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from agent.errors import StateDirError
+from agent.jobs.job_memory import JobMemory  # noqa: TC001 - msgspec looks at it
+from agent.processes.shim import write_record
+from agent.saying import say
+from agent.secret_mask import masked_spec
+from agent.state_dir import RECORD_NAME
+from agent.wire.replies import RefusalReason, Refused
+
+if TYPE_CHECKING:
+    from agent.jobs.job import Job
+
+RECORD_VERSION = 1
+MAX_RECORD_BYTES = 2**21
+WRITE_AGAIN_S = 1.0
+"""Between attempts to write to a disk that takes nothing."""
+BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
+
+
+class _Version(msgspec.Struct, frozen=True):
+    record_version: int
+
+
+class JobRecord(msgspec.Struct, frozen=True):
+    """One job, as it was when something last changed."""
+
+    record_version: int
+    boot_id: str
+    """Of the machine's run in which it was written: processes and the clock do not outlive that."""
+    memory: JobMemory
+    address: tuple[int, str] | None = None
+    """Family and address on which the job's store listens; None for all nodes but the first of a job that is not
+    elastic."""
+
+    @property
+    def is_of_this_boot(self) -> bool:
+        """False after a reboot."""
+        return self.boot_id == current_boot_id()
+
+
+def current_boot_id() -> str:
+    """Return what tells one run of this machine from another. Source: random(4)."""
+    return BOOT_ID_PATH.read_text(encoding="ascii").strip()
+
+
+class JobRecords:
+    """The records of a node's jobs, kept up to date."""
+
+    def __init__(self, jobs_dir: Path) -> None:
+        self._jobs_dir = jobs_dir
+        self._written: dict[str, JobMemory] = {}
+        """What each record says, by job id."""
+        self._unwritten: dict[str, JobMemory] = {}
+        """What it should say and cannot, as far as that has been told."""
+        self._failed_at_s = float("-inf")
+
+    def take_over(self, memory: JobMemory) -> None:
+        """Take what a record on disk says for known."""
+        self._written[memory.spec.job_id] = memory
+
+    def keep(self, job: Job, address: tuple[int, str] | None, now_s: float) -> Refused | None:
+        """Bring a job's record up to date; return why that cannot be done, or None.
+
+        A disk that takes nothing is tried again once a second, and complained of once for each change.
+        """
+        memory, job_id = job.memory, job.spec.job_id
+        is_known = memory == self._unwritten.get(job_id)
+        if memory == self._written.get(job_id) or (is_known and now_s < self._failed_at_s + WRITE_AGAIN_S):
+            return None
+        spec = masked_spec(memory.spec) if job.has_ended else memory.spec
+        record = JobRecord(RECORD_VERSION, current_boot_id(), msgspec.structs.replace(memory, spec=spec), address)
+        try:
+            write_record(str(self._jobs_dir / job_id), RECORD_NAME, msgspec.json.encode(record).decode())
+        except OSError as error:
+            words = f"the record of job {job_id} cannot be written: {error.strerror}"
+            if not is_known:
+                say(words)
+            self._unwritten[job_id], self._failed_at_s = memory, now_s
+            return Refused(RefusalReason.NO_SPACE, f"{words}: make room")
+        self._written[job_id] = memory
+        return None
+
+    def forget(self, job_id: str) -> None:
+        """Know nothing of a job's record any more."""
+        self._written.pop(job_id, None)
+        self._unwritten.pop(job_id, None)
+
+
+def read_jobs(jobs_dir: Path) -> list[JobRecord]:
+    """Return the records of all jobs, in the order of their last changes. One that is damaged is set aside, and said.
+
+    Raises:
+        StateDirError: A newer agent wrote them, or the disk does not give them.
+    """
+    found = []
+    for path in sorted(jobs_dir.glob(f"*/{RECORD_NAME}")):
+        try:
+            with path.open("rb") as file:
+                text = file.read(MAX_RECORD_BYTES)
+            version = msgspec.json.decode(text, type=_Version).record_version
+            if version > RECORD_VERSION:
+                raise StateDirError(
+                    f"{path} is of version {version}, this agent knows {RECORD_VERSION}: start the newer agent again"
+                )
+            found.append(msgspec.json.decode(text, type=JobRecord))
+        except OSError as error:
+            raise StateDirError(f"cannot read {path}: {error.strerror}") from error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            aside = path.with_suffix(".damaged")
+            say(f"{path} cannot be read, it is now {aside.name}; what of the job runs goes on unseen: {error}")
+            path.rename(aside)
+    return sorted(found, key=lambda record: (record.is_of_this_boot, record.memory.since_s))

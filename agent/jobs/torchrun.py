@@ -1,0 +1,156 @@
+"""torchrun's argv and environment from a JobSpec: every byte of the user's, no shell anywhere.
+
+Static rendezvous, no restarts by torchrun itself, a port of our choice: what torchrun decides alone it decides badly
+(pytorch deletes the first attempt's logs, guesses the host from DNS, and restarts only half of a broken cluster). An
+elastic job has torchrun's c10d rendezvous instead, told what it would guess.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ddpcore.wire import (
+    ELASTIC_BACKEND,
+    ENV_ATTEMPT,
+    ENV_FAULTS,
+    ENV_INBOX,
+    ENV_JOB_ID,
+    ENV_LOG_DIR,
+    ENV_REQUEST_DIR,
+    ENV_STORE_FD,
+    LAUNCH_PLUGIN_DIR,
+    LOGS_SPECS_NAME,
+    encode_faults,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.wire.jobs import JobSpec
+
+RENDEZVOUS_TIMEOUT_S = 120
+ELASTIC_JOIN_TIMEOUT_S = 600
+"""How long an elastic job waits for its least number of nodes, also after it has lost some. Source: torch's default."""
+ELASTIC_READ_TIMEOUT_S = 10
+"""Of a store that does not answer: torch's own minute is spent for each of several reads."""
+MONITOR_INTERVAL_S = 0.1
+"""How often torchrun looks at its workers; it also is how long a dead one stays a zombie."""
+RECORDER_ENTRIES = 64
+"""Entries of torch's flight recorder: a full dump of 64 takes 0.5 ms."""
+
+_STRAY_PREFIXES = ("PET_", "TORCHELASTIC_", "RANKDECK_")
+_STRAY_NAMES = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
+    }
+)
+_INTERFACE_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+
+
+class LaunchPaths(msgspec.Struct, frozen=True):
+    """Where a job's processes find this agent."""
+
+    inbox: str
+    """Datagram socket for reports."""
+    job_dir: str
+    """For log files and the probes' sockets."""
+
+
+def launcher_argv(spec: JobSpec, master_port: int, local_addr: str) -> list[str]:
+    """Return the argv of torchrun.
+
+    Source: `python -m torch.distributed.run --help` of torch 2.13; every flag is in torch 2.8 too.
+
+    Args:
+        spec: The job.
+        master_port: Of its store.
+        local_addr: Address under which the other nodes of an elastic job reach this one.
+    """
+    is_elastic = spec.elastic_min_nodes > 0
+    return [
+        spec.python,
+        *("-m", "torch.distributed.run"),
+        *(_elastic_flags(spec, master_port, local_addr) if is_elastic else _static_flags(spec, master_port)),
+        *("--nproc-per-node", str(spec.local_world_size)),
+        *("--logs-specs", LOGS_SPECS_NAME),
+        *("--monitor-interval", str(MONITOR_INTERVAL_S)),
+        *spec.command,
+    ]
+
+
+def _static_flags(spec: JobSpec, master_port: int) -> list[str]:
+    return [
+        *("--nnodes", str(spec.num_nodes)),
+        *("--max-restarts", "0"),
+        *("--rdzv-backend", "static"),
+        *("--rdzv-id", spec.job_id),
+        *("--master-addr", spec.master_addr),
+        *("--master-port", str(master_port)),
+        *("--node-rank", str(spec.node_rank)),
+        *("--rdzv-conf", f"timeout={RENDEZVOUS_TIMEOUT_S}"),
+    ]
+
+
+def _elastic_flags(spec: JobSpec, master_port: int, local_addr: str) -> list[str]:
+    host = f"[{spec.master_addr}]" if ":" in spec.master_addr else spec.master_addr
+    is_host = int(spec.node_rank == 0)
+    conf = f"is_host={is_host},join_timeout={ELASTIC_JOIN_TIMEOUT_S},read_timeout={ELASTIC_READ_TIMEOUT_S}"
+    return [
+        *("--nnodes", f"{spec.elastic_min_nodes}:{spec.num_nodes}"),
+        *("--max-restarts", str(spec.max_restarts)),
+        *("--rdzv-backend", ELASTIC_BACKEND),
+        # A launcher of an earlier attempt that still runs somewhere must not be taken in.
+        *("--rdzv-id", f"{spec.job_id}.{spec.attempt}"),
+        *("--rdzv-endpoint", f"{host}:{master_port}"),
+        *("--local-addr", local_addr),
+        *("--rdzv-conf", conf),
+    ]
+
+
+def launcher_env(
+    spec: JobSpec, base: Mapping[str, str], paths: LaunchPaths, store_fd: int | None = None
+) -> dict[str, str]:
+    """Return the environment of torchrun, which its ranks inherit.
+
+    Args:
+        spec: The job; its own variables win over the agent's and over our defaults.
+        base: The agent's environment. What an outer torchrun or an outer job left in it is dropped.
+        paths: Where the job's processes find this agent.
+        store_fd: Number, in torchrun, of the listening socket for its store; None lets torch bind the port.
+    """
+    env = {name: value for name, value in base.items() if not _is_stray(name)}
+    env.update(spec.env)
+    env.setdefault("OMP_NUM_THREADS", "1")
+    env.setdefault("PYTHONUNBUFFERED", "1")
+    # A rank that is aborted by a library says on which line, which is all that its end tells.
+    env.setdefault("PYTHONFAULTHANDLER", "1")
+    env.setdefault("TORCH_FR_BUFFER_SIZE", str(RECORDER_ENTRIES))
+    # Patience is the agent's: torchrun must not kill earlier than the job's own grace says.
+    env.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(math.ceil(spec.grace_s) + 5))
+    if spec.elastic_min_nodes:
+        # Else a node that comes later reads the address of the first round's store, and all of them die of it.
+        # Source: seen with torch 2.13; `dynamic_rendezvous.py` keeps `_bootstrap_store_info` over rounds.
+        env.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    if spec.interface:
+        for name in _INTERFACE_NAMES:
+            env.setdefault(name, spec.interface)
+    search_path = env.get("PYTHONPATH")
+    env["PYTHONPATH"] = f"{LAUNCH_PLUGIN_DIR}:{search_path}" if search_path else str(LAUNCH_PLUGIN_DIR)
+    env[ENV_INBOX] = paths.inbox
+    env[ENV_LOG_DIR] = paths.job_dir
+    env[ENV_REQUEST_DIR] = paths.job_dir
+    env[ENV_JOB_ID] = spec.job_id
+    env[ENV_ATTEMPT] = str(spec.attempt)
+    if spec.faults:
+        env[ENV_FAULTS] = encode_faults(spec.faults)
+    if store_fd is not None:
+        env[ENV_STORE_FD] = str(store_fd)
+    return env
+
+
+def _is_stray(name: str) -> bool:
+    return name in _STRAY_NAMES or name.startswith(_STRAY_PREFIXES)

@@ -1,0 +1,72 @@
+"""Whether there is room for logs: a rank whose output cannot be written loses it, or ends of it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from agent.logs.failure_text import FailureText, FoundFailure
+from agent.saying import say
+from agent.wire.jobs import ENDED_STATES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent.wire.jobs import JobStatus
+
+PERIOD_S = 1.0
+"""Between looks."""
+FULL = "disk full"
+LITTLE_BYTES = 64 * 2**20
+"""Time for a person to act: at 1 MB/s, a minute."""
+NONE_BYTES = 64 * 1024
+"""Less cannot be counted on: file systems keep some blocks to themselves."""
+
+
+class LogSpace:
+    """The room on the disk of the logs, looked at now and then."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._looked_at_s = float("-inf")
+        self.words = ""
+        """That there is none, or little; empty when there is enough."""
+
+    def look(self, now_s: float) -> None:
+        """Look, if it is time to."""
+        if now_s - self._looked_at_s < PERIOD_S or not self._path.exists():
+            return
+        self._looked_at_s = now_s
+        words = space_words(self._path)
+        if words and not self.words:
+            say(words)
+        self.words = words
+
+    def failure_of(self, rank: int) -> FoundFailure | None:
+        """Return what explains that a rank failed and left no word: there is no room for one; None when there is."""
+        if not space_words(self._path).startswith(FULL):
+            return None
+        return FoundFailure(FailureText(exception="disk full: what it said of its end is lost"), rank)
+
+    def said_in(self, status: JobStatus) -> JobStatus:
+        """Return a job's status in which a job that has not ended says that its logs have no room."""
+        if not self.words or status.state in ENDED_STATES:
+            return status
+        detail = f"{status.detail}; {self.words}" if status.detail else self.words
+        return msgspec.structs.replace(status, detail=detail[:4096])
+
+
+def space_words(path: Path) -> str:
+    """Say that logs have no room, or soon none; empty when they have."""
+    try:
+        disk = os.statvfs(path)
+    except OSError as error:
+        return f"the disk of the logs cannot be looked at ({error.strerror}): {path}"
+    free_bytes = disk.f_bavail * disk.f_frsize
+    if free_bytes < NONE_BYTES or (disk.f_files and not disk.f_favail):
+        return f"{FULL}: what ranks print is lost, and a print may end its rank; make room at {path}"
+    if free_bytes < LITTLE_BYTES:
+        return f"disk nearly full: {free_bytes / 2**20:.0f} MiB left for logs at {path}"
+    return ""

@@ -1,0 +1,112 @@
+"""Looks into the files that a failed rank leaves for why it failed.
+
+torchelastic's error file holds exactly the uncaught exception (the probe writes it, or the program's own `@record`),
+and its time is when that was raised: better than when the process was found dead. Without one, the end of what the rank
+wrote to standard error is read.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from agent.logs.failure_text import FailureText, FoundFailure
+from agent.logs.log_tail import log_path
+from agent.logs.traceback_text import MAX_EXCEPTION_CHARS, cleaned, failure_in
+from agent.wire.logs import LAUNCHER_RANK, LogStream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+TAIL_BYTES = 131_072
+"""Of standard error: a traceback with a chain and a group is a few KiB, what other threads print comes on top."""
+MAX_ERROR_FILE_BYTES = 1_048_576
+
+
+class _ExtraInfo(msgspec.Struct):
+    """Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py."""
+
+    py_callstack: str = ""
+
+
+class _Message(msgspec.Struct):
+    message: str = ""
+    extra_info: _ExtraInfo = msgspec.field(name="extraInfo", default_factory=_ExtraInfo)
+
+
+class _ErrorFile(msgspec.Struct):
+    message: _Message | str = ""
+
+
+def find_failure(job_dir: Path, rank: int) -> FoundFailure | None:
+    """Return what a rank's files say of its failure; None when they say nothing. Blocks on the disk alone."""
+    in_error_file = _in_error_file(log_path(job_dir, rank, LogStream.ERROR), rank)
+    return in_error_file or _in_output(log_path(job_dir, rank, LogStream.STDERR), rank)
+
+
+def first_failure(job_dir: Path, ranks: Iterable[int]) -> FoundFailure | None:
+    """Return the first failure in the files of some ranks, else in the launcher's."""
+    found = [failure for rank in ranks if (failure := find_failure(job_dir, rank))]
+    if found:
+        return min(found, key=lambda failure: float("inf") if failure.failed_s is None else failure.failed_s)
+    return _in_output(log_path(job_dir, LAUNCHER_RANK, LogStream.STDERR), LAUNCHER_RANK)
+
+
+def _in_error_file(path: Path, rank: int) -> FoundFailure | None:
+    content = _end_of(path, MAX_ERROR_FILE_BYTES)
+    if content is None or content.is_cut:
+        return None
+    try:
+        message = msgspec.json.decode(content.data, type=_ErrorFile).message
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None  # cut short by a full disk, or another program's
+    if isinstance(message, str):
+        message = _Message(message)
+    text = failure_in(message.extra_info.py_callstack)
+    if text is None:
+        first_line = next(iter(message.message.splitlines()), "")
+        text = FailureText(exception=cleaned(first_line)[:MAX_EXCEPTION_CHARS])
+    return FoundFailure(text, rank, time.monotonic() - content.age_s)
+
+
+def _in_output(path: Path, rank: int) -> FoundFailure | None:
+    content = _end_of(path, TAIL_BYTES)
+    if content is None:
+        return None
+    # What is cut at its beginning is no line.
+    start = content.data.find(b"\n") + 1 if content.is_cut else 0
+    text = failure_in(content.data[start:].decode(errors="replace"))
+    return FoundFailure(text, rank) if text else None
+
+
+class _Content(msgspec.Struct):
+    """The end of a file."""
+
+    data: bytes
+    is_cut: bool
+    """There is more before it."""
+    age_s: float
+    """Since the file was written to."""
+
+
+def _end_of(path: Path, max_bytes: int) -> _Content | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        start = max(0, status.st_size - max_bytes)
+        age_s = time.time() - status.st_mtime  # noqa: TID251 - a file's time is wall time
+        return _Content(os.pread(fd, max_bytes, start), start > 0, max(0.0, age_s))
+    except OSError:
+        return None
+    finally:
+        os.close(fd)

@@ -1,0 +1,144 @@
+"""Follows what ranks print, line by line, the newest lines kept in memory.
+
+The files are the truth and lose nothing. In memory there is a ring, bounded in lines and in characters, from which a
+console pulls what it lacks. One look at all files is bounded too, in bytes and in lines, so that the agent's loop never
+waits for what ranks print; what comes faster is skipped, counted and said, and can be read from the files.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from typing import TYPE_CHECKING
+
+from agent.logs.log_file import LogFile
+from agent.processes.shim_process import LAUNCHER_LOG
+from agent.wire.logs import LAUNCHER_RANK, LogLine, LogLoss, LogStream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+MAX_KEPT_LINES = 20_000
+MAX_KEPT_CHARS = 8_000_000
+MAX_PULLED_CHARS = 150_000
+"""In one reply: a character takes at most 6 bytes of JSON, and a reply at most 1 MiB."""
+POLL_BYTES = 524_288
+POLL_LINES = 4_000
+"""Of all files in one look, five times a second: twice the lines that a console pulls. `tests/bench/bench_logs.py`."""
+
+
+def log_path(job_dir: Path, rank: int, stream: LogStream) -> Path:
+    """Return where a rank's output goes; the launcher has one file for all."""
+    if rank == LAUNCHER_RANK:
+        return job_dir / LAUNCHER_LOG
+    return job_dir / (f"rank-{rank}.error.json" if stream is LogStream.ERROR else f"rank-{rank}.{stream}.log")
+
+
+class LogTail:
+    """The log lines of a node: numbered from 1 over all jobs and ranks, the newest kept."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, list[LogFile]] = {}
+        """By job: of its newest attempt."""
+        self._ending: list[LogFile] = []
+        """Files that nobody writes any more, and that are not read to their ends yet."""
+        self._lines: deque[LogLine] = deque()
+        self._num_chars = 0
+        self.log_seq = 0
+        """Number of the newest line."""
+
+    @property
+    def first_seq(self) -> int:
+        """Number of the oldest line kept; one more than `log_seq` when there is none."""
+        return self.log_seq - len(self._lines) + 1
+
+    @property
+    def losses(self) -> list[LogLoss]:
+        """What was skipped of the files of the jobs that are known."""
+        return [
+            LogLoss(job_id, file.rank, file.stream, file.dropped_bytes)
+            for job_id, files in self._files.items()
+            for file in files
+            if file.dropped_bytes
+        ]
+
+    def follow(self, job_id: str, launcher_dir: Path, ranks_dir: Path, ranks: range) -> None:
+        """Start to follow the files of a job's attempt; they need not exist yet.
+
+        A launcher that starts its ranks once more goes on with its own file.
+        """
+        before = {file.path: file for file in self._files.pop(job_id, ())}
+        sources = [(launcher_dir, LAUNCHER_RANK, LogStream.STDERR)]
+        sources += [(ranks_dir, rank, stream) for rank in ranks for stream in (LogStream.STDOUT, LogStream.STDERR)]
+        files = [LogFile(log_path(directory, rank, stream), rank, stream) for directory, rank, stream in sources]
+        self._files[job_id] = [before.pop(file.path, file) for file in files]
+        self._let_go(before.values())
+
+    def poll(self) -> None:
+        """Read what has been written: a bounded piece, shared fairly among the files."""
+        self._finish_quiet()
+        files = dict.fromkeys(itertools.chain(self._ending, *self._files.values()))
+        pending = [(num_bytes, file) for file in files if (num_bytes := file.look())]
+        # Those with little first: what they leave of their share is the others'.
+        pending.sort(key=lambda item: item[0])
+        bytes_left, lines_left = POLL_BYTES, POLL_LINES
+        for num_before, (num_bytes, file) in enumerate(pending):
+            num_files = len(pending) - num_before
+            before = self.log_seq
+            share = max(1, bytes_left // num_files)
+            self._append(file, file.read(share, max(1, lines_left // num_files)))
+            bytes_left -= min(share, num_bytes)
+            lines_left -= self.log_seq - before
+
+    def unfollow(self, job_id: str) -> None:
+        """Read the rest of an ended job's files and let go of them; what is too much for now comes with later polls."""
+        self._let_go(self._files.get(job_id, ()))
+
+    def forget(self, job_id: str) -> None:
+        """Let go of a job; its lines stay."""
+        self.unfollow(job_id)
+        self._files.pop(job_id, None)
+
+    def close(self) -> None:
+        """Let go of all files."""
+        for file in itertools.chain(self._ending, *self._files.values()):
+            file.close()
+        self._files.clear()
+        self._ending.clear()
+
+    def since(self, seq: int, limit: int) -> list[LogLine]:
+        """Return the oldest kept lines after `seq`: at most `limit`, and at most `MAX_PULLED_CHARS` characters."""
+        num_newer = min(self.log_seq - seq, len(self._lines))
+        if num_newer <= 0:
+            return []
+        newer = list(itertools.islice(reversed(self._lines), num_newer))[::-1]
+        budget = MAX_PULLED_CHARS
+        taken = []
+        for line in newer[:limit]:
+            budget -= len(line.text)
+            if budget < 0:
+                break
+            taken.append(line)
+        return taken
+
+    def _let_go(self, files: Iterable[LogFile]) -> None:
+        self._ending += [file for file in files if not file.is_finished]
+        self.poll()
+        self._finish_quiet()
+
+    def _finish_quiet(self) -> None:
+        """Give up the ending files that have been read to their ends."""
+        # Looked at twice, since a file that was replaced is left only after a second look.
+        quiet = [file for file in self._ending if not file.look() and not file.look()]
+        for file in quiet:
+            self._append(file, file.finish())
+        self._ending = [file for file in self._ending if not file.is_finished]
+
+    def _append(self, file: LogFile, lines: list[str]) -> None:
+        for text in lines:
+            self.log_seq += 1
+            self._lines.append(LogLine(self.log_seq, file.rank, file.stream, text))
+            self._num_chars += len(text)
+        while len(self._lines) > MAX_KEPT_LINES or self._num_chars > MAX_KEPT_CHARS:
+            self._num_chars -= len(self._lines.popleft().text)

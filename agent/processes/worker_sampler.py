@@ -1,0 +1,261 @@
+"""Looks at workers from outside: which processes they are, in what state, how big, and how they end.
+
+A frozen rank sends nothing, so its state must come from the kernel. Each worker is held by a pidfd, which is readable
+when it ends, and by its open /proc/PID/stat, which stays that process's even if the pid is used again: one small read
+gives state, memory, CPU time and, while the process is a zombie, its exit status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from agent.processes.shim_process import exit_status
+from agent.slow_reader import SlowReader
+from agent.state.observations import WorkerSampled, WorkerSeen
+from agent.wire.reports import ProcessState
+from ddpcore.wire import ENV_JOB_ID
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+_STAT_BYTES = 2048
+PSS_PERIOD_S = 5.0
+"""Between looks at the shared memory of a worker, one worker at a time. A look walks all its pages: 20 to 40 ms a GB on
+a busy machine, during which mapping memory may have to wait."""
+PSS_TIME_SHARE = 0.005
+"""Of a worker's time that may go by in such looks: a large one is looked at more rarely."""
+PSS_STALE_S = 600.0
+"""At least; of a worker that is looked at more rarely, twice the time between looks."""
+_STATES = {
+    b"T": ProcessState.FROZEN,
+    b"t": ProcessState.FROZEN,
+    b"D": ProcessState.BLOCKED,
+}
+# Indices behind the name, counted from the state. Source: proc_pid_stat(5), fields 3, 14, 15, 24 and 52.
+_STATE, _UTIME, _STIME, _RSS, _EXIT_CODE = 0, 11, 12, 21, 49
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """How a worker ended; both None when the kernel would not tell."""
+
+    job_id: str
+    rank: int
+    code: int | None
+    signal: int | None
+
+
+class _Watched(msgspec.Struct):
+    """One job's search for its workers."""
+
+    launcher_pid: Callable[[], int | None]
+    ranks: range
+    workers: dict[int, _Worker] = {}
+
+
+class _Worker:
+    """A worker's process, held by two descriptors."""
+
+    def __init__(self, pid: int, pidfd: int, stat_fd: int) -> None:
+        self.pid = pid
+        self.pidfd = pidfd
+        self.stat_fd = stat_fd
+        self.has_ended = False
+        self.pss_asked_s = float("-inf")
+        self.pss_cost_s = 0.0
+        """How long the last look at its shared memory took, also one that failed; written by the reader's thread."""
+
+    def close(self) -> None:
+        """Let go of the process."""
+        if not self.has_ended:
+            self.has_ended = True
+            os.close(self.pidfd)
+            os.close(self.stat_fd)
+
+
+class WorkerSampler:
+    """Finds and samples the workers of all jobs; lives on the event loop's thread."""
+
+    def __init__(self, on_end: Callable[[Ending], None]) -> None:
+        """`on_end` is called from the event loop, once for each worker that was found."""
+        self._on_end = on_end
+        self._jobs: dict[str, _Watched] = {}
+        self._pss: SlowReader[int] = SlowReader("rankdeck-pss", stale_s=PSS_STALE_S)
+
+    def watch(self, job_id: str, ranks: range, launcher_pid: Callable[[], int | None]) -> None:
+        """Start to look for the workers of a job.
+
+        Args:
+            job_id: As in the workers' environment.
+            ranks: Global ranks of this node.
+            launcher_pid: Tells torchrun's pid, None while it is unknown.
+        """
+        self.forget(job_id)
+        self._jobs[job_id] = _Watched(launcher_pid, ranks)
+
+    def forget(self, job_id: str) -> None:
+        """Let go of a job's workers."""
+        watched = self._jobs.pop(job_id, None)
+        for worker in watched.workers.values() if watched else ():
+            self._close(worker)
+
+    def is_searching(self, job_id: str) -> bool:
+        """Return whether workers of a job have not been seen yet."""
+        watched = self._jobs.get(job_id)
+        return watched is not None and len(watched.workers) < len(watched.ranks)
+
+    def discover(self, job_id: str) -> list[WorkerSeen]:
+        """Look for workers that have not been seen yet."""
+        watched = self._jobs[job_id]
+        launcher_pid = watched.launcher_pid()
+        if launcher_pid is None:
+            return []
+        known = {worker.pid for worker in watched.workers.values()}
+        found = []
+        for pid in _children(launcher_pid):
+            if pid in known:
+                continue
+            rank = self._adopt(job_id, watched, pid)
+            if rank is not None:
+                found.append(WorkerSeen(job_id, rank, pid))
+        return found
+
+    def sample(self, job_id: str) -> list[WorkerSampled]:
+        """Return what the kernel says of each worker that has not ended."""
+        watched = self._jobs.get(job_id)
+        if watched is None:
+            return []
+        samples = []
+        now_s = time.monotonic()
+        for rank, worker in watched.workers.items():
+            fields = [] if worker.has_ended else _read_stat(worker.stat_fd)
+            if not fields or fields[_STATE] in b"ZX":
+                continue  # its end is reported by the pidfd
+            samples.append(
+                WorkerSampled(
+                    job_id=job_id,
+                    rank=rank,
+                    process=_STATES.get(fields[_STATE], ProcessState.RUNNING),
+                    rss_bytes=int(fields[_RSS]) * _PAGE_BYTES,
+                    cpu_s=(int(fields[_UTIME]) + int(fields[_STIME])) * _TICK_S,
+                    pss_bytes=self._pss_of(worker, now_s),
+                )
+            )
+        return samples
+
+    def send_signal(self, job_id: str, rank: int, number: signal.Signals) -> bool:
+        """Signal a worker; return whether it was there to be signalled."""
+        watched = self._jobs.get(job_id)
+        worker = watched.workers.get(rank) if watched else None
+        if worker is None or worker.has_ended:
+            return False
+        try:
+            signal.pidfd_send_signal(worker.pidfd, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for job_id in list(self._jobs):
+            self.forget(job_id)
+        self._pss.close()
+
+    def _pss_of(self, worker: _Worker, now_s: float) -> int | None:
+        """Return a worker's last PSS, and have it read again when that is due and nothing else is being read."""
+        period_s = max(PSS_PERIOD_S, worker.pss_cost_s / PSS_TIME_SHARE)
+        if now_s - worker.pss_asked_s >= period_s and self._pss.ask(worker.pid, partial(_weigh, worker)):
+            worker.pss_asked_s = now_s
+        return self._pss.last(worker.pid, max(PSS_STALE_S, 2 * period_s))
+
+    def _adopt(self, job_id: str, watched: _Watched, pid: int) -> int | None:
+        """Take hold of a child of the launcher if it is a worker that is not known yet; return its rank."""
+        pidfd = stat_fd = -1
+        try:
+            # First the descriptors, then the look: what is seen is the process that is held.
+            pidfd = os.pidfd_open(pid)
+            stat_fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+            rank = _rank_of(pid, job_id)
+        except OSError:
+            rank = None
+        if rank is None or rank not in watched.ranks or rank in watched.workers:
+            for fd in (pidfd, stat_fd):
+                if fd >= 0:
+                    os.close(fd)
+            return None
+        worker = watched.workers[rank] = _Worker(pid, pidfd, stat_fd)
+        asyncio.get_running_loop().add_reader(pidfd, self._ended, job_id, rank, worker)
+        return rank
+
+    def _ended(self, job_id: str, rank: int, worker: _Worker) -> None:
+        fields = _read_stat(worker.stat_fd)
+        is_zombie = bool(fields) and fields[_STATE] in b"ZX" and len(fields) > _EXIT_CODE
+        status = int(fields[_EXIT_CODE]) if is_zombie else exit_status(worker.pidfd)
+        self._close(worker)
+        code = os.waitstatus_to_exitcode(status) if status is not None else None
+        is_signal = code is not None and code < 0
+        self._on_end(Ending(job_id, rank, None if is_signal else code, -code if is_signal and code else None))
+
+    def _close(self, worker: _Worker) -> None:
+        if not worker.has_ended:
+            asyncio.get_running_loop().remove_reader(worker.pidfd)
+            worker.close()
+            self._pss.forget(worker.pid)
+
+
+def _children(pid: int) -> list[int]:
+    """Return the pids of a process's children, made by whichever of its threads."""
+    found: list[int] = []
+    try:
+        for task in os.scandir(f"/proc/{pid}/task"):
+            found += map(int, Path(task.path, "children").read_bytes().split())
+    except OSError:
+        return found  # it ends just now
+    return found
+
+
+def _rank_of(pid: int, job_id: str) -> int | None:
+    """Return the rank in a process's environment; None before it has been exec'ed, or if it is of another job."""
+    environ = dict(
+        entry.split(b"=", 1) for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if b"=" in entry
+    )
+    rank = environ.get(b"RANK", b"")
+    return int(rank) if rank.isdigit() and environ.get(ENV_JOB_ID.encode()) == job_id.encode() else None
+
+
+def _weigh(worker: _Worker) -> int:
+    """Return a worker's PSS in bytes, and note what it cost to ask; runs on the reader's thread."""
+    began_s = time.monotonic()
+    try:
+        return _read_pss(worker.pid)
+    finally:
+        worker.pss_cost_s = time.monotonic() - began_s
+
+
+def _read_pss(pid: int) -> int:
+    """Return a process's PSS in bytes.
+
+    Source: proc_pid_smaps(5), smaps_rollup.
+    """
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_bytes().splitlines():
+        if line.startswith(b"Pss:"):
+            return int(line.split()[1]) * 1024
+    raise ProcessLookupError(pid)  # a process without memory is ending
+
+
+def _read_stat(fd: int) -> list[bytes]:
+    """Return the fields behind the name; empty when the process has been collected."""
+    try:
+        line = os.pread(fd, _STAT_BYTES, 0)
+    except ProcessLookupError:
+        return []
+    return line[line.rfind(b")") + 2 :].split()

@@ -1,0 +1,1 @@
+"""How one speaks with an agent: commands, telemetry, history, metrics, and the datagrams of its ranks."""

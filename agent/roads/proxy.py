@@ -1,0 +1,77 @@
+"""An agent's sockets through standard input and output, for hosts whose sshd forwards no sockets.
+
+`proxy` carries the command socket: bytes in, bytes out. `relay` carries telemetry one way: each report is four bytes
+of length, big endian, and the frame. Both end when standard input does: then nobody is left to talk to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+from typing import TYPE_CHECKING
+
+from agent.errors import NoAgentError
+from agent.roads.publisher import Subscriber
+from agent.wire.fields import CONTROL_SOCKET, TELEMETRY_SOCKET
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CHUNK_BYTES = 65_536
+FRAME_LENGTH = struct.Struct(">I")
+
+
+def proxy(directory: Path, in_fd: int, out_fd: int) -> None:
+    """Carry bytes between two descriptors and the command socket, until the agent has said all.
+
+    Raises:
+        NoAgentError: Nobody listens in the directory.
+    """
+    path = directory / CONTROL_SOCKET
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
+        try:
+            agent.connect(str(path))
+        except OSError as error:
+            raise NoAgentError(f"no agent answers at {path}: {error.strerror or error}") from error
+        with contextlib.suppress(ConnectionError):  # either end may go first
+            _carry(agent, in_fd, out_fd)
+
+
+def relay(directory: Path, in_fd: int, out_fd: int) -> None:
+    """Write the agent's newest report whenever there is one, until `in_fd` is closed at its other end."""
+    subscriber = Subscriber(directory / TELEMETRY_SOCKET)
+    try:
+        with contextlib.suppress(BrokenPipeError):
+            while subscriber.wait(in_fd) or os.read(in_fd, CHUNK_BYTES):
+                frame = subscriber.take()
+                if frame is not None:
+                    _write(out_fd, FRAME_LENGTH.pack(len(frame)) + frame)
+    finally:
+        subscriber.close()
+
+
+def _carry(agent: socket.socket, in_fd: int, out_fd: int) -> None:
+    sources = [in_fd, agent.fileno()]
+    while True:
+        readable, _, _ = select.select(sources, [], [])
+        if agent.fileno() in readable:
+            answered = agent.recv(CHUNK_BYTES)
+            if not answered:
+                return
+            _write(out_fd, answered)
+        if in_fd in readable:
+            said = os.read(in_fd, CHUNK_BYTES)
+            if said:
+                agent.sendall(said)
+            else:
+                agent.shutdown(socket.SHUT_WR)
+                sources.remove(in_fd)
+
+
+def _write(fd: int, chunk: bytes) -> None:
+    view = memoryview(chunk)
+    while view:
+        view = view[os.write(fd, view) :]

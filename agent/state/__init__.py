@@ -1,0 +1,1 @@
+"""What a node knows, pure: observations in, one NodeReport out."""

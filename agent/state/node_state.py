@@ -1,0 +1,258 @@
+"""The state of a node: folds what ranks say and what the kernel says into one NodeReport with ages.
+
+Membership comes from the jobs: a report of a rank that belongs to no job here is dropped and counted, and so is one
+that is older than the last.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, assert_never
+
+import msgspec
+
+from agent.state.gpu_ranks import RankProcess, gpu_reports, num_visible_gpus
+from agent.state.observations import (
+    GpusSampled,
+    GpuWatchChanged,
+    HostSampled,
+    JobAdmitted,
+    JobForgotten,
+    Observation,
+    RankReported,
+    WorkerEnded,
+    WorkerSampled,
+    WorkerSeen,
+)
+from agent.state.progress import Progress
+from agent.wire.machine import GpusReport, GpuWatchState, JobRank
+from agent.wire.reports import WIRE_VERSION, ControlReport, ExitReport, NodeReport, ProcessState, WorkerReport
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.state.gpu_sample import GpuSample
+    from agent.wire.jobs import JobStatus
+    from ddpcore.wire import RankReport
+
+
+class _Worker(msgspec.Struct):
+    """What is known of a rank's process."""
+
+    pid: int
+    process: ProcessState
+    process_since_s: float
+    rss_bytes: int = 0
+    cpu_s: float = 0.0
+    pss_bytes: int | None = None
+    end: WorkerEnded | None = None
+
+
+class _Job(msgspec.Struct):
+    """One attempt of a job, and its ranks."""
+
+    admitted: JobAdmitted
+    workers: dict[int, _Worker] = {}
+    reports: dict[int, tuple[RankReport, float]] = {}
+    """Last report by rank, and when it came."""
+    progress: Progress = msgspec.field(default_factory=Progress)
+
+
+class NodeState:
+    """All that this node knows; `apply` is the only way in."""
+
+    def __init__(self, node: str, epoch: str, hostname: str, agent_pid: int, num_cpus: int) -> None:
+        self._identity = (node, epoch, hostname, agent_pid, num_cpus)
+        self._jobs: dict[str, _Job] = {}
+        self._host = HostSampled(0.0, 0, 0, 0)
+        self._gpus = GpusReport()
+        self._gpus_at_s = 0.0
+        self.num_foreign_reports = 0
+        """Reports of ranks that are not ours, or that are older than what is known."""
+
+    def apply(  # noqa: C901 - one case for each observation
+        self, observation: Observation, now_s: float
+    ) -> None:
+        """Take one observation."""
+        match observation:
+            case JobAdmitted(job_id=job_id):
+                self._jobs[job_id] = _Job(observation)
+            case JobForgotten(job_id=job_id):
+                self._jobs.pop(job_id, None)
+            case RankReported(report=report):
+                self._on_report(report, now_s)
+            case WorkerSeen(job_id=job_id, rank=rank, pid=pid):
+                self._jobs[job_id].workers[rank] = _Worker(pid, ProcessState.RUNNING, now_s)
+            case WorkerSampled():
+                self._on_sample(observation, now_s)
+            case WorkerEnded():
+                self._on_end(observation, now_s)
+            case HostSampled():
+                self._host = observation
+            case GpusSampled(sample=sample):
+                self._on_gpus(sample, now_s)
+            case GpuWatchChanged(state=state, detail=detail):
+                self._gpus = msgspec.structs.replace(self._gpus, state=state, detail=detail[:1024])
+                if state is GpuWatchState.ABSENT:
+                    self._gpus = GpusReport(state, self._gpus.detail)
+            case _:
+                assert_never(observation)
+
+    def stalled_s(self, job_id: str, now_s: float) -> float:
+        """Return how long no rank of a job here has got any further, in seconds; 0 while that is not known."""
+        job = self._jobs.get(job_id)
+        return job.progress.stalled_s(now_s) if job else 0.0
+
+    def report(
+        self,
+        now_s: float,
+        *,
+        report_seq: int,
+        jobs: list[JobStatus],
+        log_seq: int,
+        malformed_datagrams: int,
+        control: ControlReport | None = None,
+    ) -> NodeReport:
+        """Return the whole state.
+
+        Args:
+            now_s: What ages are measured from.
+            report_seq: The caller's count of reports.
+            jobs: What the lifecycles say, in the caller's order.
+            log_seq: Number of the newest log line.
+            malformed_datagrams: Datagrams that were no report at all.
+            control: Who holds control of this node.
+        """
+        node, epoch, hostname, agent_pid, num_cpus = self._identity
+        host = self._host
+        workers = [
+            _worker_report(job, rank, worker, now_s)
+            for job in self._jobs.values()
+            for rank, worker in job.workers.items()
+        ]
+        workers.sort(key=lambda worker: (worker.rank, worker.job_id))
+        return NodeReport(
+            wire_version=WIRE_VERSION,
+            node=node,
+            epoch=epoch,
+            report_seq=report_seq,
+            hostname=hostname,
+            agent_pid=agent_pid,
+            num_cpus=num_cpus,
+            cpu_frac=host.cpu_frac,
+            memory_total_bytes=host.memory_total_bytes,
+            memory_available_bytes=host.memory_available_bytes,
+            agent_rss_bytes=host.agent_rss_bytes,
+            host=host.host,
+            gpus=msgspec.structs.replace(
+                self._gpus, age_s=max(0.0, now_s - self._gpus_at_s) if self._gpus.gpus else 0.0
+            ),
+            log_seq=log_seq,
+            malformed_reports=malformed_datagrams + self.num_foreign_reports,
+            control=control,
+            jobs=jobs,
+            workers=workers,
+        )
+
+    def num_visible_gpus(self, env: Mapping[str, str]) -> int | None:
+        """Return how many of this node's GPUs a program with this environment would see; None where nobody knows."""
+        return num_visible_gpus(self._gpus.gpus, env)
+
+    def can_agree_to_stop(self, job_id: str) -> bool:
+        """Say whether every rank of a job here runs and has said that it can end training at an agreed step."""
+        job = self._jobs.get(job_id)
+        return (
+            job is not None
+            and len(job.workers) == job.admitted.local_world_size
+            and all(worker.process is ProcessState.RUNNING for worker in job.workers.values())
+            and all(rank in job.reports and job.reports[rank][0].can_stop for rank in job.workers)
+        )
+
+    def validate(self) -> None:
+        """Assert what holds after every observation."""
+        for job in self._jobs.values():
+            admitted = job.admitted
+            ranks = range(admitted.first_rank, admitted.first_rank + admitted.local_world_size)
+            assert set(job.workers) <= set(ranks)
+            assert set(job.reports) <= set(ranks)
+            for worker in job.workers.values():
+                assert (worker.end is not None) == (worker.process is ProcessState.EXITED)
+
+    def _on_report(self, report: RankReport, now_s: float) -> None:
+        job = self._jobs.get(report.job_id)
+        if job is None or not _belongs(report, job.admitted):
+            self.num_foreign_reports += 1
+            return
+        known = job.reports.get(report.rank)
+        if known is not None and known[0].pid == report.pid and report.report_seq <= known[0].report_seq:
+            self.num_foreign_reports += 1
+            return
+        job.reports[report.rank] = (report, now_s)
+        job.progress.note(report, now_s)
+
+    def _on_sample(self, sample: WorkerSampled, now_s: float) -> None:
+        worker = self._jobs[sample.job_id].workers[sample.rank]
+        if worker.end is not None:
+            return  # the sample was taken before the end was noticed
+        if sample.process is not worker.process:
+            worker.process, worker.process_since_s = sample.process, now_s
+        worker.rss_bytes, worker.cpu_s, worker.pss_bytes = sample.rss_bytes, sample.cpu_s, sample.pss_bytes
+
+    def _on_end(self, end: WorkerEnded, now_s: float) -> None:
+        worker = self._jobs[end.job_id].workers[end.rank]
+        worker.end = end
+        worker.process, worker.process_since_s = ProcessState.EXITED, now_s
+        worker.rss_bytes, worker.pss_bytes = 0, None
+
+    def _on_gpus(self, sample: GpuSample, now_s: float) -> None:
+        """Say who is behind each process that NVML knows, once a sample."""
+        ranks = [
+            _rank_process(job, rank, worker)
+            for job in self._jobs.values()
+            for rank, worker in job.workers.items()
+            if worker.end is None
+        ]
+        gpus = gpu_reports(sample.gpus, ranks)
+        self._gpus = msgspec.structs.replace(self._gpus, gpus=gpus, driver_version=sample.driver_version)
+        self._gpus_at_s = now_s
+
+
+def _belongs(report: RankReport, job: JobAdmitted) -> bool:
+    local_rank = report.rank - job.first_rank
+    return (
+        report.attempt == job.attempt
+        and report.world_size == job.world_size
+        and 0 <= local_rank < job.local_world_size
+        and report.local_rank == local_rank
+    )
+
+
+def _rank_process(job: _Job, rank: int, worker: _Worker) -> RankProcess:
+    report, _ = job.reports.get(rank, (None, 0.0))
+    return RankProcess(
+        whose=JobRank(job.admitted.job_id, rank),
+        local_rank=rank - job.admitted.first_rank,
+        pid=worker.pid,
+        reported_pid=None if report is None else report.pid,
+        torch_bytes={} if report is None else {gpu.uuid: gpu.reserved_bytes for gpu in report.gpu_memory},
+    )
+
+
+def _worker_report(job: _Job, rank: int, worker: _Worker, now_s: float) -> WorkerReport:
+    state_s = max(0.0, now_s - worker.process_since_s)
+    end = worker.end
+    report, reported_at_s = job.reports.get(rank, (None, now_s))
+    return WorkerReport(
+        job_id=job.admitted.job_id,
+        attempt=job.admitted.attempt,
+        rank=rank,
+        local_rank=rank - job.admitted.first_rank,
+        pid=worker.pid,
+        process=worker.process,
+        process_s=state_s,
+        rss_bytes=worker.rss_bytes,
+        cpu_s=worker.cpu_s,
+        pss_bytes=worker.pss_bytes,
+        exit=None if end is None else ExitReport(end.code, end.signal, state_s, end.error),
+        report=report,
+        report_age_s=max(0.0, now_s - reported_at_s),
+    )

@@ -1,0 +1,101 @@
+"""What a node's state is made from: what happened to its jobs, what its ranks say, and what its machine says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from agent.wire.machine import GpuWatchState, HostReport
+
+if TYPE_CHECKING:
+    from agent.state.gpu_sample import GpuSample
+    from agent.wire.reports import ProcessState
+    from ddpcore.wire import RankReport
+
+
+class JobAdmitted(msgspec.Struct, frozen=True):
+    """A job has been prepared; an earlier attempt of it is over."""
+
+    job_id: str
+    attempt: int
+    first_rank: int
+    local_world_size: int
+    world_size: int
+
+
+class JobForgotten(msgspec.Struct, frozen=True):
+    """A job is no longer this node's business."""
+
+    job_id: str
+
+
+class RankReported(msgspec.Struct, frozen=True):
+    """A datagram came in; it may be anybody's of this user."""
+
+    report: RankReport
+
+
+class WorkerSeen(msgspec.Struct, frozen=True):
+    """The process of a rank has been found."""
+
+    job_id: str
+    rank: int
+    pid: int
+
+
+class WorkerSampled(msgspec.Struct, frozen=True):
+    """The kernel has been asked about a worker that has been seen."""
+
+    job_id: str
+    rank: int
+    process: ProcessState
+    rss_bytes: int
+    cpu_s: float
+    pss_bytes: int | None = None
+
+
+class WorkerEnded(msgspec.Struct, frozen=True):
+    """The process of a worker is gone."""
+
+    job_id: str
+    rank: int
+    code: int | None
+    signal: int | None
+    error: str = ""
+
+
+class HostSampled(msgspec.Struct, frozen=True):
+    """The kernel has been asked about the machine and about this agent."""
+
+    cpu_frac: float
+    memory_total_bytes: int
+    memory_available_bytes: int
+    agent_rss_bytes: int
+    host: HostReport = HostReport()
+
+
+class GpusSampled(msgspec.Struct, frozen=True):
+    """The GPU sampler has asked NVML."""
+
+    sample: GpuSample
+
+
+class GpuWatchChanged(msgspec.Struct, frozen=True):
+    """How the look at the GPUs stands, and why there are no fresh figures."""
+
+    state: GpuWatchState
+    detail: str
+
+
+Observation: TypeAlias = (
+    JobAdmitted
+    | JobForgotten
+    | RankReported
+    | WorkerSeen
+    | WorkerSampled
+    | WorkerEnded
+    | HostSampled
+    | GpusSampled
+    | GpuWatchChanged
+)

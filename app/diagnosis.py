@@ -15,6 +15,7 @@ import numpy as np
 from agent.wire.jobs import JobState
 from app import contradictions, verdicts
 from app.exits import NO_EXITS, ExitContext, sort_out
+from app.joining import not_joined
 from app.rank_facts import STATE_CODE, NodeFacts, RankFacts, Thresholds, is_in_known_phase, node_facts, rank_facts
 from app.rows import Cause, RankState, Severity
 from app.verdicts import Evidence, Verdict
@@ -35,7 +36,7 @@ MAX_VERDICTS = 64
 HOLD_S = {Cause.STRAGGLER: 1.0, Cause.SILENT: 0.5, Cause.TRANSPORT: 0.5, Cause.MISMATCH: 0.5}
 """How long a verdict stays without its evidence, so that it does not flicker; plain facts do not need it."""
 
-STICKY = frozenset({Cause.EXITED, Cause.FEWER_CALLS})
+STICKY = frozenset({*verdicts.ENDS, Cause.FEWER_CALLS})
 """What has happened cannot be undone: such a verdict stands until the next attempt."""
 
 CAUSE_ORDER = {
@@ -43,11 +44,13 @@ CAUSE_ORDER = {
     for place, cause in enumerate(
         (
             Cause.NODE_LOST,
+            Cause.OOM,
             Cause.EXITED,
             Cause.FEWER_CALLS,
             Cause.FROZEN,
             Cause.MISMATCH,
             Cause.SILENT,
+            Cause.NOT_JOINED,
             Cause.TRANSPORT,
             Cause.STRAGGLER,
         )
@@ -196,6 +199,7 @@ class _JobDiagnoser:
         found += verdicts.frozen(evidence)
         found += contradictions.mismatches(evidence)
         found += verdicts.silent(evidence)
+        found += not_joined(evidence)
         if not found and exits.first_bad_s is None:
             found += verdicts.transport(evidence, self._lasting(evidence))
             found += verdicts.stalled(evidence, self._excused_s) or self._slow(evidence)
@@ -226,6 +230,7 @@ class _JobDiagnoser:
             waiting=tuple(np.setdiff1d(np.arange(evidence.job.world_size), laggards.ranks).tolist()),
             cost_frac=laggards.cost_frac,
             wait_frac=laggards.wait_frac,
+            last_frac=laggards.last_frac,
         )
         return [told]
 
@@ -246,7 +251,7 @@ class _JobDiagnoser:
             verdict = standing.verdict
             is_held = now_s - standing.last_s < HOLD_S.get(verdict.cause, 0.0) and not told & set(verdict.culprits)
             is_sticky = verdict.cause is Cause.FEWER_CALLS
-            is_past = verdict.cause is Cause.EXITED or (
+            is_past = verdict.cause in verdicts.ENDS or (
                 verdict.cause is Cause.FROZEN and any(rank in job.deaths for rank in verdict.culprits)
             )
             is_why = self._exits.first_bad_s is not None and not has_event and not is_past

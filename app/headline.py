@@ -92,9 +92,12 @@ def _starting(cluster: Cluster, job: JobModel, found: JobDiagnosis) -> Headline 
     mute = np.flatnonzero(~is_here)
     if len(mute):
         return _awaited(cluster, job, mute.tolist(), "to import torch")
-    apart = np.flatnonzero(found.facts.is_alive & (job.phase == PHASE_CODE[Phase.STARTING]))
+    is_joining = job.phase == PHASE_CODE[Phase.JOINING]
+    apart = np.flatnonzero(found.facts.is_alive & job.is_outside & ~is_joining)
     if len(apart):
         return _awaited(cluster, job, apart.tolist(), "to open the process group")
+    if bool((found.facts.is_alive & is_joining).any()):
+        return _line(Severity.QUIET, f"{job.world_size} ranks meet in init_process_group")
     return None
 
 

@@ -18,6 +18,8 @@ from app.group_table import GroupTable
 from ddpcore.wire import BARRIER_GROUP, DEFAULT_GROUP, Phase
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from agent.wire.jobs import JobStatus
     from agent.wire.reports import ExitReport, WorkerReport
     from ddpcore.wire import GroupReport, RankReport
@@ -80,6 +82,11 @@ class NodeShare(NamedTuple):
     status: JobStatus
     received_s: float
 
+    @property
+    def began_s(self) -> float:
+        """Since when the job has been in its state on this node."""
+        return self.received_s - self.status.state_s
+
 
 class JobModel:
     """What is known of one attempt of a job.
@@ -92,7 +99,11 @@ class JobModel:
         last_frozen_s: When it was last seen frozen.
         report_at_s: When its probe's last report reached its node; NaN before the first.
         report_age_s: How old that report was when the node last spoke.
+        phase_since_s: Since when it has been in its phase; NaN before its first report.
         stamp: Count of its probe's reports that have been folded in.
+        num_compared: Collectives of which it is known which rank of its node came last.
+        num_last: Of these, those to which it did.
+        lead_s: By how much, summed.
         workers: The node's last word on each rank.
         deaths: By rank, of those whose process has ended.
         died_at_s: When; NaN of those that live.
@@ -115,11 +126,15 @@ class JobModel:
         self.report_at_s = np.full(world_size, np.nan)
         self.report_age_s = np.zeros(world_size)
         self.phase = np.full(world_size, PHASE_CODE[Phase.STARTING], np.int8)
+        self.phase_since_s = np.full(world_size, np.nan)
         self.step = np.full(world_size, -1, np.int64)
         self.loss = np.full(world_size, np.nan)
         self.has_loss = np.zeros(world_size, np.bool_)
         self.observed_s = np.zeros(world_size)
         self.waited_s = np.zeros(world_size)
+        self.num_compared = np.zeros(world_size)
+        self.num_last = np.zeros(world_size)
+        self.lead_s = np.zeros(world_size)
         self.rss_bytes = np.full(world_size, np.nan)
         self.peak_rss_bytes = np.full(world_size, np.nan)
         self.stamp = np.zeros(world_size, np.int64)
@@ -181,6 +196,10 @@ class JobModel:
             self.rss_bytes[rank] = rss = worker.rss_bytes
             if not rss <= self.peak_rss_bytes[rank]:
                 self.peak_rss_bytes[rank] = rss
+        if worker.lateness is not None:
+            self.num_compared[rank] = worker.lateness.num_compared
+            self.num_last[rank] = worker.lateness.num_last
+            self.lead_s[rank] = worker.lateness.lead_s
         report = worker.report
         if report is not None:
             age_s = worker.report_age_s
@@ -223,7 +242,13 @@ class JobModel:
 
     def is_starting(self) -> bool:
         """Return whether some rank has not opened its process group, and none has made a step."""
-        return bool((self.phase == PHASE_CODE[Phase.STARTING]).any()) and not bool((self.step >= 0).any())
+        return bool(self.is_outside.any()) and not bool((self.step >= 0).any())
+
+    @property
+    def is_outside(self) -> NDArray[np.bool_]:
+        """Which ranks have not opened their process group, as far as they have told."""
+        is_outside: NDArray[np.bool_] = np.isin(self.phase, (PHASE_CODE[Phase.STARTING], PHASE_CODE[Phase.JOINING]))
+        return is_outside
 
     def is_ended(self) -> bool:
         """Return whether the job is over on every node that has told of it."""
@@ -267,6 +292,7 @@ class JobModel:
             return
         self.report_at_s[rank] = report_at_s
         self.phase[rank] = PHASE_CODE[report.phase]
+        self.phase_since_s[rank] = report_at_s - report.phase_s
         self.step[rank] = -1 if report.step is None else report.step
         self.has_loss[rank] = report.loss is not None
         if report.loss is not None:

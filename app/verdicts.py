@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from agent.wire.reports import ProcessState
+from app.out_of_memory import is_out_of_memory
 from app.rank_facts import is_in_known_phase
 from app.rows import Cause, Severity
 from ddpcore.wire import FIRST_GROUP
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from app.waits import Knot, Wait
     from ddpcore.wire import Phase, Place
 
+ENDS = frozenset({Cause.EXITED, Cause.OOM})
+"""Causes that are a bad end of the culprits themselves."""
 MAX_NODES_TOLD_APART = 8
 """Culprits of one cause get a verdict per node up to here, then one together."""
 
@@ -68,6 +71,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What the first culprit is about."""
     step: int | None = None
     exit: ExitReport | None = None
+    held_bytes: int | None = None
+    """For OOM: the most that a culprit held of the host's memory."""
     lost_connection: tuple[int, ...] = ()
     """For EXITED and FEWER_CALLS: ranks that lost their connection to a culprit."""
     sides: tuple[Side, ...] = ()
@@ -76,9 +81,13 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """For STRAGGLER: what it costs of the step time."""
     wait_frac: float | None = None
     """For STRAGGLER: the share of time it waits itself."""
+    last_frac: float | None = None
+    """For STRAGGLER: the share of the collectives to which it comes last, where that told it."""
     slow_factor: float = 1.0
     is_blocked: bool = False
     """For SILENT: its process is in uninterruptible sleep."""
+    is_born: bool = True
+    """For NOT_JOINED: its process runs."""
 
 
 class Evidence(msgspec.Struct, frozen=True, eq=False):
@@ -173,19 +182,26 @@ def node_lost(evidence: Evidence) -> list[Verdict]:
 
 def exited(evidence: Evidence, culprits: Sequence[Death], lost_connection: Sequence[int]) -> list[Verdict]:
     """Name ranks that died first, those of one node and one end together."""
-    alike: dict[tuple[int, int | None, int | None, str], list[Death]] = {}
+    alike: dict[tuple[int, int | None, int | None, str, bool], list[Death]] = {}
     owners = evidence.job.node_of[[death.rank for death in culprits]].tolist()
     are_few = len(set(owners)) <= MAX_NODES_TOLD_APART
     for death, owner in zip(culprits, owners, strict=True):
         end = death.exit
         node = owner if are_few else -1
-        alike.setdefault((node, end.signal, end.code, end.error), []).append(death)
+        alike.setdefault((node, end.signal, end.code, end.error, bool(end.oom_kills)), []).append(death)
     guilty = {death.rank for death in culprits}
     victims = tuple(rank for rank in sorted(lost_connection) if rank not in guilty)
-    return [
-        name(evidence, Cause.EXITED, [d.rank for d in deaths], exit=deaths[0].exit, lost_connection=victims)
-        for deaths in alike.values()
-    ]
+    return [_ended(evidence, deaths, victims) for deaths in alike.values()]
+
+
+def _ended(evidence: Evidence, deaths: Sequence[Death], victims: tuple[int, ...]) -> Verdict:
+    ranks, end = [death.rank for death in deaths], deaths[0].exit
+    if not is_out_of_memory(end):
+        return name(evidence, Cause.EXITED, ranks, exit=end, lost_connection=victims)
+    held_bytes = evidence.job.peak_rss_bytes[ranks]
+    known = held_bytes[~np.isnan(held_bytes)]
+    most = int(known.max()) if len(known) else None
+    return name(evidence, Cause.OOM, ranks, exit=end, lost_connection=victims, held_bytes=most)
 
 
 def silent(evidence: Evidence) -> list[Verdict]:

@@ -3,6 +3,10 @@
 Collectives make all ranks equally fast, so a rank that is slow does not show in its steps: it shows as the one that
 never waits while all others do. Time in which something else explains the waiting (a checkpoint, a frozen rank) is left
 out.
+
+Shares are sampled, a few times a second, and ranks that share cores wait unevenly: alone they tell only a rank that is
+slower by far. One that is a little slower is told by two things together: it comes last to nearly every collective,
+which its node knows exactly, and it waits less than the others.
 """
 
 from __future__ import annotations
@@ -18,6 +22,9 @@ if TYPE_CHECKING:
     from app.job_model import JobModel
 
 SLOT_S = 1.0
+SLOT_STEPS = 2
+"""A slot holds at least as many steps, where steps are told: a window of less than some steps tells nothing."""
+MAX_SLOT_S = 120.0
 NUM_SLOTS = 12
 """A window of 12 s of clean time: a slowed rank is named within 15 s, and one hiccup does not fill it."""
 NUM_RECENT_SLOTS = 4
@@ -34,6 +41,19 @@ MAX_LOW = 0.25
 MIN_HIGH = 0.55
 KEEP_GAP = 0.25
 """A named straggler stays one until the recent gap falls below this."""
+LATE_SLOTS = 8
+"""The part of the window in which the order of arrival is looked at: it is exact, and needs less time."""
+MIN_COMPARED = 40
+"""Collectives in the window: fewer may have the same last rank by chance. Those of one step have one reason: where
+steps are not told, there may be some eight to each."""
+MIN_COMPARED_STEPLESS = 160
+MIN_LAST = 0.75
+"""Share of the compared collectives to which a straggler comes last. Of four healthy gloo ranks on two cores none comes
+last to more than 0.6 of them over the window."""
+MIN_COST = 0.08
+"""Less of the step time is not worth a verdict, and within what sampling makes uncertain."""
+KEEP_LAST = 0.6
+KEEP_COST = 0.03
 MIN_WAITS = 2.5
 """The window must hold this many times its longest single wait: one long hiccup is not a habit."""
 
@@ -45,20 +65,25 @@ class Laggards(msgspec.Struct, frozen=True):
     wait_frac: float
     """The highest share among them."""
     cost_frac: float
-    """The part of the step time that all others lose to them: what even the second least busy waits more than they."""
+    """The part of the step time that all others lose to them: what even the second least busy waits more than they, or,
+    of one that is a little slower, what the others wait more in the middle."""
+    last_frac: float | None = None
+    """Share of the collectives to which it came last, where that is known and told it."""
 
 
 class WaitShare:
     """The sliding window of one job."""
 
     def __init__(self, world_size: int) -> None:
-        self._observed = np.zeros((NUM_SLOTS, world_size), np.float32)
-        self._waited = np.zeros((NUM_SLOTS, world_size), np.float32)
+        self._window = np.zeros((4, NUM_SLOTS, world_size), np.float32)
+        """Seconds observed and waited, collectives compared and come last to, by slot and rank."""
         self._longest = np.zeros(NUM_SLOTS)
         self._num_filled = 0
-        self._last_observed = np.zeros(world_size)
-        self._last_waited = np.zeros(world_size)
+        self._before = np.zeros((4, world_size))
+        """The counters at the end of the last slot."""
         self._last_s = -np.inf
+        self._step: int | None = None
+        """The lowest one at the end of the last slot."""
         self._is_clean = True
         self._longest_wait_s = 0.0
         self._laggards: Laggards | None = None
@@ -81,48 +106,86 @@ class WaitShare:
         """
         self._is_clean = self._is_clean and is_clean
         self._longest_wait_s = max(self._longest_wait_s, longest_wait_s)
-        if now_s - self._last_s < SLOT_S:
+        step = job.lowest_step()
+        is_short = step is not None and self._step is not None and step < self._step + SLOT_STEPS
+        if now_s - self._last_s < (MAX_SLOT_S if is_short else SLOT_S):
             return
-        observed = job.observed_s - self._last_observed
-        waited = np.clip(job.waited_s - self._last_waited, 0.0, None)
+        counters = np.stack((job.observed_s, job.waited_s, job.num_compared, job.num_last))
+        grown = np.clip(counters - self._before, 0.0, None)
         is_first = self._last_s == -np.inf
-        np.copyto(self._last_observed, job.observed_s)
-        np.copyto(self._last_waited, job.waited_s)
-        self._last_s = now_s
-        is_known = observed > 0.0
+        self._before, self._last_s, self._step = counters, now_s, step
         if not is_first:
-            share = np.divide(waited, observed, out=np.full(len(observed), np.nan), where=is_known).clip(0.0, 1.0)
+            observed, waited = grown[0], np.minimum(grown[1], grown[0])
+            share = np.divide(waited, observed, out=np.full(len(observed), np.nan), where=observed > 0.0)
             before = np.where(np.isnan(self.recent_frac), share, self.recent_frac)
             self.recent_frac = before + SMOOTHING * (share - before)
         if self._is_clean and not is_first:
             slot = self._num_filled % NUM_SLOTS
-            self._observed[slot] = np.where(is_known, observed, 0.0)
-            self._waited[slot] = np.where(is_known, np.minimum(waited, observed), 0.0)
+            self._window[:, slot] = grown
+            self._window[1, slot] = np.minimum(grown[1], grown[0])
             self._longest[slot] = self._longest_wait_s
             self._num_filled += 1
-            self._judge()
+            self._judge(MIN_COMPARED_STEPLESS if step is None else MIN_COMPARED)
         self._is_clean, self._longest_wait_s = True, 0.0
 
     def forget(self) -> None:
         """Drop the verdict and the window: what they told of is over."""
         self._laggards = None
         self._num_filled = 0
-        for ring in (self._observed, self._waited, self._longest):
-            ring[:] = 0.0
+        self._window[:] = 0.0
+        self._longest[:] = 0.0
 
-    def _judge(self) -> None:
+    def _recent(self, num_slots: int) -> NDArray[np.float32]:
+        """Return the sums over the newest slots."""
+        slots = [index % NUM_SLOTS for index in range(max(0, self._num_filled - num_slots), self._num_filled)]
+        total: NDArray[np.float32] = self._window[:, slots].sum(axis=1)
+        return total
+
+    def _judge(self, min_compared: int) -> None:
+        whole = self._window.sum(axis=1)
         if self._laggards is not None:
-            first = max(0, self._num_filled - NUM_RECENT_SLOTS)
-            recent = [index % NUM_SLOTS for index in range(first, self._num_filled)]
-            waited, observed = self._waited[recent].sum(axis=0), self._observed[recent].sum(axis=0)
-            still = find_laggards(waited, observed, MIN_OBSERVED_S / 4, (KEEP_GAP, 1.0, 0.0))
+            recent = self._recent(NUM_RECENT_SLOTS)
+            if self._laggards.last_frac is None:
+                still = find_laggards(recent[1], recent[0], MIN_OBSERVED_S / 4, (KEEP_GAP, 1.0, 0.0))
+            else:
+                still = find_latecomers(recent, min_compared / 4, (KEEP_LAST, KEEP_COST))
             if still is None or still.ranks != self._laggards.ranks:
                 self.forget()
                 return
-        waited, observed = self._waited.sum(axis=0), self._observed.sum(axis=0)
-        found = find_laggards(waited, observed, MIN_OBSERVED_S, (MIN_GAP, MAX_LOW, MIN_HIGH))
-        if found is not None and float(waited.max()) >= MIN_WAITS * float(self._longest.max()):
+        found = find_laggards(whole[1], whole[0], MIN_OBSERVED_S, (MIN_GAP, MAX_LOW, MIN_HIGH))
+        if found is not None and float(whole[1].max()) >= MIN_WAITS * float(self._longest.max()):
             self._laggards = found
+        elif self._num_filled >= LATE_SLOTS:
+            late = find_latecomers(self._recent(LATE_SLOTS), min_compared, (MIN_LAST, MIN_COST))
+            self._laggards = late or self._laggards
+
+
+def find_latecomers(window: NDArray[np.float32], min_compared: float, limits: tuple[float, float]) -> Laggards | None:
+    """Return the ranks that come last on their nodes nearly always, and wait less than the others.
+
+    Args:
+        window: Seconds observed and waited, collectives compared and come last to: (4, ranks).
+        min_compared: Below it a rank is not judged.
+        limits: The least share of collectives to which such a rank comes last, and the least that it costs.
+    """
+    min_last, min_cost = limits
+    observed, waited, compared, last = window
+    is_observed = observed > 0.0
+    is_late = (compared >= min_compared) & is_observed & (last >= min_last * compared)
+    others = is_observed & ~is_late
+    if not is_late.any() or not others.any():
+        return None
+    share = np.divide(waited, observed, out=np.zeros_like(waited), where=is_observed)
+    cost = float(np.median(share[others])) - share
+    late = np.flatnonzero(is_late & (cost >= min_cost))
+    if not len(late):
+        return None
+    return Laggards(
+        tuple(late.tolist()),
+        float(share[late].max()),
+        float(cost[late].min()),
+        float((last[late] / compared[late]).min()),
+    )
 
 
 def find_laggards(

@@ -72,7 +72,9 @@ class Phase(StrEnum):
     """What a rank's main thread is about."""
 
     STARTING = "starting"
-    """No process group yet."""
+    """No process group yet, and not on the way to it."""
+    JOINING = "joining"
+    """In `init_process_group`: it waits for the others to come."""
     DATA = "data"
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -130,6 +132,19 @@ class GroupReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """True once the wait has been seen by two samples in a row."""
     ranks: list[Rank] = []
     """Sorted global ranks of the members; empty means every rank of the job."""
+
+
+class ArrivalsReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """When a rank called the latest collectives of a group, for a comparison with the ranks beside it.
+
+    The machine's wall clock is the same for all of its ranks, so the agent compares; no time leaves the machine.
+    """
+
+    group: Name
+    seqs: Annotated[list[Count], msgspec.Meta(max_length=64)]
+    """Ascending."""
+    called_us: Annotated[list[Count], msgspec.Meta(max_length=64)]
+    """One for each of `seqs`, in microseconds."""
 
 
 class GpuMemoryReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -203,6 +218,9 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
     training: TrainingReport | None = None
     gpu_memory: Annotated[list[GpuMemoryReport], msgspec.Meta(max_length=64)] = []
     """GPUs on which torch has reserved memory, as of a recent `report_step`."""
+    beat: Count = 0
+    """Number of the machine's slow beat at which `arrivals` were read."""
+    arrivals: Annotated[list[ArrivalsReport], msgspec.Meta(max_length=32)] = []
 
 
 class Fault(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

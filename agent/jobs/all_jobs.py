@@ -44,6 +44,7 @@ from agent.jobs.rank_watch import RankWatch
 from agent.jobs.record import JobRecords, read_jobs
 from agent.logs.disk_space import LogSpace
 from agent.processes.leftovers import ANYBODYS, Leftovers
+from agent.processes.oom_kills import OomKills
 from agent.processes.shim_process import has_been_started, is_shim_alive, recorded_exit_code
 from agent.secret_mask import masked_spec
 from agent.state.observations import WorkerEnded
@@ -94,6 +95,7 @@ class Jobs:
         self._watch = RankWatch(state, self._on_worker_end)
         self.logs = self._watch.logs
         self._space = LogSpace(state_dir.jobs_dir)
+        self._oom_kills = OomKills()
         self._leftovers = Leftovers(state_dir.socket_path(INBOX_SOCKET))
         self._sought: set[str] = set()
         """Jobs of an earlier agent whose shims live and have not said yet who they are."""
@@ -184,6 +186,7 @@ class Jobs:
         self._leftovers.sweep(self._own_pids(), now_s)
         self.logs.poll()
         self._space.look(now_s)
+        self._oom_kills.look(now_s)
 
     async def discover(self) -> None:
         """Look for workers of running jobs; never returns."""
@@ -342,7 +345,10 @@ class Jobs:
         if ending.code != 0:
             found = launch.failure_of(ending.rank) or self._space.failure_of(ending.rank)
         error = found.text.exception if found else ""
-        self._state.apply(WorkerEnded(ending.job_id, ending.rank, ending.code, ending.signal, error), time.monotonic())
+        now_s = time.monotonic()
+        oom_kills = 0 if ending.code == 0 else self._oom_kills.recent(now_s)
+        ended = WorkerEnded(ending.job_id, ending.rank, ending.code, ending.signal, error, oom_kills)
+        self._state.apply(ended, now_s)
         self._feed(launch, WorkerExited(ending.rank, ending.code, ending.signal, found))
         self._on_change()
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, assert_never
 import msgspec
 
 from agent.state.gpu_ranks import RankProcess, gpu_reports, num_visible_gpus
+from agent.state.lateness import Lateness
 from agent.state.observations import (
     GpusSampled,
     GpuWatchChanged,
@@ -55,6 +56,7 @@ class _Job(msgspec.Struct):
     reports: dict[int, tuple[RankReport, float]] = {}
     """Last report by rank, and when it came."""
     progress: Progress = msgspec.field(default_factory=Progress)
+    lateness: Lateness = msgspec.field(default_factory=Lateness)
 
 
 class NodeState:
@@ -186,6 +188,9 @@ class NodeState:
         if known is not None and known[0].pid == report.pid and report.report_seq <= known[0].report_seq:
             self.num_foreign_reports += 1
             return
+        job.lateness.take(report)
+        if report.arrivals:
+            report = msgspec.structs.replace(report, arrivals=[])
         job.reports[report.rank] = (report, now_s)
         job.progress.note(report, now_s)
 
@@ -252,7 +257,8 @@ def _worker_report(job: _Job, rank: int, worker: _Worker, now_s: float) -> Worke
         rss_bytes=worker.rss_bytes,
         cpu_s=worker.cpu_s,
         pss_bytes=worker.pss_bytes,
-        exit=None if end is None else ExitReport(end.code, end.signal, state_s, end.error),
+        exit=None if end is None else ExitReport(end.code, end.signal, state_s, end.error, end.oom_kills),
         report=report,
         report_age_s=max(0.0, now_s - reported_at_s),
+        lateness=job.lateness.of(rank),
     )

@@ -23,7 +23,7 @@ from ddpcore.errors import UnknownPhaseError
 from ddpcore.probing.code_places import stack_of
 from ddpcore.probing.faults import StepFaults, pause, strike
 from ddpcore.probing.gpu_memory import GpuMemory
-from ddpcore.probing.rank_state import RankIdentity, RankState
+from ddpcore.probing.rank_state import SLOW_BEAT_S, RankIdentity, RankState
 from ddpcore.probing.samples import Sample, StepMark
 from ddpcore.wire import (
     MAX_REPORT_BYTES,
@@ -52,6 +52,9 @@ ranks on two cores: training empties the caches, and each line then costs four t
 
 WAITING_TICK_S = 0.1
 """Between samples while a collective is pending: then the rank has time, and people want to know."""
+
+BEAT_SLACK_S = 0.001
+"""Behind a beat, so that poll(), which rounds, does not wake before it."""
 
 REPORT_S = 0.2
 """Between reports, as often as the agent speaks."""
@@ -208,7 +211,7 @@ class Probe:
                 failed_ticks += 1
             if is_ending or failed_ticks == MAX_FAILED_TICKS:
                 break
-            for fd, _ in self._wakes.poll(1000 * (WAITING_TICK_S if self._state.is_pending else TICK_S)):
+            for fd, _ in self._wakes.poll(1000 * self._pause_s()):
                 if fd == self._ending:
                     is_ending = True
                 else:
@@ -235,6 +238,7 @@ class Probe:
                 can_stop=marks.can_stop,
                 training=marks.training,
                 gpu_memory=marks.gpu_memory,
+                beat=int(time.time() / SLOW_BEAT_S),  # noqa: TID251 - the clock that the recorder and the ranks beside us share
             )
         )
         if state.wants_dump(now_s):
@@ -249,6 +253,11 @@ class Probe:
         report = state.report(probe_cpu_s=time.thread_time(), answered_request_id=self._answered_request_id)
         self._send(encode_report(report))
         self._reported_marks = step
+
+    def _pause_s(self) -> float:
+        """Return the time to the next tick; none goes past a beat, at which all ranks of a machine read their rings."""
+        to_beat_s = SLOW_BEAT_S - time.time() % SLOW_BEAT_S  # noqa: TID251 - as above
+        return min(WAITING_TICK_S if self._state.is_pending else TICK_S, to_beat_s + BEAT_SLACK_S)
 
     def _send(self, datagram: bytes) -> None:
         try:

@@ -76,15 +76,18 @@ _TORCH_RULES = (
     _rule("serialization.py", 2, Phase.CHECKPOINT),
     _rule("distributed/checkpoint/", 2, Phase.CHECKPOINT),
     _rule("utils/data/", 3, Phase.DATA),
-    _rule("distributed/distributed_c10d.py", 6, Phase.STARTING, "init_process_group"),
-    _rule("distributed/rendezvous.py", 6, Phase.STARTING),
+    _rule("distributed/distributed_c10d.py", 6, Phase.JOINING, "init_process_group"),
+    _rule("distributed/rendezvous.py", 6, Phase.JOINING),
     _rule("distributed/distributed_c10d.py", 4, Phase.BARRIER),
     _rule("distributed/_functional_collectives.py", 4, Phase.BARRIER),
     _rule("_tensor.py", 5, Phase.BACKWARD, "backward"),
     _rule("autograd/__init__.py", 5, Phase.BACKWARD, "backward", "grad"),
     _rule("autograd/graph.py", 5, Phase.BACKWARD, "_engine_run_backward"),
 )
-_DDPCORE_RULES = tuple(_rule(f"barriers/{file}.py", 4, Phase.BARRIER) for file in ("gates", "gate", "first_one_first"))
+_DDPCORE_RULES = (
+    *(_rule(f"barriers/{file}.py", 4, Phase.BARRIER) for file in ("gates", "gate", "first_one_first")),
+    _rule("process_group/opening.py", 6, Phase.JOINING),
+)
 
 _EXAMPLES = "examples/"
 """Programs below ddpcore that stand for a user's own."""

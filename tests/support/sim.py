@@ -93,6 +93,7 @@ class SimCluster:
         self._on_the_way: list[tuple[float, int, str, bytes]] = []
         self._num_sent = 0
         self._losses: dict[int, float] = {}
+        self._late_s: dict[int, float] = {}
         self._stop_due_s = float("inf")
         self.attempt = 0
         self._ranks_per_node = ranks_per_node
@@ -145,6 +146,14 @@ class SimCluster:
     def kill(self, rank: int, at_step: int | None = None, signal: int = 9) -> None:
         """End the process by a signal."""
         self._strike(rank, at_step, "signal", signal)
+
+    def kill_for_memory(self, rank: int, at_step: int | None = None) -> None:
+        """Let the kernel end the process for want of memory."""
+        self._strike(rank, at_step, "oom", 1)
+
+    def come_late(self, rank: int, seconds: float) -> None:
+        """Let a rank come to init_process_group that much after its import of torch."""
+        self._late_s[rank] = seconds
 
     def exit(self, rank: int, at_step: int | None = None, code: int = 0) -> None:
         """Let the process end by itself."""
@@ -272,7 +281,11 @@ class SimCluster:
             if node.state is JobState.PREPARED and age_s >= LAUNCH_S:
                 node.go(JobState.RUNNING, self.now_s)
         imported_s = [IMPORT_S + 0.5 * ((7 * rank.rank) % 8) / 8 for rank in self.ranks]
-        if not self.ranks[0].has_joined and age_s >= max(imported_s) + 0.3 and not any(r.is_stuck for r in self.ranks):
+        for rank, due_s in zip(self.ranks, imported_s, strict=True):
+            is_due = age_s >= due_s + self._late_s.get(rank.rank, 0.2)
+            rank.has_come = rank.has_come or (is_due and not rank.is_stuck)
+        have_all_come = all(rank.has_come and not rank.is_stuck for rank in self.ranks)
+        if have_all_come and not self.ranks[0].has_joined and not self._meetings.is_cut:
             for rank in self.ranks:
                 rank.begin(self.now_s)
         for rank, due_s in zip(self.ranks, imported_s, strict=True):

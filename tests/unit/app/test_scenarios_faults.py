@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from app.rank_facts import Thresholds
 from app.rows import Cause, RankState, Severity
 from ddpcore.wire import Phase
 from tests.support.sim import SimCluster
@@ -223,6 +224,27 @@ def test_a_rank_slowed_eight_times_is_named_within_15_seconds_with_its_cost() ->
     assert (row.severity, row.detail) == (Severity.WARNING, "slowed 8x on request")
     assert row.wait_frac is not None
     assert row.wait_frac < 0.1
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("factor", [1.2, 1.5, 2.2])
+def test_a_rank_that_is_a_little_slower_is_named_within_15_seconds_with_its_place(factor: float, seed: int) -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=4, seed=seed)
+    sim.run_to_step(100)
+    sim.slow(6, factor)
+
+    until_told(sim, Cause.STRAGGLER, (6,), within_s=15)
+
+    (verdict,) = sim.verdicts()
+    assert verdict.severity is Severity.WARNING
+    assert "rank 6 on demo-1 is slow and costs the others about" in verdict.text
+    assert "comes last to" in verdict.text
+    assert verdict.where.startswith("bytegpt.py:")
+    sim.run(20)
+    sim.slow(6, 1)
+    sim.run_until(lambda: not sim.causes(), within_s=15)
+    sim.run(20)
+    assert blamed(sim) == {(Cause.STRAGGLER, (6,))}
 
 
 def test_a_straggler_that_heals_is_cleared_and_no_other_is_named() -> None:
@@ -446,3 +468,53 @@ def test_a_frozen_member_of_a_sub_group_is_blamed_for_those_who_wait_for_its_vic
 
     assert blamed(sim) == {(Cause.FROZEN, (2,))}
     assert sim.verdicts()[0].waiting == [0, 1, 3]
+
+
+def test_a_rank_that_the_kernel_killed_for_memory_is_told_as_that() -> None:
+    sim = SimCluster()
+    sim.kill_for_memory(2, at_step=40)
+    until_told(sim, Cause.OOM, (2,), within_s=10)
+    sim.run(20)
+
+    assert blamed(sim) == {(Cause.OOM, (2,))}
+    (verdict,) = sim.verdicts()
+    assert verdict.text.startswith(
+        "rank 2 on demo-1 was killed by the kernel, for the node ran out of memory after step"
+    )
+    assert "it held 308 MiB" in verdict.text
+    assert (
+        verdict.hint == "see the Memory view: fewer loader workers, smaller batches or fewer ranks on demo-1 need less"
+    )
+
+
+def test_a_rank_that_does_not_come_to_the_process_group_is_named_and_those_who_wait_are_not() -> None:
+    sim = SimCluster(thresholds=Thresholds(join_s=10.0))
+    sim.come_late(3, 70.0)
+    sim.run(6)
+    assert sim.view().headline().text == "waiting for rank 3 on demo-1 to open the process group (3 of 4 ready)"
+
+    until_told(sim, Cause.NOT_JOINED, (3,), within_s=10)
+    (verdict,) = sim.verdicts()
+    assert verdict.severity is Severity.WARNING
+    assert verdict.text.startswith("rank 3 on demo-1 has not come to init_process_group; ranks 0-2 wait for it there ")
+    assert verdict.text.endswith("rank 3 is at bytegpt.py:60 in main")
+    sim.run(40)
+    assert sim.verdicts()[0].severity is Severity.CRITICAL
+
+    sim.run_until(lambda: sim.causes() == set(), 30, "the rank has come")
+    sim.run(5)
+    assert sim.view().headline().text.startswith("4 ranks training")
+    assert {(cause, culprits) for _, cause, culprits in sim.told} == {(Cause.NOT_JOINED, (3,))}
+
+
+def test_ranks_that_meet_and_do_not_find_each_other_are_told_as_a_matter_of_the_network() -> None:
+    sim = SimCluster()
+    sim.cut_network()
+
+    until_told(sim, Cause.TRANSPORT, (), within_s=65)
+
+    (verdict,) = sim.verdicts()
+    assert verdict.text.startswith(
+        "every rank has come to init_process_group and they do not find each other; ranks 0-3 wait"
+    )
+    assert {(cause, culprits) for _, cause, culprits in sim.told} == {(Cause.TRANSPORT, ())}

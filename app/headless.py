@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from app.errors import ExitCode
-from app.rows import Cause
+from app.rows import Cause, Severity
 from app.view import status_object
 from app.words import bytes_text
 from ddpcore.wire import FaultKind
@@ -187,7 +187,7 @@ def exit_code(view: View, *, is_fault_unnamed: bool = False) -> ExitCode:
     """Return what the shell is told: 10 while a verdict stands, else how the job ended."""
     if is_fault_unnamed:
         return ExitCode.JOB_FAILED
-    if view.verdicts():
+    if any(verdict.severity is not Severity.QUIET for verdict in view.verdicts()):
         return ExitCode.VERDICT_STANDS
     job = view.job()
     return ExitCode.JOB_FAILED if job is not None and job.state in {"failed", "lost"} else ExitCode.WELL

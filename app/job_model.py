@@ -101,6 +101,7 @@ class JobModel:
         report_age_s: How old that report was when the node last spoke.
         phase_since_s: Since when it has been in its phase; NaN before its first report.
         stamp: Count of its probe's reports that have been folded in.
+        worked_s: Seconds in which it waited for nobody, by phase (in the order of `Phase`) and rank.
         num_compared: Collectives of which it is known which rank of its node came last.
         num_last: Of these, those to which it did.
         lead_s: By how much, summed.
@@ -132,6 +133,7 @@ class JobModel:
         self.has_loss = np.zeros(world_size, np.bool_)
         self.observed_s = np.zeros(world_size)
         self.waited_s = np.zeros(world_size)
+        self.worked_s = np.zeros((len(Phase), world_size))
         self.num_compared = np.zeros(world_size)
         self.num_last = np.zeros(world_size)
         self.lead_s = np.zeros(world_size)
@@ -299,6 +301,8 @@ class JobModel:
             self.loss[rank] = report.loss
         self.observed_s[rank] = report.observed_s
         self.waited_s[rank] = report.waited_s
+        if len(report.worked_s) == len(Phase):
+            self.worked_s[:, rank] = report.worked_s
         stamp = int(self.stamp[rank]) + 1
         self.stamp[rank] = stamp
         for group in report.groups:

@@ -58,6 +58,10 @@ class Cause(StrEnum):
     MISMATCH = "mismatch"
     FEWER_CALLS = "fewer_calls"
     TRANSPORT = "transport"
+    INPUT_BOUND = "input_bound"
+    CHECKPOINTING = "checkpointing"
+    """No fault: others wait for a checkpoint, or for an evaluation, that takes its usual time."""
+    EVALUATING = "evaluating"
 
 
 class Headline(msgspec.Struct, frozen=True):

@@ -42,6 +42,17 @@ PHASE_WORDS = {
 }
 
 
+HABIT_WORDS = {
+    Phase.DATA: "with input",
+    Phase.FORWARD: "in forward",
+    Phase.BACKWARD: "in backward",
+    Phase.OPTIMIZER: "in the optimizer",
+    Phase.CHECKPOINT: "with checkpoints",
+    Phase.EVAL: "with evaluation",
+    Phase.OTHER: "in code of its own outside the model",
+}
+
+
 def sentence(verdict: Verdict) -> str:
     """Return what is the matter, in one clean sentence."""
     parts = {
@@ -55,6 +66,9 @@ def sentence(verdict: Verdict) -> str:
         Cause.FEWER_CALLS: _fewer_calls,
         Cause.TRANSPORT: _transport,
         Cause.STRAGGLER: _straggler,
+        Cause.INPUT_BOUND: _input_bound,
+        Cause.CHECKPOINTING: _known,
+        Cause.EVALUATING: _known,
     }[verdict.cause](verdict)
     return clean("; ".join(part for part in parts if part), MAX_TEXT)
 
@@ -228,7 +242,31 @@ def _straggler(verdict: Verdict) -> list[str]:
         comes = "it comes" if len(verdict.culprits) == 1 else "they come"
         waiting = f"{comes} last to {percent_text(verdict.last_frac)} of the collectives"
     asked = f"slowed {verdict.slow_factor:g}x on request" if verdict.slow_factor > 1 else ""
-    return [f"{head} {share}: {waiting}", asked, f"last seen {place}" if place else ""]
+    return [f"{head} {share}: {waiting}", asked, _habit(verdict), f"last seen {place}" if place else ""]
+
+
+def _habit(verdict: Verdict) -> str:
+    """Return `it spends 55 % of its time in data, the others 3 %`."""
+    habit = verdict.habit
+    if habit is None or habit.phase not in HABIT_WORDS:
+        return ""
+    spends, its = ("it spends", "its") if len(verdict.culprits) == 1 else ("they spend", "their")
+    own, others = percent_text(habit.frac), percent_text(habit.others_frac)
+    return f"{spends} {own} of {its} time {HABIT_WORDS[habit.phase]}, the others {others}"
+
+
+def _input_bound(verdict: Verdict) -> list[str]:
+    place = f"at {place_text(verdict.place)}" if verdict.place else ""
+    return [f"the ranks spend {percent_text(verdict.cost_frac)} of their time waiting for input", place]
+
+
+def _known(verdict: Verdict) -> list[str]:
+    does = "is saving a checkpoint" if verdict.cause is Cause.CHECKPOINTING else "is evaluating"
+    if len(verdict.culprits) > 1:
+        does = does.replace("is", "are", 1)
+    usual = "" if verdict.usual_s is None else f" (the longest so far took {seconds_text(verdict.usual_s)})"
+    place = f"at {place_text(verdict.place)}" if verdict.place else ""
+    return [f"{who(verdict)} {does} for {seconds_text(verdict.for_s)}{usual}", _victims(verdict), place]
 
 
 def hint(verdict: Verdict, pid: int | None) -> str:
@@ -251,6 +289,9 @@ def hint(verdict: Verdict, pid: int | None) -> str:
         Cause.MISMATCH: "compare the two lines: the ranks' programs have taken different branches",
         Cause.FEWER_CALLS: "every rank must make the same calls: look for uneven inputs or an early return",
         Cause.NOT_JOINED: "see its launcher's log and its own; the others begin when it comes",
+        Cause.INPUT_BOUND: "more loader workers, prefetching or a faster disk make every step shorter",
+        Cause.CHECKPOINTING: "nothing is wrong while it takes its usual time; an asynchronous one does not block",
+        Cause.EVALUATING: "nothing is wrong while it takes its usual time; all ranks may share an evaluation",
         Cause.TRANSPORT: "check the network between the nodes: interface, firewall, MTU",
     }[verdict.cause]
 
@@ -283,6 +324,6 @@ def _straggler_hint(verdict: Verdict, on_node: str) -> str:
         return "the others need not wait: a longer phase is normal, a growing one is not"
     if verdict.phase in (Phase.STARTING, None):
         return f"see the logs of rank {verdict.culprits[0]}: an import or a download may take its time"
-    if verdict.phase is Phase.DATA:
+    if (verdict.phase if verdict.habit is None else verdict.habit.phase) is Phase.DATA:
         return f"its input is late: look at the disk and the workers of its loader{on_node}"
     return f"look at its stack and at the load{on_node}"

@@ -12,10 +12,11 @@ import msgspec
 import numpy as np
 
 from agent.wire.reports import ProcessState
+from app.job_model import PHASE_CODE
 from app.out_of_memory import is_out_of_memory
 from app.rank_facts import is_in_known_phase
 from app.rows import Cause, Severity
-from ddpcore.wire import FIRST_GROUP
+from ddpcore.wire import FIRST_GROUP, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,12 +24,15 @@ if TYPE_CHECKING:
     from agent.wire.reports import ExitReport
     from app.cluster import Cluster
     from app.job_model import Death, JobModel
+    from app.known_phases import KnownPhases
     from app.rank_facts import Flags, NodeFacts, RankFacts, Ranks, Thresholds
+    from app.wait_share import Habit
     from app.waits import Knot, Wait
-    from ddpcore.wire import Phase, Place
+    from ddpcore.wire import Place
 
 ENDS = frozenset({Cause.EXITED, Cause.OOM})
 """Causes that are a bad end of the culprits themselves."""
+LEARNED_CAUSES = {Phase.CHECKPOINT: Cause.CHECKPOINTING, Phase.EVAL: Cause.EVALUATING}
 MAX_NODES_TOLD_APART = 8
 """Culprits of one cause get a verdict per node up to here, then one together."""
 
@@ -78,7 +82,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     sides: tuple[Side, ...] = ()
     """For MISMATCH."""
     cost_frac: float | None = None
-    """For STRAGGLER: what it costs of the step time."""
+    """For STRAGGLER: what it costs of the step time. For INPUT_BOUND: the share of time that goes into input."""
+    habit: Habit | None = None
+    """For STRAGGLER: what it does more than the others."""
+    usual_s: float | None = None
+    """For CHECKPOINTING and EVALUATING: the longest that one has taken before."""
     wait_frac: float | None = None
     """For STRAGGLER: the share of time it waits itself."""
     last_frac: float | None = None
@@ -217,7 +225,7 @@ def silent(evidence: Evidence) -> list[Verdict]:
     return verdicts
 
 
-def stalled(evidence: Evidence, excused_s: Ranks) -> list[Verdict]:
+def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases) -> list[Verdict]:
     """Name live ranks that have kept others waiting for longer than a stall, and could have come all the while."""
     facts, thresholds = evidence.facts, evidence.thresholds
     is_late = (facts.is_fresh | facts.is_starting) & (evidence.now_s - excused_s > thresholds.stall_s)
@@ -227,11 +235,42 @@ def stalled(evidence: Evidence, excused_s: Ranks) -> list[Verdict]:
     verdicts = []
     for some in by_node(evidence, roots):
         _, wait = evidence.held_up_by(some)
+        if told := _in_learned_phase(evidence, some, known):
+            verdicts.append(told)
+            continue
         # Whoever goes first in a first-block is meant to keep the others waiting.
         is_meant = wait is not None and wait.group.startswith(FIRST_GROUP)
         severity = Severity.WARNING if is_meant or bool(is_known[some].all()) else Severity.CRITICAL
         verdicts.append(name(evidence, Cause.STRAGGLER, some.tolist(), severity=severity))
     return verdicts
+
+
+def _in_learned_phase(evidence: Evidence, some: Ranks, known: KnownPhases) -> Verdict | None:
+    """Return what is to be said of ranks that all save a checkpoint, or all evaluate; None of others."""
+    job = evidence.job
+    for phase, cause in LEARNED_CAUSES.items():
+        if (job.phase[some] == PHASE_CODE[phase]).all():
+            for_s = max(0.0, evidence.now_s - float(job.phase_since_s[some].min()))
+            severity = Severity.QUIET if known.is_usual(phase, for_s) else Severity.WARNING
+            return name(evidence, cause, some.tolist(), severity=severity, for_s=for_s, usual_s=known.usual_s(phase))
+    return None
+
+
+def input_bound(evidence: Evidence, frac: float) -> Verdict:
+    """Return that the input decides how fast the job is."""
+    job = evidence.job
+    first = int(np.flatnonzero(evidence.facts.is_alive)[0])
+    in_data = np.flatnonzero(evidence.facts.is_fresh & (job.phase == PHASE_CODE[Phase.DATA]))
+    return Verdict(
+        cause=Cause.INPUT_BOUND,
+        culprits=(),
+        job=job.job_id,
+        attempt=job.attempt,
+        severity=Severity.WARNING,
+        cost_frac=frac,
+        place=evidence.place_of(int(in_data[0])) if len(in_data) else None,
+        step=None if job.step[first] < 0 else int(job.step[first]),
+    )
 
 
 def complete_waits(evidence: Evidence) -> list[Wait]:

@@ -16,11 +16,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from ddpcore.wire import Phase
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from app.job_model import JobModel
 
+PHASES = tuple(Phase)
 SLOT_S = 1.0
 SLOT_STEPS = 2
 """A slot holds at least as many steps, where steps are told: a window of less than some steps tells nothing."""
@@ -54,6 +59,11 @@ MIN_COST = 0.08
 """Less of the step time is not worth a verdict, and within what sampling makes uncertain."""
 KEEP_LAST = 0.6
 KEEP_COST = 0.03
+MIN_HABIT = 0.05
+"""Less of a straggler's time beyond what others spend says nothing of why it is slow."""
+MIN_INPUT = 0.5
+KEEP_INPUT = 0.4
+"""Of all ranks' time: from here on the input decides how fast the job is."""
 MIN_WAITS = 2.5
 """The window must hold this many times its longest single wait: one long hiccup is not a habit."""
 
@@ -71,15 +81,26 @@ class Laggards(msgspec.Struct, frozen=True):
     """Share of the collectives to which it came last, where that is known and told it."""
 
 
+class Habit(msgspec.Struct, frozen=True):
+    """What ranks spend their time with."""
+
+    phase: Phase
+    frac: float
+    """Of their time."""
+    others_frac: float
+    """Of the others' time, in the middle."""
+
+
 class WaitShare:
     """The sliding window of one job."""
 
     def __init__(self, world_size: int) -> None:
-        self._window = np.zeros((4, NUM_SLOTS, world_size), np.float32)
-        """Seconds observed and waited, collectives compared and come last to, by slot and rank."""
+        self._window = np.zeros((4 + len(Phase), NUM_SLOTS, world_size), np.float32)
+        """Seconds observed and waited, collectives compared and come last to, seconds worked in each phase: by slot and
+        rank."""
         self._longest = np.zeros(NUM_SLOTS)
         self._num_filled = 0
-        self._before = np.zeros((4, world_size))
+        self._before = np.zeros((4 + len(Phase), world_size))
         """The counters at the end of the last slot."""
         self._last_s = -np.inf
         self._step: int | None = None
@@ -87,6 +108,10 @@ class WaitShare:
         self._is_clean = True
         self._longest_wait_s = 0.0
         self._laggards: Laggards | None = None
+        self.habit: Habit | None = None
+        """What the laggards do more than the others."""
+        self.input_frac: float | None = None
+        """The share of their time that the ranks spend with input, while it decides how fast they are."""
         self.recent_frac: NDArray[np.float64] = np.full(world_size, np.nan)
         """Smoothed share of the last seconds that each rank spent waiting, clean or not; NaN when unknown."""
 
@@ -110,7 +135,7 @@ class WaitShare:
         is_short = step is not None and self._step is not None and step < self._step + SLOT_STEPS
         if now_s - self._last_s < (MAX_SLOT_S if is_short else SLOT_S):
             return
-        counters = np.stack((job.observed_s, job.waited_s, job.num_compared, job.num_last))
+        counters = np.vstack((job.observed_s, job.waited_s, job.num_compared, job.num_last, job.worked_s))
         grown = np.clip(counters - self._before, 0.0, None)
         is_first = self._last_s == -np.inf
         self._before, self._last_s, self._step = counters, now_s, step
@@ -130,7 +155,7 @@ class WaitShare:
 
     def forget(self) -> None:
         """Drop the verdict and the window: what they told of is over."""
-        self._laggards = None
+        self._laggards = self.habit = self.input_frac = None
         self._num_filled = 0
         self._window[:] = 0.0
         self._longest[:] = 0.0
@@ -143,6 +168,19 @@ class WaitShare:
 
     def _judge(self, min_compared: int) -> None:
         whole = self._window.sum(axis=1)
+        self._judge_pace(whole, min_compared)
+        self._judge_input(whole)
+        self.habit = None if self._laggards is None else _habit(whole, self._laggards.ranks)
+
+    def _judge_input(self, whole: NDArray[np.float32]) -> None:
+        judged = whole[0] >= MIN_OBSERVED_S
+        least = KEEP_INPUT if self.input_frac else MIN_INPUT
+        self.input_frac = None
+        if self._num_filled >= LATE_SLOTS and judged.sum() >= 0.9 * len(judged):
+            frac = float(np.median(_shares(whole[4:], whole[0])[PHASES.index(Phase.DATA), judged]))
+            self.input_frac = frac if frac >= least else None
+
+    def _judge_pace(self, whole: NDArray[np.float32], min_compared: int) -> None:
         if self._laggards is not None:
             recent = self._recent(NUM_RECENT_SLOTS)
             if self._laggards.last_frac is None:
@@ -160,22 +198,42 @@ class WaitShare:
             self._laggards = late or self._laggards
 
 
+def _shares(seconds: NDArray[np.float32], observed: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return parts of the observed time, 0 where nothing was observed."""
+    return np.divide(seconds, observed, out=np.zeros_like(seconds), where=observed > 0.0)
+
+
+def _habit(whole: NDArray[np.float32], ranks: Sequence[int]) -> Habit | None:
+    """Return the phase in which some ranks spend the most time beyond what others do; None where none stands out."""
+    share = _shares(whole[4:], whole[0])
+    is_asked = np.zeros(share.shape[1], np.bool_)
+    is_asked[list(ranks)] = True
+    others = ~is_asked & (whole[0] > 0.0)
+    if not others.any():
+        return None
+    own, usual = np.median(share[:, is_asked], axis=1), np.median(share[:, others], axis=1)
+    most = int((own - usual).argmax())
+    if own[most] - usual[most] < MIN_HABIT:
+        return None
+    return Habit(PHASES[most], float(own[most]), float(usual[most]))
+
+
 def find_latecomers(window: NDArray[np.float32], min_compared: float, limits: tuple[float, float]) -> Laggards | None:
     """Return the ranks that come last on their nodes nearly always, and wait less than the others.
 
     Args:
-        window: Seconds observed and waited, collectives compared and come last to: (4, ranks).
+        window: Seconds observed and waited, collectives compared and come last to, and more: (4 or more, ranks).
         min_compared: Below it a rank is not judged.
         limits: The least share of collectives to which such a rank comes last, and the least that it costs.
     """
     min_last, min_cost = limits
-    observed, waited, compared, last = window
+    observed, waited, compared, last = window[:4]
     is_observed = observed > 0.0
     is_late = (compared >= min_compared) & is_observed & (last >= min_last * compared)
     others = is_observed & ~is_late
     if not is_late.any() or not others.any():
         return None
-    share = np.divide(waited, observed, out=np.zeros_like(waited), where=is_observed)
+    share = _shares(waited, observed)
     cost = float(np.median(share[others])) - share
     late = np.flatnonzero(is_late & (cost >= min_cost))
     if not len(late):

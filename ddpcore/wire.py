@@ -205,6 +205,8 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """How long the probe has been sampling, summed over samples."""
     waited_s: Seconds = 0.0
     """The part of `observed_s` in which a collective was called and not completed: waits least, arrives last."""
+    worked_s: Annotated[list[Seconds], msgspec.Meta(max_length=16)] = []
+    """The rest of `observed_s`, in which the rank waited for nobody: by phase, in the order of `Phase`."""
     probe_cpu_s: Seconds = 0.0
     """CPU time that the probe's thread has taken."""
     slow_factor: Annotated[float, msgspec.Meta(ge=1.0, le=1e6)] = 1.0

@@ -95,6 +95,7 @@ class RankState:
         self._barrier_samples = 0
         self._observed_s = 0.0
         self._waited_s = 0.0
+        self._worked_s = dict.fromkeys(Phase, 0.0)
         self._report_seq = 0
         self._next_dump_s = 0.0
         self._dumped_beat = -1
@@ -136,6 +137,8 @@ class RankState:
             self._observed_s += gap_s
             if self.is_pending:
                 self._waited_s += gap_s
+            else:
+                self._worked_s[phase] += gap_s
 
     def wants_dump(self, now_s: float) -> bool:
         """Say whether a full dump of the recorder is worth its cost now."""
@@ -197,6 +200,7 @@ class RankState:
             groups=self._group_reports(sample),
             observed_s=self._observed_s,
             waited_s=self._waited_s,
+            worked_s=list(self._worked_s.values()),
             probe_cpu_s=probe_cpu_s,
             slow_factor=sample.slow_factor,
             answered_request_id=answered_request_id,
@@ -211,6 +215,7 @@ class RankState:
     def validate(self) -> None:
         """Assert what holds after every step."""
         assert 0.0 <= self._waited_s <= self._observed_s
+        assert abs(self._waited_s + sum(self._worked_s.values()) - self._observed_s) < 1e-6 * (1 + self._observed_s)
         for track in self._tracks.values():
             track.validate()
         if self._sample is not None:

@@ -289,14 +289,61 @@ def test_a_live_rank_that_does_not_come_is_a_straggler_after_the_stall_threshold
     assert blamed(sim) == {(Cause.STRAGGLER, (3,))}
 
 
-def test_a_checkpoint_longer_than_a_stall_is_a_warning_that_says_so() -> None:
-    sim = SimCluster(program=Training(checkpoint_s=18, epoch_steps=20))
+def test_a_checkpoint_that_takes_its_usual_time_is_no_trouble_and_one_that_does_not_is() -> None:
+    sim = SimCluster(program=Training(checkpoint_s=18, epoch_steps=20, longer_checkpoints=[(60, 200.0)]), noise=0)
     sim.run(17)
+    (first,) = sim.verdicts()
+    assert (first.cause, first.culprits, first.severity) == (Cause.CHECKPOINTING, [0], Severity.QUIET)
+    assert first.text.startswith("rank 0 on demo-0 is saving a checkpoint for 1")
+    assert 'ranks 1-3 wait for it in barrier "epoch" #1' in first.text
+    assert first.text.endswith("at bytegpt.py:170 in save")
+    sim.run_until(lambda: not sim.causes(), 15)
+
+    sim.run_until(lambda: bool(sim.causes()), 20)
+    assert "(the longest so far took 18 s)" in sim.verdicts()[0].text
+    sim.run_until(lambda: not sim.causes(), 15)
+    assert {(cause, culprits) for _, cause, culprits in sim.told} == {(Cause.CHECKPOINTING, (0,))}
+
+    sim.run_until(lambda: bool(sim.causes()), 20)
+    assert sim.verdicts()[0].severity is Severity.QUIET
+    sim.run(35)
+    assert sim.verdicts()[0].severity is Severity.WARNING
+    assert {(cause, culprits) for _, cause, culprits in sim.told} == {(Cause.CHECKPOINTING, (0,))}
+
+
+def test_an_evaluation_of_one_rank_is_told_as_that() -> None:
+    sim = SimCluster(program=Training(eval_s=25, epoch_steps=20))
+    sim.run_to_step(19)
+    sim.slow(0, 3)
+    sim.run_until(lambda: bool(sim.causes()), 60)
 
     (verdict,) = sim.verdicts()
-    assert (verdict.cause, verdict.culprits, verdict.severity) == (Cause.STRAGGLER, [0], Severity.WARNING)
-    assert "rank 0 is saving a checkpoint at bytegpt.py:170 in save" in verdict.text
-    assert 'in barrier "epoch" #1' in verdict.text
+    assert (verdict.cause, verdict.severity) == (Cause.EVALUATING, Severity.QUIET)
+    assert verdict.text.startswith("rank 0 on demo-0 is evaluating for ")
+
+
+def test_a_job_that_waits_for_its_input_is_told_so_and_nobody_is_blamed() -> None:
+    sim = SimCluster(program=Training(data_s=0.05))
+
+    until_told(sim, Cause.INPUT_BOUND, (), within_s=20)
+    sim.run(20)
+
+    (verdict,) = sim.verdicts()
+    assert verdict.severity is Severity.WARNING
+    assert verdict.text.startswith("the ranks spend 6")
+    assert verdict.text.endswith("% of their time waiting for input; at bytegpt.py:120 in next_batch")
+    assert "loader workers" in verdict.hint
+
+
+def test_of_a_rank_that_is_slow_it_is_told_what_it_does_more_than_the_others() -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=4, program=Training(slow_input=[(6, 0.015)]))
+
+    until_told(sim, Cause.STRAGGLER, (6,), within_s=25)
+
+    (verdict,) = sim.verdicts()
+    assert "; it spends " in verdict.text
+    assert "of its time with input, the others " in verdict.text
+    assert verdict.hint == "its input is late: look at the disk and the workers of its loader on demo-1"
 
 
 def test_a_rank_whose_gil_is_held_is_silent_once_others_wait_for_it() -> None:

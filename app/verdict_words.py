@@ -150,10 +150,11 @@ def _out_of_memory(verdict: Verdict) -> list[str]:
     assert end is not None
     was = "was" if len(verdict.culprits) == 1 else "were"
     held = f"; it held {bytes_text(verdict.held_bytes)}" if verdict.held_bytes and not is_of_gpu(end) else ""
+    by_kernel = "as the kernel killed for want of memory"
     if is_killed_by_kernel(end) and end.signal is not None:
-        how = f"{was} killed by the kernel, for the node ran out of memory{_after_step(verdict)}{held}"
+        how = f"{was} killed by {signal_text(end.signal)}{_after_step(verdict)}, {by_kernel}{held}"
     elif is_killed_by_kernel(end):
-        how = f"lost a process to the kernel, for the node ran out of memory{_after_step(verdict)}"
+        how = f"lost a process{_after_step(verdict)}, {by_kernel}"
     else:
         how = f"ran out of memory{_after_step(verdict)}{held}"
     error = f": {clean(end.error, MAX_ERROR)}" if end.error else ""

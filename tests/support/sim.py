@@ -19,6 +19,7 @@ from agent.wire.jobs import JobState
 from agent.wire.reports import decode_node_report
 from app.cluster import Cluster
 from app.diagnosis import Diagnoser, Diagnosis, Thresholds
+from app.rows import Severity
 from app.view import View
 from tests.support.sim_node import START_S, SimNode
 from tests.support.sim_program import Call, Program, Training
@@ -83,6 +84,8 @@ class SimCluster:
         self.hangs_on_death = hangs_on_death
         self.told: list[tuple[float, Cause, tuple[int, ...]]] = []
         """Each verdict that came up: when (seconds since the start), cause, culprits."""
+        self.alarms: list[tuple[float, Cause, tuple[int, ...]]] = []
+        """The same, of those that want somebody's attention."""
         self.each_view: Callable[[View], None] = lambda _: None
         self._program = program or Training()
         self._groups = groups or {}
@@ -90,6 +93,7 @@ class SimCluster:
         self._random = Random(seed)
         self._begun_s = START_S
         self._standing: set[tuple[Cause, tuple[int, ...]]] = set()
+        self._alarming: set[tuple[Cause, tuple[int, ...]]] = set()
         self._on_the_way: list[tuple[float, int, str, bytes]] = []
         self._num_sent = 0
         self._losses: dict[int, float] = {}
@@ -344,4 +348,8 @@ class SimCluster:
         new = sorted(standing - self._standing)
         self.told += [(round(self.elapsed_s, 2), cause, culprits) for cause, culprits in new]
         self._standing = standing
+        alarming = {(v.cause, v.culprits) for v in self.diagnosis.verdicts if v.severity is not Severity.QUIET}
+        new = sorted(alarming - self._alarming)
+        self.alarms += [(round(self.elapsed_s, 2), cause, culprits) for cause, culprits in new]
+        self._alarming = alarming
         self.each_view(self.view())

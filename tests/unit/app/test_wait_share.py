@@ -166,6 +166,6 @@ def test_with_long_steps_the_window_grows() -> None:
         watched.job.step[:] = second // 5
         watched.job.sample_steps(watched.now_s)
         named = watched.live(1, 0.3, 0.28, 0.12, 0.3, last=(0.05, 0.05, 0.9, 0.0))
-        if second < 60:
+        if second < 45:
             assert named == ()
     assert named == (2,)

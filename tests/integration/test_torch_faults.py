@@ -83,11 +83,9 @@ def call_out_of_turn(calls_barriers: bool) -> str:
             strike(Fault(FaultKind.MISMATCH, 0))
         else:
             dist.all_reduce(torch.ones(4))
-    except RuntimeError as error:
-        assert "Timed out" in str(error)  # noqa: PT017 - in a rank
-    else:
-        raise AssertionError("they have met")
-    return FlightRecorder().dump().entries[-1].op
+    except RuntimeError:  # the time is over, for this rank or for the other, which has closed its connection then
+        return FlightRecorder().dump().entries[-1].op
+    raise AssertionError("they have met")
 
 
 @pytest.mark.parametrize(("calls_barriers", "op"), [(False, "gloo:barrier"), (True, "gloo:reduce")])

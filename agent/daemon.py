@@ -193,8 +193,9 @@ class Daemon:
                 return self._jobs.command(job_id, StopReceived(is_agreed, can_agree))
             case Kill(job_id=job_id):
                 return self._jobs.command(job_id, KillReceived())
-            case InjectFault(job_id=job_id, kind=kind, rank=rank, factor=factor):
-                return self._jobs.command(job_id, FaultReceived(kind, rank, factor))
+            case InjectFault(job_id=job_id, rank=rank):
+                step = self._state.last_step(job_id, rank)
+                return self._jobs.command(job_id, FaultReceived(command.fault, step))
             case PullLogs(since_seq=since_seq):
                 lines = self._jobs.logs.since(since_seq, MAX_PULLED_LINES)
                 return Logs(epoch=self.epoch, first_seq=self._jobs.logs.first_seq, lines=lines)

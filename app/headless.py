@@ -29,13 +29,21 @@ SETTLE_S = 1.0
 EXPLANATION_PATIENCE_S = 8.0
 """After a job failed without a verdict: a node whose agent died is taken for lost within this time."""
 END_PATIENCE_S = 5.0
-"""After a rank was killed, for torchrun to end the others and for the job to have an exit code."""
+"""After a rank has ended, for torchrun to end the others and for the job to have an exit code."""
 
 CAUSES_OF_FAULT = {
     FaultKind.FREEZE: frozenset({Cause.FROZEN}),
-    FaultKind.KILL: frozenset({Cause.EXITED}),
+    FaultKind.KILL: frozenset({Cause.EXITED, Cause.OOM}),
     FaultKind.SLOW: frozenset({Cause.STRAGGLER}),
+    FaultKind.GIL: frozenset({Cause.SILENT}),
+    FaultKind.SKIP_BARRIER: frozenset({Cause.MISMATCH, Cause.FEWER_CALLS}),
+    FaultKind.MISMATCH: frozenset({Cause.MISMATCH}),
+    FaultKind.OOM: frozenset({Cause.OOM}),
+    # A rank of the engine that leaves waits for the others at the close of the process group.
+    FaultKind.LEAVE: frozenset({Cause.FEWER_CALLS, Cause.MISMATCH}),
 }
+ENDING_FAULTS = frozenset({FaultKind.KILL, FaultKind.OOM, FaultKind.LEAVE})
+"""Of which the job ends."""
 ENDED = frozenset({"succeeded", "failed", "stopped", "lost"})
 
 
@@ -114,7 +122,7 @@ class Headless:
             self._named_at_s = now_s
         named_s = now_s - self._named_at_s
         has_ended = (
-            fault.kind is not FaultKind.KILL or is_over(view, self._followed.watched_job) or named_s > END_PATIENCE_S
+            fault.kind not in ENDING_FAULTS or is_over(view, self._followed.watched_job) or named_s > END_PATIENCE_S
         )
         return named_s > SETTLE_S and has_ended
 

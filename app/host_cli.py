@@ -1,4 +1,4 @@
-"""The verbs that reach one host over SSH: up, run, attach, status, stop, kill, down."""
+"""The verbs that reach one host over SSH: up, run, attach, status, stop, kill, fault, down."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ import msgspec
 
 from agent.wire.jobs import ENDED_STATES, JobState
 from app.errors import AgentUnreachableError, AppError, ExitCode
+from app.faults import make_fault, told
 from app.headless import exit_code, print_line
 from app.presenting import is_terminal, print_session, print_summary, show_session
-from app.remote_job import RunRequest, check_command, check_job_id, make_job_id
+from app.remote_job import RunRequest, check_command, check_job_id, make_job_id, only_running_job
 from app.remote_session import RemoteSession
 from app.rows import SCHEMA
 from app.safe_text import LINE_LIMIT, clean
 from app.view import status_object
+from ddpcore.wire import DEFAULT_HOLD_S, DEFAULT_SLOW_FACTOR, FaultKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from app.host_link import HostLink
     from app.session import Session
     from app.view import View
+    from ddpcore.wire import Fault
 
 POLL_S = 0.1
 STATUS_PATIENCE_S = 5.0
@@ -118,6 +121,7 @@ def down(*, host: str, kill_jobs: bool, is_json: bool, python: str, ssh_config: 
     default=0.0,
     help="End ranks that hang for so many seconds while nobody watches [never]",
 )
+@click.option("--allow-faults", is_flag=True, help="Let harm be done to its ranks, by `fault` or in the console")
 @click.option("--detach", is_flag=True, help="Start it, say its name, and leave")
 @click.option("--headless", is_flag=True, help="No screen: lines on stderr, a summary on stdout")
 @_json
@@ -135,6 +139,7 @@ def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: boo
         max_restarts=job["max_restarts"],
         abandon_s=job["abandon_s"],
         shares_gpus=job["shares_gpus"],
+        allow_faults=job["allow_faults"],
     )
     with _link(host, python, ssh_config) as link:
         link.connect()
@@ -208,13 +213,57 @@ def kill(*, job_id: str, host: str, is_json: bool, python: str, ssh_config: str)
     _end(_link(host, python, ssh_config), job_id, ask, is_json=is_json)
 
 
+@click.command()
+@click.argument("kind", type=click.Choice([kind.value for kind in FaultKind]))
+@_host
+@click.option("--job", "job_id", default="", help="Id of the job [the one that runs there]")
+@click.option("--rank", type=click.IntRange(min=0), required=True, help="Global rank")
+@click.option("--at-step", type=click.IntRange(min=0), help="Strike at this step [now, or at the next step]")
+@click.option(
+    "--factor",
+    type=click.FloatRange(1, 1000),
+    help=f"For slow: how many times as long a step takes [{DEFAULT_SLOW_FACTOR:g}]; 1 heals",
+)
+@click.option(
+    "--for", "duration_s", type=click.FloatRange(0, 3600, min_open=True), help=f"For gil: seconds [{DEFAULT_HOLD_S:g}]"
+)
+@_json
+@_reaches
+def fault(*, host: str, kind: str, job_id: str, is_json: bool, python: str, ssh_config: str, **how: Any) -> None:
+    """Do harm to one rank of a job that allows it (`run --allow-faults`), to see what follows."""
+    wanted = make_fault(FaultKind(kind), **how)
+    with _link(host, python, ssh_config) as link:
+        if job_id:
+            check_job_id(job_id)
+        link.connect()
+        link.find()
+        job_id = asyncio.run(_inject(RemoteSession(link), host, job_id, wanted))
+    if is_json:
+        _print_json({"host": host, "job_id": job_id, "kind": kind, "rank": wanted.rank, "at_step": wanted.at_step})
+    else:
+        click.echo(f"job {job_id} on {host}: rank {wanted.rank} {told(wanted)}")
+
+
+async def _inject(session: RemoteSession, host: str, job_id: str, wanted: Fault) -> str:
+    """Do harm to a rank of a job, or of the only one that runs; return the job's id."""
+    try:
+        await session.connect()
+        fleet = session.session.fleet
+        if not job_id:
+            job_id = only_running_job(await fleet.report(host))
+        await fleet.inject(host, job_id, wanted)
+        return job_id
+    finally:
+        await session.close()
+
+
 def _link(host: str, python: str, ssh_config: str) -> HostLink:
     from app.host_link import Access, HostLink  # noqa: PLC0415 - only who goes to another host pays for paramiko
 
     return HostLink(Access(host, python, ssh_config))
 
 
-HOST_VERBS = (up, run, attach, status, stop, kill, down)
+HOST_VERBS = (up, run, attach, status, stop, kill, fault, down)
 
 
 def _end(link: HostLink, job_id: str, ask: Callable[[Session], Any], *, is_json: bool) -> None:

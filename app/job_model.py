@@ -100,6 +100,7 @@ class JobModel:
         report_at_s: When its probe's last report reached its node; NaN before the first.
         report_age_s: How old that report was when the node last spoke.
         phase_since_s: Since when it has been in its phase; NaN before its first report.
+        is_ending: Whether its last report was its farewell.
         stamp: Count of its probe's reports that have been folded in.
         worked_s: Seconds in which it waited for nobody, by phase (in the order of `Phase`) and rank.
         num_compared: Collectives of which it is known which rank of its node came last.
@@ -128,6 +129,7 @@ class JobModel:
         self.report_age_s = np.zeros(world_size)
         self.phase = np.full(world_size, PHASE_CODE[Phase.STARTING], np.int8)
         self.phase_since_s = np.full(world_size, np.nan)
+        self.is_ending = np.zeros(world_size, np.bool_)
         self.step = np.full(world_size, -1, np.int64)
         self.loss = np.full(world_size, np.nan)
         self.has_loss = np.zeros(world_size, np.bool_)
@@ -295,6 +297,7 @@ class JobModel:
         self.report_at_s[rank] = report_at_s
         self.phase[rank] = PHASE_CODE[report.phase]
         self.phase_since_s[rank] = report_at_s - report.phase_s
+        self.is_ending[rank] = report.is_ending
         self.step[rank] = -1 if report.step is None else report.step
         self.has_loss[rank] = report.loss is not None
         if report.loss is not None:

@@ -35,6 +35,8 @@ class Thresholds(msgspec.Struct, frozen=True):
     """A wait longer than this is a stall: a live rank that causes it is a straggler."""
     silent_s: float = 2.0
     """Ten of a node's reports, twenty of a probe's: a loaded machine loses some, not this many."""
+    farewell_s: float = 30.0
+    """How long a rank that has said farewell may take to end before it counts as silent."""
     lost_s: float = 6.0
     """Three times `silent_s`: past it a node that has stopped reporting is taken for lost."""
     short_s: float = 0.2
@@ -109,6 +111,8 @@ def rank_facts(
     is_quiet = has_report & (job.report_age_s > thresholds.silent_s)
     was_frozen = now_s - job.last_frozen_s <= thresholds.silent_s
     is_silent = is_alive & ~is_frozen & is_quiet & node_is_settled[job.node_of] & ~was_frozen
+    # The interpreter's end may take seconds: memory is given back, threads are joined.
+    is_silent &= ~(job.is_ending & (job.report_age_s <= thresholds.farewell_s))
     is_early = ~has_report | job.is_outside
     is_starting = ~is_dead & ~is_lost & ~is_frozen & ~is_silent & is_early
     is_recent = has_report & (now_s - job.report_at_s <= thresholds.silent_s + thresholds.confirm_s)

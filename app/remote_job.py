@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.wire.jobs import JobSpec
+from agent.wire.jobs import ENDED_STATES, JobSpec
 from app.errors import UsageError
+from app.safe_text import clean_name
 
 if TYPE_CHECKING:
     from agent.wire.reports import NodeReport
@@ -37,6 +38,8 @@ class RunRequest(msgspec.Struct, frozen=True):
     """How long ranks may hang while nobody watches; 0 is for ever."""
     shares_gpus: bool = False
     """More ranks than GPUs are meant so."""
+    allow_faults: bool = False
+    """Harm may be done to its ranks on request."""
 
 
 def check_job_id(job_id: str) -> str:
@@ -68,6 +71,20 @@ def make_job_id(command: tuple[str, ...], salt: str) -> str:
     name = command[1].rpartition(".")[2] if is_module else command[0].rpartition("/")[2].removesuffix(".py")
     stem = _NOT_IN_IDS.sub("-", name.lower()).strip("-")[:MAX_STEM_CHARS].strip("-")
     return f"{stem or 'job'}-{salt}"
+
+
+def only_running_job(report: NodeReport) -> str:
+    """Return the id of the job that runs on a node.
+
+    Raises:
+        UsageError: None does, or several do.
+    """
+    running = [clean_name(job.job_id) for job in report.jobs if job.state not in ENDED_STATES]
+    if len(running) == 1:
+        return running[0]
+    if not running:
+        raise UsageError(f"no job runs on {clean_name(report.node)}")
+    raise UsageError(f"several jobs run on {clean_name(report.node)}: {', '.join(running)}", "say which by --job")
 
 
 def usual_num_ranks(report: NodeReport) -> int:
@@ -103,6 +120,7 @@ def job_spec(request: RunRequest, place: AgentPlace, report: NodeReport) -> JobS
         max_restarts=request.max_restarts,
         abandon_s=request.abandon_s,
         shares_gpus=request.shares_gpus,
+        allow_faults=request.allow_faults,
     )
 
 

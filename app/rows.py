@@ -117,6 +117,8 @@ class JobRow(msgspec.Struct, frozen=True):
     """Time in steps that count over all time since the first attempt began."""
     checkpoint_step: int | None
     checkpoint_age_s: float | None
+    allow_faults: bool
+    """Harm may be done to its ranks on request."""
     exit_code: int | None
     detail: str
     root_cause: RootCauseRow | None

@@ -132,6 +132,7 @@ class View:
             goodput_frac=None if training.goodput_frac is None else finite(training.goodput_frac),
             checkpoint_step=training.checkpoint_step,
             checkpoint_age_s=training.checkpoint_age_s,
+            allow_faults=all(status.allow_faults for status in statuses),
             exit_code=next((code for code in codes if code), codes[0] if codes else None),
             detail=next((clean(status.detail, LINE_LIMIT) for status in statuses if status.detail), ""),
             root_cause=root_cause_row(job, self._cluster.node_names, self._found.verdicts),

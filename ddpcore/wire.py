@@ -66,6 +66,12 @@ Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e10)]
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Word = Annotated[str, msgspec.Meta(max_length=64)]
 FilePath = Annotated[str, msgspec.Meta(max_length=4096)]
+SlowFactor = Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)]
+HoldSeconds = Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)]
+
+DEFAULT_SLOW_FACTOR = 8.0
+DEFAULT_HOLD_S = 30.0
+"""Longer than a stall, and over while people still look."""
 
 
 class Phase(StrEnum):
@@ -97,6 +103,16 @@ class FaultKind(StrEnum):
     """SIGKILL."""
     SLOW = "slow"
     """Every step takes `factor` times as long; a factor of 1 heals."""
+    GIL = "gil"
+    """The main thread keeps the interpreter's lock for `duration_s`, as a C extension may: no other thread runs."""
+    SKIP_BARRIER = "skip-barrier"
+    """The main thread leaves out the next barrier or collective that it comes to."""
+    MISMATCH = "mismatch"
+    """It calls a collective that the others do not call."""
+    OOM = "oom"
+    """An allocation of torch fails for want of memory."""
+    LEAVE = "leave"
+    """The program ends with exit code 0, before the others."""
 
 
 class Place(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -215,6 +231,8 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """The highest request id that the probe has carried out."""
     recorder_missing: bool = False
     """True when this torch has no usable flight recorder: groups stay empty and only places are known."""
+    is_ending: bool = False
+    """True of the last report: the interpreter ends, which may take a while."""
     can_stop: bool = False
     """True when the program takes part in an agreed stop (the engine is in use)."""
     training: TrainingReport | None = None
@@ -231,16 +249,30 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     kind: FaultKind
     rank: Rank
     at_step: Count | None = None
-    """The step before which it strikes; None is at once."""
-    factor: Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)] = 8.0
+    """It strikes when this step has been done; None is at once, or at the next step."""
+    factor: SlowFactor = DEFAULT_SLOW_FACTOR
     """For `SLOW` only."""
+    duration_s: HoldSeconds = DEFAULT_HOLD_S
+    """For `GIL` only."""
+
+    @property
+    def is_healing(self) -> bool:
+        """True when it undoes harm."""
+        return self.kind is FaultKind.THAW or (self.kind is FaultKind.SLOW and self.factor == 1.0)
 
 
 class SlowDown(msgspec.Struct, frozen=True, tag="slow_down", forbid_unknown_fields=True):
     """Ask a probe to stretch every step of its rank by `factor` (1 heals)."""
 
     request_id: Count
-    factor: Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)]
+    factor: SlowFactor
+
+
+class StrikeAt(msgspec.Struct, frozen=True, tag="strike_at", forbid_unknown_fields=True):
+    """Ask a probe to let a fault strike its rank's main thread, at a step or at the next one."""
+
+    request_id: Count
+    fault: Fault
 
 
 class StopTraining(msgspec.Struct, frozen=True, tag="stop_training", forbid_unknown_fields=True):
@@ -252,7 +284,7 @@ class StopTraining(msgspec.Struct, frozen=True, tag="stop_training", forbid_unkn
     request_id: Count
 
 
-ProbeRequest = SlowDown | StopTraining
+ProbeRequest = SlowDown | StrikeAt | StopTraining
 """The closed union of what a probe takes."""
 
 _report_encoder = msgspec.msgpack.Encoder()

@@ -18,6 +18,7 @@ from agent.jobs.job import Job
 from agent.jobs.launch import Launch
 from agent.jobs.lifecycle import (
     Answer,
+    AskProbe,
     AskToStop,
     BeginAgain,
     Effect,
@@ -32,7 +33,6 @@ from agent.jobs.lifecycle import (
     ReleasePort,
     RoundBegan,
     SignalWorker,
-    SlowWorker,
     StartLauncher,
     TerminateLauncher,
     Ticked,
@@ -51,7 +51,7 @@ from agent.state.observations import WorkerEnded
 from agent.wire.fields import INBOX_SOCKET
 from agent.wire.jobs import ENDED_STATES, JobState, JobStatus
 from agent.wire.replies import Accepted, RefusalReason, Refused, Shown
-from ddpcore.wire import SlowDown, StopTraining
+from ddpcore.wire import StopTraining
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -289,8 +289,8 @@ class Jobs:
                     return Refused(RefusalReason.WRONG_STATE, f"rank {rank} has exited")
                 self._watch.sample(launch.job_id)
                 self._on_change()
-            case SlowWorker(rank=rank, request_id=request_id, factor=factor):
-                return launch.slow_down(rank, SlowDown(request_id, factor))
+            case AskProbe(rank=rank, request=request):
+                return launch.ask_probe(rank, request)
             case Answer(reply=reply):
                 return reply
             case _:

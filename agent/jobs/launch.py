@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agent.jobs.preflight import Address
     from agent.logs.failure_text import FoundFailure
     from agent.wire.jobs import JobSpec
-    from ddpcore.wire import ProbeRequest, SlowDown, StopTraining
+    from ddpcore.wire import ProbeRequest, StopTraining
 
 
 class Launch:
@@ -108,8 +108,8 @@ class Launch:
             self._port_holder.close()
             self._port_holder = None
 
-    def slow_down(self, rank: int, request: SlowDown) -> Refused | None:
-        """Ask the probe of a rank to stretch its steps; return why it cannot be asked, or None."""
+    def ask_probe(self, rank: int, request: ProbeRequest) -> Refused | None:
+        """Ask something of the probe of a rank; return why it cannot be asked, or None."""
         if self._ask(rank, request):
             return None
         return Refused(

@@ -169,6 +169,12 @@ class NodeState:
             and all(rank in job.reports and job.reports[rank][0].can_stop for rank in job.workers)
         )
 
+    def last_step(self, job_id: str, rank: int) -> int | None:
+        """Return the last step that a rank here has told of; None when it has told of none."""
+        job = self._jobs.get(job_id)
+        known = job.reports.get(rank) if job else None
+        return known[0].step if known else None
+
     def validate(self) -> None:
         """Assert what holds after every observation."""
         for job in self._jobs.values():

@@ -92,7 +92,7 @@ ACTIONS = (
         "f",
         "f",
         "Inject a fault",
-        "Freeze, thaw, kill or slow a rank, after asking.",
+        "Freeze, thaw, kill or slow a rank, or do it other harm, after asking.",
         footer=4,
         is_fault=True,
     ),

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from agent.wire.logs import LogLine
     from app.view import View
-    from ddpcore.wire import FaultKind
+    from ddpcore.wire import Fault
 
 
 class ConsoleSource(Protocol):
@@ -55,7 +55,7 @@ class ConsoleSource(Protocol):
         """Return clean sentences about what the session did since the last call, oldest first."""
         ...
 
-    async def inject(self, kind: FaultKind, rank: int, factor: float) -> str:
+    async def inject(self, fault: Fault) -> str:
         """Do harm to a rank; return a sentence that says what was done.
 
         Raises:

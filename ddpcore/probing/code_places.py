@@ -46,10 +46,15 @@ def caller_line() -> StackLine:
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - inspect costs a thousand times as much
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(_OWN) or file.startswith(_OWN_EXAMPLES):
+        if not is_own(file):
             return (file, frame.f_lineno, frame.f_code.co_name)
         frame = frame.f_back
     return ("", 0, "")
+
+
+def is_own(file: str) -> bool:
+    """Say whether code of this file is ddpcore's own; its examples stand for a user's."""
+    return file.startswith(_OWN) and not file.startswith(_OWN_EXAMPLES)
 
 
 def stack_of(thread_id: int) -> list[StackLine]:

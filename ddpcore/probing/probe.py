@@ -32,6 +32,7 @@ from ddpcore.wire import (
     Phase,
     SlowDown,
     StopTraining,
+    StrikeAt,
     decode_request,
     encode_report,
 )
@@ -250,7 +251,8 @@ class Probe:
         # Half a tick of slack, or a tick that comes a little early puts its report off to the next one.
         self._report_due_s = now_s + REPORT_S - WAITING_TICK_S / 2
         self._was_waiting = state.is_waiting
-        report = state.report(probe_cpu_s=time.thread_time(), answered_request_id=self._answered_request_id)
+        answered = self._answered_request_id
+        report = state.report(probe_cpu_s=time.thread_time(), answered_request_id=answered, is_ending=is_last)
         self._send(encode_report(report))
         self._reported_marks = step
 
@@ -285,6 +287,8 @@ class Probe:
         match request:
             case SlowDown():
                 self.faults.slow_factor = request.factor
+            case StrikeAt():
+                self.faults.add(request.fault)
             case StopTraining():
                 marks.is_stop_requested = True
             case _:
@@ -309,8 +313,9 @@ def start(torchrun: TorchrunEnv, env: ProbeEnv, roots: CodeRoots, recorder: Reco
 def report_step(step: int, loss: SupportsFloat | None = None, epoch: int | None = None) -> None:
     """Say that a training step is done. Without a probe it does nothing.
 
-    Call it on the main thread, once a step. It never raises: what is not a number is left out of the report. A loss on
-    an accelerator costs a synchronisation, so give it only now and then there.
+    Call it on the main thread, once a step. It never raises, but for faults that were asked for (`StepFaults`): what is
+    not a number is left out of the report. A loss on an accelerator costs a synchronisation, so give it only now and
+    then there.
 
     Args:
         step: Number of the step, counted by the program.

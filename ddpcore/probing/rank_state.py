@@ -169,7 +169,7 @@ class RankState:
             self._dumped_beat = self._beat = beat
             self._arrivals = self._read_arrivals(by_key)
 
-    def report(self, *, probe_cpu_s: float = 0.0, answered_request_id: int = 0) -> RankReport:
+    def report(self, *, probe_cpu_s: float = 0.0, answered_request_id: int = 0, is_ending: bool = False) -> RankReport:
         """Return the rank's state at the last sample.
 
         Raises:
@@ -205,6 +205,7 @@ class RankState:
             slow_factor=sample.slow_factor,
             answered_request_id=answered_request_id,
             recorder_missing=self._recorder_missing,
+            is_ending=is_ending,
             can_stop=sample.can_stop,
             training=_training_report(sample.training, sample.now_s),
             gpu_memory=list(sample.gpu_memory),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from app.errors import AppError
     from app.view import View
-    from ddpcore.wire import FaultKind
+    from ddpcore.wire import Fault
 
 FRAME_S = 0.1
 STEPS_PER_LINE = 10
@@ -44,7 +44,7 @@ class SimSource:
         self.can_inject = can_inject
         self.failure: AppError | None = None
         self.refusal: AppError | None = None
-        self.injected: list[tuple[FaultKind, int, float]] = []
+        self.injected: list[Fault] = []
         self.num_closed = 0
         self.num_views = 0
         self._make_view = make_view
@@ -74,11 +74,11 @@ class SimSource:
         notices, self._notices = self._notices, []
         return notices
 
-    async def inject(self, kind: FaultKind, rank: int, factor: float) -> str:
-        self.injected.append((kind, rank, factor))
+    async def inject(self, fault: Fault) -> str:
+        self.injected.append(fault)
         if self.refusal is not None:
             raise self.refusal
-        return f"rank {rank}: {kind} is done"
+        return f"rank {fault.rank}: {fault.kind} is done"
 
     async def close(self) -> None:
         self.num_closed += 1

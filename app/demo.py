@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.wire.logs import LogLine
+    from app.stack_groups import NodeStacks
     from app.view import View
 
 JOB_ID = "demo"
@@ -165,6 +166,10 @@ class Demo:
     async def inject(self, kind: FaultKind, rank: int, factor: float) -> str:
         """Do harm to a rank; see `Session.inject`."""
         return await self._session.inject(kind, rank, factor)
+
+    async def stacks(self, *, is_native: bool) -> list[NodeStacks]:
+        """Return where all ranks stand; see `Session.stacks`."""
+        return await self._session.stacks(is_native=is_native)
 
     def farewell(self) -> str:
         """Return nothing: nothing goes on."""

@@ -11,6 +11,7 @@ from agent.wire.codec import decode_line
 from agent.wire.fields import JobId
 from agent.wire.jobs import JobSpec
 from agent.wire.logs import PullLogs, ReadLog
+from agent.wire.stacks import GetStacks
 from ddpcore.wire import Count, FaultKind, Name, Rank
 
 
@@ -136,6 +137,7 @@ Command = (
     | PullHistory
     | GetStatus
     | ShowJob
+    | GetStacks
     | FindLeftovers
     | CleanLeftovers
     | Shutdown

@@ -25,8 +25,10 @@ from ddpcore.probing.faults import StepFaults, pause, strike
 from ddpcore.probing.gpu_memory import GpuMemory
 from ddpcore.probing.rank_state import SLOW_BEAT_S, RankIdentity, RankState
 from ddpcore.probing.samples import Sample, StepMark
+from ddpcore.probing.stack_dump import StackDumps
 from ddpcore.wire import (
     MAX_REPORT_BYTES,
+    DumpStacks,
     FaultKind,
     MalformedReportError,
     Phase,
@@ -143,6 +145,7 @@ class Probe:
         self._out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         self._request_path = Path(env.request_dir, f"rank-{torchrun.rank}.sock") if env.request_dir else None
         self._requests = _bind(self._request_path) if self._request_path else None
+        self._stacks = StackDumps(self._request_path and self._request_path.parent, torchrun.rank, roots)
         self._main_thread_id = threading.main_thread().ident or 0
         # Between ticks the thread sleeps in poll(): a request wakes it, and so does the end of the process.
         self._ending = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -245,6 +248,8 @@ class Probe:
             began_s = time.thread_time()
             dump, members = self._recorder.dump(), self._recorder.members()
             state.learn(dump, members, cost_s=time.thread_time() - began_s)
+        if self._stacks.is_wanted:
+            self._stacks.write(self._recorder.dump(), (marks.barrier, *marks.firsts))
         if now_s < self._report_due_s and state.is_waiting == self._was_waiting and not is_last:
             return
         # Half a tick of slack, or a tick that comes a little early puts its report off to the next one.
@@ -287,6 +292,8 @@ class Probe:
                 self.faults.slow_factor = request.factor
             case StopTraining():
                 marks.is_stop_requested = True
+            case DumpStacks():
+                self._stacks.want(request.request_id)
             case _:
                 assert_never(request)
         self._answered_request_id = max(self._answered_request_id, request.request_id)

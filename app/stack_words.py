@@ -22,6 +22,8 @@ MAX_GROUPS = 100
 """On one page: a person who looks at more wants `--json`."""
 INNERMOST_SHOWN = 3
 """Library frames below the user's innermost line."""
+NATIVE_SHOWN = 16
+"""Instead, where native frames are among them: whoever sees them has asked for them."""
 MAX_THREAD_NAMES = 6
 _INSTALLED = re.compile(r".*/(?:site-packages|dist-packages|lib(?:64)?/python3(?:\.\d+)?t?)/")
 _KERNEL_STATES = {
@@ -36,10 +38,12 @@ _KERNEL_STATES = {
 class Tone(Enum):
     """What a line is."""
 
+    STUCK = auto()
+    """Heads a group that cannot get any further by itself, or has no process."""
     ODD = auto()
-    """Heads a group that does not wait for others."""
-    WAITING = auto()
-    """Heads a group that does."""
+    """Heads a group that does not wait, while others do."""
+    USUAL = auto()
+    """Heads any other group."""
     NOTE = auto()
     TROUBLE = auto()
     OWN = auto()
@@ -73,9 +77,11 @@ def picture_lines(picture: StackPicture, *, is_whole: bool) -> list[StackText]:
         is_whole: With every frame, every thread, whole paths and what the kernel says.
     """
     lines = [StackText(Tone.TROUBLE, trouble) for trouble in picture.troubles]
+    does_any_wait = any(group.is_waiting for group in picture.groups)
     for group in picture.groups[:MAX_GROUPS]:
         if lines:
             lines.append(StackText(Tone.BLANK, ""))
+        lines.append(StackText(_heading_tone(group, does_any_wait=does_any_wait), heading_text(group)))
         lines += _group_lines(group, is_whole=is_whole)
     left = picture.groups[MAX_GROUPS:]
     if left:
@@ -98,9 +104,15 @@ def heading_text(group: StackGroup) -> str:
     return f"{ranks_text(group.ranks)} ({num_ranks} rank{'' if num_ranks == 1 else 's'}): {what}"
 
 
+def _heading_tone(group: StackGroup, *, does_any_wait: bool) -> Tone:
+    if group.example.state in {"frozen", "blocked", "gone"}:
+        return Tone.STUCK
+    return Tone.ODD if does_any_wait and not group.is_waiting else Tone.USUAL
+
+
 def _group_lines(group: StackGroup, *, is_whole: bool) -> list[StackText]:
     row = group.example
-    lines = [StackText(Tone.WAITING if group.is_waiting else Tone.ODD, heading_text(group))]
+    lines: list[StackText] = []
     if row.state == "gone":
         return lines
     notes = [_note_text(row, note) for note in group.notes]
@@ -143,7 +155,8 @@ def _thread_lines(thread: ThreadRow, *, is_whole: bool) -> Iterator[StackText]:
         if is_own or is_whole:
             num_shown = len(frames)
         elif is_innermost:
-            num_shown = len(frames) if len(frames) == INNERMOST_SHOWN + 1 else INNERMOST_SHOWN
+            num_shown = NATIVE_SHOWN if any(frame.is_native for frame in frames) else INNERMOST_SHOWN
+            num_shown += len(frames) == num_shown + 1  # a line that says "1 more" would take its place
         else:
             num_shown = 1 if len(frames) == 1 else 0
         yield from (_frame_line(frame, is_whole=is_whole) for frame in frames[:num_shown])
@@ -163,7 +176,7 @@ def _frame_line(frame: FrameRow, *, is_whole: bool) -> StackText:
 def _place_text(frame: FrameRow, *, is_whole: bool = False) -> str:
     """Return `train.py:41 in Trainer.step`, `torch/autograd/graph.py:865 in backward` or `poll of libc.so.6`."""
     if frame.is_native and not frame.line:
-        return f"{frame.function} of {frame.file if is_whole else frame.file.rpartition('/')[2]}"
+        return f"{frame.function} of {frame.file.rpartition('/')[2]}"
     file = frame.file
     if not is_whole:
         below = _INSTALLED.sub("", file)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SIDE_STEP = 8
 MAX_SENTENCE_LINES = 4
-_SENTENCES = frozenset({Tone.ODD, Tone.WAITING, Tone.NOTE, Tone.TROUBLE})
+_SENTENCES = frozenset({Tone.STUCK, Tone.ODD, Tone.USUAL, Tone.NOTE, Tone.TROUBLE})
 
 
 class StacksView(LineView):
@@ -42,8 +42,9 @@ class StacksView(LineView):
         self._texts: list[StackText] = []
         palette = stage.look.palette
         self._styles = {
-            Tone.ODD: palette.critical,
-            Tone.WAITING: palette.busy,
+            Tone.STUCK: palette.critical,
+            Tone.ODD: palette.warning,
+            Tone.USUAL: palette.busy,
             Tone.NOTE: palette.muted,
             Tone.TROUBLE: palette.warning,
             Tone.OWN: palette.strong,
@@ -84,7 +85,7 @@ class StacksView(LineView):
         if text.tone not in _SENTENCES:
             return [self.line().put(" ").put(shifted(words, self._side) if self._side else words, style)]
         indent = " " * (1 + len(words) - len(words.lstrip()))
-        parts = wrapped(words, self.size.width - len(indent) - 1, MAX_SENTENCE_LINES, self.look.glyphs.ellipsis)
+        parts = wrapped(words, self.size.width - len(indent) - 2, MAX_SENTENCE_LINES, self.look.glyphs.ellipsis)
         return [self.line().put(indent).put(part, style) for part in parts]
 
 

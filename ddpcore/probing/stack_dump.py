@@ -1,7 +1,7 @@
 """Writes the stacks of all threads of this rank into a file, when somebody asks for them.
 
-Called by the probe's thread alone. `threading.enumerate()` would take a lock that a program's threads take too, so
-names come from a copy of its table.
+Called by the probe's thread alone: a disk that hangs costs its reports, never training. `threading.enumerate()` would
+take a lock that a program's threads take too, so names come from a copy of its table.
 """
 
 from __future__ import annotations

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
+import sys
 from typing import TYPE_CHECKING
 
 import msgspec
 import psutil
 import pytest
 
+from agent.processes.py_spy import find_py_spy
 from agent.wire.commands import InjectFault
 from agent.wire.replies import Accepted, RefusalReason, Refused
 from agent.wire.stacks import GetStacks, RankStacks, Stacks, StackSource
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.ranks,
-    pytest.mark.skipif(shutil.which("py-spy") is None, reason="needs py-spy: pip install 'rankdeck[stacks]'"),
+    pytest.mark.skipif(find_py_spy(sys.executable) is None, reason="needs py-spy: pip install 'rankdeck[stacks]'"),
 ]
 
 START_S = 60.0

@@ -6,7 +6,7 @@ from agent.wire.stacks import KernelFacts, RankStacks, StackSource
 from app.stack_groups import NodeStacks, picture_of
 from app.stack_words import MAX_GROUPS, Tone, picture_lines, summary_text
 from ddpcore.wire_stacks import Frame, ThreadStack
-from tests.support.stacks import BACKWARD, LIBRARIES, answer, in_step, one_frozen, standing, waiting
+from tests.support.stacks import BACKWARD, LIBRARIES, answer, frozen, in_step, one_frozen, standing, waiting
 
 
 def said(*answers: NodeStacks, is_whole: bool = False) -> list[str]:
@@ -131,6 +131,16 @@ def test_trouble_stands_above_all() -> None:
 
     assert lines[0] == (Tone.TROUBLE, "b: no reply")
     assert lines[1].tone is Tone.BLANK
+
+
+def test_headings_warn_of_who_is_stuck_and_of_who_does_not_wait_while_others_do() -> None:
+    def tones(*ranks: RankStacks) -> list[Tone]:
+        headings = {Tone.STUCK, Tone.ODD, Tone.USUAL}
+        lines = picture_lines(picture_of([answer("n", *ranks)]), is_whole=False)
+        return [line.tone for line in lines if line.tone in headings]
+
+    assert tones(waiting(0), standing(1, in_step(1)), frozen(2)) == [Tone.ODD, Tone.STUCK, Tone.USUAL]
+    assert tones(standing(0, in_step(1)), standing(1, in_step(2))) == [Tone.USUAL, Tone.USUAL]
 
 
 def test_the_summary_counts() -> None:

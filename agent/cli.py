@@ -38,6 +38,7 @@ from agent.wire.commands import (
 )
 from agent.wire.logs import LogStream, PullLogs, ReadLog
 from agent.wire.replies import Refused
+from agent.wire.stacks import GetStacks
 from ddpcore.wire import DEFAULT_HOLD_S, DEFAULT_SLOW_FACTOR, FaultKind
 
 if TYPE_CHECKING:
@@ -234,6 +235,15 @@ def claim(directory: Path, generation: int, holder: str) -> None:
 def show(directory: Path, job_id: str) -> None:
     """Print what a job is made of: command, environment without its secrets, where its logs are."""
     _ask(directory, _checked(ShowJob(job_id)))
+
+
+@cli.command()
+@_directory
+@_job
+@click.option("--native", "is_native", is_flag=True, help="With C and C++ frames, by py-spy; stops each rank shortly.")
+def stacks(*, directory: Path, job_id: str | None, is_native: bool) -> None:
+    """Print where every rank of a job stands, down to each frame."""
+    _ask(directory, _checked(GetStacks(job_id, is_native)) if job_id else _read_command("stacks"))
 
 
 @cli.command()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.wire.logs import LogLine
+    from app.stack_groups import NodeStacks
     from app.view import View
     from ddpcore.wire import Fault
 
@@ -140,6 +141,10 @@ class Demo:
     async def inject(self, fault: Fault) -> str:
         """Do harm to a rank; see `Session.inject`."""
         return await self._session.inject(fault)
+
+    async def stacks(self, *, is_native: bool) -> list[NodeStacks]:
+        """Return where all ranks stand; see `Session.stacks`."""
+        return await self._session.stacks(is_native=is_native)
 
     def farewell(self) -> str:
         """Return nothing: nothing goes on."""

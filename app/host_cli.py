@@ -1,4 +1,4 @@
-"""The verbs that reach one host over SSH: up, run, attach, status, stop, kill, fault, down."""
+"""The verbs that reach one host over SSH: up, run, attach, status, stacks, stop, kill, fault, down."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from app.remote_job import RunRequest, check_command, check_job_id, make_job_id,
 from app.remote_session import RemoteSession
 from app.rows import SCHEMA
 from app.safe_text import LINE_LIMIT, clean
+from app.stack_groups import picture_of, stacks_object
+from app.stack_words import picture_lines, summary_text
 from app.view import status_object
 from ddpcore.wire import DEFAULT_HOLD_S, DEFAULT_SLOW_FACTOR, FaultKind
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from app.host_link import HostLink
     from app.session import Session
+    from app.stack_groups import StackPicture
     from app.view import View
     from ddpcore.wire import Fault
 
@@ -187,6 +190,27 @@ def status(*, host: str, is_json: bool, python: str, ssh_config: str) -> None:
 @click.command()
 @click.argument("job_id", metavar="JOB")
 @_host
+@click.option("--all", "is_whole", is_flag=True, help="Every frame of every thread, and what the kernel says")
+@click.option("--native", "is_native", is_flag=True, help="With C and C++ frames, by py-spy; stops each rank shortly")
+@_json
+@_reaches
+def stacks(*, job_id: str, host: str, is_json: bool, python: str, ssh_config: str, **how: bool) -> None:
+    """Print where every rank of a job stands, frame by frame: identical stacks together, the odd one first."""
+    check_job_id(job_id)
+    with _link(host, python, ssh_config) as link:
+        link.connect()
+        link.find()
+        picture = asyncio.run(_take_stacks(RemoteSession(link), job_id, is_native=how["is_native"]))
+    if is_json:
+        click.echo(msgspec.json.encode(stacks_object(picture)).decode())
+        return
+    print_line(f"rankdeck: {summary_text(picture)}")
+    click.echo("\n".join(line.text for line in picture_lines(picture, is_whole=how["is_whole"])))
+
+
+@click.command()
+@click.argument("job_id", metavar="JOB")
+@_host
 @click.option("--now", is_flag=True, help="SIGTERM at once, without an agreed step and a checkpoint")
 @_json
 @_reaches
@@ -263,7 +287,7 @@ def _link(host: str, python: str, ssh_config: str) -> HostLink:
     return HostLink(Access(host, python, ssh_config))
 
 
-HOST_VERBS = (up, run, attach, status, stop, kill, fault, down)
+HOST_VERBS = (up, run, attach, status, stacks, stop, kill, fault, down)
 
 
 def _end(link: HostLink, job_id: str, ask: Callable[[Session], Any], *, is_json: bool) -> None:
@@ -298,6 +322,14 @@ async def _wait_for_end(session: RemoteSession, host: str, job_id: str, ask: Cal
                     f"job {job_id} has not ended in {END_PATIENCE_S:.0f} s", f"rankdeck kill {job_id} --host {host}"
                 )
             await asyncio.sleep(POLL_S)
+    finally:
+        await session.close()
+
+
+async def _take_stacks(session: RemoteSession, job_id: str, *, is_native: bool) -> StackPicture:
+    try:
+        await session.connect()
+        return picture_of(await session.session.stacks(job_id=job_id, is_native=is_native))
     finally:
         await session.close()
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from agent.wire.reports import NodeReport
     from app.host_link import HostLink
     from app.remote_job import RunRequest
+    from app.stack_groups import NodeStacks
     from app.view import View
     from ddpcore.wire import Fault
 
@@ -147,6 +148,10 @@ class RemoteSession:
     async def inject(self, fault: Fault) -> str:
         """Do harm to a rank; see `Session.inject`."""
         return await self._session.inject(fault)
+
+    async def stacks(self, *, is_native: bool) -> list[NodeStacks]:
+        """Return where all ranks stand; see `Session.stacks`."""
+        return await self._session.stacks(is_native=is_native)
 
     def farewell(self) -> str:
         """Return how to come back to a job that goes on."""

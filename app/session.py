@@ -20,6 +20,7 @@ from app.errors import AppError, IncompatibleAgentError, UsageError
 from app.faults import told
 from app.fleet import Fleet
 from app.rank_facts import Thresholds
+from app.stack_road import fetch_stacks
 from app.telemetry import Telemetry
 from app.view import View
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.wire.jobs import JobSpec
+    from app.stack_groups import NodeStacks
     from ddpcore.wire import Fault
 
 LOG_PERIOD_S = 0.2
@@ -118,6 +120,18 @@ class Session:
         node = rows[0].node
         await self._fleet.inject(node, job.job_id, fault)
         return f"rank {fault.rank} on {node} {told(fault)}"
+
+    async def stacks(self, *, is_native: bool, job_id: str = "") -> list[NodeStacks]:
+        """Return where the ranks of a job, or of the one that is shown, stand; see `fetch_stacks`.
+
+        Raises:
+            UsageError: No job is shown.
+        """
+        job = self.view().job()
+        wanted = job_id or (job.job_id if job else "")
+        if not wanted:
+            raise UsageError("there is no job yet")
+        return await fetch_stacks(self._directories, self._python, wanted, is_native=is_native)
 
     async def close(self) -> None:
         """Stop listening and let go of the roads; the agents live on."""

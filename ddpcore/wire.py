@@ -284,7 +284,13 @@ class StopTraining(msgspec.Struct, frozen=True, tag="stop_training", forbid_unkn
     request_id: Count
 
 
-ProbeRequest = SlowDown | StrikeAt | StopTraining
+class DumpStacks(msgspec.Struct, frozen=True, tag="dump_stacks", forbid_unknown_fields=True):
+    """Ask a probe to write the stacks of its rank's threads into a file (`ddpcore.wire_stacks`)."""
+
+    request_id: Count
+
+
+ProbeRequest = SlowDown | StrikeAt | StopTraining | DumpStacks
 """The closed union of what a probe takes."""
 
 _report_encoder = msgspec.msgpack.Encoder()

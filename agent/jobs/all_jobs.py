@@ -40,6 +40,7 @@ from agent.jobs.lifecycle import (
     WorkerFound,
 )
 from agent.jobs.preflight import check_files, reserve, resolve
+from agent.jobs.rank_stacks import StackTaker
 from agent.jobs.rank_watch import RankWatch
 from agent.jobs.record import JobRecords, read_jobs
 from agent.logs.disk_space import LogSpace
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from agent.state.node_state import NodeState
     from agent.state_dir import StateDir
     from agent.wire.jobs import JobSpec
+    from agent.wire.stacks import Stacks
 
 END_PERIOD_S = 0.02
 """Between looks at what is being killed as the agent ends."""
@@ -100,6 +102,7 @@ class Jobs:
         self._sought: set[str] = set()
         """Jobs of an earlier agent whose shims live and have not said yet who they are."""
         self._records = JobRecords(state_dir.jobs_dir)
+        self._stacks = StackTaker()
 
     def adopt(self) -> None:
         """Take up the jobs of an earlier agent in this directory, as far as they go on, and say how the others ended.
@@ -168,6 +171,15 @@ class Jobs:
         if launch is None:
             return self._unknown(job_id)
         return Shown(masked_spec(launch.job.spec), str(launch.ranks_dir), launch.master_port)
+
+    async def stacks(self, job_id: str, *, is_native: bool) -> Stacks | Refused:
+        """Return where the ranks of a job stand, down to every frame."""
+        launch = self._launches.get(job_id)
+        if launch is None:
+            return self._unknown(job_id)
+        if launch.shim is None:
+            return Refused(RefusalReason.WRONG_STATE, f"job {job_id} does not run: it has no stacks")
+        return await self._stacks.take(launch, self._watch.pids, is_native=is_native)
 
     def beat(self, unattended_s: float) -> None:
         """Sample workers, let time pass for the lifecycles, end what nobody watches over, read logs.
@@ -373,7 +385,7 @@ class Jobs:
         return {launch.shim.pid for launch in self._launches.values() if launch.shim is not None}
 
     def _own_pids(self) -> set[int]:
-        return self._shim_pids() | self._sampler_pids
+        return self._shim_pids() | self._sampler_pids | self._stacks.spy_pids
 
     def _write(self, launch: Launch) -> Refused | None:
         return self._records.keep(launch.job, launch.address, time.monotonic())

@@ -284,7 +284,7 @@ class Job:
         if before is JobState.RUNNING and event.is_agreed and event.can_agree:
             self._terminate_at_s = now_s + self.spec.save_s
             self._kill_at_s = self._terminate_at_s + self.spec.grace_s
-            return [AskToStop(self._new_request_id()), Answer(Accepted())]
+            return [AskToStop(self.new_request_id()), Answer(Accepted())]
         if before is JobState.RUNNING or (self._terminate_at_s is not None and not event.is_agreed):
             return [self._terminate(now_s), Answer(Accepted())]
         return [Answer(Accepted())]
@@ -293,7 +293,8 @@ class Job:
         self._terminate_at_s, self._kill_at_s = None, now_s + self.spec.grace_s
         return TerminateLauncher()
 
-    def _new_request_id(self) -> int:
+    def new_request_id(self) -> int:
+        """Return a number that no other request to a probe of this job has."""
         self._last_request_id += 1
         return self._last_request_id
 
@@ -302,7 +303,7 @@ class Job:
             return [self._refuse_by_state("faults are for running jobs")]
         if refused := refusal_of_fault(event, self.spec, self.ranks, self._workers.get(event.fault.rank)):
             return [Answer(refused)]
-        return [fault_effect(event.fault, self._new_request_id()), Answer(Accepted())]
+        return [fault_effect(event.fault, self.new_request_id()), Answer(Accepted())]
 
     def _on_not_started(self, before: JobState, message: str) -> list[Effect]:
         if before is JobState.RESTARTING:

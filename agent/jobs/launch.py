@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agent.jobs.preflight import Address
     from agent.logs.failure_text import FoundFailure
     from agent.wire.jobs import JobSpec
-    from ddpcore.wire import ProbeRequest, StopTraining
+    from ddpcore.wire import DumpStacks, ProbeRequest, StopTraining
 
 
 class Launch:
@@ -121,6 +121,10 @@ class Launch:
         """Ask the probes of all ranks to end training: one that hears it is enough."""
         for rank in self.job.ranks:
             self._ask(rank, request)
+
+    def ask_for_stacks(self, rank: int, request: DumpStacks) -> bool:
+        """Ask the probe of a rank for its stacks; return whether it listens."""
+        return self._ask(rank, request)
 
     def failure_of(self, rank: int) -> FoundFailure | None:
         """Return what a rank's files say of its failure."""

@@ -11,6 +11,7 @@ from agent.wire.codec import decode_line
 from agent.wire.fields import JobId
 from agent.wire.jobs import JobSpec
 from agent.wire.logs import PullLogs, ReadLog
+from agent.wire.stacks import GetStacks
 from ddpcore.wire import (
     DEFAULT_HOLD_S,
     DEFAULT_SLOW_FACTOR,
@@ -156,6 +157,7 @@ Command = (
     | PullHistory
     | GetStatus
     | ShowJob
+    | GetStacks
     | FindLeftovers
     | CleanLeftovers
     | Shutdown

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agent.wire.logs import LogLine
+    from app.stack_groups import NodeStacks
     from app.view import View
     from ddpcore.wire import Fault
 
@@ -60,6 +61,17 @@ class ConsoleSource(Protocol):
 
         Raises:
             AppError: It was not done, and why.
+        """
+        ...
+
+    async def stacks(self, *, is_native: bool) -> Sequence[NodeStacks]:
+        """Return the stacks of the job that is shown, by node; takes seconds where a rank is stuck.
+
+        Args:
+            is_native: With the frames of C and C++; stops each rank for up to half a second.
+
+        Raises:
+            AppError: There is no job, or no node has stacks of it.
         """
         ...
 

@@ -117,6 +117,11 @@ class StackReader:
                 place = Place(file=kind.file, line=line, function=kind.function)
         return Reading(phase, place or self._main_place(stack))
 
+    def is_own(self, file: str, function: str) -> bool:
+        """Say whether a frame is the user's own program, which may itself be a library."""
+        kind = self._kinds.get((file, function)) or self._classify(file, function)
+        return kind.is_user or file == self._roots.main_file
+
     def _main_place(self, stack: Sequence[StackLine]) -> Place | None:
         """Return the script's own line in a program that is itself a library (`-m installed.package`)."""
         outermost: StackLine | None = None

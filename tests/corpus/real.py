@@ -108,6 +108,7 @@ class _Watch:
         return Outcome(scenario.name, is_fault, (took_s is not None or not is_fault) and not in_vain, took_s, in_vain)
 
     def _look(self) -> None:
+        self._agent.processes()  # what it has seen, it ends
         now_s = time.monotonic()
         self._cluster.apply("here", self._agent.report(), now_s)
         found = self._diagnoser.observe(self._cluster, now_s)

@@ -170,6 +170,14 @@ def test_a_job_is_started_watched_left_found_again_and_stopped_and_nothing_stays
     code, _, stderr = desk.run("fault", "kill", "--host", "h1", "--rank", "1")
     assert (code, "job gpt does not allow faults" in stderr) == (4, True)
     assert console.returncode == -signal.SIGKILL
+    found = desk.json("stacks", "gpt", "--host", "h1")
+    assert [(rank["rank"], rank["node"], rank["source"]) for rank in found["ranks"]] == [
+        (0, "h1", "probe"),
+        (1, "h1", "probe"),
+    ]
+    code, printed, said = desk.run("stacks", "gpt", "--host", "h1", "--all")
+    assert (code, "job gpt: 2 ranks in " in said) == (0, True)
+    assert f"  > {host.home}/train.py:" in printed
     follower = desk.start("attach", "--host", "h1", "--headless")
     read_until(follower, "training")
     follower.send_signal(signal.SIGINT)
@@ -283,6 +291,8 @@ def test_what_cannot_be_is_said_in_one_line_with_its_exit_code(desk: Desk, netwo
     assert (code, "has no rankdeck" in said) == (3, True)
     desk.json("up", "h1")
     code, said = fails("stop", "nothing", "--host", "h1")
+    assert (code, "there is no job nothing" in said) == (4, True)
+    code, said = fails("stacks", "nothing", "--host", "h1")
     assert (code, "there is no job nothing" in said) == (4, True)
     assert fails("run", "--host", "h1", "--detach", "--", "missing.py")[0] == 4
     assert fails("run", "--host", "h1", "--name", "NO", "--", "train.py")[0] == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from textual.pilot import Pilot
 
     from app.errors import AppError
+    from app.stack_groups import NodeStacks
     from app.view import View
     from ddpcore.wire import Fault
 
@@ -30,8 +32,11 @@ class SimSource:
 
     Attributes:
         failure: Raised by `view` from now on.
-        refusal: Raised by `inject` from now on.
+        refusal: Raised by `inject` and `stacks` from now on.
         injected: What was asked of `inject`.
+        answers: What `stacks` returns.
+        stacks_asked: Whether each call of `stacks` wanted native frames.
+        stacks_may_come: While it is not set, `stacks` does not return.
         num_closed: How often the console has closed it.
         num_views: How often it was asked for rows.
     """
@@ -44,6 +49,10 @@ class SimSource:
         self.can_inject = can_inject
         self.failure: AppError | None = None
         self.refusal: AppError | None = None
+        self.answers: list[NodeStacks] = []
+        self.stacks_asked: list[bool] = []
+        self.stacks_may_come = asyncio.Event()
+        self.stacks_may_come.set()
         self.injected: list[Fault] = []
         self.num_closed = 0
         self.num_views = 0
@@ -79,6 +88,13 @@ class SimSource:
         if self.refusal is not None:
             raise self.refusal
         return f"rank {fault.rank}: {fault.kind} is done"
+
+    async def stacks(self, *, is_native: bool) -> list[NodeStacks]:
+        self.stacks_asked.append(is_native)
+        await self.stacks_may_come.wait()
+        if self.refusal is not None:
+            raise self.refusal
+        return self.answers
 
     async def close(self) -> None:
         self.num_closed += 1

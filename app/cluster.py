@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from agent.wire.machine import GpuCondition
 from app.job_model import JobModel
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Node:
         received_s: When that came.
         back_s: When it was first heard, or first heard again after a gap.
         num_ignored: Reports, or parts of them, that were refused.
+        may_have_broken_gpus: Whether its newest report tells of anything that broken GPUs show.
     """
 
     def __init__(self, name: str, index: int) -> None:
@@ -45,6 +47,7 @@ class Node:
         self.received_s = float("-inf")
         self.back_s = float("-inf")
         self.num_ignored = 0
+        self.may_have_broken_gpus = False
         self.old_epochs: deque[str] = deque(maxlen=MAX_OLD_EPOCHS)
 
     def is_newer(self, report: NodeReport) -> bool:
@@ -82,6 +85,9 @@ class Cluster:
             known.back_s = now_s
         known.report = report
         known.received_s = now_s
+        known.may_have_broken_gpus = any(
+            gpu.figures.xids or gpu.figures.condition is not GpuCondition.OK for gpu in report.gpus.gpus
+        )
         told: dict[tuple[str, int], JobModel] = {}
         for status in report.jobs:
             job = self._job_of(status)

@@ -128,6 +128,25 @@ def gpu_rows(cluster: Cluster, job: JobModel | None, now_s: float, max_rows: int
     return [_row(node, gpu, job, age_s) for node, gpu, age_s in gpus]
 
 
+class BrokenGpu(NamedTuple):
+    """A GPU that no rank can use any more."""
+
+    ranks: list[int]
+    """Of the job, whose home it is."""
+    text: str
+
+
+def broken_gpus(cluster: Cluster, job: JobModel | None, now_s: float) -> list[BrokenGpu]:
+    """Return the GPUs on which something has broken, in the order of the nodes."""
+    broken = []
+    for node in cluster.nodes.values():
+        for gpu in node.report.gpus.gpus if node.report is not None and node.may_have_broken_gpus else ():
+            if _severity(node, gpu) is Severity.CRITICAL:
+                row = _row(node, gpu, job, max(0.0, now_s - node.received_s))
+                broken.append(BrokenGpu(row.ranks, _broken(row).text))
+    return broken
+
+
 def _row(node: Node, gpu: GpuReport, job: JobModel | None, age_s: float) -> GpuRow:
     figures, job_id = gpu.figures, None if job is None else job.job_id
     is_silent = node.report is not None and node.report.gpus.state is GpuWatchState.SILENT

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from app.errors import ExitCode
 from app.rows import Cause, Severity
-from app.view import status_object
+from app.status_object import status_object
 from app.words import bytes_text
 from ddpcore.wire import FaultKind
 

@@ -21,7 +21,7 @@ from app.rows import SCHEMA
 from app.safe_text import LINE_LIMIT, clean
 from app.stack_groups import picture_of, stacks_object
 from app.stack_words import picture_lines, summary_text
-from app.view import status_object
+from app.status_object import status_object
 from ddpcore.wire import DEFAULT_HOLD_S, DEFAULT_SLOW_FACTOR, FaultKind
 
 if TYPE_CHECKING:

@@ -9,19 +9,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from agent.wire.machine import HostReport
-from app.gpu_words import findings, gpu_rows, held_by
+from app.gpu_words import BrokenGpu, broken_gpus, findings, gpu_rows, held_by
 from app.headline import job_headline, node_headline, wait_text
 from app.job_model import WORST_FIRST, Process
 from app.rank_words import rank_row
 from app.root_cause import root_cause_row
 from app.rows import (
-    SCHEMA,
     BarrierRow,
     Finding,
     GpuRow,
@@ -37,7 +36,7 @@ from app.rows import (
 )
 from app.safe_text import LINE_LIMIT, clean, clean_name
 from app.verdict_words import hint, sentence
-from app.words import bytes_text, finite, json_value, percent_text, place_text, ranges_text, ranks_text
+from app.words import bytes_text, finite, percent_text, place_text, ranges_text, ranks_text
 from ddpcore.wire import TrainingReport
 
 if TYPE_CHECKING:
@@ -98,6 +97,9 @@ class View:
             return about_nodes or Headline(Severity.QUIET, idle)
         if about_nodes is not None and not self._job.is_ended():
             return about_nodes
+        broken = [] if self._job.is_ended() else self._broken_gpus
+        if broken:
+            return Headline(Severity.CRITICAL, broken[0].text)
         return job_headline(self._cluster, self._job, row, self._found)
 
     def job(self) -> JobRow | None:
@@ -239,6 +241,7 @@ class View:
     def _verdict_row(self, verdict: Verdict) -> VerdictRow:
         job = self._cluster.jobs[verdict.job]
         worker = job.workers[verdict.culprits[0]] if verdict.culprits else None
+        pid = None if worker is None else worker.pid
         return VerdictRow(
             cause=verdict.cause,
             culprits=list(verdict.culprits),
@@ -254,7 +257,7 @@ class View:
             where=place_text(verdict.place),
             severity=verdict.severity,
             text=sentence(verdict),
-            hint=clean(hint(verdict, None if worker is None else worker.pid), LINE_LIMIT),
+            hint=clean("; ".join([*self._broken_of(verdict), hint(verdict, pid)]), LINE_LIMIT),
         )
 
     def memory(self, wanted: Sequence[int] | None = None) -> list[MemoryRow]:
@@ -302,6 +305,15 @@ class View:
         """Return what is wrong with these GPUs, with their use, or with the look at GPUs; the worst first."""
         return findings(gpus, self.nodes())
 
+    @cached_property
+    def _broken_gpus(self) -> list[BrokenGpu]:
+        return broken_gpus(self._cluster, self._job, self._now_s)
+
+    def _broken_of(self, verdict: Verdict) -> list[str]:
+        """Return what is wrong with the GPUs of a verdict's culprits: it may be why."""
+        culprits = set(verdict.culprits)
+        return [gpu.text for gpu in self._broken_gpus if culprits.intersection(gpu.ranks)][:1]
+
     def memory_summary(self) -> MemorySummary | None:
         """Return the memory of all ranks together, None while none is known."""
         known = self._rss[~np.isnan(self._rss)]
@@ -348,20 +360,6 @@ class View:
     def _median(self) -> float:
         known = self._rss[~np.isnan(self._rss)]
         return float(np.median(known)) if len(known) else math.nan
-
-
-def status_object(view: View) -> dict[str, Any]:
-    """Return the object of `--json`: built-in types only, numbers rounded, what is not known as None."""
-    job = view.job()
-    rows = {
-        "nodes": view.nodes(),
-        "jobs": [] if job is None else [job],
-        "gpus": view.gpus(),
-        "ranks": view.ranks(),
-        "barriers": view.barriers(),
-        "verdicts": view.verdicts(),
-    }
-    return {"schema": SCHEMA} | {key: json_value(value) for key, value in rows.items()}
 
 
 def _place_of(job: JobModel, rank: int) -> str:

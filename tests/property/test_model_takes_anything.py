@@ -19,7 +19,8 @@ from agent.wire.reports import (
 from app.cluster import Cluster
 from app.diagnosis import Diagnoser
 from app.rows import Cause
-from app.view import View, status_object
+from app.status_object import status_object
+from app.view import View
 from ddpcore.wire import BARRIER_GROUP, GroupReport, Phase, Place, RankReport, TrainingReport
 
 NODES = ["a", "b", "c"]

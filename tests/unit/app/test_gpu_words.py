@@ -24,7 +24,7 @@ from agent.wire.machine import (
 from app.cluster import Cluster
 from app.gpu_words import USUAL_FIX, gpu_rows, held_by
 from app.rows import Severity
-from app.view import status_object
+from app.status_object import status_object
 from ddpcore.wire import GpuMemoryReport
 from tests.support.node_reports import job_status, node_report, rank_report, worker_report
 from tests.support.sim import SimCluster
@@ -103,6 +103,25 @@ def test_a_lost_gpu_comes_first_and_says_what_to_do(training: Training) -> None:
     assert lost.text == "GPU 1 of demo-1, home of rank 3: lost; Xid 79 (it has fallen off the bus) 5.0 s ago"
     assert "reboot" in lost.hint
     assert [row.gpu for row in training.sim.view().oddest_gpus(1)] == [1]
+
+
+def test_a_lost_gpu_is_the_headline_and_the_first_thing_to_know_of_its_rank(training: Training) -> None:
+    assert training.sim.view().headline().severity is Severity.OK
+    training.gpus[1].change(1, condition=GpuCondition.LOST, xids=[Xid(79, 1, 5.0)], throttle_reasons=[])
+    training.sim.run(1)
+
+    headline = training.sim.view().headline()
+    assert headline.severity is Severity.CRITICAL
+    assert headline.text.startswith("GPU 1 of demo-1, home of rank 3: lost; Xid 79")
+
+    training.sim.freeze(3)
+    training.sim.run(1)
+    assert training.sim.view().headline().text.startswith("rank 3 on demo-1 is frozen")
+    assert training.sim.verdicts()[0].hint.startswith("GPU 1 of demo-1, home of rank 3: lost;")
+    training.sim.thaw(3)
+    training.sim.freeze(0)
+    training.sim.run(2)
+    assert "GPU" not in training.sim.verdicts()[0].hint
 
 
 @pytest.mark.parametrize(

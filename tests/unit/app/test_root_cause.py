@@ -11,7 +11,8 @@ from agent.wire.jobs import JobState
 from agent.wire.logs import RootCause
 from app.cluster import Cluster
 from app.diagnosis import Diagnoser
-from app.view import View, status_object
+from app.status_object import status_object
+from app.view import View
 from tests.support.node_reports import dead_worker, job_status, node_report
 
 if TYPE_CHECKING:

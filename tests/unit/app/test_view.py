@@ -14,7 +14,8 @@ from agent.wire.reports import ProcessState, WorkerReport
 from app.cluster import Cluster
 from app.diagnosis import Diagnoser
 from app.rows import RankState, Severity
-from app.view import View, status_object
+from app.status_object import status_object
+from app.view import View
 from ddpcore.wire import BARRIER_GROUP, Phase, Place, TrainingReport
 from tests.support.node_reports import dead_worker, group_report, job_status, node_report, rank_report, worker_report
 from tests.support.sim import SimCluster

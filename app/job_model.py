@@ -15,6 +15,8 @@ import numpy as np
 from agent.wire.jobs import ENDED_STATES, JobState
 from agent.wire.reports import ProcessState
 from app.group_table import GroupTable
+from app.oddities import PROBE_PATIENCE_S, Oddities
+from app.outside import Output, is_step_counted, loss_of, step_of
 from ddpcore.wire import BARRIER_GROUP, DEFAULT_GROUP, Phase
 
 if TYPE_CHECKING:
@@ -97,6 +99,10 @@ class JobModel:
         deaths: By rank, of those whose process has ended.
         died_at_s: When; NaN of those that live.
         died_badly: Whether a signal or an exit code other than 0 ended it.
+        is_unprobed: Whether its process runs and nothing in it reports, nor is to be expected to.
+        is_step_counted: Whether the steps are only the optimizers' counts of some rank.
+        oddities: What limits what can be seen of the ranks.
+        output: When they print.
         shares: By node.
         stop_began_s: When the job was told to end; infinity while it was not.
         num_ignored: Facts that were refused: ranks of other nodes, members that are none, contradictions.
@@ -128,6 +134,10 @@ class JobModel:
         self.died_badly = np.zeros(world_size, np.bool_)
         self.deaths: dict[int, Death] = {}
         self.deaths_version = 0
+        self.is_unprobed = np.zeros(world_size, np.bool_)
+        self.is_step_counted = False
+        self.oddities = Oddities()
+        self.output = Output()
         self.groups: dict[str, GroupTable] = {}
         self.calls: list[tuple[str, str]] = [("", "")]
         self.shares: dict[int, NodeShare] = {}
@@ -187,6 +197,11 @@ class JobModel:
             self.report_age_s[rank] = age_s
             if before is None or before.report is None or not _is_same(before.report, report):
                 self._put_report(rank, report, now_s - age_s)
+        self._put_progress(rank, worker)
+        self.output.put(worker, now_s)
+        has_waited = worker.seen_s >= PROBE_PATIENCE_S or bool(self.shares[node].status.unprobed)
+        self.is_unprobed[rank] = is_unprobed = report is None and process != Process.EXITED and has_waited
+        self.oddities.put(rank, report, is_unprobed=is_unprobed)
 
     def sample_steps(self, now_s: float) -> None:
         """Remember the lowest step from time to time; the rate comes from it."""
@@ -223,7 +238,13 @@ class JobModel:
 
     def is_starting(self) -> bool:
         """Return whether some rank has not opened its process group, and none has made a step."""
-        return bool((self.phase == PHASE_CODE[Phase.STARTING]).any()) and not bool((self.step >= 0).any())
+        is_early = (self.phase == PHASE_CODE[Phase.STARTING]) & ~self.is_unprobed
+        return bool(is_early.any()) and not bool((self.step >= 0).any())
+
+    def notes(self) -> list[str]:
+        """Return what limits what can be seen of the ranks, a sentence for each."""
+        whys = (share.status.unprobed for share in self.shares.values())
+        return self.oddities.notes(next(filter(None, whys), ""))
 
     def is_ended(self) -> bool:
         """Return whether the job is over on every node that has told of it."""
@@ -261,16 +282,25 @@ class JobModel:
         self.died_badly[rank] = worker.exit.signal is not None or worker.exit.code not in (0, None)
         self.deaths_version += 1
 
+    def _put_progress(self, rank: int, worker: WorkerReport) -> None:
+        """Take a rank's step and loss, which it reports or prints."""
+        step, loss = step_of(worker), loss_of(worker)
+        self.step[rank] = -1 if step is None else step
+        self.has_loss[rank] = loss is not None
+        if loss is not None:
+            self.loss[rank] = loss
+        is_counted = is_step_counted(worker)
+        if step is not None and is_counted is not self.is_step_counted:
+            # A count of another kind: the rate of steps begins anew.
+            self.is_step_counted = is_counted
+            self._steps.clear()
+
     def _put_report(self, rank: int, report: RankReport, report_at_s: float) -> None:
         if report.rank != rank or report.job_id != self.job_id or report.attempt != self.attempt:
             self.num_ignored += 1
             return
         self.report_at_s[rank] = report_at_s
         self.phase[rank] = PHASE_CODE[report.phase]
-        self.step[rank] = -1 if report.step is None else report.step
-        self.has_loss[rank] = report.loss is not None
-        if report.loss is not None:
-            self.loss[rank] = report.loss
         self.observed_s[rank] = report.observed_s
         self.waited_s[rank] = report.waited_s
         stamp = int(self.stamp[rank]) + 1

@@ -18,6 +18,7 @@ from agent.wire.machine import HostReport
 from app.gpu_words import findings, gpu_rows, held_by
 from app.headline import job_headline, node_headline, wait_text
 from app.job_model import WORST_FIRST, Process
+from app.outside import epoch_of
 from app.rank_words import rank_row
 from app.root_cause import root_cause_row
 from app.rows import (
@@ -98,7 +99,7 @@ class View:
             return about_nodes or Headline(Severity.QUIET, idle)
         if about_nodes is not None and not self._job.is_ended():
             return about_nodes
-        return job_headline(self._cluster, self._job, row, self._found)
+        return job_headline(self._cluster, self._job, row, self._found, self._now_s)
 
     def job(self) -> JobRow | None:
         """Return the job, None while there is none."""
@@ -113,8 +114,8 @@ class View:
         statuses = [share.status for _, share in sorted(job.shares.items())]
         statuses.sort(key=lambda status: WORST_FIRST.index(status.state))
         codes = [status.exit_code for status in statuses if status.exit_code is not None]
-        first = next((worker.report for worker in job.workers[:1] if worker is not None), None)
-        training = (first.training if first is not None else None) or TrainingReport()
+        first = job.workers[0]
+        training = (first and first.report and first.report.training) or TrainingReport()
         step, steps_per_s = job.lowest_step(), None if job.is_ended() else job.steps_per_s()
         return JobRow(
             job_id=clean_name(job.job_id),
@@ -124,7 +125,8 @@ class View:
             world_size=job.world_size,
             num_nodes=job.num_nodes,
             step=step,
-            epoch=first.epoch if first is not None else None,
+            is_step_counted=job.is_step_counted,
+            epoch=None if first is None else epoch_of(first),
             loss=_mean(job.loss[job.has_loss]),
             steps_per_s=steps_per_s,
             last_step=training.last_step,
@@ -134,6 +136,7 @@ class View:
             checkpoint_age_s=training.checkpoint_age_s,
             exit_code=next((code for code in codes if code), codes[0] if codes else None),
             detail=next((clean(status.detail, LINE_LIMIT) for status in statuses if status.detail), ""),
+            notes=[clean(note, LINE_LIMIT) for note in job.notes()],
             root_cause=root_cause_row(job, self._cluster.node_names, self._found.verdicts),
         )
 
@@ -154,7 +157,7 @@ class View:
         return Progress(
             steps=min((report.steps_done for report in reports), default=None),
             loss_first=_mean([report.loss_first for report in reports if report.loss_first is not None]),
-            loss_last=_mean([report.loss for report in reports if report.loss is not None]),
+            loss_last=None if self._job is None else _mean(self._job.loss[self._job.has_loss]),
         )
 
     def nodes(self) -> list[NodeRow]:

@@ -120,7 +120,8 @@ class RankState:
                 track = self._tracks[key] = GroupTrack()
             track.observe(enqueued, completed, now_s)
         self._count_barrier(_open_mark(previous) if previous else None, _open_mark(sample))
-        self._has_started = self._has_started or sample.has_process_group
+        # A program that trains without a process group has started too.
+        self._has_started = self._has_started or sample.has_process_group or sample.step is not None
         self._reading = self._stack_reader.read(sample.stack)
         phase = self._judge_phase(sample)
         if previous is None or phase is not self._phase:
@@ -186,6 +187,7 @@ class RankState:
             loss=step.loss if step else None,
             loss_first=step.loss_first if step else None,
             steps_done=step.steps_done if step else 0,
+            is_step_counted=step.is_counted if step else False,
             groups=self._group_reports(sample),
             observed_s=self._observed_s,
             waited_s=self._waited_s,
@@ -196,6 +198,7 @@ class RankState:
             can_stop=sample.can_stop,
             training=_training_report(sample.training, sample.now_s),
             gpu_memory=list(sample.gpu_memory),
+            oddities=list(sample.oddities),
         )
 
     def validate(self) -> None:

@@ -11,7 +11,7 @@ from app.rows import Headline, Severity
 from app.safe_text import clean, clean_name
 from app.verdict_words import PHASE_WORDS
 from app.words import call_text, loss_text, nodes_text, ranks_text, rate_text, seconds_text
-from ddpcore.wire import Phase
+from ddpcore.wire import Oddity, Phase
 
 if TYPE_CHECKING:
     from app.cluster import Cluster
@@ -94,6 +94,8 @@ def _starting(cluster: Cluster, job: JobModel, found: JobDiagnosis) -> Headline 
         return _awaited(cluster, job, mute.tolist(), "to import torch")
     is_apart = found.facts.is_alive & (job.phase == PHASE_CODE[Phase.STARTING]) & ~job.is_unprobed
     apart = np.flatnonzero(is_apart)
+    if len(apart) and job.oddities.ranks_with(Oddity.OWN_RANKS).issuperset(apart.tolist()):
+        return _line(Severity.QUIET, f"{_ranks(job)} running; {job.notes()[0]}")
     if len(apart):
         return _awaited(cluster, job, apart.tolist(), "to open the process group")
     return None

@@ -16,21 +16,18 @@ if TYPE_CHECKING:
 
 PROBE_PATIENCE_S = 60.0
 """How long a rank may take to import torch before it is said that it has no probe; it may have one later."""
-GROUPLESS_STEPS = 10
-"""Steps without any collective after which a rank trains on its own."""
 
 RECORDER_MISSING = "recorder_missing"
-GROUPLESS = "groupless"
 UNPROBED = "unprobed"
 
 _WORDS = {
     RECORDER_MISSING: "this torch has no flight recorder (2.8 and newer have): collectives are not seen, lines are",
     Oddity.RECORDER_OFF: "the flight recorder is switched off (TORCH_FR_BUFFER_SIZE=0): collectives are not seen, "
     "lines are",
-    Oddity.DEBUG_DETAIL: "TORCH_DISTRIBUTED_DEBUG=DETAIL: torch compares every collective among the ranks first, which "
-    "takes time",
-    Oddity.OWN_RANKS: "has started ranks of its own (torchrun or spawn), which are not watched",
-    GROUPLESS: "trains without a process group, on its own",
+    Oddity.DEBUG_DETAIL: "TORCH_DISTRIBUTED_DEBUG=DETAIL: collectives take longer and are not seen, lines are; with "
+    "INFO they are",
+    Oddity.OWN_RANKS: "own ranks started (by torchrun or spawn), which are not watched",
+    Oddity.GROUPLESS: "training without a process group, each on its own",
 }
 
 
@@ -57,6 +54,10 @@ class Oddities:
         """Return what is odd about a rank, in words; not that it has no probe."""
         return [_WORDS[word] for word in self._of.get(rank, ()) if word in _WORDS]
 
+    def ranks_with(self, word: str) -> set[int]:
+        """Return the ranks of which an oddity is true."""
+        return set(self._ranks.get(word, ()))
+
     def notes(self, why_unprobed: str) -> list[str]:
         """Return a sentence for each oddity, with the ranks that it is true of."""
         told = {word: sorted(ranks) for word, ranks in sorted(self._ranks.items()) if ranks}
@@ -71,10 +72,7 @@ class Oddities:
 
 
 def _of_report(report: RankReport) -> tuple[str, ...]:
-    if not (report.oddities or report.recorder_missing or report.step is not None):
+    if not (report.oddities or report.recorder_missing):
         return ()
-    found: list[str] = [RECORDER_MISSING] if report.recorder_missing else []
-    found += dict.fromkeys(report.oddities)
-    is_blind = report.recorder_missing or Oddity.RECORDER_OFF in report.oddities
-    is_alone = not report.groups and report.steps_done >= GROUPLESS_STEPS and report.world_size > 1
-    return (*found, GROUPLESS) if is_alone and not is_blind else tuple(found)
+    found = [RECORDER_MISSING] if report.recorder_missing else []
+    return tuple(dict.fromkeys((*found, *report.oddities)))

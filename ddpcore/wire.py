@@ -92,7 +92,10 @@ class Oddity(StrEnum):
     RECORDER_OFF = "recorder_off"
     """The program's environment has switched torch's flight recorder off (TORCH_FR_BUFFER_SIZE=0)."""
     DEBUG_DETAIL = "debug_detail"
-    """TORCH_DISTRIBUTED_DEBUG=DETAIL: torch checks each collective against the other ranks', which takes time."""
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL: torch compares each collective among the ranks first, by means that its recorder
+    does not see, and records it without the name of its group."""
+    GROUPLESS = "groupless"
+    """It makes steps, has brothers, and no process group."""
     OWN_RANKS = "own_ranks"
     """It has started ranks of its own (torchrun, torch.multiprocessing.spawn), which nobody sees."""
 

@@ -104,7 +104,7 @@ class Probe:
     def __init__(self, torchrun: TorchrunEnv, env: ProbeEnv, roots: CodeRoots, recorder: Recorder) -> None:
         self.faults = StepFaults(env.faults, torchrun.rank)
         self._recorder = recorder
-        self._surroundings = Surroundings()
+        self._surroundings = Surroundings(torchrun.world_size)
         self._gpu_memory = GpuMemory()
         self._optimizer_steps: OptimizerSteps | None = OptimizerSteps()
         """None once the program has said a step by itself."""
@@ -227,6 +227,7 @@ class Probe:
                 counters=self._recorder.counters(),
                 stack=stack,
                 has_process_group=has_process_group,
+                num_openings=self._recorder.num_openings(),
                 step=step,
                 phases=marks.phases,
                 barrier=marks.barrier,
@@ -235,7 +236,9 @@ class Probe:
                 can_stop=marks.can_stop,
                 training=marks.training,
                 gpu_memory=marks.gpu_memory,
-                oddities=self._surroundings.look(now_s, stack, has_process_group=has_process_group),
+                oddities=self._surroundings.look(
+                    now_s, stack, has_process_group=has_process_group, num_steps=step.steps_done if step else 0
+                ),
             )
         )
         if state.wants_dump(now_s):

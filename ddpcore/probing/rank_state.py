@@ -82,6 +82,9 @@ class RankState:
         self._recorder_missing = recorder_missing
         self._stack_reader = StackReader(roots)
         self._tracks: dict[CounterKey, GroupTrack] = {}
+        self._past_keys: set[CounterKey] = set()
+        """Of groups that were destroyed before the present default group was made."""
+        self._has_reopened = False
         self._members: Mapping[str, GroupMembers] = {}
         self._sample: Sample | None = None
         self._phase = Phase.STARTING
@@ -114,7 +117,11 @@ class RankState:
         """Take one tick's sample; samples come in the order of their time."""
         previous, self._sample = self._sample, sample
         now_s = sample.now_s
+        if previous is not None and sample.num_openings > max(previous.num_openings, 1):
+            self._begin_anew()
         for key, (enqueued, completed) in sample.counters.items():
+            if key in self._past_keys:
+                continue
             track = self._tracks.get(key)
             if track is None:
                 track = self._tracks[key] = GroupTrack()
@@ -134,7 +141,7 @@ class RankState:
 
     def wants_dump(self, now_s: float) -> bool:
         """Say whether a full dump of the recorder is worth its cost now."""
-        if now_s < self._next_dump_s or not self._tracks:
+        if now_s < self._next_dump_s or not (self._tracks or self._has_reopened):
             return False
         return now_s >= self._beat_s or any(
             track.quiet_samples >= QUIET_SAMPLES and not track.is_dumped for track in self._tracks.values()
@@ -213,6 +220,17 @@ class RankState:
                 assert not group.is_waiting or group.completed_seq < group.enqueued_seq
                 assert group.ranks == sorted(group.ranks)
 
+    def _begin_anew(self) -> None:
+        """Forget the groups of a default group that has been destroyed: the new ones have their names, and count anew.
+
+        Until this rank calls something in them it must say so, or the others' first wait would seem to be behind it.
+        """
+        self._past_keys |= self._tracks.keys()
+        self._tracks.clear()
+        self._members = {}
+        self._has_reopened = True
+        self._beat_s = 0.0
+
     def _count_barrier(self, previous: BarrierMark | None, barrier: BarrierMark | None) -> None:
         if barrier is None:
             self._barrier_samples = 0
@@ -245,6 +263,8 @@ class RankState:
                     named[name] = track
         order = sorted(named, key=lambda name: (name != DEFAULT_GROUP, not named[name].is_waiting, name))
         reports: list[GroupReport] = []
+        if self._has_reopened and DEFAULT_GROUP not in named and sample.has_process_group:
+            reports.append(GroupReport(group=DEFAULT_GROUP))
         num_members = 0
         for name in order[:MAX_GROUPS]:
             ranks = self._other_members(named[name].group)

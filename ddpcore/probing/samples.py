@@ -81,6 +81,9 @@ class Recorder(Protocol):
     def has_process_group(self) -> bool:
         """Say whether the default group exists."""
 
+    def num_openings(self) -> int:
+        """Return how many default groups there have been."""
+
 
 class StepMark(NamedTuple):
     """What the program said at its last call of `report_step`, or what its optimizers were counted to."""
@@ -137,3 +140,5 @@ class Sample(NamedTuple):
     training: TrainingMark | None = None
     gpu_memory: tuple[GpuMemoryReport, ...] = ()
     oddities: tuple[Oddity, ...] = ()
+    num_openings: int = 0
+    """How many default groups there have been, asked after the counters."""

@@ -14,6 +14,7 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from app.rank_facts import Thresholds
     from tests.support.agents import RunningAgent
 
 NODE = "here"
@@ -22,13 +23,12 @@ NODE = "here"
 class AgentConsole:
     """Looks at one agent; remembers every verdict that was ever told."""
 
-    def __init__(self, agent: RunningAgent) -> None:
+    def __init__(self, agent: RunningAgent, thresholds: Thresholds | None = None) -> None:
         self._agent = agent
         self._cluster = Cluster([NODE])
-        self._diagnoser = Diagnoser()
+        self._diagnoser = Diagnoser(thresholds)
         self.verdicts: dict[str, None] = {}
         """Sentences, in the order of their first appearance."""
-        self.headlines: dict[str, None] = {}
 
     def look(self) -> View:
         """Take a fresh report and return what a person sees of it."""
@@ -40,7 +40,6 @@ class AgentConsole:
         diagnosis.validate()
         view = View(self._cluster, diagnosis, now_s)
         self.verdicts |= dict.fromkeys(verdict.text for verdict in view.verdicts())
-        self.headlines |= {view.headline().text: None}
         return view
 
     def wait_until(self, condition: Callable[[View], bool], within_s: float, what: str) -> View:
@@ -54,7 +53,8 @@ class AgentConsole:
             view = until(see, within_s, what)
         except AssertionError as error:
             said = self.look()
-            raise AssertionError(f"{error}\n{said.headline()}\n{said.job()}\n{said.ranks()}\n{self._agent.logs()}") from None
+            seen = (said.headline(), said.job(), said.ranks())
+            raise AssertionError(f"{error}\n{seen}\n{self._agent.logs()}") from None
         assert view is not None
         return view
 

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 def hear_optimizers(note: Callable[[int], None]) -> bool:
     """Call `note` with `id(optimizer)` after each step of an optimizer of this process, on the thread that steps.
 
-    0.4 us a step. What skips the step itself skips the call: gradient accumulation, a GradScaler that has seen
-    infinities. `import torch` has imported `torch.optim` when the probe comes in, so nothing is imported here.
+    With `probe.count_step` 2.6 us a step beside other work, 0.5 us once the program reports its steps. What skips the
+    step itself skips the call: gradient accumulation, a GradScaler that has seen infinities. `import torch` has
+    imported `torch.optim` when the probe comes in, so nothing is imported here.
     Source: torch/optim/optimizer.py, 2.0 to 2.13; the name `torch.optim.optimizer` is no attribute, but a module.
 
     A step that torch.compile traces is not heard: there the hook is traced to nothing. Whatever else it did would be

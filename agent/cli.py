@@ -38,7 +38,8 @@ from agent.wire.commands import (
 )
 from agent.wire.logs import LogStream, PullLogs, ReadLog
 from agent.wire.replies import Refused
-from ddpcore.wire import FaultKind
+from agent.wire.stacks import GetStacks
+from ddpcore.wire import DEFAULT_HOLD_S, DEFAULT_SLOW_FACTOR, FaultKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -169,17 +170,25 @@ _add_job_verb("kill", Kill, "End a job at once.")
 @_job
 @click.option("--kind", type=click.Choice([kind.value for kind in FaultKind]), help="What to do to the rank.")
 @click.option("--rank", type=click.IntRange(min=0), help="Global rank.")
+@click.option("--at-step", type=click.IntRange(min=0), help="Strike at this step; without it now, or at the next step.")
 @click.option(
-    "--factor", type=float, default=8.0, show_default=True, help="For slow: how many times as long a step takes."
+    "--factor",
+    type=float,
+    default=DEFAULT_SLOW_FACTOR,
+    show_default=True,
+    help="For slow: how many times as long a step takes.",
 )
-def fault(directory: Path, job_id: str | None, kind: str | None, rank: int | None, factor: float) -> None:
-    """Do harm to one rank, now."""
+@click.option(
+    "--for", "duration_s", type=float, default=DEFAULT_HOLD_S, show_default=True, help="For gil: how many seconds."
+)
+def fault(directory: Path, job_id: str | None, kind: str | None, rank: int | None, **how: Any) -> None:
+    """Do harm to one rank of a job that allows it."""
     if not job_id:
         _ask(directory, _read_command("fault"))
         return
     if kind is None or rank is None:
         raise click.UsageError("fault --job wants --kind and --rank too")
-    _ask(directory, _checked(InjectFault(job_id, FaultKind(kind), rank, factor)))
+    _ask(directory, _checked(InjectFault(job_id, FaultKind(kind), rank, **how)))
 
 
 @cli.command()
@@ -226,6 +235,15 @@ def claim(directory: Path, generation: int, holder: str) -> None:
 def show(directory: Path, job_id: str) -> None:
     """Print what a job is made of: command, environment without its secrets, where its logs are."""
     _ask(directory, _checked(ShowJob(job_id)))
+
+
+@cli.command()
+@_directory
+@_job
+@click.option("--native", "is_native", is_flag=True, help="With C and C++ frames, by py-spy; stops each rank shortly.")
+def stacks(*, directory: Path, job_id: str | None, is_native: bool) -> None:
+    """Print where every rank of a job stands, down to each frame."""
+    _ask(directory, _checked(GetStacks(job_id, is_native)) if job_id else _read_command("stacks"))
 
 
 @cli.command()

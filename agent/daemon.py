@@ -54,6 +54,7 @@ from agent.wire.jobs import ENDED_STATES, JobState
 from agent.wire.logs import MAX_PULLED_LINES, Logs, PullLogs, ReadLog
 from agent.wire.replies import Accepted, History, Leftovers, PastReport, RefusalReason, Refused, Reply, Status
 from agent.wire.reports import NodeReport, decode_node_report, encode_node_report
+from agent.wire.stacks import GetStacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -193,8 +194,9 @@ class Daemon:
                 return self._jobs.command(job_id, StopReceived(is_agreed, can_agree))
             case Kill(job_id=job_id):
                 return self._jobs.command(job_id, KillReceived())
-            case InjectFault(job_id=job_id, kind=kind, rank=rank, factor=factor):
-                return self._jobs.command(job_id, FaultReceived(kind, rank, factor))
+            case InjectFault(job_id=job_id, rank=rank):
+                step = self._state.last_step(job_id, rank)
+                return self._jobs.command(job_id, FaultReceived(command.fault, step))
             case PullLogs(since_seq=since_seq):
                 lines = self._jobs.logs.since(since_seq, MAX_PULLED_LINES)
                 return Logs(epoch=self.epoch, first_seq=self._jobs.logs.first_seq, lines=lines)
@@ -202,6 +204,8 @@ class Daemon:
                 return self._past(tier, since_seq)
             case ShowJob(job_id=job_id):
                 return self._jobs.show(job_id)
+            case GetStacks(job_id=job_id, is_native=is_native):
+                return await self._jobs.stacks(job_id, is_native=is_native)
             case FindLeftovers():
                 return Leftovers(await asyncio.to_thread(find_leftovers))
             case CleanLeftovers():

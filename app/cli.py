@@ -17,9 +17,9 @@ from app.demo import (
     Demo,
     DemoOptions,
     check_options,
-    parse_fault,
 )
 from app.errors import AppError, ExitCode
+from app.faults import AT_START, parse_fault
 from app.headless import print_line
 from app.host_cli import HOST_VERBS
 from app.presenting import is_terminal, print_session, show_session
@@ -41,7 +41,7 @@ def rankdeck() -> None:
     "--ranks", type=click.IntRange(1, MAX_RANKS), default=DEFAULT_RANKS, show_default=True, help="Ranks, over two nodes"
 )
 @click.option(
-    "--fault", metavar="KIND:RANK@STEP", help="Do harm to a rank at a step: freeze, kill or slow, as freeze:2@10"
+    "--fault", metavar="KIND:RANK@STEP", help=f"Do harm to a rank at a step, as freeze:2@10: {', '.join(AT_START)}"
 )
 @click.option("--headless", is_flag=True, help="No screen: lines on stderr, a summary on stdout")
 @click.option("--json", "is_json", is_flag=True, help="The summary as one JSON object (implies --headless)")

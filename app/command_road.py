@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 REPLY_TIMEOUT_S = 10.0
-"""No command of an agent waits for anything: a reply that takes longer will not come."""
+"""A reply that takes longer will not come: no command of an agent waits for anything, but for the stacks of ranks that
+are stuck, which take eight seconds at most."""
 
 
 class CommandRoad(Protocol):

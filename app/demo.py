@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import shutil
 import sys
 import time
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,13 +19,14 @@ from agent.wire.jobs import JobSpec
 from app.errors import SessionError, UsageError
 from app.private_agents import PrivateAgents
 from app.session import Session
-from ddpcore.wire import Fault, FaultKind
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.wire.logs import LogLine
+    from app.stack_groups import NodeStacks
     from app.view import View
+    from ddpcore.wire import Fault
 
 JOB_ID = "demo"
 NUM_NODES = 2
@@ -37,14 +36,10 @@ DEFAULT_RANKS = 4
 HEADLESS_STEPS = 200
 CONSOLE_STEPS = 10_000
 """In a terminal the job runs until it is quit; at 25 steps a second this is 7 minutes."""
-DEFAULT_FAULT_STEP = 10
 GRACE_S = 2.0
 """The demo has nothing to save when it is told to end."""
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, not written to
 SHM_WANTED_BYTES = 64 * 1024 * 1024
-
-_FAULT = re.compile(r"(?P<kind>[a-z-]+):(?P<rank>\d{1,5})(?:@(?P<step>\d{1,9}))?")
-_FAULT_KINDS = (FaultKind.FREEZE, FaultKind.KILL, FaultKind.SLOW)
 
 
 class DemoOptions(msgspec.Struct, frozen=True):
@@ -55,25 +50,6 @@ class DemoOptions(msgspec.Struct, frozen=True):
     fault: Fault | None = None
     port: int = 0
     """Rendezvous port on loopback; 0 takes a free one."""
-
-
-def parse_fault(text: str) -> Fault:
-    """Return the fault in `KIND:RANK@STEP`.
-
-    Raises:
-        UsageError: The text is not of that form, or the kind is not known.
-    """
-    kinds = ", ".join(_FAULT_KINDS)
-    match = _FAULT.fullmatch(text)
-    if match is None:
-        raise UsageError(f"--fault {text!r} is not KIND:RANK@STEP", f"for example freeze:2@10; KIND is one of {kinds}")
-    kind = match["kind"]
-    if kind not in _FAULT_KINDS:
-        close = get_close_matches(kind, _FAULT_KINDS, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise UsageError(f"--fault {text!r}: there is no fault {kind!r}", f"{hint}KIND is one of {kinds}")
-    step = DEFAULT_FAULT_STEP if match["step"] is None else int(match["step"])
-    return Fault(kind=FaultKind(kind), rank=int(match["rank"]), at_step=step)
 
 
 def check_options(options: DemoOptions) -> None:
@@ -162,9 +138,13 @@ class Demo:
         notices, self._notices = self._notices, []
         return notices
 
-    async def inject(self, kind: FaultKind, rank: int, factor: float) -> str:
+    async def inject(self, fault: Fault) -> str:
         """Do harm to a rank; see `Session.inject`."""
-        return await self._session.inject(kind, rank, factor)
+        return await self._session.inject(fault)
+
+    async def stacks(self, *, is_native: bool) -> list[NodeStacks]:
+        """Return where all ranks stand; see `Session.stacks`."""
+        return await self._session.stacks(is_native=is_native)
 
     def farewell(self) -> str:
         """Return nothing: nothing goes on."""
@@ -199,6 +179,7 @@ class Demo:
                 master_port=options.port,
                 interface="lo",
                 env={"TMPDIR": str(workdir)},  # torch leaves caches there
+                allow_faults=True,
                 faults=[options.fault] if options.fault else [],
                 grace_s=GRACE_S,
             )

@@ -15,6 +15,8 @@ import numpy as np
 from agent.wire.jobs import JobState
 from app import contradictions, verdicts
 from app.exits import NO_EXITS, ExitContext, sort_out
+from app.joining import not_joined
+from app.known_phases import KnownPhases
 from app.rank_facts import STATE_CODE, NodeFacts, RankFacts, Thresholds, is_in_known_phase, node_facts, rank_facts
 from app.rows import Cause, RankState, Severity
 from app.verdicts import Evidence, Verdict
@@ -32,10 +34,10 @@ __all__ = ["Diagnoser", "Diagnosis", "JobDiagnosis", "Thresholds"]
 MAX_VERDICTS = 64
 """Of one job; the worst are kept."""
 
-HOLD_S = {Cause.STRAGGLER: 1.0, Cause.SILENT: 0.5, Cause.TRANSPORT: 0.5, Cause.MISMATCH: 0.5}
+HOLD_S = {Cause.STRAGGLER: 1.0, Cause.INPUT_BOUND: 1.0, Cause.SILENT: 0.5, Cause.TRANSPORT: 0.5, Cause.MISMATCH: 0.5}
 """How long a verdict stays without its evidence, so that it does not flicker; plain facts do not need it."""
 
-STICKY = frozenset({Cause.EXITED, Cause.FEWER_CALLS})
+STICKY = frozenset({*verdicts.ENDS, Cause.FEWER_CALLS})
 """What has happened cannot be undone: such a verdict stands until the next attempt."""
 
 CAUSE_ORDER = {
@@ -43,13 +45,18 @@ CAUSE_ORDER = {
     for place, cause in enumerate(
         (
             Cause.NODE_LOST,
+            Cause.OOM,
             Cause.EXITED,
             Cause.FEWER_CALLS,
             Cause.FROZEN,
             Cause.MISMATCH,
             Cause.SILENT,
+            Cause.NOT_JOINED,
             Cause.TRANSPORT,
             Cause.STRAGGLER,
+            Cause.INPUT_BOUND,
+            Cause.CHECKPOINTING,
+            Cause.EVALUATING,
         )
     )
 }
@@ -93,7 +100,7 @@ class Diagnosis(msgspec.Struct, frozen=True, eq=False):
             assert not np.intersect1d(wait.waiting, wait.missing).size
         for verdict in self.verdicts:
             states = self.jobs[verdict.job].states
-            assert verdict.culprits or verdict.cause is Cause.TRANSPORT
+            assert verdict.culprits or verdict.cause in (Cause.TRANSPORT, Cause.INPUT_BOUND)
             assert not set(verdict.culprits) & set(verdict.waiting)
             assert all(0 <= rank < len(states) for rank in (*verdict.culprits, *verdict.waiting))
             assert list(verdict.culprits) == sorted(set(verdict.culprits))
@@ -134,6 +141,7 @@ class _JobDiagnoser:
     def __init__(self, job: JobModel, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
         self._share = WaitShare(job.world_size)
+        self._known_phases = KnownPhases(job.world_size)
         self._excused_s = np.full(job.world_size, -np.inf)
         self._is_first = True
         self._standing: dict[tuple[Cause, tuple[int, ...]], _Standing] = {}
@@ -153,6 +161,7 @@ class _JobDiagnoser:
         if job.deaths or self._exits_key is not None:
             self._sort_out_exits(evidence)
         self._watch_pace(evidence)
+        self._known_phases.watch(job)
         self._put(self._judge(evidence), job, now_s)
         current = sorted((standing.verdict for standing in self._standing.values()), key=_by_weight)[:MAX_VERDICTS]
         return JobDiagnosis(facts, _states(facts, waits, job), self._share.recent_frac, waits, current)
@@ -196,9 +205,10 @@ class _JobDiagnoser:
         found += verdicts.frozen(evidence)
         found += contradictions.mismatches(evidence)
         found += verdicts.silent(evidence)
+        found += not_joined(evidence)
         if not found and exits.first_bad_s is None:
             found += verdicts.transport(evidence, self._lasting(evidence))
-            found += verdicts.stalled(evidence, self._excused_s) or self._slow(evidence)
+            found += verdicts.stalled(evidence, self._excused_s, self._known_phases) or self._slow(evidence)
         return found
 
     def _lasting(self, evidence: Evidence) -> list[Wait]:
@@ -217,7 +227,8 @@ class _JobDiagnoser:
     def _slow(self, evidence: Evidence) -> list[Verdict]:
         laggards = self._share.laggards
         if laggards is None:
-            return []
+            frac = self._share.input_frac
+            return [] if frac is None else [verdicts.input_bound(evidence, frac)]
         told = verdicts.name(
             evidence,
             Cause.STRAGGLER,
@@ -226,6 +237,8 @@ class _JobDiagnoser:
             waiting=tuple(np.setdiff1d(np.arange(evidence.job.world_size), laggards.ranks).tolist()),
             cost_frac=laggards.cost_frac,
             wait_frac=laggards.wait_frac,
+            last_frac=laggards.last_frac,
+            habit=self._share.habit,
         )
         return [told]
 
@@ -246,7 +259,7 @@ class _JobDiagnoser:
             verdict = standing.verdict
             is_held = now_s - standing.last_s < HOLD_S.get(verdict.cause, 0.0) and not told & set(verdict.culprits)
             is_sticky = verdict.cause is Cause.FEWER_CALLS
-            is_past = verdict.cause is Cause.EXITED or (
+            is_past = verdict.cause in verdicts.ENDS or (
                 verdict.cause is Cause.FROZEN and any(rank in job.deaths for rank in verdict.culprits)
             )
             is_why = self._exits.first_bad_s is not None and not has_event and not is_past
@@ -274,9 +287,9 @@ def _with_memory(verdict: Verdict, before: Verdict) -> Verdict:
     )
 
 
-def _by_weight(verdict: Verdict) -> tuple[bool, int, float, tuple[int, ...]]:
-    is_mild = verdict.severity is not Severity.CRITICAL
-    return (is_mild, CAUSE_ORDER[verdict.cause], -verdict.waited_s, verdict.culprits)
+def _by_weight(verdict: Verdict) -> tuple[int, int, float, tuple[int, ...]]:
+    order = (Severity.CRITICAL, Severity.WARNING, Severity.QUIET, Severity.OK)
+    return (order.index(verdict.severity), CAUSE_ORDER[verdict.cause], -verdict.waited_s, verdict.culprits)
 
 
 def _states(facts: RankFacts, waits: list[Wait], job: JobModel) -> NDArray[np.int8]:

@@ -31,7 +31,7 @@ class Exits(msgspec.Struct, frozen=True):
     lost_connection: list[int]
     """Ranks that ended because they lost a connection."""
     early_leavers: list[Death]
-    """Ranks that left with code 0 before one that lost its connection, when no other cause is known."""
+    """Ranks that left with code 0 about when one lost its connection, when no other cause is known."""
     first_bad_s: float | None
     """When the first rank ended badly; None when none did."""
 
@@ -96,7 +96,8 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
     own = [death for death in first if _has_own_cause(death, thresholds, now_s)]
     if own:
         return Exits(own, lost_connection, [], first_s)
-    leavers = [death for death in told if is_clean(death) and death.at_s <= first[-1].at_s]
+    # Whoever closes its connections dies a little later than those that lose them by it.
+    leavers = [death for death in told if is_clean(death) and death.at_s <= first[-1].at_s + thresholds.grace_s]
     if leavers and any(has_lost_peer(death) for death in first):
         surely = [death for death in leavers if death.rank in context.called_less]
         return Exits([], lost_connection, sorted(surely or leavers, key=_by_time), first_s)

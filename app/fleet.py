@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from agent.wire.jobs import JobSpec
     from agent.wire.reports import NodeReport
     from app.command_road import CommandRoad
-    from ddpcore.wire import FaultKind
+    from ddpcore.wire import Fault
 
 
 class Fleet:
@@ -69,13 +69,14 @@ class Fleet:
         """End every process of a job, at once; ask all nodes even if one fails, then raise the first failure."""
         await self._ask_all(list(nodes or self._roads), Kill(job_id))
 
-    async def inject(self, node: str, job_id: str, kind: FaultKind, rank: int, factor: float) -> None:
+    async def inject(self, node: str, job_id: str, fault: Fault) -> None:
         """Do harm to one rank.
 
         Raises:
-            AgentRefusedError: There is no such rank on that node, or it cannot be done to it.
+            AgentRefusedError: The job does not allow it, that node has no such rank, or it cannot be done to it.
         """
-        await self.ask(node, InjectFault(job_id, kind, rank, factor))
+        command = InjectFault(job_id, fault.kind, fault.rank, fault.factor, fault.at_step, fault.duration_s)
+        await self.ask(node, command)
 
     async def pull_logs(self, node: str, since_seq: int) -> tuple[list[LogLine], int]:
         """Return log lines after `since_seq`, and the number of the oldest line that the agent still keeps."""

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from app.errors import ExitCode
-from app.rows import Cause
+from app.rows import Cause, Severity
 from app.view import status_object
 from app.words import bytes_text
 from ddpcore.wire import FaultKind
@@ -29,13 +29,21 @@ SETTLE_S = 1.0
 EXPLANATION_PATIENCE_S = 8.0
 """After a job failed without a verdict: a node whose agent died is taken for lost within this time."""
 END_PATIENCE_S = 5.0
-"""After a rank was killed, for torchrun to end the others and for the job to have an exit code."""
+"""After a rank has ended, for torchrun to end the others and for the job to have an exit code."""
 
 CAUSES_OF_FAULT = {
     FaultKind.FREEZE: frozenset({Cause.FROZEN}),
-    FaultKind.KILL: frozenset({Cause.EXITED}),
+    FaultKind.KILL: frozenset({Cause.EXITED, Cause.OOM}),
     FaultKind.SLOW: frozenset({Cause.STRAGGLER}),
+    FaultKind.GIL: frozenset({Cause.SILENT}),
+    FaultKind.SKIP_BARRIER: frozenset({Cause.MISMATCH, Cause.FEWER_CALLS}),
+    FaultKind.MISMATCH: frozenset({Cause.MISMATCH}),
+    FaultKind.OOM: frozenset({Cause.OOM}),
+    # A rank of the engine that leaves waits for the others at the close of the process group.
+    FaultKind.LEAVE: frozenset({Cause.FEWER_CALLS, Cause.MISMATCH}),
 }
+ENDING_FAULTS = frozenset({FaultKind.KILL, FaultKind.OOM, FaultKind.LEAVE})
+"""Of which the job ends."""
 ENDED = frozenset({"succeeded", "failed", "stopped", "lost"})
 
 
@@ -120,7 +128,7 @@ class Headless:
             self._named_at_s = now_s
         named_s = now_s - self._named_at_s
         has_ended = (
-            fault.kind is not FaultKind.KILL or is_over(view, self._followed.watched_job) or named_s > END_PATIENCE_S
+            fault.kind not in ENDING_FAULTS or is_over(view, self._followed.watched_job) or named_s > END_PATIENCE_S
         )
         return named_s > SETTLE_S and has_ended
 
@@ -193,7 +201,7 @@ def exit_code(view: View, *, is_fault_unnamed: bool = False) -> ExitCode:
     """Return what the shell is told: 10 while a verdict stands, else how the job ended."""
     if is_fault_unnamed:
         return ExitCode.JOB_FAILED
-    if view.verdicts():
+    if any(verdict.severity is not Severity.QUIET for verdict in view.verdicts()):
         return ExitCode.VERDICT_STANDS
     job = view.job()
     return ExitCode.JOB_FAILED if job is not None and job.state in {"failed", "lost"} else ExitCode.WELL

@@ -92,12 +92,14 @@ def _starting(cluster: Cluster, job: JobModel, found: JobDiagnosis) -> Headline 
     mute = np.flatnonzero(~is_here & ~job.is_unprobed)
     if len(mute):
         return _awaited(cluster, job, mute.tolist(), "to import torch")
-    is_apart = found.facts.is_alive & (job.phase == PHASE_CODE[Phase.STARTING]) & ~job.is_unprobed
-    apart = np.flatnonzero(is_apart)
+    is_joining = job.phase == PHASE_CODE[Phase.JOINING]
+    apart = np.flatnonzero(found.facts.is_alive & job.is_outside & ~is_joining & ~job.is_unprobed)
     if len(apart) and job.oddities.ranks_with(Oddity.OWN_RANKS).issuperset(apart.tolist()):
         return _line(Severity.QUIET, f"{_ranks(job)} running; {job.notes()[0]}")
     if len(apart):
         return _awaited(cluster, job, apart.tolist(), "to open the process group")
+    if bool((found.facts.is_alive & is_joining).any()):
+        return _line(Severity.QUIET, f"{job.world_size} ranks meet in init_process_group")
     return None
 
 

@@ -1,4 +1,4 @@
-"""The verbs that reach one host over SSH: up, run, attach, status, stop, kill, down."""
+"""The verbs that reach one host over SSH: up, run, attach, status, stacks, stop, kill, fault, down."""
 
 from __future__ import annotations
 
@@ -12,20 +12,26 @@ import msgspec
 
 from agent.wire.jobs import ENDED_STATES, JobState
 from app.errors import AgentUnreachableError, AppError, ExitCode
+from app.faults import make_fault, told
 from app.headless import exit_code, print_line
 from app.presenting import is_terminal, print_session, print_summary, show_session
-from app.remote_job import RunRequest, check_command, check_job_id, check_metrics, make_job_id
+from app.remote_job import RunRequest, check_command, check_job_id, check_metrics, make_job_id, only_running_job
 from app.remote_session import RemoteSession
 from app.rows import SCHEMA
 from app.safe_text import LINE_LIMIT, clean
+from app.stack_groups import picture_of, stacks_object
+from app.stack_words import picture_lines, summary_text
 from app.view import status_object
+from ddpcore.wire import DEFAULT_HOLD_S, DEFAULT_SLOW_FACTOR, FaultKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from app.host_link import HostLink
     from app.session import Session
+    from app.stack_groups import StackPicture
     from app.view import View
+    from ddpcore.wire import Fault
 
 POLL_S = 0.1
 STATUS_PATIENCE_S = 5.0
@@ -126,6 +132,7 @@ def down(*, host: str, kill_jobs: bool, is_json: bool, python: str, ssh_config: 
     help="Find figures in what the ranks print: 'loss=([0-9.e+-]+)' is the loss, (?P<NAME>...) any other; RE2's syntax",
 )
 @click.option("--no-probe", is_flag=True, help="Leave the ranks as they are: watch their processes and output only")
+@click.option("--allow-faults", is_flag=True, help="Let harm be done to its ranks, by `fault` or in the console")
 @click.option("--detach", is_flag=True, help="Start it, say its name, and leave")
 @click.option("--headless", is_flag=True, help="No screen: lines on stderr, a summary on stdout")
 @_json
@@ -145,6 +152,7 @@ def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: boo
         shares_gpus=job["shares_gpus"],
         metrics=check_metrics(job["metrics"]),
         is_probed=not job["no_probe"],
+        allow_faults=job["allow_faults"],
     )
     with _link(host, python, ssh_config) as link:
         link.connect()
@@ -192,6 +200,27 @@ def status(*, host: str, is_json: bool, python: str, ssh_config: str) -> None:
 @click.command()
 @click.argument("job_id", metavar="JOB")
 @_host
+@click.option("--all", "is_whole", is_flag=True, help="Every frame of every thread, and what the kernel says")
+@click.option("--native", "is_native", is_flag=True, help="With C and C++ frames, by py-spy; stops each rank shortly")
+@_json
+@_reaches
+def stacks(*, job_id: str, host: str, is_json: bool, python: str, ssh_config: str, **how: bool) -> None:
+    """Print where every rank of a job stands, frame by frame: identical stacks together, the odd one first."""
+    check_job_id(job_id)
+    with _link(host, python, ssh_config) as link:
+        link.connect()
+        link.find()
+        picture = asyncio.run(_take_stacks(RemoteSession(link), job_id, is_native=how["is_native"]))
+    if is_json:
+        click.echo(msgspec.json.encode(stacks_object(picture)).decode())
+        return
+    print_line(f"rankdeck: {summary_text(picture)}")
+    click.echo("\n".join(line.text for line in picture_lines(picture, is_whole=how["is_whole"])))
+
+
+@click.command()
+@click.argument("job_id", metavar="JOB")
+@_host
 @click.option("--now", is_flag=True, help="SIGTERM at once, without an agreed step and a checkpoint")
 @_json
 @_reaches
@@ -218,13 +247,57 @@ def kill(*, job_id: str, host: str, is_json: bool, python: str, ssh_config: str)
     _end(_link(host, python, ssh_config), job_id, ask, is_json=is_json)
 
 
+@click.command()
+@click.argument("kind", type=click.Choice([kind.value for kind in FaultKind]))
+@_host
+@click.option("--job", "job_id", default="", help="Id of the job [the one that runs there]")
+@click.option("--rank", type=click.IntRange(min=0), required=True, help="Global rank")
+@click.option("--at-step", type=click.IntRange(min=0), help="Strike at this step [now, or at the next step]")
+@click.option(
+    "--factor",
+    type=click.FloatRange(1, 1000),
+    help=f"For slow: how many times as long a step takes [{DEFAULT_SLOW_FACTOR:g}]; 1 heals",
+)
+@click.option(
+    "--for", "duration_s", type=click.FloatRange(0, 3600, min_open=True), help=f"For gil: seconds [{DEFAULT_HOLD_S:g}]"
+)
+@_json
+@_reaches
+def fault(*, host: str, kind: str, job_id: str, is_json: bool, python: str, ssh_config: str, **how: Any) -> None:
+    """Do harm to one rank of a job that allows it (`run --allow-faults`), to see what follows."""
+    wanted = make_fault(FaultKind(kind), **how)
+    with _link(host, python, ssh_config) as link:
+        if job_id:
+            check_job_id(job_id)
+        link.connect()
+        link.find()
+        job_id = asyncio.run(_inject(RemoteSession(link), host, job_id, wanted))
+    if is_json:
+        _print_json({"host": host, "job_id": job_id, "kind": kind, "rank": wanted.rank, "at_step": wanted.at_step})
+    else:
+        click.echo(f"job {job_id} on {host}: rank {wanted.rank} {told(wanted)}")
+
+
+async def _inject(session: RemoteSession, host: str, job_id: str, wanted: Fault) -> str:
+    """Do harm to a rank of a job, or of the only one that runs; return the job's id."""
+    try:
+        await session.connect()
+        fleet = session.session.fleet
+        if not job_id:
+            job_id = only_running_job(await fleet.report(host))
+        await fleet.inject(host, job_id, wanted)
+        return job_id
+    finally:
+        await session.close()
+
+
 def _link(host: str, python: str, ssh_config: str) -> HostLink:
     from app.host_link import Access, HostLink  # noqa: PLC0415 - only who goes to another host pays for paramiko
 
     return HostLink(Access(host, python, ssh_config))
 
 
-HOST_VERBS = (up, run, attach, status, stop, kill, down)
+HOST_VERBS = (up, run, attach, status, stacks, stop, kill, fault, down)
 
 
 def _end(link: HostLink, job_id: str, ask: Callable[[Session], Any], *, is_json: bool) -> None:
@@ -259,6 +332,14 @@ async def _wait_for_end(session: RemoteSession, host: str, job_id: str, ask: Cal
                     f"job {job_id} has not ended in {END_PATIENCE_S:.0f} s", f"rankdeck kill {job_id} --host {host}"
                 )
             await asyncio.sleep(POLL_S)
+    finally:
+        await session.close()
+
+
+async def _take_stacks(session: RemoteSession, job_id: str, *, is_native: bool) -> StackPicture:
+    try:
+        await session.connect()
+        return picture_of(await session.session.stacks(job_id=job_id, is_native=is_native))
     finally:
         await session.close()
 

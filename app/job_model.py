@@ -20,6 +20,8 @@ from app.outside import Output, is_step_counted, loss_of, step_of
 from ddpcore.wire import BARRIER_GROUP, DEFAULT_GROUP, Phase
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from agent.wire.jobs import JobStatus
     from agent.wire.reports import ExitReport, WorkerReport
     from ddpcore.wire import GroupReport, RankReport
@@ -82,6 +84,11 @@ class NodeShare(NamedTuple):
     status: JobStatus
     received_s: float
 
+    @property
+    def began_s(self) -> float:
+        """Since when the job has been in its state on this node."""
+        return self.received_s - self.status.state_s
+
 
 class JobModel:
     """What is known of one attempt of a job.
@@ -94,7 +101,13 @@ class JobModel:
         last_frozen_s: When it was last seen frozen.
         report_at_s: When its probe's last report reached its node; NaN before the first.
         report_age_s: How old that report was when the node last spoke.
+        phase_since_s: Since when it has been in its phase; NaN before its first report.
+        is_ending: Whether its last report was its farewell.
         stamp: Count of its probe's reports that have been folded in.
+        worked_s: Seconds in which it waited for nobody, by phase (in the order of `Phase`) and rank.
+        num_compared: Collectives of which it is known which rank of its node came last.
+        num_last: Of these, those to which it did.
+        lead_s: By how much, summed.
         workers: The node's last word on each rank.
         deaths: By rank, of those whose process has ended.
         died_at_s: When; NaN of those that live.
@@ -121,11 +134,17 @@ class JobModel:
         self.report_at_s = np.full(world_size, np.nan)
         self.report_age_s = np.zeros(world_size)
         self.phase = np.full(world_size, PHASE_CODE[Phase.STARTING], np.int8)
+        self.phase_since_s = np.full(world_size, np.nan)
+        self.is_ending = np.zeros(world_size, np.bool_)
         self.step = np.full(world_size, -1, np.int64)
         self.loss = np.full(world_size, np.nan)
         self.has_loss = np.zeros(world_size, np.bool_)
         self.observed_s = np.zeros(world_size)
         self.waited_s = np.zeros(world_size)
+        self.worked_s = np.zeros((len(Phase), world_size))
+        self.num_compared = np.zeros(world_size)
+        self.num_last = np.zeros(world_size)
+        self.lead_s = np.zeros(world_size)
         self.rss_bytes = np.full(world_size, np.nan)
         self.peak_rss_bytes = np.full(world_size, np.nan)
         self.stamp = np.zeros(world_size, np.int64)
@@ -135,16 +154,13 @@ class JobModel:
         self.deaths: dict[int, Death] = {}
         self.deaths_version = 0
         self.is_unprobed = np.zeros(world_size, np.bool_)
-        self.is_step_counted = False
-        self.oddities = Oddities()
-        self.output = Output()
+        self.oddities, self.output, self.is_step_counted = Oddities(), Output(), False
         self.groups: dict[str, GroupTable] = {}
         self.calls: list[tuple[str, str]] = [("", "")]
         self.shares: dict[int, NodeShare] = {}
         self.stop_began_s = float("inf")
-        self.num_ignored = 0
+        self.num_ignored = self._num_memberships = 0
         self._call_code: dict[tuple[str, str], int] = {("", ""): 0}
-        self._num_memberships = 0
         self._steps: deque[tuple[float, int]] = deque()
 
     def put_share(self, node: int, status: JobStatus, now_s: float) -> None:
@@ -191,6 +207,10 @@ class JobModel:
             self.rss_bytes[rank] = rss = worker.rss_bytes
             if not rss <= self.peak_rss_bytes[rank]:
                 self.peak_rss_bytes[rank] = rss
+        if worker.lateness is not None:
+            self.num_compared[rank] = worker.lateness.num_compared
+            self.num_last[rank] = worker.lateness.num_last
+            self.lead_s[rank] = worker.lateness.lead_s
         report = worker.report
         if report is not None:
             age_s = worker.report_age_s
@@ -223,6 +243,11 @@ class JobModel:
         (first_s, first), (last_s, last) = self._steps[0], self._steps[-1]
         return (last - first) / (last_s - first_s)
 
+    def remaining_s(self, last_step: int | None, steps_per_s: float | None) -> float | None:
+        """Return how long it is to a step at a rate, None while that is not known."""
+        step = self.lowest_step()
+        return None if step is None or last_step is None or not steps_per_s else max(0, last_step - step) / steps_per_s
+
     def lowest_step(self) -> int | None:
         """Return the lowest step of the ranks that tell one."""
         told = self.step[self.step >= 0]
@@ -238,8 +263,14 @@ class JobModel:
 
     def is_starting(self) -> bool:
         """Return whether some rank has not opened its process group, and none has made a step."""
-        is_early = (self.phase == PHASE_CODE[Phase.STARTING]) & ~self.is_unprobed
+        is_early = self.is_outside & ~self.is_unprobed
         return bool(is_early.any()) and not bool((self.step >= 0).any())
+
+    @property
+    def is_outside(self) -> NDArray[np.bool_]:
+        """Which ranks have not opened their process group, as far as they have told."""
+        is_outside: NDArray[np.bool_] = np.isin(self.phase, (PHASE_CODE[Phase.STARTING], PHASE_CODE[Phase.JOINING]))
+        return is_outside
 
     def notes(self) -> list[str]:
         """Return what limits what can be seen of the ranks, a sentence for each."""
@@ -301,8 +332,12 @@ class JobModel:
             return
         self.report_at_s[rank] = report_at_s
         self.phase[rank] = PHASE_CODE[report.phase]
+        self.phase_since_s[rank] = report_at_s - report.phase_s
+        self.is_ending[rank] = report.is_ending
         self.observed_s[rank] = report.observed_s
         self.waited_s[rank] = report.waited_s
+        if len(report.worked_s) == len(Phase):
+            self.worked_s[:, rank] = report.worked_s
         stamp = int(self.stamp[rank]) + 1
         self.stamp[rank] = stamp
         for group in report.groups:

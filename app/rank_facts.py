@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 STATES = tuple(RankState)
 STATE_CODE = {state: code for code, state in enumerate(STATES)}
 
-KNOWN_PHASES = (Phase.STARTING, Phase.CHECKPOINT, Phase.EVAL)
+KNOWN_PHASES = (Phase.STARTING, Phase.JOINING, Phase.CHECKPOINT, Phase.EVAL)
 """Phases in which a rank may rightly keep the others waiting for a while."""
 _KNOWN_PHASE_CODES = np.array([PHASE_CODE[phase] for phase in KNOWN_PHASES], np.int8)
 
@@ -35,12 +35,17 @@ class Thresholds(msgspec.Struct, frozen=True):
     """A wait longer than this is a stall: a live rank that causes it is a straggler."""
     silent_s: float = 2.0
     """Ten of a node's reports, twenty of a probe's: a loaded machine loses some, not this many."""
+    farewell_s: float = 30.0
+    """How long a rank that has said farewell may take to end before it counts as silent."""
     lost_s: float = 6.0
     """Three times `silent_s`: past it a node that has stopped reporting is taken for lost."""
     short_s: float = 0.2
     """A wait under this is life at a collective, and nobody's fault."""
     confirm_s: float = 0.5
     """Reports of two ranks are taken up to about this much apart: what contradicts itself for less is not told."""
+    join_s: float = 60.0
+    """Ranks that have come to `init_process_group` wait this long for the others before that is a verdict: an import
+    from a network file system takes its time. Whom they wait for is on the first line at once."""
     deadlock_s: float = 2.0
     """Ranks that wait for each other in different groups do so for this long before it is told."""
     instant_s: float = 0.3
@@ -106,7 +111,9 @@ def rank_facts(
     is_quiet = has_report & (job.report_age_s > thresholds.silent_s)
     was_frozen = now_s - job.last_frozen_s <= thresholds.silent_s
     is_silent = is_alive & ~is_frozen & is_quiet & node_is_settled[job.node_of] & ~was_frozen
-    is_early = ~has_report | (job.phase == PHASE_CODE[Phase.STARTING])
+    # The interpreter's end may take seconds: memory is given back, threads are joined.
+    is_silent &= ~(job.is_ending & (job.report_age_s <= thresholds.farewell_s))
+    is_early = ~has_report | job.is_outside
     is_starting = ~is_dead & ~is_lost & ~is_frozen & ~is_silent & is_early
     is_recent = has_report & (now_s - job.report_at_s <= thresholds.silent_s + thresholds.confirm_s)
     return RankFacts(

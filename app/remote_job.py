@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.wire.jobs import MAX_PATTERN_CHARS, MAX_PATTERNS, JobSpec
+from agent.wire.jobs import ENDED_STATES, MAX_PATTERN_CHARS, MAX_PATTERNS, JobSpec
 from app.errors import UsageError
+from app.safe_text import clean_name
 
 if TYPE_CHECKING:
     from agent.wire.reports import NodeReport
@@ -40,6 +41,8 @@ class RunRequest(msgspec.Struct, frozen=True):
     metrics: tuple[str, ...] = ()
     """Patterns that find figures in what the ranks print."""
     is_probed: bool = True
+    allow_faults: bool = False
+    """Harm may be done to its ranks on request."""
 
 
 def check_job_id(job_id: str) -> str:
@@ -84,6 +87,20 @@ def make_job_id(command: tuple[str, ...], salt: str) -> str:
     return f"{stem or 'job'}-{salt}"
 
 
+def only_running_job(report: NodeReport) -> str:
+    """Return the id of the job that runs on a node.
+
+    Raises:
+        UsageError: None does, or several do.
+    """
+    running = [clean_name(job.job_id) for job in report.jobs if job.state not in ENDED_STATES]
+    if len(running) == 1:
+        return running[0]
+    if not running:
+        raise UsageError(f"no job runs on {clean_name(report.node)}")
+    raise UsageError(f"several jobs run on {clean_name(report.node)}: {', '.join(running)}", "say which by --job")
+
+
 def usual_num_ranks(report: NodeReport) -> int:
     """Return how many ranks a node runs unless a person says otherwise."""
     return len(report.gpus.gpus) or max(1, report.num_cpus // 2)
@@ -119,6 +136,7 @@ def job_spec(request: RunRequest, place: AgentPlace, report: NodeReport) -> JobS
         shares_gpus=request.shares_gpus,
         metrics=list(request.metrics),
         is_probed=request.is_probed,
+        allow_faults=request.allow_faults,
     )
 
 

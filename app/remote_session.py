@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from agent.wire.reports import NodeReport
     from app.host_link import HostLink
     from app.remote_job import RunRequest
+    from app.stack_groups import NodeStacks
     from app.view import View
-    from ddpcore.wire import FaultKind
+    from ddpcore.wire import Fault
 
 
 GPU_PATIENCE_S = 3.0
@@ -30,8 +31,6 @@ POLL_S = 0.1
 
 class RemoteSession:
     """A session over an agent that a `HostLink` has found. Closing it closes the link; agent and job live on."""
-
-    can_inject = False
 
     def __init__(self, link: HostLink, request: RunRequest | None = None) -> None:
         """`request` is started by `start`; without one there is a job already, or none."""
@@ -44,6 +43,8 @@ class RemoteSession:
         self._is_certain = True
         self._is_ended = False
         self._is_open = False
+        self.can_inject = False
+        """True while the job that is shown allows faults."""
         self.started_at_s = time.monotonic()
 
     @property
@@ -130,6 +131,7 @@ class RemoteSession:
         if job is not None and self._own_job_id in {"", job.job_id}:
             self._job_id = job.job_id
             self._is_ended = is_over(view)
+            self.can_inject = job.allow_faults
         if self._is_open and not self._link.is_alive:
             raise HostUnreachableError(self._link.host, "the connection is lost", self._way_back())
         return view
@@ -143,9 +145,13 @@ class RemoteSession:
         notices, self._notices = self._notices, []
         return notices
 
-    async def inject(self, kind: FaultKind, rank: int, factor: float) -> str:
+    async def inject(self, fault: Fault) -> str:
         """Do harm to a rank; see `Session.inject`."""
-        return await self._session.inject(kind, rank, factor)
+        return await self._session.inject(fault)
+
+    async def stacks(self, *, is_native: bool) -> list[NodeStacks]:
+        """Return where all ranks stand; see `Session.stacks`."""
+        return await self._session.stacks(is_native=is_native)
 
     def farewell(self) -> str:
         """Return how to come back to a job that goes on."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from app.rows import Cause, RootCauseRow
+from app.rows import RootCauseRow
 from app.safe_text import LINE_LIMIT, clean, clean_name
+from app.verdicts import ENDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +34,7 @@ def root_cause_row(job: JobModel, node_names: Sequence[str], verdicts: Sequence[
     candidates = own or (told if not verdicts else [])
     if not candidates:
         return None
-    culprits = {rank for verdict in verdicts if verdict.cause is Cause.EXITED for rank in verdict.culprits}
+    culprits = {rank for verdict in verdicts if verdict.cause in ENDS for rank in verdict.culprits}
     _, node, cause = min(
         candidates, key=lambda one: (one[2].rank not in culprits, one[2].rank < 0, one[0], one[2].rank)
     )

@@ -53,11 +53,17 @@ class Cause(StrEnum):
     STRAGGLER = "straggler"
     FROZEN = "frozen"
     EXITED = "exited"
+    OOM = "oom"
     SILENT = "silent"
     NODE_LOST = "node_lost"
+    NOT_JOINED = "not_joined"
     MISMATCH = "mismatch"
     FEWER_CALLS = "fewer_calls"
     TRANSPORT = "transport"
+    INPUT_BOUND = "input_bound"
+    CHECKPOINTING = "checkpointing"
+    """No fault: others wait for a checkpoint, or for an evaluation, that takes its usual time."""
+    EVALUATING = "evaluating"
 
 
 class Headline(msgspec.Struct, frozen=True):
@@ -115,6 +121,8 @@ class JobRow(msgspec.Struct, frozen=True):
     """Time in steps that count over all time since the first attempt began."""
     checkpoint_step: int | None
     checkpoint_age_s: float | None
+    allow_faults: bool
+    """Harm may be done to its ranks on request."""
     exit_code: int | None
     detail: str
     notes: list[str]

@@ -17,17 +17,20 @@ from app.cluster import Cluster
 from app.command_road import open_local_road
 from app.diagnosis import Diagnoser
 from app.errors import AppError, IncompatibleAgentError, UsageError
+from app.faults import told
 from app.fleet import Fleet
 from app.rank_facts import Thresholds
+from app.stack_road import fetch_stacks
 from app.telemetry import Telemetry
 from app.view import View
-from ddpcore.wire import FaultKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from agent.wire.jobs import JobSpec
+    from app.stack_groups import NodeStacks
+    from ddpcore.wire import Fault
 
 LOG_PERIOD_S = 0.2
 """Between two looks at whether a node has new log lines: below what a reader notices."""
@@ -49,7 +52,6 @@ class Session:
         self._diagnoser = Diagnoser(self._thresholds)
         self._telemetry = Telemetry({node: path / TELEMETRY_SOCKET for node, path in self._directories.items()})
         self._fleet = Fleet({})
-        self._job_id = ""
         self._log_lines: deque[tuple[str, LogLine]] = deque(maxlen=MAX_WAITING_LINES)
         self._log_cursor: dict[str, tuple[str, int]] = {}
         self._log_wanted: dict[str, tuple[str, int]] = {}
@@ -78,7 +80,6 @@ class Session:
 
     async def start_job(self, specs: Mapping[str, JobSpec]) -> None:
         """Start a job over its nodes, all or nothing; see `Fleet.start`."""
-        self._job_id = next(iter(specs.values())).job_id
         await self._fleet.start(specs)
 
     def view(self) -> View:
@@ -105,25 +106,32 @@ class Session:
         self._log_lines.clear()
         return lines
 
-    async def inject(self, kind: FaultKind, rank: int, factor: float) -> str:
-        """Do harm to a rank; return a sentence that says what was done.
+    async def inject(self, fault: Fault) -> str:
+        """Do harm to a rank of the job that is shown; return a sentence that says what was done.
 
         Raises:
             UsageError: No node has that rank.
             AgentRefusedError: The agent said no.
         """
-        rows = self.view().ranks([rank])
-        if not rows or not rows[0].node:
-            raise UsageError(f"no node has rank {rank}")
+        view = self.view()
+        job, rows = view.job(), view.ranks([fault.rank])
+        if job is None or not rows or not rows[0].node:
+            raise UsageError(f"no node has rank {fault.rank}")
         node = rows[0].node
-        await self._fleet.inject(node, self._job_id, kind, rank, factor)
-        done = {
-            FaultKind.FREEZE: "frozen (SIGSTOP)",
-            FaultKind.THAW: "thawed (SIGCONT)",
-            FaultKind.KILL: "killed (SIGKILL)",
-            FaultKind.SLOW: f"slowed {factor:g} times" if factor > 1 else "no longer slowed",
-        }[kind]
-        return f"rank {rank} on {node} is {done}"
+        await self._fleet.inject(node, job.job_id, fault)
+        return f"rank {fault.rank} on {node} {told(fault)}"
+
+    async def stacks(self, *, is_native: bool, job_id: str = "") -> list[NodeStacks]:
+        """Return where the ranks of a job, or of the one that is shown, stand; see `fetch_stacks`.
+
+        Raises:
+            UsageError: No job is shown.
+        """
+        job = self.view().job()
+        wanted = job_id or (job.job_id if job else "")
+        if not wanted:
+            raise UsageError("there is no job yet")
+        return await fetch_stacks(self._directories, self._python, wanted, is_native=is_native)
 
     async def close(self) -> None:
         """Stop listening and let go of the roads; the agents live on."""

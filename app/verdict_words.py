@@ -6,9 +6,11 @@ import signal
 from typing import TYPE_CHECKING
 
 from agent.wire.logs import LOST_PEER
+from app.out_of_memory import is_killed_by_kernel, is_of_gpu
 from app.rows import Cause
 from app.safe_text import clean, clean_name
 from app.words import (
+    bytes_text,
     call_text,
     nodes_text,
     percent_text,
@@ -29,6 +31,7 @@ MAX_ERROR = 160
 
 PHASE_WORDS = {
     Phase.STARTING: "is still starting",
+    Phase.JOINING: "waits in init_process_group",
     Phase.DATA: "is loading data",
     Phase.FORWARD: "is in forward",
     Phase.BACKWARD: "is in backward",
@@ -39,17 +42,33 @@ PHASE_WORDS = {
 }
 
 
+HABIT_WORDS = {
+    Phase.DATA: "with input",
+    Phase.FORWARD: "in forward",
+    Phase.BACKWARD: "in backward",
+    Phase.OPTIMIZER: "in the optimizer",
+    Phase.CHECKPOINT: "with checkpoints",
+    Phase.EVAL: "with evaluation",
+    Phase.OTHER: "in code of its own outside the model",
+}
+
+
 def sentence(verdict: Verdict) -> str:
     """Return what is the matter, in one clean sentence."""
     parts = {
         Cause.FROZEN: _frozen,
         Cause.EXITED: _exited,
+        Cause.OOM: _out_of_memory,
         Cause.SILENT: _silent,
         Cause.NODE_LOST: _node_lost,
+        Cause.NOT_JOINED: _not_joined,
         Cause.MISMATCH: _mismatch,
         Cause.FEWER_CALLS: _fewer_calls,
         Cause.TRANSPORT: _transport,
         Cause.STRAGGLER: _straggler,
+        Cause.INPUT_BOUND: _input_bound,
+        Cause.CHECKPOINTING: _known,
+        Cause.EVALUATING: _known,
     }[verdict.cause](verdict)
     return clean("; ".join(part for part in parts if part), MAX_TEXT)
 
@@ -126,6 +145,22 @@ def _exited(verdict: Verdict) -> list[str]:
     return [f"{who(verdict)} {how}{error}", *_past_victims(verdict), _last_seen(verdict)]
 
 
+def _out_of_memory(verdict: Verdict) -> list[str]:
+    end = verdict.exit
+    assert end is not None
+    was = "was" if len(verdict.culprits) == 1 else "were"
+    held = f"; it held {bytes_text(verdict.held_bytes)}" if verdict.held_bytes and not is_of_gpu(end) else ""
+    by_kernel = "as the kernel killed for want of memory"
+    if is_killed_by_kernel(end) and end.signal is not None:
+        how = f"{was} killed by {signal_text(end.signal)}{_after_step(verdict)}, {by_kernel}{held}"
+    elif is_killed_by_kernel(end):
+        how = f"lost a process{_after_step(verdict)}, {by_kernel}"
+    else:
+        how = f"ran out of memory{_after_step(verdict)}{held}"
+    error = f": {clean(end.error, MAX_ERROR)}" if end.error else ""
+    return [f"{who(verdict)} {how}{error}", *_past_victims(verdict), _last_seen(verdict)]
+
+
 def _silent(verdict: Verdict) -> list[str]:
     lives = "its process lives" if len(verdict.culprits) == 1 else "their processes live"
     if verdict.is_blocked:
@@ -141,6 +176,23 @@ def _node_lost(verdict: Verdict) -> list[str]:
     lost = f"{ranks_text(verdict.culprits)} {_is(verdict)} lost"
     head = f"{nodes} {has} not reported for {seconds_text(verdict.for_s)}: {lost}"
     return [head, _victims(verdict), _last_seen(verdict)]
+
+
+def _not_joined(verdict: Verdict) -> list[str]:
+    has = "has" if len(verdict.culprits) == 1 else "have"
+    it = "it" if len(verdict.culprits) == 1 else "they"
+    for_s = seconds_text(verdict.waited_s)
+    wait = "waits" if len(verdict.waiting) == 1 else "wait"
+    victims = f"{ranks_text(verdict.waiting)} {wait} for {_it(verdict)} there for {for_s}" if verdict.waiting else ""
+    if not verdict.is_born:
+        where = f" in {verdict.op}" if victims else ""
+        waiting = victims.replace(" there", where)
+        return [f"{who(verdict)} {has} not been started" + ("" if victims else f" for {for_s}"), waiting]
+    if verdict.phase is None:
+        stands = f"{it} {has} not imported torch yet, or cannot be probed"
+    else:
+        stands = f"{ranks_text(verdict.culprits[:1])} is at {place_text(verdict.place)}" if verdict.place else ""
+    return [f"{who(verdict)} {has} not come to {verdict.op}", victims, stands]
 
 
 def _mismatch(verdict: Verdict) -> list[str]:
@@ -164,6 +216,9 @@ def _fewer_calls(verdict: Verdict) -> list[str]:
 
 def _transport(verdict: Verdict) -> list[str]:
     head = f"every member has called {_call(verdict)} and it does not complete"
+    if verdict.seq is None:
+        head = f"every rank has come to {verdict.op}" if verdict.op else "the launchers of all nodes run"
+        head += " and they do not find each other"
     verb = "waits" if len(verdict.waiting) == 1 else "wait"
     place = f"at {place_text(verdict.place)}" if verdict.place else ""
     return [head, f"{ranks_text(verdict.waiting)} {verb} for {seconds_text(verdict.waited_s)}", place]
@@ -184,8 +239,35 @@ def _straggler(verdict: Verdict) -> list[str]:
     waits = "it waits" if len(verdict.culprits) == 1 else "they wait"
     share = f"about {percent_text(verdict.cost_frac)} of the step time"
     waiting = f"{waits} {percent_text(verdict.wait_frac)} of the time"
+    if verdict.last_frac is not None:
+        comes = "it comes" if len(verdict.culprits) == 1 else "they come"
+        waiting = f"{comes} last to {percent_text(verdict.last_frac)} of the collectives"
     asked = f"slowed {verdict.slow_factor:g}x on request" if verdict.slow_factor > 1 else ""
-    return [f"{head} {share}: {waiting}", asked, f"last seen {place}" if place else ""]
+    return [f"{head} {share}: {waiting}", asked, _habit(verdict), f"last seen {place}" if place else ""]
+
+
+def _habit(verdict: Verdict) -> str:
+    """Return `it spends 55 % of its time in data, the others 3 %`."""
+    habit = verdict.habit
+    if habit is None or habit.phase not in HABIT_WORDS:
+        return ""
+    spends, its = ("it spends", "its") if len(verdict.culprits) == 1 else ("they spend", "their")
+    own, others = percent_text(habit.frac), percent_text(habit.others_frac)
+    return f"{spends} {own} of {its} time {HABIT_WORDS[habit.phase]}, the others {others}"
+
+
+def _input_bound(verdict: Verdict) -> list[str]:
+    place = f"at {place_text(verdict.place)}" if verdict.place else ""
+    return [f"the ranks spend {percent_text(verdict.cost_frac)} of their time waiting for input", place]
+
+
+def _known(verdict: Verdict) -> list[str]:
+    does = "is saving a checkpoint" if verdict.cause is Cause.CHECKPOINTING else "is evaluating"
+    if len(verdict.culprits) > 1:
+        does = does.replace("is", "are", 1)
+    usual = "" if verdict.usual_s is None else f" (the longest so far took {seconds_text(verdict.usual_s)})"
+    place = f"at {place_text(verdict.place)}" if verdict.place else ""
+    return [f"{who(verdict)} {does} for {seconds_text(verdict.for_s)}{usual}", _victims(verdict), place]
 
 
 def hint(verdict: Verdict, pid: int | None) -> str:
@@ -194,6 +276,8 @@ def hint(verdict: Verdict, pid: int | None) -> str:
     on_node = f" on {node}" if node else ""
     if verdict.cause is Cause.EXITED:
         return _exit_hint(verdict, on_node)
+    if verdict.cause is Cause.OOM:
+        return _memory_hint(verdict, on_node)
     if verdict.cause is Cause.STRAGGLER:
         return _straggler_hint(verdict, on_node)
     thaw = f": kill -CONT {pid}{on_node}" if pid else ""
@@ -205,6 +289,10 @@ def hint(verdict: Verdict, pid: int | None) -> str:
         Cause.NODE_LOST: f"is {node or 'the node'} up, and its agent running? the other ranks cannot go on without it",
         Cause.MISMATCH: "compare the two lines: the ranks' programs have taken different branches",
         Cause.FEWER_CALLS: "every rank must make the same calls: look for uneven inputs or an early return",
+        Cause.NOT_JOINED: "see its launcher's log and its own; the others begin when it comes",
+        Cause.INPUT_BOUND: "more loader workers, prefetching or a faster disk make every step shorter",
+        Cause.CHECKPOINTING: "nothing is wrong while it takes its usual time; an asynchronous one does not block",
+        Cause.EVALUATING: "nothing is wrong while it takes its usual time; all ranks may share an evaluation",
         Cause.TRANSPORT: "check the network between the nodes: interface, firewall, MTU",
     }[verdict.cause]
 
@@ -214,12 +302,18 @@ def _exit_hint(verdict: Verdict, on_node: str) -> str:
     rank = verdict.culprits[0]
     return {
         None: f"the whole traceback is in the logs of rank {rank}",
-        int(signal.SIGKILL): f"if nobody sent it, the kernel did for want of memory: see dmesg{on_node}",
+        int(signal.SIGKILL): f"somebody{on_node} sent it, or a memory guard: the kernel itself did not want memory",
         int(signal.SIGABRT): f"gloo aborts when sizes or types differ between ranks: see rank {rank}'s stderr",
         int(signal.SIGSEGV): f"a crash in native code: run with PYTHONFAULTHANDLER=1 and see rank {rank}'s stderr",
         int(signal.SIGBUS): f"shared memory may be full: see df /dev/shm{on_node}",
         int(signal.SIGTERM): f"somebody, or a scheduler, asked it to end{on_node}",
     }.get(number, f"see the logs of rank {rank}")
+
+
+def _memory_hint(verdict: Verdict, on_node: str) -> str:
+    if verdict.exit is not None and is_of_gpu(verdict.exit):
+        return "see the Memory view: smaller micro-batches, checkpointed activations or sharding need less"
+    return f"see the Memory view: fewer loader workers, smaller batches or fewer ranks{on_node} need less"
 
 
 def _straggler_hint(verdict: Verdict, on_node: str) -> str:
@@ -231,6 +325,6 @@ def _straggler_hint(verdict: Verdict, on_node: str) -> str:
         return "the others need not wait: a longer phase is normal, a growing one is not"
     if verdict.phase in (Phase.STARTING, None):
         return f"see the logs of rank {verdict.culprits[0]}: an import or a download may take its time"
-    if verdict.phase is Phase.DATA:
+    if (verdict.phase if verdict.habit is None else verdict.habit.phase) is Phase.DATA:
         return f"its input is late: look at the disk and the workers of its loader{on_node}"
     return f"look at its stack and at the load{on_node}"

@@ -12,9 +12,11 @@ import msgspec
 import numpy as np
 
 from agent.wire.reports import ProcessState
+from app.job_model import PHASE_CODE
+from app.out_of_memory import is_out_of_memory
 from app.rank_facts import is_in_known_phase
 from app.rows import Cause, Severity
-from ddpcore.wire import FIRST_GROUP
+from ddpcore.wire import FIRST_GROUP, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,10 +24,15 @@ if TYPE_CHECKING:
     from agent.wire.reports import ExitReport
     from app.cluster import Cluster
     from app.job_model import Death, JobModel
+    from app.known_phases import KnownPhases
     from app.rank_facts import Flags, NodeFacts, RankFacts, Ranks, Thresholds
+    from app.wait_share import Habit
     from app.waits import Knot, Wait
-    from ddpcore.wire import Phase, Place
+    from ddpcore.wire import Place
 
+ENDS = frozenset({Cause.EXITED, Cause.OOM})
+"""Causes that are a bad end of the culprits themselves."""
+LEARNED_CAUSES = {Phase.CHECKPOINT: Cause.CHECKPOINTING, Phase.EVAL: Cause.EVALUATING}
 MAX_NODES_TOLD_APART = 8
 """Culprits of one cause get a verdict per node up to here, then one together."""
 
@@ -68,17 +75,27 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What the first culprit is about."""
     step: int | None = None
     exit: ExitReport | None = None
+    held_bytes: int | None = None
+    """For OOM: the most that a culprit held of the host's memory."""
     lost_connection: tuple[int, ...] = ()
     """For EXITED and FEWER_CALLS: ranks that lost their connection to a culprit."""
     sides: tuple[Side, ...] = ()
     """For MISMATCH."""
     cost_frac: float | None = None
-    """For STRAGGLER: what it costs of the step time."""
+    """For STRAGGLER: what it costs of the step time. For INPUT_BOUND: the share of time that goes into input."""
+    habit: Habit | None = None
+    """For STRAGGLER: what it does more than the others."""
+    usual_s: float | None = None
+    """For CHECKPOINTING and EVALUATING: the longest that one has taken before."""
     wait_frac: float | None = None
     """For STRAGGLER: the share of time it waits itself."""
+    last_frac: float | None = None
+    """For STRAGGLER: the share of the collectives to which it comes last, where that told it."""
     slow_factor: float = 1.0
     is_blocked: bool = False
     """For SILENT: its process is in uninterruptible sleep."""
+    is_born: bool = True
+    """For NOT_JOINED: its process runs."""
 
 
 class Evidence(msgspec.Struct, frozen=True, eq=False):
@@ -173,19 +190,26 @@ def node_lost(evidence: Evidence) -> list[Verdict]:
 
 def exited(evidence: Evidence, culprits: Sequence[Death], lost_connection: Sequence[int]) -> list[Verdict]:
     """Name ranks that died first, those of one node and one end together."""
-    alike: dict[tuple[int, int | None, int | None, str], list[Death]] = {}
+    alike: dict[tuple[int, int | None, int | None, str, bool], list[Death]] = {}
     owners = evidence.job.node_of[[death.rank for death in culprits]].tolist()
     are_few = len(set(owners)) <= MAX_NODES_TOLD_APART
     for death, owner in zip(culprits, owners, strict=True):
         end = death.exit
         node = owner if are_few else -1
-        alike.setdefault((node, end.signal, end.code, end.error), []).append(death)
+        alike.setdefault((node, end.signal, end.code, end.error, bool(end.oom_kills)), []).append(death)
     guilty = {death.rank for death in culprits}
     victims = tuple(rank for rank in sorted(lost_connection) if rank not in guilty)
-    return [
-        name(evidence, Cause.EXITED, [d.rank for d in deaths], exit=deaths[0].exit, lost_connection=victims)
-        for deaths in alike.values()
-    ]
+    return [_ended(evidence, deaths, victims) for deaths in alike.values()]
+
+
+def _ended(evidence: Evidence, deaths: Sequence[Death], victims: tuple[int, ...]) -> Verdict:
+    ranks, end = [death.rank for death in deaths], deaths[0].exit
+    if not is_out_of_memory(end):
+        return name(evidence, Cause.EXITED, ranks, exit=end, lost_connection=victims)
+    held_bytes = evidence.job.peak_rss_bytes[ranks]
+    known = held_bytes[~np.isnan(held_bytes)]
+    most = int(known.max()) if len(known) else None
+    return name(evidence, Cause.OOM, ranks, exit=end, lost_connection=victims, held_bytes=most)
 
 
 def silent(evidence: Evidence) -> list[Verdict]:
@@ -201,7 +225,7 @@ def silent(evidence: Evidence) -> list[Verdict]:
     return verdicts
 
 
-def stalled(evidence: Evidence, excused_s: Ranks) -> list[Verdict]:
+def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases) -> list[Verdict]:
     """Name live ranks that have kept others waiting for longer than a stall, and could have come all the while."""
     facts, thresholds = evidence.facts, evidence.thresholds
     is_late = (facts.is_fresh | facts.is_starting) & (evidence.now_s - excused_s > thresholds.stall_s)
@@ -211,11 +235,42 @@ def stalled(evidence: Evidence, excused_s: Ranks) -> list[Verdict]:
     verdicts = []
     for some in by_node(evidence, roots):
         _, wait = evidence.held_up_by(some)
+        if told := _in_learned_phase(evidence, some, known):
+            verdicts.append(told)
+            continue
         # Whoever goes first in a first-block is meant to keep the others waiting.
         is_meant = wait is not None and wait.group.startswith(FIRST_GROUP)
         severity = Severity.WARNING if is_meant or bool(is_known[some].all()) else Severity.CRITICAL
         verdicts.append(name(evidence, Cause.STRAGGLER, some.tolist(), severity=severity))
     return verdicts
+
+
+def _in_learned_phase(evidence: Evidence, some: Ranks, known: KnownPhases) -> Verdict | None:
+    """Return what is to be said of ranks that all save a checkpoint, or all evaluate; None of others."""
+    job = evidence.job
+    for phase, cause in LEARNED_CAUSES.items():
+        if (job.phase[some] == PHASE_CODE[phase]).all():
+            for_s = max(0.0, evidence.now_s - float(job.phase_since_s[some].min()))
+            severity = Severity.QUIET if known.is_usual(phase, for_s) else Severity.WARNING
+            return name(evidence, cause, some.tolist(), severity=severity, for_s=for_s, usual_s=known.usual_s(phase))
+    return None
+
+
+def input_bound(evidence: Evidence, frac: float) -> Verdict:
+    """Return that the input decides how fast the job is."""
+    job = evidence.job
+    first = int(np.flatnonzero(evidence.facts.is_alive)[0])
+    in_data = np.flatnonzero(evidence.facts.is_fresh & (job.phase == PHASE_CODE[Phase.DATA]))
+    return Verdict(
+        cause=Cause.INPUT_BOUND,
+        culprits=(),
+        job=job.job_id,
+        attempt=job.attempt,
+        severity=Severity.WARNING,
+        cost_frac=frac,
+        place=evidence.place_of(int(in_data[0])) if len(in_data) else None,
+        step=None if job.step[first] < 0 else int(job.step[first]),
+    )
 
 
 def complete_waits(evidence: Evidence) -> list[Wait]:

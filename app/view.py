@@ -130,10 +130,11 @@ class View:
             loss=_mean(job.loss[job.has_loss]),
             steps_per_s=steps_per_s,
             last_step=training.last_step,
-            remaining_s=_remaining_s(step, training.last_step, steps_per_s),
+            remaining_s=job.remaining_s(training.last_step, steps_per_s),
             goodput_frac=None if training.goodput_frac is None else finite(training.goodput_frac),
             checkpoint_step=training.checkpoint_step,
             checkpoint_age_s=training.checkpoint_age_s,
+            allow_faults=all(status.allow_faults for status in statuses),
             exit_code=next((code for code in codes if code), codes[0] if codes else None),
             detail=next((clean(status.detail, LINE_LIMIT) for status in statuses if status.detail), ""),
             notes=[clean(note, LINE_LIMIT) for note in job.notes()],
@@ -369,12 +370,6 @@ def status_object(view: View) -> dict[str, Any]:
 def _place_of(job: JobModel, rank: int) -> str:
     worker = job.workers[rank]
     return place_text(worker.report.place) if worker is not None and worker.report is not None else ""
-
-
-def _remaining_s(step: int | None, last_step: int | None, steps_per_s: float | None) -> float | None:
-    if step is None or last_step is None or not steps_per_s:
-        return None
-    return max(0, last_step - step) / steps_per_s
 
 
 def _mean(values: Sequence[float] | np.ndarray[tuple[int], np.dtype[np.float64]]) -> float | None:

@@ -3,21 +3,37 @@
 Collectives make all ranks equally fast, so a rank that is slow does not show in its steps: it shows as the one that
 never waits while all others do. Time in which something else explains the waiting (a checkpoint, a frozen rank) is left
 out.
+
+Shares are sampled, a few times a second, and ranks that share cores wait unevenly: alone they tell only a rank that is
+slower by far. One that is a little slower is told by two things together: it comes last to nearly every collective,
+which its node knows exactly, and it waits less than the others.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 
+from ddpcore.wire import Phase
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from app.job_model import JobModel
 
+PHASES = tuple(Phase)
 SLOT_S = 1.0
+"""Clean time in a slot, gathered in pieces."""
+PIECE_S = 0.2
+SETTLE_S = 0.4
+"""Twice the time between reports."""
+SLOT_STEPS = 2
+"""A slot holds at least as many steps, where steps are told: a window of less than some steps tells nothing."""
+MAX_SLOT_S = 120.0
 NUM_SLOTS = 12
 """A window of 12 s of clean time: a slowed rank is named within 15 s, and one hiccup does not fill it."""
 NUM_RECENT_SLOTS = 4
@@ -34,6 +50,24 @@ MAX_LOW = 0.25
 MIN_HIGH = 0.55
 KEEP_GAP = 0.25
 """A named straggler stays one until the recent gap falls below this."""
+LATE_SLOTS = 5
+"""The part of the window in which the order of arrival is looked at: it is exact, and needs less time."""
+MIN_COMPARED = 40
+"""Collectives in the window: fewer may have the same last rank by chance. Those of one step have one reason: where
+steps are not told, there may be some eight to each."""
+MIN_COMPARED_STEPLESS = 160
+MIN_LAST = 0.75
+"""Share of the compared collectives to which a straggler comes last. Of four healthy gloo ranks on two busy cores none
+came last to more than half of them, in 116 windows of 5 s; one that takes 20 % longer does so to nine in ten."""
+MIN_COST = 0.08
+"""Less of the step time is not worth a verdict, and within what sampling makes uncertain."""
+KEEP_LAST = 0.6
+KEEP_COST = 0.03
+MIN_HABIT = 0.05
+"""Less of a straggler's time beyond what others spend says nothing of why it is slow."""
+MIN_INPUT = 0.5
+KEEP_INPUT = 0.4
+"""Of all ranks' time: from here on the input decides how fast the job is."""
 MIN_WAITS = 2.5
 """The window must hold this many times its longest single wait: one long hiccup is not a habit."""
 
@@ -45,23 +79,58 @@ class Laggards(msgspec.Struct, frozen=True):
     wait_frac: float
     """The highest share among them."""
     cost_frac: float
-    """The part of the step time that all others lose to them: what even the second least busy waits more than they."""
+    """The part of the step time that all others lose to them: what even the second least busy waits more than they, or,
+    of one that is a little slower, what the others wait more in the middle."""
+    last_frac: float | None = None
+    """Share of the collectives to which it came last, where that is known and told it."""
+
+
+class Habit(msgspec.Struct, frozen=True):
+    """What ranks spend their time with."""
+
+    phase: Phase
+    frac: float
+    """Of their time."""
+    others_frac: float
+    """Of the others' time, in the middle."""
+
+
+class _Mark(NamedTuple):
+    """The counters at one moment."""
+
+    at_s: float
+    counters: NDArray[np.float64]
+    step: int | None
+
+    @classmethod
+    def of(cls, job: JobModel, now_s: float) -> _Mark:
+        told = (job.observed_s, job.waited_s, job.num_compared, job.num_last, job.worked_s)
+        return cls(now_s, np.vstack(told), job.lowest_step())
 
 
 class WaitShare:
     """The sliding window of one job."""
 
     def __init__(self, world_size: int) -> None:
-        self._observed = np.zeros((NUM_SLOTS, world_size), np.float32)
-        self._waited = np.zeros((NUM_SLOTS, world_size), np.float32)
+        self._window = np.zeros((4 + len(Phase), NUM_SLOTS, world_size), np.float32)
+        """Seconds observed and waited, collectives compared and come last to, seconds worked in each phase: by slot and
+        rank."""
         self._longest = np.zeros(NUM_SLOTS)
         self._num_filled = 0
-        self._last_observed = np.zeros(world_size)
-        self._last_waited = np.zeros(world_size)
-        self._last_s = -np.inf
-        self._is_clean = True
+        self._slot_s = 0.0
+        """Clean time in the slot that is being filled."""
+        self._slot_steps = 0
+        self._mark: _Mark | None = None
+        """The end of the last clean piece, None while there is none."""
+        self._clean_since_s: float | None = None
         self._longest_wait_s = 0.0
+        self._followed = np.zeros((2, world_size))
+        self._followed_s = -np.inf
         self._laggards: Laggards | None = None
+        self.habit: Habit | None = None
+        """What the laggards do more than the others."""
+        self.input_frac: float | None = None
+        """The share of their time that the ranks spend with input, while it decides how fast they are."""
         self.recent_frac: NDArray[np.float64] = np.full(world_size, np.nan)
         """Smoothed share of the last seconds that each rank spent waiting, clean or not; NaN when unknown."""
 
@@ -79,50 +148,143 @@ class WaitShare:
             now_s: Now.
             is_clean: Whether nothing but slowness can explain waiting now.
         """
-        self._is_clean = self._is_clean and is_clean
-        self._longest_wait_s = max(self._longest_wait_s, longest_wait_s)
-        if now_s - self._last_s < SLOT_S:
+        if now_s - self._followed_s >= SLOT_S:
+            self._follow(job, now_s)
+        if not is_clean:
+            self._clean_since_s, self._mark = None, None
             return
-        observed = job.observed_s - self._last_observed
-        waited = np.clip(job.waited_s - self._last_waited, 0.0, None)
-        is_first = self._last_s == -np.inf
-        np.copyto(self._last_observed, job.observed_s)
-        np.copyto(self._last_waited, job.waited_s)
-        self._last_s = now_s
-        is_known = observed > 0.0
-        if not is_first:
-            share = np.divide(waited, observed, out=np.full(len(observed), np.nan), where=is_known).clip(0.0, 1.0)
+        if self._clean_since_s is None:
+            self._clean_since_s = now_s
+        self._longest_wait_s = max(self._longest_wait_s, longest_wait_s)
+        # Counters are as old as reports: the first ones still tell of what was not clean.
+        is_settled = now_s - self._clean_since_s >= SETTLE_S
+        if is_settled and (self._mark is None or now_s - self._mark.at_s >= PIECE_S):
+            self._take(_Mark.of(job, now_s))
+
+    def _follow(self, job: JobModel, now_s: float) -> None:
+        """Bring the share of the last seconds up to date."""
+        observed = job.observed_s - self._followed[0]
+        waited = np.clip(job.waited_s - self._followed[1], 0.0, np.clip(observed, 0.0, None))
+        if self._followed_s != -np.inf:
+            share = np.divide(waited, observed, out=np.full(len(observed), np.nan), where=observed > 0.0)
             before = np.where(np.isnan(self.recent_frac), share, self.recent_frac)
             self.recent_frac = before + SMOOTHING * (share - before)
-        if self._is_clean and not is_first:
-            slot = self._num_filled % NUM_SLOTS
-            self._observed[slot] = np.where(is_known, observed, 0.0)
-            self._waited[slot] = np.where(is_known, np.minimum(waited, observed), 0.0)
-            self._longest[slot] = self._longest_wait_s
-            self._num_filled += 1
-            self._judge()
-        self._is_clean, self._longest_wait_s = True, 0.0
+        self._followed, self._followed_s = np.stack((job.observed_s, job.waited_s)), now_s
+
+    def _take(self, mark: _Mark) -> None:
+        """Add a clean piece of time to the slot that is being filled."""
+        before, self._mark = self._mark, mark
+        if before is None:
+            return
+        grown = np.clip(mark.counters - before.counters, 0.0, None)
+        grown[1] = np.minimum(grown[1], grown[0])
+        slot = self._num_filled % NUM_SLOTS
+        if self._slot_s == 0.0:
+            self._window[:, slot] = 0.0
+        self._window[:, slot] += grown
+        self._slot_s += mark.at_s - before.at_s
+        if mark.step is not None and before.step is not None:
+            self._slot_steps += max(0, mark.step - before.step)
+        is_short = mark.step is not None and self._slot_steps < SLOT_STEPS
+        if self._slot_s < (MAX_SLOT_S if is_short else SLOT_S) - PIECE_S / 2:
+            return
+        self._longest[slot] = self._longest_wait_s
+        self._slot_s, self._slot_steps, self._longest_wait_s = 0.0, 0, 0.0
+        self._num_filled += 1
+        self._judge(MIN_COMPARED_STEPLESS if mark.step is None else MIN_COMPARED)
 
     def forget(self) -> None:
         """Drop the verdict and the window: what they told of is over."""
-        self._laggards = None
-        self._num_filled = 0
-        for ring in (self._observed, self._waited, self._longest):
-            ring[:] = 0.0
+        self._laggards = self.habit = self.input_frac = None
+        self._num_filled, self._slot_s, self._slot_steps = 0, 0.0, 0
+        self._window[:] = 0.0
+        self._longest[:] = 0.0
 
-    def _judge(self) -> None:
+    def _recent(self, num_slots: int) -> NDArray[np.float32]:
+        """Return the sums over the newest slots."""
+        slots = [index % NUM_SLOTS for index in range(max(0, self._num_filled - num_slots), self._num_filled)]
+        total: NDArray[np.float32] = self._window[:, slots].sum(axis=1)
+        return total
+
+    def _judge(self, min_compared: int) -> None:
+        whole = self._window.sum(axis=1)
+        self._judge_pace(whole, min_compared)
+        self._judge_input(whole)
+        self.habit = None if self._laggards is None else _habit(whole, self._laggards.ranks)
+
+    def _judge_input(self, whole: NDArray[np.float32]) -> None:
+        judged = whole[0] >= MIN_OBSERVED_S
+        least = KEEP_INPUT if self.input_frac else MIN_INPUT
+        self.input_frac = None
+        if self._num_filled >= LATE_SLOTS and judged.sum() >= 0.9 * len(judged):
+            frac = float(np.median(_shares(whole[4:], whole[0])[PHASES.index(Phase.DATA), judged]))
+            self.input_frac = frac if frac >= least else None
+
+    def _judge_pace(self, whole: NDArray[np.float32], min_compared: int) -> None:
         if self._laggards is not None:
-            first = max(0, self._num_filled - NUM_RECENT_SLOTS)
-            recent = [index % NUM_SLOTS for index in range(first, self._num_filled)]
-            waited, observed = self._waited[recent].sum(axis=0), self._observed[recent].sum(axis=0)
-            still = find_laggards(waited, observed, MIN_OBSERVED_S / 4, (KEEP_GAP, 1.0, 0.0))
+            recent = self._recent(NUM_RECENT_SLOTS)
+            if self._laggards.last_frac is None:
+                still = find_laggards(recent[1], recent[0], MIN_OBSERVED_S / 4, (KEEP_GAP, 1.0, 0.0))
+            else:
+                still = find_latecomers(recent, min_compared / 4, (KEEP_LAST, KEEP_COST))
             if still is None or still.ranks != self._laggards.ranks:
                 self.forget()
                 return
-        waited, observed = self._waited.sum(axis=0), self._observed.sum(axis=0)
-        found = find_laggards(waited, observed, MIN_OBSERVED_S, (MIN_GAP, MAX_LOW, MIN_HIGH))
-        if found is not None and float(waited.max()) >= MIN_WAITS * float(self._longest.max()):
+        found = find_laggards(whole[1], whole[0], MIN_OBSERVED_S, (MIN_GAP, MAX_LOW, MIN_HIGH))
+        if found is not None and float(whole[1].max()) >= MIN_WAITS * float(self._longest.max()):
             self._laggards = found
+        elif self._num_filled >= LATE_SLOTS:
+            num_slots = LATE_SLOTS if min_compared == MIN_COMPARED else NUM_SLOTS
+            late = find_latecomers(self._recent(num_slots), min_compared, (MIN_LAST, MIN_COST))
+            self._laggards = late or self._laggards
+
+
+def _shares(seconds: NDArray[np.float32], observed: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return parts of the observed time, 0 where nothing was observed."""
+    return np.divide(seconds, observed, out=np.zeros_like(seconds), where=observed > 0.0)
+
+
+def _habit(whole: NDArray[np.float32], ranks: Sequence[int]) -> Habit | None:
+    """Return the phase in which some ranks spend the most time beyond what others do; None where none stands out."""
+    share = _shares(whole[4:], whole[0])
+    is_asked = np.zeros(share.shape[1], np.bool_)
+    is_asked[list(ranks)] = True
+    others = ~is_asked & (whole[0] > 0.0)
+    if not others.any():
+        return None
+    own, usual = np.median(share[:, is_asked], axis=1), np.median(share[:, others], axis=1)
+    most = int((own - usual).argmax())
+    if own[most] - usual[most] < MIN_HABIT:
+        return None
+    return Habit(PHASES[most], float(own[most]), float(usual[most]))
+
+
+def find_latecomers(window: NDArray[np.float32], min_compared: float, limits: tuple[float, float]) -> Laggards | None:
+    """Return the ranks that come last on their nodes nearly always, and wait less than the others.
+
+    Args:
+        window: Seconds observed and waited, collectives compared and come last to, and more: (4 or more, ranks).
+        min_compared: Below it a rank is not judged.
+        limits: The least share of collectives to which such a rank comes last, and the least that it costs.
+    """
+    min_last, min_cost = limits
+    observed, waited, compared, last = window[:4]
+    is_observed = observed > 0.0
+    is_late = (compared >= min_compared) & is_observed & (last >= min_last * compared)
+    others = is_observed & ~is_late
+    if not is_late.any() or not others.any():
+        return None
+    share = _shares(waited, observed)
+    cost = float(np.median(share[others])) - share
+    late = np.flatnonzero(is_late & (cost >= min_cost))
+    if not len(late):
+        return None
+    return Laggards(
+        tuple(late.tolist()),
+        float(share[late].max()),
+        float(cost[late].min()),
+        float((last[late] / compared[late]).min()),
+    )
 
 
 def find_laggards(

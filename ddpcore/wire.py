@@ -68,13 +68,21 @@ Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e10)]
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Word = Annotated[str, msgspec.Meta(max_length=64)]
 FilePath = Annotated[str, msgspec.Meta(max_length=4096)]
+SlowFactor = Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)]
+HoldSeconds = Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)]
+
+DEFAULT_SLOW_FACTOR = 8.0
+DEFAULT_HOLD_S = 30.0
+"""Longer than a stall, and over while people still look."""
 
 
 class Phase(StrEnum):
     """What a rank's main thread is about."""
 
     STARTING = "starting"
-    """No process group yet."""
+    """No process group yet, and not on the way to it."""
+    JOINING = "joining"
+    """In `init_process_group`: it waits for the others to come."""
     DATA = "data"
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -111,6 +119,16 @@ class FaultKind(StrEnum):
     """SIGKILL."""
     SLOW = "slow"
     """Every step takes `factor` times as long; a factor of 1 heals."""
+    GIL = "gil"
+    """The main thread keeps the interpreter's lock for `duration_s`, as a C extension may: no other thread runs."""
+    SKIP_BARRIER = "skip-barrier"
+    """The main thread leaves out the next barrier or collective that it comes to."""
+    MISMATCH = "mismatch"
+    """It calls a collective that the others do not call."""
+    OOM = "oom"
+    """An allocation of torch fails for want of memory."""
+    LEAVE = "leave"
+    """The program ends with exit code 0, before the others."""
 
 
 class Place(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -146,6 +164,19 @@ class GroupReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """True once the wait has been seen by two samples in a row."""
     ranks: list[Rank] = []
     """Sorted global ranks of the members; empty means every rank of the job."""
+
+
+class ArrivalsReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """When a rank called the latest collectives of a group, for a comparison with the ranks beside it.
+
+    The machine's wall clock is the same for all of its ranks, so the agent compares; no time leaves the machine.
+    """
+
+    group: Name
+    seqs: Annotated[list[Count], msgspec.Meta(max_length=64)]
+    """Ascending."""
+    called_us: Annotated[list[Count], msgspec.Meta(max_length=64)]
+    """One for each of `seqs`, in microseconds."""
 
 
 class GpuMemoryReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -208,6 +239,8 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """How long the probe has been sampling, summed over samples."""
     waited_s: Seconds = 0.0
     """The part of `observed_s` in which a collective was called and not completed: waits least, arrives last."""
+    worked_s: Annotated[list[Seconds], msgspec.Meta(max_length=16)] = []
+    """The rest of `observed_s`, in which the rank waited for nobody: by phase, in the order of `Phase`."""
     probe_cpu_s: Seconds = 0.0
     """CPU time that the probe's thread has taken."""
     slow_factor: Annotated[float, msgspec.Meta(ge=1.0, le=1e6)] = 1.0
@@ -217,11 +250,16 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
     recorder_missing: bool = False
     """True when this torch has no usable flight recorder: groups stay empty and only places are known."""
     oddities: Annotated[list[Oddity], msgspec.Meta(max_length=16)] = []
+    is_ending: bool = False
+    """True of the last report: the interpreter ends, which may take a while."""
     can_stop: bool = False
     """True when the program takes part in an agreed stop (the engine is in use)."""
     training: TrainingReport | None = None
     gpu_memory: Annotated[list[GpuMemoryReport], msgspec.Meta(max_length=64)] = []
     """GPUs on which torch has reserved memory, as of a recent `report_step`."""
+    beat: Count = 0
+    """Number of the machine's slow beat at which `arrivals` were read."""
+    arrivals: Annotated[list[ArrivalsReport], msgspec.Meta(max_length=32)] = []
 
 
 class Fault(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -230,16 +268,30 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     kind: FaultKind
     rank: Rank
     at_step: Count | None = None
-    """The step before which it strikes; None is at once."""
-    factor: Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)] = 8.0
+    """It strikes when this step has been done; None is at once, or at the next step."""
+    factor: SlowFactor = DEFAULT_SLOW_FACTOR
     """For `SLOW` only."""
+    duration_s: HoldSeconds = DEFAULT_HOLD_S
+    """For `GIL` only."""
+
+    @property
+    def is_healing(self) -> bool:
+        """True when it undoes harm."""
+        return self.kind is FaultKind.THAW or (self.kind is FaultKind.SLOW and self.factor == 1.0)
 
 
 class SlowDown(msgspec.Struct, frozen=True, tag="slow_down", forbid_unknown_fields=True):
     """Ask a probe to stretch every step of its rank by `factor` (1 heals)."""
 
     request_id: Count
-    factor: Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)]
+    factor: SlowFactor
+
+
+class StrikeAt(msgspec.Struct, frozen=True, tag="strike_at", forbid_unknown_fields=True):
+    """Ask a probe to let a fault strike its rank's main thread, at a step or at the next one."""
+
+    request_id: Count
+    fault: Fault
 
 
 class StopTraining(msgspec.Struct, frozen=True, tag="stop_training", forbid_unknown_fields=True):
@@ -251,7 +303,13 @@ class StopTraining(msgspec.Struct, frozen=True, tag="stop_training", forbid_unkn
     request_id: Count
 
 
-ProbeRequest = SlowDown | StopTraining
+class DumpStacks(msgspec.Struct, frozen=True, tag="dump_stacks", forbid_unknown_fields=True):
+    """Ask a probe to write the stacks of its rank's threads into a file (`ddpcore.wire_stacks`)."""
+
+    request_id: Count
+
+
+ProbeRequest = SlowDown | StrikeAt | StopTraining | DumpStacks
 """The closed union of what a probe takes."""
 
 _report_encoder = msgspec.msgpack.Encoder()

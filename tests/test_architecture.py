@@ -28,6 +28,7 @@ TORCH_FREE = (
     "ddpcore.env",
     "ddpcore.probing.rank_state",
     "ddpcore.wire",
+    "ddpcore.wire_stacks",
 )
 
 

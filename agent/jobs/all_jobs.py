@@ -18,6 +18,7 @@ from agent.jobs.job import Job
 from agent.jobs.launch import Launch
 from agent.jobs.lifecycle import (
     Answer,
+    AskProbe,
     AskToStop,
     BeginAgain,
     Effect,
@@ -32,7 +33,6 @@ from agent.jobs.lifecycle import (
     ReleasePort,
     RoundBegan,
     SignalWorker,
-    SlowWorker,
     StartLauncher,
     TerminateLauncher,
     Ticked,
@@ -40,17 +40,19 @@ from agent.jobs.lifecycle import (
     WorkerFound,
 )
 from agent.jobs.preflight import check_files, check_metrics, reserve, resolve
+from agent.jobs.rank_stacks import StackTaker
 from agent.jobs.rank_watch import RankWatch
 from agent.jobs.record import JobRecords, read_jobs
 from agent.logs.disk_space import LogSpace
 from agent.processes.leftovers import ANYBODYS, Leftovers
+from agent.processes.oom_kills import OomKills
 from agent.processes.shim_process import has_been_started, is_shim_alive, recorded_exit_code
 from agent.secret_mask import masked_spec
 from agent.state.observations import WorkerEnded
 from agent.wire.fields import INBOX_SOCKET
 from agent.wire.jobs import ENDED_STATES, JobState, JobStatus
 from agent.wire.replies import Accepted, RefusalReason, Refused, Shown
-from ddpcore.wire import SlowDown, StopTraining
+from ddpcore.wire import StopTraining
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from agent.state.node_state import NodeState
     from agent.state_dir import StateDir
     from agent.wire.jobs import JobSpec
+    from agent.wire.stacks import Stacks
 
 END_PERIOD_S = 0.02
 """Between looks at what is being killed as the agent ends."""
@@ -94,10 +97,12 @@ class Jobs:
         self._watch = RankWatch(state, self._on_worker_end)
         self.logs = self._watch.logs
         self._space = LogSpace(state_dir.jobs_dir)
+        self._oom_kills = OomKills()
         self._leftovers = Leftovers(state_dir.socket_path(INBOX_SOCKET))
         self._sought: set[str] = set()
         """Jobs of an earlier agent whose shims live and have not said yet who they are."""
         self._records = JobRecords(state_dir.jobs_dir)
+        self._stacks = StackTaker()
 
     def adopt(self) -> None:
         """Take up the jobs of an earlier agent in this directory, as far as they go on, and say how the others ended.
@@ -169,6 +174,15 @@ class Jobs:
             return self._unknown(job_id)
         return Shown(masked_spec(launch.job.spec), str(launch.ranks_dir), launch.master_port)
 
+    async def stacks(self, job_id: str, *, is_native: bool) -> Stacks | Refused:
+        """Return where the ranks of a job stand, down to every frame."""
+        launch = self._launches.get(job_id)
+        if launch is None:
+            return self._unknown(job_id)
+        if launch.shim is None:
+            return Refused(RefusalReason.WRONG_STATE, f"job {job_id} does not run: it has no stacks")
+        return await self._stacks.take(launch, self._watch.pids, is_native=is_native)
+
     def beat(self, unattended_s: float) -> None:
         """Sample workers, let time pass for the lifecycles, end what nobody watches over, read logs.
 
@@ -186,6 +200,7 @@ class Jobs:
         self._leftovers.sweep(self._own_pids(), now_s)
         self._watch.read_logs()
         self._space.look(now_s)
+        self._oom_kills.look(now_s)
 
     async def discover(self) -> None:
         """Look for workers of running jobs; never returns."""
@@ -288,8 +303,8 @@ class Jobs:
                     return Refused(RefusalReason.WRONG_STATE, f"rank {rank} has exited")
                 self._watch.sample(launch.job_id)
                 self._on_change()
-            case SlowWorker(rank=rank, request_id=request_id, factor=factor):
-                return launch.slow_down(rank, SlowDown(request_id, factor))
+            case AskProbe(rank=rank, request=request):
+                return launch.ask_probe(rank, request)
             case Answer(reply=reply):
                 return reply
             case _:
@@ -344,7 +359,10 @@ class Jobs:
         if ending.code != 0:
             found = launch.failure_of(ending.rank) or self._space.failure_of(ending.rank)
         error = found.text.exception if found else ""
-        self._state.apply(WorkerEnded(ending.job_id, ending.rank, ending.code, ending.signal, error), time.monotonic())
+        now_s = time.monotonic()
+        oom_kills = 0 if ending.code == 0 else self._oom_kills.recent(now_s)
+        ended = WorkerEnded(ending.job_id, ending.rank, ending.code, ending.signal, error, oom_kills)
+        self._state.apply(ended, now_s)
         self._feed(launch, WorkerExited(ending.rank, ending.code, ending.signal, found))
         self._on_change()
 
@@ -369,7 +387,7 @@ class Jobs:
         return {launch.shim.pid for launch in self._launches.values() if launch.shim is not None}
 
     def _own_pids(self) -> set[int]:
-        return self._shim_pids() | self._sampler_pids
+        return self._shim_pids() | self._sampler_pids | self._stacks.spy_pids
 
     def _write(self, launch: Launch) -> Refused | None:
         return self._records.keep(launch.job, launch.address, time.monotonic())

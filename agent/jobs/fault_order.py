@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 from signal import Signals
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
-from agent.jobs.lifecycle import SignalWorker, SlowWorker
+from agent.jobs.lifecycle import AskProbe, SignalWorker
 from agent.wire.replies import RefusalReason, Refused
-from ddpcore.wire import FaultKind
+from ddpcore.wire import FaultKind, SlowDown, StrikeAt
 
 if TYPE_CHECKING:
     from agent.jobs.job_memory import WorkerMemory
     from agent.jobs.lifecycle import FaultReceived
+    from agent.wire.jobs import JobSpec
+    from ddpcore.wire import Fault
+
+HOW_TO_ALLOW = "start it with `rankdeck run --allow-faults`, or with allow_faults in its spec"
+
+_SIGNALS = {
+    FaultKind.FREEZE: Signals.SIGSTOP,
+    FaultKind.THAW: Signals.SIGCONT,
+    FaultKind.KILL: Signals.SIGKILL,
+}
 
 
-def refusal_of_fault(fault: FaultReceived, ranks: range, worker: WorkerMemory | None) -> Refused | None:
-    """Return why a fault of a running job is refused; None if it can be injected.
+def refusal_of_fault(
+    received: FaultReceived, spec: JobSpec, ranks: range, worker: WorkerMemory | None
+) -> Refused | None:
+    """Return why a fault of a running job is refused; None if it can be injected. Undoing harm needs no permission.
 
     Args:
-        fault: What is wanted.
+        received: What is wanted.
+        spec: Of the job.
         ranks: Global ranks of this node.
         worker: The rank's process, None while it has not been seen.
     """
+    fault = received.fault
+    if not spec.allow_faults and not fault.is_healing:
+        return Refused(RefusalReason.NOT_PERMITTED, f"job {spec.job_id} does not allow faults: {HOW_TO_ALLOW}")
     if fault.rank not in ranks:
         return Refused(
             RefusalReason.UNKNOWN_RANK,
@@ -31,18 +47,29 @@ def refusal_of_fault(fault: FaultReceived, ranks: range, worker: WorkerMemory | 
         return Refused(RefusalReason.WRONG_STATE, f"rank {fault.rank} has not started yet: try again in a moment")
     if worker.has_exited:
         return Refused(RefusalReason.WRONG_STATE, f"rank {fault.rank} has exited")
+    return _refusal_of_step(fault, received.step)
+
+
+def _refusal_of_step(fault: Fault, step: int | None) -> Refused | None:
+    if fault.at_step is None:
+        return None
+    if fault.kind is FaultKind.THAW:
+        return Refused(RefusalReason.MALFORMED, "a frozen rank comes to no step: thaw it without one")
+    if step is not None and step >= fault.at_step:
+        return Refused(
+            RefusalReason.WRONG_STATE,
+            f"rank {fault.rank} has done step {step} already: name a step after it, or none to strike soon",
+        )
     return None
 
 
-def fault_effect(fault: FaultReceived, request_id: int) -> SignalWorker | SlowWorker:
-    """Return what injects a fault that is not refused; `request_id` is for the rank's probe."""
-    match fault.kind:
-        case FaultKind.FREEZE:
-            return SignalWorker(fault.rank, Signals.SIGSTOP)
-        case FaultKind.THAW:
-            return SignalWorker(fault.rank, Signals.SIGCONT)
-        case FaultKind.KILL:
-            return SignalWorker(fault.rank, Signals.SIGKILL)
-        case FaultKind.SLOW:
-            return SlowWorker(fault.rank, request_id, fault.factor)
-    assert_never(fault.kind)
+def fault_effect(fault: Fault, request_id: int) -> SignalWorker | AskProbe:
+    """Return what injects a fault that is not refused; `request_id` is for the rank's probe.
+
+    Signals act at once. What waits for a step, or only the rank's own main thread can do, is the probe's.
+    """
+    if fault.at_step is None and fault.kind in _SIGNALS:
+        return SignalWorker(fault.rank, _SIGNALS[fault.kind])
+    if fault.at_step is None and fault.kind is FaultKind.SLOW:
+        return AskProbe(fault.rank, SlowDown(request_id, fault.factor))
+    return AskProbe(fault.rank, StrikeAt(request_id, fault))

@@ -170,6 +170,7 @@ class Job:
             exit_code=self.exit_code,
             num_restarts=self._round.number - 1 if self._round else self._num_restarts,
             max_restarts=spec.max_restarts,
+            allow_faults=spec.allow_faults,
             detail=detail(self.memory, self._workers.values(), now_s)[:4096],
             root_cause=self._failure.told(now_s) if self._failure else None,
         )
@@ -283,7 +284,7 @@ class Job:
         if before is JobState.RUNNING and event.is_agreed and event.can_agree:
             self._terminate_at_s = now_s + self.spec.save_s
             self._kill_at_s = self._terminate_at_s + self.spec.grace_s
-            return [AskToStop(self._new_request_id()), Answer(Accepted())]
+            return [AskToStop(self.new_request_id()), Answer(Accepted())]
         if before is JobState.RUNNING or (self._terminate_at_s is not None and not event.is_agreed):
             return [self._terminate(now_s), Answer(Accepted())]
         return [Answer(Accepted())]
@@ -292,16 +293,17 @@ class Job:
         self._terminate_at_s, self._kill_at_s = None, now_s + self.spec.grace_s
         return TerminateLauncher()
 
-    def _new_request_id(self) -> int:
+    def new_request_id(self) -> int:
+        """Return a number that no other request to a probe of this job has."""
         self._last_request_id += 1
         return self._last_request_id
 
-    def _on_fault(self, fault: FaultReceived) -> list[Effect]:
+    def _on_fault(self, event: FaultReceived) -> list[Effect]:
         if self.state is not JobState.RUNNING:
             return [self._refuse_by_state("faults are for running jobs")]
-        if refused := refusal_of_fault(fault, self.ranks, self._workers.get(fault.rank)):
+        if refused := refusal_of_fault(event, self.spec, self.ranks, self._workers.get(event.fault.rank)):
             return [Answer(refused)]
-        return [fault_effect(fault, self._new_request_id()), Answer(Accepted())]
+        return [fault_effect(event.fault, self.new_request_id()), Answer(Accepted())]
 
     def _on_not_started(self, before: JobState, message: str) -> list[Effect]:
         if before is JobState.RESTARTING:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from agent.jobs.preflight import Address
     from agent.logs.failure_text import FoundFailure
     from agent.wire.jobs import JobSpec, JobStatus
-    from ddpcore.wire import ProbeRequest, SlowDown, StopTraining
+    from ddpcore.wire import DumpStacks, ProbeRequest, StopTraining
 
 
 class Launch:
@@ -114,8 +114,8 @@ class Launch:
             self._port_holder.close()
             self._port_holder = None
 
-    def slow_down(self, rank: int, request: SlowDown) -> Refused | None:
-        """Ask the probe of a rank to stretch its steps; return why it cannot be asked, or None."""
+    def ask_probe(self, rank: int, request: ProbeRequest) -> Refused | None:
+        """Ask something of the probe of a rank; return why it cannot be asked, or None."""
         if self._ask(rank, request):
             return None
         return Refused(
@@ -127,6 +127,10 @@ class Launch:
         """Ask the probes of all ranks to end training: one that hears it is enough."""
         for rank in self.job.ranks:
             self._ask(rank, request)
+
+    def ask_for_stacks(self, rank: int, request: DumpStacks) -> bool:
+        """Ask the probe of a rank for its stacks; return whether it listens."""
+        return self._ask(rank, request)
 
     def failure_of(self, rank: int) -> FoundFailure | None:
         """Return what a rank's files say of its failure."""

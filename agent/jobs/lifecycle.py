@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from agent.jobs.job_memory import Round
     from agent.logs.failure_text import FoundFailure
     from agent.wire.replies import Accepted, Refused
-    from ddpcore.wire import FaultKind
+    from ddpcore.wire import Fault, SlowDown, StrikeAt
 
 
 class CommitReceived(msgspec.Struct, frozen=True):
@@ -46,9 +46,9 @@ class KillReceived(msgspec.Struct, frozen=True):
 class FaultReceived(msgspec.Struct, frozen=True):
     """A console wants one rank harmed."""
 
-    kind: FaultKind
-    rank: int
-    factor: float
+    fault: Fault
+    step: int | None = None
+    """The last step that the rank has told of."""
 
 
 class LauncherStarted(msgspec.Struct, frozen=True):
@@ -189,12 +189,11 @@ class AskToStop(msgspec.Struct, frozen=True):
     request_id: int
 
 
-class SlowWorker(msgspec.Struct, frozen=True):
-    """Ask the probe of a rank to stretch its steps."""
+class AskProbe(msgspec.Struct, frozen=True):
+    """Send a request to the probe of a rank."""
 
     rank: int
-    request_id: int
-    factor: float
+    request: SlowDown | StrikeAt
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -213,7 +212,7 @@ Effect: TypeAlias = (
     | ReleasePort
     | ForgetJob
     | SignalWorker
-    | SlowWorker
+    | AskProbe
     | Answer
 )
 

@@ -81,6 +81,10 @@ class RankWatch:
         for (job_id, rank), metrics in self.logs.take_printed().items():
             self._state.apply(RankPrinted(job_id, rank, metrics), now_s)
 
+    def pids(self, job_id: str) -> dict[int, int]:
+        """Return the process of each rank that has been seen and has not ended."""
+        return self._workers.pids(job_id)
+
     def send_signal(self, job_id: str, rank: int, number: Signals) -> bool:
         """Signal a worker; return whether it was there to be signalled."""
         return self._workers.send_signal(job_id, rank, number)

@@ -35,7 +35,8 @@ _GROUP_MEMBER = re.compile(r"\s*(?:\+-)?\+-+ (?P<number>\d+|\.\.\.) -+$")
 _GROUP_MARGIN = re.compile(r"\s+(?P<mark>[|+]) ?(?=[^-]|$)")
 _BARE_GROUP = re.compile(r"  \| (?P<text>[\w.]*ExceptionGroup: .*\(\d+ sub-exceptions?\))$")
 """A group that was made by the interpreter and never raised has no traceback."""
-_IGNORED = re.compile(r"Exception ignored (in|on)\b")
+_IGNORED = re.compile(r"Exception ignored (in|on)\b|on rank \d+:$")
+"""What follows is no end of this rank: an exception in a finalizer, or another rank's. Source: ddpcore.errors."""
 _RANK_PREFIX = re.compile(r"\[rank\d+\]: ?")
 """torch puts it before each line of an uncaught exception's traceback."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -165,7 +165,8 @@ def is_shim(pid: int) -> bool:
         argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    return any(Path(os.fsdecode(word)).parts[-2:] == SHIM_PATH.parts[-2:] for word in argv[1:5])
+    paths = [Path(os.fsdecode(word)).parts for word in argv[1:5]]
+    return any(parts[-1:] == (SHIM_PATH.name,) and "agent" in parts[-3:-1] for parts in paths)
 
 
 def find_shim(run_dir: Path) -> ShimProcess | None:

@@ -152,6 +152,12 @@ class WorkerSampler:
             )
         return samples
 
+    def pids(self, job_id: str) -> dict[int, int]:
+        """Return the process of each rank that has been seen and has not ended."""
+        watched = self._jobs.get(job_id)
+        workers = watched.workers if watched else {}
+        return {rank: worker.pid for rank, worker in workers.items() if not worker.has_ended}
+
     def send_signal(self, job_id: str, rank: int, number: signal.Signals) -> bool:
         """Signal a worker; return whether it was there to be signalled."""
         watched = self._jobs.get(job_id)

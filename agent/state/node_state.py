@@ -12,6 +12,7 @@ import msgspec
 
 from agent.state.cpu_use import CpuUse
 from agent.state.gpu_ranks import RankProcess, gpu_reports, num_visible_gpus
+from agent.state.lateness import Lateness
 from agent.state.observations import (
     GpusSampled,
     GpuWatchChanged,
@@ -67,6 +68,7 @@ class _Job(msgspec.Struct):
     """Last report by rank, and when it came."""
     output: dict[int, _Output] = {}
     progress: Progress = msgspec.field(default_factory=Progress)
+    lateness: Lateness = msgspec.field(default_factory=Lateness)
 
 
 class NodeState:
@@ -181,6 +183,12 @@ class NodeState:
             and all(rank in job.reports and job.reports[rank][0].can_stop for rank in job.workers)
         )
 
+    def last_step(self, job_id: str, rank: int) -> int | None:
+        """Return the last step that a rank here has told of; None when it has told of none."""
+        job = self._jobs.get(job_id)
+        known = job.reports.get(rank) if job else None
+        return known[0].step if known else None
+
     def validate(self) -> None:
         """Assert what holds after every observation."""
         for job in self._jobs.values():
@@ -200,6 +208,9 @@ class NodeState:
         if known is not None and known[0].pid == report.pid and report.report_seq <= known[0].report_seq:
             self.num_foreign_reports += 1
             return
+        job.lateness.take(report)
+        if report.arrivals:
+            report = msgspec.structs.replace(report, arrivals=[])
         job.reports[report.rank] = (report, now_s)
         job.progress.note(report, now_s)
 
@@ -280,7 +291,8 @@ def _worker_report(job: _Job, rank: int, worker: _Worker, now_s: float) -> Worke
         quiet_s=max(0.0, now_s - max(output.printed_at_s, worker.seen_at_s)),
         metrics=output.metrics,
         pss_bytes=worker.pss_bytes,
-        exit=None if end is None else ExitReport(end.code, end.signal, state_s, end.error),
+        exit=None if end is None else ExitReport(end.code, end.signal, state_s, end.error, end.oom_kills),
         report=report,
         report_age_s=max(0.0, now_s - reported_at_s),
+        lateness=job.lateness.of(rank),
     )

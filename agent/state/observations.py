@@ -63,6 +63,7 @@ class WorkerEnded(msgspec.Struct, frozen=True):
     code: int | None
     signal: int | None
     error: str = ""
+    oom_kills: int = 0
 
 
 class RankPrinted(msgspec.Struct, frozen=True):

@@ -11,7 +11,18 @@ from agent.wire.codec import decode_line
 from agent.wire.fields import JobId
 from agent.wire.jobs import JobSpec
 from agent.wire.logs import PullLogs, ReadLog
-from ddpcore.wire import Count, FaultKind, Name, Rank
+from agent.wire.stacks import GetStacks
+from ddpcore.wire import (
+    DEFAULT_HOLD_S,
+    DEFAULT_SLOW_FACTOR,
+    Count,
+    Fault,
+    FaultKind,
+    HoldSeconds,
+    Name,
+    Rank,
+    SlowFactor,
+)
 
 
 class Claim(msgspec.Struct, frozen=True, tag="claim", forbid_unknown_fields=True):
@@ -66,13 +77,23 @@ class Kill(msgspec.Struct, frozen=True, tag="kill", forbid_unknown_fields=True, 
 
 
 class InjectFault(msgspec.Struct, frozen=True, tag="fault", forbid_unknown_fields=True, omit_defaults=True):
-    """Do harm to one rank of this node, now."""
+    """Do harm to one rank of this node: `ddpcore.wire.Fault` says what the fields are.
+
+    Without a step signals act at once, and what only the rank's own main thread can do at its next step.
+    """
 
     job_id: JobId
     kind: FaultKind
     rank: Rank
-    factor: Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)] = 8.0
+    factor: SlowFactor = DEFAULT_SLOW_FACTOR
+    at_step: Count | None = None
+    duration_s: HoldSeconds = DEFAULT_HOLD_S
     generation: Count = 0
+
+    @property
+    def fault(self) -> Fault:
+        """What is to be done."""
+        return Fault(self.kind, self.rank, self.at_step, self.factor, self.duration_s)
 
 
 class Tier(StrEnum):
@@ -136,6 +157,7 @@ Command = (
     | PullHistory
     | GetStatus
     | ShowJob
+    | GetStacks
     | FindLeftovers
     | CleanLeftovers
     | Shutdown

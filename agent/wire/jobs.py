@@ -59,6 +59,8 @@ class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     num_restarts: Count = 0
     """How often the node has begun the job again by itself."""
     max_restarts: Count = 0
+    allow_faults: bool = False
+    """Harm may be done to its ranks when a console asks for it."""
     detail: LongText = ""
     """A sentence for people, empty when all is well."""
     unprobed: LongText = ""
@@ -89,7 +91,10 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     """Network interface for gloo and NCCL; empty leaves the choice to them."""
     env: dict[str, str] = {}
     """Added to the agent's own environment."""
+    allow_faults: bool = False
+    """Harm may be done to its ranks, by `faults` or when a console asks for it."""
     faults: list[Fault] = []
+    """Strike at their steps, in the first attempt."""
     save_s: Seconds = 120.0
     """How long an agreed stop may take for a step and a checkpoint before SIGTERM."""
     grace_s: Seconds = 10.0

@@ -22,10 +22,14 @@ LAUNCHER_RANK = -1
 LOST_PEER = re.compile(
     r"connection (closed|reset|refused|was|lost)|broken pipe|socket (closed|timeout)|(closed|reset) by peer"
     r"|timed out (waiting|after)|wait timeout|connectfullmesh|remote (process|peer|worker)|peers? (exited|failed|crash)"
-    r"|communicator (was )?abort|watchdog|ncclremoteerror|diststoreerror|distnetworkerror",
+    r"|communicator (was )?abort|watchdog|ncclremoteerror|diststoreerror|distnetworkerror"
+    r"|\b(masterfailed|masterunreachable|ranksmissing|storelost|barriertimeout|barrierdeadlock)error\b",
     re.IGNORECASE,
 )
-"""What gloo, NCCL and the store say in a rank that has lost another. Source: torch 2.13, gloo/transport/tcp/pair.cc."""
+"""What gloo, NCCL, the store and ddpcore say in a rank that has lost another, or fails because of it.
+
+Source: torch 2.13, gloo/transport/tcp/pair.cc; `ddpcore.errors`.
+"""
 
 LineText = Annotated[str, msgspec.Meta(max_length=4096)]
 ErrorText = Annotated[str, msgspec.Meta(max_length=1024)]

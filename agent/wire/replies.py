@@ -11,6 +11,7 @@ from agent.wire.fields import LongText, Port
 from agent.wire.jobs import JobSpec
 from agent.wire.logs import LogChunk, Logs
 from agent.wire.reports import NodeReport
+from agent.wire.stacks import Stacks
 from ddpcore.wire import Count, FilePath, Name, Rank, Seconds
 
 
@@ -114,7 +115,7 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     report: NodeReport
 
 
-Reply = Accepted | Refused | Shown | Logs | LogChunk | History | Leftovers | Status
+Reply = Accepted | Refused | Shown | Logs | LogChunk | History | Leftovers | Status | Stacks
 
 
 _encoder = msgspec.json.Encoder()

@@ -43,6 +43,22 @@ class ExitReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """How long ago."""
     error: LongText = ""
     """The exception that its end followed from, if it left one: the first of a chain."""
+    oom_kills: Count = 0
+    """How many processes of the node the kernel killed for want of memory in the seconds before a bad end."""
+
+
+class LatenessReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """How a rank comes to collectives beside the other ranks of its node; counts grow with its attempt.
+
+    A sample: some seconds' last collectives that at least two ranks of the node have called.
+    """
+
+    num_compared: Count = 0
+    """Collectives."""
+    num_last: Count = 0
+    """Of these, those to which it came last."""
+    lead_s: Seconds = 0.0
+    """By how much it came after the second to last, summed over `num_last`."""
 
 
 class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -72,9 +88,11 @@ class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True):
     exit: ExitReport | None = None
     """Given exactly when `process` is `EXITED`."""
     report: RankReport | None = None
-    """None until the rank has imported torch."""
+    """None until the rank has imported torch. Without `arrivals`, which stay on the node."""
     report_age_s: Seconds = 0.0
     """How long ago `report` arrived."""
+    lateness: LatenessReport | None = None
+    """None while it has not been compared with another rank of its node."""
 
 
 class ControlReport(msgspec.Struct, frozen=True):

@@ -58,7 +58,7 @@ ACTIONS = (
     ),
     Action("app.show_view('memory')", "4", "4", "Memory", "Memory of every rank beside the median, and of every node."),
     Action("app.show_view('logs')", "5", "5", "Logs", "What all ranks print, merged as it comes."),
-    Action("app.next_view(1)", "tab", "tab", "Next view", "Go to the next view.", footer=5, in_palette=False),
+    Action("app.next_view(1)", "tab", "tab", "Next view", "Go to the next view.", footer=6, in_palette=False),
     Action(
         "app.next_view(-1)", "shift+tab", "shift+tab", "Previous view", "Go to the previous view.", in_palette=False
     ),
@@ -88,11 +88,19 @@ ACTIONS = (
         "Once a rank has failed: its traceback in the logs, and back to the lines.",
     ),
     Action(
+        "screen.stacks",
+        "s",
+        "s",
+        "Stacks",
+        "Where every rank stands, frame by frame: identical stacks together, the odd one first.",
+        footer=5,
+    ),
+    Action(
         "app.fault",
         "f",
         "f",
         "Inject a fault",
-        "Freeze, thaw, kill or slow a rank, after asking.",
+        "Freeze, thaw, kill or slow a rank, or do it other harm, after asking.",
         footer=4,
         is_fault=True,
     ),

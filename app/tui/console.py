@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from textual.notifications import SeverityLevel
     from textual.screen import Screen
 
-    from app.tui.dialogs import ChosenFault
     from app.tui.line_view import LineView
     from app.tui.source import ConsoleSource
+    from ddpcore.wire import Fault
 
 FRAMES_PER_S = 10
 """Logs move at this rate; above it the eye gains nothing and a slow terminal loses."""
@@ -127,11 +127,12 @@ class Console(App[None]):
     @work
     async def action_fault(self) -> None:
         """Ask which fault to inject, and inject it."""
-        from app.tui.dialogs import FaultScreen  # noqa: PLC0415 - the first frame does not pay for dialogs
+        from app.tui.dialogs import FaultScreen, why_no_fault  # noqa: PLC0415 - the first frame does not pay for it
 
         view = self.stage.view
-        if not self.stage.source.can_inject or view is None or not view.num_ranks:
-            self._say("There is no rank yet to do harm to.", "warning")
+        why_not = why_no_fault(view, can_inject=self.stage.source.can_inject)
+        if view is None or why_not:
+            self._say(why_not, "warning")
             return
         selected = self.query_one(RanksView).follow_culprit(view)
         fault = await self.push_screen_wait(FaultScreen(self.stage, view.ranks(), selected))
@@ -181,9 +182,9 @@ class Console(App[None]):
             if view.display:
                 view.redraw()
 
-    async def _inject(self, fault: ChosenFault) -> None:
+    async def _inject(self, fault: Fault) -> None:
         try:
-            said = await self.stage.source.inject(fault.kind, fault.rank, fault.factor)
+            said = await self.stage.source.inject(fault)
         except AppError as error:
             self._say(f"{error} {error.hint}".strip(), "error", "Not done")
         else:

@@ -15,7 +15,7 @@ from textual.widgets.option_list import Option
 
 from app.rows import RankState
 from app.tui.actions import available
-from ddpcore.wire import FaultKind
+from ddpcore.wire import DEFAULT_HOLD_S, DEFAULT_SLOW_FACTOR, Fault, FaultKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,36 +24,63 @@ if TYPE_CHECKING:
 
     from app.rows import RankRow
     from app.tui.stage import Stage
-
-SLOW_FACTOR = 8.0
+    from app.view import View
 
 
 class Harm(NamedTuple):
-    """What a person may do to a rank, in words."""
+    """What a person may do to a rank, in words.
+
+    Attributes:
+        title: In the list.
+        kind: Of the fault.
+        effect: A sentence.
+        asks: What stands before the rank in the question, where that is not the title.
+        factor: Of the fault.
+    """
 
     title: str
     kind: FaultKind
-    factor: float
     effect: str
+    asks: str = ""
+    factor: float = DEFAULT_SLOW_FACTOR
+
+    @property
+    def question(self) -> str:
+        """What stands before `rank 2`."""
+        return self.asks or self.title
 
 
 HARMS = (
-    Harm("Freeze", FaultKind.FREEZE, 1.0, "SIGSTOP: it stands still until it is thawed, and the others wait for it"),
-    Harm("Thaw", FaultKind.THAW, 1.0, "SIGCONT: a frozen rank goes on"),
-    Harm("Kill", FaultKind.KILL, 1.0, "SIGKILL: the rank is gone, and its job ends"),
-    Harm("Slow", FaultKind.SLOW, SLOW_FACTOR, f"every step takes {SLOW_FACTOR:g} times as long"),
-    Harm("Unslow", FaultKind.SLOW, 1.0, "a slowed rank is as fast as the others again"),
+    Harm("Freeze", FaultKind.FREEZE, "SIGSTOP: it stands still until it is thawed, and the others wait for it"),
+    Harm("Thaw", FaultKind.THAW, "SIGCONT: a frozen rank goes on"),
+    Harm("Kill", FaultKind.KILL, "SIGKILL: the rank is gone, and its job ends"),
+    Harm("Slow", FaultKind.SLOW, f"every step takes {DEFAULT_SLOW_FACTOR:g} times as long"),
+    Harm("Unslow", FaultKind.SLOW, "a slowed rank is as fast as the others again", factor=1.0),
+    Harm("GIL", FaultKind.GIL, f"for {DEFAULT_HOLD_S:g} s no Python runs in it, its probe included", "Hold the GIL of"),
+    Harm(
+        "Skip barrier",
+        FaultKind.SKIP_BARRIER,
+        "it leaves out the next barrier or collective, and meets the others in the wrong ones",
+        "Skip a barrier in",
+    ),
+    Harm(
+        "Mismatch",
+        FaultKind.MISMATCH,
+        "it calls a collective that the others do not call: all hang for good",
+        "Call out of turn in",
+    ),
+    Harm("OOM", FaultKind.OOM, "an allocation of torch fails, and with it the rank and its job", "Exhaust memory of"),
+    Harm("Leave", FaultKind.LEAVE, "it leaves with exit code 0 before the others: its job fails", "End the program of"),
 )
 FREEZE, THAW = 0, 1
 """Places of the two in the list."""
 
 
-class ChosenFault(NamedTuple):
-    """What a person confirmed."""
-
-    kind: FaultKind
-    rank: int
-    factor: float
+def why_no_fault(view: View | None, *, can_inject: bool) -> str:
+    """Return why there is nothing to ask; empty when there is."""
+    if view is None or not view.num_ranks:
+        return "There is no rank yet to do harm to."
+    return "" if can_inject else "This job does not allow faults: start it with rankdeck run --allow-faults."
 
 
 class HelpScreen(ModalScreen[None]):
@@ -84,7 +111,7 @@ class HelpScreen(ModalScreen[None]):
         yield scroll
 
 
-class FaultScreen(ModalScreen[ChosenFault | None]):
+class FaultScreen(ModalScreen[Fault | None]):
     """Asks which fault and which rank, then once more; whoever only presses Enter does no harm."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -137,9 +164,9 @@ class FaultScreen(ModalScreen[ChosenFault | None]):
             return
         harm, row = chosen
         process = f", pid {row.pid}," if row.pid is not None else ""
-        sentence = f"{harm.title} rank {row.rank}{process} on {row.node}? {harm.effect}."
+        sentence = f"{harm.question} rank {row.rank}{process} on {row.node}? {harm.effect}."
         self.query_one("#fault-sentence", Static).update(Text(self._shown(sentence)))
-        self.query_one("#fault-yes", Button).label = Text(f"{harm.title} rank {row.rank}")
+        self.query_one("#fault-yes", Button).label = Text(f"{harm.question} rank {row.rank}")
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         """Go on to the next question; the last one stands on `Do nothing`."""
@@ -149,7 +176,7 @@ class FaultScreen(ModalScreen[ChosenFault | None]):
     def on_button_pressed(self, event: Button.Pressed) -> None:
         """Leave with the fault only when it was confirmed."""
         chosen = self._chosen() if event.button.id == "fault-yes" else None
-        self.dismiss(None if chosen is None else ChosenFault(chosen[0].kind, chosen[1].rank, chosen[0].factor))
+        self.dismiss(None if chosen is None else Fault(chosen[0].kind, chosen[1].rank, factor=chosen[0].factor))
 
     def action_cancel(self) -> None:
         """Leave without a fault."""

@@ -26,3 +26,9 @@ class MainScreen(Screen[None], inherit_bindings=False):
             return
         logs.show_traceback(is_wanted=not (logs.display and logs.shows_traceback))
         await self.app.run_action("app.show_view('logs')")
+
+    def action_stacks(self) -> None:
+        """Show where every rank stands, frame by frame."""
+        from app.tui.stacks_screen import StacksScreen  # noqa: PLC0415 - the first frame does not pay for it
+
+        self.app.push_screen(StacksScreen(self.query_one(LogsView).stage))

@@ -8,8 +8,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agent.wire.logs import LogLine
+    from app.stack_groups import NodeStacks
     from app.view import View
-    from ddpcore.wire import FaultKind
+    from ddpcore.wire import Fault
 
 
 class ConsoleSource(Protocol):
@@ -55,11 +56,22 @@ class ConsoleSource(Protocol):
         """Return clean sentences about what the session did since the last call, oldest first."""
         ...
 
-    async def inject(self, kind: FaultKind, rank: int, factor: float) -> str:
+    async def inject(self, fault: Fault) -> str:
         """Do harm to a rank; return a sentence that says what was done.
 
         Raises:
             AppError: It was not done, and why.
+        """
+        ...
+
+    async def stacks(self, *, is_native: bool) -> Sequence[NodeStacks]:
+        """Return the stacks of the job that is shown, by node; takes seconds where a rank is stuck.
+
+        Args:
+            is_native: With the frames of C and C++; stops each rank for up to half a second.
+
+        Raises:
+            AppError: There is no job, or no node has stacks of it.
         """
         ...
 

@@ -10,6 +10,7 @@ import threading
 import time
 
 from ddpcore.probing import probe
+from ddpcore.probing.faults import omission
 from ddpcore.probing.samples import BarrierMark
 from ddpcore.wire import FIRST_GROUP, FIRST_LABEL
 
@@ -22,6 +23,11 @@ _num_calls = 0
 def is_main_thread() -> bool:
     """Say whether the calling thread is the one that the console shows."""
     return threading.current_thread() is threading.main_thread()
+
+
+def is_left_out() -> bool:
+    """Say whether a fault that was asked for has this thread leave out the barrier that it comes to."""
+    return omission.take()
 
 
 def open_barrier(label: str, entered_s: float) -> None:

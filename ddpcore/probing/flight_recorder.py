@@ -35,6 +35,7 @@ class _Entry(msgspec.Struct, gc=False):
     input_sizes: tuple[tuple[int, ...], ...] = ()
     is_p2p: bool = False
     retired: bool = True
+    time_created_ns: int = 0
 
 
 class _Status(msgspec.Struct, gc=False):
@@ -155,4 +156,5 @@ def _entry(name: str, entry: _Entry) -> RecorderEntry:
         sizes=entry.input_sizes,
         is_p2p=entry.is_p2p,
         is_retired=entry.retired,
+        called_us=max(0, entry.time_created_ns // 1000),
     )

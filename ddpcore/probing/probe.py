@@ -16,7 +16,6 @@ import select
 import socket
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, SupportsFloat, assert_never
 
 from ddpcore.errors import UnknownPhaseError
@@ -24,17 +23,19 @@ from ddpcore.probing.code_places import stack_of
 from ddpcore.probing.faults import StepFaults, pause, strike
 from ddpcore.probing.gpu_memory import GpuMemory
 from ddpcore.probing.optimizer_steps import OptimizerSteps
-from ddpcore.probing.rank_state import RankIdentity, RankState
+from ddpcore.probing.rank_state import SLOW_BEAT_S, RankIdentity, RankState
+from ddpcore.probing.request_socket import RequestSocket
 from ddpcore.probing.samples import Sample, StepMark
+from ddpcore.probing.stack_dump import StackDumps
 from ddpcore.probing.surroundings import Surroundings
 from ddpcore.wire import (
     MAX_REPORT_BYTES,
+    DumpStacks,
     FaultKind,
-    MalformedReportError,
     Phase,
     SlowDown,
     StopTraining,
-    decode_request,
+    StrikeAt,
     encode_report,
 )
 
@@ -54,11 +55,12 @@ ranks on two cores: training empties the caches, and each line then costs four t
 WAITING_TICK_S = 0.1
 """Between samples while a collective is pending: then the rank has time, and people want to know."""
 
+BEAT_SLACK_S = 0.001
+"""Behind a beat, so that poll(), which rounds, does not wake before it."""
+
 REPORT_S = 0.2
 """Between reports, as often as the agent speaks."""
 
-MAX_REQUEST_BYTES = 4096
-MAX_REQUESTS_PER_TICK = 16
 MAX_FAILED_TICKS = 20
 """Ticks that may fail in a row before the probe gives up: a torch it does not understand costs no more time."""
 
@@ -122,15 +124,15 @@ class Probe:
         )
         self._inbox = env.inbox
         self._out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        self._request_path = Path(env.request_dir, f"rank-{torchrun.rank}.sock") if env.request_dir else None
-        self._requests = _bind(self._request_path) if self._request_path else None
+        self._requests = RequestSocket(env.request_dir, torchrun.rank)
+        self._stacks = StackDumps(self._requests.directory, torchrun.rank, roots)
         self._main_thread_id = threading.main_thread().ident or 0
         # Between ticks the thread sleeps in poll(): a request wakes it, and so does the end of the process.
         self._ending = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wakes = select.poll()
         self._wakes.register(self._ending, select.POLLIN)
-        if self._requests is not None:
-            self._wakes.register(self._requests, select.POLLIN)
+        if self._requests.fd is not None:
+            self._wakes.register(self._requests.fd, select.POLLIN)
         self._has_ended = False
         self._report_due_s = 0.0
         self._was_waiting = False
@@ -207,15 +209,14 @@ class Probe:
                 failed_ticks += 1
             if is_ending or failed_ticks == MAX_FAILED_TICKS:
                 break
-            for fd, _ in self._wakes.poll(1000 * (WAITING_TICK_S if self._state.is_pending else TICK_S)):
+            for fd, _ in self._wakes.poll(1000 * self._pause_s()):
                 if fd == self._ending:
                     is_ending = True
                 else:
-                    self._take_requests()
+                    for request in self._requests.take():
+                        self._carry_out(request)
         self._out.close()
-        if self._requests is not None and self._request_path is not None:
-            self._requests.close()
-            self._request_path.unlink(missing_ok=True)
+        self._requests.close()
 
     def _tick(self, now_s: float, *, is_last: bool) -> None:
         """Take one sample, and send a report if one is due."""
@@ -239,20 +240,29 @@ class Probe:
                 oddities=self._surroundings.look(
                     now_s, stack, has_process_group=has_process_group, num_steps=step.steps_done if step else 0
                 ),
+                beat=int(time.time() / SLOW_BEAT_S),  # noqa: TID251 - the clock that the recorder and the ranks beside us share
             )
         )
         if state.wants_dump(now_s):
             began_s = time.thread_time()
             dump, members = self._recorder.dump(), self._recorder.members()
             state.learn(dump, members, cost_s=time.thread_time() - began_s)
+        if self._stacks.is_wanted:
+            self._stacks.write(self._recorder.dump(), (marks.barrier, *marks.firsts))
         if now_s < self._report_due_s and state.is_waiting == self._was_waiting and not is_last:
             return
         # Half a tick of slack, or a tick that comes a little early puts its report off to the next one.
         self._report_due_s = now_s + REPORT_S - WAITING_TICK_S / 2
         self._was_waiting = state.is_waiting
-        report = state.report(probe_cpu_s=time.thread_time(), answered_request_id=self._answered_request_id)
+        answered = self._answered_request_id
+        report = state.report(probe_cpu_s=time.thread_time(), answered_request_id=answered, is_ending=is_last)
         self._send(encode_report(report))
         self._reported_marks = step
+
+    def _pause_s(self) -> float:
+        """Return the time to the next tick; none goes past a beat, at which all ranks of a machine read their rings."""
+        to_beat_s = SLOW_BEAT_S - time.time() % SLOW_BEAT_S  # noqa: TID251 - as above
+        return min(WAITING_TICK_S if self._state.is_pending else TICK_S, to_beat_s + BEAT_SLACK_S)
 
     def _send(self, datagram: bytes) -> None:
         try:
@@ -264,24 +274,16 @@ class Probe:
             pass
         self.num_dropped += 1
 
-    def _take_requests(self) -> None:
-        if self._requests is None:
-            return
-        for _ in range(MAX_REQUESTS_PER_TICK):
-            try:
-                request = decode_request(self._requests.recv(MAX_REQUEST_BYTES))
-            except MalformedReportError:
-                continue
-            except OSError:
-                return
-            self._carry_out(request)
-
     def _carry_out(self, request: ProbeRequest) -> None:
         match request:
             case SlowDown():
                 self.faults.slow_factor = request.factor
+            case StrikeAt():
+                self.faults.add(request.fault)
             case StopTraining():
                 marks.is_stop_requested = True
+            case DumpStacks():
+                self._stacks.want(request.request_id)
             case _:
                 assert_never(request)
         self._answered_request_id = max(self._answered_request_id, request.request_id)
@@ -304,8 +306,9 @@ def start(torchrun: TorchrunEnv, env: ProbeEnv, roots: CodeRoots, recorder: Reco
 def report_step(step: int, loss: SupportsFloat | None = None, epoch: int | None = None) -> None:
     """Say that a training step is done. Without a probe it does nothing.
 
-    Call it on the main thread, once a step. It never raises: what is not a number is left out of the report. A loss on
-    an accelerator costs a synchronisation, so give it only now and then there.
+    Call it on the main thread, once a step. It never raises, but for faults that were asked for (`StepFaults`): what is
+    not a number is left out of the report. A loss on an accelerator costs a synchronisation, so give it only now and
+    then there.
 
     Args:
         step: Number of the step, counted by the program.
@@ -384,16 +387,3 @@ def _to_int(value: int | None) -> int | None:
         return None if value is None else int(value)
     except (TypeError, ValueError, RuntimeError):
         return None
-
-
-def _bind(path: Path) -> socket.socket | None:
-    """Return the request socket, or None where it cannot be: then the rank takes no requests, and trains on."""
-    requests = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-    try:
-        path.unlink(missing_ok=True)
-        requests.bind(str(path))
-        path.chmod(0o600)
-    except OSError:
-        requests.close()
-        return None
-    return requests

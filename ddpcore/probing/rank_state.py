@@ -19,10 +19,10 @@ import msgspec
 
 from ddpcore.probing.group_track import GroupTrack
 from ddpcore.probing.stack import CodeRoots, StackReader, sendable
-from ddpcore.wire import DEFAULT_GROUP, WIRE_VERSION, GroupReport, Phase, RankReport, TrainingReport
+from ddpcore.wire import DEFAULT_GROUP, WIRE_VERSION, ArrivalsReport, GroupReport, Phase, RankReport, TrainingReport
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ddpcore.probing.samples import (
         BarrierMark,
@@ -37,8 +37,12 @@ if TYPE_CHECKING:
 QUIET_SAMPLES = 2
 """Samples that must agree before a position counts as quiet, or an unfinished operation as a wait."""
 
-SLOW_BEAT_S = 3.0
-"""Between full dumps while nothing is quiet."""
+SLOW_BEAT_S = 2.0
+"""Between full dumps while nothing is quiet. The beat is the wall clock's, so that the rings of all ranks of a machine
+hold the same collectives when they are read."""
+
+MAX_ARRIVALS = 32
+"""Latest calls named in a report, over all groups."""
 
 MIN_DUMP_INTERVAL_S = 0.2
 MAX_DUMP_SHARE = 0.001
@@ -94,9 +98,12 @@ class RankState:
         self._barrier_samples = 0
         self._observed_s = 0.0
         self._waited_s = 0.0
+        self._worked_s = dict.fromkeys(Phase, 0.0)
         self._report_seq = 0
         self._next_dump_s = 0.0
-        self._beat_s = 0.0
+        self._dumped_beat = -1
+        self._beat = 0
+        self._arrivals: list[ArrivalsReport] = []
 
     @property
     def is_waiting(self) -> bool:
@@ -138,12 +145,14 @@ class RankState:
             self._observed_s += gap_s
             if self.is_pending:
                 self._waited_s += gap_s
+            else:
+                self._worked_s[phase] += gap_s
 
     def wants_dump(self, now_s: float) -> bool:
         """Say whether a full dump of the recorder is worth its cost now."""
-        if now_s < self._next_dump_s or not (self._tracks or self._has_reopened):
+        if now_s < self._next_dump_s or not (self._tracks or self._has_reopened) or self._sample is None:
             return False
-        return now_s >= self._beat_s or any(
+        return self._sample.beat != self._dumped_beat or any(
             track.quiet_samples >= QUIET_SAMPLES and not track.is_dumped for track in self._tracks.values()
         )
 
@@ -155,9 +164,8 @@ class RankState:
             members: The process groups that this rank belongs to, by name.
             cost_s: CPU time of the dump; the next one waits accordingly, at most a slow beat.
         """
-        now_s = self._sample.now_s if self._sample else 0.0
+        now_s, beat = (self._sample.now_s, self._sample.beat) if self._sample else (0.0, -1)
         self._members = members
-        self._beat_s = now_s + SLOW_BEAT_S
         self._next_dump_s = now_s + min(max(cost_s / MAX_DUMP_SHARE, MIN_DUMP_INTERVAL_S), SLOW_BEAT_S)
         by_key: dict[CounterKey, list[RecorderEntry]] = {}
         for entry in dump.entries:
@@ -165,8 +173,11 @@ class RankState:
                 by_key.setdefault(entry.key, []).append(entry)
         for key, track in self._tracks.items():
             track.learn(by_key.get(key, ()), dump.counters.get(key))
+        if beat != self._dumped_beat:
+            self._dumped_beat = self._beat = beat
+            self._arrivals = self._read_arrivals(by_key)
 
-    def report(self, *, probe_cpu_s: float = 0.0, answered_request_id: int = 0) -> RankReport:
+    def report(self, *, probe_cpu_s: float = 0.0, answered_request_id: int = 0, is_ending: bool = False) -> RankReport:
         """Return the rank's state at the last sample.
 
         Raises:
@@ -198,19 +209,24 @@ class RankState:
             groups=self._group_reports(sample),
             observed_s=self._observed_s,
             waited_s=self._waited_s,
+            worked_s=list(self._worked_s.values()),
             probe_cpu_s=probe_cpu_s,
             slow_factor=sample.slow_factor,
             answered_request_id=answered_request_id,
             recorder_missing=self._recorder_missing,
+            is_ending=is_ending,
             can_stop=sample.can_stop,
             training=_training_report(sample.training, sample.now_s),
             gpu_memory=list(sample.gpu_memory),
             oddities=list(sample.oddities),
+            beat=max(0, self._beat),
+            arrivals=self._arrivals,
         )
 
     def validate(self) -> None:
         """Assert what holds after every step."""
         assert 0.0 <= self._waited_s <= self._observed_s
+        assert abs(self._waited_s + sum(self._worked_s.values()) - self._observed_s) < 1e-6 * (1 + self._observed_s)
         for track in self._tracks.values():
             track.validate()
         if self._sample is not None:
@@ -229,7 +245,7 @@ class RankState:
         self._tracks.clear()
         self._members = {}
         self._has_reopened = True
-        self._beat_s = 0.0
+        self._dumped_beat = -1
 
     def _count_barrier(self, previous: BarrierMark | None, barrier: BarrierMark | None) -> None:
         if barrier is None:
@@ -243,7 +259,7 @@ class RankState:
         seen = self._reading.phase
         if _open_mark(sample) is not None:
             return Phase.BARRIER
-        if seen in (Phase.BARRIER, Phase.STARTING):
+        if seen in (Phase.BARRIER, Phase.JOINING):
             return seen
         if seen is Phase.OTHER and self.is_waiting:
             # Work.wait() has no frame of its own: the program stands at its own line, in a collective.
@@ -272,6 +288,25 @@ class RankState:
                 num_members += len(ranks)
                 reports.append(named[name].report(name, ranks, sample.now_s))
         return reports + [self._barrier_report(mark, sample.now_s) for mark in _marks(sample)]
+
+    def _read_arrivals(self, by_key: Mapping[CounterKey, Sequence[RecorderEntry]]) -> list[ArrivalsReport]:
+        """Return when the latest collectives were called, each group's in the order of its seqs."""
+        named = {
+            self._report_name(key, track): by_key.get(key, ())
+            for key, track in self._tracks.items()
+            if track.group in self._members
+        }
+        latest = sorted((entry.called_us for entries in named.values() for entry in entries), reverse=True)
+        oldest_us = latest[MAX_ARRIVALS] if len(latest) > MAX_ARRIVALS else 0
+        told = {
+            name: sorted((entry.seq, entry.called_us) for entry in entries if entry.called_us > oldest_us)
+            for name, entries in named.items()
+        }
+        return [
+            ArrivalsReport(name, [seq for seq, _ in calls], [called_us for _, called_us in calls])
+            for name, calls in told.items()
+            if calls
+        ]
 
     def _report_name(self, key: CounterKey, track: GroupTrack) -> str:
         """Return the group's name, the same on every member: NCCL counts apart in a group that gloo serves too."""

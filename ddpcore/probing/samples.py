@@ -43,6 +43,8 @@ class RecorderEntry(msgspec.Struct, frozen=True, gc=False):
     is_p2p: bool
     is_retired: bool
     """True once the recorder knows that the operation is over."""
+    called_us: int = 0
+    """When this rank called it: microseconds of the machine's wall clock, 0 where that is not told."""
 
 
 class RecorderDump(NamedTuple):
@@ -142,3 +144,5 @@ class Sample(NamedTuple):
     oddities: tuple[Oddity, ...] = ()
     num_openings: int = 0
     """How many default groups there have been, asked after the counters."""
+    beat: int = 0
+    """Number of the slow beat, which all ranks of a machine count alike."""

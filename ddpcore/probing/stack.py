@@ -76,15 +76,18 @@ _TORCH_RULES = (
     _rule("serialization.py", 2, Phase.CHECKPOINT),
     _rule("distributed/checkpoint/", 2, Phase.CHECKPOINT),
     _rule("utils/data/", 3, Phase.DATA),
-    _rule("distributed/distributed_c10d.py", 6, Phase.STARTING, "init_process_group"),
-    _rule("distributed/rendezvous.py", 6, Phase.STARTING),
+    _rule("distributed/distributed_c10d.py", 6, Phase.JOINING, "init_process_group"),
+    _rule("distributed/rendezvous.py", 6, Phase.JOINING),
     _rule("distributed/distributed_c10d.py", 4, Phase.BARRIER),
     _rule("distributed/_functional_collectives.py", 4, Phase.BARRIER),
     _rule("_tensor.py", 5, Phase.BACKWARD, "backward"),
     _rule("autograd/__init__.py", 5, Phase.BACKWARD, "backward", "grad"),
     _rule("autograd/graph.py", 5, Phase.BACKWARD, "_engine_run_backward"),
 )
-_DDPCORE_RULES = tuple(_rule(f"barriers/{file}.py", 4, Phase.BARRIER) for file in ("gates", "gate", "first_one_first"))
+_DDPCORE_RULES = (
+    *(_rule(f"barriers/{file}.py", 4, Phase.BARRIER) for file in ("gates", "gate", "first_one_first")),
+    _rule("process_group/opening.py", 6, Phase.JOINING),
+)
 
 _EXAMPLES = "examples/"
 """Programs below ddpcore that stand for a user's own."""
@@ -113,6 +116,11 @@ class StackReader:
             if place is None and kind.is_user:
                 place = Place(file=kind.file, line=line, function=kind.function)
         return Reading(phase, place or self._main_place(stack))
+
+    def is_own(self, file: str, function: str) -> bool:
+        """Say whether a frame is the user's own program, which may itself be a library."""
+        kind = self._kinds.get((file, function)) or self._classify(file, function)
+        return kind.is_user or file == self._roots.main_file
 
     def _main_place(self, stack: Sequence[StackLine]) -> Place | None:
         """Return the script's own line in a program that is itself a library (`-m installed.package`)."""

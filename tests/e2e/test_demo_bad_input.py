@@ -26,6 +26,7 @@ def house() -> Iterator[DemoHouse]:
         (["--ranks", "33"], "--ranks"),
         (["--steps", "0"], "--steps"),
         (["--fault", "frieze:2@10"], "did you mean freeze?"),
+        (["--fault", "skip-bariere:2@10"], "did you mean skip-barrier?"),
         (["--fault", "freeze"], "KIND:RANK@STEP"),
         (["--fault", "freeze:4@10"], "ranks 0 to 3"),
         (["--fault", "freeze:2@500"], "steps 1 to 200"),

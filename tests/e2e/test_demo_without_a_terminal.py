@@ -73,6 +73,25 @@ def test_a_slowed_rank_is_named_as_the_straggler(house: DemoHouse) -> None:
     house.assert_nothing_is_left()
 
 
+@pytest.mark.parametrize(
+    ("kind", "cause", "words"),
+    [
+        ("gil", "silent", "has not reported for "),
+        ("mismatch", "mismatch", "rank 2 calls barrier #"),
+        ("oom", "exited", "DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+def test_a_rank_s_own_fault_is_named_with_what_it_does(house: DemoHouse, kind: str, cause: str, words: str) -> None:
+    done = house.run("--json", "--fault", f"{kind}:2@20")
+
+    assert done.code == 10, f"{done.stderr}{done.stdout}"
+    told = [verdict["text"] for verdict in done.summary["verdicts"] if verdict["cause"] == cause]
+    assert len(told) == 1, done.summary["verdicts"]
+    assert words in told[0]
+    assert [verdict["culprits"] for verdict in done.summary["verdicts"]] == [[2]]
+    house.assert_nothing_is_left()
+
+
 def test_a_fault_that_is_not_named_before_the_job_ends_is_exit_code_1(house: DemoHouse) -> None:
     done = house.run("--json", "--fault", "slow:3@30", "--steps", "31")
 

@@ -36,6 +36,10 @@ for step in range(1, 1_000_000):
     if step % 100 == 0:
         print("step", step, "\\x1b[2J", flush=True)
 """
+LEISURELY = PLAIN.replace("import torch,", "import time, torch,").replace(
+    "    ddpcore", "    time.sleep(0.01)\n    ddpcore"
+)
+"""At most a hundred steps a second: a step that is to come has not gone by when the command arrives."""
 
 
 class Desk:
@@ -163,7 +167,17 @@ def test_a_job_is_started_watched_left_found_again_and_stopped_and_nothing_stays
     console.wait(10)
 
     desk.watch_until_steps_move()
+    code, _, stderr = desk.run("fault", "kill", "--host", "h1", "--rank", "1")
+    assert (code, "job gpt does not allow faults" in stderr) == (4, True)
     assert console.returncode == -signal.SIGKILL
+    found = desk.json("stacks", "gpt", "--host", "h1")
+    assert [(rank["rank"], rank["node"], rank["source"]) for rank in found["ranks"]] == [
+        (0, "h1", "probe"),
+        (1, "h1", "probe"),
+    ]
+    code, printed, said = desk.run("stacks", "gpt", "--host", "h1", "--all")
+    assert (code, "job gpt: 2 ranks in " in said) == (0, True)
+    assert f"  > {host.home}/train.py:" in printed
     follower = desk.start("attach", "--host", "h1", "--headless")
     read_until(follower, "training")
     follower.send_signal(signal.SIGINT)
@@ -197,6 +211,28 @@ def test_jobs_outlive_the_agent_and_are_stopped_at_a_step_by_the_next_one(desk: 
     assert desk.watch_until_steps_move() > before
     assert desk.json("stop", "gpt", "--host", "h1")["state"] == "stopped"
     assert [path.name for path in checkpoints.iterdir() if path.name.startswith("step_")]
+    desk.json("down", "h1", "--kill-jobs")
+
+
+@pytest.mark.ranks
+def test_a_rank_of_a_job_that_allows_it_is_frozen_at_a_step_and_thawed(desk: Desk, host: Host) -> None:
+    (host.home / "train.py").write_text(LEISURELY)
+    assert desk.run("run", "--host", "h1", *TWO_RANKS, "--allow-faults", "--detach", "--", "train.py")[0] == 0
+    step = desk.watch_until_steps_move() + 500
+    fault = ("fault", "freeze", "--host", "h1", "--rank", "1", "--at-step", str(step))
+    code, stdout, stderr = desk.run(*fault)
+    assert (code, stdout) == (0, f"job gpt on h1: rank 1 will be frozen (SIGSTOP) at step {step}\n"), stderr
+
+    until(lambda: desk.run("status", "--host", "h1")[0] == 10, 60, "a verdict stands")
+    status = desk.json("status", "--host", "h1", codes=(10,))
+    assert [(verdict["cause"], verdict["culprits"]) for verdict in status["verdicts"]] == [("frozen", [1])]
+    assert status["ranks"][1]["step"] == step
+    assert status["jobs"][0]["allow_faults"] is True
+    assert desk.run(*fault)[0] == 4
+
+    thawed = desk.json("fault", "thaw", "--host", "h1", "--rank", "1", "--job", "gpt")
+    assert (thawed["job_id"], thawed["kind"], thawed["rank"], thawed["at_step"]) == ("gpt", "thaw", 1, None)
+    assert desk.watch_until_steps_move() > step
     desk.json("down", "h1", "--kill-jobs")
 
 
@@ -256,9 +292,15 @@ def test_what_cannot_be_is_said_in_one_line_with_its_exit_code(desk: Desk, netwo
     desk.json("up", "h1")
     code, said = fails("stop", "nothing", "--host", "h1")
     assert (code, "there is no job nothing" in said) == (4, True)
+    code, said = fails("stacks", "nothing", "--host", "h1")
+    assert (code, "there is no job nothing" in said) == (4, True)
     assert fails("run", "--host", "h1", "--detach", "--", "missing.py")[0] == 4
     assert fails("run", "--host", "h1", "--name", "NO", "--", "train.py")[0] == 2
     assert fails("status", "--host", "-oProxyCommand=id")[0] == 2
+    code, said = fails("fault", "kill", "--host", "h1", "--rank", "0")
+    assert (code, "no job runs on h1" in said) == (2, True)
+    assert fails("fault", "kill", "--host", "h1", "--rank", "0", "--factor", "2")[0] == 2
+    assert fails("fault", "frieze", "--host", "h1", "--rank", "0")[0] == 2
     desk.json("down", "h1")
 
     network.known_hosts.write_text("")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import msgspec
 import psutil
@@ -25,7 +28,6 @@ from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.ranks
 
@@ -152,6 +154,45 @@ def test_a_hang_that_nobody_watches_is_ended(agent: RunningAgent, spec: JobSpec)
     assert job.state is JobState.FAILED
     assert job.detail.startswith("no rank of this node got any further for ")
     until(lambda: job_processes(agent) == [], END_S, "nothing is left")
+
+
+@pytest.fixture
+def memory_cgroup() -> Iterator[Path]:
+    """A memory cgroup that kills what grows beyond 700 MB."""
+    path = Path("/sys/fs/cgroup/memory", f"rankdeck-{uuid4().hex[:8]}")
+    try:
+        path.mkdir()
+        (path / "memory.limit_in_bytes").write_text("700000000")
+    except OSError:
+        pytest.skip("this machine lets nobody make memory cgroups (version 1)")
+    yield path
+    path.rmdir()
+
+
+HUNGRY = """
+import os, sys, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+if dist.get_rank() == 1:
+    open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
+    while True:
+        hoard = globals().setdefault("hoard", [])
+        hoard.append(bytearray(os.urandom(1 << 20)) * 8)
+dist.barrier()
+"""
+
+
+def test_a_rank_that_the_kernel_kills_for_memory_is_told_as_that(
+    agent: RunningAgent, spec: JobSpec, tmp_path: Path, memory_cgroup: Path
+) -> None:
+    (tmp_path / "hungry.py").write_text(HUNGRY)
+    agent.start_job(msgspec.structs.replace(spec, command=["hungry.py", str(memory_cgroup)]))
+
+    report = agent.wait_until(has_ended, START_S, "the job's end")
+
+    (end,) = [worker.exit for worker in report.workers if worker.exit and worker.exit.signal == signal.SIGKILL]
+    assert end.oom_kills >= 1
+    until(lambda: (memory_cgroup / "cgroup.procs").read_text() == "", END_S, "nothing is left in it")
 
 
 def test_a_rank_without_a_probe_cannot_be_slowed(agent: RunningAgent, spec: JobSpec, tmp_path: Path) -> None:

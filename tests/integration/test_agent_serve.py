@@ -37,7 +37,7 @@ from agent.wire.jobs import JobSpec, JobState
 from agent.wire.logs import Logs, PullLogs
 from agent.wire.replies import Accepted, RefusalReason, Refused, Reply, Status, decode_reply
 from agent.wire.reports import decode_node_report
-from ddpcore.wire import FaultKind
+from ddpcore.wire import Fault, FaultKind
 from tests.support.agents import RunningAgent, run_agent_verb
 from tests.support.jobs import make_local_spec
 from tests.support.waiting import until
@@ -166,6 +166,7 @@ def test_a_taken_port_is_refused_and_names_its_holder(agent: RunningAgent, spec:
         ({"master_addr": "192.0.2.1"}, RefusalReason.BAD_ADDRESS),
         ({"master_addr": "no such name"}, RefusalReason.BAD_ADDRESS),
         ({"first_rank": 7}, RefusalReason.MALFORMED),
+        ({"allow_faults": False, "faults": [Fault(FaultKind.KILL, 0, 3)]}, RefusalReason.NOT_PERMITTED),
     ],
 )
 def test_a_job_that_cannot_run_is_refused(

@@ -21,7 +21,7 @@ from app.host_link import Access, HostLink
 from app.remote_job import RunRequest
 from app.remote_session import RemoteSession
 from app.runtime_dir import TunnelDir
-from ddpcore.wire import FaultKind
+from ddpcore.wire import Fault, FaultKind
 from tests.support.hosts import Network, require_hosts
 from tests.support.waiting import until_async
 
@@ -67,7 +67,7 @@ async def test_the_agent_of_a_host_is_seen_and_spoken_to_from_here(network: Netw
     assert link.is_forwarded is ("StreamLocal" not in (network["h1"].directory / "sshd_config").read_text())
     assert len(session.drain_notices()) == int(not link.is_forwarded)
     with pytest.raises(UsageError):
-        await session.inject(FaultKind.KILL, 0, 1.0)
+        await session.inject(Fault(FaultKind.KILL, 0))
     link_directory = link.directory
     assert stat.S_IMODE(link_directory.stat().st_mode) == 0o700
     assert link.shut_down(kill_jobs=False) == 0

@@ -101,9 +101,12 @@ def test_an_orphan_of_a_dead_shim_is_ours_and_cleaned_without_more_ado(
     assert of_pid(agent, pid) is None
 
 
-def test_what_a_shim_of_another_installation_watches_over_is_no_leftover(agent: RunningAgent, tmp_path: Path) -> None:
-    (tmp_path / "agent").mkdir()
-    shim = tmp_path / "agent" / "shim.py"
+@pytest.mark.parametrize("package", ["agent", "agent/processes"])
+def test_what_a_shim_of_another_installation_watches_over_is_no_leftover(
+    agent: RunningAgent, tmp_path: Path, package: str
+) -> None:
+    (tmp_path / package).mkdir(parents=True)
+    shim = tmp_path / package / "shim.py"
     shim.write_text(OTHER_SHIM)
     env = {**os.environ, "RANKDECK_JOB_ID": "train", "RANKDECK_INBOX": "/gone/inbox.sock", "RANK": "0"}
     with subprocess.Popen([sys.executable, "-I", "-S", str(shim)], env=env, stdout=subprocess.PIPE) as process:

@@ -54,7 +54,8 @@ def agent() -> Iterator[RunningAgent]:
 
 def start(agent: RunningAgent, directory: Path, what: str, **changes: Any) -> AgentConsole:
     """Start two ranks of the program."""
-    reply = agent.start_job(make_local_spec(directory, command=[str(PROGRAM), what], **changes))
+    spec = make_local_spec(directory, command=[str(PROGRAM), what], allow_faults=True, **changes)
+    reply = agent.start_job(spec)
     assert isinstance(reply, Accepted), reply
     return AgentConsole(agent, Thresholds(stall_s=2.0))
 

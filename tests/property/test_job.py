@@ -12,6 +12,7 @@ from agent.jobs.job_memory import JobMemory, Round
 from agent.jobs.lifecycle import (
     AbortReceived,
     Answer,
+    AskProbe,
     AskToStop,
     BeginAgain,
     CommitReceived,
@@ -29,7 +30,6 @@ from agent.jobs.lifecycle import (
     ReleasePort,
     RoundBegan,
     SignalWorker,
-    SlowWorker,
     StartLauncher,
     StopReceived,
     TerminateLauncher,
@@ -39,7 +39,7 @@ from agent.jobs.lifecycle import (
 )
 from agent.wire.jobs import ENDED_STATES, JobState
 from agent.wire.replies import decode_reply, encode_reply
-from ddpcore.wire import FaultKind
+from ddpcore.wire import Fault, FaultKind
 from tests.support.jobs import left, make_spec
 
 MAX_TICK_S = 20.0
@@ -91,7 +91,7 @@ class JobInTheWorld(RuleBasedStateMachine):
                     self.killed_at_s = self.now_s
             case ReleasePort():
                 self.is_port_held = False
-            case SignalWorker(rank=rank) | SlowWorker(rank=rank):
+            case SignalWorker(rank=rank) | AskProbe(rank=rank):
                 assert rank in self.alive, "harm to a rank that is not there"
             case ForgetJob():
                 assert not self.is_launcher_alive
@@ -164,9 +164,16 @@ class JobInTheWorld(RuleBasedStateMachine):
             self.end_wanted_at_s = self.end_wanted_at_s if self.end_wanted_at_s is not None else self.now_s
             assert self.job.state is JobState.STOPPING
 
-    @rule(kind=st.sampled_from(FaultKind), rank=st.integers(0, 5))
-    def a_console_wants_harm(self, kind: FaultKind, rank: int) -> None:
-        self.feed(FaultReceived(kind, rank, 4.0))
+    @rule(
+        kind=st.sampled_from(FaultKind),
+        rank=st.integers(0, 5),
+        at_step=st.none() | st.integers(0, 20),
+        step=st.none() | st.integers(0, 20),
+    )
+    def a_console_wants_harm(self, kind: FaultKind, rank: int, at_step: int | None, step: int | None) -> None:
+        effects = self.feed(FaultReceived(Fault(kind, rank, at_step, factor=4.0), step))
+        if at_step is not None:
+            assert not any(isinstance(effect, SignalWorker) for effect in effects), "it does not wait for its step"
 
     @precondition(lambda self: self.is_launcher_alive and self.unseen)
     @rule()

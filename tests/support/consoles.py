@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
     from textual.pilot import Pilot
 
     from app.errors import AppError
+    from app.stack_groups import NodeStacks
     from app.view import View
-    from ddpcore.wire import FaultKind
+    from ddpcore.wire import Fault
 
 FRAME_S = 0.1
 STEPS_PER_LINE = 10
@@ -30,8 +32,11 @@ class SimSource:
 
     Attributes:
         failure: Raised by `view` from now on.
-        refusal: Raised by `inject` from now on.
+        refusal: Raised by `inject` and `stacks` from now on.
         injected: What was asked of `inject`.
+        answers: What `stacks` returns.
+        stacks_asked: Whether each call of `stacks` wanted native frames.
+        stacks_may_come: While it is not set, `stacks` does not return.
         num_closed: How often the console has closed it.
         num_views: How often it was asked for rows.
     """
@@ -44,7 +49,11 @@ class SimSource:
         self.can_inject = can_inject
         self.failure: AppError | None = None
         self.refusal: AppError | None = None
-        self.injected: list[tuple[FaultKind, int, float]] = []
+        self.answers: list[NodeStacks] = []
+        self.stacks_asked: list[bool] = []
+        self.stacks_may_come = asyncio.Event()
+        self.stacks_may_come.set()
+        self.injected: list[Fault] = []
         self.num_closed = 0
         self.num_views = 0
         self._make_view = make_view
@@ -74,11 +83,18 @@ class SimSource:
         notices, self._notices = self._notices, []
         return notices
 
-    async def inject(self, kind: FaultKind, rank: int, factor: float) -> str:
-        self.injected.append((kind, rank, factor))
+    async def inject(self, fault: Fault) -> str:
+        self.injected.append(fault)
         if self.refusal is not None:
             raise self.refusal
-        return f"rank {rank}: {kind} is done"
+        return f"rank {fault.rank}: {fault.kind} is done"
+
+    async def stacks(self, *, is_native: bool) -> list[NodeStacks]:
+        self.stacks_asked.append(is_native)
+        await self.stacks_may_come.wait()
+        if self.refusal is not None:
+            raise self.refusal
+        return self.answers
 
     async def close(self) -> None:
         self.num_closed += 1

@@ -27,6 +27,7 @@ _SPEC = JobSpec(
     master_addr="127.0.0.1",
     master_port=29500,
     grace_s=10.0,
+    allow_faults=True,
 )
 
 

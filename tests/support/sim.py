@@ -19,6 +19,7 @@ from agent.wire.jobs import JobState
 from agent.wire.reports import decode_node_report
 from app.cluster import Cluster
 from app.diagnosis import Diagnoser, Diagnosis, Thresholds
+from app.rows import Severity
 from app.view import View
 from tests.support.sim_node import START_S, SimNode
 from tests.support.sim_program import Call, Program, Training
@@ -83,6 +84,8 @@ class SimCluster:
         self.hangs_on_death = hangs_on_death
         self.told: list[tuple[float, Cause, tuple[int, ...]]] = []
         """Each verdict that came up: when (seconds since the start), cause, culprits."""
+        self.alarms: list[tuple[float, Cause, tuple[int, ...]]] = []
+        """The same, of those that want somebody's attention."""
         self.each_view: Callable[[View], None] = lambda _: None
         self._program = program or Training()
         self._groups = groups or {}
@@ -90,9 +93,11 @@ class SimCluster:
         self._random = Random(seed)
         self._begun_s = START_S
         self._standing: set[tuple[Cause, tuple[int, ...]]] = set()
+        self._alarming: set[tuple[Cause, tuple[int, ...]]] = set()
         self._on_the_way: list[tuple[float, int, str, bytes]] = []
         self._num_sent = 0
         self._losses: dict[int, float] = {}
+        self._late_s: dict[int, float] = {}
         self._stop_due_s = float("inf")
         self.attempt = 0
         self._ranks_per_node = ranks_per_node
@@ -145,6 +150,14 @@ class SimCluster:
     def kill(self, rank: int, at_step: int | None = None, signal: int = 9) -> None:
         """End the process by a signal."""
         self._strike(rank, at_step, "signal", signal)
+
+    def kill_for_memory(self, rank: int, at_step: int | None = None) -> None:
+        """Let the kernel end the process for want of memory."""
+        self._strike(rank, at_step, "oom", 1)
+
+    def come_late(self, rank: int, seconds: float) -> None:
+        """Let a rank come to init_process_group that much after its import of torch."""
+        self._late_s[rank] = seconds
 
     def exit(self, rank: int, at_step: int | None = None, code: int = 0) -> None:
         """Let the process end by itself."""
@@ -272,7 +285,11 @@ class SimCluster:
             if node.state is JobState.PREPARED and age_s >= LAUNCH_S:
                 node.go(JobState.RUNNING, self.now_s)
         imported_s = [IMPORT_S + 0.5 * ((7 * rank.rank) % 8) / 8 for rank in self.ranks]
-        if not self.ranks[0].has_joined and age_s >= max(imported_s) + 0.3 and not any(r.is_stuck for r in self.ranks):
+        for rank, due_s in zip(self.ranks, imported_s, strict=True):
+            is_due = age_s >= due_s + self._late_s.get(rank.rank, 0.2)
+            rank.has_come = rank.has_come or (is_due and not rank.is_stuck)
+        have_all_come = all(rank.has_come and not rank.is_stuck for rank in self.ranks)
+        if have_all_come and not self.ranks[0].has_joined and not self._meetings.is_cut:
             for rank in self.ranks:
                 rank.begin(self.now_s)
         for rank, due_s in zip(self.ranks, imported_s, strict=True):
@@ -331,4 +348,8 @@ class SimCluster:
         new = sorted(standing - self._standing)
         self.told += [(round(self.elapsed_s, 2), cause, culprits) for cause, culprits in new]
         self._standing = standing
+        alarming = {(v.cause, v.culprits) for v in self.diagnosis.verdicts if v.severity is not Severity.QUIET}
+        new = sorted(alarming - self._alarming)
+        self.alarms += [(round(self.elapsed_s, 2), cause, culprits) for cause, culprits in new]
+        self._alarming = alarming
         self.each_view(self.view())

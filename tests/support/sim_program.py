@@ -71,6 +71,10 @@ class Training:
     optimizer_s: float = 0.004
     eval_s: float = 0.4
     checkpoint_s: float = 0.3
+    longer_checkpoints: Sequence[tuple[int, float]] = ()
+    """(step, seconds) of checkpoints that take another time."""
+    slow_input: Sequence[tuple[int, float]] = ()
+    """(rank, seconds) of ranks whose batches take another time."""
     skipped_calls: Sequence[tuple[int, int]] = ()
     """(rank, step) pairs in which a rank leaves out the all_reduce."""
 
@@ -81,12 +85,12 @@ class Training:
             step += 1
             yield from self._step(rank, step)
             if step % self.epoch_steps == 0:
-                yield from self._end_epoch(rank)
+                yield from self._end_epoch(rank, step)
         yield Call("barrier", 101, "main", BARRIER_GROUP, "finish")
 
     def _step(self, rank: int, step: int) -> Iterator[Action]:
         yield BeginStep(step)
-        yield Work(Phase.DATA, 120, "next_batch", self.data_s)
+        yield Work(Phase.DATA, 120, "next_batch", dict(self.slow_input).get(rank, self.data_s))
         yield Work(Phase.FORWARD, 138, "train_step", self.forward_s)
         yield Work(Phase.BACKWARD, 142, "train_step", self.backward_s)
         if (rank, step) not in self.skipped_calls:
@@ -94,11 +98,11 @@ class Training:
         yield Work(Phase.OPTIMIZER, 143, "train_step", self.optimizer_s)
         yield EndStep(step, 1.5 + 4.0 / (1 + step / 50), step // self.epoch_steps)
 
-    def _end_epoch(self, rank: int) -> Iterator[Action]:
+    def _end_epoch(self, rank: int, step: int) -> Iterator[Action]:
         yield Work(Phase.EVAL, 160, "evaluate", self.eval_s)
         yield Call("all_reduce", 161, "evaluate", sizes=((2,),))
         if rank == 0:
-            yield Work(Phase.CHECKPOINT, 170, "save", self.checkpoint_s)
+            yield Work(Phase.CHECKPOINT, 170, "save", dict(self.longer_checkpoints).get(step, self.checkpoint_s))
         yield Call("barrier", 175, "train", BARRIER_GROUP, "epoch")
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections import deque
 from random import Random
 
+import msgspec
+
 from agent.wire.reports import ProcessState
-from ddpcore.probing.rank_state import RankIdentity, RankState
+from ddpcore.probing.rank_state import SLOW_BEAT_S, RankIdentity, RankState
 from ddpcore.probing.samples import BarrierMark, GroupMembers, RecorderDump, RecorderEntry, Sample, StackLine, StepMark
 from ddpcore.probing.stack import CodeRoots
 from ddpcore.wire import BARRIER_GROUP, FIRST_GROUP, GpuMemoryReport, Phase, decode_report, encode_report
@@ -23,6 +25,8 @@ RING = 64
 DUMP_COST_S = 0.0005
 LATENCY_S = 0.001
 MAX_ACTIONS = 10_000
+CLOCK_S = 1.7e9
+"""Of the machines' wall clocks at the simulation's zero."""
 
 _TORCH_FRAMES: dict[Phase, list[StackLine]] = {
     Phase.BACKWARD: [
@@ -30,7 +34,7 @@ _TORCH_FRAMES: dict[Phase, list[StackLine]] = {
         (TORCH + "_tensor.py", 647, "backward"),
     ],
     Phase.BARRIER: [(TORCH + "distributed/distributed_c10d.py", 4823, "barrier")],
-    Phase.STARTING: [(TORCH + "distributed/distributed_c10d.py", 1769, "init_process_group")],
+    Phase.JOINING: [(TORCH + "distributed/distributed_c10d.py", 1769, "init_process_group")],
 }
 
 
@@ -76,7 +80,10 @@ class SimRank:
         self.finished_s: float | None = None
         self.meeting: Meeting | None = None
         self.begun_step = 0
+        self.has_come = False
+        """It stands in init_process_group."""
         self.has_joined = False
+        self.oom_kills = 0
         self._actions = program(rank)
         self._doing: Work | Call | None = None
         self._free_s = 0.0
@@ -153,7 +160,7 @@ class SimRank:
         else:
             enqueued, completed = self._counts[call.group]
             self._counts[call.group] = (enqueued, completed + 1)
-            self._ring[-1] = RecorderEntry(*_fields(self._ring[-1])[:-1], is_retired=True)
+            self._ring[-1] = msgspec.structs.replace(self._ring[-1], is_retired=True)
         return True
 
     def _next_action(self, meetings: Meetings, noise: float) -> bool:
@@ -189,7 +196,10 @@ class SimRank:
             enqueued, completed = self._counts.get(call.group, (0, 0))
             self._counts[call.group] = (enqueued + 1, completed)
             key = ("gloo", list(self._counts).index(call.group))
-            self._ring.append(RecorderEntry(key, call.group, seq, f"gloo:{call.op}", call.sizes, False, False))
+            called_us = int(1e6 * (self._free_s + CLOCK_S))
+            self._ring.append(
+                RecorderEntry(key, call.group, seq, f"gloo:{call.op}", call.sizes, False, False, called_us)
+            )
         self.meeting = meetings.join(self.rank, seq, call, self._free_s)
 
     def strike(self, kind: str, value: float) -> None:
@@ -204,6 +214,8 @@ class SimRank:
             self.holds_gil = bool(value)
         elif kind == "block":
             self.is_blocked = bool(value)
+        elif kind == "oom":
+            self.end, self.oom_kills = (None, 9, ""), 1
         elif kind == "signal":
             self.end = (None, int(value), "")
         else:
@@ -228,6 +240,7 @@ class SimRank:
                 firsts=tuple(self._firsts.values()),
                 slow_factor=self.slow_factor,
                 gpu_memory=self.gpu_memory,
+                beat=int((now_s + CLOCK_S) / SLOW_BEAT_S),
             )
         )
         if self._probe.wants_dump(now_s):
@@ -245,13 +258,10 @@ class SimRank:
     def _stack(self) -> list[StackLine]:
         outer = [(PROGRAM_FILE, 200, "main")]
         if not self.has_joined:
-            return [*_TORCH_FRAMES[Phase.STARTING], (PROGRAM_FILE, 80, "main")]
+            inner = _TORCH_FRAMES[Phase.JOINING] if self.has_come else []
+            return [*inner, (PROGRAM_FILE, 80 if self.has_come else 60, "main")]
         doing = self._doing
         if doing is None:
             return outer
         inner = _TORCH_FRAMES[doing.phase] if isinstance(doing, Call) and self.meeting is not None else []
         return [*inner, (PROGRAM_FILE, doing.line, doing.function), *outer]
-
-
-def _fields(entry: RecorderEntry) -> tuple[tuple[str, int], str, int, str, tuple[tuple[int, ...], ...], bool, bool]:
-    return (entry.key, entry.group, entry.seq, entry.op, entry.sizes, entry.is_p2p, entry.is_retired)

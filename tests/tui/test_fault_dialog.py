@@ -5,33 +5,43 @@ from __future__ import annotations
 import pytest
 
 from app.errors import AgentRefusedError, UsageError
-from ddpcore.wire import FaultKind
+from ddpcore.wire import Fault, FaultKind
 from tests.support.consoles import SimSource, desk, frozen_source
 from tests.support.sim import SimCluster
 
 
 @pytest.mark.parametrize(
-    ("downs", "injected"),
+    ("downs", "fault"),
     [
-        (0, (FaultKind.FREEZE, 1.0)),
-        (1, (FaultKind.THAW, 1.0)),
-        (2, (FaultKind.KILL, 1.0)),
-        (3, (FaultKind.SLOW, 8.0)),
-        (4, (FaultKind.SLOW, 1.0)),
+        (0, Fault(FaultKind.FREEZE, 1)),
+        (1, Fault(FaultKind.THAW, 1)),
+        (2, Fault(FaultKind.KILL, 1)),
+        (3, Fault(FaultKind.SLOW, 1, factor=8.0)),
+        (4, Fault(FaultKind.SLOW, 1, factor=1.0)),
+        (5, Fault(FaultKind.GIL, 1, duration_s=30.0)),
+        (6, Fault(FaultKind.SKIP_BARRIER, 1)),
+        (7, Fault(FaultKind.MISMATCH, 1)),
+        (8, Fault(FaultKind.OOM, 1)),
+        (9, Fault(FaultKind.LEAVE, 1)),
     ],
 )
-async def test_kind_and_rank_are_chosen_confirmed_and_injected(downs: int, injected: tuple[FaultKind, float]) -> None:
+async def test_kind_and_rank_are_chosen_confirmed_and_injected(downs: int, fault: Fault) -> None:
     source = frozen_source()
     async with desk(source, (80, 24)) as console:
         await console.press("f")
         await console.press("home", *["down"] * downs, "enter")  # the kind
         await console.press("home", "down", "enter")  # rank 1
-        assert "rank 1, pid 4001, on demo-0?" in console.text()
+        assert "rank 1, pid 4001, on demo-0?" in told(console.text())
+        assert "Do nothing" in console.text()
         await console.press("right", "enter")  # from `Do nothing` to the other button
 
-        kind, factor = injected
-        assert source.injected == [(kind, 1, factor)]
-        assert f"rank 1: {kind} is done" in console.text()
+        assert source.injected == [fault]
+        assert f"rank 1: {fault.kind} is done" in console.text()
+
+
+def told(screen: str) -> str:
+    """Return what stands in a box, as one line."""
+    return " ".join(screen.replace("\u2502", " ").split())
 
 
 async def test_a_button_that_is_clicked_counts_as_pressed() -> None:
@@ -44,7 +54,7 @@ async def test_a_button_that_is_clicked_counts_as_pressed() -> None:
         await console.pilot.click("#fault-yes")
         await console.settle()
 
-        assert source.injected == [(FaultKind.THAW, 2, 1.0)]
+        assert source.injected == [Fault(FaultKind.THAW, 2)]
 
 
 async def test_a_frozen_rank_is_offered_to_be_thawed() -> None:
@@ -54,7 +64,7 @@ async def test_a_frozen_rank_is_offered_to_be_thawed() -> None:
 
         assert "Thaw rank 2, pid 4002, on demo-1?" in console.text()
         await console.press("enter", "enter", "right", "enter")
-        assert source.injected == [(FaultKind.THAW, 2, 1.0)]
+        assert source.injected == [Fault(FaultKind.THAW, 2)]
 
 
 @pytest.mark.parametrize("keys", [("escape",), ("enter", "enter", "enter"), ("down", "enter", "escape")])
@@ -82,15 +92,15 @@ async def test_a_refusal_is_told_and_the_console_lives_on(refusal: Exception, wo
         await console.press("f")
         await console.press("enter", "enter", "right", "enter")
 
-        told = " ".join(console.text().replace("\u2502", " ").split())
-        assert "Not done" in told
+        screen = told(console.text())
+        assert "Not done" in screen
         for word in words.split():
-            assert word in told
+            assert word in screen
         await console.press("3")
         assert console.console.active == "barriers"
 
 
-async def test_a_session_without_faults_has_neither_the_key_nor_the_footer() -> None:
+async def test_a_job_without_faults_is_not_offered_them_and_the_key_says_how_to_allow_them() -> None:
     sim = SimCluster()
     sim.run_to_step(5)
     source = SimSource(sim.view, can_inject=False)
@@ -99,3 +109,4 @@ async def test_a_session_without_faults_has_neither_the_key_nor_the_footer() -> 
         await console.press("f")
 
         assert len(console.console.screen_stack) == 1
+        assert "run --allow-faults" in told(console.text())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,28 +11,13 @@ from app.errors import AgentRefusedError
 from app.safe_text import clean
 from app.tui.theme import Look
 from ddpcore.wire import BARRIER_GROUP, Phase
-from tests.support.consoles import Desk, SimSource, desk
-from tests.support.screens import screen_strips
+from tests.support.consoles import SimSource, desk
+from tests.support.hostile_text import PAYLOADS, assert_is_harmless
 from tests.support.sim import SimCluster
 from tests.support.sim_program import Action, BeginStep, Call, EndStep, Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-PAYLOADS = (
-    "[/b]",
-    "[@click=app.quit]x[/]",
-    "[bold red]x",
-    "\x1b[2J\x1b[H",
-    "\x1b]52;c;ZWNobyBoYWNrZWQ=\x07",
-    "\x9b2J",
-    "\u202egnp.exe",
-    "a\r\nb\tc\x00",
-    "\u0301\u200d\ufe0f\U0001f469\u200d\U0001f469",
-    "\u4e16\u754c" * 40,
-    "\\",
-)
-HARMFUL = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
 
 
 def hostile_sim(payload: str, monkeypatch: pytest.MonkeyPatch) -> SimCluster:
@@ -55,17 +39,6 @@ def hostile_sim(payload: str, monkeypatch: pytest.MonkeyPatch) -> SimCluster:
     sim.freeze(2, at_step=20)
     sim.run(10)
     return sim
-
-
-def assert_is_harmless(console: Desk) -> None:
-    for strip in screen_strips(console.console):
-        for segment in strip:
-            if segment.control:
-                continue
-            banned = [repr(character) for character in segment.text if unicodedata.category(character) in HARMFUL]
-            assert banned == [], segment
-            assert segment.style is None or "@click" not in segment.style.meta
-            assert segment.style is None or segment.style.link is None
 
 
 @pytest.mark.parametrize(

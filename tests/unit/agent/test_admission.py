@@ -8,6 +8,7 @@ from agent.jobs.admission import is_prepared, refusal_by_gpus, refusal_to_prepar
 from agent.jobs.job import Job
 from agent.jobs.lifecycle import CommitReceived, LauncherFailed, LauncherStarted
 from agent.wire.replies import RefusalReason
+from ddpcore.wire import Fault, FaultKind
 from tests.support.jobs import make_spec
 
 if TYPE_CHECKING:
@@ -72,3 +73,14 @@ def test_specs_that_contradict_themselves_are_refused(changes: dict[str, object]
     assert refused is not None
     assert refused.reason is RefusalReason.MALFORMED
     assert words in refused.message
+
+
+def test_faults_of_a_job_that_does_not_allow_them_are_refused() -> None:
+    faults = [Fault(FaultKind.KILL, 2, at_step=3)]
+    assert refusal_to_prepare(make_spec(faults=faults), None) is None
+
+    refused = refusal_to_prepare(make_spec(faults=faults, allow_faults=False), None)
+
+    assert refused is not None
+    assert refused.reason is RefusalReason.NOT_PERMITTED
+    assert "set allow_faults" in refused.message

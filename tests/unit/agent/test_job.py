@@ -14,6 +14,7 @@ from agent.jobs.lifecycle import (
     TRANSITIONS,
     AbortReceived,
     Answer,
+    AskProbe,
     AskToStop,
     AttemptFailed,
     BeginAgain,
@@ -34,7 +35,6 @@ from agent.jobs.lifecycle import (
     ReleasePort,
     RoundBegan,
     SignalWorker,
-    SlowWorker,
     StartLauncher,
     StopReceived,
     TerminateLauncher,
@@ -44,7 +44,7 @@ from agent.jobs.lifecycle import (
 )
 from agent.wire.jobs import ENDED_STATES, JobState
 from agent.wire.replies import Accepted, RefusalReason, Refused
-from ddpcore.wire import Fault, FaultKind
+from ddpcore.wire import Fault, FaultKind, SlowDown
 from tests.support.jobs import left, make_spec
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ EVENTS: dict[type[Event], Event] = {
     AbortReceived: AbortReceived(),
     StopReceived: StopReceived(),
     KillReceived: KillReceived(),
-    FaultReceived: FaultReceived(FaultKind.FREEZE, 2, 8.0),
+    FaultReceived: FaultReceived(Fault(FaultKind.FREEZE, 2)),
     LauncherStarted: LauncherStarted(),
     LauncherNotStarted: LauncherNotStarted("no memory"),
     LauncherSucceeded: LauncherSucceeded(),
@@ -289,19 +289,10 @@ def test_a_launcher_that_fails_before_any_rank_says_why() -> None:
     assert killed.status(1.0).detail == "the launcher was killed by SIGSEGV"
 
 
-@pytest.mark.parametrize(
-    ("kind", "number"),
-    [(FaultKind.FREEZE, Signals.SIGSTOP), (FaultKind.THAW, Signals.SIGCONT), (FaultKind.KILL, Signals.SIGKILL)],
-)
-def test_faults_are_signals_to_the_worker(kind: FaultKind, number: Signals) -> None:
+def test_a_fault_is_carried_out_and_the_probe_s_requests_have_growing_numbers() -> None:
     job = job_in(JobState.RUNNING, WorkerFound(3))
-    assert job.handle(FaultReceived(kind, 3, 8.0), 1.0) == [SignalWorker(3, number), ACCEPTED]
-
-
-def test_slowness_is_asked_of_the_probe_with_a_growing_number() -> None:
-    job = job_in(JobState.RUNNING, WorkerFound(3))
-    assert job.handle(FaultReceived(FaultKind.SLOW, 3, 4.0), 1.0) == [SlowWorker(3, 1, 4.0), ACCEPTED]
-    assert job.handle(FaultReceived(FaultKind.SLOW, 3, 1.0), 1.0) == [SlowWorker(3, 2, 1.0), ACCEPTED]
+    assert job.handle(FaultReceived(Fault(FaultKind.FREEZE, 3)), 1.0) == [SignalWorker(3, Signals.SIGSTOP), ACCEPTED]
+    assert job.handle(FaultReceived(Fault(FaultKind.SLOW, 3)), 1.0) == [AskProbe(3, SlowDown(2, 8.0)), ACCEPTED]
 
 
 @pytest.mark.parametrize(
@@ -317,7 +308,7 @@ def test_slowness_is_asked_of_the_probe_with_a_growing_number() -> None:
 def test_faults_that_do_not_fit_are_refused(
     state: JobState, more: list[Event], rank: int, reason: RefusalReason, words: str
 ) -> None:
-    refused = refusal(job_in(state, *more).handle(FaultReceived(FaultKind.KILL, rank, 8.0), 1.0))
+    refused = refusal(job_in(state, *more).handle(FaultReceived(Fault(FaultKind.KILL, rank)), 1.0))
     assert refused.reason is reason
     assert words in refused.message
 
@@ -338,6 +329,11 @@ def test_the_status_says_how_long_the_state_has_lasted() -> None:
     job.handle(StopReceived(), 5.0)
     assert job.status(7.0).state_s == 2.0
     assert job.status(7.0).first_rank == 2
+
+
+@pytest.mark.parametrize("allows", [True, False])
+def test_the_status_says_whether_faults_are_allowed(*, allows: bool) -> None:
+    assert Job(make_spec(allow_faults=allows), 0.0).status(0.0).allow_faults is allows
 
 
 def test_a_failed_job_begins_again_after_a_pause_that_doubles_while_its_budget_lasts() -> None:

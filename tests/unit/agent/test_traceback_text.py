@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.logs.traceback_text import MAX_MESSAGE_LINES, failure_in, shortened
-from agent.wire.logs import MAX_TRACEBACK_BYTES
+from agent.wire.logs import LOST_PEER, MAX_TRACEBACK_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -226,6 +226,24 @@ def test_a_traceback_that_another_process_wrote_into_says_what_is_whole() -> Non
 
     assert found is not None
     assert found.exception == "KeyError: 3"
+
+
+def test_what_another_rank_died_of_is_not_what_this_one_says() -> None:
+    told = """Traceback (most recent call last):
+  File "/home/me/train.py", line 7, in main
+    with ddpcore.master_first("corpus"):
+ddpcore.errors.MasterFailedError: rank 0 failed in first 'corpus': FileNotFoundError: no corpus here
+on rank 0:
+Traceback (most recent call last):
+  File "/home/me/train.py", line 9, in main
+    raise FileNotFoundError("no corpus here")
+FileNotFoundError: no corpus here
+"""
+    for text in (told, "".join(f"[rank1]: {line}\n" for line in told.splitlines())):
+        found = failure_in(text)
+        assert found is not None
+        assert found.exception.startswith("ddpcore.errors.MasterFailedError: rank 0 failed")
+        assert LOST_PEER.search(found.exception)
 
 
 def test_the_prefix_of_torch_is_not_in_the_text_and_no_escape_is() -> None:

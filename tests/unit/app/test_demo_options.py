@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from app.demo import DemoOptions, check_options, parse_fault
+from app.demo import DemoOptions, check_options
 from app.errors import ExitCode, UsageError
+from app.faults import parse_fault
 from ddpcore.wire import Fault, FaultKind
 
 
@@ -15,6 +16,7 @@ from ddpcore.wire import Fault, FaultKind
         ("freeze:2@10", Fault(FaultKind.FREEZE, 2, 10)),
         ("kill:0@1", Fault(FaultKind.KILL, 0, 1)),
         ("slow:3", Fault(FaultKind.SLOW, 3, 10)),
+        ("skip-barrier:1@30", Fault(FaultKind.SKIP_BARRIER, 1, 30)),
     ],
 )
 def test_a_fault_is_kind_rank_and_step(text: str, fault: Fault) -> None:

@@ -278,3 +278,17 @@ def test_a_stopped_job_keeps_the_death_that_came_before() -> None:
     told = [dead_worker(rank, signal=15) for rank in (0, 2, 3)]
     diagnosis = watched.hear(dead_worker(1, signal=9, age_s=5.0), *told, state=JobState.STOPPED, state_s=0.0)
     assert causes(diagnosis) == {(Cause.EXITED, (1,))}
+
+
+@pytest.mark.parametrize("is_ending", [False, True])
+def test_a_rank_that_has_said_farewell_may_take_its_time_to_end(*, is_ending: bool) -> None:
+    watched = Watched()
+    watched.hear(*[watched.beat(rank, group_report(4)) for rank in range(4)])
+    farewell = watched.beat(1, group_report(4), is_ending=is_ending)
+    for second in range(1, 41):
+        watched.now_s += 1.0
+        waiting = [watched.beat(rank, group_report(5, float(second))) for rank in (0, 2, 3)]
+        found = watched.hear(*waiting, worker_report(1, farewell.report, report_age_s=float(second)))
+        if second in (10, 25):
+            assert ((Cause.SILENT, (1,)) in causes(found)) is not is_ending
+    assert (Cause.SILENT, (1,)) in causes(watched.look())

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from agent.wire.commands import Prepare, decode_command, encode_command
+from agent.wire.jobs import JobState, JobStatus
 from agent.wire.machine import GpuFigures, GpuReport, GpusReport, GpuWatchState
 from agent.wire.reports import NodeReport
 from app.errors import UsageError
 from app.host_link import AgentPlace
-from app.remote_job import RunRequest, check_command, check_job_id, check_metrics, job_spec, make_job_id
+from app.remote_job import (
+    RunRequest,
+    check_command,
+    check_job_id,
+    check_metrics,
+    job_spec,
+    make_job_id,
+    only_running_job,
+)
 
 PLACE = AgentPlace(ready=True, dir="/s", python="/opt/python", home="/home/ada", wire_version=1)
 
@@ -106,3 +116,22 @@ def test_patterns_and_the_wish_for_no_probe_reach_the_job() -> None:
 def test_too_many_or_too_long_patterns_are_refused_before_anything_travels(patterns: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="at most 8 patterns of at most 512 characters"):
         check_metrics(patterns)
+
+
+def job_status(job_id: str, state: JobState) -> JobStatus:
+    return JobStatus(job_id, 0, state, 1.0, 2, 1, 0, 0, 2)
+
+
+def test_the_only_job_that_runs_need_not_be_named() -> None:
+    ended, running = job_status("a", JobState.FAILED), job_status("b", JobState.RUNNING)
+
+    assert only_running_job(msgspec.structs.replace(report(2), jobs=[ended, running])) == "b"
+    with pytest.raises(UsageError, match="no job runs on h1"):
+        only_running_job(msgspec.structs.replace(report(2), jobs=[ended]))
+    with pytest.raises(UsageError, match="several jobs run on h1: b, b"):
+        only_running_job(msgspec.structs.replace(report(2), jobs=[running, running]))
+
+
+def test_faults_are_allowed_only_when_a_person_says_so() -> None:
+    assert not job_spec(RunRequest(("train.py",), "t"), PLACE, report(2)).allow_faults
+    assert job_spec(RunRequest(("train.py",), "t", allow_faults=True), PLACE, report(2)).allow_faults

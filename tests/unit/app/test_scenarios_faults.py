@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from app.rank_facts import Thresholds
 from app.rows import Cause, RankState, Severity
 from ddpcore.wire import Phase
 from tests.support.sim import SimCluster
@@ -225,6 +226,27 @@ def test_a_rank_slowed_eight_times_is_named_within_15_seconds_with_its_cost() ->
     assert row.wait_frac < 0.1
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("factor", [1.2, 1.5, 2.2])
+def test_a_rank_that_is_a_little_slower_is_named_within_15_seconds_with_its_place(factor: float, seed: int) -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=4, seed=seed)
+    sim.run_to_step(100)
+    sim.slow(6, factor)
+
+    until_told(sim, Cause.STRAGGLER, (6,), within_s=15)
+
+    (verdict,) = sim.verdicts()
+    assert verdict.severity is Severity.WARNING
+    assert "rank 6 on demo-1 is slow and costs the others about" in verdict.text
+    assert "comes last to" in verdict.text
+    assert verdict.where.startswith("bytegpt.py:")
+    sim.run(20)
+    sim.slow(6, 1)
+    sim.run_until(lambda: not sim.causes(), within_s=15)
+    sim.run(20)
+    assert blamed(sim) == {(Cause.STRAGGLER, (6,))}
+
+
 def test_a_straggler_that_heals_is_cleared_and_no_other_is_named() -> None:
     sim = SimCluster()
     sim.run_to_step(40)
@@ -267,14 +289,61 @@ def test_a_live_rank_that_does_not_come_is_a_straggler_after_the_stall_threshold
     assert blamed(sim) == {(Cause.STRAGGLER, (3,))}
 
 
-def test_a_checkpoint_longer_than_a_stall_is_a_warning_that_says_so() -> None:
-    sim = SimCluster(program=Training(checkpoint_s=18, epoch_steps=20))
+def test_a_checkpoint_that_takes_its_usual_time_is_no_trouble_and_one_that_does_not_is() -> None:
+    sim = SimCluster(program=Training(checkpoint_s=18, epoch_steps=20, longer_checkpoints=[(60, 200.0)]), noise=0)
     sim.run(17)
+    (first,) = sim.verdicts()
+    assert (first.cause, first.culprits, first.severity) == (Cause.CHECKPOINTING, [0], Severity.QUIET)
+    assert first.text.startswith("rank 0 on demo-0 is saving a checkpoint for 1")
+    assert 'ranks 1-3 wait for it in barrier "epoch" #1' in first.text
+    assert first.text.endswith("at bytegpt.py:170 in save")
+    sim.run_until(lambda: not sim.causes(), 15)
+
+    sim.run_until(lambda: bool(sim.causes()), 20)
+    assert "(the longest so far took 18 s)" in sim.verdicts()[0].text
+    sim.run_until(lambda: not sim.causes(), 15)
+    assert {(cause, culprits) for _, cause, culprits in sim.told} == {(Cause.CHECKPOINTING, (0,))}
+
+    sim.run_until(lambda: bool(sim.causes()), 20)
+    assert sim.verdicts()[0].severity is Severity.QUIET
+    sim.run(35)
+    assert sim.verdicts()[0].severity is Severity.WARNING
+    assert {(cause, culprits) for _, cause, culprits in sim.told} == {(Cause.CHECKPOINTING, (0,))}
+
+
+def test_an_evaluation_of_one_rank_is_told_as_that() -> None:
+    sim = SimCluster(program=Training(eval_s=25, epoch_steps=20))
+    sim.run_to_step(19)
+    sim.slow(0, 3)
+    sim.run_until(lambda: bool(sim.causes()), 60)
 
     (verdict,) = sim.verdicts()
-    assert (verdict.cause, verdict.culprits, verdict.severity) == (Cause.STRAGGLER, [0], Severity.WARNING)
-    assert "rank 0 is saving a checkpoint at bytegpt.py:170 in save" in verdict.text
-    assert 'in barrier "epoch" #1' in verdict.text
+    assert (verdict.cause, verdict.severity) == (Cause.EVALUATING, Severity.QUIET)
+    assert verdict.text.startswith("rank 0 on demo-0 is evaluating for ")
+
+
+def test_a_job_that_waits_for_its_input_is_told_so_and_nobody_is_blamed() -> None:
+    sim = SimCluster(program=Training(data_s=0.05))
+
+    until_told(sim, Cause.INPUT_BOUND, (), within_s=20)
+    sim.run(20)
+
+    (verdict,) = sim.verdicts()
+    assert verdict.severity is Severity.WARNING
+    assert verdict.text.startswith("the ranks spend ")
+    assert verdict.text.endswith("% of their time waiting for input; at bytegpt.py:120 in next_batch")
+    assert "loader workers" in verdict.hint
+
+
+def test_of_a_rank_that_is_slow_it_is_told_what_it_does_more_than_the_others() -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=4, program=Training(slow_input=[(6, 0.015)]))
+
+    until_told(sim, Cause.STRAGGLER, (6,), within_s=25)
+
+    (verdict,) = sim.verdicts()
+    assert "; it spends " in verdict.text
+    assert "of its time with input, the others " in verdict.text
+    assert verdict.hint == "its input is late: look at the disk and the workers of its loader on demo-1"
 
 
 def test_a_rank_whose_gil_is_held_is_silent_once_others_wait_for_it() -> None:
@@ -446,3 +515,51 @@ def test_a_frozen_member_of_a_sub_group_is_blamed_for_those_who_wait_for_its_vic
 
     assert blamed(sim) == {(Cause.FROZEN, (2,))}
     assert sim.verdicts()[0].waiting == [0, 1, 3]
+
+
+def test_a_rank_that_the_kernel_killed_for_memory_is_told_as_that() -> None:
+    sim = SimCluster()
+    sim.kill_for_memory(2, at_step=40)
+    until_told(sim, Cause.OOM, (2,), within_s=10)
+    sim.run(20)
+
+    assert blamed(sim) == {(Cause.OOM, (2,))}
+    (verdict,) = sim.verdicts()
+    assert verdict.text.startswith("rank 2 on demo-1 was killed by SIGKILL after step ")
+    assert ", as the kernel killed for want of memory; it held 308 MiB" in verdict.text
+    assert (
+        verdict.hint == "see the Memory view: fewer loader workers, smaller batches or fewer ranks on demo-1 need less"
+    )
+
+
+def test_a_rank_that_does_not_come_to_the_process_group_is_named_and_those_who_wait_are_not() -> None:
+    sim = SimCluster(thresholds=Thresholds(join_s=10.0))
+    sim.come_late(3, 70.0)
+    sim.run(6)
+    assert sim.view().headline().text == "waiting for rank 3 on demo-1 to open the process group (3 of 4 ready)"
+
+    until_told(sim, Cause.NOT_JOINED, (3,), within_s=10)
+    (verdict,) = sim.verdicts()
+    assert verdict.severity is Severity.WARNING
+    assert verdict.text.startswith("rank 3 on demo-1 has not come to init_process_group; ranks 0-2 wait for it there ")
+    assert verdict.text.endswith("rank 3 is at bytegpt.py:60 in main")
+    sim.run(40)
+    assert sim.verdicts()[0].severity is Severity.CRITICAL
+
+    sim.run_until(lambda: sim.causes() == set(), 30, "the rank has come")
+    sim.run(5)
+    assert sim.view().headline().text.startswith("4 ranks training")
+    assert {(cause, culprits) for _, cause, culprits in sim.told} == {(Cause.NOT_JOINED, (3,))}
+
+
+def test_ranks_that_meet_and_do_not_find_each_other_are_told_as_a_matter_of_the_network() -> None:
+    sim = SimCluster()
+    sim.cut_network()
+
+    until_told(sim, Cause.TRANSPORT, (), within_s=65)
+
+    (verdict,) = sim.verdicts()
+    assert verdict.text.startswith(
+        "every rank has come to init_process_group and they do not find each other; ranks 0-3 wait"
+    )
+    assert {(cause, culprits) for _, cause, culprits in sim.told} == {(Cause.TRANSPORT, ())}

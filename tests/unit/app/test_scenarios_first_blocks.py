@@ -80,7 +80,8 @@ def test_a_killed_master_is_named_with_its_victims() -> None:
 
 
 def test_blocks_that_are_short_and_repeated_are_nobody_s_fault() -> None:
+    """They are most of what this program does: it is slow for its input, and that is nobody's fault."""
     sim = SimCluster(program=FirstBlock(prepare_s=[0.002] * 2000))
     sim.run(60)
 
-    assert sim.told == []
+    assert {(cause, culprits) for _, cause, culprits in sim.told} == {(Cause.INPUT_BOUND, ())}

@@ -26,11 +26,22 @@ class Watched:
         self.now_s = 100.0
         self.share.sample(self.job, 0.0, self.now_s, is_clean=True)
 
-    def live(self, seconds: int, *shares: float, longest_wait_s: float = 0.3, is_clean: bool = True) -> tuple[int, ...]:
+    def live(
+        self,
+        seconds: int,
+        *shares: float,
+        longest_wait_s: float = 0.3,
+        is_clean: bool = True,
+        last: tuple[float, ...] = (),
+        num_compared: int = 20,
+    ) -> tuple[int, ...]:
         for _ in range(seconds):
             self.now_s += 1.0
             self.job.observed_s += 1.0
             self.job.waited_s += np.array(shares)
+            if last:
+                self.job.num_compared += num_compared
+                self.job.num_last += num_compared * np.array(last)
             self.share.sample(self.job, longest_wait_s, self.now_s, is_clean=is_clean)
         return () if self.share.laggards is None else self.share.laggards.ranks
 
@@ -122,3 +133,39 @@ def test_looks_within_one_slot_are_one_sample() -> None:
     watched.share.sample(watched.job, 0.0, watched.now_s + 0.1, is_clean=True)
 
     assert np.array_equal(before, watched.share.recent_frac, equal_nan=True)
+
+
+def test_a_rank_that_is_a_little_slower_is_told_by_the_order_of_arrival() -> None:
+    watched = Watched()
+    assert watched.live(NUM_SLOTS + 2, 0.3, 0.28, 0.12, 0.3, last=(0.05, 0.05, 0.9, 0.0)) == (2,)
+
+    found = watched.share.laggards
+    assert found is not None
+    assert found.last_frac == pytest.approx(0.9)
+    assert found.cost_frac == pytest.approx(0.18)
+    assert watched.live(5, 0.3, 0.28, 0.28, 0.3, last=(0.3, 0.3, 0.2, 0.2)) == ()
+
+
+@pytest.mark.parametrize(
+    ("shares", "last", "num_compared"),
+    [
+        ((0.3, 0.28, 0.27, 0.3), (0.02, 0.03, 0.95, 0.0), 20),
+        ((0.3, 0.28, 0.12, 0.3), (0.2, 0.2, 0.6, 0.0), 20),
+        ((0.3, 0.28, 0.12, 0.3), (0.05, 0.05, 0.9, 0.0), 2),
+    ],
+    ids=["it costs next to nothing", "others come last too", "too little is known"],
+)
+def test_one_sign_alone_is_not_enough(shares: tuple[float, ...], last: tuple[float, ...], num_compared: int) -> None:
+    assert Watched().live(60, *shares, last=last, num_compared=num_compared) == ()
+
+
+def test_with_long_steps_the_window_grows() -> None:
+    watched = Watched()
+    named: tuple[int, ...] = ()
+    for second in range(120):
+        watched.job.step[:] = second // 5
+        watched.job.sample_steps(watched.now_s)
+        named = watched.live(1, 0.3, 0.28, 0.12, 0.3, last=(0.05, 0.05, 0.9, 0.0))
+        if second < 45:
+            assert named == ()
+    assert named == (2,)

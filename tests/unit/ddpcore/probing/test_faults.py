@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from ddpcore.probing.faults import StepFaults
+from ddpcore.probing.faults import Omission, StepFaults, strike
 from ddpcore.wire import Fault, FaultKind
 
 
@@ -41,6 +42,23 @@ def test_a_program_that_resumes_behind_the_step_is_not_struck() -> None:
     faults = StepFaults([fault(10)], rank=2)
 
     assert [len(faults.due(step)) for step in (1000, 1001)] == [0, 0]
+
+
+def test_a_fault_that_arrives_strikes_at_its_step_and_one_that_is_late_at_the_next() -> None:
+    faults = StepFaults([], rank=2)
+    assert faults.due(7) == []
+
+    for arrived in (fault(9), fault(None), fault(5), fault(8, rank=1)):
+        faults.add(arrived)
+
+    assert [len(faults.due(step)) for step in (8, 9, 10)] == [2, 1, 0]
+
+
+def test_a_fault_that_arrives_before_the_first_step_waits_for_its_own() -> None:
+    faults = StepFaults([], rank=2)
+    faults.add(fault(2))
+
+    assert [len(faults.due(step)) for step in (1, 2, 3)] == [0, 1, 0]
 
 
 def steps(faults: StepFaults, durations_s: list[float], now_s: float) -> tuple[list[float], float]:
@@ -92,3 +110,70 @@ def test_a_strike_is_the_signal_itself(kind: FaultKind, number: signal.Signals) 
             assert process.communicate(timeout=30)[0] == "went on\n"
         else:
             assert process.wait(30) == -number
+
+
+def test_leaving_is_an_ordinary_end_with_code_0() -> None:
+    with pytest.raises(SystemExit) as caught:
+        strike(fault(None, FaultKind.LEAVE))
+
+    assert caught.value.code == 0
+
+
+@pytest.mark.parametrize("kind", [FaultKind.THAW, FaultKind.SLOW])
+def test_what_is_not_done_from_within_is_nothing(kind: FaultKind) -> None:
+    strike(fault(None, kind))
+
+
+HOLDS = """
+import os, signal, threading, time
+from ddpcore.probing.faults import hold_interpreter
+signal.signal(signal.SIGUSR1, lambda *_: None)
+ticks = []
+def tick():
+    while True:
+        ticks.append(time.monotonic())
+        time.sleep(0.01)
+threading.Thread(target=tick, daemon=True).start()
+while not ticks:
+    time.sleep(0.001)
+print("holds", flush=True)
+began_s = time.monotonic()
+hold_interpreter(float(os.environ["HOLD_S"]))
+ended_s = time.monotonic()
+gap_s = max(b - a for a, b in zip(ticks, [*ticks[1:], ended_s]))
+print(ended_s - began_s, gap_s)
+"""
+
+
+def test_while_the_interpreter_is_held_no_thread_runs_and_no_handled_signal_ends_it() -> None:
+    environment = {**os.environ, "HOLD_S": "0.5"}
+    with subprocess.Popen([sys.executable, "-c", HOLDS], stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "holds\n"
+        process.send_signal(signal.SIGUSR1)
+        held_s, gap_s = map(float, process.communicate(timeout=30)[0].split())
+
+    assert held_s >= 0.5
+    assert gap_s >= 0.45
+
+
+def test_a_process_whose_interpreter_is_held_still_dies_by_a_signal() -> None:
+    environment = {**os.environ, "HOLD_S": "600"}
+    with subprocess.Popen([sys.executable, "-c", HOLDS], stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "holds\n"
+        process.terminate()
+
+        assert process.wait(10) == -signal.SIGTERM
+
+
+def test_an_omission_is_taken_once_by_the_main_thread_alone() -> None:
+    omission, taken = Omission(), []
+    omission.arm(lambda: taken.append("disarmed"))
+    other = threading.Thread(target=lambda: taken.append(str(omission.take())))
+    other.start()
+    other.join()
+
+    assert (taken, omission.is_armed) == (["False"], True)
+    assert [omission.take(), omission.take()] == [True, False]
+    assert (taken, omission.is_armed) == (["False", "disarmed"], False)

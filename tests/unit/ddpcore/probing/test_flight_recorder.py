@@ -73,7 +73,14 @@ def test_a_dump_gives_the_entries_and_the_counters_beside_them(monkeypatch: pyte
 
     assert list(dump.entries) == [
         RecorderEntry(
-            key=("nccl", 1), group="2", seq=3, op="nccl:all_reduce", sizes=((3, 2),), is_p2p=False, is_retired=False
+            key=("nccl", 1),
+            group="2",
+            seq=3,
+            op="nccl:all_reduce",
+            sizes=((3, 2),),
+            is_p2p=False,
+            is_retired=False,
+            called_us=1795235430870045,
         )
     ]
     assert dump.counters == {("nccl", 1): (4, 3)} == nccl.counters()

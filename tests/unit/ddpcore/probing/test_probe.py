@@ -23,6 +23,7 @@ from ddpcore.probing.flight_recorder import FlightRecorder
 from ddpcore.wire import (
     ENV_FAULTS,
     ENV_INBOX,
+    DumpStacks,
     Fault,
     FaultKind,
     Phase,
@@ -32,6 +33,7 @@ from ddpcore.wire import (
     encode_faults,
     encode_request,
 )
+from ddpcore.wire_stacks import decode_stack_dump
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -201,6 +203,30 @@ def test_its_end_sends_a_last_report_and_removes_its_socket(
     assert not (directory / "rank-3.sock").exists()
 
 
+def test_stacks_are_written_before_the_request_is_answered(started: probe.Probe, inbox: Inbox, directory: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
+        agent.sendto(encode_request(DumpStacks(request_id=4)), str(directory / "rank-3.sock"))
+
+    reported(inbox, "answered_request_id", 4)
+
+    dump = decode_stack_dump((directory / "rank-3.stacks.json").read_bytes())
+    assert (dump.request_id, dump.rank, dump.pid) == (4, 3, os.getpid())
+    assert dump.threads[0].name == "MainThread"
+    assert "rankdeck-probe" not in [thread.name for thread in dump.threads]
+
+
+def test_stacks_that_cannot_be_written_cost_the_probe_nothing(
+    started: probe.Probe, inbox: Inbox, directory: Path
+) -> None:
+    (directory / "rank-3.stacks.new").mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
+        agent.sendto(encode_request(DumpStacks(request_id=4)), str(directory / "rank-3.sock"))
+
+    reported(inbox, "answered_request_id", 4)
+    reported(inbox, "report_seq", inbox.reports[-1].report_seq + 2)
+    assert not (directory / "rank-3.stacks.json").exists()
+
+
 def test_a_request_directory_that_cannot_be_costs_only_requests(directory: Path, inbox: Inbox) -> None:
     env = ProbeEnv(str(directory / "inbox.sock"), "/nowhere" * 20, "job", 1, None, "", None, ())
     one = probe.Probe(TORCHRUN, env, code_roots(), FlightRecorder())
@@ -318,5 +344,5 @@ def test_phases_nest_and_end_with_their_block() -> None:
 
 
 def test_an_unknown_phase_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UnknownPhaseError, match=r"no phase is called 'evl': use one of starting, data, .*eval"):
+    with pytest.raises(UnknownPhaseError, match=r"no phase is called 'evl': use one of starting, .*data, .*eval"):
         probe.phase("evl")

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from ddpcore.probing.rank_state import MAX_GAP_S, MAX_GROUPS, SLOW_BEAT_S, RankIdentity, RankState
+from ddpcore.probing.rank_state import MAX_ARRIVALS, MAX_GAP_S, MAX_GROUPS, SLOW_BEAT_S, RankIdentity, RankState
 from ddpcore.probing.samples import (
     BarrierMark,
     CounterKey,
@@ -18,7 +18,7 @@ from ddpcore.probing.samples import (
     StepMark,
 )
 from ddpcore.probing.stack import CodeRoots
-from ddpcore.wire import BARRIER_GROUP, DEFAULT_GROUP, GroupReport, Phase, Place, RankReport
+from ddpcore.wire import BARRIER_GROUP, DEFAULT_GROUP, ArrivalsReport, GroupReport, Phase, Place, RankReport
 
 TICK_S = 0.1
 GLOO: CounterKey = ("gloo", 0)
@@ -37,8 +37,18 @@ def entry(
     retired: bool = True,
     op: str = "gloo:all_reduce",
     is_p2p: bool = False,
+    called_us: int = 0,
 ) -> RecorderEntry:
-    return RecorderEntry(key=key, group=group, seq=seq, op=op, sizes=((3, 2),), is_p2p=is_p2p, is_retired=retired)
+    return RecorderEntry(
+        key=key,
+        group=group,
+        seq=seq,
+        op=op,
+        sizes=((3, 2),),
+        is_p2p=is_p2p,
+        is_retired=retired,
+        called_us=called_us,
+    )
 
 
 class Rank:
@@ -64,7 +74,8 @@ class Rank:
     ) -> None:
         self.now_s += after_s
         seen = [USER] if stack is None else stack
-        sample = Sample(self.now_s, counters or {}, seen, has_group, step, phases, barrier)
+        beat = int((self.now_s + TICK_S / 2) / SLOW_BEAT_S)
+        sample = Sample(self.now_s, counters or {}, seen, has_group, step, phases, barrier, beat=beat)
         self.state.observe(sample._replace(num_openings=num_openings))
         self.state.validate()
 
@@ -208,7 +219,37 @@ def test_a_dump_is_wanted_at_the_slow_beat_while_the_counters_move(rank: Rank) -
             wanted_s.append(rank.now_s)
             rank.learn([entry(number + 1)], {GLOO: (number, number)})
 
-    assert [later - earlier for earlier, later in pairwise(wanted_s)] == [pytest.approx(SLOW_BEAT_S)] * 2
+    # The first dump is made at once, the others at the beats.
+    assert [later - earlier for earlier, later in pairwise(wanted_s)][1:] == [pytest.approx(SLOW_BEAT_S)] * 2
+
+
+def test_the_latest_calls_of_a_beat_are_told_until_the_next_one(rank: Rank) -> None:
+    rank.see({GLOO: (9, 9)})
+    rank.learn([entry(8, called_us=800), entry(9, called_us=900), entry(0, called_us=950, is_p2p=True)], {GLOO: (9, 9)})
+    first = rank.state.report()
+    assert first.arrivals == [ArrivalsReport(DEFAULT_GROUP, [8, 9], [800, 900])]
+
+    rank.see({GLOO: (10, 10)})
+    rank.learn([entry(10, called_us=1000)], {GLOO: (10, 10)})  # quiet, within the same beat
+    assert (rank.state.report().beat, rank.state.report().arrivals) == (first.beat, first.arrivals)
+
+    rank.see({GLOO: (11, 11)}, after_s=SLOW_BEAT_S)
+    rank.learn([entry(11, called_us=1100)], {GLOO: (11, 11)})
+    assert rank.state.report().beat == first.beat + 1
+    assert rank.state.report().arrivals == [ArrivalsReport(DEFAULT_GROUP, [11], [1100])]
+
+
+def test_of_many_calls_in_many_groups_the_latest_are_told(rank: Rank) -> None:
+    members = {"0": GroupMembers((0, 1, 2, 3)), "7": GroupMembers((0, 2))}
+    other: CounterKey = ("gloo", 1)
+    rank.see({GLOO: (99, 99), other: (99, 99)})
+    calls = [entry(seq, called_us=10 * seq) for seq in range(1, 100)]
+    calls += [entry(seq, key=other, group="7", called_us=10 * seq + 5) for seq in range(1, 100)]
+    rank.learn(calls, {GLOO: (99, 99), other: (99, 99)}, members)
+
+    told = {arrivals.group: arrivals.seqs for arrivals in rank.state.report().arrivals}
+    newest = list(range(100 - MAX_ARRIVALS // 2, 100))
+    assert told == {"0": newest, "7": newest}
 
 
 def test_a_quiet_position_is_dumped_once_whether_it_waits_or_is_missing(rank: Rank) -> None:

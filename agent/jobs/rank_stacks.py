@@ -1,0 +1,161 @@
+"""Where the ranks of a job stand: asks all probes at once, and looks from outside at those that do not answer.
+
+A probe answers by a file within some milliseconds, unless its process is stopped, or holds the interpreter's lock in C
+code, or has no probe. py-spy sees such a process where it is installed and may look; the kernel always says something.
+Lives on the event loop's thread; what a rank has written is hostile until it is decoded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from agent.processes.kernel_facts import kernel_facts
+from agent.processes.py_spy import PySpy, SpyError, find_py_spy
+from agent.wire.stacks import RankStacks, Stacks, StackSource, sendable_ranks
+from ddpcore.wire import DumpStacks, MalformedReportError
+from ddpcore.wire_stacks import MAX_STACK_FILE_BYTES, decode_stack_dump, stack_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from agent.jobs.launch import Launch
+    from agent.wire.stacks import KernelFacts
+    from ddpcore.wire_stacks import StackDump
+
+ANSWER_S = 1.0
+"""How long a probe has to answer: it takes 5 to 20 ms, 0.1 s where all cores compute."""
+POLL_S = 0.01
+TOTAL_S = 8.0
+"""In all, below the ten seconds that a console waits for a reply."""
+
+
+class _Order(NamedTuple):
+    """What is asked about one job."""
+
+    launch: Launch
+    request_id: int
+    spy: str | None
+    """Where py-spy is."""
+    is_native: bool
+    deadline_s: float
+
+
+class StackTaker:
+    """Takes stacks of any job of a node."""
+
+    def __init__(self) -> None:
+        self._py_spy = PySpy()
+
+    @property
+    def spy_pids(self) -> set[int]:
+        """Children of this process that look at ranks just now."""
+        return self._py_spy.pids
+
+    async def take(self, launch: Launch, pids: Callable[[str], Mapping[int, int]], *, is_native: bool) -> Stacks:
+        """Return the stacks of a job that runs.
+
+        Args:
+            launch: The job.
+            pids: Tells the processes of a job's ranks, now.
+            is_native: Wants the frames of C and C++ too.
+        """
+        began_s = time.monotonic()
+        job_id, attempt = launch.job_id, launch.job.attempt
+        spy = find_py_spy(launch.job.spec.python)
+        order = _Order(launch, launch.job.new_request_id(), spy, is_native, began_s + TOTAL_S)
+        before = pids(job_id)
+        looks = (self._look_at(order, rank, before.get(rank)) for rank in launch.job.ranks)
+        ranks = await asyncio.gather(*looks)
+        return Stacks(job_id, attempt, time.monotonic() - began_s, sendable_ranks(ranks))
+
+    async def _look_at(self, order: _Order, rank: int, pid: int | None) -> RankStacks:
+        kernel = kernel_facts(pid) if pid else None
+        if pid is None or kernel is None:
+            return RankStacks(rank, StackSource.NONE, note="it has no process: it has not started yet, or has ended")
+        dump, why = await _ask_probe(order, rank, kernel)
+        found = RankStacks(rank, StackSource.KERNEL, pid, kernel=kernel, note=why)
+        if dump:
+            found = msgspec.structs.replace(
+                found,
+                source=StackSource.PROBE,
+                threads=dump.threads,
+                num_threads_left_out=dump.num_threads_left_out,
+                pending=dump.pending,
+            )
+        if dump and not order.is_native:
+            return found
+        return await self._look_from_outside(order, found, kernel)
+
+    async def _look_from_outside(self, order: _Order, found: RankStacks, kernel: KernelFacts) -> RankStacks:
+        """Return what py-spy sees, else what there is, with the reason for it."""
+        if order.spy is None:
+            return _noted(found, "py-spy is not installed there (pip install 'rankdeck[stacks]')")
+        # A process that is stopped cannot be traced, only read.
+        is_native = order.is_native and not kernel.is_stopped
+        if order.is_native and not is_native:
+            found = _noted(found, "no native frames of a stopped process")
+        try:
+            threads, num_left_out = await self._py_spy.dump(
+                order.spy, found.pid, is_native=is_native, deadline_s=order.deadline_s
+            )
+        except SpyError as error:
+            return _noted(found, str(error))
+        return msgspec.structs.replace(
+            found, source=StackSource.PY_SPY, threads=threads, num_threads_left_out=num_left_out
+        )
+
+
+async def _ask_probe(order: _Order, rank: int, kernel: KernelFacts) -> tuple[StackDump | None, str]:
+    """Return what a rank's probe answers, or why it does not."""
+    if kernel.is_stopped:
+        return None, "its process is stopped, and its probe with it"
+    path = order.launch.ranks_dir / stack_file(rank)
+    with contextlib.suppress(OSError):
+        path.unlink()  # an answer to an earlier request
+    if not order.launch.ask_for_stacks(rank, DumpStacks(order.request_id)):
+        return None, "no probe listens: torch is not imported yet, or not at all"
+    deadline_s = time.monotonic() + ANSWER_S
+    while time.monotonic() < deadline_s:
+        await asyncio.sleep(POLL_S)
+        try:
+            dump = read_stack_file(path)
+        except MalformedReportError as error:
+            return None, f"its probe's answer cannot be read: {error}"[:512]
+        # A later request is answered too by a file that shows the rank as it is now.
+        if dump and dump.rank == rank and dump.request_id >= order.request_id:
+            return dump, ""
+    return None, f"its probe has not answered in {ANSWER_S:g} s: C code may hold the interpreter's lock"
+
+
+def read_stack_file(path: Path) -> StackDump | None:
+    """Return what a probe has written; None while there is nothing.
+
+    Raises:
+        MalformedReportError: There is something else.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise MalformedReportError(f"{path.name} cannot be opened: {error.strerror}") from error
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise MalformedReportError(f"{path.name} is not a file")
+        return decode_stack_dump(os.pread(fd, MAX_STACK_FILE_BYTES + 1, 0))
+    except OSError as error:
+        raise MalformedReportError(f"{path.name} cannot be read: {error.strerror}") from error
+    finally:
+        os.close(fd)
+
+
+def _noted(found: RankStacks, words: str) -> RankStacks:
+    return msgspec.structs.replace(found, note=f"{found.note}; {words}" if found.note else words)

@@ -1,0 +1,129 @@
+"""Runs py-spy, which reads a Python process's stacks out of its memory: also of one that is stopped or holds its lock.
+
+It is an extra (`rankdeck[stacks]`), looked for where the agent, the job and PATH have their programs. Without native
+frames it reads beside the running process and never stops it, so a process may move under it: then it is asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent.processes.spy_output import MalformedOutputError, stacks_of_output
+
+if TYPE_CHECKING:
+    from ddpcore.wire_stacks import ThreadStack
+
+MAX_OUTPUT_BYTES = 4 * 2**20
+"""32 threads of 100 frames; a recursion may go deeper."""
+MAX_SPIES = 4
+"""At a time: with native frames each takes a core for up to half a second."""
+ATTEMPTS = 3
+KILLED_S = 0.5
+"""How long one that was killed gets to be gone: in a read that hangs it stays longer."""
+_MAX_SAID_BYTES = 8192
+_MAX_SAID_CHARS = 200
+
+
+class SpyError(Exception):
+    """It could not see the process; the message is for people."""
+
+
+def find_py_spy(python: str) -> str | None:
+    """Return where py-spy is; None where it is not installed.
+
+    Args:
+        python: The job's interpreter, as its JobSpec names it.
+    """
+    job_python = shutil.which(python)
+    beside = [Path(one).parent for one in (sys.executable, job_python) if one]
+    return shutil.which("py-spy", path=":".join(map(str, beside))) or shutil.which("py-spy")
+
+
+class PySpy:
+    """All py-spys of an agent; lives on the event loop's thread."""
+
+    def __init__(self) -> None:
+        self.pids: set[int] = set()
+        """Every one that may still be there: not to be swept away as a leftover."""
+        self._room = asyncio.Semaphore(MAX_SPIES)
+
+    async def dump(
+        self, executable: str, pid: int, *, is_native: bool, deadline_s: float
+    ) -> tuple[list[ThreadStack], int]:
+        """Return the threads of a process, the main one first, and how many are left out.
+
+        Args:
+            executable: Where py-spy is.
+            pid: The process.
+            is_native: With the frames of C and C++; stops the process meanwhile.
+            deadline_s: Of the event loop's clock.
+
+        Raises:
+            SpyError: It cannot be seen, or not in time.
+        """
+        options = ("--native",) if is_native else ("--nonblocking",)
+        argv = (executable, "dump", "--json", *options, "--pid", str(pid))
+        try:
+            async with asyncio.timeout_at(deadline_s), self._room:
+                for _ in range(ATTEMPTS - 1):
+                    with contextlib.suppress(SpyError):
+                        return await self._run(argv, pid)
+                return await self._run(argv, pid)
+        except TimeoutError:
+            raise SpyError("py-spy took too long") from None
+
+    async def _run(self, argv: tuple[str, ...], pid: int) -> tuple[list[ThreadStack], int]:
+        pipe = asyncio.subprocess.PIPE
+        try:
+            spy = await asyncio.create_subprocess_exec(
+                *argv, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True
+            )
+        except OSError as error:
+            raise SpyError(f"py-spy does not start: {error.strerror}") from error
+        self.pids.add(spy.pid)
+        assert spy.stdout is not None
+        assert spy.stderr is not None
+        try:
+            output = await _read(spy.stdout, MAX_OUTPUT_BYTES + 1)
+            if len(output) > MAX_OUTPUT_BYTES:
+                raise SpyError(f"py-spy printed more than {MAX_OUTPUT_BYTES >> 20} MiB")
+            said = await _read(spy.stderr, _MAX_SAID_BYTES)
+            if await spy.wait():
+                raise SpyError(f"py-spy: {_first_line(said)}")
+        finally:
+            await self._end(spy)
+        try:
+            return stacks_of_output(output, pid)
+        except MalformedOutputError as error:
+            raise SpyError(f"py-spy: {error}") from error
+
+    async def _end(self, spy: asyncio.subprocess.Process) -> None:
+        if spy.returncode is None:
+            spy.kill()
+        with contextlib.suppress(TimeoutError):
+            # Takes what is still in the pipes: they close when they are empty.
+            await asyncio.wait_for(spy.communicate(), KILLED_S)
+        if spy.returncode is not None:
+            self.pids.discard(spy.pid)
+
+
+async def _read(stream: asyncio.StreamReader, max_bytes: int) -> bytes:
+    """Return what comes until the end, at most so much."""
+    try:
+        return await stream.readexactly(max_bytes)
+    except asyncio.IncompleteReadError as end:
+        return end.partial
+
+
+def _first_line(said: bytes) -> str:
+    """Return what an error of py-spy begins with, and what caused it."""
+    words = said.decode(errors="replace").partition("Stack backtrace:")[0]
+    lines = [line.strip() for line in words.splitlines()]
+    causes = [line.partition(": ")[2] for line in lines if line[:2] in {"0:", "1:"}]
+    first = next((line.removeprefix("Error: ") for line in lines if line), "it failed without a word")
+    return f"{first} ({causes[-1]})"[:_MAX_SAID_CHARS] if causes else first[:_MAX_SAID_CHARS]

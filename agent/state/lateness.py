@@ -1,0 +1,78 @@
+"""Who of a node's ranks comes last to the collectives, by the clock that they share. Pure.
+
+Collectives make all ranks equally fast: a rank that is a little slower than the others shows in nothing but the order
+in which they come. All ranks of a machine read their recorders at the same beat, so that these hold the same
+collectives.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from agent.wire.reports import LatenessReport
+
+if TYPE_CHECKING:
+    from ddpcore.wire import RankReport
+
+_US = 1e-6
+
+
+class _Count(msgspec.Struct):
+    num_compared: int = 0
+    num_last: int = 0
+    lead_s: float = 0.0
+
+
+class Lateness:
+    """The ranks of one attempt of a job on this node."""
+
+    def __init__(self) -> None:
+        self._beat = -1
+        self._calls: dict[str, dict[int, dict[int, int]]] = {}
+        """Of the present beat: microseconds by rank, by seq, by group."""
+        self._callers: dict[str, set[int]] = {}
+        """Of the present beat: who has told of calls in a group."""
+        self._told: set[int] = set()
+        self._counts: dict[int, _Count] = {}
+
+    def take(self, report: RankReport) -> None:
+        """Take a rank's report; the comparison of a beat is made when the next one begins."""
+        if not report.arrivals or report.beat < self._beat:
+            return
+        if report.beat > self._beat:
+            self._compare()
+            self._beat = report.beat
+            self._calls, self._callers, self._told = {}, {}, set()
+        if report.rank in self._told:
+            return
+        self._told.add(report.rank)
+        for arrivals in report.arrivals:
+            calls = self._calls.setdefault(arrivals.group, {})
+            self._callers.setdefault(arrivals.group, set()).add(report.rank)
+            for seq, called_us in zip(arrivals.seqs, arrivals.called_us, strict=False):
+                calls.setdefault(seq, {})[report.rank] = called_us
+
+    def of(self, rank: int) -> LatenessReport | None:
+        """Return a rank's counts, None while it has not been compared with any."""
+        count = self._counts.get(rank)
+        return None if count is None else LatenessReport(count.num_compared, count.num_last, count.lead_s)
+
+    def _compare(self) -> None:
+        for group, calls in self._calls.items():
+            callers = self._callers[group]
+            if len(callers) < 2:
+                continue
+            for called_us in calls.values():
+                if called_us.keys() == callers:
+                    self._count(called_us)
+
+    def _count(self, called_us: dict[int, int]) -> None:
+        *_, second, last = sorted(called_us, key=called_us.__getitem__)
+        for rank in called_us:
+            self._counts.setdefault(rank, _Count()).num_compared += 1
+        lead_us = called_us[last] - called_us[second]
+        if lead_us > 0:
+            self._counts[last].num_last += 1
+            self._counts[last].lead_s += lead_us * _US

@@ -1,0 +1,136 @@
+"""What a rank says of its stacks when it is asked: the vocabulary of a file, beside that of `ddpcore.wire`.
+
+A `DumpStacks` request is answered by a file beside the probe's socket, written whole: stacks are too long for a
+datagram, and nobody wants them five times a second.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from ddpcore.wire import DECODE_ERRORS, WIRE_VERSION, Count, FilePath, MalformedReportError, Name, Rank, Word
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_STACK_FILE_BYTES = 262_144
+"""A larger file is refused before it is decoded; a rank with 40 frames on the main thread and 8 more threads writes
+16 KB."""
+MAX_THREADS = 64
+MAX_FRAMES = 100
+"""Innermost frames of a thread."""
+MAX_PENDING = 16
+
+
+class Frame(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """One call on a stack."""
+
+    file: FilePath
+    """As the interpreter knows it; a shared library in a native frame."""
+    line: Count
+    """0 where it is not known."""
+    function: Name
+    """With its class, as far as that is known: `Trainer.step`."""
+    is_own: bool = False
+    """The user's own program, as against torch, ddpcore, the standard library and what else is installed."""
+    is_native: bool = False
+    """Of a shared library, seen from outside."""
+
+
+class ThreadStack(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One thread."""
+
+    name: Name
+    """Empty for a thread that Python has not started."""
+    native_id: Count = 0
+    """The kernel's id of it; 0 where it is not known."""
+    frames: Annotated[list[Frame], msgspec.Meta(max_length=MAX_FRAMES)] = []
+    """Innermost first."""
+    is_cut: bool = False
+    """There are more frames further out."""
+
+
+class PendingCall(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """A collective, or a named barrier, that has been called and is not over."""
+
+    group: Name
+    seq: Count
+    op: Word = ""
+    label: Name = ""
+
+
+Threads = Annotated[list[ThreadStack], msgspec.Meta(max_length=MAX_THREADS)]
+PendingCalls = Annotated[list[PendingCall], msgspec.Meta(max_length=MAX_PENDING)]
+
+
+class StackDump(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All Python threads of a rank at one moment, but for the probe's own."""
+
+    wire_version: int
+    request_id: Count
+    """Of the newest request that it answers."""
+    rank: Rank
+    pid: Count
+    threads: Threads
+    """The main thread first."""
+    num_threads_left_out: Count = 0
+    """Threads that there was no room for."""
+    pending: PendingCalls = []
+    """What the flight recorder and the named barriers have open, in the order of its calling."""
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(StackDump)
+
+
+def stack_file(rank: int) -> str:
+    """Return the name of the file beside the probe's socket `rank-N.sock`."""
+    return f"rank-{rank}.stacks.json"
+
+
+def encode_stack_dump(dump: StackDump) -> bytes:
+    """Return the content of the file."""
+    return _encoder.encode(dump)
+
+
+def decode_stack_dump(content: bytes) -> StackDump:
+    """Return what a file holds.
+
+    Raises:
+        MalformedReportError: The bytes are too many, no StackDump, or of another wire version.
+    """
+    if len(content) > MAX_STACK_FILE_BYTES:
+        raise MalformedReportError(f"stacks of {len(content)} bytes, at most {MAX_STACK_FILE_BYTES} are taken")
+    try:
+        dump = _decoder.decode(content)
+    except DECODE_ERRORS as error:
+        raise MalformedReportError(f"not the stacks of a rank: {error}") from error
+    if dump.wire_version != WIRE_VERSION:
+        raise MalformedReportError(f"a rank speaks wire version {dump.wire_version}, this agent {WIRE_VERSION}")
+    return dump
+
+
+def fitting(threads: Sequence[ThreadStack], max_bytes: int) -> list[ThreadStack]:
+    """Return the first threads whose JSON fits into `max_bytes`; the very first one always, if need be cut."""
+    kept: list[ThreadStack] = []
+    left_bytes = max_bytes
+    for thread in threads[:MAX_THREADS]:
+        size_bytes = _size_bytes(thread)
+        if size_bytes > left_bytes:
+            return kept or [_cut(thread, left_bytes)]
+        kept.append(thread)
+        left_bytes -= size_bytes
+    return kept
+
+
+def _cut(thread: ThreadStack, max_bytes: int) -> ThreadStack:
+    """Return a thread with as many of its innermost frames as fit, found by halving."""
+    while thread.frames and _size_bytes(thread) > max_bytes:
+        thread = msgspec.structs.replace(thread, frames=thread.frames[: len(thread.frames) // 2], is_cut=True)
+    return thread
+
+
+def _size_bytes(thread: ThreadStack) -> int:
+    return len(_encoder.encode(thread)) + 1

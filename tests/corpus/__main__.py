@@ -1,0 +1,55 @@
+"""Plays the corpus and prints how right the verdicts are: `python -m tests.corpus [--seeds N] [--real]`."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+
+from tests.corpus.real import REAL, play_real
+from tests.corpus.scenarios import ALL, Outcome, play
+
+
+def main() -> None:
+    """Print a line for each scenario, and the figures of all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3, help="simulations of each scenario")
+    parser.add_argument("--real", action="store_true", help="real torchrun ranks instead, once each: some minutes")
+    arguments = parser.parse_args()
+    outcomes: list[Outcome] = []
+    if arguments.real:
+        with tempfile.TemporaryDirectory() as directory:
+            for scenario in REAL:
+                outcomes.append(play_real(scenario, Path(directory)))
+                _print(outcomes[-1:])
+    else:
+        for simulated in ALL:
+            played = [play(simulated, seed) for seed in range(arguments.seeds)]
+            outcomes += played
+            _print(played)
+    _print_figures(outcomes)
+
+
+def _print(outcomes: list[Outcome]) -> None:
+    took = [outcome.took_s for outcome in outcomes if outcome.took_s is not None]
+    time_text = f"{statistics.median(took):5.1f} s, at most {max(took):.1f}" if took else ""
+    num_right = sum(outcome.is_right for outcome in outcomes)
+    in_vain = [f"{cause} {list(culprits)}" for outcome in outcomes for cause, culprits in outcome.in_vain]
+    print(f"{num_right}/{len(outcomes)}  {outcomes[0].name:44} {time_text:24} {'; '.join(in_vain)}", flush=True)  # noqa: T201 - what the command is for
+
+
+def _print_figures(outcomes: list[Outcome]) -> None:
+    faults = [outcome for outcome in outcomes if outcome.is_fault]
+    named = sum(outcome.took_s is not None for outcome in faults)
+    in_vain = sum(len(outcome.in_vain) for outcome in outcomes)
+    healthy = [outcome for outcome in outcomes if not outcome.is_fault]
+    print(  # noqa: T201 - as above
+        f"n = {len(outcomes)}: {len(faults)} faults, {named} named (recall {named / len(faults):.3f}); "
+        f"{named + in_vain} verdicts, {in_vain} in vain (precision {named / max(1, named + in_vain):.3f}); "
+        f"{len(healthy)} healthy lives, {sum(outcome.is_right for outcome in healthy)} silent"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Each scenario of the corpus brings its verdict, in time, and no other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.corpus.real import REAL, RealScenario, play_real
+from tests.corpus.scenarios import ALL, FAULTS, HEALTHY, Scenario, play
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CI_WATCH_S = 120.0
+
+
+def test_the_corpus_is_wide() -> None:
+    assert len(FAULTS) >= 30
+    assert len(HEALTHY) >= 8
+
+
+@pytest.mark.parametrize("scenario", ALL, ids=lambda scenario: scenario.name)
+def test_the_verdict_is_right(scenario: Scenario) -> None:
+    outcome = play(scenario, seed=7)
+    assert outcome.is_right, outcome
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("scenario", REAL, ids=lambda scenario: scenario.name)
+def test_the_verdict_on_real_ranks_is_right(scenario: RealScenario, tmp_path: Path) -> None:
+    outcome = play_real(scenario, tmp_path)
+    assert outcome.is_right, outcome

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from agent.state.lateness import Lateness
+from ddpcore.wire import WIRE_VERSION, ArrivalsReport, Phase, RankReport
+
+
+def report(rank: int, beat: int, **called_us: dict[int, int]) -> RankReport:
+    return RankReport(
+        wire_version=WIRE_VERSION,
+        rank=rank,
+        local_rank=rank,
+        world_size=4,
+        pid=100 + rank,
+        job_id="train",
+        attempt=0,
+        report_seq=1,
+        phase=Phase.BACKWARD,
+        beat=beat,
+        arrivals=[ArrivalsReport(group[1:], [*calls], [*calls.values()]) for group, calls in called_us.items()],
+    )
+
+
+def told(lateness: Lateness, rank: int) -> tuple[int, int, int]:
+    found = lateness.of(rank)
+    return (0, 0, 0) if found is None else (found.num_compared, found.num_last, round(found.lead_s * 1e6))
+
+
+def test_who_comes_last_is_counted_once_the_next_beat_begins() -> None:
+    lateness = Lateness()
+    lateness.take(report(0, 5, g0={7: 100, 8: 200}))
+    lateness.take(report(1, 5, g0={7: 130, 8: 190}))
+    lateness.take(report(2, 5, g0={7: 110, 8: 240}))
+    assert lateness.of(0) is None
+
+    lateness.take(report(0, 6, g0={20: 900}))
+
+    assert told(lateness, 0) == (2, 0, 0)
+    assert told(lateness, 1) == (2, 1, 20)
+    assert told(lateness, 2) == (2, 1, 40)
+
+
+def test_a_report_that_comes_again_within_its_beat_counts_once() -> None:
+    lateness = Lateness()
+    for _ in range(5):
+        lateness.take(report(0, 5, g0={7: 100}))
+        lateness.take(report(1, 5, g0={7: 130}))
+    lateness.take(report(0, 6, g0={20: 900}))
+    lateness.take(report(1, 5, g0={7: 130}))
+    assert told(lateness, 1) == (1, 1, 30)
+
+
+def test_only_what_all_have_called_is_compared() -> None:
+    lateness = Lateness()
+    lateness.take(report(0, 5, g0={7: 100, 8: 200}))
+    lateness.take(report(1, 5, g0={8: 210, 9: 300}))
+    lateness.take(report(0, 6, g0={20: 900}))
+    assert told(lateness, 1) == (1, 1, 10)
+
+
+def test_groups_are_compared_among_their_own_members() -> None:
+    lateness = Lateness()
+    lateness.take(report(0, 5, g0={7: 100}, g1={3: 10}))
+    lateness.take(report(1, 5, g0={7: 130}))
+    lateness.take(report(2, 5, g0={7: 90}, g1={3: 20}))
+    lateness.take(report(3, 5, g9={1: 5}))
+    lateness.take(report(0, 6, g0={20: 900}))
+    assert told(lateness, 2) == (2, 1, 10)
+    assert told(lateness, 1) == (1, 1, 30)
+    assert told(lateness, 3) == (0, 0, 0)
+
+
+def test_two_that_come_together_are_not_last() -> None:
+    lateness = Lateness()
+    lateness.take(report(0, 5, g0={7: 100}))
+    lateness.take(report(1, 5, g0={7: 100}))
+    lateness.take(report(0, 6, g0={20: 900}))
+    assert told(lateness, 0) == told(lateness, 1) == (1, 0, 0)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 3),
+            st.integers(0, 4),
+            st.dictionaries(st.integers(0, 6), st.integers(0, 2**63 - 1), max_size=5),
+        ),
+        max_size=40,
+    )
+)
+def test_whatever_ranks_say_the_counts_hold_together(said: list[tuple[int, int, dict[int, int]]]) -> None:
+    lateness = Lateness()
+    for rank, beat, calls in said:
+        lateness.take(report(rank, beat, g0=calls))
+    found = [lateness.of(rank) for rank in range(4)]
+    known = [one for one in found if one is not None]
+    assert all(one.num_last <= one.num_compared and one.lead_s >= 0 for one in known)
+    assert sum(one.num_last for one in known) <= max((one.num_compared for one in known), default=0) * 4

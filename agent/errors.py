@@ -6,6 +6,7 @@ AgentError
 |   +-- AgentRunningError         another agent serves that directory
 |   +-- NoAgentError              no agent answers there
 |   +-- DaemonFailedError         an agent was started and did not come up
++-- MetricPatternError            whoever asked for the job: a pattern for figures in its lines is of no use
 +-- SpawnError                    whoever started the job: a process could not be made
 +-- InvalidTransitionError        us: our own shell told a core something that cannot be
 
@@ -52,6 +53,10 @@ class DaemonFailedError(OperatorError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class MetricPatternError(AgentError):
+    """A pattern that cannot find figures in lines."""
 
 
 class SpawnError(AgentError):

@@ -80,6 +80,7 @@ class Headless:
         self._named_at_s: float | None = None
         self._over_at_s: float | None = None
         self._said_at_s = float("-inf")
+        self._said_notes: set[str] = set()
 
     async def run(self) -> tuple[View, bool]:
         """Start the job and follow it; return the last view and whether an injected fault went unnamed.
@@ -108,6 +109,11 @@ class Headless:
         elapsed = f"{now_s - self._followed.started_at_s:6.1f} s"
         for notice in self._followed.drain_notices():
             print_line(f"{elapsed}  {notice}")
+        job = view.job()
+        for note in job.notes if job is not None else ():
+            if note not in self._said_notes:
+                self._said_notes.add(note)
+                print_line(f"{elapsed}  note: {note}")
         if now_s - self._said_at_s >= LINE_PERIOD_S:
             self._said_at_s = now_s
             print_line(f"{elapsed}  {view.headline().text}")

@@ -11,7 +11,7 @@ from app.rows import Headline, Severity
 from app.safe_text import clean, clean_name
 from app.verdict_words import PHASE_WORDS
 from app.words import call_text, loss_text, nodes_text, ranks_text, rate_text, seconds_text
-from ddpcore.wire import Phase
+from ddpcore.wire import Oddity, Phase
 
 if TYPE_CHECKING:
     from app.cluster import Cluster
@@ -50,7 +50,7 @@ def node_headline(cluster: Cluster, diagnosis: Diagnosis) -> Headline | None:
     return None
 
 
-def job_headline(cluster: Cluster, job: JobModel, row: JobRow, found: JobDiagnosis) -> Headline:
+def job_headline(cluster: Cluster, job: JobModel, row: JobRow, found: JobDiagnosis, now_s: float) -> Headline:
     """Return how a job stands."""
     if row.state == "prepared":
         return _line(Severity.QUIET, f"job {row.job_id} is prepared on {_names(cluster.node_names)}")
@@ -65,7 +65,7 @@ def job_headline(cluster: Cluster, job: JobModel, row: JobRow, found: JobDiagnos
     if row.state in {"failed", "lost"}:
         how = "has failed" if row.state == "failed" else "was lost on a node"
         return _line(Severity.CRITICAL, f"job {row.job_id} {how} and is ending{_detail(row)}")
-    return _starting(cluster, job, found) or _running(job, row, found)
+    return _starting(cluster, job, found) or _outside(job, row, found, now_s) or _running(job, row, found)
 
 
 def _ended(job: JobModel, row: JobRow) -> Headline:
@@ -89,11 +89,13 @@ def _starting(cluster: Cluster, job: JobModel, found: JobDiagnosis) -> Headline 
     unborn = np.flatnonzero(~is_here & (job.process == Process.UNSEEN))
     if len(unborn):
         return _awaited(cluster, job, unborn.tolist(), "to be started")
-    mute = np.flatnonzero(~is_here)
+    mute = np.flatnonzero(~is_here & ~job.is_unprobed)
     if len(mute):
         return _awaited(cluster, job, mute.tolist(), "to import torch")
     is_joining = job.phase == PHASE_CODE[Phase.JOINING]
-    apart = np.flatnonzero(found.facts.is_alive & job.is_outside & ~is_joining)
+    apart = np.flatnonzero(found.facts.is_alive & job.is_outside & ~is_joining & ~job.is_unprobed)
+    if len(apart) and job.oddities.ranks_with(Oddity.OWN_RANKS).issuperset(apart.tolist()):
+        return _line(Severity.QUIET, f"{_ranks(job)} running; {job.notes()[0]}")
     if len(apart):
         return _awaited(cluster, job, apart.tolist(), "to open the process group")
     if bool((found.facts.is_alive & is_joining).any()):
@@ -116,11 +118,36 @@ def _running(job: JobModel, row: JobRow, found: JobDiagnosis) -> Headline:
     if wait is not None and wait.waited_s >= TOLD_WAIT_S:
         severity = Severity.WARNING if wait.waited_s >= LATE_WAIT_S else Severity.OK
         return _line(severity, wait_text(wait) + _doing(job, wait))
-    ranks = f"{job.world_size} rank{'' if job.world_size == 1 else 's'}"
+    return _line(Severity.OK, _ranks(job) + _training(row))
+
+
+def _ranks(job: JobModel) -> str:
+    return f"{job.world_size} rank{'' if job.world_size == 1 else 's'}"
+
+
+def _training(row: JobRow) -> str:
+    """Return ` training, step 12, loss 2.31, 24 steps/s`, the step as what it counts."""
     if row.step is None:
-        return _line(Severity.OK, f"{ranks} running, no step reported yet")
+        loss = "" if row.loss is None else f", loss {loss_text(row.loss)}"
+        return f" running, no step reported yet{loss}"
     rate = "" if row.steps_per_s is None else f", {rate_text(row.steps_per_s)} steps/s"
-    return _line(Severity.OK, f"{ranks} training, step {row.step}, loss {loss_text(row.loss)}{rate}")
+    step = "optimizer step" if row.is_step_counted else "step"
+    return f" training, {step} {row.step}, loss {loss_text(row.loss)}{rate}"
+
+
+def _outside(job: JobModel, row: JobRow, found: JobDiagnosis, now_s: float) -> Headline | None:
+    """Return how a job goes that has no probe in any of its living ranks; None for every other job."""
+    is_alive = found.facts.is_alive
+    if not bool(is_alive.any()) or not bool(job.is_unprobed[is_alive].all()) or job.output.last_s is None:
+        return None
+    quiet = seconds_text(now_s - job.output.last_s)
+    if job.output.is_too_quiet(now_s):
+        return _line(
+            Severity.WARNING,
+            f"no rank has printed anything for {quiet}, longer than ever before; without a probe nothing else is known",
+        )
+    how = _training(row) if row.step is not None else " running"
+    return _line(Severity.OK, f"{_ranks(job)}{how}; watched from outside, without a probe: last output {quiet} ago")
 
 
 def wait_text(wait: Wait) -> str:

@@ -15,7 +15,7 @@ from app.errors import AgentUnreachableError, AppError, ExitCode
 from app.faults import make_fault, told
 from app.headless import exit_code, print_line
 from app.presenting import is_terminal, print_session, print_summary, show_session
-from app.remote_job import RunRequest, check_command, check_job_id, make_job_id, only_running_job
+from app.remote_job import RunRequest, check_command, check_job_id, check_metrics, make_job_id, only_running_job
 from app.remote_session import RemoteSession
 from app.rows import SCHEMA
 from app.safe_text import LINE_LIMIT, clean
@@ -124,6 +124,14 @@ def down(*, host: str, kill_jobs: bool, is_json: bool, python: str, ssh_config: 
     default=0.0,
     help="End ranks that hang for so many seconds while nobody watches [never]",
 )
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="REGEX",
+    help="Find figures in what the ranks print: 'loss=([0-9.e+-]+)' is the loss, (?P<NAME>...) any other; RE2's syntax",
+)
+@click.option("--no-probe", is_flag=True, help="Leave the ranks as they are: watch their processes and output only")
 @click.option("--allow-faults", is_flag=True, help="Let harm be done to its ranks, by `fault` or in the console")
 @click.option("--detach", is_flag=True, help="Start it, say its name, and leave")
 @click.option("--headless", is_flag=True, help="No screen: lines on stderr, a summary on stdout")
@@ -142,6 +150,8 @@ def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: boo
         max_restarts=job["max_restarts"],
         abandon_s=job["abandon_s"],
         shares_gpus=job["shares_gpus"],
+        metrics=check_metrics(job["metrics"]),
+        is_probed=not job["no_probe"],
         allow_faults=job["allow_faults"],
     )
     with _link(host, python, ssh_config) as link:

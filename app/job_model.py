@@ -15,6 +15,8 @@ import numpy as np
 from agent.wire.jobs import ENDED_STATES, JobState
 from agent.wire.reports import ProcessState
 from app.group_table import GroupTable
+from app.oddities import PROBE_PATIENCE_S, Oddities
+from app.outside import Output, is_step_counted, loss_of, step_of
 from ddpcore.wire import BARRIER_GROUP, DEFAULT_GROUP, Phase
 
 if TYPE_CHECKING:
@@ -110,6 +112,10 @@ class JobModel:
         deaths: By rank, of those whose process has ended.
         died_at_s: When; NaN of those that live.
         died_badly: Whether a signal or an exit code other than 0 ended it.
+        is_unprobed: Whether its process runs and nothing in it reports, nor is to be expected to.
+        is_step_counted: Whether the steps are only the optimizers' counts of some rank.
+        oddities: What limits what can be seen of the ranks.
+        output: When they print.
         shares: By node.
         stop_began_s: When the job was told to end; infinity while it was not.
         num_ignored: Facts that were refused: ranks of other nodes, members that are none, contradictions.
@@ -147,13 +153,14 @@ class JobModel:
         self.died_badly = np.zeros(world_size, np.bool_)
         self.deaths: dict[int, Death] = {}
         self.deaths_version = 0
+        self.is_unprobed = np.zeros(world_size, np.bool_)
+        self.oddities, self.output, self.is_step_counted = Oddities(), Output(), False
         self.groups: dict[str, GroupTable] = {}
         self.calls: list[tuple[str, str]] = [("", "")]
         self.shares: dict[int, NodeShare] = {}
         self.stop_began_s = float("inf")
-        self.num_ignored = 0
+        self.num_ignored = self._num_memberships = 0
         self._call_code: dict[tuple[str, str], int] = {("", ""): 0}
-        self._num_memberships = 0
         self._steps: deque[tuple[float, int]] = deque()
 
     def put_share(self, node: int, status: JobStatus, now_s: float) -> None:
@@ -210,6 +217,11 @@ class JobModel:
             self.report_age_s[rank] = age_s
             if before is None or before.report is None or not _is_same(before.report, report):
                 self._put_report(rank, report, now_s - age_s)
+        self._put_progress(rank, worker)
+        self.output.put(worker, now_s)
+        has_waited = worker.seen_s >= PROBE_PATIENCE_S or bool(self.shares[node].status.unprobed)
+        self.is_unprobed[rank] = is_unprobed = report is None and process != Process.EXITED and has_waited
+        self.oddities.put(rank, report, is_unprobed=is_unprobed)
 
     def sample_steps(self, now_s: float) -> None:
         """Remember the lowest step from time to time; the rate comes from it."""
@@ -231,6 +243,11 @@ class JobModel:
         (first_s, first), (last_s, last) = self._steps[0], self._steps[-1]
         return (last - first) / (last_s - first_s)
 
+    def remaining_s(self, last_step: int | None, steps_per_s: float | None) -> float | None:
+        """Return how long it is to a step at a rate, None while that is not known."""
+        step = self.lowest_step()
+        return None if step is None or last_step is None or not steps_per_s else max(0, last_step - step) / steps_per_s
+
     def lowest_step(self) -> int | None:
         """Return the lowest step of the ranks that tell one."""
         told = self.step[self.step >= 0]
@@ -246,13 +263,19 @@ class JobModel:
 
     def is_starting(self) -> bool:
         """Return whether some rank has not opened its process group, and none has made a step."""
-        return bool(self.is_outside.any()) and not bool((self.step >= 0).any())
+        is_early = self.is_outside & ~self.is_unprobed
+        return bool(is_early.any()) and not bool((self.step >= 0).any())
 
     @property
     def is_outside(self) -> NDArray[np.bool_]:
         """Which ranks have not opened their process group, as far as they have told."""
         is_outside: NDArray[np.bool_] = np.isin(self.phase, (PHASE_CODE[Phase.STARTING], PHASE_CODE[Phase.JOINING]))
         return is_outside
+
+    def notes(self) -> list[str]:
+        """Return what limits what can be seen of the ranks, a sentence for each."""
+        whys = (share.status.unprobed for share in self.shares.values())
+        return self.oddities.notes(next(filter(None, whys), ""))
 
     def is_ended(self) -> bool:
         """Return whether the job is over on every node that has told of it."""
@@ -290,6 +313,19 @@ class JobModel:
         self.died_badly[rank] = worker.exit.signal is not None or worker.exit.code not in (0, None)
         self.deaths_version += 1
 
+    def _put_progress(self, rank: int, worker: WorkerReport) -> None:
+        """Take a rank's step and loss, which it reports or prints."""
+        step, loss = step_of(worker), loss_of(worker)
+        self.step[rank] = -1 if step is None else step
+        self.has_loss[rank] = loss is not None
+        if loss is not None:
+            self.loss[rank] = loss
+        is_counted = is_step_counted(worker)
+        if step is not None and is_counted is not self.is_step_counted:
+            # A count of another kind: the rate of steps begins anew.
+            self.is_step_counted = is_counted
+            self._steps.clear()
+
     def _put_report(self, rank: int, report: RankReport, report_at_s: float) -> None:
         if report.rank != rank or report.job_id != self.job_id or report.attempt != self.attempt:
             self.num_ignored += 1
@@ -298,10 +334,6 @@ class JobModel:
         self.phase[rank] = PHASE_CODE[report.phase]
         self.phase_since_s[rank] = report_at_s - report.phase_s
         self.is_ending[rank] = report.is_ending
-        self.step[rank] = -1 if report.step is None else report.step
-        self.has_loss[rank] = report.loss is not None
-        if report.loss is not None:
-            self.loss[rank] = report.loss
         self.observed_s[rank] = report.observed_s
         self.waited_s[rank] = report.waited_s
         if len(report.worked_s) == len(Phase):

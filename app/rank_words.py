@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from agent.wire.reports import ProcessState
 from app.gpu_words import held_by
+from app.outside import epoch_of, loss_of, outside_text, step_of
 from app.rank_facts import STATES
 from app.rows import RankRow, RankState, Severity
 from app.safe_text import clean, clean_name
@@ -25,6 +26,7 @@ LATE_MISSING_S = 1.0
 
 STATE_SEVERITY = {
     RankState.STARTING: Severity.QUIET,
+    RankState.UNPROBED: Severity.OK,
     RankState.RUNNING: Severity.OK,
     RankState.WAITING: Severity.OK,
     RankState.MISSING: Severity.OK,
@@ -39,6 +41,8 @@ STATE_SEVERITY = {
 def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, now_s: float) -> RankRow:
     """Return the row of one rank."""
     state = STATES[found.states[rank]]
+    if state is RankState.STARTING and job.is_unprobed[rank]:
+        state = RankState.UNPROBED
     worker = job.workers[rank]
     report = None if worker is None else worker.report
     group = None if report is None else told_group(report)
@@ -55,9 +59,9 @@ def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, no
         pid=None if worker is None else worker.pid,
         state=state,
         severity=_severity(found, rank, state),
-        step=None if report is None else report.step,
-        epoch=None if report is None else report.epoch,
-        loss=None if report is None else report.loss,
+        step=None if worker is None else step_of(worker),
+        epoch=None if worker is None else epoch_of(worker),
+        loss=None if worker is None else loss_of(worker),
         phase="" if report is None else str(report.phase),
         phase_s=None if report is None or is_dead else report.phase_s + since_report_s,
         group="" if group is None else clean_name(group.group),
@@ -66,6 +70,9 @@ def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, no
         seq=None if group is None else group.enqueued_seq,
         waiting_s=group.waiting_s + since_report_s if is_waiting and group is not None else None,
         wait_frac=None if math.isnan(wait_frac) else wait_frac,
+        quiet_s=None if worker is None or is_dead else worker.quiet_s,
+        cpu_cores=None if worker is None or is_dead else worker.cpu_cores,
+        metrics={} if worker is None else {clean_name(name): value for name, value in worker.metrics.items()},
         rss_bytes=None if worker is None or is_dead else worker.rss_bytes,
         pss_bytes=None if worker is None or is_dead else worker.pss_bytes,
         gpu=held.gpu,
@@ -123,9 +130,8 @@ def _detail(job: JobModel, worker: WorkerReport | None, report: RankReport | Non
     if worker.process is ProcessState.BLOCKED:
         parts.append("in uninterruptible sleep")
     if report is None:
-        parts.append("importing torch")
-    elif report.recorder_missing:
-        parts.append("this torch has no flight recorder: collectives are not seen")
+        parts.append(outside_text(worker) if job.is_unprobed[worker.rank] else "importing torch")
+    parts += job.oddities.of_rank(worker.rank)
     if report is not None and report.slow_factor > 1:
         parts.append(f"slowed {report.slow_factor:g}x on request")
     return clean("; ".join(parts))

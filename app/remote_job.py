@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.wire.jobs import ENDED_STATES, JobSpec
+from agent.wire.jobs import ENDED_STATES, MAX_PATTERN_CHARS, MAX_PATTERNS, JobSpec
 from app.errors import UsageError
 from app.safe_text import clean_name
 
@@ -38,6 +38,9 @@ class RunRequest(msgspec.Struct, frozen=True):
     """How long ranks may hang while nobody watches; 0 is for ever."""
     shares_gpus: bool = False
     """More ranks than GPUs are meant so."""
+    metrics: tuple[str, ...] = ()
+    """Patterns that find figures in what the ranks print."""
+    is_probed: bool = True
     allow_faults: bool = False
     """Harm may be done to its ranks on request."""
 
@@ -63,6 +66,17 @@ def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
         if not text.isascii() and text.encode(errors="replace").decode() != text:
             raise UsageError(f"the argument {text!a} is not UTF-8")
     return command
+
+
+def check_metrics(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """Return patterns for figures in lines; whether they are sound is the agent's to say.
+
+    Raises:
+        UsageError: They are too many or too long.
+    """
+    if len(patterns) > MAX_PATTERNS or any(not 0 < len(text) <= MAX_PATTERN_CHARS for text in patterns):
+        raise UsageError(f"at most {MAX_PATTERNS} patterns of at most {MAX_PATTERN_CHARS} characters are taken")
+    return patterns
 
 
 def make_job_id(command: tuple[str, ...], salt: str) -> str:
@@ -120,6 +134,8 @@ def job_spec(request: RunRequest, place: AgentPlace, report: NodeReport) -> JobS
         max_restarts=request.max_restarts,
         abandon_s=request.abandon_s,
         shares_gpus=request.shares_gpus,
+        metrics=list(request.metrics),
+        is_probed=request.is_probed,
         allow_faults=request.allow_faults,
     )
 

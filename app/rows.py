@@ -29,6 +29,8 @@ class RankState(StrEnum):
 
     STARTING = "starting"
     """Its process is not there yet, has not imported torch, or has not opened its process group."""
+    UNPROBED = "unprobed"
+    """Its process runs, and nothing in it reports: it is watched from outside."""
     RUNNING = "running"
     WAITING = "waiting"
     """It has called a collective that is not complete."""
@@ -105,6 +107,8 @@ class JobRow(msgspec.Struct, frozen=True):
     num_nodes: int
     step: int | None
     """The lowest step of any rank."""
+    is_step_counted: bool
+    """The program reports no steps: these are what its optimizers have done in this attempt."""
     epoch: int | None
     loss: float | None
     """Mean over the ranks that report one."""
@@ -121,6 +125,8 @@ class JobRow(msgspec.Struct, frozen=True):
     """Harm may be done to its ranks on request."""
     exit_code: int | None
     detail: str
+    notes: list[str]
+    """What limits what can be seen of the ranks, or slows them down, in sentences."""
     root_cause: RootCauseRow | None
     """Once a rank has failed."""
 
@@ -183,6 +189,12 @@ class RankRow(msgspec.Struct, frozen=True):
     """How long it has been waiting in it; None when it does not wait."""
     wait_frac: float | None
     """Share of the recent seconds it spent waiting, 0..1: the straggler waits least."""
+    quiet_s: float | None
+    """How long it has printed nothing."""
+    cpu_cores: float | None
+    """Cores that its process keeps busy."""
+    metrics: dict[str, float | None]
+    """The newest values of what the job's patterns find in its lines."""
     rss_bytes: int | None
     pss_bytes: int | None
     """Resident memory with shared pages split among their users."""

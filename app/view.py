@@ -18,6 +18,7 @@ from agent.wire.machine import HostReport
 from app.gpu_words import BrokenGpu, broken_gpus, findings, gpu_rows, held_by
 from app.headline import job_headline, node_headline, wait_text
 from app.job_model import WORST_FIRST, Process
+from app.outside import epoch_of
 from app.rank_words import rank_row
 from app.root_cause import root_cause_row
 from app.rows import (
@@ -100,7 +101,7 @@ class View:
         broken = [] if self._job.is_ended() else self._broken_gpus
         if broken:
             return Headline(Severity.CRITICAL, broken[0].text)
-        return job_headline(self._cluster, self._job, row, self._found)
+        return job_headline(self._cluster, self._job, row, self._found, self._now_s)
 
     def job(self) -> JobRow | None:
         """Return the job, None while there is none."""
@@ -115,8 +116,8 @@ class View:
         statuses = [share.status for _, share in sorted(job.shares.items())]
         statuses.sort(key=lambda status: WORST_FIRST.index(status.state))
         codes = [status.exit_code for status in statuses if status.exit_code is not None]
-        first = next((worker.report for worker in job.workers[:1] if worker is not None), None)
-        training = (first.training if first is not None else None) or TrainingReport()
+        first = job.workers[0]
+        training = (first and first.report and first.report.training) or TrainingReport()
         step, steps_per_s = job.lowest_step(), None if job.is_ended() else job.steps_per_s()
         return JobRow(
             job_id=clean_name(job.job_id),
@@ -126,17 +127,19 @@ class View:
             world_size=job.world_size,
             num_nodes=job.num_nodes,
             step=step,
-            epoch=first.epoch if first is not None else None,
+            is_step_counted=job.is_step_counted,
+            epoch=None if first is None else epoch_of(first),
             loss=_mean(job.loss[job.has_loss]),
             steps_per_s=steps_per_s,
             last_step=training.last_step,
-            remaining_s=_remaining_s(step, training.last_step, steps_per_s),
+            remaining_s=job.remaining_s(training.last_step, steps_per_s),
             goodput_frac=None if training.goodput_frac is None else finite(training.goodput_frac),
             checkpoint_step=training.checkpoint_step,
             checkpoint_age_s=training.checkpoint_age_s,
             allow_faults=all(status.allow_faults for status in statuses),
             exit_code=next((code for code in codes if code), codes[0] if codes else None),
             detail=next((clean(status.detail, LINE_LIMIT) for status in statuses if status.detail), ""),
+            notes=[clean(note, LINE_LIMIT) for note in job.notes()],
             root_cause=root_cause_row(job, self._cluster.node_names, self._found.verdicts),
         )
 
@@ -157,7 +160,7 @@ class View:
         return Progress(
             steps=min((report.steps_done for report in reports), default=None),
             loss_first=_mean([report.loss_first for report in reports if report.loss_first is not None]),
-            loss_last=_mean([report.loss for report in reports if report.loss is not None]),
+            loss_last=None if self._job is None else _mean(self._job.loss[self._job.has_loss]),
         )
 
     def nodes(self) -> list[NodeRow]:
@@ -365,12 +368,6 @@ class View:
 def _place_of(job: JobModel, rank: int) -> str:
     worker = job.workers[rank]
     return place_text(worker.report.place) if worker is not None and worker.report is not None else ""
-
-
-def _remaining_s(step: int | None, last_step: int | None, steps_per_s: float | None) -> float | None:
-    if step is None or last_step is None or not steps_per_s:
-        return None
-    return max(0, last_step - step) / steps_per_s
 
 
 def _mean(values: Sequence[float] | np.ndarray[tuple[int], np.dtype[np.float64]]) -> float | None:

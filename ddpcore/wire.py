@@ -42,6 +42,8 @@ ROUND_FILE = "round.json"
 """In the launcher's `ENV_LOG_DIR`: number, first_rank, world_size, node_rank and num_nodes of the newest round."""
 ENV_PROBED_PID = "RANKDECK_PROBED_PID"
 """Set by the first process of a rank that loads the probe; its children see it and stay unprobed."""
+ENV_UNPROBED = "RANKDECK_UNPROBED"
+"""Set for a job whose ranks are to have no probe: then the launcher takes the plug-in off their PYTHONPATH."""
 
 LAUNCH_PLUGIN_DIR = Path(__file__).parent / "launch_plugin"
 """Goes first on a job's PYTHONPATH: entry points that load the probe and name the log files."""
@@ -90,6 +92,20 @@ class Phase(StrEnum):
     CHECKPOINT = "checkpoint"
     EVAL = "eval"
     OTHER = "other"
+
+
+class Oddity(StrEnum):
+    """What about a rank's surroundings changes how much of it can be seen, or how fast it trains."""
+
+    RECORDER_OFF = "recorder_off"
+    """The program's environment has switched torch's flight recorder off (TORCH_FR_BUFFER_SIZE=0)."""
+    DEBUG_DETAIL = "debug_detail"
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL: torch compares each collective among the ranks first, by means that its recorder
+    does not see, and records it without the name of its group."""
+    GROUPLESS = "groupless"
+    """It makes steps, has brothers, and no process group."""
+    OWN_RANKS = "own_ranks"
+    """It has started ranks of its own (torchrun, torch.multiprocessing.spawn), which nobody sees."""
 
 
 class FaultKind(StrEnum):
@@ -208,14 +224,16 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
     place: Place | None = None
     """The innermost line of the user's own program on the main thread's stack."""
     step: Count | None = None
-    """The last step given to `report_step`; None before the first."""
+    """The last step given to `report_step`; else, from the second on, the count of what the optimizers do."""
     epoch: Count | None = None
     loss: float | None = None
     """The last loss given to `report_step`; may be NaN or infinite."""
     loss_first: float | None = None
     """The first loss given to `report_step` in this process."""
     steps_done: Count = 0
-    """Calls of `report_step` in this process."""
+    """Calls of `report_step` in this process, or counted steps."""
+    is_step_counted: bool = False
+    """True when the program reports no steps: `step` counts those of its optimizers, from the start of this process."""
     groups: list[GroupReport] = []
     observed_s: Seconds = 0.0
     """How long the probe has been sampling, summed over samples."""
@@ -231,6 +249,7 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """The highest request id that the probe has carried out."""
     recorder_missing: bool = False
     """True when this torch has no usable flight recorder: groups stay empty and only places are known."""
+    oddities: Annotated[list[Oddity], msgspec.Meta(max_length=16)] = []
     is_ending: bool = False
     """True of the last report: the interpreter ends, which may take a while."""
     can_stop: bool = False

@@ -39,7 +39,7 @@ from agent.jobs.lifecycle import (
     WorkerExited,
     WorkerFound,
 )
-from agent.jobs.preflight import check_files, reserve, resolve
+from agent.jobs.preflight import check_files, check_metrics, reserve, resolve
 from agent.jobs.rank_stacks import StackTaker
 from agent.jobs.rank_watch import RankWatch
 from agent.jobs.record import JobRecords, read_jobs
@@ -136,6 +136,8 @@ class Jobs:
         num_gpus = self._state.num_visible_gpus({**os.environ, **spec.env})
         if refused := refusal_to_prepare(spec, existing) or refusal_by_gpus(spec, num_gpus) or check_files(spec):
             return refused
+        if refused := check_metrics(spec):
+            return refused
         if existing and self._leftovers.may_have(spec.job_id):
             words = f"what is left of the last attempt of job {spec.job_id} is being killed: try again in a moment"
             return Refused(RefusalReason.WRONG_STATE, words)
@@ -196,7 +198,7 @@ class Jobs:
             abandoned_s = min(unattended_s, self._state.stalled_s(launch.job_id, now_s))
             self._feed(launch, Ticked(self._leftovers.may_have(launch.job_id), abandoned_s))
         self._leftovers.sweep(self._own_pids(), now_s)
-        self.logs.poll()
+        self._watch.read_logs()
         self._space.look(now_s)
         self._oom_kills.look(now_s)
 
@@ -206,7 +208,7 @@ class Jobs:
 
     def statuses(self, now_s: float) -> list[JobStatus]:
         """Return every job as a console sees it, in the order of their preparation."""
-        return [self._space.said_in(launch.job.status(now_s)) for launch in self._launches.values()]
+        return [self._space.said_in(launch.status(now_s)) for launch in self._launches.values()]
 
     async def kill_all(self, within_s: float) -> None:
         """Kill what runs and wait until it is gone, within bounds."""

@@ -6,11 +6,13 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from agent.errors import SpawnError
 from agent.jobs.lifecycle import LauncherNotStarted, LauncherStarted
 from agent.jobs.preflight import local_address
 from agent.jobs.rounds import read_round
-from agent.jobs.torchrun import LaunchPaths, launcher_argv, launcher_env
+from agent.jobs.torchrun import LaunchPaths, launcher_argv, launcher_env, why_unprobed
 from agent.logs.failure_files import find_failure, first_failure
 from agent.processes.shim_process import Invocation, ShimProcess, find_shim, spawn_shim
 from agent.wire.replies import RefusalReason, Refused
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from agent.jobs.job_memory import Round
     from agent.jobs.preflight import Address
     from agent.logs.failure_text import FoundFailure
-    from agent.wire.jobs import JobSpec
+    from agent.wire.jobs import JobSpec, JobStatus
     from ddpcore.wire import DumpStacks, ProbeRequest, StopTraining
 
 
@@ -49,6 +51,10 @@ class Launch:
     def job_id(self) -> str:
         """The job's id."""
         return self.job.spec.job_id
+
+    def status(self, now_s: float) -> JobStatus:
+        """Return the job as a console sees it."""
+        return msgspec.structs.replace(self.job.status(now_s), unprobed=why_unprobed(self.job.spec, os.environ))
 
     @property
     def master_port(self) -> int:

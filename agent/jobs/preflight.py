@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from agent.errors import StateDirError
+from agent.errors import MetricPatternError, StateDirError
+from agent.logs.line_metrics import LineMetrics
 from agent.secret_mask import masked_argv
 from agent.state_dir import check_socket_path
 from agent.wire.replies import RefusalReason, Refused
@@ -43,6 +44,15 @@ def check_files(spec: JobSpec) -> Refused | None:
     script = spec.command[0]
     if not script.startswith("-") and not (workdir / script).is_file():
         return Refused(RefusalReason.NO_SCRIPT, f"{script} is not a file (seen from {spec.workdir})")
+    return None
+
+
+def check_metrics(spec: JobSpec) -> Refused | None:
+    """Return why the patterns for figures in lines are of no use; None if they are."""
+    try:
+        LineMetrics(spec.metrics)
+    except MetricPatternError as error:
+        return Refused(RefusalReason.MALFORMED, str(error)[:4096])
     return None
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from agent.logs.log_tail import LogTail
 from agent.processes.worker_sampler import WorkerSampler
-from agent.state.observations import JobAdmitted, JobForgotten
+from agent.state.observations import JobAdmitted, JobForgotten, RankPrinted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -45,7 +45,7 @@ class RankWatch:
     def begin(self, launch: Launch) -> None:
         """Look for the processes and the files of a job's ranks, which are new ones."""
         self.admit(launch.job)
-        self.logs.follow(launch.job_id, launch.job_dir, launch.ranks_dir, launch.job.ranks)
+        self.logs.follow(launch.job_id, launch.job_dir, launch.ranks_dir, launch.job.ranks, launch.job.spec.metrics)
         if launch.shim and not launch.job.is_gathering:
             self._workers.watch(launch.job_id, launch.job.ranks, launch.shim.launcher_pid)
             self._launched.set()
@@ -73,6 +73,13 @@ class RankWatch:
         now_s = time.monotonic()
         for sample in self._workers.sample(job_id):
             self._state.apply(sample, now_s)
+
+    def read_logs(self) -> None:
+        """Read what the ranks of all jobs have printed."""
+        now_s = time.monotonic()
+        self.logs.poll()
+        for (job_id, rank), metrics in self.logs.take_printed().items():
+            self._state.apply(RankPrinted(job_id, rank, metrics), now_s)
 
     def pids(self, job_id: str) -> dict[int, int]:
         """Return the process of each rank that has been seen and has not ended."""

@@ -21,6 +21,7 @@ from ddpcore.wire import (
     ENV_LOG_DIR,
     ENV_REQUEST_DIR,
     ENV_STORE_FD,
+    ENV_UNPROBED,
     LAUNCH_PLUGIN_DIR,
     LOGS_SPECS_NAME,
     encode_faults,
@@ -40,6 +41,11 @@ MONITOR_INTERVAL_S = 0.1
 """How often torchrun looks at its workers; it also is how long a dead one stays a zombie."""
 RECORDER_ENTRIES = 64
 """Entries of torch's flight recorder: a full dump of 64 takes 0.5 ms."""
+
+_RECORDER_ALIAS = "TORCH_NCCL_TRACE_BUFFER_SIZE"
+"""The user's own word on the recorder, which TORCH_FR_BUFFER_SIZE would outdo."""
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+"""Anything but `1` keeps torch from loading entry points, so also the probe. Source: torch/__init__.py, 2.5 to 2.13."""
 
 _STRAY_PREFIXES = ("PET_", "TORCHELASTIC_", "RANKDECK_")
 _STRAY_NAMES = frozenset(
@@ -128,7 +134,8 @@ def launcher_env(
     env.setdefault("PYTHONUNBUFFERED", "1")
     # A rank that is aborted by a library says on which line, which is all that its end tells.
     env.setdefault("PYTHONFAULTHANDLER", "1")
-    env.setdefault("TORCH_FR_BUFFER_SIZE", str(RECORDER_ENTRIES))
+    if spec.is_probed and not env.get(_RECORDER_ALIAS):
+        env.setdefault("TORCH_FR_BUFFER_SIZE", str(RECORDER_ENTRIES))
     # Patience is the agent's: torchrun must not kill earlier than the job's own grace says.
     env.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(math.ceil(spec.grace_s) + 5))
     if spec.elastic_min_nodes:
@@ -145,11 +152,26 @@ def launcher_env(
     env[ENV_REQUEST_DIR] = paths.job_dir
     env[ENV_JOB_ID] = spec.job_id
     env[ENV_ATTEMPT] = str(spec.attempt)
+    if not spec.is_probed:
+        env[ENV_UNPROBED] = "1"
     if spec.faults:
         env[ENV_FAULTS] = encode_faults(spec.faults)
     if store_fd is not None:
         env[ENV_STORE_FD] = str(store_fd)
     return env
+
+
+def why_unprobed(spec: JobSpec, base: Mapping[str, str]) -> str:
+    """Return why no rank of a job has a probe, empty where they should have one.
+
+    Args:
+        spec: The job.
+        base: The agent's environment.
+    """
+    if not spec.is_probed:
+        return "as asked"
+    value = {**base, **spec.env}.get(_AUTOLOAD, "1")
+    return "" if value == "1" else f"{_AUTOLOAD}={value[:16]} keeps it out"
 
 
 def _is_stray(name: str) -> bool:

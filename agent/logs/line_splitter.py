@@ -46,6 +46,11 @@ class LineSplitter:
         """True when no unfinished line is held."""
         return not self._held and not self._has_returned
 
+    @property
+    def unfinished(self) -> str:
+        """The line so far, such as a progress bar; with a space behind it once the cursor has left it."""
+        return self._held.decode(errors="replace")[:MAX_LINE_CHARS] + " " * self._has_returned
+
     def _whole_lines(self, data: bytes) -> list[str]:
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n").removesuffix(b"\r")

@@ -81,6 +81,11 @@ class LogFile:
         self.close()
         return self._take_notes() + lines
 
+    @property
+    def unfinished(self) -> str:
+        """The line that is still being written, as far as it goes."""
+        return "" if self._is_mid_line else self._splitter.unfinished
+
     def close(self) -> None:
         """Let go of the file."""
         if self._fd >= 0:

@@ -8,15 +8,17 @@ waits for what ranks print; what comes faster is skipped, counted and said, and 
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from agent.logs.line_metrics import LineMetrics
 from agent.logs.log_file import LogFile
 from agent.processes.shim_process import LAUNCHER_LOG
 from agent.wire.logs import LAUNCHER_RANK, LogLine, LogLoss, LogStream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 MAX_KEPT_LINES = 20_000
@@ -26,6 +28,10 @@ MAX_PULLED_CHARS = 150_000
 POLL_BYTES = 524_288
 POLL_LINES = 4_000
 """Of all files in one look, five times a second: twice the lines that a console pulls. `tests/bench/bench_logs.py`."""
+
+
+METRICS_BUDGET_S = 0.02
+"""Of one look, for finding figures in new lines; a look that takes longer passes over the rest of them."""
 
 
 def log_path(job_dir: Path, rank: int, stream: LogStream) -> Path:
@@ -43,6 +49,10 @@ class LogTail:
         """By job: of its newest attempt."""
         self._ending: list[LogFile] = []
         """Files that nobody writes any more, and that are not read to their ends yet."""
+        self._printers: dict[LogFile, tuple[str, LineMetrics]] = {}
+        """Whose output a file is, and what is looked for in it; not the launchers'."""
+        self._printed: dict[tuple[str, int], dict[str, float]] = {}
+        self._metrics_until_s = 0.0
         self._lines: deque[LogLine] = deque()
         self._num_chars = 0
         self.log_seq = 0
@@ -63,20 +73,29 @@ class LogTail:
             if file.dropped_bytes
         ]
 
-    def follow(self, job_id: str, launcher_dir: Path, ranks_dir: Path, ranks: range) -> None:
+    def follow(
+        self, job_id: str, launcher_dir: Path, ranks_dir: Path, ranks: range, metrics: Sequence[str] = ()
+    ) -> None:
         """Start to follow the files of a job's attempt; they need not exist yet.
 
         A launcher that starts its ranks once more goes on with its own file.
+
+        Raises:
+            MetricPatternError: One of `metrics`, patterns for figures in lines, is of no use.
         """
+        line_metrics = LineMetrics(metrics)
+        self._forget_printers(job_id)
         before = {file.path: file for file in self._files.pop(job_id, ())}
         sources = [(launcher_dir, LAUNCHER_RANK, LogStream.STDERR)]
         sources += [(ranks_dir, rank, stream) for rank in ranks for stream in (LogStream.STDOUT, LogStream.STDERR)]
         files = [LogFile(log_path(directory, rank, stream), rank, stream) for directory, rank, stream in sources]
         self._files[job_id] = [before.pop(file.path, file) for file in files]
+        self._printers |= {file: (job_id, line_metrics) for file in self._files[job_id] if file.rank != LAUNCHER_RANK}
         self._let_go(before.values())
 
     def poll(self) -> None:
         """Read what has been written: a bounded piece, shared fairly among the files."""
+        self._metrics_until_s = time.monotonic() + METRICS_BUDGET_S
         self._finish_quiet()
         files = dict.fromkeys(itertools.chain(self._ending, *self._files.values()))
         pending = [(num_bytes, file) for file in files if (num_bytes := file.look())]
@@ -91,6 +110,11 @@ class LogTail:
             bytes_left -= min(share, num_bytes)
             lines_left -= self.log_seq - before
 
+    def take_printed(self) -> dict[tuple[str, int], dict[str, float]]:
+        """Return who has printed something since the last time, by job and rank, and the figures found in it."""
+        printed, self._printed = self._printed, {}
+        return printed
+
     def unfollow(self, job_id: str) -> None:
         """Read the rest of an ended job's files and let go of them; what is too much for now comes with later polls."""
         self._let_go(self._files.get(job_id, ()))
@@ -98,6 +122,7 @@ class LogTail:
     def forget(self, job_id: str) -> None:
         """Let go of a job; its lines stay."""
         self.unfollow(job_id)
+        self._forget_printers(job_id)
         self._files.pop(job_id, None)
 
     def close(self) -> None:
@@ -135,7 +160,20 @@ class LogTail:
             self._append(file, file.finish())
         self._ending = [file for file in self._ending if not file.is_finished]
 
+    def _forget_printers(self, job_id: str) -> None:
+        self._printers = {file: printer for file, printer in self._printers.items() if printer[0] != job_id}
+
+    def _note_output(self, file: LogFile, lines: list[str]) -> None:
+        """Remember that a rank has printed, and what figures are in it."""
+        printer = self._printers.get(file)
+        if printer is None or not (lines or file.unfinished):
+            return
+        job_id, line_metrics = printer
+        found = line_metrics.read(lines, file.unfinished, lambda: time.monotonic() >= self._metrics_until_s)
+        self._printed.setdefault((job_id, file.rank), {}).update(found)
+
     def _append(self, file: LogFile, lines: list[str]) -> None:
+        self._note_output(file, lines)
         for text in lines:
             self.log_seq += 1
             self._lines.append(LogLine(self.log_seq, file.rank, file.stream, text))

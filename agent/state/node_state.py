@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
+from agent.state.cpu_use import CpuUse
 from agent.state.gpu_ranks import RankProcess, gpu_reports, num_visible_gpus
 from agent.state.lateness import Lateness
 from agent.state.observations import (
@@ -19,6 +20,7 @@ from agent.state.observations import (
     JobAdmitted,
     JobForgotten,
     Observation,
+    RankPrinted,
     RankReported,
     WorkerEnded,
     WorkerSampled,
@@ -42,10 +44,19 @@ class _Worker(msgspec.Struct):
     pid: int
     process: ProcessState
     process_since_s: float
+    seen_at_s: float
     rss_bytes: int = 0
     cpu_s: float = 0.0
+    cpu_use: CpuUse = msgspec.field(default_factory=CpuUse)
     pss_bytes: int | None = None
     end: WorkerEnded | None = None
+
+
+class _Output(msgspec.Struct):
+    """What is known of what a rank prints."""
+
+    printed_at_s: float
+    metrics: dict[str, float | None] = {}
 
 
 class _Job(msgspec.Struct):
@@ -55,6 +66,7 @@ class _Job(msgspec.Struct):
     workers: dict[int, _Worker] = {}
     reports: dict[int, tuple[RankReport, float]] = {}
     """Last report by rank, and when it came."""
+    output: dict[int, _Output] = {}
     progress: Progress = msgspec.field(default_factory=Progress)
     lateness: Lateness = msgspec.field(default_factory=Lateness)
 
@@ -83,11 +95,13 @@ class NodeState:
             case RankReported(report=report):
                 self._on_report(report, now_s)
             case WorkerSeen(job_id=job_id, rank=rank, pid=pid):
-                self._jobs[job_id].workers[rank] = _Worker(pid, ProcessState.RUNNING, now_s)
+                self._jobs[job_id].workers[rank] = _Worker(pid, ProcessState.RUNNING, now_s, now_s)
             case WorkerSampled():
                 self._on_sample(observation, now_s)
             case WorkerEnded():
                 self._on_end(observation, now_s)
+            case RankPrinted():
+                self._on_output(observation, now_s)
             case HostSampled():
                 self._host = observation
             case GpusSampled(sample=sample):
@@ -207,6 +221,15 @@ class NodeState:
         if sample.process is not worker.process:
             worker.process, worker.process_since_s = sample.process, now_s
         worker.rss_bytes, worker.cpu_s, worker.pss_bytes = sample.rss_bytes, sample.cpu_s, sample.pss_bytes
+        worker.cpu_use.take(sample.cpu_s, now_s)
+
+    def _on_output(self, printed: RankPrinted, now_s: float) -> None:
+        job = self._jobs.get(printed.job_id)
+        if job is None:
+            return  # the last lines of a job that has been forgotten
+        output = job.output.setdefault(printed.rank, _Output(now_s))
+        output.printed_at_s = now_s
+        output.metrics.update(printed.metrics)
 
     def _on_end(self, end: WorkerEnded, now_s: float) -> None:
         worker = self._jobs[end.job_id].workers[end.rank]
@@ -252,6 +275,7 @@ def _worker_report(job: _Job, rank: int, worker: _Worker, now_s: float) -> Worke
     state_s = max(0.0, now_s - worker.process_since_s)
     end = worker.end
     report, reported_at_s = job.reports.get(rank, (None, now_s))
+    output = job.output.get(rank) or _Output(worker.seen_at_s)
     return WorkerReport(
         job_id=job.admitted.job_id,
         attempt=job.admitted.attempt,
@@ -262,6 +286,10 @@ def _worker_report(job: _Job, rank: int, worker: _Worker, now_s: float) -> Worke
         process_s=state_s,
         rss_bytes=worker.rss_bytes,
         cpu_s=worker.cpu_s,
+        cpu_cores=0.0 if end else worker.cpu_use.cores,
+        seen_s=max(0.0, now_s - worker.seen_at_s),
+        quiet_s=max(0.0, now_s - max(output.printed_at_s, worker.seen_at_s)),
+        metrics=output.metrics,
         pss_bytes=worker.pss_bytes,
         exit=None if end is None else ExitReport(end.code, end.signal, state_s, end.error, end.oom_kills),
         report=report,

@@ -66,6 +66,15 @@ class WorkerEnded(msgspec.Struct, frozen=True):
     oom_kills: int = 0
 
 
+class RankPrinted(msgspec.Struct, frozen=True):
+    """A rank has printed something."""
+
+    job_id: str
+    rank: int
+    metrics: dict[str, float]
+    """Found in it by the job's patterns."""
+
+
 class HostSampled(msgspec.Struct, frozen=True):
     """The kernel has been asked about the machine and about this agent."""
 
@@ -96,6 +105,7 @@ Observation: TypeAlias = (
     | WorkerSeen
     | WorkerSampled
     | WorkerEnded
+    | RankPrinted
     | HostSampled
     | GpusSampled
     | GpuWatchChanged

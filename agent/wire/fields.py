@@ -15,6 +15,12 @@ JobId = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,63}\Z")]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
+LOSS_METRIC = "loss"
+STEP_METRIC = "step"
+EPOCH_METRIC = "epoch"
+"""Metrics read from lines that stand for what a rank has not reported itself."""
+
+
 TELEMETRY_SOCKET = "telemetry.sock"
 
 

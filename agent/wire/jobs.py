@@ -11,6 +11,11 @@ from agent.wire.fields import JobId, LongText, Port
 from agent.wire.logs import RootCause
 from ddpcore.wire import Count, Fault, FilePath, Name, Rank, Seconds
 
+MAX_PATTERNS = 8
+MAX_PATTERN_CHARS = 512
+
+Pattern = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_PATTERN_CHARS)]
+
 
 class JobState(StrEnum):
     """Where a job is on this node."""
@@ -58,6 +63,8 @@ class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """Harm may be done to its ranks when a console asks for it."""
     detail: LongText = ""
     """A sentence for people, empty when all is well."""
+    unprobed: LongText = ""
+    """Why no rank here has a probe, empty where they should: then only their processes and their output are known."""
     root_cause: RootCause | None = None
     """Once a rank of this node has failed, until the job begins again."""
 
@@ -92,6 +99,11 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     """How long an agreed stop may take for a step and a checkpoint before SIGTERM."""
     grace_s: Seconds = 10.0
     """Between SIGTERM and SIGKILL when the job is stopped."""
+    metrics: Annotated[list[Pattern], msgspec.Meta(max_length=MAX_PATTERNS)] = []
+    """Patterns (RE2's syntax) that find figures in what the ranks print. A named group is the metric of that name; one
+    group without a name is the loss. The newest value counts."""
+    is_probed: bool = True
+    """False leaves the ranks without a probe: they are watched from outside, by their processes and their output."""
     shares_gpus: bool = False
     """More ranks than GPUs are meant so."""
     max_restarts: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
@@ -76,6 +77,14 @@ class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """Resident memory with shared pages split among their users; seconds old, for it is dear to ask."""
     cpu_s: Seconds = 0.0
     """CPU time of the process, user and system."""
+    cpu_cores: float = 0.0
+    """Cores that it has kept busy over the last second or two; over 1 with several threads."""
+    seen_s: Seconds = 0.0
+    """How long its process has been known."""
+    quiet_s: Seconds = 0.0
+    """How long it has printed nothing, at most `seen_s`."""
+    metrics: Annotated[dict[Name, float | None], msgspec.Meta(max_length=64)] = {}
+    """The newest values that the job's patterns have found in its lines; in JSON, NaN and infinities are null."""
     exit: ExitReport | None = None
     """Given exactly when `process` is `EXITED`."""
     report: RankReport | None = None

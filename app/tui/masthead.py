@@ -118,8 +118,9 @@ class Masthead(LineView):
             if line.width + len(name) + len(value) + 4 < self.size.width:
                 line.put("   ").put(f"{name} ", palette.muted).put(value, palette.ink)
         room = self.size.width - line.width - 4
-        if job.detail and room > 10:
-            line.put("   ").cell(job.detail, min(len(job.detail), room), palette.muted)
+        told = "; ".join(filter(None, (job.detail, *job.notes)))
+        if told and room > 10:
+            line.put("   ").cell(told, min(len(told), room), palette.muted)
         return line
 
 

@@ -144,6 +144,7 @@ class Glyphs(NamedTuple):
 UNICODE_GLYPHS = Glyphs(
     states={
         RankState.STARTING: "\u25cc",
+        RankState.UNPROBED: "\u25ce",
         RankState.RUNNING: "\u25cf",
         RankState.WAITING: "\u25cb",
         RankState.MISSING: "\u25c6",
@@ -179,6 +180,7 @@ UNICODE_GLYPHS = Glyphs(
 ASCII_GLYPHS = Glyphs(
     states={
         RankState.STARTING: ".",
+        RankState.UNPROBED: "*",
         RankState.RUNNING: "+",
         RankState.WAITING: "o",
         RankState.MISSING: "?",
@@ -246,6 +248,7 @@ class Look:
         }
         self._state_styles = {
             RankState.STARTING: palette.muted,
+            RankState.UNPROBED: palette.muted,
             RankState.RUNNING: palette.ok,
             RankState.WAITING: palette.busy,
             RankState.MISSING: palette.warning,

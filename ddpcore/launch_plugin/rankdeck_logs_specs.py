@@ -22,6 +22,7 @@ ENV_STORE_FD = "RANKDECK_STORE_FD"
 ENV_REQUEST_DIR = "RANKDECK_REQUEST_DIR"
 ENV_ATTEMPT = "RANKDECK_ATTEMPT"
 ENV_ROUND = "RANKDECK_ROUND"
+ENV_UNPROBED = "RANKDECK_UNPROBED"
 ROUND_FILE = "round.json"
 LAUNCHER_LOG = "launcher.log"
 
@@ -48,6 +49,8 @@ class RankLogsSpecs(LogsSpecs):
             )
         self._directory = Path(directory)
         _take_over_store_socket()
+        if os.environ.get(ENV_UNPROBED):
+            _leave_search_path()
 
     @property
     def root_log_dir(self) -> str:
@@ -97,6 +100,17 @@ class RankLogsSpecs(LogsSpecs):
         draft.write_text(json.dumps(told), encoding="utf-8")
         draft.replace(self._directory / ROUND_FILE)
         return directory
+
+
+def _leave_search_path() -> None:
+    """Give the ranks the PYTHONPATH that they would have without rankdeck; this process has loaded what it needs."""
+    own, _, rest = os.environ.get("PYTHONPATH", "").partition(":")
+    if own != str(Path(__file__).parent):
+        return
+    if rest:
+        os.environ["PYTHONPATH"] = rest
+    else:
+        del os.environ["PYTHONPATH"]
 
 
 def _take_over_store_socket() -> None:

@@ -22,6 +22,7 @@ from ddpcore.env import parse_probe, parse_torchrun
 from ddpcore.probing import probe
 from ddpcore.probing.code_places import code_roots
 from ddpcore.probing.flight_recorder import FlightRecorder
+from ddpcore.probing.optimizer_hook import hear_optimizers
 from ddpcore.wire import ENV_PROBED_PID
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def start_in_rank() -> None:
     _die_with_launcher(env)
     _record_uncaught_errors()
     probe.start(torchrun, env, code_roots(), FlightRecorder())
+    hear_optimizers(probe.count_step)
 
 
 def _die_with_launcher(env: ProbeEnv) -> None:

@@ -10,6 +10,7 @@ have an own recorder with an own numbering of groups; NCCL's exists only in CUDA
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,8 @@ class FlightRecorder:
         c10d = getattr(torch._C, "_distributed_c10d", None)  # noqa: SLF001 - there is no public recorder
         found = {name: getattr(c10d, function, None) for name, function in _DUMPS.items()}
         self._dumps: dict[str, _Dump] = {name: dump for name, dump in found.items() if dump is not None}
+        self._default_group: weakref.ref[Any] | None = None
+        self._num_openings = 0
         self._last: dict[str, tuple[bytes | str, dict[CounterKey, tuple[int, int]]]] = {}
 
     @property
@@ -106,6 +109,14 @@ class FlightRecorder:
     def has_process_group(self) -> bool:
         """Say whether `init_process_group` has made the default group."""
         return getattr(_world(), "_default_pg", None) is not None
+
+    def num_openings(self) -> int:
+        """Return how many default groups have been seen, one after another; a reference to none of them is kept."""
+        group = getattr(_world(), "_default_pg", None)
+        if group is not None and (self._default_group is None or self._default_group() is not group):
+            self._default_group = weakref.ref(group)
+            self._num_openings += 1
+        return self._num_openings
 
     def _status(self, name: str, dump: _Dump) -> dict[CounterKey, tuple[int, int]]:
         text = dump(False, False)  # noqa: FBT003 - C++ takes its two flags by place

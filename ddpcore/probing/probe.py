@@ -16,16 +16,18 @@ import select
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol, SupportsFloat, assert_never
+from typing import TYPE_CHECKING, SupportsFloat, assert_never
 
 from ddpcore.errors import UnknownPhaseError
 from ddpcore.probing.code_places import stack_of
 from ddpcore.probing.faults import StepFaults, pause, strike
 from ddpcore.probing.gpu_memory import GpuMemory
+from ddpcore.probing.optimizer_steps import OptimizerSteps
 from ddpcore.probing.rank_state import SLOW_BEAT_S, RankIdentity, RankState
 from ddpcore.probing.request_socket import RequestSocket
 from ddpcore.probing.samples import Sample, StepMark
 from ddpcore.probing.stack_dump import StackDumps
+from ddpcore.probing.surroundings import Surroundings
 from ddpcore.wire import (
     MAX_REPORT_BYTES,
     DumpStacks,
@@ -38,11 +40,10 @@ from ddpcore.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
     from ddpcore.env import ProbeEnv, TorchrunEnv
-    from ddpcore.probing.samples import BarrierMark, Counters, GroupMembers, RecorderDump, TrainingMark
+    from ddpcore.probing.samples import BarrierMark, Recorder, TrainingMark
     from ddpcore.probing.stack import CodeRoots
     from ddpcore.wire import GpuMemoryReport, ProbeRequest
 
@@ -70,26 +71,6 @@ exception", half of all runs with 8 ranks on 2 cores that end with a collective)
 
 EXIT_PATIENCE_S = 0.5
 """How long the interpreter's exit, or an injected fault, waits for the last report."""
-
-
-class Recorder(Protocol):
-    """Where the probe reads collectives (`ddpcore.probing.flight_recorder`)."""
-
-    @property
-    def is_available(self) -> bool:
-        """False when there is nothing to read."""
-
-    def counters(self) -> Counters:
-        """Return (enqueued, completed) per group."""
-
-    def dump(self) -> RecorderDump:
-        """Return the whole ring."""
-
-    def members(self) -> Mapping[str, GroupMembers]:
-        """Return the process groups of this rank."""
-
-    def has_process_group(self) -> bool:
-        """Say whether the default group exists."""
 
 
 class Marks:
@@ -125,7 +106,10 @@ class Probe:
     def __init__(self, torchrun: TorchrunEnv, env: ProbeEnv, roots: CodeRoots, recorder: Recorder) -> None:
         self.faults = StepFaults(env.faults, torchrun.rank)
         self._recorder = recorder
+        self._surroundings = Surroundings(torchrun.world_size)
         self._gpu_memory = GpuMemory()
+        self._optimizer_steps: OptimizerSteps | None = OptimizerSteps()
+        """None once the program has said a step by itself."""
         self._state = RankState(
             RankIdentity(
                 rank=torchrun.rank,
@@ -177,12 +161,27 @@ class Probe:
 
     def step(self, step: int, loss: float | None, epoch: int | None) -> None:
         """Take a step from the main thread, and let the faults of this step strike."""
-        last, now_s = marks.step, time.monotonic()
-        if last is None:
+        last = marks.step
+        self._optimizer_steps = None
+        if last is None or last.is_counted:
             marks.step = StepMark(step, loss, epoch, loss_first=loss, steps_done=1)
         else:
             first = loss if last.loss_first is None else last.loss_first
             marks.step = StepMark(step, last.loss if loss is None else loss, epoch, first, last.steps_done + 1)
+        self._finish_step(step)
+
+    def count_step(self, optimizer_id: int) -> None:
+        """Take an optimizer's step, which makes a step of the training as long as the program says none itself.
+
+        The first one is told with the second: a program that reports its steps does so before that.
+        """
+        counted = self._optimizer_steps
+        if counted is not None and counted.note(optimizer_id) and counted.num_steps > 1:
+            marks.step = StepMark(counted.num_steps, None, None, None, counted.num_steps, is_counted=True)
+            self._finish_step(counted.num_steps)
+
+    def _finish_step(self, step: int) -> None:
+        now_s = time.monotonic()
         marks.gpu_memory = self._gpu_memory.look(now_s)
         for fault in self.faults.due(step):
             if fault.kind is FaultKind.SLOW:
@@ -221,13 +220,15 @@ class Probe:
 
     def _tick(self, now_s: float, *, is_last: bool) -> None:
         """Take one sample, and send a report if one is due."""
-        state, step = self._state, marks.step
+        state, step, stack = self._state, marks.step, stack_of(self._main_thread_id)
+        has_process_group = self._recorder.has_process_group()
         state.observe(
             Sample(
                 now_s=now_s,
                 counters=self._recorder.counters(),
-                stack=stack_of(self._main_thread_id),
-                has_process_group=self._recorder.has_process_group(),
+                stack=stack,
+                has_process_group=has_process_group,
+                num_openings=self._recorder.num_openings(),
                 step=step,
                 phases=marks.phases,
                 barrier=marks.barrier,
@@ -236,6 +237,9 @@ class Probe:
                 can_stop=marks.can_stop,
                 training=marks.training,
                 gpu_memory=marks.gpu_memory,
+                oddities=self._surroundings.look(
+                    now_s, stack, has_process_group=has_process_group, num_steps=step.steps_done if step else 0
+                ),
                 beat=int(time.time() / SLOW_BEAT_S),  # noqa: TID251 - the clock that the recorder and the ranks beside us share
             )
         )
@@ -314,6 +318,13 @@ def report_step(step: int, loss: SupportsFloat | None = None, epoch: int | None 
     probe = _probe
     if probe is not None:
         probe.step(_to_int(step) or 0, _to_float(loss), _to_int(epoch))
+
+
+def count_step(optimizer_id: int) -> None:
+    """Take the step of an optimizer (`ddpcore.probing.optimizer_hook`); without a probe it does nothing."""
+    probe = _probe
+    if probe is not None:
+        probe.count_step(optimizer_id)
 
 
 def phase(name: Phase | str) -> AbstractContextManager[None]:

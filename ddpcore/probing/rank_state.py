@@ -86,6 +86,9 @@ class RankState:
         self._recorder_missing = recorder_missing
         self._stack_reader = StackReader(roots)
         self._tracks: dict[CounterKey, GroupTrack] = {}
+        self._past_keys: set[CounterKey] = set()
+        """Of groups that were destroyed before the present default group was made."""
+        self._has_reopened = False
         self._members: Mapping[str, GroupMembers] = {}
         self._sample: Sample | None = None
         self._phase = Phase.STARTING
@@ -121,13 +124,18 @@ class RankState:
         """Take one tick's sample; samples come in the order of their time."""
         previous, self._sample = self._sample, sample
         now_s = sample.now_s
+        if previous is not None and sample.num_openings > max(previous.num_openings, 1):
+            self._begin_anew()
         for key, (enqueued, completed) in sample.counters.items():
+            if key in self._past_keys:
+                continue
             track = self._tracks.get(key)
             if track is None:
                 track = self._tracks[key] = GroupTrack()
             track.observe(enqueued, completed, now_s)
         self._count_barrier(_open_mark(previous) if previous else None, _open_mark(sample))
-        self._has_started = self._has_started or sample.has_process_group
+        # A program that trains without a process group has started too.
+        self._has_started = self._has_started or sample.has_process_group or sample.step is not None
         self._reading = self._stack_reader.read(sample.stack)
         phase = self._judge_phase(sample)
         if previous is None or phase is not self._phase:
@@ -142,7 +150,7 @@ class RankState:
 
     def wants_dump(self, now_s: float) -> bool:
         """Say whether a full dump of the recorder is worth its cost now."""
-        if now_s < self._next_dump_s or not self._tracks or self._sample is None:
+        if now_s < self._next_dump_s or not (self._tracks or self._has_reopened) or self._sample is None:
             return False
         return self._sample.beat != self._dumped_beat or any(
             track.quiet_samples >= QUIET_SAMPLES and not track.is_dumped for track in self._tracks.values()
@@ -197,6 +205,7 @@ class RankState:
             loss=step.loss if step else None,
             loss_first=step.loss_first if step else None,
             steps_done=step.steps_done if step else 0,
+            is_step_counted=step.is_counted if step else False,
             groups=self._group_reports(sample),
             observed_s=self._observed_s,
             waited_s=self._waited_s,
@@ -209,6 +218,7 @@ class RankState:
             can_stop=sample.can_stop,
             training=_training_report(sample.training, sample.now_s),
             gpu_memory=list(sample.gpu_memory),
+            oddities=list(sample.oddities),
             beat=max(0, self._beat),
             arrivals=self._arrivals,
         )
@@ -225,6 +235,17 @@ class RankState:
                 assert 0 <= group.completed_seq <= group.enqueued_seq
                 assert not group.is_waiting or group.completed_seq < group.enqueued_seq
                 assert group.ranks == sorted(group.ranks)
+
+    def _begin_anew(self) -> None:
+        """Forget the groups of a default group that has been destroyed: the new ones have their names, and count anew.
+
+        Until this rank calls something in them it must say so, or the others' first wait would seem to be behind it.
+        """
+        self._past_keys |= self._tracks.keys()
+        self._tracks.clear()
+        self._members = {}
+        self._has_reopened = True
+        self._dumped_beat = -1
 
     def _count_barrier(self, previous: BarrierMark | None, barrier: BarrierMark | None) -> None:
         if barrier is None:
@@ -258,6 +279,8 @@ class RankState:
                     named[name] = track
         order = sorted(named, key=lambda name: (name != DEFAULT_GROUP, not named[name].is_waiting, name))
         reports: list[GroupReport] = []
+        if self._has_reopened and DEFAULT_GROUP not in named and sample.has_process_group:
+            reports.append(GroupReport(group=DEFAULT_GROUP))
         num_members = 0
         for name in order[:MAX_GROUPS]:
             ranks = self._other_members(named[name].group)

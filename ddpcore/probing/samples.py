@@ -6,11 +6,11 @@ Pure and torch-free: plain values, made by the thin shells around the core.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
-from ddpcore.wire import BARRIER_GROUP, GpuMemoryReport, Phase
+from ddpcore.wire import BARRIER_GROUP, GpuMemoryReport, Oddity, Phase
 
 StackLine = tuple[str, int, str]
 """File, line and function of one frame."""
@@ -64,14 +64,39 @@ class GroupMembers(msgspec.Struct, frozen=True):
     """True when gloo and NCCL both serve the group, each with its own count of collectives."""
 
 
+class Recorder(Protocol):
+    """Where the probe reads collectives (`ddpcore.probing.flight_recorder`)."""
+
+    @property
+    def is_available(self) -> bool:
+        """False when there is nothing to read."""
+
+    def counters(self) -> Counters:
+        """Return (enqueued, completed) per group."""
+
+    def dump(self) -> RecorderDump:
+        """Return the whole ring."""
+
+    def members(self) -> Mapping[str, GroupMembers]:
+        """Return the process groups of this rank."""
+
+    def has_process_group(self) -> bool:
+        """Say whether the default group exists."""
+
+    def num_openings(self) -> int:
+        """Return how many default groups there have been."""
+
+
 class StepMark(NamedTuple):
-    """What the program said at its last call of `report_step`."""
+    """What the program said at its last call of `report_step`, or what its optimizers were counted to."""
 
     step: int
     loss: float | None
     epoch: int | None
     loss_first: float | None
     steps_done: int
+    is_counted: bool = False
+    """The program has said nothing: `step` counts what its optimizers do in this process."""
 
 
 class BarrierMark(NamedTuple):
@@ -116,5 +141,8 @@ class Sample(NamedTuple):
     can_stop: bool = False
     training: TrainingMark | None = None
     gpu_memory: tuple[GpuMemoryReport, ...] = ()
+    oddities: tuple[Oddity, ...] = ()
+    num_openings: int = 0
+    """How many default groups there have been, asked after the counters."""
     beat: int = 0
     """Number of the slow beat, which all ranks of a machine count alike."""

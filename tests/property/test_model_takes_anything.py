@@ -21,7 +21,7 @@ from app.diagnosis import Diagnoser
 from app.rows import Cause
 from app.status_object import status_object
 from app.view import View
-from ddpcore.wire import BARRIER_GROUP, GroupReport, Phase, Place, RankReport, TrainingReport
+from ddpcore.wire import BARRIER_GROUP, GroupReport, Oddity, Phase, Place, RankReport, TrainingReport
 
 NODES = ["a", "b", "c"]
 
@@ -68,6 +68,8 @@ reports = st.builds(
     waited_s=seconds,
     slow_factor=st.sampled_from([1.0, 8.0]),
     recorder_missing=st.booleans(),
+    is_step_counted=st.booleans(),
+    oddities=st.lists(st.sampled_from(Oddity), max_size=4),
     can_stop=st.booleans(),
     training=st.none()
     | st.builds(
@@ -98,6 +100,10 @@ workers = st.builds(
     exit=ends,
     report=st.none() | reports,
     report_age_s=seconds,
+    seen_s=seconds,
+    quiet_s=seconds,
+    cpu_cores=st.floats(),
+    metrics=st.dictionaries(st.sampled_from(["loss", "step", "epoch", "\x1b[2J"]), st.none() | st.floats(), max_size=4),
 )
 jobs = st.builds(
     JobStatus,
@@ -112,6 +118,7 @@ jobs = st.builds(
     local_world_size=st.one_of(st.integers(0, 6), st.just(2**63 - 1)),
     exit_code=st.none() | st.integers(-9, 9),
     detail=texts,
+    unprobed=texts,
 )
 node_reports = st.builds(
     NodeReport,

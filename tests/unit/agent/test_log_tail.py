@@ -154,3 +154,34 @@ def test_a_planted_link_is_not_followed(tail: LogTail, tmp_path: Path) -> None:
     (tmp_path / "rank-0.stdout.log").symlink_to("/etc/passwd")
     tail.poll()
     assert tail.log_seq == 0
+
+
+def test_who_has_printed_is_told_once_with_the_figures_in_it(tmp_path: Path) -> None:
+    tail = LogTail()
+    tail.follow("train", tmp_path, tmp_path, range(2), [r"loss=([0-9.]+)", r"lr=(?P<lr>[0-9.]+)"])
+    (tmp_path / "rank-0.stdout.log").write_text("lr=0.5 loss=2.5\nloss=1.5\n")
+    (tmp_path / "rank-0.stderr.log").write_text("\r 10%|# | loss=0.5]")
+    (tmp_path / "launcher.log").write_text("loss=9\n")
+
+    tail.poll()
+
+    assert tail.take_printed() == {("train", 0): {"lr": 0.5, "loss": pytest.approx(1.0, abs=0.5)}}
+    assert tail.take_printed() == {}
+    tail.poll()
+    assert tail.take_printed() == {}
+    tail.close()
+
+
+def test_lines_of_an_earlier_attempt_are_no_news_of_this_one(tmp_path: Path) -> None:
+    tail = LogTail()
+    for attempt in range(2):
+        (tmp_path / str(attempt)).mkdir()
+    tail.follow("train", tmp_path / "0", tmp_path / "0", range(1))
+    (tmp_path / "0" / "rank-0.stdout.log").write_text("late\n")
+
+    tail.follow("train", tmp_path / "1", tmp_path / "1", range(1))
+
+    assert texts(tail) == ["late"]
+    assert tail.take_printed() == {}
+    tail.forget("train")
+    assert tail._printers == {}

@@ -13,6 +13,7 @@ from agent.state.observations import (
     HostSampled,
     JobAdmitted,
     JobForgotten,
+    RankPrinted,
     RankReported,
     WorkerEnded,
     WorkerSampled,
@@ -199,3 +200,26 @@ def test_the_shared_memory_of_a_worker_is_told_until_it_ends(state: NodeState) -
     assert report_of(state, 0.2).workers[0].pss_bytes == 1024
     state.apply(WorkerEnded("train", 2, 0, None), 0.3)
     assert report_of(state, 0.4).workers[0].pss_bytes is None
+
+
+def test_a_worker_tells_how_long_it_has_been_quiet_and_what_its_lines_say(state: NodeState) -> None:
+    state.apply(WorkerSeen("train", 2, 102), 10.0)
+    (worker,) = report_of(state, 12.0).workers
+    assert (worker.seen_s, worker.quiet_s, worker.metrics) == (2.0, 2.0, {})
+
+    state.apply(RankPrinted("train", 2, {"loss": 2.5, "lr": 0.1}), 13.0)
+    state.apply(RankPrinted("train", 2, {"loss": 1.5}), 14.0)
+    state.apply(RankPrinted("gone", 2, {"loss": 9.0}), 14.5)
+
+    (worker,) = report_of(state, 15.0).workers
+    assert (worker.seen_s, worker.quiet_s, worker.metrics) == (5.0, 1.0, {"loss": 1.5, "lr": 0.1})
+
+
+def test_a_worker_tells_how_many_cores_it_keeps_busy_until_it_ends(state: NodeState) -> None:
+    state.apply(WorkerSeen("train", 2, 102), 10.0)
+    for second in range(3):
+        state.apply(WorkerSampled("train", 2, ProcessState.RUNNING, 4096, 2.0 * second), 10.0 + second)
+    assert report_of(state, 12.0).workers[0].cpu_cores == 2.0
+
+    state.apply(WorkerEnded("train", 2, 0, None), 12.5)
+    assert report_of(state, 13.0).workers[0].cpu_cores == 0.0

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from agent.jobs.torchrun import LaunchPaths, launcher_argv, launcher_env
+from agent.jobs.torchrun import LaunchPaths, launcher_argv, launcher_env, why_unprobed
 from ddpcore.wire import LAUNCH_PLUGIN_DIR, Fault, FaultKind, decode_faults
 from tests.support.jobs import make_spec
 
@@ -108,3 +110,31 @@ def test_defaults_give_way_to_the_user() -> None:
     assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"], env["TP_SOCKET_IFNAME"]) == ("eth0", "eth1", "eth1")
     assert launcher_env(make_spec(env={"OMP_NUM_THREADS": "4"}), {}, PATHS)["OMP_NUM_THREADS"] == "4"
     assert "GLOO_SOCKET_IFNAME" not in launcher_env(make_spec(), {}, PATHS)
+
+
+def test_the_user_s_own_word_on_the_recorder_is_not_outdone() -> None:
+    assert "TORCH_FR_BUFFER_SIZE" not in launcher_env(make_spec(env={"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}), {}, PATHS)
+    assert launcher_env(make_spec(env={"TORCH_FR_BUFFER_SIZE": "0"}), {}, PATHS)["TORCH_FR_BUFFER_SIZE"] == "0"
+
+
+def test_a_job_without_a_probe_says_so_to_the_plug_in_and_leaves_torch_alone() -> None:
+    env = launcher_env(make_spec(is_probed=False), {}, PATHS)
+
+    assert env["RANKDECK_UNPROBED"] == "1"
+    assert "TORCH_FR_BUFFER_SIZE" not in env
+    assert "RANKDECK_UNPROBED" not in launcher_env(make_spec(), {}, PATHS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "base", "why"),
+    [
+        ({}, {}, ""),
+        ({"is_probed": False}, {}, "as asked"),
+        ({}, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps it out"),
+        ({"env": {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}}, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, ""),
+    ],
+)
+def test_why_ranks_have_no_probe_is_known_before_they_start(
+    changes: dict[str, Any], base: dict[str, str], why: str
+) -> None:
+    assert why_unprobed(make_spec(**changes), base) == why

@@ -11,7 +11,15 @@ from agent.wire.machine import GpuFigures, GpuReport, GpusReport, GpuWatchState
 from agent.wire.reports import NodeReport
 from app.errors import UsageError
 from app.host_link import AgentPlace
-from app.remote_job import RunRequest, check_command, check_job_id, job_spec, make_job_id, only_running_job
+from app.remote_job import (
+    RunRequest,
+    check_command,
+    check_job_id,
+    check_metrics,
+    job_spec,
+    make_job_id,
+    only_running_job,
+)
 
 PLACE = AgentPlace(ready=True, dir="/s", python="/opt/python", home="/home/ada", wire_version=1)
 
@@ -93,6 +101,21 @@ def test_ranks_share_gpus_only_when_that_is_asked_for(shares_gpus: bool) -> None
 def test_a_hang_is_abandoned_only_on_request() -> None:
     assert job_spec(RunRequest(("t.py",), "t"), PLACE, report(1)).abandon_s == 0.0
     assert job_spec(RunRequest(("t.py",), "t", abandon_s=3600.0), PLACE, report(1)).abandon_s == 3600.0
+
+
+def test_patterns_and_the_wish_for_no_probe_reach_the_job() -> None:
+    request = RunRequest(("train.py",), "train-1", metrics=check_metrics((r"loss=(\S+)",)), is_probed=False)
+
+    spec = job_spec(request, PLACE, report(4))
+
+    assert (spec.metrics, spec.is_probed) == ([r"loss=(\S+)"], False)
+    assert decode_command(encode_command(Prepare(spec))) == Prepare(spec)
+
+
+@pytest.mark.parametrize("patterns", [("(x)",) * 9, ("x" * 513,), ("",)])
+def test_too_many_or_too_long_patterns_are_refused_before_anything_travels(patterns: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="at most 8 patterns of at most 512 characters"):
+        check_metrics(patterns)
 
 
 def job_status(job_id: str, state: JobState) -> JobStatus:

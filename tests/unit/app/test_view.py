@@ -208,7 +208,8 @@ def test_a_rank_row_says_what_is_odd_about_it() -> None:
 
     rows = view.ranks()
     assert rows[0].detail == (
-        "in uninterruptible sleep; this torch has no flight recorder: collectives are not seen; slowed 8x on request"
+        "in uninterruptible sleep; this torch has no flight recorder (2.8 and newer have): collectives are not seen, "
+        "lines are; slowed 8x on request"
     )
     assert (rows[1].detail, rows[1].state, rows[1].step) == ("importing torch", RankState.STARTING, None)
     assert (rows[2].detail, rows[2].node, rows[2].pid) == ("not started", "", None)

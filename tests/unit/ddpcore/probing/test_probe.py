@@ -150,6 +150,26 @@ def test_a_step_is_reported_with_its_loss(started: probe.Probe, inbox: Inbox) ->
     assert (report.loss, report.loss_first, report.epoch, report.steps_done) == (4.5, 5.5, 1, 3)
 
 
+def test_optimizers_are_counted_from_the_second_step_on(started: probe.Probe, inbox: Inbox) -> None:
+    started.count_step(1)
+    assert probe.marks.step is None
+    started.count_step(2)
+    started.count_step(1)
+
+    report = reported(inbox, "step", 2)
+    assert (report.is_step_counted, report.steps_done, report.loss, report.epoch) == (True, 2, None, None)
+
+
+def test_a_program_that_says_its_steps_is_believed_for_good(started: probe.Probe, inbox: Inbox) -> None:
+    for _ in range(3):
+        started.count_step(1)
+    started.step(1000, 5.5, 0)
+    started.count_step(1)
+
+    report = reported(inbox, "step", 1000)
+    assert (report.is_step_counted, report.steps_done, report.loss_first) == (False, 1, 5.5)
+
+
 def test_a_request_is_answered_and_rubbish_is_not(started: probe.Probe, inbox: Inbox, directory: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
         for datagram in (b"rubbish", encode_request(SlowDown(request_id=9, factor=3.0))):

@@ -70,11 +70,13 @@ class Rank:
         step: StepMark | None = None,
         phases: tuple[Phase, ...] = (),
         barrier: BarrierMark | None = None,
+        num_openings: int = 1,
     ) -> None:
         self.now_s += after_s
-        told = [USER] if stack is None else stack
+        seen = [USER] if stack is None else stack
         beat = int((self.now_s + TICK_S / 2) / SLOW_BEAT_S)
-        self.state.observe(Sample(self.now_s, counters or {}, told, has_group, step, phases, barrier, beat=beat))
+        sample = Sample(self.now_s, counters or {}, seen, has_group, step, phases, barrier, beat=beat)
+        self.state.observe(sample._replace(num_openings=num_openings))
         self.state.validate()
 
     def learn(
@@ -443,3 +445,32 @@ def test_a_step_that_no_counter_can_hold_is_left_out(rank: Rank, step: int) -> N
     rank.see(step=StepMark(step=step, loss=None, epoch=step, loss_first=None, steps_done=1))
 
     assert (rank.report().step, rank.report().epoch) == (None, None)
+
+
+def test_a_default_group_made_anew_counts_from_nothing(rank: Rank) -> None:
+    old, new = {GLOO: (60, 60)}, {GLOO: (60, 60), ("gloo", 1): (1, 0)}
+    rank.see(old)
+    rank.learn([entry(60)], old)
+    assert rank.group().enqueued_seq == 60
+
+    rank.see(old, has_group=False)
+    assert rank.group().enqueued_seq == 60, "the last word of a group stands until there is another"
+
+    rank.see(old, num_openings=2)
+    assert rank.group() == GroupReport(group=DEFAULT_GROUP)
+    assert rank.wants_dump()
+
+    rank.see(new, num_openings=2)
+    rank.see(new, num_openings=2)
+    rank.learn([entry(60), entry(1, key=("gloo", 1), retired=False)], new)
+    assert (rank.group().enqueued_seq, rank.group().completed_seq, rank.group().is_waiting) == (1, 0, True)
+
+
+def test_counted_steps_are_told_apart_from_said_ones_and_end_the_start(rank: Rank) -> None:
+    rank.see(has_group=False)
+    assert rank.report().phase is Phase.STARTING
+
+    rank.see(has_group=False, step=StepMark(2, None, None, None, 2, is_counted=True))
+
+    report = rank.report()
+    assert (report.step, report.is_step_counted, report.phase) == (2, True, Phase.OTHER)

@@ -1,0 +1,78 @@
+"""What is odd about a job's ranks and limits what can be seen of them: kept by rank, said once for the job.
+
+A rank without a probe is watched from outside, by its process and its output; others run under settings that blind the
+probe or slow training down. None of it is a fault, and none of it is to go unsaid.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.words import ranks_text
+from ddpcore.wire import Oddity
+
+if TYPE_CHECKING:
+    from ddpcore.wire import RankReport
+
+PROBE_PATIENCE_S = 60.0
+"""How long a rank may take to import torch before it is said that it has no probe; it may have one later."""
+
+RECORDER_MISSING = "recorder_missing"
+UNPROBED = "unprobed"
+
+_WORDS = {
+    RECORDER_MISSING: "this torch has no flight recorder (2.8 and newer have): collectives are not seen, lines are",
+    Oddity.RECORDER_OFF: "the flight recorder is switched off (TORCH_FR_BUFFER_SIZE=0): collectives are not seen, "
+    "lines are",
+    Oddity.DEBUG_DETAIL: "TORCH_DISTRIBUTED_DEBUG=DETAIL: collectives take longer and are not seen, lines are; with "
+    "INFO they are",
+    Oddity.OWN_RANKS: "own ranks started (by torchrun or spawn), which are not watched",
+    Oddity.GROUPLESS: "training without a process group, each on its own",
+}
+
+
+class Oddities:
+    """Of one attempt of a job."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[str, ...]] = {}
+        self._ranks: dict[str, set[int]] = {}
+
+    def put(self, rank: int, report: RankReport | None, *, is_unprobed: bool) -> None:
+        """Take what is known of a rank now."""
+        found = (UNPROBED,) if is_unprobed else () if report is None else _of_report(report)
+        before = self._of.get(rank, ())
+        if found == before:
+            return
+        self._of[rank] = found
+        for word in before:
+            self._ranks[word].discard(rank)
+        for word in found:
+            self._ranks.setdefault(word, set()).add(rank)
+
+    def of_rank(self, rank: int) -> list[str]:
+        """Return what is odd about a rank, in words; not that it has no probe."""
+        return [_WORDS[word] for word in self._of.get(rank, ()) if word in _WORDS]
+
+    def ranks_with(self, word: str) -> set[int]:
+        """Return the ranks of which an oddity is true."""
+        return set(self._ranks.get(word, ()))
+
+    def notes(self, why_unprobed: str) -> list[str]:
+        """Return a sentence for each oddity, with the ranks that it is true of."""
+        told = {word: sorted(ranks) for word, ranks in sorted(self._ranks.items()) if ranks}
+        notes = []
+        if unprobed := told.pop(UNPROBED, []):
+            have = "has" if len(unprobed) == 1 else "have"
+            because = why_unprobed or "torch not imported, or one that loads no probe"
+            notes.append(
+                f"{ranks_text(unprobed)} {have} no probe ({because}): watched from outside, by process and output"
+            )
+        return notes + [f"{ranks_text(ranks)}: {_WORDS[word]}" for word, ranks in told.items()]
+
+
+def _of_report(report: RankReport) -> tuple[str, ...]:
+    if not (report.oddities or report.recorder_missing):
+        return ()
+    found = [RECORDER_MISSING] if report.recorder_missing else []
+    return tuple(dict.fromkeys((*found, *report.oddities)))

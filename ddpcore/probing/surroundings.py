@@ -1,0 +1,91 @@
+"""What is odd about the process that the probe is in, looked at now and then on the probe's thread."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpcore.wire import Oddity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ddpcore.probing.samples import StackLine
+
+LOOK_PERIOD_S = 5.0
+"""Between looks: one takes a quarter of a millisecond with 30 threads."""
+
+GROUPLESS_STEPS = 10
+"""Steps without a process group after which a rank trains on its own."""
+
+_BUFFER_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+"""The first that is set counts. Source: torch/csrc/distributed/c10d/FlightRecorder.hpp."""
+_LAUNCHER_FILES = ("/torch/multiprocessing/spawn.py", "/torch/distributed/run.py")
+"""Where the main thread of a process stands that has started ranks and waits for their end."""
+_LAUNCHER_WORDS = (b"torch.distributed.run", b"torch.distributed.launch", b"/torchrun")
+
+
+class Surroundings:
+    """Looks at this process's variables, its main thread and its children.
+
+    Args:
+        world_size: Of the job.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._due_s = float("-inf")
+        self._had_process_group = False
+        self._last: tuple[Oddity, ...] = ()
+
+    def look(
+        self, now_s: float, stack: Sequence[StackLine], *, has_process_group: bool, num_steps: int = 0
+    ) -> tuple[Oddity, ...]:
+        """Return what is odd, as of the last few seconds.
+
+        Args:
+            now_s: Monotonic time.
+            stack: The main thread's frames.
+            has_process_group: Before there is one, the program may still change the variables that torch reads then.
+            num_steps: Steps of the training so far.
+        """
+        if now_s >= self._due_s or has_process_group is not self._had_process_group:
+            self._due_s = now_s + LOOK_PERIOD_S
+            self._had_process_group = has_process_group
+            found = variables_oddities(os.environ) if has_process_group else []
+            if stands_in_launcher(stack) or _has_launched():
+                found.append(Oddity.OWN_RANKS)
+            if num_steps >= GROUPLESS_STEPS and not has_process_group and self._world_size > 1:
+                found.append(Oddity.GROUPLESS)
+            self._last = tuple(found)
+        return self._last
+
+
+def variables_oddities(environ: Mapping[str, str]) -> list[Oddity]:
+    """Return what is odd about the variables that torch has read."""
+    found = []
+    size = next((environ[name] for name in _BUFFER_SIZES if environ.get(name)), "")
+    if size.strip() == "0":
+        found.append(Oddity.RECORDER_OFF)
+    if environ.get("TORCH_DISTRIBUTED_DEBUG", "").strip().upper() == "DETAIL":
+        found.append(Oddity.DEBUG_DETAIL)
+    return found
+
+
+def stands_in_launcher(stack: Sequence[StackLine]) -> bool:
+    """Say whether a main thread waits for ranks that it has started itself."""
+    return any(file.endswith(_LAUNCHER_FILES) for file, _, _ in stack)
+
+
+def _has_launched() -> bool:
+    """Say whether a child of this process is a torchrun. Source: proc_pid_task_children(5)."""
+    try:
+        for task in Path("/proc/self/task").iterdir():
+            for pid in (task / "children").read_bytes().split():
+                command = Path(f"/proc/{int(pid)}/cmdline").read_bytes()
+                if any(word in command for word in _LAUNCHER_WORDS):
+                    return True
+    except OSError:
+        return False  # a thread or a child that ends just now: the next look sees the others
+    return False

@@ -1,0 +1,102 @@
+"""Figures in what ranks print: which are found, which patterns are refused, and that none can hold the agent."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.errors import MetricPatternError
+from agent.logs.line_metrics import MAX_LOOKED_CHARS, MAX_LOOKED_LINES, LineMetrics
+
+LOSS = r"loss[=:] *([0-9.e+-]+)"
+
+
+def never() -> bool:
+    return False
+
+
+def found(patterns: list[str], *lines: str, unfinished: str = "") -> dict[str, float]:
+    return LineMetrics(patterns).read(lines, unfinished, never)
+
+
+def test_the_newest_value_counts_and_one_group_without_a_name_is_the_loss() -> None:
+    assert found([LOSS], "step 1 loss=2.5", "step 2 loss: 1.5, lr 3", "saved") == {"loss": 1.5}
+
+
+def test_named_groups_are_metrics_of_their_names() -> None:
+    line = "epoch 3 step 120 loss 1.25e-1 lr=3e-4"
+
+    assert found([r"epoch (?P<epoch>\d+) step (?P<step>\d+) loss (?P<loss>\S+)", r"lr=(?P<lr>\S+)"], line) == {
+        "epoch": 3.0,
+        "step": 120.0,
+        "loss": 0.125,
+        "lr": 3e-4,
+    }
+
+
+def test_what_is_no_number_is_passed_over_for_an_older_one() -> None:
+    assert found([r"loss=(\S+)"], "loss=2.5,", "loss=?") == {"loss": 2.5}
+    assert math.isnan(found([r"loss=(\S+)"], "loss=nan")["loss"])
+    assert found([LOSS], "nothing here") == {}
+
+
+def test_of_a_progress_bar_only_what_cannot_be_cut_short_is_taken() -> None:
+    assert found([LOSS], "loss=9", unfinished="50%|### | loss=2.31]") == {"loss": 2.31}
+    assert found([LOSS], "loss=9", unfinished="50%|### | loss=2.3") == {"loss": 9.0}
+
+
+def test_only_the_newest_lines_and_their_beginnings_are_looked_at() -> None:
+    assert found([LOSS], "loss=1", *["x"] * MAX_LOOKED_LINES) == {}
+    assert found([LOSS], "x" * MAX_LOOKED_CHARS + "loss=1") == {}
+
+
+def test_a_look_that_is_out_of_time_ends() -> None:
+    assert LineMetrics([LOSS]).read(["loss=1"], "", lambda: True) == {}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        ("loss=(", "missing )"),
+        (r"(?=loss)(\d+)", "invalid perl operator"),
+        (r"(\d)\1", "invalid escape"),
+        ("((a{900}){900}){900}", "invalid repetition size"),
+        ("loss", "no groups without names"),
+        (r"(\d+) (\d+)", "2 groups without names"),
+    ],
+)
+def test_a_pattern_of_no_use_is_refused_with_the_reason(pattern: str, why: str) -> None:
+    with pytest.raises(MetricPatternError) as error:
+        LineMetrics([pattern])
+
+    assert why in str(error.value)
+    assert repr(pattern) in str(error.value)
+
+
+def test_a_node_without_re2_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "re2", None)
+
+    assert LineMetrics([]).read(["loss=1"], "", never) == {}
+    with pytest.raises(MetricPatternError, match="google-re2"):
+        LineMetrics([LOSS])
+
+
+@pytest.mark.parametrize("pattern", ["(a*)*b", "(a|a)*b", "(.*)*x", ".*.*.*.*(=)x", "(a+)+$", "(a?){900}a{90}b"])
+def test_a_pattern_that_would_backtrack_for_hours_does_not(pattern: str) -> None:
+    began_s = time.thread_time()
+
+    found([pattern], *["a" * 4096] * MAX_LOOKED_LINES)
+
+    assert time.thread_time() - began_s < 5.0, "a backtracking matcher needs longer than the universe is old"
+
+
+@given(st.lists(st.text(max_size=60)), st.text(max_size=60))
+def test_whatever_is_printed_gives_numbers_or_nothing(lines: list[str], unfinished: str) -> None:
+    values = LineMetrics([r"(\S+)", r"(?P<any>.*)"]).read(lines, unfinished, never)
+
+    assert all(isinstance(value, float) for value in values.values())

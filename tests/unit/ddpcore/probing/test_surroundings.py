@@ -1,0 +1,80 @@
+"""What is odd about the process that a probe is in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from ddpcore.probing.surroundings import (
+    GROUPLESS_STEPS,
+    LOOK_PERIOD_S,
+    Surroundings,
+    stands_in_launcher,
+    variables_oddities,
+)
+from ddpcore.wire import Oddity
+from tests.support.waiting import until
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, []),
+        ({"TORCH_FR_BUFFER_SIZE": "64", "TORCH_DISTRIBUTED_DEBUG": "INFO"}, []),
+        ({"TORCH_FR_BUFFER_SIZE": "0"}, [Oddity.RECORDER_OFF]),
+        ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, [Oddity.RECORDER_OFF]),
+        ({"TORCH_FR_BUFFER_SIZE": "64", "TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, []),
+        ({"TORCH_DISTRIBUTED_DEBUG": "detail"}, [Oddity.DEBUG_DETAIL]),
+    ],
+)
+def test_variables_that_blind_or_slow_are_recognised(environ: dict[str, str], expected: list[Oddity]) -> None:
+    assert variables_oddities(environ) == expected
+
+
+def test_a_main_thread_that_waits_for_ranks_of_its_own_is_recognised() -> None:
+    assert stands_in_launcher([("/lib/selectors.py", 1, "select"), ("/x/torch/multiprocessing/spawn.py", 9, "join")])
+    assert stands_in_launcher([("/x/torch/distributed/run.py", 9, "run")])
+    assert not stands_in_launcher([("/home/me/torch_spawn.py", 9, "main")])
+
+
+def test_variables_count_once_torch_has_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    surroundings = Surroundings(2)
+
+    assert surroundings.look(0.0, [], has_process_group=False) == ()
+    assert surroundings.look(0.1, [], has_process_group=True) == (Oddity.DEBUG_DETAIL,)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "has_process_group", "world_size", "is_alone"),
+    [
+        (GROUPLESS_STEPS, False, 2, True),
+        (GROUPLESS_STEPS - 1, False, 2, False),
+        (99, True, 2, False),
+        (99, False, 1, False),
+    ],
+)
+def test_a_rank_that_trains_on_its_own_is_recognised(
+    num_steps: int, *, has_process_group: bool, world_size: int, is_alone: bool
+) -> None:
+    looked = Surroundings(world_size).look(0.0, [], has_process_group=has_process_group, num_steps=num_steps)
+
+    assert (Oddity.GROUPLESS in looked) == is_alone
+
+
+def test_a_launcher_among_the_children_is_found_at_the_next_look() -> None:
+    surroundings = Surroundings(2)
+    assert surroundings.look(0.0, [], has_process_group=False) == ()
+    # Its name is enough: what it is called as is all that there is to see.
+    command = [sys.executable, "-c", "input()", "-m", "torch.distributed.run"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
+        assert surroundings.look(LOOK_PERIOD_S - 1, [], has_process_group=False) == ()
+        until(
+            lambda: Surroundings(2).look(0.0, [], has_process_group=False) == (Oddity.OWN_RANKS,),
+            5,
+            "the child is seen",
+        )
+        assert surroundings.look(LOOK_PERIOD_S + 1, [], has_process_group=False) == (Oddity.OWN_RANKS,)
+        child.communicate(b"\n")

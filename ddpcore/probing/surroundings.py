@@ -42,7 +42,7 @@ class Surroundings:
     def look(
         self, now_s: float, stack: Sequence[StackLine], *, has_process_group: bool, num_steps: int = 0
     ) -> tuple[Oddity, ...]:
-        """Return what is odd, as of the last few seconds.
+        """Return what is odd, variables and children as of the last few seconds.
 
         Args:
             now_s: Monotonic time.
@@ -56,10 +56,9 @@ class Surroundings:
             found = variables_oddities(os.environ) if has_process_group else []
             if stands_in_launcher(stack) or _has_launched():
                 found.append(Oddity.OWN_RANKS)
-            if num_steps >= GROUPLESS_STEPS and not has_process_group and self._world_size > 1:
-                found.append(Oddity.GROUPLESS)
             self._last = tuple(found)
-        return self._last
+        is_alone = num_steps >= GROUPLESS_STEPS and not has_process_group and self._world_size > 1
+        return (*self._last, Oddity.GROUPLESS) if is_alone else self._last
 
 
 def variables_oddities(environ: Mapping[str, str]) -> list[Oddity]:

@@ -78,7 +78,7 @@ def test_a_slowed_rank_is_named_as_the_straggler(house: DemoHouse) -> None:
     [
         ("gil", "silent", "has not reported for "),
         ("mismatch", "mismatch", "rank 2 calls barrier #"),
-        ("oom", "exited", "DefaultCPUAllocator: can't allocate memory"),
+        ("oom", "oom", "DefaultCPUAllocator: can't allocate memory"),
     ],
 )
 def test_a_rank_s_own_fault_is_named_with_what_it_does(house: DemoHouse, kind: str, cause: str, words: str) -> None:

@@ -16,7 +16,7 @@ from agent.wire.jobs import JobState
 from app import contradictions, verdicts
 from app.exits import NO_EXITS, ExitContext, sort_out
 from app.joining import not_joined
-from app.known_phases import KnownPhases
+from app.known_phases import KnownPhases, Whereabouts
 from app.rank_facts import STATE_CODE, NodeFacts, RankFacts, Thresholds, is_in_known_phase, node_facts, rank_facts
 from app.rows import Cause, RankState, Severity
 from app.verdicts import Evidence, Verdict
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Diagnoser", "Diagnosis", "JobDiagnosis", "Thresholds"]
 
+STALE_PACE_S = 10.0
+"""Behind the last look at the ranks' pace: in a long evaluation it says nothing any more."""
 MAX_VERDICTS = 64
 """Of one job; the worst are kept."""
 
@@ -142,6 +144,7 @@ class _JobDiagnoser:
         self._thresholds = thresholds
         self._share = WaitShare(job.world_size)
         self._known_phases = KnownPhases(job.world_size)
+        self._whereabouts = Whereabouts()
         self._excused_s = np.full(job.world_size, -np.inf)
         self._is_first = True
         self._standing: dict[tuple[Cause, tuple[int, ...]], _Standing] = {}
@@ -161,7 +164,11 @@ class _JobDiagnoser:
         if job.deaths or self._exits_key is not None:
             self._sort_out_exits(evidence)
         self._watch_pace(evidence)
-        self._known_phases.watch(job)
+        awaited = {
+            rank for knot in knots if knot.wait.waited_s > self._thresholds.short_s for rank in knot.ends.tolist()
+        }
+        self._known_phases.watch(job, awaited)
+        self._whereabouts.watch(job, awaited, now_s)
         self._put(self._judge(evidence), job, now_s)
         current = sorted((standing.verdict for standing in self._standing.values()), key=_by_weight)[:MAX_VERDICTS]
         return JobDiagnosis(facts, _states(facts, waits, job), self._share.recent_frac, waits, current)
@@ -182,7 +189,7 @@ class _JobDiagnoser:
         is_node_late |= any(facts.state in ("stale", "lost") for facts in evidence.nodes)
         key = (job.deaths_version, job.stop_began_s, is_node_late or self._explains_failure)
         if key != self._exits_key or self._exits_at_s < self._exits_open_until_s:
-            context = ExitContext(job.stop_began_s, key[2], contradictions.called_less(evidence), now_s)
+            context = ExitContext(job.stop_began_s, key[2], contradictions.called_less(evidence), now_s, job.world_size)
             self._exits = sort_out(job.deaths, context, self._thresholds)
             newest_s = max((death.at_s for death in job.deaths.values()), default=now_s)
             self._exits_key, self._exits_at_s = key, now_s
@@ -208,7 +215,8 @@ class _JobDiagnoser:
         found += not_joined(evidence)
         if not found and exits.first_bad_s is None:
             found += verdicts.transport(evidence, self._lasting(evidence))
-            found += verdicts.stalled(evidence, self._excused_s, self._known_phases) or self._slow(evidence)
+            late = verdicts.stalled(evidence, self._excused_s, self._known_phases, self._whereabouts)
+            found += late or self._slow(evidence)
         return found
 
     def _lasting(self, evidence: Evidence) -> list[Wait]:
@@ -225,6 +233,9 @@ class _JobDiagnoser:
         return [wait for wait in waits if evidence.now_s - self._joined_s[wait.group, wait.seq] >= long_s]
 
     def _slow(self, evidence: Evidence) -> list[Verdict]:
+        is_over = bool(evidence.facts.is_dead.any())
+        if is_over or evidence.now_s - self._share.judged_s > STALE_PACE_S:
+            return []
         laggards = self._share.laggards
         if laggards is None:
             frac = self._share.input_frac
@@ -262,8 +273,9 @@ class _JobDiagnoser:
             is_past = verdict.cause in verdicts.ENDS or (
                 verdict.cause is Cause.FROZEN and any(rank in job.deaths for rank in verdict.culprits)
             )
-            is_why = self._exits.first_bad_s is not None and not has_event and not is_past
-            if is_sticky or (not is_stopping and (is_why or (is_held and not is_failed))):
+            is_grave = verdict.severity is Severity.CRITICAL
+            is_why = self._exits.first_bad_s is not None and is_grave and not has_event and not is_past
+            if is_sticky or (not is_stopping and (is_why or (is_held and not is_failed and not job.is_ended()))):
                 self._standing[key] = standing
         self._explains_failure = any(
             standing.verdict.cause not in STICKY and standing.verdict.severity is Severity.CRITICAL

@@ -69,12 +69,14 @@ class ExitContext(msgspec.Struct, frozen=True):
         called_less: Of the ranks that left with code 0, those known to have called fewer collectives than one that
             ended badly. Counts are seen now and then: a rank that is not among them may have called less too.
         now_s: Now.
+        world_size: Of the job.
     """
 
     stop_began_s: float
     has_other_cause: bool
     called_less: frozenset[int]
     now_s: float
+    world_size: int = 0
 
 
 def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thresholds) -> Exits:
@@ -98,7 +100,9 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
         return Exits(own, lost_connection, [], first_s)
     # Whoever closes its connections dies a little later than those that lose them by it.
     leavers = [death for death in told if is_clean(death) and death.at_s <= first[-1].at_s + thresholds.grace_s]
-    if leavers and any(has_lost_peer(death) for death in first):
+    # When nearly all have left in good order, the one that lost them has only been the last to end.
+    is_end_of_all = len(leavers) > 1 and 0 < context.world_size <= len(leavers) + len(bad)
+    if leavers and not is_end_of_all and any(has_lost_peer(death) for death in first):
         surely = [death for death in leavers if death.rank in context.called_less]
         return Exits([], lost_connection, sorted(surely or leavers, key=_by_time), first_s)
     is_early = now_s - first_s < thresholds.grace_s or context.has_other_cause

@@ -129,7 +129,7 @@ def gpu_rows(cluster: Cluster, job: JobModel | None, now_s: float, max_rows: int
 
 
 class BrokenGpu(NamedTuple):
-    """A GPU that no rank can use any more."""
+    """A GPU that has failed: it is gone, or has told of an error from which it does not recover by itself."""
 
     ranks: list[int]
     """Of the job, whose home it is."""

@@ -154,7 +154,7 @@ class JobModel:
         self.deaths: dict[int, Death] = {}
         self.deaths_version = 0
         self.is_unprobed = np.zeros(world_size, np.bool_)
-        self.oddities, self.output, self.is_step_counted = Oddities(), Output(), False
+        self.oddities, self.output, self.is_step_counted, self._tells_steps = Oddities(), Output(), False, False
         self.groups: dict[str, GroupTable] = {}
         self.calls: list[tuple[str, str]] = [("", "")]
         self.shares: dict[int, NodeShare] = {}
@@ -314,17 +314,21 @@ class JobModel:
         self.deaths_version += 1
 
     def _put_progress(self, rank: int, worker: WorkerReport) -> None:
-        """Take a rank's step and loss, which it reports or prints."""
-        step, loss = step_of(worker), loss_of(worker)
-        self.step[rank] = -1 if step is None else step
+        """Take a rank's step and loss, which it reports or prints.
+
+        Where any rank tells its step, the counts of the others' optimizers say nothing: they begin elsewhere.
+        """
+        step, loss, is_counted = step_of(worker), loss_of(worker), is_step_counted(worker)
+        if step is not None and not is_counted and not self._tells_steps:
+            self._tells_steps, self.is_step_counted = True, False
+            self.step[:] = -1
+            self._steps.clear()
+        elif is_counted:
+            self.is_step_counted = not self._tells_steps
+        self.step[rank] = -1 if step is None or (is_counted and self._tells_steps) else step
         self.has_loss[rank] = loss is not None
         if loss is not None:
             self.loss[rank] = loss
-        is_counted = is_step_counted(worker)
-        if step is not None and is_counted is not self.is_step_counted:
-            # A count of another kind: the rate of steps begins anew.
-            self.is_step_counted = is_counted
-            self._steps.clear()
 
     def _put_report(self, rank: int, report: RankReport, report_at_s: float) -> None:
         if report.rank != rank or report.job_id != self.job_id or report.attempt != self.attempt:

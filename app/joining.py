@@ -34,8 +34,9 @@ def not_joined(evidence: Evidence) -> list[Verdict]:
     waiting = np.flatnonzero(is_joining)
     if len(absent):
         return [_late(evidence, some, waiting, waited_s) for some in by_node(evidence, absent)]
-    if len(waiting) == job.world_size:
-        return [_apart(evidence, waiting, waited_s)]
+    together_s = evidence.now_s - float(job.phase_since_s[is_joining].max())
+    if len(waiting) == job.world_size and together_s >= evidence.thresholds.join_s:
+        return [_apart(evidence, waiting, together_s)]
     return []
 
 
@@ -53,7 +54,7 @@ def _not_launched(evidence: Evidence) -> list[Verdict]:
     absent = np.flatnonzero(~is_waiting)
     if len(absent):
         return [_late(evidence, some, np.zeros(0, np.int64), waited_s) for some in by_node(evidence, absent)]
-    return [_apart(evidence, np.flatnonzero(is_waiting), waited_s, op="")]
+    return [_apart(evidence, np.flatnonzero(is_waiting), waited_s, op="")] if job.num_nodes > 1 else []
 
 
 def _late(evidence: Evidence, some: Ranks, waiting: Ranks, waited_s: float) -> Verdict:

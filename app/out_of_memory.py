@@ -10,13 +10,15 @@ if TYPE_CHECKING:
     from agent.wire.reports import ExitReport
 
 _OWN_WORDS = re.compile(
-    r"\bOutOfMemoryError\b|\bCUDA out of memory\b|\bCUDA error: out of memory\b|\bDefaultCPUAllocator: can't allocate\b"
-    r"|\bMemoryError\b|\bCannot allocate memory\b|\bstd::bad_alloc\b|\bCUBLAS_STATUS_ALLOC_FAILED\b"
+    r"\bOutOfMemoryError\b|\bCUDA out of memory\b|\bCUDA (?:driver )?error: out of memory\b"
+    r"|Cuda failure \d+ 'out of memory'"
+    r"|\bDefaultCPUAllocator: can't allocate\b|(?:\b|_Array)MemoryError\b|^(?!.*\bibv_).*\bCannot allocate memory\b"
+    r"|\bstd::bad_alloc\b|\bCU(?:BLAS|DNN)_STATUS_ALLOC_FAILED\b"
 )
 """What torch, Python, C++ and the kernel call it."""
 _KILLED_CHILD = re.compile(r"\bDataLoader worker .*(?:killed by signal: Killed|exited unexpectedly)")
 """Source: torch/utils/data/_utils/signal_handling.py and dataloader.py."""
-_GPU_WORDS = re.compile(r"\bCUDA|\bCUBLAS|\bGPU\b")
+_GPU_WORDS = re.compile(r"\bCUDA|\bCuda|\bCUBLAS|\bCUDNN|\bGPU\b")
 
 
 def is_out_of_memory(end: ExitReport | None) -> bool:

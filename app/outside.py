@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 MAX_STEP = 2**53
 LONG_QUIET_S = 60.0
+LEAST_GAP_S = 1.0
+"""Between words, before a job is held to any habit."""
 QUIET_FACTOR = 3.0
 """A job that nobody sees into is said to be quiet when no rank has printed for this long, and so many times as long as
 ever before."""
@@ -31,6 +33,8 @@ class Output:
 
     def put(self, worker: WorkerReport, now_s: float) -> None:
         """Take a node's word on one of the ranks."""
+        if worker.quiet_s >= worker.seen_s:
+            return  # not a word yet
         at_s = now_s - worker.quiet_s
         if self.last_s is None:
             self.last_s = at_s
@@ -40,8 +44,9 @@ class Output:
 
     def is_too_quiet(self, now_s: float) -> bool:
         """Say whether the ranks have been quiet for longer than they are wont to be."""
-        quiet_s = 0.0 if self.last_s is None else now_s - self.last_s
-        return quiet_s > max(LONG_QUIET_S, QUIET_FACTOR * self._longest_gap_s)
+        if self.last_s is None or self._longest_gap_s < LEAST_GAP_S:
+            return False  # nobody knows how often it prints
+        return now_s - self.last_s > max(LONG_QUIET_S, QUIET_FACTOR * self._longest_gap_s)
 
 
 def loss_of(worker: WorkerReport) -> float | None:

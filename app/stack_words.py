@@ -25,7 +25,7 @@ INNERMOST_SHOWN = 3
 NATIVE_SHOWN = 16
 """Instead, where native frames are among them: whoever sees them has asked for them."""
 MAX_THREAD_NAMES = 6
-_INSTALLED = re.compile(r".*/(?:site-packages|dist-packages|lib(?:64)?/python3(?:\.\d+)?t?)/")
+_INSTALLED = re.compile(r"/(?:site-packages|dist-packages|lib(?:64)?/python3(?:\.\d+)?t?)/")
 _KERNEL_STATES = {
     "R": "runs",
     "S": "sleeps",
@@ -179,9 +179,13 @@ def _place_text(frame: FrameRow, *, is_whole: bool = False) -> str:
         return f"{frame.function} of {frame.file.rpartition('/')[2]}"
     file = frame.file
     if not is_whole:
-        below = _INSTALLED.sub("", file)
-        file = below if below != file else file.rpartition("/")[2]
+        file = _below_installed(file) or file.rpartition("/")[2]
     return f"{file}:{frame.line} in {frame.function}"
+
+
+def _below_installed(file: str) -> str:
+    """Return a file's path below the last directory of installed packages in it; empty where there is none."""
+    return "" if (parts := _INSTALLED.split(file))[-1] == file else parts[-1]
 
 
 def _folded_text(frames: Sequence[FrameRow], *, is_more: bool) -> str:
@@ -195,8 +199,8 @@ def _package(frame: FrameRow) -> str:
     """Return what a frame belongs to, in a word: `torch`, `threading`, `libc.so.6`."""
     if frame.file.startswith("<"):
         return frame.file.strip("<>").removeprefix("frozen ")
-    below = _INSTALLED.sub("", frame.file)
-    name = below.partition("/")[0] if below != frame.file else frame.file.rpartition("/")[2]
+    below = _below_installed(frame.file)
+    name = below.partition("/")[0] if below else frame.file.rpartition("/")[2]
     return name.removesuffix(".py")
 
 

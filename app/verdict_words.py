@@ -180,7 +180,6 @@ def _node_lost(verdict: Verdict) -> list[str]:
 
 def _not_joined(verdict: Verdict) -> list[str]:
     has = "has" if len(verdict.culprits) == 1 else "have"
-    it = "it" if len(verdict.culprits) == 1 else "they"
     for_s = seconds_text(verdict.waited_s)
     wait = "waits" if len(verdict.waiting) == 1 else "wait"
     victims = f"{ranks_text(verdict.waiting)} {wait} for {_it(verdict)} there for {for_s}" if verdict.waiting else ""
@@ -189,7 +188,7 @@ def _not_joined(verdict: Verdict) -> list[str]:
         waiting = victims.replace(" there", where)
         return [f"{who(verdict)} {has} not been started" + ("" if victims else f" for {for_s}"), waiting]
     if verdict.phase is None:
-        stands = f"{it} {has} not imported torch yet, or cannot be probed"
+        stands = f"{ranks_text(verdict.culprits[:1])} has not imported torch yet, or cannot be probed"
     else:
         stands = f"{ranks_text(verdict.culprits[:1])} is at {place_text(verdict.place)}" if verdict.place else ""
     return [f"{who(verdict)} {has} not come to {verdict.op}", victims, stands]
@@ -302,7 +301,7 @@ def _exit_hint(verdict: Verdict, on_node: str) -> str:
     rank = verdict.culprits[0]
     return {
         None: f"the whole traceback is in the logs of rank {rank}",
-        int(signal.SIGKILL): f"somebody{on_node} sent it, or a memory guard: the kernel itself did not want memory",
+        int(signal.SIGKILL): f"somebody{on_node} sent it, or a memory guard; if nobody did, see dmesg for the kernel",
         int(signal.SIGABRT): f"gloo aborts when sizes or types differ between ranks: see rank {rank}'s stderr",
         int(signal.SIGSEGV): f"a crash in native code: run with PYTHONFAULTHANDLER=1 and see rank {rank}'s stderr",
         int(signal.SIGBUS): f"shared memory may be full: see df /dev/shm{on_node}",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agent.wire.reports import ExitReport
     from app.cluster import Cluster
     from app.job_model import Death, JobModel
-    from app.known_phases import KnownPhases
+    from app.known_phases import KnownPhases, Whereabouts
     from app.rank_facts import Flags, NodeFacts, RankFacts, Ranks, Thresholds
     from app.wait_share import Habit
     from app.waits import Knot, Wait
@@ -225,8 +225,11 @@ def silent(evidence: Evidence) -> list[Verdict]:
     return verdicts
 
 
-def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases) -> list[Verdict]:
-    """Name live ranks that have kept others waiting for longer than a stall, and could have come all the while."""
+def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases, whereabouts: Whereabouts) -> list[Verdict]:
+    """Name live ranks that have kept others waiting for longer than a stall, and could have come all the while.
+
+    One that moves on through its program does something that the others do not, and may come yet.
+    """
     facts, thresholds = evidence.facts, evidence.thresholds
     is_late = (facts.is_fresh | facts.is_starting) & (evidence.now_s - excused_s > thresholds.stall_s)
     is_late &= ~facts.is_frozen & ~facts.is_silent & ~facts.is_dead
@@ -240,7 +243,9 @@ def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases) -> list[Ve
             continue
         # Whoever goes first in a first-block is meant to keep the others waiting.
         is_meant = wait is not None and wait.group.startswith(FIRST_GROUP)
-        severity = Severity.WARNING if is_meant or bool(is_known[some].all()) else Severity.CRITICAL
+        is_moving = all(whereabouts.stood_s(rank, evidence.now_s) < thresholds.stall_s / 2 for rank in some.tolist())
+        is_mild = is_meant or is_moving or bool(is_known[some].all())
+        severity = Severity.WARNING if is_mild else Severity.CRITICAL
         verdicts.append(name(evidence, Cause.STRAGGLER, some.tolist(), severity=severity))
     return verdicts
 
@@ -259,7 +264,6 @@ def _in_learned_phase(evidence: Evidence, some: Ranks, known: KnownPhases) -> Ve
 def input_bound(evidence: Evidence, frac: float) -> Verdict:
     """Return that the input decides how fast the job is."""
     job = evidence.job
-    first = int(np.flatnonzero(evidence.facts.is_alive)[0])
     in_data = np.flatnonzero(evidence.facts.is_fresh & (job.phase == PHASE_CODE[Phase.DATA]))
     return Verdict(
         cause=Cause.INPUT_BOUND,
@@ -269,7 +273,7 @@ def input_bound(evidence: Evidence, frac: float) -> Verdict:
         severity=Severity.WARNING,
         cost_frac=frac,
         place=evidence.place_of(int(in_data[0])) if len(in_data) else None,
-        step=None if job.step[first] < 0 else int(job.step[first]),
+        step=job.lowest_step(),
     )
 
 

@@ -87,6 +87,10 @@ class View:
     def headline(self) -> Headline:
         """Return the first line: the worst verdict, or how things stand."""
         verdicts = self._diagnosis.verdicts
+        broken = [gpu for gpu in self._broken_gpus if gpu.ranks]
+        is_over = self._job is None or self._job.is_ended()
+        if broken and not is_over and (not verdicts or verdicts[0].severity is not Severity.CRITICAL):
+            return Headline(Severity.CRITICAL, broken[0].text)
         if verdicts:
             others = f" (and {len(verdicts) - 1} more)" if len(verdicts) > 1 else ""
             return Headline(verdicts[0].severity, sentence(verdicts[0]) + others)
@@ -98,9 +102,6 @@ class View:
             return about_nodes or Headline(Severity.QUIET, idle)
         if about_nodes is not None and not self._job.is_ended():
             return about_nodes
-        broken = [] if self._job.is_ended() else self._broken_gpus
-        if broken:
-            return Headline(Severity.CRITICAL, broken[0].text)
         return job_headline(self._cluster, self._job, row, self._found, self._now_s)
 
     def job(self) -> JobRow | None:

@@ -56,6 +56,9 @@ MIN_COMPARED = 40
 """Collectives in the window: fewer may have the same last rank by chance. Those of one step have one reason: where
 steps are not told, there may be some eight to each."""
 MIN_COMPARED_STEPLESS = 160
+CALLS_OF_A_STEP = 8
+CHANCE_SIGMAS = 5.0
+"""Beyond chance: there are many windows in a night, and many ranks in a job."""
 MIN_LAST = 0.75
 """Share of the compared collectives to which a straggler comes last. Of four healthy gloo ranks on two busy cores none
 came last to more than half of them, in 116 windows of 5 s; one that takes 20 % longer does so to nine in ten."""
@@ -101,11 +104,14 @@ class _Mark(NamedTuple):
     at_s: float
     counters: NDArray[np.float64]
     step: int | None
+    beside: NDArray[np.int64]
+    """How many ranks of the job are on each rank's node, itself among them."""
 
     @classmethod
     def of(cls, job: JobModel, now_s: float) -> _Mark:
         told = (job.observed_s, job.waited_s, job.num_compared, job.num_last, job.worked_s)
-        return cls(now_s, np.vstack(told), job.lowest_step())
+        owners = np.maximum(job.node_of, 0)
+        return cls(now_s, np.vstack(told), job.lowest_step(), np.bincount(owners)[owners])
 
 
 class WaitShare:
@@ -116,6 +122,10 @@ class WaitShare:
         """Seconds observed and waited, collectives compared and come last to, seconds worked in each phase: by slot and
         rank."""
         self._longest = np.zeros(NUM_SLOTS)
+        self._steps = np.zeros(NUM_SLOTS)
+        self._has_steps = False
+        self.judged_s = -np.inf
+        """When the pace was looked at last."""
         self._num_filled = 0
         self._slot_s = 0.0
         """Clean time in the slot that is being filled."""
@@ -155,9 +165,10 @@ class WaitShare:
             return
         if self._clean_since_s is None:
             self._clean_since_s = now_s
-        self._longest_wait_s = max(self._longest_wait_s, longest_wait_s)
         # Counters are as old as reports: the first ones still tell of what was not clean.
         is_settled = now_s - self._clean_since_s >= SETTLE_S
+        if is_settled:
+            self._longest_wait_s = max(self._longest_wait_s, longest_wait_s)
         if is_settled and (self._mark is None or now_s - self._mark.at_s >= PIECE_S):
             self._take(_Mark.of(job, now_s))
 
@@ -188,10 +199,11 @@ class WaitShare:
         is_short = mark.step is not None and self._slot_steps < SLOT_STEPS
         if self._slot_s < (MAX_SLOT_S if is_short else SLOT_S) - PIECE_S / 2:
             return
-        self._longest[slot] = self._longest_wait_s
+        self._longest[slot], self._steps[slot] = self._longest_wait_s, self._slot_steps
         self._slot_s, self._slot_steps, self._longest_wait_s = 0.0, 0, 0.0
         self._num_filled += 1
-        self._judge(MIN_COMPARED_STEPLESS if mark.step is None else MIN_COMPARED)
+        self._has_steps, self.judged_s = mark.step is not None, mark.at_s
+        self._judge(mark.beside)
 
     def forget(self) -> None:
         """Drop the verdict and the window: what they told of is over."""
@@ -200,43 +212,72 @@ class WaitShare:
         self._window[:] = 0.0
         self._longest[:] = 0.0
 
+    @property
+    def _min_compared(self) -> int:
+        return MIN_COMPARED if self._has_steps else MIN_COMPARED_STEPLESS
+
+    def _least_last(
+        self, recent: NDArray[np.float32], beside: NDArray[np.int64], num_slots: int
+    ) -> NDArray[np.float64]:
+        """Return the share of collectives to which each rank would have to come last, beyond what chance may do.
+
+        The collectives of one step have one reason, so steps count; with two ranks, chance does much.
+        """
+        slots = [index % NUM_SLOTS for index in range(max(0, self._num_filled - num_slots), self._num_filled)]
+        steps = self._steps[slots].sum() if self._has_steps else recent[2] / CALLS_OF_A_STEP
+        by_chance = 1.0 / np.maximum(beside, 2)
+        spread = np.sqrt(by_chance * (1.0 - by_chance) / np.maximum(steps, 1.0))
+        least: NDArray[np.float64] = np.maximum(MIN_LAST, by_chance + CHANCE_SIGMAS * spread)
+        return least
+
     def _recent(self, num_slots: int) -> NDArray[np.float32]:
         """Return the sums over the newest slots."""
         slots = [index % NUM_SLOTS for index in range(max(0, self._num_filled - num_slots), self._num_filled)]
         total: NDArray[np.float32] = self._window[:, slots].sum(axis=1)
         return total
 
-    def _judge(self, min_compared: int) -> None:
+    def _judge(self, beside: NDArray[np.int64]) -> None:
         whole = self._window.sum(axis=1)
-        self._judge_pace(whole, min_compared)
-        self._judge_input(whole)
+        self._judge_pace(whole, beside)
+        self._judge_input(whole[0])
         self.habit = None if self._laggards is None else _habit(whole, self._laggards.ranks)
 
-    def _judge_input(self, whole: NDArray[np.float32]) -> None:
-        judged = whole[0] >= MIN_OBSERVED_S
+    def _judge_input(self, observed: NDArray[np.float32]) -> None:
+        """See whether the input decides the pace, slot by slot: one long pause for it is not a habit."""
+        judged = observed >= MIN_OBSERVED_S
         least = KEEP_INPUT if self.input_frac else MIN_INPUT
         self.input_frac = None
-        if self._num_filled >= LATE_SLOTS and judged.sum() >= 0.9 * len(judged):
-            frac = float(np.median(_shares(whole[4:], whole[0])[PHASES.index(Phase.DATA), judged]))
-            self.input_frac = frac if frac >= least else None
+        if not self._has_steps or self._num_filled < LATE_SLOTS or judged.sum() < 0.9 * len(judged):
+            return
+        slots = self._window[:, : min(self._num_filled, NUM_SLOTS)][:, :, judged]
+        shares = _shares(slots[4 + PHASES.index(Phase.DATA)], slots[0])
+        frac = float(np.median(shares))
+        self.input_frac = frac if frac >= least else None
 
-    def _judge_pace(self, whole: NDArray[np.float32], min_compared: int) -> None:
+    def _judge_pace(self, whole: NDArray[np.float32], beside: NDArray[np.int64]) -> None:
         if self._laggards is not None:
             recent = self._recent(NUM_RECENT_SLOTS)
             if self._laggards.last_frac is None:
                 still = find_laggards(recent[1], recent[0], MIN_OBSERVED_S / 4, (KEEP_GAP, 1.0, 0.0))
             else:
-                still = find_latecomers(recent, min_compared / 4, (KEEP_LAST, KEEP_COST))
-            if still is None or still.ranks != self._laggards.ranks:
+                still = find_latecomers(recent, MIN_COMPARED / 4, (np.full(len(beside), KEEP_LAST), KEEP_COST))
+            # Of other ranks, less is asked here than of a new verdict: that they meet it too says nothing.
+            is_coarse = self._laggards.last_frac is None
+            if still is None or not _covers(still.ranks, self._laggards.ranks, is_exact=is_coarse):
                 self.forget()
                 return
         found = find_laggards(whole[1], whole[0], MIN_OBSERVED_S, (MIN_GAP, MAX_LOW, MIN_HIGH))
         if found is not None and float(whole[1].max()) >= MIN_WAITS * float(self._longest.max()):
             self._laggards = found
         elif self._num_filled >= LATE_SLOTS:
-            num_slots = LATE_SLOTS if min_compared == MIN_COMPARED else NUM_SLOTS
-            late = find_latecomers(self._recent(num_slots), min_compared, (MIN_LAST, MIN_COST))
+            num_slots = LATE_SLOTS if self._has_steps else NUM_SLOTS
+            recent = self._recent(num_slots)
+            late = find_latecomers(recent, self._min_compared, (self._least_last(recent, beside, num_slots), MIN_COST))
             self._laggards = late or self._laggards
+
+
+def _covers(found: Sequence[int], named: Sequence[int], *, is_exact: bool) -> bool:
+    return set(found) == set(named) if is_exact else set(named) <= set(found)
 
 
 def _shares(seconds: NDArray[np.float32], observed: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -259,13 +300,15 @@ def _habit(whole: NDArray[np.float32], ranks: Sequence[int]) -> Habit | None:
     return Habit(PHASES[most], float(own[most]), float(usual[most]))
 
 
-def find_latecomers(window: NDArray[np.float32], min_compared: float, limits: tuple[float, float]) -> Laggards | None:
+def find_latecomers(
+    window: NDArray[np.float32], min_compared: float, limits: tuple[NDArray[np.float64], float]
+) -> Laggards | None:
     """Return the ranks that come last on their nodes nearly always, and wait less than the others.
 
     Args:
         window: Seconds observed and waited, collectives compared and come last to, and more: (4 or more, ranks).
         min_compared: Below it a rank is not judged.
-        limits: The least share of collectives to which such a rank comes last, and the least that it costs.
+        limits: The least share of collectives to which each rank would have to come last, and the least that it costs.
     """
     min_last, min_cost = limits
     observed, waited, compared, last = window[:4]

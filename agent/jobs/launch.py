@@ -86,6 +86,8 @@ class Launch:
             )
         except SpawnError as error:
             return LauncherNotStarted(str(error))
+        except OSError as error:
+            return LauncherNotStarted(f"there is no way to {spec.master_addr}: {error.strerror}")
         return LauncherStarted()
 
     def adopt(self) -> bool:

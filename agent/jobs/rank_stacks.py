@@ -69,7 +69,10 @@ class StackTaker:
         """
         began_s = time.monotonic()
         job_id, attempt = launch.job_id, launch.job.attempt
-        spy = find_py_spy(launch.job.spec.python)
+        # It looks at the job's own directories, which may be on a file system that does not answer.
+        spy = None
+        with contextlib.suppress(TimeoutError):
+            spy = await asyncio.wait_for(asyncio.to_thread(find_py_spy, launch.job.spec.python), ANSWER_S)
         order = _Order(launch, launch.job.new_request_id(), spy, is_native, began_s + TOTAL_S)
         before = pids(job_id)
         looks = (self._look_at(order, rank, before.get(rank)) for rank in launch.job.ranks)

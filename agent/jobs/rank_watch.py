@@ -6,8 +6,10 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from agent.errors import MetricPatternError
 from agent.logs.log_tail import LogTail
 from agent.processes.worker_sampler import WorkerSampler
+from agent.saying import say
 from agent.state.observations import JobAdmitted, JobForgotten, RankPrinted
 
 if TYPE_CHECKING:
@@ -45,7 +47,12 @@ class RankWatch:
     def begin(self, launch: Launch) -> None:
         """Look for the processes and the files of a job's ranks, which are new ones."""
         self.admit(launch.job)
-        self.logs.follow(launch.job_id, launch.job_dir, launch.ranks_dir, launch.job.ranks, launch.job.spec.metrics)
+        spec, where = launch.job.spec, (launch.job_dir, launch.ranks_dir)
+        try:
+            self.logs.follow(spec.job_id, *where, launch.job.ranks, spec.metrics)
+        except MetricPatternError as error:  # a record of an agent that could read them
+            say(f"job {spec.job_id} goes on without figures from its lines: {error}")
+            self.logs.follow(spec.job_id, *where, launch.job.ranks)
         if launch.shim and not launch.job.is_gathering:
             self._workers.watch(launch.job_id, launch.job.ranks, launch.shim.launcher_pid)
             self._launched.set()

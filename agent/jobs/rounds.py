@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from agent.jobs.job_memory import Round
-from ddpcore.wire import ROUND_FILE
+from ddpcore.wire import DECODE_ERRORS, ROUND_FILE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,9 +18,19 @@ MAX_ROUND_BYTES = 1024
 
 
 def read_round(job_dir: Path) -> Round | None:
-    """Return the newest round of a launcher that was started in `job_dir`; None before the first."""
+    """Return the newest round of a launcher that was started in `job_dir`; None before the first.
+
+    The file is as hostile as the job: a link, a pipe or nonsense is no round.
+    """
     try:
-        with (job_dir / ROUND_FILE).open("rb") as file:
-            return msgspec.json.decode(file.read(MAX_ROUND_BYTES), type=Round)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        fd = os.open(job_dir / ROUND_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
         return None
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return None
+        return msgspec.json.decode(os.read(fd, MAX_ROUND_BYTES), type=Round)
+    except (OSError, *DECODE_ERRORS):
+        return None
+    finally:
+        os.close(fd)

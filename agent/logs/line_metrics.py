@@ -16,6 +16,9 @@ from agent.wire.fields import LOSS_METRIC
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+MAX_NAMES = 8
+MAX_NAME_CHARS = 64
+"""Of one pattern: eight patterns fit into a report."""
 MAX_LOOKED_LINES = 64
 """Of one file in one look, the newest: an older figure is of no use once there is a newer one."""
 MAX_LOOKED_CHARS = 1000
@@ -45,15 +48,17 @@ class LineMetrics:
             lines: As they were printed.
             unfinished: The line that is still being printed, such as a progress bar; a value that stands at its very
                 end may be cut short and is not taken.
-            is_over: Asked before each line; True ends the reading.
+            is_over: Asked before each pattern; True ends the reading.
         """
         found: dict[str, float] = {}
         for place, line in enumerate((unfinished, *reversed(lines[-MAX_LOOKED_LINES:]))):
             missing = [(pattern, names) for pattern, names in self._patterns if not found.keys() >= names.keys()]
-            if not missing or is_over():
+            if not missing:
                 break
             text = line[:MAX_LOOKED_CHARS]
             for pattern, names in missing if text else ():
+                if is_over():
+                    break
                 for name, value in _values(pattern, names, text, must_end_before=len(text) if place == 0 else None):
                     found.setdefault(name, value)
         return found
@@ -95,5 +100,9 @@ def _compiled(text: str) -> tuple[Any, dict[str, int]]:
         raise MetricPatternError(
             f"the metric pattern {text!r} has {pattern.groups or 'no'} groups without names: "
             "put (...) around the number, or (?P<name>...) around each of several"
+        )
+    if len(names) > MAX_NAMES or any(len(name) > MAX_NAME_CHARS for name in names):
+        raise MetricPatternError(
+            f"the metric pattern {text[:80]!r} has {len(names)} names: {MAX_NAMES} of {MAX_NAME_CHARS} characters fit"
         )
     return pattern, names

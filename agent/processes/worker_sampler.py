@@ -36,9 +36,10 @@ PSS_TIME_SHARE = 0.005
 """Of a worker's time that may go by in such looks: a large one is looked at more rarely."""
 PSS_STALE_S = 600.0
 """At least; of a worker that is looked at more rarely, twice the time between looks."""
+TRACED_S = 2.0
+"""From here on a traced process is a debugger's."""
 _STATES = {
     b"T": ProcessState.FROZEN,
-    b"t": ProcessState.FROZEN,
     b"D": ProcessState.BLOCKED,
 }
 # Indices behind the name, counted from the state. Source: proc_pid_stat(5), fields 3, 14, 15, 24 and 52.
@@ -70,9 +71,19 @@ class _Worker:
         self.pidfd = pidfd
         self.stat_fd = stat_fd
         self.has_ended = False
+        self._traced_since_s: float | None = None
         self.pss_asked_s = float("-inf")
         self.pss_cost_s = 0.0
         """How long the last look at its shared memory took, also one that failed; written by the reader's thread."""
+
+    def state(self, letter: bytes, now_s: float) -> ProcessState:
+        """Return what a state of the kernel's is: who is traced for a moment, as by py-spy, is not frozen."""
+        if letter != b"t":
+            self._traced_since_s = None
+            return _STATES.get(letter, ProcessState.RUNNING)
+        if self._traced_since_s is None:
+            self._traced_since_s = now_s
+        return ProcessState.FROZEN if now_s - self._traced_since_s >= TRACED_S else ProcessState.RUNNING
 
     def close(self) -> None:
         """Let go of the process."""
@@ -144,7 +155,7 @@ class WorkerSampler:
                 WorkerSampled(
                     job_id=job_id,
                     rank=rank,
-                    process=_STATES.get(fields[_STATE], ProcessState.RUNNING),
+                    process=worker.state(fields[_STATE], now_s),
                     rss_bytes=int(fields[_RSS]) * _PAGE_BYTES,
                     cpu_s=(int(fields[_UTIME]) + int(fields[_STIME])) * _TICK_S,
                     pss_bytes=self._pss_of(worker, now_s),

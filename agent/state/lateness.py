@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from ddpcore.wire import RankReport
 
 _US = 1e-6
+MAX_LEAD_US = 600_000_000
+"""More is a clock that was set, or nonsense."""
+MAX_LATE_BEATS = 8
 
 
 class _Count(msgspec.Struct):
@@ -36,12 +39,16 @@ class Lateness:
         """Of the present beat: who has told of calls in a group."""
         self._told: set[int] = set()
         self._counts: dict[int, _Count] = {}
+        self._compared_seq: dict[str, int] = {}
+        """The newest that has been compared, by group: while little is called, a ring shows the same calls again."""
 
     def take(self, report: RankReport) -> None:
         """Take a rank's report; the comparison of a beat is made when the next one begins."""
-        if not report.arrivals or report.beat < self._beat:
+        is_late = self._beat - MAX_LATE_BEATS <= report.beat < self._beat
+        if not report.arrivals or is_late:
             return
-        if report.beat > self._beat:
+        # One that is far behind tells of a clock that was set back.
+        if report.beat != self._beat:
             self._compare()
             self._beat = report.beat
             self._calls, self._callers, self._told = {}, {}, set()
@@ -64,15 +71,17 @@ class Lateness:
             callers = self._callers[group]
             if len(callers) < 2:
                 continue
-            for called_us in calls.values():
-                if called_us.keys() == callers:
+            before = self._compared_seq.get(group, 0)
+            for seq, called_us in calls.items():
+                if called_us.keys() == callers and seq > before:
                     self._count(called_us)
+                    self._compared_seq[group] = max(seq, self._compared_seq.get(group, 0))
 
     def _count(self, called_us: dict[int, int]) -> None:
         *_, second, last = sorted(called_us, key=called_us.__getitem__)
         for rank in called_us:
             self._counts.setdefault(rank, _Count()).num_compared += 1
         lead_us = called_us[last] - called_us[second]
-        if lead_us > 0:
+        if 0 < lead_us < MAX_LEAD_US:
             self._counts[last].num_last += 1
             self._counts[last].lead_s += lead_us * _US

@@ -29,6 +29,7 @@ from agent.state.observations import (
 from agent.state.progress import Progress
 from agent.wire.machine import GpusReport, GpuWatchState, JobRank
 from agent.wire.reports import WIRE_VERSION, ControlReport, ExitReport, NodeReport, ProcessState, WorkerReport
+from ddpcore.wire import Oddity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
     from agent.state.gpu_sample import GpuSample
     from agent.wire.jobs import JobStatus
     from ddpcore.wire import RankReport
+
+
+SPEAKS_S = 5.0
+"""A probe that has said nothing for longer does not speak."""
 
 
 class _Worker(msgspec.Struct):
@@ -114,9 +119,15 @@ class NodeState:
                 assert_never(observation)
 
     def stalled_s(self, job_id: str, now_s: float) -> float:
-        """Return how long no rank of a job here has got any further, in seconds; 0 while that is not known."""
+        """Return how long the ranks of a job here hang, in seconds; 0 while it is not known that they do.
+
+        Ranks that get no further hang only if one of them is frozen, or is known to wait for others: a rank without a
+        probe that speaks, or one that runs ranks of its own, may be doing what it should.
+        """
         job = self._jobs.get(job_id)
-        return job.progress.stalled_s(now_s) if job else 0.0
+        if job is None or not any(_hangs(job, rank, worker, now_s) for rank, worker in job.workers.items()):
+            return 0.0
+        return job.progress.stalled_s(now_s)
 
     def report(
         self,
@@ -258,6 +269,17 @@ def _belongs(report: RankReport, job: JobAdmitted) -> bool:
         and 0 <= local_rank < job.local_world_size
         and report.local_rank == local_rank
     )
+
+
+def _hangs(job: _Job, rank: int, worker: _Worker, now_s: float) -> bool:
+    """Return whether a rank is surely held up: by a signal, or in a collective as it says just now."""
+    report, reported_at_s = job.reports.get(rank, (None, now_s))
+    if worker.end is not None or (report is not None and Oddity.OWN_RANKS in report.oddities):
+        return False
+    if worker.process is ProcessState.FROZEN:
+        return True
+    is_fresh = now_s - reported_at_s < SPEAKS_S
+    return report is not None and is_fresh and any(group.is_waiting for group in report.groups)
 
 
 def _rank_process(job: _Job, rank: int, worker: _Worker) -> RankProcess:

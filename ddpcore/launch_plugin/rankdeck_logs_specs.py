@@ -22,6 +22,7 @@ ENV_STORE_FD = "RANKDECK_STORE_FD"
 ENV_REQUEST_DIR = "RANKDECK_REQUEST_DIR"
 ENV_ATTEMPT = "RANKDECK_ATTEMPT"
 ENV_ROUND = "RANKDECK_ROUND"
+ENV_FAULTS = "RANKDECK_FAULTS"
 ENV_UNPROBED = "RANKDECK_UNPROBED"
 ROUND_FILE = "round.json"
 LAUNCHER_LOG = "launcher.log"
@@ -79,6 +80,8 @@ class RankLogsSpecs(LogsSpecs):
     def _begin_round(self, envs: dict[int, dict[str, str]]) -> Path:
         """Make each start of an elastic job's ranks an attempt, with a directory beside the launcher's; say which."""
         number = int(os.environ[ENV_ROUND])
+        if number > 1:
+            os.environ.pop(ENV_FAULTS, None)  # a fault is tried out once
         attempt = int(os.environ[ENV_ATTEMPT]) + number
         directory = self._directory.parent / str(attempt)
         directory.mkdir(mode=0o700, exist_ok=True)

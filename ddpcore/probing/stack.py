@@ -73,7 +73,7 @@ _TORCH_RULES = (
     _rule("optim/", 1, Phase.OPTIMIZER),
     _rule("amp/grad_scaler.py", 1, Phase.OPTIMIZER),
     _rule("nn/utils/clip_grad.py", 1, Phase.OPTIMIZER),
-    _rule("serialization.py", 2, Phase.CHECKPOINT),
+    _rule("serialization.py", 2, Phase.CHECKPOINT, "save", "_save", "_legacy_save"),
     _rule("distributed/checkpoint/", 2, Phase.CHECKPOINT),
     _rule("utils/data/", 3, Phase.DATA),
     _rule("distributed/distributed_c10d.py", 6, Phase.JOINING, "init_process_group"),

@@ -23,7 +23,7 @@ _BUFFER_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 """The first that is set counts. Source: torch/csrc/distributed/c10d/FlightRecorder.hpp."""
 _LAUNCHER_FILES = ("/torch/multiprocessing/spawn.py", "/torch/distributed/run.py")
 """Where the main thread of a process stands that has started ranks and waits for their end."""
-_LAUNCHER_WORDS = (b"torch.distributed.run", b"torch.distributed.launch", b"/torchrun")
+_LAUNCHER_MODULES = frozenset({b"torch.distributed.run", b"torch.distributed.launch", b"torchrun"})
 
 
 class Surroundings:
@@ -82,8 +82,8 @@ def _has_launched() -> bool:
     try:
         for task in Path("/proc/self/task").iterdir():
             for pid in (task / "children").read_bytes().split():
-                command = Path(f"/proc/{int(pid)}/cmdline").read_bytes()
-                if any(word in command for word in _LAUNCHER_WORDS):
+                words = Path(f"/proc/{int(pid)}/cmdline").read_bytes().split(b"\0")
+                if any(word in _LAUNCHER_MODULES or word.endswith(b"/torchrun") for word in words[:8]):
                     return True
     except OSError:
         return False  # a thread or a child that ends just now: the next look sees the others

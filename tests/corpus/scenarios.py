@@ -72,9 +72,11 @@ def play(scenario: Scenario, seed: int) -> Outcome:
     is_named = scenario.expected <= {blame for at_s, blame in told if 0 <= at_s <= scenario.within_s + 0.2}
     in_vain = tuple(dict.fromkeys(blame for _, blame in told if blame not in scenario.expected))
     is_fault = bool(scenario.expected)
-    return Outcome(
-        scenario.name, is_fault, is_named and not in_vain, took_s if is_fault and is_named else None, in_vain
-    )
+    # It must be said once, and stay said.
+    num_told = [sum(at_s >= 0 and blame == one for at_s, blame in told) for one in scenario.expected]
+    is_steady = all(number == 1 for number in num_told) and scenario.expected <= sim.alarming
+    is_right = is_named and is_steady and not in_vain
+    return Outcome(scenario.name, is_fault, is_right, took_s if is_fault and is_named else None, in_vain)
 
 
 def _blamed(sim: SimCluster, since_s: float) -> set[Blame]:

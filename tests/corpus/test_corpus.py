@@ -12,8 +12,6 @@ from tests.corpus.scenarios import ALL, FAULTS, HEALTHY, Scenario, play
 if TYPE_CHECKING:
     from pathlib import Path
 
-CI_WATCH_S = 120.0
-
 
 def test_the_corpus_is_wide() -> None:
     assert len(FAULTS) >= 30

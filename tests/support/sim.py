@@ -93,7 +93,8 @@ class SimCluster:
         self._random = Random(seed)
         self._begun_s = START_S
         self._standing: set[tuple[Cause, tuple[int, ...]]] = set()
-        self._alarming: set[tuple[Cause, tuple[int, ...]]] = set()
+        self.alarming: set[tuple[Cause, tuple[int, ...]]] = set()
+        """Those that stand now."""
         self._on_the_way: list[tuple[float, int, str, bytes]] = []
         self._num_sent = 0
         self._losses: dict[int, float] = {}
@@ -349,7 +350,7 @@ class SimCluster:
         self.told += [(round(self.elapsed_s, 2), cause, culprits) for cause, culprits in new]
         self._standing = standing
         alarming = {(v.cause, v.culprits) for v in self.diagnosis.verdicts if v.severity is not Severity.QUIET}
-        new = sorted(alarming - self._alarming)
+        new = sorted(alarming - self.alarming)
         self.alarms += [(round(self.elapsed_s, 2), cause, culprits) for cause, culprits in new]
-        self._alarming = alarming
+        self.alarming = alarming
         self.each_view(self.view())

@@ -80,6 +80,25 @@ def test_two_that_come_together_are_not_last() -> None:
     assert told(lateness, 0) == told(lateness, 1) == (1, 0, 0)
 
 
+def test_calls_that_are_told_again_at_the_next_beat_count_once() -> None:
+    lateness = Lateness()
+    for beat in range(5, 9):
+        lateness.take(report(0, beat, g0={7: 100, 8: 200}))
+        lateness.take(report(1, beat, g0={7: 130, 8: 260}))
+    assert told(lateness, 1) == (2, 2, 90)
+
+
+def test_a_clock_that_is_set_back_begins_anew_and_nonsense_adds_no_lead() -> None:
+    lateness = Lateness()
+    for beat in (900, 100, 101):
+        lateness.take(report(0, beat, g0={beat: 100}))
+        lateness.take(report(1, beat, g0={beat: 130 if beat == 100 else 2**63 - 1}))
+    lateness.take(report(0, 102, g0={999: 1}))
+    found = lateness.of(1)
+    assert found is not None
+    assert found.lead_s <= 600.0
+
+
 @given(
     st.lists(
         st.tuples(

@@ -11,9 +11,9 @@ from agent.wire.reports import ProcessState
 from app.cluster import Cluster
 from app.diagnosis import Diagnoser, Diagnosis, JobDiagnosis
 from app.rank_facts import STATES, Thresholds
-from app.rows import Cause, RankState
+from app.rows import Cause, RankState, Severity
 from app.view import View
-from ddpcore.wire import Phase
+from ddpcore.wire import Phase, Place
 from tests.support.node_reports import dead_worker, group_report, job_status, node_report, rank_report, worker_report
 
 if TYPE_CHECKING:
@@ -292,3 +292,49 @@ def test_a_rank_that_has_said_farewell_may_take_its_time_to_end(*, is_ending: bo
         if second in (10, 25):
             assert ((Cause.SILENT, (1,)) in causes(found)) is not is_ending
     assert (Cause.SILENT, (1,)) in causes(watched.look())
+
+
+def joining(watched: Watched, rank: int, for_s: float) -> WorkerReport:
+    return watched.beat(rank, phase=Phase.JOINING, phase_s=for_s)
+
+
+def test_ranks_that_have_all_come_get_their_time_to_meet() -> None:
+    watched = Watched(thresholds=Thresholds(join_s=10.0))
+    late = watched.hear(*[joining(watched, rank, 50.0) for rank in (0, 1, 2)], watched.beat(3, phase=Phase.STARTING))
+    assert causes(late) == {(Cause.NOT_JOINED, (3,))}
+
+    watched.now_s += 1.0
+    here = [joining(watched, rank, 51.0) for rank in (0, 1, 2)]
+    assert causes(watched.hear(*here, joining(watched, 3, 0.5))) == set()
+
+    watched.now_s += 10.0
+    there = [joining(watched, rank, 61.0) for rank in (0, 1, 2)]
+    assert causes(watched.hear(*there, joining(watched, 3, 10.5))) == {(Cause.TRANSPORT, ())}
+
+
+def test_a_rank_that_moves_on_while_others_wait_is_warned_of_and_one_that_stands_is_not_only_that() -> None:
+    for is_moving in (True, False):
+        watched = Watched()
+        found = watched.hear(*[watched.beat(rank, group_report(4)) for rank in range(4)])
+        for second in range(1, 25):
+            watched.now_s += 1.0
+            place = Place("/home/me/validate.py", second if is_moving else 7, "validate")
+            busy = watched.beat(0, group_report(4), place=place)
+            found = watched.hear(*[watched.beat(rank, group_report(5, float(second))) for rank in (1, 2, 3)], busy)
+        (verdict,) = found.verdicts
+        assert (verdict.cause, verdict.culprits) == (Cause.STRAGGLER, (0,))
+        assert verdict.severity is (Severity.WARNING if is_moving else Severity.CRITICAL)
+
+
+def test_where_one_rank_prints_its_step_the_others_counts_are_left_alone() -> None:
+    watched = Watched()
+    for second in range(1, 8):
+        watched.now_s += 1.0
+        counted = [watched.beat(rank, group_report(4), step=second, is_step_counted=True) for rank in (1, 2, 3)]
+        printed = rank_report(0, watched.world_size, report_seq=watched.seq + 1, step=second, is_step_counted=True)
+        watched.hear(*counted, worker_report(0, printed, metrics={"step": 1000.0 + 2 * second}))
+
+    row = View(watched.cluster, watched.look(), watched.now_s).job()
+    assert row is not None
+    assert (row.step, row.is_step_counted) == (1014, False)
+    assert row.steps_per_s == pytest.approx(2.0)

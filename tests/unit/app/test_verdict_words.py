@@ -171,7 +171,7 @@ def test_each_cause_has_its_sentence(told: Verdict, text: str) -> None:
         (verdict(Cause.MISMATCH), None, "different branches"),
         (verdict(Cause.FEWER_CALLS), None, "uneven inputs"),
         (verdict(Cause.TRANSPORT), None, "firewall"),
-        (verdict(Cause.EXITED, exit=ExitReport(signal=9)), None, "somebody on demo-1 sent it"),
+        (verdict(Cause.EXITED, exit=ExitReport(signal=9)), None, "somebody on demo-1 sent it, or a memory guard"),
         (verdict(Cause.EXITED, exit=ExitReport(signal=6)), None, "sizes or types differ"),
         (verdict(Cause.EXITED, exit=ExitReport(signal=11)), None, "native code"),
         (verdict(Cause.EXITED, exit=ExitReport(signal=7)), None, "/dev/shm on demo-1"),

@@ -7,6 +7,7 @@ import pytest
 
 from app.job_model import JobModel
 from app.wait_share import NUM_SLOTS, WaitShare, find_laggards
+from ddpcore.wire import Phase
 
 LIMITS = (0.45, 0.25, 0.55)
 
@@ -165,7 +166,33 @@ def test_with_long_steps_the_window_grows() -> None:
     for second in range(120):
         watched.job.step[:] = second // 5
         watched.job.sample_steps(watched.now_s)
-        named = watched.live(1, 0.3, 0.28, 0.12, 0.3, last=(0.05, 0.05, 0.9, 0.0))
+        named = watched.live(1, 0.3, 0.28, 0.12, 0.3, last=(0.02, 0.01, 0.97, 0.0))
         if second < 45:
             assert named == ()
     assert named == (2,)
+
+
+def test_with_few_steps_chance_is_not_taken_for_a_habit() -> None:
+    watched = Watched()
+    for second in range(200):
+        watched.job.step[:] = second // 5
+        assert watched.live(1, 0.3, 0.28, 0.12, 0.3, last=(0.1, 0.1, 0.8, 0.0)) == ()
+
+
+def test_one_long_pause_for_input_is_not_a_habit() -> None:
+    watched = Watched()
+    data = list(Phase).index(Phase.DATA)
+    for second in range(60):
+        watched.job.step[:] = 100 * min(second, 20) + 100 * max(0, second - 35)
+        watched.job.worked_s[data] += 1.0 if 20 <= second < 35 else 0.1
+        watched.live(1, 0.0, 0.0, 0.0, 0.0)
+        assert watched.share.input_frac is None
+
+
+def test_input_that_takes_most_of_every_step_is_told() -> None:
+    watched = Watched()
+    for second in range(30):
+        watched.job.step[:] = 10 * second
+        watched.job.worked_s[list(Phase).index(Phase.DATA)] += 0.6
+        watched.live(1, 0.0, 0.0, 0.0, 0.0)
+    assert watched.share.input_frac == pytest.approx(0.6)

@@ -110,6 +110,7 @@ def _side_of(evidence: Evidence, wait: Wait) -> Side:
 def fewer_calls(evidence: Evidence, leavers: Sequence[Death], lost_connection: Sequence[int]) -> list[Verdict]:
     """Name ranks that left with code 0 while others wait, or waited until they died, in a call that they never made."""
     culprits = {death.rank for death in leavers}
+    end = leavers[0].exit if leavers else None
     for knot in evidence.knots:
         waiters_at_s = float(evidence.job.report_at_s[knot.wait.waiting].max())
         for rank in knot.roots[evidence.facts.is_dead[knot.roots]].tolist():
@@ -120,7 +121,7 @@ def fewer_calls(evidence: Evidence, leavers: Sequence[Death], lost_connection: S
     if not culprits:
         return []
     victims = tuple(rank for rank in sorted(lost_connection) if rank not in culprits)
-    return [name(evidence, Cause.FEWER_CALLS, culprits, lost_connection=victims)]
+    return [name(evidence, Cause.FEWER_CALLS, culprits, lost_connection=victims, exit=end)]
 
 
 def called_less(evidence: Evidence) -> frozenset[int]:

@@ -189,7 +189,10 @@ class _JobDiagnoser:
         is_node_late |= any(facts.state in ("stale", "lost") for facts in evidence.nodes)
         key = (job.deaths_version, job.stop_began_s, is_node_late or self._explains_failure)
         if key != self._exits_key or self._exits_at_s < self._exits_open_until_s:
-            context = ExitContext(job.stop_began_s, key[2], contradictions.called_less(evidence), now_s, job.world_size)
+            farewells = frozenset(np.flatnonzero(job.is_ending).tolist())
+            context = ExitContext(
+                job.stop_began_s, key[2], contradictions.called_less(evidence), now_s, job.world_size, farewells
+            )
             self._exits = sort_out(job.deaths, context, self._thresholds)
             newest_s = max((death.at_s for death in job.deaths.values()), default=now_s)
             self._exits_key, self._exits_at_s = key, now_s

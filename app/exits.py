@@ -44,6 +44,11 @@ def is_clean(death: Death) -> bool:
     return death.exit.signal is None and death.exit.code == 0
 
 
+def has_left(death: Death, farewells: frozenset[int]) -> bool:
+    """Return whether a rank ended in good order, or was on the way to it when its launcher ended it."""
+    return is_clean(death) or (death.rank in farewells and death.exit.signal == signal.SIGTERM)
+
+
 def is_unknown(death: Death) -> bool:
     """Return whether it was not learnt how a rank ended."""
     return death.exit.signal is None and death.exit.code is None
@@ -70,6 +75,7 @@ class ExitContext(msgspec.Struct, frozen=True):
             ended badly. Counts are seen now and then: a rank that is not among them may have called less too.
         now_s: Now.
         world_size: Of the job.
+        farewells: Ranks whose interpreters had begun to end, by their own last word.
     """
 
     stop_began_s: float
@@ -77,6 +83,7 @@ class ExitContext(msgspec.Struct, frozen=True):
     called_less: frozenset[int]
     now_s: float
     world_size: int = 0
+    farewells: frozenset[int] = frozenset()
 
 
 def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thresholds) -> Exits:
@@ -99,7 +106,8 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
     if own:
         return Exits(own, lost_connection, [], first_s)
     # Whoever closes its connections dies a little later than those that lose them by it.
-    leavers = [death for death in told if is_clean(death) and death.at_s <= first[-1].at_s + thresholds.grace_s]
+    until_s = first[-1].at_s + thresholds.grace_s
+    leavers = [death for death in told if has_left(death, context.farewells) and death.at_s <= until_s]
     # When nearly all have left in good order, the one that lost them has only been the last to end.
     is_end_of_all = len(leavers) > 1 and 0 < context.world_size <= len(leavers) + len(bad)
     if leavers and not is_end_of_all and any(has_lost_peer(death) for death in first):

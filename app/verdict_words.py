@@ -209,7 +209,9 @@ def _side(side: Side, *, with_size: bool) -> str:
 
 def _fewer_calls(verdict: Verdict) -> list[str]:
     call = f" without calling {_call(verdict)}" if _call(verdict) else " before the others"
-    head = f"{who(verdict)} finished (exit code 0){_after_step(verdict)}{call}"
+    is_told = verdict.exit is not None and verdict.exit.signal is not None
+    how = "was about to end" if is_told else "finished (exit code 0)"
+    head = f"{who(verdict)} {how}{_after_step(verdict)}{call}"
     return [head, *_past_victims(verdict), _last_seen(verdict)]
 
 

@@ -38,6 +38,7 @@ class RealScenario:
         at_step: The step at which it happens.
         fault: What the agent does to rank 1 at that step.
         watch_s: How long to look on, if the job does not end before.
+        needs_quiet: Its verdict is about time: on a machine with other work it may rightly differ.
     """
 
     name: str
@@ -47,6 +48,7 @@ class RealScenario:
     at_step: int | None = None
     fault: FaultKind | None = None
     watch_s: float = 5.0
+    needs_quiet: bool = False
 
 
 REAL = (
@@ -56,18 +58,20 @@ REAL = (
         "two barriers, a rank calls one (S2 c)", ("two_barriers.py", "once"), (Cause.FEWER_CALLS, (1,)), watch_s=4
     ),
     RealScenario(
-        "an all-reduce against a broadcast", ("different_calls.py",), (Cause.MISMATCH, (0, 1)), within_s=6, watch_s=4
+        "an all-reduce against a broadcast", ("different_calls.py",), (Cause.MISMATCH, (0, 1)), within_s=12, watch_s=4
     ),
     RealScenario("the first one raises (S1)", ("first_one_first.py", "raise"), (Cause.EXITED, (0,)), watch_s=3),
     RealScenario("the first one takes its time (S1)", ("first_one_first.py", "take"), watch_s=20),
-    RealScenario("freeze", ("steps.py", "9999"), (Cause.FROZEN, (1,)), 2.0, 60, FaultKind.FREEZE),
-    RealScenario("kill", ("steps.py", "9999"), (Cause.EXITED, (1,)), 3.0, 60, FaultKind.KILL),
-    RealScenario("the GIL is held", ("steps.py", "9999", "gil", "60"), (Cause.SILENT, (1,)), 6.0, 60),
-    RealScenario("more memory than there is", ("steps.py", "9999", "oom", "60"), (Cause.OOM, (1,)), 5.0, 60),
-    RealScenario("an early return", ("steps.py", "9999", "return", "60"), (Cause.FEWER_CALLS, (1,)), 5.0, 60),
-    RealScenario("30 % slower", ("steps.py", "9999", "slow", "60"), (Cause.STRAGGLER, (1,)), 20.0, 60),
-    RealScenario("slow input", ("steps.py", "9999", "input"), (Cause.INPUT_BOUND, ()), 25.0, 5),
-    RealScenario("healthy training", ("steps.py", "500"), watch_s=60),
+    RealScenario("freeze", ("steps.py", "9999"), (Cause.FROZEN, (1,)), 4.0, 60, FaultKind.FREEZE),
+    RealScenario("kill", ("steps.py", "9999"), (Cause.EXITED, (1,)), 6.0, 60, FaultKind.KILL),
+    RealScenario("the GIL is held", ("steps.py", "9999", "gil", "60"), (Cause.SILENT, (1,)), 12.0, 60),
+    RealScenario("more memory than there is", ("steps.py", "9999", "oom", "60"), (Cause.OOM, (1,)), 15.0, 60),
+    RealScenario("an early return", ("steps.py", "9999", "return", "60"), (Cause.FEWER_CALLS, (1,)), 15.0, 60),
+    RealScenario(
+        "30 % slower", ("steps.py", "9999", "slow", "60"), (Cause.STRAGGLER, (1,)), 20.0, 60, needs_quiet=True
+    ),
+    RealScenario("slow input", ("steps.py", "9999", "input"), (Cause.INPUT_BOUND, ()), 25.0, 5, needs_quiet=True),
+    RealScenario("healthy training", ("steps.py", "500"), watch_s=60, needs_quiet=True),
 )
 
 

@@ -39,11 +39,11 @@ def test_a_person_freezes_a_rank_sees_it_named_thaws_it_and_quits(house: DemoHou
     terminal.until_it_shows("training", START_S)
 
     house.ranks()[2].send_signal(signal.SIGSTOP)
-    screen = terminal.until_it_shows("rank 2 on demo-1 is frozen", 2.5)
+    screen = terminal.until_it_shows("rank 2 on demo-1 is frozen", 10)
     assert "bytegpt.py:" in screen
 
     house.ranks()[2].send_signal(signal.SIGCONT)
-    terminal.until_it_no_longer_shows("is frozen", 3)
+    terminal.until_it_no_longer_shows("is frozen", 10)
 
     terminal.keys("q")
     terminal.until_it_shows("exit code 0", 10)

@@ -127,3 +127,32 @@ def test_what_torch_says_when_a_peer_is_gone_is_recognised(error: str) -> None:
 @pytest.mark.parametrize("error", ["", "ValueError: boom", "RuntimeError: CUDA out of memory", "KeyError: 'peer'"])
 def test_other_errors_are_a_rank_s_own(error: str) -> None:
     assert not has_lost_peer(end(0, 1.0, code=1, error=error))
+
+
+def test_a_rank_that_was_about_to_end_is_the_one_that_left_though_its_launcher_ended_it() -> None:
+    lost, told = end(0, 10.0, code=1, error=LOST), end(1, 10.5, signal=15)
+    context = ExitContext(
+        stop_began_s=NEVER,
+        has_other_cause=False,
+        called_less=frozenset(),
+        now_s=20.0,
+        world_size=2,
+        farewells=frozenset({0, 1}),
+    )
+
+    found = sort_out({0: lost, 1: told}, context, Thresholds())
+
+    assert [death.rank for death in found.early_leavers] == [1]
+    assert culprits(found) == []
+    assert [death.rank for death in sorted_out(lost, told).early_leavers] == []
+
+
+def test_of_a_job_that_has_ended_well_its_ranks_are_not_blamed_for_the_last_one_s_loss() -> None:
+    deaths = {rank: end(rank, 10.0 + rank / 100, code=0) for rank in range(7)}
+    deaths[7] = end(7, 10.2, code=1, error=LOST)
+    context = ExitContext(NEVER, has_other_cause=False, called_less=frozenset(), now_s=20.0, world_size=8)
+
+    found = sort_out(deaths, context, Thresholds())
+
+    assert found.early_leavers == []
+    assert culprits(found) == [7]

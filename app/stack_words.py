@@ -25,7 +25,7 @@ INNERMOST_SHOWN = 3
 NATIVE_SHOWN = 16
 """Instead, where native frames are among them: whoever sees them has asked for them."""
 MAX_THREAD_NAMES = 6
-_INSTALLED = re.compile(r"/(?:site-packages|dist-packages|lib(?:64)?/python3(?:\.\d+)?t?)/")
+_INSTALLED = re.compile(r"/(?:site-packages|dist-packages|lib(?:64)?/python3(?:\.\d+)?t?)(?=/)")
 _KERNEL_STATES = {
     "R": "runs",
     "S": "sleeps",
@@ -185,7 +185,8 @@ def _place_text(frame: FrameRow, *, is_whole: bool = False) -> str:
 
 def _below_installed(file: str) -> str:
     """Return a file's path below the last directory of installed packages in it; empty where there is none."""
-    return "" if (parts := _INSTALLED.split(file))[-1] == file else parts[-1]
+    below = _INSTALLED.split(file)[-1]
+    return "" if below == file else below.removeprefix("/")
 
 
 def _folded_text(frames: Sequence[FrameRow], *, is_more: bool) -> str:

@@ -16,7 +16,7 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-START_S = 120.0
+START_S = 300.0
 """Two torchruns and four ranks on two cores, in a fresh environment whose modules are not compiled yet."""
 
 pytestmark = [

@@ -69,12 +69,13 @@ def test_a_rank_watched_from_outside_is_told_by_its_output_and_its_cpu() -> None
 def test_output_is_too_quiet_only_when_it_never_was_so_quiet_before() -> None:
     output = Output()
     assert not output.is_too_quiet(1e9)
-    output.put(worker_report(0, quiet_s=0.0), 100.0)
-    output.put(worker_report(1, quiet_s=50.0), 100.0)
-    assert not output.is_too_quiet(100.0 + LONG_QUIET_S)
-    assert output.is_too_quiet(101.0 + LONG_QUIET_S)
+    output.put(worker_report(0, quiet_s=60.0, seen_s=60.0), 90.0)
+    assert output.last_s is None, "it has not said a word yet"
+    output.put(worker_report(0, quiet_s=0.0, seen_s=70.0), 100.0)
+    output.put(worker_report(1, quiet_s=50.0, seen_s=70.0), 100.0)
+    assert not output.is_too_quiet(1000.0 + LONG_QUIET_S), "nobody knows yet how often it speaks"
 
-    output.put(worker_report(0, quiet_s=0.0), 200.0)
+    output.put(worker_report(0, quiet_s=0.0, seen_s=170.0), 200.0)
 
     assert not output.is_too_quiet(200.0 + QUIET_FACTOR * 100.0)
     assert output.is_too_quiet(201.0 + QUIET_FACTOR * 100.0)

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Diagnoser", "Diagnosis", "JobDiagnosis", "Thresholds"]
 
-STALE_PACE_S = 10.0
-"""Behind the last look at the ranks' pace: in a long evaluation it says nothing any more."""
 MAX_VERDICTS = 64
 """Of one job; the worst are kept."""
 
@@ -237,7 +235,7 @@ class _JobDiagnoser:
 
     def _slow(self, evidence: Evidence) -> list[Verdict]:
         is_over = bool(evidence.facts.is_dead.any())
-        if is_over or evidence.now_s - self._share.judged_s > STALE_PACE_S:
+        if is_over or not self._share.is_fresh(evidence.now_s):
             return []
         laggards = self._share.laggards
         if laggards is None:

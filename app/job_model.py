@@ -107,7 +107,6 @@ class JobModel:
         worked_s: Seconds in which it waited for nobody, by phase (in the order of `Phase`) and rank.
         num_compared: Collectives of which it is known which rank of its node came last.
         num_last: Of these, those to which it did.
-        lead_s: By how much, summed.
         workers: The node's last word on each rank.
         deaths: By rank, of those whose process has ended.
         died_at_s: When; NaN of those that live.
@@ -144,7 +143,6 @@ class JobModel:
         self.worked_s = np.zeros((len(Phase), world_size))
         self.num_compared = np.zeros(world_size)
         self.num_last = np.zeros(world_size)
-        self.lead_s = np.zeros(world_size)
         self.rss_bytes = np.full(world_size, np.nan)
         self.peak_rss_bytes = np.full(world_size, np.nan)
         self.stamp = np.zeros(world_size, np.int64)
@@ -210,7 +208,6 @@ class JobModel:
         if worker.lateness is not None:
             self.num_compared[rank] = worker.lateness.num_compared
             self.num_last[rank] = worker.lateness.num_last
-            self.lead_s[rank] = worker.lateness.lead_s
         report = worker.report
         if report is not None:
             age_s = worker.report_age_s

@@ -34,6 +34,8 @@ SETTLE_S = 0.4
 SLOT_STEPS = 2
 """A slot holds at least as many steps, where steps are told: a window of less than some steps tells nothing."""
 MAX_SLOT_S = 120.0
+STALE_PACE_S = 10.0
+"""What the pace told is not repeated when nothing has borne it out for so long."""
 NUM_SLOTS = 12
 """A window of 12 s of clean time: a slowed rank is named within 15 s, and one hiccup does not fill it."""
 NUM_RECENT_SLOTS = 4
@@ -124,8 +126,8 @@ class WaitShare:
         self._longest = np.zeros(NUM_SLOTS)
         self._steps = np.zeros(NUM_SLOTS)
         self._has_steps = False
-        self.judged_s = -np.inf
-        """When the pace was looked at last."""
+        self._held_s = -np.inf
+        """Until when what was judged last has been borne out by clean time."""
         self._num_filled = 0
         self._slot_s = 0.0
         """Clean time in the slot that is being filled."""
@@ -148,6 +150,10 @@ class WaitShare:
     def laggards(self) -> Laggards | None:
         """The persistent stragglers, None while there are none."""
         return self._laggards
+
+    def is_fresh(self, now_s: float) -> bool:
+        """Return whether what was judged last may still be said: clean time has gone on since, without a long gap."""
+        return now_s - self._held_s <= STALE_PACE_S
 
     def sample(self, job: JobModel, longest_wait_s: float, now_s: float, *, is_clean: bool) -> None:
         """Look at the counters; once a slot is full, judge anew.
@@ -194,6 +200,8 @@ class WaitShare:
             self._window[:, slot] = 0.0
         self._window[:, slot] += grown
         self._slot_s += mark.at_s - before.at_s
+        if self.is_fresh(mark.at_s):
+            self._held_s = mark.at_s
         if mark.step is not None and before.step is not None:
             self._slot_steps += max(0, mark.step - before.step)
         is_short = mark.step is not None and self._slot_steps < SLOT_STEPS
@@ -202,7 +210,7 @@ class WaitShare:
         self._longest[slot], self._steps[slot] = self._longest_wait_s, self._slot_steps
         self._slot_s, self._slot_steps, self._longest_wait_s = 0.0, 0, 0.0
         self._num_filled += 1
-        self._has_steps, self.judged_s = mark.step is not None, mark.at_s
+        self._has_steps, self._held_s = mark.step is not None, mark.at_s
         self._judge(mark.beside)
 
     def forget(self) -> None:
@@ -223,8 +231,7 @@ class WaitShare:
 
         The collectives of one step have one reason, so steps count; with two ranks, chance does much.
         """
-        slots = [index % NUM_SLOTS for index in range(max(0, self._num_filled - num_slots), self._num_filled)]
-        steps = self._steps[slots].sum() if self._has_steps else recent[2] / CALLS_OF_A_STEP
+        steps = self._steps[self._newest(num_slots)].sum() if self._has_steps else recent[2] / CALLS_OF_A_STEP
         by_chance = 1.0 / np.maximum(beside, 2)
         spread = np.sqrt(by_chance * (1.0 - by_chance) / np.maximum(steps, 1.0))
         least: NDArray[np.float64] = np.maximum(MIN_LAST, by_chance + CHANCE_SIGMAS * spread)
@@ -232,9 +239,12 @@ class WaitShare:
 
     def _recent(self, num_slots: int) -> NDArray[np.float32]:
         """Return the sums over the newest slots."""
-        slots = [index % NUM_SLOTS for index in range(max(0, self._num_filled - num_slots), self._num_filled)]
-        total: NDArray[np.float32] = self._window[:, slots].sum(axis=1)
+        total: NDArray[np.float32] = self._window[:, self._newest(num_slots)].sum(axis=1)
         return total
+
+    def _newest(self, num_slots: int) -> list[int]:
+        """Return the places of the newest filled slots."""
+        return [index % NUM_SLOTS for index in range(max(0, self._num_filled - num_slots), self._num_filled)]
 
     def _judge(self, beside: NDArray[np.int64]) -> None:
         whole = self._window.sum(axis=1)

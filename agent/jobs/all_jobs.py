@@ -208,7 +208,7 @@ class Jobs:
 
     def statuses(self, now_s: float) -> list[JobStatus]:
         """Return every job as a console sees it, in the order of their preparation."""
-        return [self._space.said_in(launch.status(now_s)) for launch in self._launches.values()]
+        return [self._space.said_in(launch.job.status(now_s)) for launch in self._launches.values()]
 
     async def kill_all(self, within_s: float) -> None:
         """Kill what runs and wait until it is gone, within bounds."""

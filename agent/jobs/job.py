@@ -82,24 +82,19 @@ class Job:
         self.state = JobState.PREPARED
         self.exit_code: int | None = None
         """Of the launcher, once the last attempt has ended."""
+        # What an agent after this one must know; `JobMemory` says of each what it is.
         self._since_s = now_s
         self._cause = ""
-        """The first thing that went wrong, as a sentence."""
         self._failure: Failure | None = None
-        """The failure that the others followed from, as far as this node can tell."""
         self._num_restarts = 0
         self._kill_at_s: float | None = None
-        """When patience ends: set while stopping, and after a rank has failed."""
         self._terminate_at_s: float | None = None
-        """When patience with an agreed stop ends: set while there is one."""
         self._begin_again_at_s: float | None = None
-        """When the next attempt begins: set while restarting."""
         self._round: Round | None = None
-        """Of an elastic job, once the launcher has gathered nodes."""
         self._is_abandoned = False
-        """The ranks are ended since they hang and nobody watches."""
-        self._workers: dict[int, WorkerMemory] = {}
+        self._unprobed = ""
         self._last_request_id = 0
+        self._workers: dict[int, WorkerMemory] = {}
         self._story: deque[str] = deque(maxlen=STORY_LENGTH)
 
     @classmethod
@@ -116,6 +111,8 @@ class Job:
         job._begin_again_at_s = memory.begin_again_at_s
         job._round = memory.round
         job._is_abandoned = memory.is_abandoned
+        job._unprobed = memory.unprobed
+        job._last_request_id = memory.last_request_id
         return job
 
     @property
@@ -134,6 +131,8 @@ class Job:
             begin_again_at_s=self._begin_again_at_s,
             round=self._round,
             is_abandoned=self._is_abandoned,
+            unprobed=self._unprobed,
+            last_request_id=self._last_request_id,
         )
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
@@ -171,6 +170,7 @@ class Job:
             num_restarts=self._round.number - 1 if self._round else self._num_restarts,
             max_restarts=spec.max_restarts,
             allow_faults=spec.allow_faults,
+            unprobed=self._unprobed,
             detail=detail(self.memory, self._workers.values(), now_s)[:4096],
             root_cause=self._failure.told(now_s) if self._failure else None,
         )
@@ -231,7 +231,8 @@ class Job:
                 return self._on_end_wanted(before, event, now_s)
             case FaultReceived():
                 return self._on_fault(event)
-            case LauncherStarted():
+            case LauncherStarted(unprobed=why):
+                self._unprobed = why
                 self._take_next_attempt(before)
                 return [ReleasePort()] if before is JobState.RESTARTING else [ReleasePort(), Answer(Accepted())]
             case LauncherNotStarted(message=message):

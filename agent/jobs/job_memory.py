@@ -31,14 +31,26 @@ class JobMemory(msgspec.Struct, frozen=True, omit_defaults=True):
     state: JobState
     since_s: float
     exit_code: int | None = None
+    """Of the launcher, once the last attempt has ended."""
     cause: str = ""
+    """The first thing that went wrong, as a sentence."""
     failure: Failure | None = None
+    """The failure that the others followed from, as far as this node can tell."""
     num_restarts: int = 0
     kill_at_s: float | None = None
+    """When patience ends: set while stopping, and after a rank has failed."""
     terminate_at_s: float | None = None
+    """When patience with an agreed stop ends: set while there is one."""
     begin_again_at_s: float | None = None
+    """When the next attempt begins: set while restarting."""
     round: Round | None = None
+    """Of an elastic job, once the launcher has gathered nodes."""
     is_abandoned: bool = False
+    """The ranks are ended since they hang and nobody watches."""
+    unprobed: str = ""
+    """Why no rank has a probe, as it was when the launcher was started; empty where they should have one."""
+    last_request_id: int = 0
+    """Of requests to probes: ranks that outlive an agent have heard them."""
 
     def of_another_boot(self, now_s: float) -> JobMemory:
         """Return it with times that the clock of this boot can be compared with: all of them are now."""

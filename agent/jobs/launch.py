@@ -6,8 +6,6 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from agent.errors import SpawnError
 from agent.jobs.lifecycle import LauncherNotStarted, LauncherStarted
 from agent.jobs.preflight import local_address
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from agent.jobs.job_memory import Round
     from agent.jobs.preflight import Address
     from agent.logs.failure_text import FoundFailure
-    from agent.wire.jobs import JobSpec, JobStatus
+    from agent.wire.jobs import JobSpec
     from ddpcore.wire import DumpStacks, ProbeRequest, StopTraining
 
 
@@ -51,10 +49,6 @@ class Launch:
     def job_id(self) -> str:
         """The job's id."""
         return self.job.spec.job_id
-
-    def status(self, now_s: float) -> JobStatus:
-        """Return the job as a console sees it."""
-        return msgspec.structs.replace(self.job.status(now_s), unprobed=why_unprobed(self.job.spec, os.environ))
 
     @property
     def master_port(self) -> int:
@@ -88,7 +82,7 @@ class Launch:
             return LauncherNotStarted(str(error))
         except OSError as error:
             return LauncherNotStarted(f"there is no way to {spec.master_addr}: {error.strerror}")
-        return LauncherStarted()
+        return LauncherStarted(why_unprobed(spec, os.environ))
 
     def adopt(self) -> bool:
         """Take hold of the shim that an earlier agent has started; return whether there is one that lives."""

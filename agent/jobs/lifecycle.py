@@ -54,6 +54,9 @@ class FaultReceived(msgspec.Struct, frozen=True):
 class LauncherStarted(msgspec.Struct, frozen=True):
     """The shim runs, and with it the launcher."""
 
+    unprobed: str = ""
+    """Why no rank will have a probe, empty where they should."""
+
 
 class LauncherNotStarted(msgspec.Struct, frozen=True):
     """The shim could not be started; nothing runs."""

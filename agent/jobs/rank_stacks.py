@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import stat
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from agent.processes.kernel_facts import kernel_facts
+from agent.processes.kernel_facts import has_uninterruptible_thread, kernel_facts
 from agent.processes.py_spy import PySpy, SpyError, find_py_spy
+from agent.regular_file import open_regular
 from agent.wire.stacks import RankStacks, Stacks, StackSource, sendable_ranks
 from ddpcore.wire import DumpStacks, MalformedReportError
 from ddpcore.wire_stacks import MAX_STACK_FILE_BYTES, decode_stack_dump, stack_file
@@ -101,10 +101,11 @@ class StackTaker:
         """Return what py-spy sees, else what there is, with the reason for it."""
         if order.spy is None:
             return _noted(found, "py-spy is not installed there (pip install 'rankdeck[stacks]')")
-        # A process that is stopped cannot be traced, only read.
-        is_native = order.is_native and not kernel.is_stopped
-        if order.is_native and not is_native:
-            found = _noted(found, "no native frames of a stopped process")
+        # A process that is stopped, or cannot be, is not traced, only read.
+        whats_in_the_way = _whats_in_the_way(kernel, found.pid) if order.is_native else ""
+        is_native = order.is_native and not whats_in_the_way
+        if whats_in_the_way:
+            found = _noted(found, f"no native frames: {whats_in_the_way}")
         try:
             threads, num_left_out = await self._py_spy.dump(
                 order.spy, found.pid, is_native=is_native, deadline_s=order.deadline_s
@@ -114,6 +115,13 @@ class StackTaker:
         return msgspec.structs.replace(
             found, source=StackSource.PY_SPY, threads=threads, num_threads_left_out=num_left_out
         )
+
+
+def _whats_in_the_way(kernel: KernelFacts, pid: int) -> str:
+    """Return why a process cannot be traced, empty where it can."""
+    if kernel.is_stopped:
+        return "the process is stopped"
+    return "a thread of it waits in the kernel (state D)" if has_uninterruptible_thread(pid) else ""
 
 
 async def _ask_probe(order: _Order, rank: int, kernel: KernelFacts) -> tuple[StackDump | None, str]:
@@ -145,14 +153,12 @@ def read_stack_file(path: Path) -> StackDump | None:
         MalformedReportError: There is something else.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = open_regular(path)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise MalformedReportError(f"{path.name} cannot be opened: {error.strerror}") from error
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise MalformedReportError(f"{path.name} is not a file")
         return decode_stack_dump(os.pread(fd, MAX_STACK_FILE_BYTES + 1, 0))
     except OSError as error:
         raise MalformedReportError(f"{path.name} cannot be read: {error.strerror}") from error

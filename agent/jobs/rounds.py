@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import stat
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from agent.jobs.job_memory import Round
+from agent.regular_file import open_regular
 from ddpcore.wire import DECODE_ERRORS, ROUND_FILE
 
 if TYPE_CHECKING:
@@ -23,12 +23,10 @@ def read_round(job_dir: Path) -> Round | None:
     The file is as hostile as the job: a link, a pipe or nonsense is no round.
     """
     try:
-        fd = os.open(job_dir / ROUND_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = open_regular(job_dir / ROUND_FILE)
     except OSError:
         return None
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return None
         return msgspec.json.decode(os.read(fd, MAX_ROUND_BYTES), type=Round)
     except (OSError, *DECODE_ERRORS):
         return None

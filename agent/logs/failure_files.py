@@ -8,7 +8,6 @@ wrote to standard error is read.
 from __future__ import annotations
 
 import os
-import stat
 import time
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ import msgspec
 from agent.logs.failure_text import FailureText, FoundFailure
 from agent.logs.log_tail import log_path
 from agent.logs.traceback_text import MAX_EXCEPTION_CHARS, cleaned, failure_in
+from agent.regular_file import open_regular
 from agent.wire.logs import LAUNCHER_RANK, LogStream
 
 if TYPE_CHECKING:
@@ -96,13 +96,11 @@ class _Content(msgspec.Struct):
 
 def _end_of(path: Path, max_bytes: int) -> _Content | None:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = open_regular(path)
     except OSError:
         return None
     try:
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            return None
         start = max(0, status.st_size - max_bytes)
         age_s = time.time() - status.st_mtime  # noqa: TID251 - a file's time is wall time
         return _Content(os.pread(fd, max_bytes, start), start > 0, max(0.0, age_s))

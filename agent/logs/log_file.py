@@ -12,6 +12,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from agent.logs.line_splitter import LineSplitter
+from agent.regular_file import open_regular
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,14 +95,9 @@ class LogFile:
 
     def _open(self) -> bool:
         try:
-            # Nobody plants a link or a pipe: neither leads anywhere, nor is it waited for.
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            self._fd = open_regular(self.path)
         except OSError:
             return False  # nobody has written yet
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            return False
-        self._fd = fd
         self._offset = self._line_offset = 0
         return True
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import codecs
 import os
 import re
-import stat
 from typing import TYPE_CHECKING
 
 from agent.logs.log_tail import log_path
+from agent.regular_file import open_regular
 from agent.wire.logs import LogChunk, ReadLog
 from agent.wire.replies import RefusalReason, Refused
 
@@ -30,16 +30,13 @@ def read_log(job_root: Path, command: ReadLog) -> LogChunk | Refused:
     attempt = _newest_attempt(job_root) if command.attempt is None else command.attempt
     path = log_path(job_root / str(attempt), command.rank, command.stream)
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = open_regular(path)
     except OSError as error:
         return Refused(
             RefusalReason.NO_LOG, f"no log of job {command.job_id}, attempt {attempt}: {path.name}: {error.strerror}"
         )
     try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            return Refused(RefusalReason.NO_LOG, f"{path.name} of job {command.job_id} is not a file")
-        return _chunk(fd, status.st_size, attempt, command)
+        return _chunk(fd, os.fstat(fd).st_size, attempt, command)
     except OSError as error:
         return Refused(RefusalReason.NO_LOG, f"{path.name} of job {command.job_id} cannot be read: {error.strerror}")
     finally:

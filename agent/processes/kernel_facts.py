@@ -28,6 +28,15 @@ def kernel_facts(pid: int) -> KernelFacts | None:
     )
 
 
+def has_uninterruptible_thread(pid: int) -> bool:
+    """Return whether a thread of a process waits in the kernel so that nobody can stop it now: state D."""
+    try:
+        threads = [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return False
+    return any(shim.stat_fields(thread)[:1] == [b"D"] for thread in threads)
+
+
 def _read(pid: int, name: str) -> str:
     """Return a small file of a process; empty where this user may not read it, or the process is gone."""
     try:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent.processes import shim
 from agent.processes.spy_output import MalformedOutputError, stacks_of_output
 
 if TYPE_CHECKING:
@@ -72,13 +74,14 @@ class PySpy:
             async with asyncio.timeout_at(deadline_s), self._room:
                 for _ in range(ATTEMPTS - 1):
                     with contextlib.suppress(SpyError):
-                        return await self._run(argv, pid)
-                return await self._run(argv, pid)
+                        return await self._run(argv, pid, is_native=is_native)
+                return await self._run(argv, pid, is_native=is_native)
         except TimeoutError:
             raise SpyError("py-spy took too long") from None
 
-    async def _run(self, argv: tuple[str, ...], pid: int) -> tuple[list[ThreadStack], int]:
+    async def _run(self, argv: tuple[str, ...], pid: int, *, is_native: bool) -> tuple[list[ThreadStack], int]:
         pipe = asyncio.subprocess.PIPE
+        fields = shim.stat_fields(pid)
         try:
             spy = await asyncio.create_subprocess_exec(
                 *argv, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True
@@ -96,7 +99,11 @@ class PySpy:
             if await spy.wait():
                 raise SpyError(f"py-spy: {_first_line(said)}")
         finally:
+            was_cut_short = spy.returncode is None
             await self._end(spy)
+            if is_native and was_cut_short and fields:
+                # One that is killed while it traces may leave the process with a stop that it has asked for.
+                shim.send_signal(pid, int(fields[19]), signal.SIGCONT)
         try:
             return stacks_of_output(output, pid)
         except MalformedOutputError as error:

@@ -16,7 +16,6 @@ from agent.wire.reports import LatenessReport
 if TYPE_CHECKING:
     from ddpcore.wire import RankReport
 
-_US = 1e-6
 MAX_LEAD_US = 600_000_000
 """More is a clock that was set, or nonsense."""
 MAX_LATE_BEATS = 8
@@ -25,7 +24,6 @@ MAX_LATE_BEATS = 8
 class _Count(msgspec.Struct):
     num_compared: int = 0
     num_last: int = 0
-    lead_s: float = 0.0
 
 
 class Lateness:
@@ -64,7 +62,7 @@ class Lateness:
     def of(self, rank: int) -> LatenessReport | None:
         """Return a rank's counts, None while it has not been compared with any."""
         count = self._counts.get(rank)
-        return None if count is None else LatenessReport(count.num_compared, count.num_last, count.lead_s)
+        return None if count is None else LatenessReport(count.num_compared, count.num_last)
 
     def _compare(self) -> None:
         for group, calls in self._calls.items():
@@ -84,4 +82,3 @@ class Lateness:
         lead_us = called_us[last] - called_us[second]
         if 0 < lead_us < MAX_LEAD_US:
             self._counts[last].num_last += 1
-            self._counts[last].lead_s += lead_us * _US

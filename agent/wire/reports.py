@@ -57,8 +57,6 @@ class LatenessReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Collectives."""
     num_last: Count = 0
     """Of these, those to which it came last."""
-    lead_s: Seconds = 0.0
-    """By how much it came after the second to last, summed over `num_last`."""
 
 
 class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -416,6 +416,18 @@ def test_a_restored_job_goes_on_where_the_memory_ends(state: JobState) -> None:
     restored.validate()
 
 
+def test_what_only_the_agent_that_started_the_ranks_knows_outlives_it() -> None:
+    job = Job(make_spec(), 0.0)
+    for event in (CommitReceived(), LauncherStarted("TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps it out")):
+        job.handle(event, 0.0)
+    last_id = job.new_request_id()
+
+    restored = Job.restored(msgspec.json.decode(msgspec.json.encode(job.memory), type=JobMemory))
+
+    assert restored.status(1.0).unprobed == "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps it out"
+    assert restored.new_request_id() > last_id
+
+
 def test_after_a_reboot_the_clock_has_begun_anew() -> None:
     job = job_in(JobState.RUNNING)
     job.handle(StopReceived(), 5000.0)

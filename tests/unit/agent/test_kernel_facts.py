@@ -6,9 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
-from agent.processes.kernel_facts import kernel_facts
+from agent.processes.kernel_facts import has_uninterruptible_thread, kernel_facts
 from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_a_process_that_is_stopped_is_told_from_one_that_runs_and_one_that_is_gone() -> None:
@@ -35,3 +39,27 @@ def test_this_process_is_in_no_system_call_that_sleeps() -> None:
 
     assert facts
     assert facts.state == "R"
+
+
+SPAWNS = """
+import os, sys, threading
+def spawn():
+    os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)])
+threading.Thread(target=spawn).start()
+"""
+"""Its child opens a pipe that nobody writes to; the kernel keeps the thread waiting until the child has its program."""
+
+
+def test_a_thread_that_nobody_can_stop_is_seen_whichever_it_is(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    process = subprocess.Popen([sys.executable, "-c", SPAWNS, str(pipe)])
+    try:
+        until(lambda: has_uninterruptible_thread(process.pid), 10.0, "a thread waits for its child")
+        os.close(os.open(pipe, os.O_WRONLY))
+        assert process.wait(10.0) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert not has_uninterruptible_thread(process.pid)
+    assert not has_uninterruptible_thread(os.getpid())

@@ -23,9 +23,9 @@ def report(rank: int, beat: int, **called_us: dict[int, int]) -> RankReport:
     )
 
 
-def told(lateness: Lateness, rank: int) -> tuple[int, int, int]:
+def told(lateness: Lateness, rank: int) -> tuple[int, int]:
     found = lateness.of(rank)
-    return (0, 0, 0) if found is None else (found.num_compared, found.num_last, round(found.lead_s * 1e6))
+    return (0, 0) if found is None else (found.num_compared, found.num_last)
 
 
 def test_who_comes_last_is_counted_once_the_next_beat_begins() -> None:
@@ -37,9 +37,9 @@ def test_who_comes_last_is_counted_once_the_next_beat_begins() -> None:
 
     lateness.take(report(0, 6, g0={20: 900}))
 
-    assert told(lateness, 0) == (2, 0, 0)
-    assert told(lateness, 1) == (2, 1, 20)
-    assert told(lateness, 2) == (2, 1, 40)
+    assert told(lateness, 0) == (2, 0)
+    assert told(lateness, 1) == (2, 1)
+    assert told(lateness, 2) == (2, 1)
 
 
 def test_a_report_that_comes_again_within_its_beat_counts_once() -> None:
@@ -49,7 +49,7 @@ def test_a_report_that_comes_again_within_its_beat_counts_once() -> None:
         lateness.take(report(1, 5, g0={7: 130}))
     lateness.take(report(0, 6, g0={20: 900}))
     lateness.take(report(1, 5, g0={7: 130}))
-    assert told(lateness, 1) == (1, 1, 30)
+    assert told(lateness, 1) == (1, 1)
 
 
 def test_only_what_all_have_called_is_compared() -> None:
@@ -57,7 +57,7 @@ def test_only_what_all_have_called_is_compared() -> None:
     lateness.take(report(0, 5, g0={7: 100, 8: 200}))
     lateness.take(report(1, 5, g0={8: 210, 9: 300}))
     lateness.take(report(0, 6, g0={20: 900}))
-    assert told(lateness, 1) == (1, 1, 10)
+    assert told(lateness, 1) == (1, 1)
 
 
 def test_groups_are_compared_among_their_own_members() -> None:
@@ -67,9 +67,9 @@ def test_groups_are_compared_among_their_own_members() -> None:
     lateness.take(report(2, 5, g0={7: 90}, g1={3: 20}))
     lateness.take(report(3, 5, g9={1: 5}))
     lateness.take(report(0, 6, g0={20: 900}))
-    assert told(lateness, 2) == (2, 1, 10)
-    assert told(lateness, 1) == (1, 1, 30)
-    assert told(lateness, 3) == (0, 0, 0)
+    assert told(lateness, 2) == (2, 1)
+    assert told(lateness, 1) == (1, 1)
+    assert told(lateness, 3) == (0, 0)
 
 
 def test_two_that_come_together_are_not_last() -> None:
@@ -77,7 +77,7 @@ def test_two_that_come_together_are_not_last() -> None:
     lateness.take(report(0, 5, g0={7: 100}))
     lateness.take(report(1, 5, g0={7: 100}))
     lateness.take(report(0, 6, g0={20: 900}))
-    assert told(lateness, 0) == told(lateness, 1) == (1, 0, 0)
+    assert told(lateness, 0) == told(lateness, 1) == (1, 0)
 
 
 def test_calls_that_are_told_again_at_the_next_beat_count_once() -> None:
@@ -85,18 +85,16 @@ def test_calls_that_are_told_again_at_the_next_beat_count_once() -> None:
     for beat in range(5, 9):
         lateness.take(report(0, beat, g0={7: 100, 8: 200}))
         lateness.take(report(1, beat, g0={7: 130, 8: 260}))
-    assert told(lateness, 1) == (2, 2, 90)
+    assert told(lateness, 1) == (2, 2)
 
 
-def test_a_clock_that_is_set_back_begins_anew_and_nonsense_adds_no_lead() -> None:
+def test_a_clock_that_is_set_back_begins_anew_and_a_lead_of_years_is_nobody_s() -> None:
     lateness = Lateness()
-    for beat in (900, 100, 101):
-        lateness.take(report(0, beat, g0={beat: 100}))
-        lateness.take(report(1, beat, g0={beat: 130 if beat == 100 else 2**63 - 1}))
+    for seq, beat in enumerate((900, 100, 101)):
+        lateness.take(report(0, beat, g0={seq + 1: 100}))
+        lateness.take(report(1, beat, g0={seq + 1: 130 if beat == 100 else 2**63 - 1}))
     lateness.take(report(0, 102, g0={999: 1}))
-    found = lateness.of(1)
-    assert found is not None
-    assert found.lead_s <= 600.0
+    assert told(lateness, 1) == (3, 1)
 
 
 @given(
@@ -115,5 +113,5 @@ def test_whatever_ranks_say_the_counts_hold_together(said: list[tuple[int, int, 
         lateness.take(report(rank, beat, g0=calls))
     found = [lateness.of(rank) for rank in range(4)]
     known = [one for one in found if one is not None]
-    assert all(one.num_last <= one.num_compared and one.lead_s >= 0 for one in known)
+    assert all(one.num_last <= one.num_compared for one in known)
     assert sum(one.num_last for one in known) <= max((one.num_compared for one in known), default=0) * 4

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.processes.kernel_facts import kernel_facts
 from agent.processes.py_spy import MAX_OUTPUT_BYTES, PySpy, SpyError, find_py_spy
+from tests.support.waiting import until_async
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,11 +27,11 @@ def program(directory: Path, body: str) -> str:
     return str(path)
 
 
-async def dumped(executable: str, within_s: float = 20.0, *, is_native: bool = False) -> list[str]:
+async def dumped(executable: str, within_s: float = 20.0, *, is_native: bool = False, pid: int = 7) -> list[str]:
     spy = PySpy()
     deadline_s = asyncio.get_running_loop().time() + within_s
     try:
-        threads, _ = await spy.dump(executable, 7, is_native=is_native, deadline_s=deadline_s)
+        threads, _ = await spy.dump(executable, pid, is_native=is_native, deadline_s=deadline_s)
     finally:
         assert spy.pids == set()
     return [frame.function for thread in threads for frame in thread.frames]
@@ -83,6 +85,20 @@ async def test_one_that_hangs_is_given_up(tmp_path: Path) -> None:
         await dumped(program(tmp_path, "import time\ntime.sleep(600)"), within_s=0.5)
 
     assert time.monotonic() - began_s < 10
+
+
+async def test_a_process_goes_on_that_one_has_stopped_and_not_let_go(tmp_path: Path) -> None:
+    stops = "import os, signal, sys, time\nos.kill(int(sys.argv[-1]), signal.SIGSTOP)\ntime.sleep(600)"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(600)")
+    try:
+        executable = program(tmp_path, stops)
+        with pytest.raises(SpyError, match="py-spy took too long"):
+            await dumped(executable, within_s=1.0, is_native=True, pid=process.pid)
+
+        await until_async(lambda: (found := kernel_facts(process.pid)) and not found.is_stopped, 5.0, "it goes on")
+    finally:
+        process.kill()
+        await process.wait()
 
 
 async def test_one_that_does_not_start_is_said(tmp_path: Path) -> None:

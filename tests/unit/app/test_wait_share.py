@@ -196,3 +196,24 @@ def test_input_that_takes_most_of_every_step_is_told() -> None:
         watched.job.worked_s[list(Phase).index(Phase.DATA)] += 0.6
         watched.live(1, 0.0, 0.0, 0.0, 0.0)
     assert watched.share.input_frac == pytest.approx(0.6)
+
+
+def test_a_verdict_stands_as_long_as_slow_steps_bear_it_out_and_not_behind_a_long_gap() -> None:
+    watched = Watched()
+    for second in range(600):  # a step takes 20 s, a slot thus 40 s
+        watched.job.step[:] = second // 20
+        watched.live(1, 0.9, 0.9, 0.05, 0.9)
+        assert watched.share.is_fresh(watched.now_s) or second < 45
+    assert watched.share.laggards is not None
+
+    watched.live(9, 0.0, 0.0, 0.0, 0.0, is_clean=False)
+    assert watched.share.is_fresh(watched.now_s)
+    watched.live(3, 0.0, 0.0, 0.0, 0.0, is_clean=False)
+    assert not watched.share.is_fresh(watched.now_s)
+
+    watched.live(1, 0.9, 0.9, 0.05, 0.9)
+    assert not watched.share.is_fresh(watched.now_s)
+    for second in range(600, 660):
+        watched.job.step[:] = second // 20
+        watched.live(1, 0.9, 0.9, 0.05, 0.9)
+    assert watched.share.is_fresh(watched.now_s)

@@ -53,13 +53,17 @@ class StepFaults:
         if fault.rank == self._rank:
             self._arrived.append(fault)
 
-    def due(self, step: int) -> list[Fault]:
+    def due(self, step: int, first_step: int | None = None) -> list[Fault]:
         """Return what strikes in this step, each fault once.
 
-        A program that reports every tenth step is struck at the first report of its step or a later one; one that
-        resumes behind the step of a fault that it was started with is not struck.
+        From its second report on, a program that reports every tenth step is struck at the first report of the fault's
+        step or a later one. What lies before the first report does not strike: the program may have resumed there.
+
+        Args:
+            step: What the program has come to.
+            first_step: Where its steps began, if that is known; None is at `step`.
         """
-        after = step - 1 if self._last_step is None else self._last_step
+        after = (first_step or step) - 1 if self._last_step is None else self._last_step
         self._last_step = step
         while self._arrived:
             fault = self._arrived.popleft()

@@ -178,12 +178,12 @@ class Probe:
         counted = self._optimizer_steps
         if counted is not None and counted.note(optimizer_id) and counted.num_steps > 1:
             marks.step = StepMark(counted.num_steps, None, None, None, counted.num_steps, is_counted=True)
-            self._finish_step(counted.num_steps)
+            self._finish_step(counted.num_steps, first_step=1)
 
-    def _finish_step(self, step: int) -> None:
+    def _finish_step(self, step: int, first_step: int | None = None) -> None:
         now_s = time.monotonic()
         marks.gpu_memory = self._gpu_memory.look(now_s)
-        for fault in self.faults.due(step):
+        for fault in self.faults.due(step, first_step):
             if fault.kind is FaultKind.SLOW:
                 self.faults.slow_factor = fault.factor
             else:

@@ -44,6 +44,12 @@ def test_a_program_that_resumes_behind_the_step_is_not_struck() -> None:
     assert [len(faults.due(step)) for step in (1000, 1001)] == [0, 0]
 
 
+def test_a_program_whose_steps_are_known_from_the_first_is_struck_there_too() -> None:
+    faults = StepFaults([fault(1)], rank=2)
+
+    assert [len(faults.due(step, first_step=1)) for step in (2, 3)] == [1, 0]
+
+
 def test_a_fault_that_arrives_strikes_at_its_step_and_one_that_is_late_at_the_next() -> None:
     faults = StepFaults([], rank=2)
     assert faults.due(7) == []

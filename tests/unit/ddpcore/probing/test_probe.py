@@ -160,6 +160,14 @@ def test_optimizers_are_counted_from_the_second_step_on(started: probe.Probe, in
     assert (report.is_step_counted, report.steps_done, report.loss, report.epoch) == (True, 2, None, None)
 
 
+def test_a_fault_at_the_first_counted_step_strikes_when_that_is_told(started: probe.Probe) -> None:
+    started.faults.add(Fault(FaultKind.SLOW, rank=3, at_step=1, factor=1.5))
+    started.count_step(1)
+    assert started.faults.slow_factor == 1.0
+    started.count_step(1)
+    assert started.faults.slow_factor == 1.5
+
+
 def test_a_program_that_says_its_steps_is_believed_for_good(started: probe.Probe, inbox: Inbox) -> None:
     for _ in range(3):
         started.count_step(1)

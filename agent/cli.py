@@ -250,9 +250,10 @@ def stacks(*, directory: Path, job_id: str | None, is_native: bool) -> None:
 @_directory
 @click.option("--tier", type=click.Choice([tier.value for tier in Tier]), default="recent", show_default=True)
 @click.option("--since-seq", type=click.IntRange(min=0), default=0, help="Number of the last report that is known.")
-def history(directory: Path, tier: str, since_seq: int) -> None:
+@click.option("--max-age", "max_age_s", type=click.FloatRange(min=0), help="In seconds.")
+def history(directory: Path, tier: str, since_seq: int, max_age_s: float | None) -> None:
     """Print reports of the past, oldest first."""
-    _ask(directory, PullHistory(Tier(tier), since_seq))
+    _ask(directory, PullHistory(Tier(tier), since_seq, max_age_s))
 
 
 @cli.command()

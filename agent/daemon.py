@@ -47,7 +47,6 @@ from agent.wire.commands import (
     ShowJob,
     Shutdown,
     Stop,
-    Tier,
 )
 from agent.wire.fields import CONTROL_SOCKET, INBOX_SOCKET, TELEMETRY_SOCKET
 from agent.wire.jobs import ENDED_STATES, JobState
@@ -200,8 +199,8 @@ class Daemon:
             case PullLogs(since_seq=since_seq):
                 lines = self._jobs.logs.since(since_seq, MAX_PULLED_LINES)
                 return Logs(epoch=self.epoch, first_seq=self._jobs.logs.first_seq, lines=lines)
-            case PullHistory(tier=tier, since_seq=since_seq):
-                return self._past(tier, since_seq)
+            case PullHistory():
+                return self._past(command)
             case ShowJob(job_id=job_id):
                 return self._jobs.show(job_id)
             case GetStacks(job_id=job_id, is_native=is_native):
@@ -276,8 +275,9 @@ class Daemon:
             self._history.close()
             self._history = None
 
-    def _past(self, tier: Tier, since_seq: int) -> History:
-        found = self._history.since(tier, since_seq, MAX_HISTORY_BYTES) if self._history else []
+    def _past(self, wanted: PullHistory) -> History:
+        tier, since_seq, max_age_s = wanted.tier, wanted.since_seq, wanted.max_age_s
+        found = self._history.since(tier, since_seq, MAX_HISTORY_BYTES, max_age_s) if self._history else []
         return History([PastReport(past.seq, past.age_s, decode_node_report(past.frame)) for past in found])
 
 

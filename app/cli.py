@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from importlib.metadata import version
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 import click
 
@@ -19,6 +20,7 @@ from app.demo import (
     check_options,
 )
 from app.errors import AppError, ExitCode
+from app.evidence_cli import evidence, replay
 from app.faults import AT_START, parse_fault
 from app.headless import print_line
 from app.host_cli import HOST_VERBS
@@ -46,14 +48,21 @@ def rankdeck() -> None:
 @click.option("--headless", is_flag=True, help="No screen: lines on stderr, a summary on stdout")
 @click.option("--json", "is_json", is_flag=True, help="The summary as one JSON object (implies --headless)")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Rendezvous port on loopback [a free one]")
-def demo(*, steps: int | None, ranks: int, fault: str | None, headless: bool, is_json: bool, port: int) -> None:
+@click.option(
+    "--evidence",
+    "evidence_dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep evidence of each incident there [none is kept]",
+)
+def demo(*, headless: bool, is_json: bool, fault: str | None, steps: int | None, **how: Any) -> None:
     """Train a small GPT on this machine, over two private agents, and watch it; nothing is left behind."""
     is_headless = headless or is_json or not is_terminal()
     options = DemoOptions(
-        num_ranks=ranks,
+        num_ranks=how["ranks"],
         steps=steps or (HEADLESS_STEPS if is_headless else CONSOLE_STEPS),
         fault=parse_fault(fault) if fault else None,
-        port=port,
+        port=how["port"],
+        evidence_dir=how["evidence_dir"],
     )
     check_options(options)
     if is_headless:
@@ -61,7 +70,7 @@ def demo(*, steps: int | None, ranks: int, fault: str | None, headless: bool, is
     raise SystemExit(asyncio.run(show_session(Demo(options))))
 
 
-for verb in HOST_VERBS:
+for verb in (*HOST_VERBS, evidence, replay):
     rankdeck.add_command(verb)
 
 

@@ -50,6 +50,8 @@ class DemoOptions(msgspec.Struct, frozen=True):
     fault: Fault | None = None
     port: int = 0
     """Rendezvous port on loopback; 0 takes a free one."""
+    evidence_dir: Path | None = None
+    """Keep evidence of incidents there; None keeps none, and leaves nothing behind."""
 
 
 def check_options(options: DemoOptions) -> None:
@@ -97,6 +99,7 @@ class Demo:
     watched_job = JOB_ID
     leaving = "the session ends what it started"
     can_inject = True
+    player = None
 
     def __init__(self, options: DemoOptions) -> None:
         self._options = options
@@ -104,7 +107,7 @@ class Demo:
         self._nodes = [f"demo-{index}" for index in range(num_nodes)]
         self._agents = PrivateAgents(self._nodes)
         self._agents.make_directories()
-        self._session = Session(self._agents.directories, sys.executable)
+        self._session = Session(self._agents.directories, sys.executable, options.evidence_dir)
         self._notices = environment_notes(options.num_ranks)
         self.started_at_s = time.monotonic()
 
@@ -135,7 +138,7 @@ class Demo:
 
     def drain_notices(self) -> list[str]:
         """Return sentences about what the session did since the last call, oldest first."""
-        notices, self._notices = self._notices, []
+        notices, self._notices = [*self._notices, *self._session.drain_notices()], []
         return notices
 
     async def inject(self, fault: Fault) -> str:

@@ -14,10 +14,19 @@ from agent.wire.jobs import ENDED_STATES, JobState
 from app.errors import AgentUnreachableError, AppError, ExitCode
 from app.faults import make_fault, told
 from app.headless import exit_code, print_line
+from app.host_options import (
+    evidence_option,
+    evidence_place,
+    host_option,
+    json_option,
+    link_to,
+    no_evidence_option,
+    print_json,
+    reaches,
+)
 from app.presenting import is_terminal, print_session, print_summary, show_session
 from app.remote_job import RunRequest, check_command, check_job_id, check_metrics, make_job_id, only_running_job
 from app.remote_session import RemoteSession
-from app.rows import SCHEMA
 from app.safe_text import LINE_LIMIT, clean
 from app.stack_groups import picture_of, stacks_object
 from app.stack_words import picture_lines, summary_text
@@ -41,47 +50,19 @@ STATUS_REPORTS_S = 1.0
 END_PATIENCE_S = 300.0
 """`stop` waits for a step, a checkpoint and a grace period, which the job's own limits bound further."""
 
-_access_options = (
-    click.option(
-        "--python",
-        default="python3",
-        envvar="RANKDECK_PYTHON",
-        show_default=True,
-        show_envvar=True,
-        help="The Python there that has rankdeck; may begin with ~/",
-    ),
-    click.option(
-        "--ssh-config",
-        default="",
-        envvar="RANKDECK_SSH_CONFIG",
-        show_envvar=True,
-        metavar="FILE",
-        help="Read instead of ~/.ssh/config",
-    ),
-)
-_host = click.option("--host", required=True, help="An alias of ~/.ssh/config, user@host, or user@host:port")
-_json = click.option("--json", "is_json", is_flag=True, help="One JSON object on stdout")
-
-
-def _reaches(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say how a host is reached."""
-    for option in _access_options:
-        command = option(command)
-    return command
-
 
 @click.command()
 @click.argument("host")
-@_json
-@_reaches
+@json_option
+@reaches
 def up(*, host: str, is_json: bool, python: str, ssh_config: str) -> None:
     """Start the agent of a host, in the background, unless it serves already."""
-    with _link(host, python, ssh_config) as link:
+    with link_to(host, python, ssh_config) as link:
         link.connect()
         place = link.bring_up()
     if is_json:
         epoch, directory = clean(place.epoch), clean(place.dir, LINE_LIMIT)
-        _print_json({"host": host, "is_new": place.is_new, "pid": place.pid, "epoch": epoch, "dir": directory})
+        print_json({"host": host, "is_new": place.is_new, "pid": place.pid, "epoch": epoch, "dir": directory})
         return
     how = "is up" if place.is_new else "was up already"
     click.echo(clean(f"the agent on {host} {how} (pid {place.pid}, {place.dir})"))
@@ -90,22 +71,22 @@ def up(*, host: str, is_json: bool, python: str, ssh_config: str) -> None:
 @click.command()
 @click.argument("host")
 @click.option("--kill-jobs", is_flag=True, help="Kill its jobs first; without this they go on")
-@_json
-@_reaches
+@json_option
+@reaches
 def down(*, host: str, kill_jobs: bool, is_json: bool, python: str, ssh_config: str) -> None:
     """End the agent of a host; its jobs go on without it, until the next agent takes them up."""
-    with _link(host, python, ssh_config) as link:
+    with link_to(host, python, ssh_config) as link:
         link.connect()
         num_left = link.shut_down(kill_jobs=kill_jobs)
     if is_json:
-        _print_json({"host": host, "num_jobs_left": num_left})
+        print_json({"host": host, "num_jobs_left": num_left})
         return
     left = {0: "no job runs", 1: "one job goes on"}.get(num_left, f"{num_left} jobs go on")
     click.echo(f"the agent on {host} is down; {left}")
 
 
 @click.command()
-@_host
+@host_option
 @click.option(
     "--nproc-per-node",
     "num_ranks",
@@ -134,12 +115,15 @@ def down(*, host: str, kill_jobs: bool, is_json: bool, python: str, ssh_config: 
 @click.option("--no-probe", is_flag=True, help="Leave the ranks as they are: watch their processes and output only")
 @click.option("--allow-faults", is_flag=True, help="Let harm be done to its ranks, by `fault` or in the console")
 @click.option("--detach", is_flag=True, help="Start it, say its name, and leave")
+@evidence_option
+@no_evidence_option
 @click.option("--headless", is_flag=True, help="No screen: lines on stderr, a summary on stdout")
-@_json
-@_reaches
+@json_option
+@reaches
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: bool, detach: bool, **job: Any) -> None:
     """Start COMMAND under torchrun on a host, and watch it: `run --host gpu1 -- train.py --epochs 3`."""
+    evidence_dir = evidence_place(job.pop("evidence_dir"), keeps_none=job.pop("keeps_none"))
     command = check_command(tuple(job["command"]))
     request = RunRequest(
         command=command,
@@ -154,17 +138,17 @@ def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: boo
         is_probed=not job["no_probe"],
         allow_faults=job["allow_faults"],
     )
-    with _link(host, python, ssh_config) as link:
+    with link_to(host, python, ssh_config) as link:
         link.connect()
         place = link.bring_up()
         if place.is_new:
             print_line(f"rankdeck: the agent on {host} is up (pid {place.pid})")
-        session = RemoteSession(link, request)
+        session = RemoteSession(link, request, evidence_dir)
         if detach:
             asyncio.run(_start(session))
             print_line(session.farewell())
             if is_json:
-                _print_json({"host": host, "job_id": request.job_id})
+                print_json({"host": host, "job_id": request.job_id})
             else:
                 click.echo(request.job_id)
             return
@@ -172,25 +156,28 @@ def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: boo
 
 
 @click.command()
-@_host
+@host_option
+@evidence_option
+@no_evidence_option
 @click.option("--headless", is_flag=True, help="No screen: lines on stderr until the job ends, a summary on stdout")
-@_json
-@_reaches
-def attach(*, host: str, headless: bool, is_json: bool, python: str, ssh_config: str) -> None:
+@json_option
+@reaches
+def attach(*, host: str, headless: bool, is_json: bool, python: str, ssh_config: str, **kept: Any) -> None:
     """Watch the job of a host, whoever has started it."""
-    with _link(host, python, ssh_config) as link:
+    place = evidence_place(**kept)
+    with link_to(host, python, ssh_config) as link:
         link.connect()
         link.find()
-        _present(RemoteSession(link), is_json=is_json, is_headless=headless)
+        _present(RemoteSession(link, None, place), is_json=is_json, is_headless=headless)
 
 
 @click.command()
-@_host
-@_json
-@_reaches
+@host_option
+@json_option
+@reaches
 def status(*, host: str, is_json: bool, python: str, ssh_config: str) -> None:
     """Print how a host and its job stand; exit code 10 while a verdict stands, 1 if the job has failed."""
-    with _link(host, python, ssh_config) as link:
+    with link_to(host, python, ssh_config) as link:
         link.connect()
         link.find()
         view = asyncio.run(_look(RemoteSession(link)))
@@ -199,15 +186,15 @@ def status(*, host: str, is_json: bool, python: str, ssh_config: str) -> None:
 
 @click.command()
 @click.argument("job_id", metavar="JOB")
-@_host
+@host_option
 @click.option("--all", "is_whole", is_flag=True, help="Every frame of every thread, and what the kernel says")
 @click.option("--native", "is_native", is_flag=True, help="With C and C++ frames, by py-spy; stops each rank shortly")
-@_json
-@_reaches
+@json_option
+@reaches
 def stacks(*, job_id: str, host: str, is_json: bool, python: str, ssh_config: str, **how: bool) -> None:
     """Print where every rank of a job stands, frame by frame: identical stacks together, the odd one first."""
     check_job_id(job_id)
-    with _link(host, python, ssh_config) as link:
+    with link_to(host, python, ssh_config) as link:
         link.connect()
         link.find()
         picture = asyncio.run(_take_stacks(RemoteSession(link), job_id, is_native=how["is_native"]))
@@ -220,36 +207,36 @@ def stacks(*, job_id: str, host: str, is_json: bool, python: str, ssh_config: st
 
 @click.command()
 @click.argument("job_id", metavar="JOB")
-@_host
+@host_option
 @click.option("--now", is_flag=True, help="SIGTERM at once, without an agreed step and a checkpoint")
-@_json
-@_reaches
+@json_option
+@reaches
 def stop(*, job_id: str, host: str, now: bool, is_json: bool, python: str, ssh_config: str) -> None:
     """End a job in an orderly way: a step and a checkpoint if it can, else SIGTERM, then SIGKILL."""
 
     async def ask(session: Session) -> None:
         await session.fleet.stop(job_id, is_agreed=not now)
 
-    _end(_link(host, python, ssh_config), job_id, ask, is_json=is_json)
+    _end(link_to(host, python, ssh_config), job_id, ask, is_json=is_json)
 
 
 @click.command()
 @click.argument("job_id", metavar="JOB")
-@_host
-@_json
-@_reaches
+@host_option
+@json_option
+@reaches
 def kill(*, job_id: str, host: str, is_json: bool, python: str, ssh_config: str) -> None:
     """End every process of a job at once."""
 
     async def ask(session: Session) -> None:
         await session.fleet.kill(job_id)
 
-    _end(_link(host, python, ssh_config), job_id, ask, is_json=is_json)
+    _end(link_to(host, python, ssh_config), job_id, ask, is_json=is_json)
 
 
 @click.command()
 @click.argument("kind", type=click.Choice([kind.value for kind in FaultKind]))
-@_host
+@host_option
 @click.option("--job", "job_id", default="", help="Id of the job [the one that runs there]")
 @click.option("--rank", type=click.IntRange(min=0), required=True, help="Global rank")
 @click.option("--at-step", type=click.IntRange(min=0), help="Strike at this step [now, or at the next step]")
@@ -261,19 +248,19 @@ def kill(*, job_id: str, host: str, is_json: bool, python: str, ssh_config: str)
 @click.option(
     "--for", "duration_s", type=click.FloatRange(0, 3600, min_open=True), help=f"For gil: seconds [{DEFAULT_HOLD_S:g}]"
 )
-@_json
-@_reaches
+@json_option
+@reaches
 def fault(*, host: str, kind: str, job_id: str, is_json: bool, python: str, ssh_config: str, **how: Any) -> None:
     """Do harm to one rank of a job that allows it (`run --allow-faults`), to see what follows."""
     wanted = make_fault(FaultKind(kind), **how)
-    with _link(host, python, ssh_config) as link:
+    with link_to(host, python, ssh_config) as link:
         if job_id:
             check_job_id(job_id)
         link.connect()
         link.find()
         job_id = asyncio.run(_inject(RemoteSession(link), host, job_id, wanted))
     if is_json:
-        _print_json({"host": host, "job_id": job_id, "kind": kind, "rank": wanted.rank, "at_step": wanted.at_step})
+        print_json({"host": host, "job_id": job_id, "kind": kind, "rank": wanted.rank, "at_step": wanted.at_step})
     else:
         click.echo(f"job {job_id} on {host}: rank {wanted.rank} {told(wanted)}")
 
@@ -291,12 +278,6 @@ async def _inject(session: RemoteSession, host: str, job_id: str, wanted: Fault)
         await session.close()
 
 
-def _link(host: str, python: str, ssh_config: str) -> HostLink:
-    from app.host_link import Access, HostLink  # noqa: PLC0415 - only who goes to another host pays for paramiko
-
-    return HostLink(Access(host, python, ssh_config))
-
-
 HOST_VERBS = (up, run, attach, status, stacks, stop, kill, fault, down)
 
 
@@ -307,7 +288,7 @@ def _end(link: HostLink, job_id: str, ask: Callable[[Session], Any], *, is_json:
         link.find()
         state = asyncio.run(_wait_for_end(RemoteSession(link), link.host, job_id, ask))
     if is_json:
-        _print_json({"host": link.host, "job_id": job_id, "state": state.value})
+        print_json({"host": link.host, "job_id": job_id, "state": state.value})
     else:
         click.echo(f"job {job_id} on {link.host}: {state.value}")
 
@@ -386,7 +367,3 @@ def _print_status(view: View, *, is_json: bool) -> ExitCode:
         if view.job() is not None:
             print_summary(view, is_json=False)
     return exit_code(view)
-
-
-def _print_json(fields: dict[str, Any]) -> None:
-    click.echo(msgspec.json.encode({"schema": SCHEMA, **fields}).decode())

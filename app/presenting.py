@@ -67,7 +67,7 @@ async def show_session(session: Presented) -> ExitCode:
     for error in (failure, console.failure):
         if isinstance(error, Exception) and not is_interrupted:
             raise error
-    _say_farewell(session)
+    _say_last_words(session)
     last = console.stage.view
     if is_interrupted:
         return ExitCode.INTERRUPTED
@@ -85,7 +85,7 @@ async def print_session(session: Presented, fault: Fault | None = None, *, is_js
         return ExitCode.INTERRUPTED
     finally:
         await session.close()
-        _say_farewell(session)
+        _say_last_words(session)
     print_summary(view, is_json=is_json)
     return exit_code(view, is_fault_unnamed=is_fault_unnamed)
 
@@ -96,7 +96,10 @@ def print_summary(view: View, *, is_json: bool) -> None:
     click.echo(msgspec.json.encode(summary).decode() if is_json else "\n".join(summary_lines(summary)))
 
 
-def _say_farewell(session: Presented) -> None:
+def _say_last_words(session: Presented) -> None:
+    """Say what was done while the session closed, and what goes on."""
+    for notice in session.drain_notices():
+        print_line(f"rankdeck: {notice}")
     if words := session.farewell():
         print_line(words)
 

@@ -14,6 +14,8 @@ from app.remote_job import job_spec
 from app.session import Session
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from agent.wire.jobs import JobSpec
     from agent.wire.logs import LogLine
     from agent.wire.reports import NodeReport
@@ -32,11 +34,16 @@ POLL_S = 0.1
 class RemoteSession:
     """A session over an agent that a `HostLink` has found. Closing it closes the link; agent and job live on."""
 
-    def __init__(self, link: HostLink, request: RunRequest | None = None) -> None:
-        """`request` is started by `start`; without one there is a job already, or none."""
+    player = None
+
+    def __init__(self, link: HostLink, request: RunRequest | None = None, evidence_dir: Path | None = None) -> None:
+        """`request` is started by `start`; without one there is a job already, or none.
+
+        With an `evidence_dir`, evidence of each incident is kept there.
+        """
         self._link = link
         self._request = request
-        self._session = Session({link.host: link.directory}, sys.executable)
+        self._session = Session({link.host: link.directory}, sys.executable, evidence_dir)
         self._notices: list[str] = []
         self._job_id = ""
         self._own_job_id = ""
@@ -142,7 +149,7 @@ class RemoteSession:
 
     def drain_notices(self) -> list[str]:
         """Return sentences about what the session did since the last call, oldest first."""
-        notices, self._notices = self._notices, []
+        notices, self._notices = [*self._notices, *self._session.drain_notices()], []
         return notices
 
     async def inject(self, fault: Fault) -> str:

@@ -17,9 +17,15 @@ from app.cluster import Cluster
 from app.command_road import open_local_road
 from app.diagnosis import Diagnoser
 from app.errors import AppError, IncompatibleAgentError, UsageError
+from app.evidence.collecting import collect
+from app.evidence.keeper import EvidenceKeeper
 from app.faults import told
 from app.fleet import Fleet
 from app.rank_facts import Thresholds
+from app.recording.past import Past
+from app.recording.records import LinesHeard, ReportHeard, StacksHeard
+from app.safe_text import LINE_LIMIT, clean
+from app.stack_groups import NodeStacks
 from app.stack_road import fetch_stacks
 from app.telemetry import Telemetry
 from app.view import View
@@ -29,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.wire.jobs import JobSpec
-    from app.stack_groups import NodeStacks
+    from app.evidence.bundle import Evidence
     from ddpcore.wire import Fault
 
 LOG_PERIOD_S = 0.2
@@ -44,7 +50,8 @@ class Session:
     `view` and `drain_logs` are called from the frame loop and never block; the coroutines run on the same loop.
     """
 
-    def __init__(self, directories: Mapping[str, Path], python: str) -> None:
+    def __init__(self, directories: Mapping[str, Path], python: str, evidence_dir: Path | None = None) -> None:
+        """With an `evidence_dir`, evidence of each incident is kept there; `python` runs the agent's verbs."""
         self._directories = dict(directories)
         self._python = python
         self._cluster = Cluster(list(self._directories))
@@ -52,6 +59,9 @@ class Session:
         self._diagnoser = Diagnoser(self._thresholds)
         self._telemetry = Telemetry({node: path / TELEMETRY_SOCKET for node, path in self._directories.items()})
         self._fleet = Fleet({})
+        self._past = Past()
+        self._evidence_dir = evidence_dir
+        self._keeper: EvidenceKeeper | None = None
         self._log_lines: deque[tuple[str, LogLine]] = deque(maxlen=MAX_WAITING_LINES)
         self._log_cursor: dict[str, tuple[str, int]] = {}
         self._log_wanted: dict[str, tuple[str, int]] = {}
@@ -75,6 +85,7 @@ class Session:
         """
         roads = {node: await open_local_road(node, path, self._python) for node, path in self._directories.items()}
         self._fleet = Fleet(roads)
+        self._keeper = EvidenceKeeper(self, self._evidence_dir) if self._evidence_dir else None
         self._telemetry.start()
         self._log_task = asyncio.create_task(self._follow_logs(), name="rankdeck-logs")
 
@@ -90,11 +101,15 @@ class Session:
         """
         for node, detail in self._telemetry.incompatible.items():
             raise IncompatibleAgentError(node, detail)
-        for node, report, received_at_s in self._telemetry.drain():
+        for node, report, received_at_s, frame in self._telemetry.drain():
             self._cluster.apply(node, report, received_at_s)
             self._log_wanted[node] = (report.epoch, report.log_seq)
+            self._past.add(ReportHeard(received_at_s, node, frame))
         now_s = time.monotonic()
-        return View(self._cluster, self._diagnoser.observe(self._cluster, now_s), now_s)
+        diagnosis = self._diagnoser.observe(self._cluster, now_s)
+        if self._keeper is not None:
+            self._keeper.observe(diagnosis.verdicts, now_s)
+        return View(self._cluster, diagnosis, now_s)
 
     def take_frame(self, node: str, frame: bytes) -> None:
         """Take a frame of telemetry that came by another road than the node's socket; may be called from any thread."""
@@ -105,6 +120,10 @@ class Session:
         lines = list(self._log_lines)
         self._log_lines.clear()
         return lines
+
+    def drain_notices(self) -> list[str]:
+        """Return sentences about what was kept since the last call."""
+        return self._keeper.drain_notices() if self._keeper is not None else []
 
     async def inject(self, fault: Fault) -> str:
         """Do harm to a rank of the job that is shown; return a sentence that says what was done.
@@ -133,8 +152,25 @@ class Session:
             raise UsageError("there is no job yet")
         return await fetch_stacks(self._directories, self._python, wanted, is_native=is_native)
 
+    async def keep_stacks(self, job_id: str) -> None:
+        """Take the stacks of a job, and remember them, or why there are none."""
+        try:
+            answers = await fetch_stacks(self._directories, self._python, job_id, is_native=False)
+        except AppError as error:
+            answers = [NodeStacks(node, None, clean(str(error), LINE_LIMIT)) for node in self._directories]
+        now_s = time.monotonic()
+        for answer in answers:
+            self._past.add(StacksHeard(now_s, answer.node, answer.stacks, answer.trouble[:4096]))
+
+    async def evidence(self, job_id: str, why: str) -> Evidence:
+        """Return what is known by now, here and on the nodes; see `collect`."""
+        view, heard = self.view(), self._past.records()
+        return await collect(self._fleet, list(self._directories), view, heard, job_id=job_id, why=why)
+
     async def close(self) -> None:
         """Stop listening and let go of the roads; the agents live on."""
+        if self._keeper is not None:
+            await self._keeper.close()
         if self._log_task is not None:
             self._log_task.cancel()
             await asyncio.gather(self._log_task, return_exceptions=True)
@@ -160,6 +196,8 @@ class Session:
         if gap := gap_line(cursor, first_seq):
             self._log_lines.append((node, gap))
         self._log_lines.extend((node, line) for line in lines)
+        if lines:
+            self._past.add(LinesHeard(time.monotonic(), node, lines))
         return lines[-1].seq if lines else cursor
 
 

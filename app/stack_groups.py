@@ -18,13 +18,13 @@ import msgspec
 from agent.wire.stacks import StackSource
 from app.rows import SCHEMA
 from app.safe_text import LINE_LIMIT, clean, clean_name
-from app.words import call_text, json_value
+from app.words import call_text, json_value, seconds_text
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
     from agent.wire.stacks import KernelFacts, RankStacks, Stacks
-    from ddpcore.wire_stacks import Frame, ThreadStack
+    from ddpcore.wire_stacks import Frame, RecordedCall, ThreadStack
 
 _BLOCKED = "D"
 
@@ -85,6 +85,10 @@ class RankStackRow(msgspec.Struct, frozen=True):
     kernel: KernelRow | None
     note: str
     """Why its stacks were got in no better way."""
+    calls: list[str]
+    """The newest calls in its flight recorder, the oldest first: `all_reduce #57 [4096], over, 3.2 s ago`."""
+    versions: dict[str, str]
+    """Of what it runs on: python, torch, cuda, nccl, kernel."""
 
 
 class StackGroup(msgspec.Struct, frozen=True):
@@ -197,7 +201,16 @@ def _row(node: str, found: RankStacks) -> RankStackRow:
         num_threads_left_out=found.num_threads_left_out,
         kernel=_kernel_row(found.kernel),
         note=clean(found.note, LINE_LIMIT),
+        calls=[_call_words(call) for call in found.recorded],
+        versions={clean_name(name): clean_name(version) for name, version in found.versions.items()},
     )
+
+
+def _call_words(call: RecordedCall) -> str:
+    sizes = " ".join(str(list(sizes)) for sizes in call.sizes)
+    what = f"{call_text(call.group, call.seq, call.op, '')} {sizes}".rstrip()
+    age = "" if call.age_s is None else f", called {seconds_text(call.age_s)} ago"
+    return f"{what}, {'over' if call.is_over else 'not over'}{age}"
 
 
 def _state(found: RankStacks) -> str:

@@ -74,7 +74,7 @@ def picture_lines(picture: StackPicture, *, is_whole: bool) -> list[StackText]:
 
     Args:
         picture: What is to be told.
-        is_whole: With every frame, every thread, whole paths and what the kernel says.
+        is_whole: With every frame, every thread, whole paths, the flight recorder and what the kernel says.
     """
     lines = [StackText(Tone.TROUBLE, trouble) for trouble in picture.troubles]
     does_any_wait = any(group.is_waiting for group in picture.groups)
@@ -122,6 +122,8 @@ def _group_lines(group: StackGroup, *, is_whole: bool) -> list[StackText]:
     lines += [StackText(Tone.NOTE, f"  {note}") for note in notes]
     if row.kernel and (is_whole or not row.threads or row.state == "blocked"):
         lines.append(StackText(Tone.NOTE, f"  the kernel: the main thread {_kernel_text(row.kernel)}"))
+    if is_whole and row.versions:
+        lines.append(StackText(Tone.NOTE, f"  {', '.join(f'{name} {one}' for name, one in row.versions.items())}"))
     if not row.threads:
         return lines
     main, *others = row.threads
@@ -130,6 +132,9 @@ def _group_lines(group: StackGroup, *, is_whole: bool) -> list[StackText]:
         for thread in others:
             lines.append(StackText(Tone.THREAD, f"  thread {thread.name or 'without a name'} of rank {row.rank}"))
             lines += _thread_lines(thread, is_whole=True)
+        if row.calls:
+            lines.append(StackText(Tone.THREAD, f"  flight recorder of rank {row.rank}, the newest call last"))
+            lines += [StackText(Tone.LIBRARY, f"    {call}") for call in row.calls]
     num_hidden = row.num_threads_left_out + (0 if is_whole else len(others))
     if num_hidden:
         names = [] if is_whole else [thread.name or "without a name" for thread in others]

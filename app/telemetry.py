@@ -32,6 +32,8 @@ class Received(NamedTuple):
     report: NodeReport
     now_s: float
     """Monotonic, on this machine."""
+    frame: bytes
+    """The report as it came."""
 
 
 class Telemetry:
@@ -92,7 +94,7 @@ class Telemetry:
             self.num_malformed[node] += 1
             return
         with self._lock:
-            self._latest[node] = Received(node, report, time.monotonic())
+            self._latest[node] = Received(node, report, time.monotonic(), frame)
 
 
 def _subscribe(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> zmq.Socket[bytes]:

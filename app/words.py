@@ -107,6 +107,13 @@ def loss_text(loss: float | None) -> str:
     return f"{loss:.2f}" if 0.095 <= abs(loss) < 1000 else f"{loss:.3g}"
 
 
+def clock_text(seconds: float) -> str:
+    """Return `1:05` or `1:02:05`, as players of anything show where they are."""
+    minutes, whole = divmod(int(max(0.0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"
+
+
 def rate_text(per_second: float | None) -> str:
     """Return `24` or `3.2`, without a unit."""
     return UNKNOWN if per_second is None or not math.isfinite(per_second) else _three_digits(per_second)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from ddpcore.wire import DECODE_ERRORS, WIRE_VERSION, Count, FilePath, MalformedReportError, Name, Rank, Word
+from ddpcore.wire import DECODE_ERRORS, WIRE_VERSION, Count, FilePath, MalformedReportError, Name, Rank, Seconds, Word
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +22,10 @@ MAX_THREADS = 64
 MAX_FRAMES = 100
 """Innermost frames of a thread."""
 MAX_PENDING = 16
+MAX_RECORDED = 32
+"""Newest calls of the flight recorder."""
+MAX_TENSORS = 4
+"""Of a call, whose sizes are told."""
 
 
 class Frame(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -61,8 +65,28 @@ class PendingCall(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     label: Name = ""
 
 
+Sizes = Annotated[list[Count], msgspec.Meta(max_length=8)]
+
+
+class RecordedCall(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """One call as the flight recorder has it."""
+
+    group: Name
+    seq: Count
+    op: Word
+    sizes: Annotated[list[Sizes], msgspec.Meta(max_length=MAX_TENSORS)] = []
+    """Shapes of the first tensors."""
+    is_over: bool = False
+    age_s: Seconds | None = None
+    """How long ago it was called; None where the recorder does not say."""
+
+
 Threads = Annotated[list[ThreadStack], msgspec.Meta(max_length=MAX_THREADS)]
 PendingCalls = Annotated[list[PendingCall], msgspec.Meta(max_length=MAX_PENDING)]
+
+Recorded = Annotated[list[RecordedCall], msgspec.Meta(max_length=MAX_RECORDED)]
+Versions = Annotated[dict[Word, Word], msgspec.Meta(max_length=16)]
+"""`{"python": "3.11.7", "torch": "2.13.0", "nccl": "2.27.3"}`: of what is there."""
 
 
 class StackDump(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -79,6 +103,9 @@ class StackDump(msgspec.Struct, frozen=True, omit_defaults=True):
     """Threads that there was no room for."""
     pending: PendingCalls = []
     """What the flight recorder and the named barriers have open, in the order of its calling."""
+    recorded: Recorded = []
+    """The newest calls that the flight recorder has, the oldest first."""
+    versions: Versions = {}
 
 
 _encoder = msgspec.json.Encoder()

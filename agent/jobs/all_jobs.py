@@ -47,11 +47,11 @@ from agent.logs.disk_space import LogSpace
 from agent.processes.leftovers import ANYBODYS, Leftovers
 from agent.processes.oom_kills import OomKills
 from agent.processes.shim_process import has_been_started, is_shim_alive, recorded_exit_code
-from agent.secret_mask import masked_spec
 from agent.state.observations import WorkerEnded
 from agent.wire.fields import INBOX_SOCKET
 from agent.wire.jobs import ENDED_STATES, JobState, JobStatus
 from agent.wire.replies import Accepted, RefusalReason, Refused, Shown
+from agent.wire.secret_mask import masked_spec
 from ddpcore.wire import StopTraining
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import psutil
 
 from agent.errors import MetricPatternError, StateDirError
 from agent.logs.line_metrics import LineMetrics
-from agent.secret_mask import masked_argv
 from agent.state_dir import check_socket_path
 from agent.wire.replies import RefusalReason, Refused
+from agent.wire.secret_mask import masked_argv
 
 if TYPE_CHECKING:
     from agent.wire.jobs import JobSpec

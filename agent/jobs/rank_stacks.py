@@ -92,6 +92,8 @@ class StackTaker:
                 threads=dump.threads,
                 num_threads_left_out=dump.num_threads_left_out,
                 pending=dump.pending,
+                recorded=dump.recorded,
+                versions=dump.versions,
             )
         if dump and not order.is_native:
             return found

@@ -15,9 +15,9 @@ from agent.errors import StateDirError
 from agent.jobs.job_memory import JobMemory  # noqa: TC001 - msgspec looks at it
 from agent.processes.shim import write_record
 from agent.saying import say
-from agent.secret_mask import masked_spec
 from agent.state_dir import RECORD_NAME
 from agent.wire.replies import RefusalReason, Refused
+from agent.wire.secret_mask import masked_spec
 
 if TYPE_CHECKING:
     from agent.jobs.job import Job

@@ -16,8 +16,8 @@ import psutil
 from agent.processes.orphans import SHARED_MEMORY_PREFIXES, ProcessFacts, SharedMemoryFacts, find_orphans, find_unused
 from agent.processes.shim import send_signal, stat_fields
 from agent.processes.shim_process import is_shim
-from agent.secret_mask import masked_argv
 from agent.wire.replies import Leftover
+from agent.wire.secret_mask import masked_argv
 from ddpcore.wire import ENV_JOB_ID
 
 if TYPE_CHECKING:

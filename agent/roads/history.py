@@ -8,6 +8,7 @@ short by a crash is the last of its file and is dropped when that is read.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import struct
 import time
@@ -73,9 +74,16 @@ class PastFrames:
         for ring in self._rings.values():
             ring.append(frame, now_s)
 
-    def since(self, tier: Tier, seq: int, max_bytes: int) -> list[PastFrame]:
-        """Return the oldest reports after `seq`, as many as fit; the first one may have a higher number than asked."""
-        return self._rings[tier].since(seq, max_bytes)
+    def since(self, tier: Tier, seq: int, max_bytes: int, max_age_s: float | None = None) -> list[PastFrame]:
+        """Return the oldest reports after `seq`, as many as fit; the first one may have a higher number than asked.
+
+        Args:
+            tier: Which of the two.
+            seq: The number of the last one that is known.
+            max_bytes: Of all of them together; the first one is returned whatever its size.
+            max_age_s: Older ones are left out.
+        """
+        return self._rings[tier].since(seq, max_bytes, math.inf if max_age_s is None else max_age_s)
 
     def close(self) -> None:
         """Let go of the files."""
@@ -115,7 +123,7 @@ class _Ring:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._next_seq += 1
 
-    def since(self, seq: int, max_bytes: int) -> list[PastFrame]:
+    def since(self, seq: int, max_bytes: int, max_age_s: float) -> list[PastFrame]:
         now = time.time()  # noqa: TID251 - as above
         found: list[PastFrame] = []
         paths = self._paths()
@@ -123,7 +131,7 @@ class _Ring:
             if index + 1 < len(paths) and _first_seq(paths[index + 1]) <= seq + 1:
                 continue
             for number, (wall_time, frame) in enumerate(_read(path), _first_seq(path)):
-                if number <= seq:
+                if number <= seq or now - wall_time > max_age_s:
                     continue
                 max_bytes -= len(frame)
                 if max_bytes < 0 and found:

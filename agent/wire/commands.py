@@ -21,6 +21,7 @@ from ddpcore.wire import (
     HoldSeconds,
     Name,
     Rank,
+    Seconds,
     SlowFactor,
 )
 
@@ -110,6 +111,8 @@ class PullHistory(msgspec.Struct, frozen=True, tag="history", forbid_unknown_fie
 
     tier: Tier = Tier.RECENT
     since_seq: Count = 0
+    max_age_s: Seconds | None = None
+    """None is as old as there are."""
 
 
 class GetStatus(msgspec.Struct, frozen=True, tag="status", forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ import msgspec
 from agent.wire.codec import MAX_COMMAND_BYTES
 from agent.wire.fields import JobId
 from ddpcore.wire import Count, Name, Rank, Seconds, Word
-from ddpcore.wire_stacks import PendingCalls, Threads, fitting
+from ddpcore.wire_stacks import PendingCalls, Recorded, Threads, Versions, fitting
 
 MAX_KERNEL_FRAMES = 16
 REPLY_BYTES = MAX_COMMAND_BYTES * 7 // 8
@@ -62,6 +62,10 @@ class RankStacks(msgspec.Struct, frozen=True, omit_defaults=True):
     num_threads_left_out: Count = 0
     pending: PendingCalls = []
     """What the rank has called and not completed, as far as its probe says."""
+    recorded: Recorded = []
+    """The newest calls in its flight recorder, as far as its probe says; left out where there is no room."""
+    versions: Versions = {}
+    """Of what it runs on, as far as its probe says."""
     kernel: KernelFacts | None = None
     note: Annotated[str, msgspec.Meta(max_length=1024)] = ""
     """Why it was got in no better way."""
@@ -91,7 +95,14 @@ def sendable_ranks(ranks: list[RankStacks]) -> list[RankStacks]:
 
 
 def _within(stacks: RankStacks, max_bytes: int) -> RankStacks:
-    rest_bytes = len(msgspec.json.encode(msgspec.structs.replace(stacks, threads=[])))
+    rest_bytes = _size_without_threads(stacks)
+    if rest_bytes > max_bytes / 2:
+        stacks = msgspec.structs.replace(stacks, recorded=[])
+        rest_bytes = _size_without_threads(stacks)
     kept = fitting(stacks.threads, max_bytes - rest_bytes)
     num_left_out = stacks.num_threads_left_out + len(stacks.threads) - len(kept)
     return msgspec.structs.replace(stacks, threads=kept, num_threads_left_out=num_left_out)
+
+
+def _size_without_threads(stacks: RankStacks) -> int:
+    return len(msgspec.json.encode(msgspec.structs.replace(stacks, threads=[])))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from textual.binding import Binding
+
+if TYPE_CHECKING:
+    from app.tui.source import ConsoleSource
 
 
 class Action(NamedTuple):
@@ -18,6 +21,7 @@ class Action(NamedTuple):
         help: A sentence.
         footer: Place in the footer, the lowest stays longest; 0 is not in it.
         is_fault: Only there where faults may be injected.
+        is_replay: Only there where a recording is played.
         in_palette: False for what only makes sense on a key.
     """
 
@@ -28,6 +32,7 @@ class Action(NamedTuple):
     help: str
     footer: int = 0
     is_fault: bool = False
+    is_replay: bool = False
     in_palette: bool = True
 
 
@@ -104,6 +109,28 @@ ACTIONS = (
         footer=4,
         is_fault=True,
     ),
+    Action(
+        "screen.play('pause')",
+        "space",
+        "space",
+        "Pause",
+        "Let the recording stand still, or go on; at its end, begin anew.",
+        footer=4,
+        is_replay=True,
+    ),
+    Action(
+        "screen.play('verdict')",
+        "n",
+        "n",
+        "Next verdict",
+        "Go on to where something new is said, and stand still there.",
+        footer=5,
+        is_replay=True,
+    ),
+    Action("screen.play('back')", "comma", ",", "Back", "Go back by 10 s of the recording.", is_replay=True),
+    Action("screen.play('on')", "full_stop", ".", "On", "Go on by 10 s of the recording.", is_replay=True),
+    Action("screen.play('slower')", "left_square_bracket", "[", "Slower", "Play more slowly.", is_replay=True),
+    Action("screen.play('faster')", "right_square_bracket", "]", "Faster", "Play faster.", is_replay=True),
     Action("app.help", "question_mark,f1", "?", "Help", "Show every key.", footer=2),
     Action(
         "app.command_palette",
@@ -126,6 +153,11 @@ def screen_bindings() -> list[Binding]:
     return [Binding(action.keys, action.call, action.title, show=False) for action in ACTIONS]
 
 
-def available(*, can_inject: bool) -> list[Action]:
+def available(source: ConsoleSource) -> list[Action]:
     """Return the actions of a session."""
-    return [action for action in ACTIONS if can_inject or not action.is_fault]
+    is_replay = source.player is not None
+    return [
+        action
+        for action in ACTIONS
+        if (source.can_inject or not action.is_fault) and (is_replay or not action.is_replay)
+    ]

@@ -99,7 +99,7 @@ class Console(App[None]):
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:  # noqa: ARG002 (Textual's)
         """Fill the palette from the action table."""
-        for action in available(can_inject=self.stage.source.can_inject):
+        for action in available(self.stage.source):
             if action.in_palette:
                 run = partial(self.call_later, self.run_action, action.call)
                 yield SystemCommand(action.title, action.help, run)

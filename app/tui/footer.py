@@ -28,7 +28,7 @@ class Footer(LineView):
         """Make the line."""
         palette = self.look.palette
         width = self.size.width
-        actions = [action for action in available(can_inject=self.stage.source.can_inject) if action.footer]
+        actions = [action for action in available(self.stage.source) if action.footer]
         hints = [(0, "1-5", "Views"), *((a.footer, a.shown_keys.split()[0], a.title) for a in actions)]
         while len(hints) > 1 and sum(len(key) + len(title) + 4 for _, key, title in hints) > width:
             hints.remove(max(hints))

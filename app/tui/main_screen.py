@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
 
+SKIP_S = 10.0
+
+
 class MainScreen(Screen[None], inherit_bindings=False):
     """Its keys are the action table's, and no others."""
 
@@ -26,6 +29,21 @@ class MainScreen(Screen[None], inherit_bindings=False):
             return
         logs.show_traceback(is_wanted=not (logs.display and logs.shows_traceback))
         await self.app.run_action("app.show_view('logs')")
+
+    def action_play(self, how: str) -> None:
+        """Do something to the recording that is played; nothing to what is live."""
+        player = self.query_one(LogsView).stage.source.player
+        if player is None:
+            return
+        match how:
+            case "pause":
+                player.pause()
+            case "verdict":
+                player.to_next_verdict()
+            case "back" | "on":
+                player.skip(SKIP_S if how == "on" else -SKIP_S)
+            case "slower" | "faster":
+                player.change_speed(1 if how == "faster" else -1)
 
     def action_stacks(self) -> None:
         """Show where every rank stands, frame by frame."""

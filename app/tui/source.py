@@ -13,6 +13,29 @@ if TYPE_CHECKING:
     from ddpcore.wire import Fault
 
 
+class Player(Protocol):
+    """What plays a recording; nothing of it waits."""
+
+    num_rewinds: int
+    """How often it has gone back: what was gathered from the session until then is void."""
+
+    def pause(self) -> None:
+        """Stand still, or go on; at the end, begin anew."""
+        ...
+
+    def change_speed(self, steps: int) -> None:
+        """Play faster, or slower, by so many notches."""
+        ...
+
+    def skip(self, seconds: float) -> None:
+        """Go on, or back, by so many seconds of the recording."""
+        ...
+
+    def to_next_verdict(self) -> None:
+        """Go on to where something new is said, and stand still there."""
+        ...
+
+
 class ConsoleSource(Protocol):
     """A session as the screen sees it.
 
@@ -23,6 +46,11 @@ class ConsoleSource(Protocol):
     @property
     def title(self) -> str:
         """What this session is, in a few clean words: `rankdeck demo`."""
+        ...
+
+    @property
+    def player(self) -> Player | None:
+        """What plays the recording that is shown; None for what is live."""
         ...
 
     @property

@@ -43,10 +43,16 @@ class Stage:
         self.beat = 0
         self.noticed_at_beat = 0
         self.farewell = ""
+        self._num_rewinds = 0
 
     def take_view(self, view: View) -> None:
         """Make these rows the newest."""
         self.view = view
+        num_rewinds = self.source.player.num_rewinds if self.source.player else 0
+        if num_rewinds != self._num_rewinds:
+            self._num_rewinds = num_rewinds
+            self.logs, self.loss = LogStore(), Trend()
+            self.notices.clear()
         job = view.job()
         if job is not None and job.step is not None and job.loss is not None:
             self.loss.add(job.step, job.loss)

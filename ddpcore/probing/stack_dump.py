@@ -9,17 +9,22 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from ddpcore.probing.code_places import all_stacks
 from ddpcore.probing.stack import StackReader, sendable
+from ddpcore.probing.versions import versions
 from ddpcore.wire import WIRE_VERSION
 from ddpcore.wire_stacks import (
     MAX_FRAMES,
     MAX_PENDING,
+    MAX_RECORDED,
     MAX_STACK_FILE_BYTES,
+    MAX_TENSORS,
     Frame,
     PendingCall,
+    RecordedCall,
     StackDump,
     ThreadStack,
     encode_stack_dump,
@@ -31,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from ddpcore.probing.samples import BarrierMark, RecorderDump, StackLine
+    from ddpcore.probing.samples import BarrierMark, RecorderDump, RecorderEntry, StackLine
     from ddpcore.probing.stack import CodeRoots
 
 ROOM_BYTES = 65_536
@@ -88,6 +93,8 @@ class StackDumps:
             threads=kept,
             num_threads_left_out=len(threads) - len(kept),
             pending=_pending(recorded, marks),
+            recorded=[_recorded(entry) for entry in recorded.entries[-MAX_RECORDED:]],
+            versions=versions(),
         )
         _replace(self._path, encode_stack_dump(dump))
 
@@ -122,11 +129,7 @@ class StackDumps:
 def _pending(recorded: RecorderDump, marks: Iterable[BarrierMark | None]) -> list[PendingCall]:
     """Return what is called and not over: the flight recorder's calls, the oldest first, then a named barrier."""
     calls = [
-        PendingCall(
-            sendable(entry.group, _MAX_NAME_CHARS),
-            entry.seq,
-            sendable(entry.op.partition(":")[2] or entry.op, _MAX_OP_CHARS),
-        )
+        PendingCall(sendable(entry.group, _MAX_NAME_CHARS), entry.seq, _op(entry))
         for entry in recorded.entries
         if not entry.is_retired and not entry.is_p2p and entry.seq >= 1
     ]
@@ -136,6 +139,23 @@ def _pending(recorded: RecorderDump, marks: Iterable[BarrierMark | None]) -> lis
         if mark is not None and not mark.is_over
     ]
     return [*calls[: MAX_PENDING - len(named)], *named][:MAX_PENDING]
+
+
+def _recorded(entry: RecorderEntry) -> RecordedCall:
+    age_s = time.time() - entry.called_us / 1e6  # noqa: TID251 - the recorder's clock
+    return RecordedCall(
+        sendable(entry.group, _MAX_NAME_CHARS),
+        max(0, entry.seq),
+        _op(entry),
+        sizes=[[max(0, size) for size in sizes[:8]] for sizes in entry.sizes[:MAX_TENSORS]],
+        is_over=entry.is_retired,
+        age_s=max(0.0, age_s) if entry.called_us else None,
+    )
+
+
+def _op(entry: RecorderEntry) -> str:
+    """Return an operation without its backend's name."""
+    return sendable(entry.op.partition(":")[2] or entry.op, _MAX_OP_CHARS)
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
+import subprocess
+import sys
+import zipfile
 from typing import TYPE_CHECKING
 
 import psutil
@@ -51,6 +55,36 @@ def test_a_frozen_rank_is_named_with_its_node_its_victims_and_its_line(house: De
     assert verdict["culprits"] == [2]
     assert verdict["node"] == "demo-1"
     assert verdict["where"].startswith("bytegpt.py:")
+    house.assert_nothing_is_left()
+
+
+def test_evidence_of_a_frozen_rank_is_kept_where_it_is_wanted_and_shows_it_again(house: DemoHouse) -> None:
+    place = house.home / "evidence"
+
+    done = house.run("--json", "--fault", "freeze:2@10", "--evidence", str(place))
+
+    (bundle,) = place.glob("demo-*.zip")
+    assert f"rankdeck replay {bundle}" in done.stderr
+    with zipfile.ZipFile(bundle) as files:
+        names = {name.partition("/")[2] for name in files.namelist()}
+        stacks = files.read(next(name for name in files.namelist() if name.endswith("stacks.txt"))).decode()
+    assert {"about.txt", "logs/demo-0.log", "jobs/demo-1.json", "recording.rankdeck"} <= names
+    assert "rank 2 (1 rank): frozen" in stacks
+    assert "flight recorder of rank 0" in stacks
+    again = subprocess.run(
+        [sys.executable, "-P", "-m", "app", "replay", str(bundle), "--json"],
+        env=house.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert again.returncode == 10, again.stderr
+    assert "rank 2 on demo-1 is frozen" in again.stderr
+    shown = json.loads(again.stdout)
+    assert shown["verdicts"][0]["culprits"] == done.summary["verdicts"][0]["culprits"] == [2]
+    assert [row["step"] for row in shown["ranks"]] == [row["step"] for row in done.summary["ranks"]]
+    shutil.rmtree(place)
     house.assert_nothing_is_left()
 
 

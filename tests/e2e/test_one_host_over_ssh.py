@@ -58,6 +58,7 @@ class Desk:
             "RANKDECK_PYTHON": sys.executable,
             "RANKDECK_SSH_CONFIG": str(self.network.ssh_config),
             "XDG_RUNTIME_DIR": str(self.runtime),
+            "XDG_STATE_HOME": str(self.network.directory / "state"),
         }
 
     def argv(self, *arguments: str) -> list[str]:
@@ -178,6 +179,10 @@ def test_a_job_is_started_watched_left_found_again_and_stopped_and_nothing_stays
     code, printed, said = desk.run("stacks", "gpt", "--host", "h1", "--all")
     assert (code, "job gpt: 2 ranks in " in said) == (0, True)
     assert f"  > {host.home}/train.py:" in printed
+    kept = desk.json("evidence", "gpt", "--host", "h1", "--output", str(desk.network.directory / "gpt.zip"))
+    assert kept["num_records"] > 20, "what the agent remembers of the time before is in it"
+    code, printed, said = desk.run("replay", kept["path"])
+    assert (code in {0, 10}, "rank 1 on h1: " in printed) == (True, True), said
     follower = desk.start("attach", "--host", "h1", "--headless")
     read_until(follower, "training")
     follower.send_signal(signal.SIGINT)
@@ -229,6 +234,11 @@ def test_a_rank_of_a_job_that_allows_it_is_frozen_at_a_step_and_thawed(desk: Des
     assert status["ranks"][1]["step"] == step
     assert status["jobs"][0]["allow_faults"] is True
     assert desk.run(*fault)[0] == 4
+    follower = desk.start("attach", "--host", "h1", "--headless")
+    assert "rankdeck replay " in read_until(follower, "evidence of this is kept")
+    follower.send_signal(signal.SIGINT)
+    assert "Traceback" not in follower.communicate(timeout=20)[1]
+    assert len(list((desk.network.directory / "state/rankdeck/evidence").glob("gpt-*.zip"))) == 1
 
     thawed = desk.json("fault", "thaw", "--host", "h1", "--rank", "1", "--job", "gpt")
     assert (thawed["job_id"], thawed["kind"], thawed["rank"], thawed["at_step"]) == ("gpt", "thaw", 1, None)

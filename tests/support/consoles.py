@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from app.errors import AppError
     from app.stack_groups import NodeStacks
+    from app.tui.source import ConsoleSource
     from app.view import View
     from ddpcore.wire import Fault
 
@@ -44,6 +45,7 @@ class SimSource:
     title = "rankdeck demo"
     leaving = "the session ends what it started"
     stall_s = 10.0
+    player = None
 
     def __init__(self, make_view: Callable[[], View], *, can_inject: bool = True) -> None:
         self.can_inject = can_inject
@@ -166,7 +168,9 @@ class Desk:
 
 
 @asynccontextmanager
-async def desk(source: SimSource, size: tuple[int, int] = (120, 35), look: Look | None = None) -> AsyncIterator[Desk]:
+async def desk(
+    source: ConsoleSource, size: tuple[int, int] = (120, 35), look: Look | None = None
+) -> AsyncIterator[Desk]:
     """Open a console that is held still, with one frame taken."""
     console = StillConsole(source, look or Look())
     async with console.run_test(size=size, notifications=True) as pilot:

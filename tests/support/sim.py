@@ -84,6 +84,8 @@ class SimCluster:
         self.hangs_on_death = hangs_on_death
         self.told: list[tuple[float, Cause, tuple[int, ...]]] = []
         """Each verdict that came up: when (seconds since the start), cause, culprits."""
+        self.heard: list[tuple[float, str, bytes]] = []
+        """Each frame that has arrived: when, of which node."""
         self.alarms: list[tuple[float, Cause, tuple[int, ...]]] = []
         """The same, of those that want somebody's attention."""
         self.each_view: Callable[[View], None] = lambda _: None
@@ -270,6 +272,7 @@ class SimCluster:
                 self._send(node)
         while self._on_the_way and self._on_the_way[0][0] <= self.now_s:
             arrived_s, _, name, frame = heapq.heappop(self._on_the_way)
+            self.heard.append((arrived_s, name, frame))
             self.cluster.apply(name, decode_node_report(frame), arrived_s)
         if self._is_due(before_s, OBSERVE_PERIOD_S, 0.0):
             self._observe()

@@ -52,7 +52,7 @@ async def test_the_help_lists_every_action_of_the_table(can_inject: bool) -> Non
         await console.press("question_mark")
         words = " ".join(console.text().split())
 
-        for action in available(can_inject=can_inject):
+        for action in available(SimSource(SimCluster().view, can_inject=can_inject)):
             assert action.shown_keys in words
             assert action.title in words
         assert ("Inject a fault" in words) is can_inject

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.secret_mask import MASK, masked_argv, masked_env, masked_text
+from agent.wire.secret_mask import MASK, masked_argv, masked_env, masked_text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,154 @@
+"""The evidence of one moment as files of a zip: texts for people, data for programs, a recording for the console.
+
+Pure: what is collected comes in as values. The recording holds all of it; the texts are for whoever has no rankdeck.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from app.recording.records import LinesHeard, MalformedRecordingError, Opening, Record, StacksHeard, encode_recording
+from app.safe_text import LINE_LIMIT, clean, clean_name
+from app.stack_groups import NodeStacks, picture_of, stacks_object
+from app.stack_words import picture_lines, summary_text
+from app.words import ranks_text, seconds_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from app.stack_groups import StackPicture
+
+RECORDING_NAME = "recording.rankdeck"
+MAX_BUNDLE_BYTES = 1024 * 2**20
+_FIRST_BYTES_OF_A_ZIP = b"PK\x03\x04"
+_CONTENTS = f"""
+status.json          how nodes, ranks, waits and verdicts stood at the end
+stacks.txt, .json    where every rank stood, down to each frame, with its flight recorder and its versions
+logs/NODE.log        what the ranks printed last
+jobs/NODE.json       what the node was told to run
+{RECORDING_NAME}   all that was heard before and after: rankdeck replay THIS_FILE
+
+What looks like a secret is masked: by its name in environments and commands, by its form everywhere else. Look through
+the logs all the same before you pass this on."""
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """What was collected, masked."""
+
+    opening: Opening
+    records: list[Record]
+    """Times behind the first."""
+    status: dict[str, Any]
+    """As `--json` prints it, of the end."""
+    summary: list[str]
+    """The same for people."""
+    jobs: dict[str, Any]
+    """By node: what it was told to run, or why that is not known."""
+
+
+def bundle_name(opening: Opening) -> str:
+    """Return `train-20261121-031245.zip`."""
+    stamp = "".join(character for character in opening.made_at if character.isdigit())
+    return f"{opening.job_id or 'cluster'}-{stamp[:8]}-{stamp[8:]}.zip"
+
+
+def encode_bundle(evidence: Evidence) -> bytes:
+    """Return the content of the zip."""
+    directory = bundle_name(evidence.opening).removesuffix(".zip")
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as bundle:
+        for name, text in _texts(evidence).items():
+            bundle.writestr(f"{directory}/{name}", text)
+        packed = encode_recording(evidence.opening, evidence.records)
+        bundle.writestr(f"{directory}/{RECORDING_NAME}", packed, zipfile.ZIP_STORED)
+    return content.getvalue()
+
+
+def recording_of(content: bytes) -> bytes:
+    """Return the recording in a file, which is a bundle or the recording itself; hostile.
+
+    Raises:
+        MalformedRecordingError: It is a broken zip, or one without a recording.
+    """
+    if not content.startswith(_FIRST_BYTES_OF_A_ZIP):
+        return content
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as bundle:
+            for member in bundle.infolist():
+                if member.filename.rpartition("/")[2] == RECORDING_NAME and member.file_size <= MAX_BUNDLE_BYTES:
+                    with bundle.open(member) as file:
+                        return file.read(MAX_BUNDLE_BYTES)
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
+        raise MalformedRecordingError(f"it is a zip that cannot be read: {error}") from None
+    raise MalformedRecordingError(f"it is a zip without a {RECORDING_NAME}")
+
+
+def newest_stacks(records: Sequence[Record]) -> list[NodeStacks]:
+    """Return the stacks of the last moment at which some were taken."""
+    taken = [record for record in records if isinstance(record, StacksHeard)]
+    return [NodeStacks(one.node, one.stacks, one.trouble) for one in taken if one.at_s == taken[-1].at_s]
+
+
+def _texts(evidence: Evidence) -> dict[str, bytes]:
+    files = {"about.txt": _about(evidence), "status.json": _json(evidence.status)}
+    if stacks := newest_stacks(evidence.records):
+        picture = picture_of(stacks)
+        lines = [summary_text(picture), "", *(line.text for line in picture_lines(picture, is_whole=True))]
+        files |= {"stacks.txt": "\n".join(lines) + "\n", "stacks.json": _json(stacks_object(picture))}
+    for node, lines in _printed(evidence.records).items():
+        files[f"logs/{file_name(node)}.log"] = "\n".join(lines) + "\n"
+    for node, job in evidence.jobs.items():
+        files[f"jobs/{file_name(node)}.json"] = _json(job)
+    return {name: text.encode() for name, text in files.items()}
+
+
+def _about(evidence: Evidence) -> str:
+    opening = evidence.opening
+    begun_s = evidence.records[-1].at_s if evidence.records else 0.0
+    nodes = ", ".join(opening.nodes) or "no node"
+    return "\n".join(
+        (
+            f"Evidence of job {opening.job_id or '(none)'}, collected by rankdeck {opening.rankdeck_version}",
+            f"at {opening.made_at}, of the {seconds_text(begun_s)} up to then, on {nodes}.",
+            f"Why: {opening.why}" if opening.why else "",
+            "",
+            *evidence.summary,
+            "",
+            *_version_lines(picture_of(newest_stacks(evidence.records))),
+            _CONTENTS,
+            "",
+        )
+    )
+
+
+def _version_lines(picture: StackPicture) -> list[str]:
+    """Return the versions of all ranks, those that differ on lines of their own."""
+    ranks: dict[str, list[int]] = {}
+    for row in picture.ranks:
+        words = ", ".join(f"{name} {version}" for name, version in row.versions.items())
+        ranks.setdefault(words or "not known", []).append(row.rank)
+    return [f"versions on {ranks_text(sorted(some))}: {words}" for words, some in ranks.items()]
+
+
+def _printed(records: Sequence[Record]) -> Mapping[str, list[str]]:
+    printed: dict[str, list[str]] = {}
+    for record in records:
+        if isinstance(record, LinesHeard):
+            lines = printed.setdefault(record.node, [])
+            for line in record.lines:
+                who = f"rank {line.rank}" if line.rank >= 0 else "launcher"
+                lines.append(f"[{who} {clean_name(line.stream)}] {clean(line.text, LINE_LIMIT)}")
+    return printed
+
+
+def file_name(node: str) -> str:
+    """Return a node's name as that of a file, whatever the node calls itself."""
+    return "".join(one if one.isascii() and (one.isalnum() or one in "-_.") else "_" for one in node)[:100] or "node"
+
+
+def _json(value: object) -> str:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"

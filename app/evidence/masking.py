@@ -1,0 +1,47 @@
+"""Takes what looks like a secret out of records before they are kept. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from agent.wire.secret_mask import masked_text
+from agent.wire.stacks import Stacks
+from app.recording.records import LinesHeard, NoticeHeard, ReportHeard, StacksHeard
+
+if TYPE_CHECKING:
+    from app.recording.records import Record
+
+
+def masked(record: Record) -> Record:
+    """Return a record that may be passed on."""
+    match record:
+        case ReportHeard(frame=frame):
+            return msgspec.structs.replace(record, frame=_masked_frame(frame))
+        case LinesHeard(lines=lines):
+            shown = [msgspec.structs.replace(line, text=masked_text(line.text)[:4096]) for line in lines]
+            return msgspec.structs.replace(record, lines=shown)
+        case StacksHeard(stacks=stacks) if stacks is not None:
+            told = msgspec.convert(_masked(msgspec.to_builtins(stacks)), Stacks)
+            return msgspec.structs.replace(record, stacks=told)
+        case NoticeHeard(text=text):
+            return msgspec.structs.replace(record, text=masked_text(text))
+    return record
+
+
+def _masked_frame(frame: bytes) -> bytes:
+    text = frame.decode("latin-1")
+    if masked_text(text) == text:
+        return frame  # nearly all: only tracebacks and the like hold text of a program
+    return msgspec.msgpack.encode(_masked(msgspec.msgpack.decode(frame)))
+
+
+def _masked(value: Any) -> Any:
+    if isinstance(value, str):
+        return masked_text(value)
+    if isinstance(value, list):
+        return [_masked(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _masked(one) for name, one in value.items()}
+    return value

@@ -1,0 +1,67 @@
+"""Where evidence is kept: `$XDG_STATE_HOME/rankdeck/evidence`, for this user alone, the newest files only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from app.errors import SessionError
+
+MAX_FILES = 20
+MAX_BYTES = 2**30
+"""Of all files together; the newest one is kept whatever its size."""
+
+
+def default_directory() -> Path:
+    """Return where evidence goes unless a person says otherwise. Source: XDG base directory specification."""
+    home = os.environ.get("XDG_STATE_HOME", "")
+    state = Path(home) if home.startswith("/") else Path.home() / ".local" / "state"
+    return state / "rankdeck" / "evidence"
+
+
+def write_evidence(path: Path, content: bytes) -> Path:
+    """Write a file whole or not at all, beside one of the same name if there is one; return where it is.
+
+    Raises:
+        SessionError: It cannot be written; nothing is left of it.
+    """
+    made = None
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd, made = tempfile.mkstemp(prefix=".evidence-", dir=path.parent)  # 0600
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+        return _linked(Path(made), path)
+    except OSError as error:
+        raise SessionError(
+            f"evidence cannot be written to {path}: {error.strerror}", "name another place: --output, --evidence"
+        ) from error
+    finally:
+        if made is not None:
+            Path(made).unlink(missing_ok=True)
+
+
+def prune(directory: Path) -> None:
+    """Remove the oldest files of a directory of evidence, so that it stays within its bounds."""
+    files = [(path.stat(), path) for path in directory.glob("*.zip") if path.is_file()]
+    files.sort(key=lambda one: one[0].st_mtime, reverse=True)
+    num_bytes = 0
+    for index, (status, path) in enumerate(files):
+        num_bytes += status.st_size
+        if index and (index >= MAX_FILES or num_bytes > MAX_BYTES):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _linked(made: Path, path: Path) -> Path:
+    """Give a file its name, or the next one that is free: evidence never takes another file's place."""
+    for number in range(1, 1000):
+        free = path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
+        try:
+            free.hardlink_to(made)
+        except FileExistsError:
+            continue
+        return free
+    raise FileExistsError(17, "there are a thousand of that name", str(path))

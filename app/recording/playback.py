@@ -1,0 +1,115 @@
+"""A recording folded into the model again, up to any moment of it. Pure: whoever plays it says how far.
+
+The model is looked at as often as a live console looks, so that what needs time to be said is said at the same moment.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.wire.codec import MalformedMessageError
+from agent.wire.reports import decode_node_report
+from app.cluster import Cluster
+from app.diagnosis import Diagnoser
+from app.recording.records import LinesHeard, NoticeHeard, ReportHeard, StacksHeard
+from app.stack_groups import NodeStacks
+from app.view import View
+
+if TYPE_CHECKING:
+    from agent.wire.logs import LogLine
+    from app.diagnosis import Diagnosis
+    from app.rank_facts import Thresholds
+    from app.recording.records import Record, Recording
+    from app.verdicts import Verdict
+
+LOOK_S = 0.2
+"""Between two looks at the model, as in a console."""
+BEGIN_S = 1_000.0
+"""The model's clock at the recording's begin: not zero, which would be before all ages."""
+
+
+class Playback:
+    """A recording at one moment of it.
+
+    Attributes:
+        at_s: Behind the recording's begin.
+        length_s: Of the recording.
+        num_malformed: Reports in it that could not be decoded.
+    """
+
+    def __init__(self, recording: Recording, thresholds: Thresholds) -> None:
+        self.length_s = recording.length_s
+        self._recording = recording
+        self._thresholds = thresholds
+        self.begin()
+
+    def begin(self) -> None:
+        """Go back to the begin."""
+        self.at_s = 0.0
+        self.num_malformed = 0
+        self._num_taken = 0
+        self._cluster = Cluster(self._recording.opening.nodes)
+        self._diagnoser = Diagnoser(self._thresholds)
+        self._stacks: dict[str, NodeStacks] = {}
+        self._stacks_at_s = float("-inf")
+        self._lines: list[tuple[str, LogLine]] = []
+        self._notices: list[str] = []
+        self._look()
+
+    @property
+    def is_over(self) -> bool:
+        """True at the end."""
+        return self.at_s >= self.length_s
+
+    def step(self, to_s: float) -> None:
+        """Go on by one look at the model, at most to `to_s` and to the end."""
+        self.at_s = max(self.at_s, min(self.at_s + LOOK_S, to_s, self.length_s))
+        records = self._recording.records
+        while self._num_taken < len(records) and records[self._num_taken].at_s <= self.at_s:
+            self._take(records[self._num_taken])
+            self._num_taken += 1
+        self._look()
+
+    def view(self) -> View:
+        """Return the rows of this moment."""
+        return View(self._cluster, self._diagnosis, BEGIN_S + self.at_s)
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """What is said at this moment, the worst first."""
+        return self._diagnosis.verdicts
+
+    @property
+    def stacks(self) -> list[NodeStacks]:
+        """The newest stacks up to this moment; empty before the first."""
+        return list(self._stacks.values())
+
+    def drain_logs(self) -> list[tuple[str, LogLine]]:
+        """Return the (node, line) pairs since the last call."""
+        lines, self._lines = self._lines, []
+        return lines
+
+    def drain_notices(self) -> list[str]:
+        """Return the sentences since the last call."""
+        notices, self._notices = self._notices, []
+        return notices
+
+    def _look(self) -> None:
+        self._diagnosis: Diagnosis = self._diagnoser.observe(self._cluster, BEGIN_S + self.at_s)
+
+    def _take(self, record: Record) -> None:
+        match record:
+            case ReportHeard():
+                try:
+                    self._cluster.apply(record.node, decode_node_report(record.frame), BEGIN_S + record.at_s)
+                except MalformedMessageError:
+                    self.num_malformed += 1
+            case LinesHeard():
+                self._lines += ((record.node, line) for line in record.lines)
+            case StacksHeard():
+                if record.at_s != self._stacks_at_s:  # those of one moment belong together
+                    self._stacks.clear()
+                self._stacks[record.node] = NodeStacks(record.node, record.stacks, record.trouble)
+                self._stacks_at_s = record.at_s
+            case NoticeHeard():
+                self._notices.append(record.text)

@@ -1,0 +1,200 @@
+"""The vocabulary of a recording: what a console heard, in order, with when it heard it.
+
+A file is a gzip stream of records, each behind its length in four bytes, the opening first. What was cut short by a
+crash is read up to where it ends. Frames of telemetry are kept as they came: what decodes them then decodes them again.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from agent.wire.fields import LongText  # noqa: TC001 - msgspec looks at it
+from agent.wire.logs import LogLine  # noqa: TC001 - as above
+from agent.wire.reports import MAX_NODE_REPORT_BYTES
+from agent.wire.stacks import Stacks  # noqa: TC001 - as above
+from ddpcore.wire import DECODE_ERRORS, Name, Seconds, Word
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+FORMAT_VERSION = 1
+MAX_RECORDING_BYTES = 512 * 2**20
+"""Unpacked: a larger one is not read any further."""
+MAX_RECORD_BYTES = 2 * MAX_NODE_REPORT_BYTES
+_PIECE_BYTES = 2**20
+_LENGTH = struct.Struct("<I")
+
+
+class MalformedRecordingError(ValueError):
+    """These bytes are no recording, or one of another version."""
+
+
+class Opening(msgspec.Struct, frozen=True, tag="opening", omit_defaults=True):
+    """What a recording is of; its first record."""
+
+    format_version: int
+    wire_version: int
+    """Of the frames."""
+    rankdeck_version: Word
+    made_at: Word
+    """When it ends, in UTC: `2026-11-21T03:12:45Z`."""
+    nodes: list[Name]
+    job_id: Name = ""
+    why: LongText = ""
+    """What made somebody keep it."""
+
+
+class ReportHeard(msgspec.Struct, frozen=True, tag="report"):
+    """A node's report."""
+
+    at_s: Seconds
+    """Here and below: behind the recording's begin."""
+    node: Name
+    frame: bytes
+
+
+class LinesHeard(msgspec.Struct, frozen=True, tag="lines"):
+    """What ranks of a node printed; what looks like a secret is masked."""
+
+    at_s: Seconds
+    node: Name
+    lines: list[LogLine]
+
+
+class StacksHeard(msgspec.Struct, frozen=True, tag="stacks"):
+    """The stacks of a node's ranks, or why there are none."""
+
+    at_s: Seconds
+    node: Name
+    stacks: Stacks | None
+    trouble: LongText = ""
+
+
+class NoticeHeard(msgspec.Struct, frozen=True, tag="notice"):
+    """A sentence about the session."""
+
+    at_s: Seconds
+    text: Annotated[str, msgspec.Meta(max_length=8192)]
+
+
+Record = ReportHeard | LinesHeard | StacksHeard | NoticeHeard
+
+_encoder = msgspec.msgpack.Encoder()
+_opening_decoder = msgspec.msgpack.Decoder(Opening)
+_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+
+
+class Recording(msgspec.Struct, frozen=True):
+    """A whole file."""
+
+    opening: Opening
+    records: list[Record]
+    """In the order of `at_s`."""
+    is_cut: bool
+    """It ends in the middle of a record, or goes on with something that is none."""
+
+    @property
+    def length_s(self) -> float:
+        """From the begin to the last record."""
+        return self.records[-1].at_s if self.records else 0.0
+
+
+def encode_recording(opening: Opening, records: Iterable[Record]) -> bytes:
+    """Return the content of a file."""
+    packer = zlib.compressobj(level=6, wbits=31)
+    parts = [packer.compress(_framed(opening))]
+    parts += [packer.compress(_framed(record)) for record in records]
+    return b"".join((*parts, packer.flush()))
+
+
+def decode_recording(content: bytes, wire_version: int) -> Recording:
+    """Return what a file holds, as far as it goes.
+
+    Args:
+        content: The file; hostile until it is decoded.
+        wire_version: What this console's decoders understand.
+
+    Raises:
+        MalformedRecordingError: It does not begin as a recording does, or is of another version.
+    """
+    pieces = _Pieces(content)
+    try:
+        opening = _opening_decoder.decode(next(pieces, b""))
+    except DECODE_ERRORS:
+        raise MalformedRecordingError("it is not a recording") from None
+    if opening.format_version != FORMAT_VERSION or opening.wire_version != wire_version:
+        made_by = f"rankdeck {opening.rankdeck_version[:32]}"
+        raise MalformedRecordingError(f"it was made by {made_by}, whose records this one does not understand")
+    records: list[Record] = []
+    is_cut, at_s = False, 0.0
+    while (piece := next(pieces, None)) is not None:
+        try:
+            record = _decoder.decode(piece)
+        except DECODE_ERRORS:
+            is_cut = True
+            break
+        # A clock that went back would make a player wait for ever.
+        at_s = max(at_s, record.at_s)
+        records.append(record if record.at_s == at_s else msgspec.structs.replace(record, at_s=at_s))
+    return Recording(opening, records, is_cut or pieces.is_cut)
+
+
+def _framed(record: Opening | Record) -> bytes:
+    body = _encoder.encode(record)
+    return _LENGTH.pack(len(body)) + body
+
+
+class _Pieces:
+    """Iterates over the records of a file, unpacking no more than is asked for."""
+
+    def __init__(self, content: bytes) -> None:
+        self._packed = memoryview(content)
+        self._unpacker = zlib.decompressobj(wbits=31)
+        self._unpacked = bytearray()
+        self._num_unpacked = 0
+        self.is_cut = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        head = self._take(_LENGTH.size)
+        if head is None:
+            raise StopIteration
+        (size,) = _LENGTH.unpack(head)
+        body = self._take(size) if size <= MAX_RECORD_BYTES else None
+        if body is None:
+            self.is_cut = True
+            raise StopIteration
+        return body
+
+    def _take(self, size: int) -> bytes | None:
+        while len(self._unpacked) < size and self._unpack():
+            pass
+        if len(self._unpacked) < size:
+            self.is_cut = self.is_cut or bool(self._unpacked) or not self._unpacker.eof
+            return None
+        taken = bytes(self._unpacked[:size])
+        del self._unpacked[:size]
+        return taken
+
+    def _unpack(self) -> bool:
+        """Unpack a piece more; return whether there was one."""
+        if self._unpacker.eof or self._num_unpacked > MAX_RECORDING_BYTES:
+            return False
+        packed = self._unpacker.unconsumed_tail
+        if not packed:
+            packed, self._packed = bytes(self._packed[:_PIECE_BYTES]), self._packed[_PIECE_BYTES:]
+        try:
+            unpacked = self._unpacker.decompress(packed, _PIECE_BYTES)
+        except zlib.error:
+            self.is_cut = True
+            self._packed = memoryview(b"")
+            return False
+        self._num_unpacked += len(unpacked)
+        self._unpacked += unpacked
+        return bool(unpacked or packed)

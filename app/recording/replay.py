@@ -1,0 +1,180 @@
+"""A recording in the place of a session: the same console shows it, paused, faster, from any moment on."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from app.errors import AppError, UsageError
+from app.rank_facts import Thresholds
+from app.recording.playback import Playback
+from app.verdict_words import sentence
+from app.words import clock_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from agent.wire.logs import LogLine
+    from app.recording.records import Recording
+    from app.stack_groups import NodeStacks
+    from app.verdicts import Verdict
+    from app.view import View
+    from ddpcore.wire import Fault
+
+SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
+MAX_FRAME_S = 0.05
+"""What one frame may spend on catching up: keys do not wait."""
+
+
+class Replay:
+    """Plays a recording; the methods are those of `app.tui.source.ConsoleSource`, and of its player."""
+
+    watched_job = ""
+    leaving = "a recording is left as it was"
+    can_inject = False
+
+    def __init__(
+        self,
+        recording: Recording,
+        *,
+        speed: float = 1.0,
+        start_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Play from `start_s` on, at `speed` times the pace at which it was recorded; `clock` tells seconds."""
+        self._is_cut = recording.is_cut
+        self._thresholds = Thresholds()
+        self._playback = Playback(recording, self._thresholds)
+        self._speed = speed
+        self._is_paused = False
+        self._goal_s = min(max(0.0, start_s), recording.length_s)
+        self._known: set[tuple[object, ...]] | None = None
+        """While the next verdict is looked for: what is said already."""
+        self._clock = clock
+        self._looked_at_s = clock()
+        self.started_at_s = self._looked_at_s
+        self.num_rewinds = 0
+
+    @property
+    def title(self) -> str:
+        """That it is a recording, and where in it we are."""
+        playback = self._playback
+        where = f"replay {clock_text(playback.at_s)}/{clock_text(playback.length_s)}"
+        if self._known is not None or self._goal_s > playback.at_s + 2.0 * self._speed:
+            how = "seeking"
+        elif playback.is_over:
+            how = "the end"
+        else:
+            how = "paused" if self._is_paused else "" if self._speed == 1.0 else f"x{self._speed:g}"
+        return f"{where} {how}".rstrip()
+
+    @property
+    def stall_s(self) -> float:
+        """From here a wait is a stall."""
+        return self._thresholds.stall_s
+
+    @property
+    def player(self) -> Replay:
+        """What the keys of a replay act on."""
+        return self
+
+    async def start(self) -> None:
+        """Do nothing: all is there."""
+
+    def view(self) -> View:
+        """Go on by as much as is due, and return the rows of that moment."""
+        now_s = self._clock()
+        elapsed_s, self._looked_at_s = now_s - self._looked_at_s, now_s
+        playback = self._playback
+        if self._known is None and not self._is_paused:
+            self._goal_s = min(playback.length_s, max(self._goal_s, playback.at_s) + elapsed_s * self._speed)
+        deadline_s = now_s + MAX_FRAME_S
+        while (self._known is not None or playback.at_s < self._goal_s) and not playback.is_over:
+            playback.step(playback.length_s if self._known is not None else self._goal_s)
+            if self._known is not None and self._said() - self._known:
+                self._known, self._goal_s, self._is_paused = None, playback.at_s, True
+            if self._clock() > deadline_s:
+                break
+        if playback.is_over:
+            self._known = None
+        return playback.view()
+
+    def drain_logs(self) -> list[tuple[str, LogLine]]:
+        """Return the log lines that have been played since the last call."""
+        return self._playback.drain_logs()
+
+    def drain_notices(self) -> list[str]:
+        """Return the sentences that have been played since the last call."""
+        return self._playback.drain_notices()
+
+    async def inject(self, fault: Fault) -> str:
+        """Refuse.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError(f"rank {fault.rank} is in a recording: nothing can be done to it")
+
+    async def stacks(self, *, is_native: bool) -> list[NodeStacks]:  # noqa: ARG002 - they are as they were taken
+        """Return the newest stacks up to this moment.
+
+        Raises:
+            AppError: None had been taken by then.
+        """
+        if not self._playback.stacks:
+            raise AppError("no stacks had been taken by then", "n goes to the next verdict, . on by 10 s")
+        return self._playback.stacks
+
+    def farewell(self) -> str:
+        """Return what a person should know about the file."""
+        return "rankdeck: the recording was cut short: what came last is not in it" if self._is_cut else ""
+
+    async def close(self) -> None:
+        """Do nothing: nothing is held."""
+
+    def pause(self) -> None:
+        """Stand still, or go on; at the end, begin anew."""
+        if self._playback.is_over:
+            self._seek(0.0)
+            self._is_paused = False
+        else:
+            self._is_paused = not self._is_paused
+
+    def change_speed(self, steps: int) -> None:
+        """Play faster or slower by so many places of `SPEEDS`."""
+        nearest = min(range(len(SPEEDS)), key=lambda place: abs(SPEEDS[place] - self._speed))
+        self._speed = SPEEDS[min(max(nearest + steps, 0), len(SPEEDS) - 1)]
+
+    def skip(self, seconds: float) -> None:
+        """Go on, or back, by so many seconds of the recording."""
+        self._seek(max(self._goal_s if seconds > 0 else 0.0, self._playback.at_s) + seconds)
+
+    def to_next_verdict(self) -> None:
+        """Go on to where something is said that is not said now, and stand still there."""
+        self._known = self._said()
+
+    def play_to_end(self) -> Iterator[tuple[float, str]]:
+        """Yield (second, sentence) of what is newly said until the end; blocks as long as it takes."""
+        known: set[tuple[object, ...]] = set()
+        while not self._playback.is_over:
+            self._playback.step(self._playback.length_s)
+            for verdict in self._playback.verdicts:
+                if (key := _key(verdict)) not in known:
+                    known.add(key)
+                    yield self._playback.at_s, sentence(verdict)
+            yield from ((self._playback.at_s, text) for text in self._playback.drain_notices())
+        self._goal_s = self._playback.at_s
+
+    def _seek(self, to_s: float) -> None:
+        self._known = None
+        self._goal_s = min(max(0.0, to_s), self._playback.length_s)
+        if self._goal_s < self._playback.at_s:
+            self._playback.begin()
+            self.num_rewinds += 1
+
+    def _said(self) -> set[tuple[object, ...]]:
+        return {_key(verdict) for verdict in self._playback.verdicts}
+
+
+def _key(verdict: Verdict) -> tuple[object, ...]:
+    return verdict.job, verdict.attempt, verdict.cause, verdict.culprits

@@ -1,0 +1,43 @@
+"""Recordings of simulated clusters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.wire.logs import LogLine
+from agent.wire.reports import WIRE_VERSION
+from app.recording.records import FORMAT_VERSION, LinesHeard, NoticeHeard, Opening, Recording, ReportHeard, StacksHeard
+from tests.support.sim import SimCluster
+from tests.support.stacks import one_frozen
+
+if TYPE_CHECKING:
+    from app.recording.records import Record
+
+MADE_AT = "2026-11-21T03:12:45Z"
+
+
+def opening(*nodes: str, why: str = "") -> Opening:
+    return Opening(FORMAT_VERSION, WIRE_VERSION, "0.1.0", MADE_AT, list(nodes), "demo", why)
+
+
+def recording_of(sim: SimCluster, *others: Record) -> Recording:
+    """Return what a console has heard of a simulation, with other records among it."""
+    begin_s = sim.heard[0][0]
+    reports: list[Record] = [ReportHeard(at_s - begin_s, node, frame) for at_s, node, frame in sim.heard]
+    records = sorted((*reports, *others), key=lambda record: record.at_s)
+    return Recording(opening(*(node.name for node in sim.nodes)), records, is_cut=False)
+
+
+def frozen_recording() -> Recording:
+    """Return a training of four ranks of which rank 2 is frozen some seconds before the end, with its stacks."""
+    sim = SimCluster()
+    sim.freeze(2, at_step=45)
+    sim.run_until(lambda: bool(sim.verdicts()), 30, "a verdict")
+    begin_s, named_s = sim.heard[0][0], sim.now_s
+    sim.run(12)
+    stacks: list[Record] = [
+        StacksHeard(named_s - begin_s + 1.0, answer.node, answer.stacks, answer.trouble) for answer in one_frozen()
+    ]
+    printed = [LogLine(1, 0, "stdout", "step 1 loss 5.3"), LogLine(2, -1, "stderr", "W torchrun")]
+    others = (LinesHeard(4.0, "demo-0", printed), NoticeHeard(1.0, "agents demo-0 and demo-1 are up"))
+    return recording_of(sim, *others, *stacks)

@@ -1,0 +1,194 @@
+"""What is played again is what was seen: the same verdicts at the same moments, from any moment on."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.errors import AppError
+from app.rank_facts import Thresholds
+from app.recording.playback import Playback
+from app.recording.records import Recording, ReportHeard
+from app.recording.replay import Replay
+from app.rows import Cause
+from app.status_object import status_object
+from ddpcore.wire import Fault, FaultKind
+from tests.support.recordings import frozen_recording, opening, recording_of
+from tests.support.sim import SimCluster
+
+RECORDING = frozen_recording()
+
+
+class Watch:
+    """A clock that a test moves; each look at it takes no time."""
+
+    def __init__(self) -> None:
+        self.now_s = 50.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def played(seconds: float, replay: Replay, watch: Watch) -> None:
+    for _ in range(round(seconds / 0.1)):
+        watch.now_s += 0.1
+        replay.view()
+
+
+def position_s(replay: Replay) -> str:
+    return replay.title.split()[1].partition("/")[0]
+
+
+def test_the_same_verdict_comes_at_the_same_moment_with_the_same_words() -> None:
+    sim = SimCluster(noise=0.1, seed=3)
+    sim.freeze(2, at_step=30)
+    sim.run_until(lambda: bool(sim.verdicts()), 30, "a verdict")
+    named_s = sim.now_s - sim.heard[0][0]
+    sim.run(3)
+
+    playback = Playback(recording_of(sim), Thresholds())
+    while not playback.verdicts:
+        playback.step(playback.length_s)
+
+    assert playback.at_s == pytest.approx(named_s, abs=0.5)
+    while not playback.is_over:
+        playback.step(playback.length_s)
+    live, again = status_object(sim.view()), status_object(playback.view())
+    assert [row["culprits"] for row in again["verdicts"]] == [row["culprits"] for row in live["verdicts"]] == [[2]]
+    assert [row["state"] for row in again["ranks"]] == [row["state"] for row in live["ranks"]]
+    assert again["jobs"][0]["step"] == live["jobs"][0]["step"]
+
+
+def test_reports_that_cannot_be_decoded_are_counted_and_the_rest_is_played() -> None:
+    sim = SimCluster()
+    sim.run(8)
+    playback = Playback(recording_of(sim, ReportHeard(2.0, "demo-0", b"nonsense")), Thresholds())
+
+    while not playback.is_over:
+        playback.step(playback.length_s)
+
+    assert playback.num_malformed == 1
+    assert playback.view().num_ranks == 4
+
+
+def test_it_goes_at_its_speed_stands_still_when_told_and_stays_at_the_end() -> None:
+    watch = Watch()
+    replay = Replay(RECORDING, clock=watch)
+    replay.view()
+    played(3.0, replay, watch)
+    assert position_s(replay) == "0:03"
+
+    replay.pause()
+    played(5.0, replay, watch)
+    assert position_s(replay) == "0:03"
+    assert replay.title.endswith("paused")
+
+    replay.pause()
+    replay.change_speed(+1)
+    played(2.0, replay, watch)
+    assert position_s(replay) == "0:07"
+    assert replay.title.endswith("x2")
+
+    replay.change_speed(+99)
+    played(10.0, replay, watch)
+    assert replay.title.endswith("the end")
+    replay.pause()
+    replay.change_speed(-99)
+    played(1.0, replay, watch)
+    assert (position_s(replay), replay.num_rewinds) == ("0:00", 1)
+
+
+def test_one_goes_on_and_back_in_it() -> None:
+    watch = Watch()
+    replay = Replay(RECORDING, start_s=6.0, clock=watch)
+    replay.pause()
+    replay.view()
+    assert position_s(replay) == "0:06"
+
+    replay.skip(5.0)
+    replay.skip(2.0)
+    replay.view()
+    assert (position_s(replay), replay.num_rewinds) == ("0:13", 0)
+
+    replay.skip(-10.0)
+    replay.view()
+    assert (position_s(replay), replay.num_rewinds) == ("0:03", 1)
+    replay.skip(-10.0)
+    replay.view()
+    assert position_s(replay) == "0:00"
+    replay.skip(1e6)
+    replay.view()
+    assert replay.title.endswith("the end")
+
+
+def test_the_next_verdict_is_where_it_stands_still() -> None:
+    watch = Watch()
+    replay = Replay(RECORDING, clock=watch)
+
+    replay.to_next_verdict()
+    view = replay.view()
+
+    assert [row.cause for row in view.verdicts()] == [Cause.FROZEN]
+    at = replay.title
+    played(3.0, replay, watch)
+    assert replay.title == at
+
+    replay.to_next_verdict()
+    replay.view()
+    assert replay.title.endswith("the end"), "nothing else is said in it"
+
+
+def test_a_frame_that_has_no_time_left_goes_on_in_the_next() -> None:
+    class Slow(Watch):
+        def __call__(self) -> float:
+            self.now_s += 0.03
+            return self.now_s
+
+    replay = Replay(RECORDING, clock=Slow())
+    replay.skip(12.0)
+    replay.view()
+    assert replay.title.endswith("seeking")
+    for _ in range(60):
+        replay.view()
+    assert not replay.title.endswith("seeking")
+
+
+async def test_the_stacks_are_those_that_had_been_taken_by_then() -> None:
+    replay = Replay(RECORDING)
+    with pytest.raises(AppError, match="no stacks had been taken by then"):
+        await replay.stacks(is_native=False)
+
+    list(replay.play_to_end())
+    answers = await replay.stacks(is_native=True)
+
+    assert [answer.node for answer in answers] == ["demo-0", "demo-1"]
+
+
+async def test_nothing_can_be_done_to_what_is_over() -> None:
+    replay = Replay(RECORDING)
+    assert not replay.can_inject
+    with pytest.raises(AppError, match="rank 2 is in a recording"):
+        await replay.inject(Fault(FaultKind.KILL, 2))
+
+
+def test_what_is_said_is_told_with_its_second_once() -> None:
+    told = list(Replay(RECORDING).play_to_end())
+
+    assert told[0][1] == "agents demo-0 and demo-1 are up"
+    assert sum(text.startswith("rank 2 on demo-1 is frozen") for _, text in told) == 1
+    assert told == sorted(told, key=lambda one: one[0])
+
+
+def test_lines_and_notices_come_when_they_came() -> None:
+    watch = Watch()
+    replay = Replay(RECORDING, clock=watch)
+    replay.view()
+    assert replay.drain_logs() == []
+    played(5.0, replay, watch)
+    assert [line.text for _, line in replay.drain_logs()] == ["step 1 loss 5.3", "W torchrun"]
+    assert replay.drain_notices() == ["agents demo-0 and demo-1 are up"]
+
+
+def test_an_empty_recording_is_over_at_once() -> None:
+    playback = Playback(Recording(opening("demo-0"), [], is_cut=False), Thresholds())
+    assert playback.is_over
+    assert playback.view().num_ranks == 0

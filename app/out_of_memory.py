@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 
 _OWN_WORDS = re.compile(
     r"\bOutOfMemoryError\b|\bCUDA out of memory\b|\bCUDA (?:driver )?error: out of memory\b"
-    r"|Cuda failure \d+ 'out of memory'"
-    r"|\bDefaultCPUAllocator: can't allocate\b|(?:\b|_Array)MemoryError\b|^(?!.*\bibv_).*\bCannot allocate memory\b"
+    r"|Cuda failure (?:\d+ )?'out of memory'"
+    r"|\bDefaultCPUAllocator: can't allocate\b|(?:\b|_Array)MemoryError\b"
+    r"|(?m:^(?!.*\bibv_).*\bCannot allocate memory\b)"
     r"|\bstd::bad_alloc\b|\bCU(?:BLAS|DNN)_STATUS_ALLOC_FAILED\b"
 )
 """What torch, Python, C++ and the kernel call it."""

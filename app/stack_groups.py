@@ -4,13 +4,14 @@ A rank's stack is the main thread's. Two are the same when they have the same ca
 collective, and the kernel lets both run or neither: a rank that was frozen in a wait has the stack of those who wait.
 Lines count, also the innermost: two branches of a loop, or two barriers of a function, are what one looks for.
 Left out are frames that depend on who looks, since one of the ranks may have been seen from outside: native ones, and
-those of the interpreter's own start. So are classes before a function's name.
+those of the interpreter's own start. So are classes before a function's name, and where a node has its files.
 
 All text is clean (`app.safe_text`) from here on.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ddpcore.wire_stacks import Frame, RecordedCall, ThreadStack
 
 _BLOCKED = "D"
+_INSTALLED = re.compile(r"/(?:site-packages|dist-packages|lib(?:64)?/python3(?:\.\d+)?t?)(?=/)")
 
 
 class NodeStacks(msgspec.Struct, frozen=True):
@@ -151,6 +153,17 @@ def picture_of(answers: Sequence[NodeStacks]) -> StackPicture:
     )
 
 
+def short_file(file: str) -> str:
+    """Return a file's path below the last directory of installed packages in it, else its name."""
+    below = _INSTALLED.split(file)[-1]
+    return file.rpartition("/")[2] if below == file else below.removeprefix("/")
+
+
+def is_installed(file: str) -> bool:
+    """Return whether a file is one of a library."""
+    return _INSTALLED.search(file) is not None
+
+
 def stacks_object(picture: StackPicture) -> dict[str, object]:
     """Return what `rankdeck stacks --json` prints."""
     groups = [
@@ -179,9 +192,9 @@ def _group(members: Iterable[RankStackRow]) -> StackGroup:
 def _key(row: RankStackRow) -> Hashable:
     main = row.threads[0] if row.threads else None
     if main is None:
-        return row.source, row.state, row.note, row.kernel and row.kernel.wchan
+        return row.source, row.state, row.waits_in, row.kernel and row.kernel.wchan
     frames = tuple(
-        (frame.file, frame.line, frame.function.rpartition(".")[2])
+        (short_file(frame.file), frame.line, frame.function.rpartition(".")[2])
         for frame in main.frames
         if not frame.is_native and not frame.file.startswith("<frozen")
     )

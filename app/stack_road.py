@@ -38,7 +38,8 @@ async def fetch_stacks(
     answers = await asyncio.gather(*asked)
     errors = [answer for answer in answers if isinstance(answer, AppError)]
     if len(errors) == len(answers):
-        raise errors[0]
+        # That a node does not know the job says less than that another one does not answer.
+        raise next((error for error in errors if not _knows_no_job(error)), errors[0])
     return [
         NodeStacks(node, None, str(answer)) if isinstance(answer, AppError) else NodeStacks(node, answer)
         for node, answer in zip(directories, answers, strict=True)

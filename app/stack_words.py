@@ -6,11 +6,11 @@ line for those between.
 
 from __future__ import annotations
 
-import re
 from enum import Enum, auto
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
+from app.stack_groups import is_installed, short_file
 from app.words import ranks_text, seconds_text
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ INNERMOST_SHOWN = 3
 NATIVE_SHOWN = 16
 """Instead, where native frames are among them: whoever sees them has asked for them."""
 MAX_THREAD_NAMES = 6
-_INSTALLED = re.compile(r"/(?:site-packages|dist-packages|lib(?:64)?/python3(?:\.\d+)?t?)(?=/)")
 _KERNEL_STATES = {
     "R": "runs",
     "S": "sleeps",
@@ -182,16 +181,8 @@ def _place_text(frame: FrameRow, *, is_whole: bool = False) -> str:
     """Return `train.py:41 in Trainer.step`, `torch/autograd/graph.py:865 in backward` or `poll of libc.so.6`."""
     if frame.is_native and not frame.line:
         return f"{frame.function} of {frame.file.rpartition('/')[2]}"
-    file = frame.file
-    if not is_whole:
-        file = _below_installed(file) or file.rpartition("/")[2]
+    file = frame.file if is_whole else short_file(frame.file)
     return f"{file}:{frame.line} in {frame.function}"
-
-
-def _below_installed(file: str) -> str:
-    """Return a file's path below the last directory of installed packages in it; empty where there is none."""
-    below = _INSTALLED.split(file)[-1]
-    return "" if below == file else below.removeprefix("/")
 
 
 def _folded_text(frames: Sequence[FrameRow], *, is_more: bool) -> str:
@@ -205,9 +196,8 @@ def _package(frame: FrameRow) -> str:
     """Return what a frame belongs to, in a word: `torch`, `threading`, `libc.so.6`."""
     if frame.file.startswith("<"):
         return frame.file.strip("<>").removeprefix("frozen ")
-    below = _below_installed(frame.file)
-    name = below.partition("/")[0] if below else frame.file.rpartition("/")[2]
-    return name.removesuffix(".py")
+    name = short_file(frame.file)
+    return (name.partition("/")[0] if is_installed(frame.file) else name).removesuffix(".py")
 
 
 def _kernel_text(kernel: KernelRow) -> str:

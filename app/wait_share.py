@@ -37,7 +37,8 @@ MAX_SLOT_S = 120.0
 STALE_PACE_S = 10.0
 """What the pace told is not repeated when nothing has borne it out for so long."""
 NUM_SLOTS = 12
-"""A window of 12 s of clean time: a slowed rank is named within 15 s, and one hiccup does not fill it."""
+"""A window of 12 s of clean time: a slowed rank is named within 15 s while steps take less than about 1.5 s, and one
+hiccup does not fill it."""
 NUM_RECENT_SLOTS = 4
 """The part in which a cure must show."""
 SMOOTHING = 0.4

@@ -21,6 +21,8 @@ MAX_STACK_FILE_BYTES = 262_144
 MAX_THREADS = 64
 MAX_FRAMES = 100
 """Innermost frames of a thread."""
+INNERMOST_KEPT = 3
+"""Of a library's frames, where there is no room for all."""
 MAX_PENDING = 16
 MAX_RECORDED = 32
 """Newest calls of the flight recorder."""
@@ -153,7 +155,13 @@ def fitting(threads: Sequence[ThreadStack], max_bytes: int) -> list[ThreadStack]
 
 
 def _cut(thread: ThreadStack, max_bytes: int) -> ThreadStack:
-    """Return a thread with as many of its innermost frames as fit, found by halving."""
+    """Return a thread with what fits of it: the user's own frames are worth more than a library's.
+
+    First go a library's frames but for the innermost, then the outermost half, time and again.
+    """
+    if _size_bytes(thread) > max_bytes:
+        kept = [frame for index, frame in enumerate(thread.frames) if frame.is_own or index < INNERMOST_KEPT]
+        thread = msgspec.structs.replace(thread, frames=kept, is_cut=True)
     while thread.frames and _size_bytes(thread) > max_bytes:
         thread = msgspec.structs.replace(thread, frames=thread.frames[: len(thread.frames) // 2], is_cut=True)
     return thread

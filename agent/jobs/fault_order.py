@@ -52,6 +52,11 @@ def refusal_of_fault(
 
 def _refusal_of_step(fault: Fault, step: int | None) -> Refused | None:
     if fault.at_step is None:
+        if step is None and not _acts_at_once(fault):
+            return Refused(
+                RefusalReason.WRONG_STATE,
+                f"rank {fault.rank} has told of no step yet, and only freeze, thaw, kill and slow act without one",
+            )
         return None
     if fault.kind is FaultKind.THAW:
         return Refused(RefusalReason.MALFORMED, "a frozen rank comes to no step: thaw it without one")
@@ -68,8 +73,12 @@ def fault_effect(fault: Fault, request_id: int) -> SignalWorker | AskProbe:
 
     Signals act at once. What waits for a step, or only the rank's own main thread can do, is the probe's.
     """
-    if fault.at_step is None and fault.kind in _SIGNALS:
-        return SignalWorker(fault.rank, _SIGNALS[fault.kind])
-    if fault.at_step is None and fault.kind is FaultKind.SLOW:
+    if not _acts_at_once(fault):
+        return AskProbe(fault.rank, StrikeAt(request_id, fault))
+    if fault.kind is FaultKind.SLOW:
         return AskProbe(fault.rank, SlowDown(request_id, fault.factor))
-    return AskProbe(fault.rank, StrikeAt(request_id, fault))
+    return SignalWorker(fault.rank, _SIGNALS[fault.kind])
+
+
+def _acts_at_once(fault: Fault) -> bool:
+    return fault.at_step is None and (fault.kind in _SIGNALS or fault.kind is FaultKind.SLOW)

@@ -70,6 +70,8 @@ class Lateness:
             if len(callers) < 2:
                 continue
             before = self._compared_seq.get(group, 0)
+            if max(calls, default=before) < before:
+                before = self._compared_seq[group] = 0  # the group was made anew, and counts anew
             for seq, called_us in calls.items():
                 if called_us.keys() == callers and seq > before:
                     self._count(called_us)

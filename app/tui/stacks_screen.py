@@ -79,6 +79,10 @@ class StacksView(LineView):
         self._side = max(0, min(furthest, self._side + cells * SIDE_STEP))
         self.redraw()
 
+    def to_begin(self) -> None:
+        """Move the text back: other lines may be shorter than what was looked at."""
+        self._side = 0
+
     def _lines_of(self, text: StackText) -> list[Line]:
         """Return sentences wrapped and frames as far to the side as they are wanted."""
         words, style = text.text, self._styles[text.tone]
@@ -134,11 +138,13 @@ class StacksScreen(ModalScreen[None]):
             view.words = ""
             view.picture = picture_of(answers)
             view.top = 0
+            view.to_begin()
         view.redraw()
 
     def action_fold(self) -> None:
         """Show every frame and thread, or what matters of them."""
         self._view.is_whole = not self._view.is_whole
+        self._view.to_begin()
         self._view.redraw()
 
     def action_scroll(self, rows: int) -> None:

@@ -1,7 +1,7 @@
 """Injected harm: what strikes a rank at a step, on its own main thread.
 
-One place calls it: `Probe.step`, at a step's boundary. What needs torch is in `torch_faults`, which is loaded when such
-a fault strikes.
+One place calls it: `Probe._finish_step`, where the program says a step or its optimizers make one. What needs torch is
+in `torch_faults`, which is loaded when such a fault strikes.
 """
 
 from __future__ import annotations
@@ -75,6 +75,10 @@ class StepFaults:
         if due:
             self._pending = [fault for fault in self._pending if fault not in due]
         return due
+
+    def begin_anew(self) -> None:
+        """Take the next step for the first: the program counts otherwise from now on."""
+        self._last_step = None
 
     def pause_s(self, now_s: float) -> float:
         """Return how long this step must last on so that it takes `slow_factor` times as long as steps did before.

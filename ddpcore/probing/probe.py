@@ -164,6 +164,7 @@ class Probe:
         last = marks.step
         self._optimizer_steps = None
         if last is None or last.is_counted:
+            self.faults.begin_anew()
             marks.step = StepMark(step, loss, epoch, loss_first=loss, steps_done=1)
         else:
             first = loss if last.loss_first is None else last.loss_first
@@ -183,7 +184,9 @@ class Probe:
     def _finish_step(self, step: int, first_step: int | None = None) -> None:
         now_s = time.monotonic()
         marks.gpu_memory = self._gpu_memory.look(now_s)
-        for fault in self.faults.due(step, first_step):
+        # Training may run on another thread; what a fault does it does to the main one, or cannot do elsewhere.
+        is_on_main = threading.get_ident() == self._main_thread_id
+        for fault in self.faults.due(step, first_step) if is_on_main else ():
             if fault.kind is FaultKind.SLOW:
                 self.faults.slow_factor = fault.factor
             else:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 LEFT_OUT = ("barrier", "all_reduce", "broadcast")
 """Functions of torch.distributed whose tensors hold something sensible also when the call is left out."""
 
+TORCH_DIR = f"{os.path.dirname(torch.__file__)}/"  # noqa: PTH120 - to be compared with names of files
+
 HOARD_BYTES = 256 * 2**20
 """What a rank takes before its memory "runs out": enough to be seen in the console, too little to hurt the machine."""
 CHUNK_BYTES = 16 * 2**20
@@ -54,7 +56,8 @@ def leave_out_next_meeting() -> None:
     - `ddpcore.barrier` returns at once.
     - `barrier`, `all_reduce` and `broadcast` of torch.distributed return at once, however the program has imported
       them: tensors stay as they are, a work that is returned is done. Calls of ddpcore's own (the engine's agreement on
-      stops, its metrics) are passed over: they are not the program's.
+      stops, its metrics) and of torch's (`broadcast_object_list` sends a size first) are passed over: they are not the
+      program's.
     - The all-reduces of one backward: DDP's reducer in C++ cannot be made to leave out one of them, but a forward under
       `no_sync` makes it leave out all of that backward. It is what a rank does that skips a bad batch.
 
@@ -86,13 +89,15 @@ def _wrap_function(function: Any) -> Callable[[], None]:
 
     def unless_left_out(*args: Any, **options: Any) -> Any:
         # Above this frame is torch's decorator, and above that the caller.
-        if is_own(sys._getframe(2).f_code.co_filename) or not omission.take():  # noqa: SLF001 - the documented way
+        caller = sys._getframe(2).f_code.co_filename  # noqa: SLF001 - the documented way
+        if is_own(caller) or caller.startswith(TORCH_DIR) or not omission.take():
             return original(*args, **options)
-        is_async = signature.bind(*args, **options).arguments.get("async_op", False)
-        return _done_work() if is_async else None
+        given = signature.bind(*args, **options).arguments
+        return _done_work(given.get("tensor")) if given.get("async_op", False) else None
 
     def put_back() -> None:
-        cell.cell_contents = original
+        if cell.cell_contents is unless_left_out:  # else somebody has wrapped it since: this one lets all through now
+            cell.cell_contents = original
 
     cell.cell_contents = unless_left_out
     return put_back
@@ -109,7 +114,8 @@ def _wrap_forward() -> Callable[[], None]:
             return original(self, *inputs, **kwargs)  # type: ignore[no-untyped-call]
 
     def put_back() -> None:
-        DistributedDataParallel.forward = original  # type: ignore[method-assign]
+        if DistributedDataParallel.forward is unless_left_out:  # as above
+            DistributedDataParallel.forward = original  # type: ignore[method-assign]
 
     DistributedDataParallel.forward = unless_left_out  # type: ignore[method-assign]
     return put_back
@@ -147,6 +153,7 @@ def exhaust_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_address_space_bytes(), limits[1]))
     try:
         hoard.append(torch.empty(IMPOSSIBLE_BYTES, dtype=torch.uint8))
+        _say("fault oom: nothing is done, the allocator had room for it")
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
         hoard.clear()  # the exception's frames would keep it
@@ -173,9 +180,9 @@ def exhaust_gpu(device: int) -> None:
         hoard.clear()  # the exception's frames would keep it
 
 
-def _done_work() -> Any:
-    future: torch.futures.Future[None] = torch.futures.Future()
-    future.set_result(None)
+def _done_work(tensor: torch.Tensor | None) -> Any:
+    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+    future.set_result([] if tensor is None else [tensor])
     # No stub of torch's knows it; torch's own tests make works of it.
     return torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]  # noqa: SLF001
 

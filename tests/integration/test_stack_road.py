@@ -11,7 +11,7 @@ from agent.processes.py_spy import find_py_spy
 from agent.wire.commands import InjectFault
 from agent.wire.reports import ProcessState
 from agent.wire.stacks import StackSource
-from app.errors import AgentRefusedError, UsageError
+from app.errors import AgentRefusedError, AgentUnreachableError, UsageError
 from app.session import Session
 from app.stack_road import fetch_stacks
 from ddpcore.wire import FaultKind
@@ -52,6 +52,13 @@ async def test_nodes_answer_each_for_itself(serving: RunningAgent, tmp_path: Pat
     assert "the agent on dead does not answer" in answers[1].trouble
     assert answers[0].stacks
     assert [rank.source for rank in answers[0].stacks.ranks] == [StackSource.PY_SPY]
+
+
+async def test_a_node_that_is_silent_outweighs_one_that_does_not_know_the_job(tmp_path: Path) -> None:
+    with RunningAgent("--private") as idle:
+        directories = {"idle": idle.directory, "dead": tmp_path / "dead"}
+        with pytest.raises(AgentUnreachableError, match="the agent on dead does not answer"):
+            await fetch_stacks(directories, sys.executable, "train", is_native=False)
 
 
 async def test_a_job_that_nobody_knows_is_refused(serving: RunningAgent) -> None:

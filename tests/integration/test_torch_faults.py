@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ddpcore
 from ddpcore.probing.faults import omission, strike
 from ddpcore.probing.flight_recorder import FlightRecorder
+from ddpcore.probing.torch_faults import LEFT_OUT
 from ddpcore.wire import Fault, FaultKind
 from tests.support.warm_ranks import run_ranks, try_ranks
 
@@ -49,6 +50,33 @@ def leave_out(how: str) -> tuple[float, float]:
 @pytest.mark.parametrize("how", CALLS)
 def test_a_left_out_call_does_nothing_and_the_next_one_is_held(how: str) -> None:
     assert run_ranks(leave_out, 2, how) == [(1.0, 3.0), (2.0, 3.0)]
+
+
+def leave_out_around_an_object() -> tuple[object, float]:
+    """Rank 0 is to leave out its next meeting; torch's own calls below a broadcast of an object are none."""
+    box: list[object] = [{"lr": 0.1}] if dist.get_rank() == 1 else [None]
+    value = torch.tensor([1.0 + dist.get_rank()])
+    before = _functions_of_torch()
+    if dist.get_rank() == 0:
+        strike(Fault(FaultKind.SKIP_BARRIER, 0))
+    dist.broadcast_object_list(box, src=1)
+    if dist.get_rank() == 0:
+        assert omission.is_armed
+        work = all_reduce(value, async_op=True)
+        assert work is not None
+        assert work.get_future().then(lambda future: future.value()[0]).wait() is value
+        assert _functions_of_torch() == before, "all is put back"
+    return box[0], value.item()
+
+
+def _functions_of_torch() -> list[Any]:
+    functions = [getattr(dist.distributed_c10d, name) for name in LEFT_OUT]
+    inner = [one.__closure__[one.__code__.co_freevars.index("func")].cell_contents for one in functions]
+    return [*inner, DistributedDataParallel.forward]
+
+
+def test_torch_s_own_calls_are_passed_over_and_all_of_it_is_put_back() -> None:
+    assert run_ranks(leave_out_around_an_object, 2) == [({"lr": 0.1}, 1.0), ({"lr": 0.1}, 2.0)]
 
 
 def leave_out_a_backward() -> tuple[float, float]:

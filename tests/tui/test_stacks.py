@@ -93,6 +93,16 @@ async def test_all_frames_are_one_key_away_and_scroll() -> None:
         assert "/home/me/project/train.py:38" in console.text()
 
 
+async def test_short_lines_are_in_sight_when_the_long_ones_have_gone() -> None:
+    async with desk(stuck_source(), (80, 24)) as console:
+        await console.press("s", "a", *["right"] * 12)
+        assert "> train.py:38 in Trainer.step" not in console.text()
+
+        await console.press("a")
+
+        assert "train.py:38 in Trainer.step" in console.text().partition("rank 2 (1 rank)")[2].partition("\n")[2]
+
+
 @pytest.mark.parametrize(
     "refusal", [UsageError("there is no job yet"), AgentUnreachableError("demo-1", "no reply in 10 s")]
 )

@@ -62,6 +62,8 @@ def test_undoing_harm_is_never_forbidden(fault: Fault) -> None:
         (Fault(FaultKind.FREEZE, 3, at_step=9), 9, RefusalReason.WRONG_STATE, "rank 3 has done step 9 already"),
         (Fault(FaultKind.LEAVE, 3, at_step=9), 40, RefusalReason.WRONG_STATE, "rank 3 has done step 40 already"),
         (Fault(FaultKind.THAW, 3, at_step=9), None, RefusalReason.MALFORMED, "thaw it without one"),
+        (Fault(FaultKind.GIL, 3), None, RefusalReason.WRONG_STATE, "rank 3 has told of no step yet"),
+        (Fault(FaultKind.OOM, 3), None, RefusalReason.WRONG_STATE, "only freeze, thaw, kill and slow act without one"),
     ],
 )
 def test_a_step_that_cannot_come_is_refused(fault: Fault, step: int | None, reason: RefusalReason, words: str) -> None:
@@ -75,3 +77,8 @@ def test_a_step_that_cannot_come_is_refused(fault: Fault, step: int | None, reas
 def test_a_step_that_may_come_is_taken(step: int | None) -> None:
     fault = Fault(FaultKind.FREEZE, 3, at_step=9)
     assert refusal_of_fault(FaultReceived(fault, step), make_spec(), RANKS, WorkerMemory()) is None
+
+
+@pytest.mark.parametrize("kind", [FaultKind.FREEZE, FaultKind.THAW, FaultKind.KILL, FaultKind.SLOW])
+def test_what_acts_at_once_needs_no_step(kind: FaultKind) -> None:
+    assert refusal_of_fault(FaultReceived(Fault(kind, 3), None), make_spec(), RANKS, WorkerMemory()) is None

@@ -97,6 +97,15 @@ def test_a_clock_that_is_set_back_begins_anew_and_a_lead_of_years_is_nobody_s() 
     assert told(lateness, 1) == (3, 1)
 
 
+def test_a_group_that_was_made_anew_is_compared_from_its_first_call_on() -> None:
+    lateness = Lateness()
+    for beat, seq in enumerate((1298, 1299, 1, 2, 3)):
+        lateness.take(report(0, beat, g0={seq: 100}))
+        lateness.take(report(1, beat, g0={seq: 130}))
+    lateness.take(report(0, 9, g0={999: 1}))
+    assert told(lateness, 1) == (5, 5)
+
+
 @given(
     st.lists(
         st.tuples(

@@ -54,6 +54,22 @@ def test_ranks_in_the_same_line_at_another_count_stand_apart() -> None:
     assert grouped(waiting(0), ahead, waiting(2)) == [[1], [0, 2]]
 
 
+def test_where_a_node_has_its_files_does_not_count() -> None:
+    def below(venv: str, home: str) -> list[Frame]:
+        library = Frame(f"{venv}/site-packages/torch/x.py", 7, "f")
+        return [library, Frame(f"{home}/train.py", 3, "main", is_own=True)]
+
+    here, there = below("/a/lib/python3.11", "/home/a"), below("/opt/v/lib/python3.12", "/scratch")
+    assert grouped(standing(0, here), standing(1, there)) == [[0, 1]]
+
+
+def test_ranks_of_which_nothing_is_to_be_had_stand_together_whatever_is_said_of_each() -> None:
+    mute = [RankStacks(rank, StackSource.NONE, note=f"rank-{rank}.stacks.json is cut") for rank in range(3)]
+    (group,) = picture_of([answer("n", *mute)]).groups
+    assert group.ranks == [0, 1, 2]
+    assert len(group.notes) == 3
+
+
 def test_only_the_oldest_pending_call_counts() -> None:
     further = standing(1, in_step(41, *BACKWARD), ALL_REDUCE_57, PendingCall("0", 58, "all_reduce"))
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -165,6 +166,26 @@ def test_a_fault_at_the_first_counted_step_strikes_when_that_is_told(started: pr
     started.count_step(1)
     assert started.faults.slow_factor == 1.0
     started.count_step(1)
+    assert started.faults.slow_factor == 1.5
+
+
+def test_a_program_that_resumes_behind_a_fault_is_not_struck_though_its_optimizer_was_heard_first(
+    started: probe.Probe,
+) -> None:
+    started.faults.add(Fault(FaultKind.SLOW, rank=3, at_step=100, factor=1.5))
+    for _ in range(9):
+        started.count_step(1)
+    started.step(5010, None, None)
+    assert started.faults.slow_factor == 1.0
+
+
+def test_what_a_fault_does_it_does_on_the_main_thread_alone(started: probe.Probe) -> None:
+    started.faults.add(Fault(FaultKind.SLOW, rank=3, at_step=None, factor=1.5))
+    trainer = threading.Thread(target=started.step, args=(1, None, None))
+    trainer.start()
+    trainer.join()
+    assert started.faults.slow_factor == 1.0
+    started.step(2, None, None)
     assert started.faults.slow_factor == 1.5
 
 

@@ -251,6 +251,7 @@ class _JobDiagnoser:
             wait_frac=laggards.wait_frac,
             last_frac=laggards.last_frac,
             habit=self._share.habit,
+            earlier_cost=self._share.trend.earlier(evidence.now_s),
         )
         return [told]
 

@@ -238,13 +238,22 @@ def _straggler(verdict: Verdict) -> list[str]:
         ]
     head = f"{who(verdict)} {_is(verdict)} slow and cost{'s' if len(verdict.culprits) == 1 else ''} the others"
     waits = "it waits" if len(verdict.culprits) == 1 else "they wait"
-    share = f"about {percent_text(verdict.cost_frac)} of the step time"
+    share = f"about {percent_text(verdict.cost_frac)} of the step time{_trend(verdict)}"
     waiting = f"{waits} {percent_text(verdict.wait_frac)} of the time"
     if verdict.last_frac is not None:
         comes = "it comes" if len(verdict.culprits) == 1 else "they come"
         waiting = f"{comes} last to {percent_text(verdict.last_frac)} of the collectives"
     asked = f"slowed {verdict.slow_factor:g}x on request" if verdict.slow_factor > 1 else ""
     return [f"{head} {share}: {waiting}", asked, _habit(verdict), f"last seen {place}" if place else ""]
+
+
+def _trend(verdict: Verdict) -> str:
+    """Return `, up from 12 % 3 min ago`."""
+    earlier = verdict.earlier_cost
+    if earlier is None or verdict.cost_frac is None:
+        return ""
+    way = "up" if verdict.cost_frac > earlier.frac else "down"
+    return f", {way} from {percent_text(earlier.frac)} {seconds_text(earlier.age_s)} ago"
 
 
 def _habit(verdict: Verdict) -> str:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from agent.wire.reports import ExitReport
     from app.cluster import Cluster
+    from app.cost_trend import EarlierCost
     from app.job_model import Death, JobModel
     from app.known_phases import KnownPhases, Whereabouts
     from app.rank_facts import Flags, NodeFacts, RankFacts, Ranks, Thresholds
@@ -83,6 +84,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """For MISMATCH."""
     cost_frac: float | None = None
     """For STRAGGLER: what it costs of the step time. For INPUT_BOUND: the share of time that goes into input."""
+    earlier_cost: EarlierCost | None = None
+    """For STRAGGLER: what it cost some time ago, where that was notably more or less."""
     habit: Habit | None = None
     """For STRAGGLER: what it does more than the others."""
     usual_s: float | None = None

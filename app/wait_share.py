@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
+from app.cost_trend import CostTrend
 from ddpcore.wire import Phase
 
 if TYPE_CHECKING:
@@ -140,6 +141,8 @@ class WaitShare:
         self._followed = np.zeros((2, world_size))
         self._followed_s = -np.inf
         self._laggards: Laggards | None = None
+        self.trend = CostTrend()
+        """Of what the laggards cost."""
         self.habit: Habit | None = None
         """What the laggards do more than the others."""
         self.input_frac: float | None = None
@@ -213,10 +216,13 @@ class WaitShare:
         self._num_filled += 1
         self._has_steps, self._held_s = mark.step is not None, mark.at_s
         self._judge(mark.beside)
+        if self._laggards is not None:
+            self.trend.note(self._laggards.ranks, self._laggards.cost_frac, mark.at_s)
 
     def forget(self) -> None:
         """Drop the verdict and the window: what they told of is over."""
         self._laggards = self.habit = self.input_frac = None
+        self.trend.forget()
         self._num_filled, self._slot_s, self._slot_steps = 0, 0.0, 0
         self._window[:] = 0.0
         self._longest[:] = 0.0
@@ -265,18 +271,23 @@ class WaitShare:
         frac = float(np.median(shares))
         self.input_frac = frac if frac >= least else None
 
+    def _is_still_slow(self, named: Laggards) -> bool:
+        """Return whether the last seconds bear out what was said, one way or the other."""
+        recent = self._recent(NUM_RECENT_SLOTS)
+        by_share = find_laggards(recent[1], recent[0], MIN_OBSERVED_S / 4, (KEEP_GAP, 1.0, 0.0))
+        if by_share is not None and set(by_share.ranks) == set(named.ranks):
+            return True
+        if named.last_frac is None:
+            return False
+        limits = (np.full(recent.shape[1], KEEP_LAST), KEEP_COST)
+        by_order = find_latecomers(recent, MIN_COMPARED / 4, limits)
+        # Of other ranks, less is asked here than of a new verdict: that they meet it too says nothing.
+        return by_order is not None and set(named.ranks) <= set(by_order.ranks)
+
     def _judge_pace(self, whole: NDArray[np.float32], beside: NDArray[np.int64]) -> None:
-        if self._laggards is not None:
-            recent = self._recent(NUM_RECENT_SLOTS)
-            if self._laggards.last_frac is None:
-                still = find_laggards(recent[1], recent[0], MIN_OBSERVED_S / 4, (KEEP_GAP, 1.0, 0.0))
-            else:
-                still = find_latecomers(recent, MIN_COMPARED / 4, (np.full(len(beside), KEEP_LAST), KEEP_COST))
-            # Of other ranks, less is asked here than of a new verdict: that they meet it too says nothing.
-            is_coarse = self._laggards.last_frac is None
-            if still is None or not _covers(still.ranks, self._laggards.ranks, is_exact=is_coarse):
-                self.forget()
-                return
+        if self._laggards is not None and not self._is_still_slow(self._laggards):
+            self.forget()
+            return
         found = find_laggards(whole[1], whole[0], MIN_OBSERVED_S, (MIN_GAP, MAX_LOW, MIN_HIGH))
         if found is not None and float(whole[1].max()) >= MIN_WAITS * float(self._longest.max()):
             self._laggards = found
@@ -285,10 +296,6 @@ class WaitShare:
             recent = self._recent(num_slots)
             late = find_latecomers(recent, self._min_compared, (self._least_last(recent, beside, num_slots), MIN_COST))
             self._laggards = late or self._laggards
-
-
-def _covers(found: Sequence[int], named: Sequence[int], *, is_exact: bool) -> bool:
-    return set(found) == set(named) if is_exact else set(named) <= set(found)
 
 
 def _shares(seconds: NDArray[np.float32], observed: NDArray[np.float32]) -> NDArray[np.float32]:

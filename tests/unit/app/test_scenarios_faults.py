@@ -247,6 +247,21 @@ def test_a_rank_that_is_a_little_slower_is_named_within_15_seconds_with_its_plac
     assert blamed(sim) == {(Cause.STRAGGLER, (6,))}
 
 
+def test_of_a_rank_that_gets_slower_it_is_told_what_it_cost_before() -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=4)
+    sim.run_to_step(100)
+    sim.slow(6, 1.5)
+    until_told(sim, Cause.STRAGGLER, (6,), within_s=15)
+    sim.run(40)
+    assert " ago: " not in sim.verdicts()[0].text, "it is much as it was"
+
+    sim.slow(6, 4)
+    sim.run(60)
+
+    (verdict,) = sim.verdicts()
+    assert re.search(r"of the step time, up from \d+ % 1 min \d+ s ago: ", verdict.text)
+
+
 def test_a_straggler_that_heals_is_cleared_and_no_other_is_named() -> None:
     sim = SimCluster()
     sim.run_to_step(40)

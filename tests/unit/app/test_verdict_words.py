@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from agent.wire.reports import ExitReport
+from app.cost_trend import EarlierCost
 from app.rows import Cause
 from app.verdict_words import MAX_TEXT, hint, sentence
 from app.verdicts import Side, Verdict
@@ -146,6 +147,13 @@ def verdict(cause: Cause, **fields: Any) -> Verdict:
             (
                 "rank 2 on demo-1 is slow and costs the others about 80 % of the step time: it waits 2 % of the time; "
                 "slowed 8x on request; last seen at train.py:42 in train_step"
+            ),
+        ),
+        (
+            verdict(Cause.STRAGGLER, cost_frac=0.3, last_frac=0.97, place=None, earlier_cost=EarlierCost(0.12, 185.0)),
+            (
+                "rank 2 on demo-1 is slow and costs the others about 30 % of the step time, up from 12 % 3 min 5 s "
+                "ago: it comes last to 97 % of the collectives"
             ),
         ),
         (

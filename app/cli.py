@@ -10,7 +10,13 @@ from typing import Any, NoReturn
 
 import click
 
-from app.demo import (
+from app.commands.evidence import evidence, replay
+from app.commands.hosts import HOST_VERBS
+from app.errors import AppError, ExitCode
+from app.faults import AT_START, parse_fault
+from app.headless import print_line
+from app.presenting import is_terminal, print_session, show_session
+from app.sessions.demo import (
     CONSOLE_STEPS,
     DEFAULT_RANKS,
     HEADLESS_STEPS,
@@ -19,12 +25,6 @@ from app.demo import (
     DemoOptions,
     check_options,
 )
-from app.errors import AppError, ExitCode
-from app.evidence_cli import evidence, replay
-from app.faults import AT_START, parse_fault
-from app.headless import print_line
-from app.host_cli import HOST_VERBS
-from app.presenting import is_terminal, print_session, show_session
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

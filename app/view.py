@@ -15,12 +15,8 @@ import msgspec
 import numpy as np
 
 from agent.wire.machine import HostReport
-from app.gpu_words import BrokenGpu, broken_gpus, findings, gpu_rows, held_by
-from app.headline import job_headline, node_headline, wait_text
-from app.job_model import WORST_FIRST, Process
-from app.outside import epoch_of
-from app.rank_words import rank_row
-from app.root_cause import root_cause_row
+from app.model.job_model import WORST_FIRST, Process
+from app.model.outside import epoch_of
 from app.rows import (
     BarrierRow,
     Finding,
@@ -36,18 +32,22 @@ from app.rows import (
     VerdictRow,
 )
 from app.safe_text import LINE_LIMIT, clean, clean_name
-from app.verdict_words import hint, sentence
+from app.wording.gpu_words import BrokenGpu, broken_gpus, findings, gpu_rows, held_by
+from app.wording.headline import job_headline, node_headline, wait_text
+from app.wording.rank_words import rank_row
+from app.wording.root_cause import root_cause_row
+from app.wording.verdict_words import hint, sentence
 from app.words import bytes_text, finite, percent_text, place_text, ranges_text, ranks_text
 from ddpcore.wire import TrainingReport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from app.cluster import Cluster, Node
-    from app.diagnosis import Diagnosis
-    from app.job_model import JobModel
-    from app.verdicts import Verdict
-    from app.waits import Wait
+    from app.diagnosis.diagnoser import Diagnosis
+    from app.diagnosis.verdicts import Verdict
+    from app.diagnosis.waits import Wait
+    from app.model.cluster import Cluster, Node
+    from app.model.job_model import JobModel
 
 MAX_PLACES_ASKED = 64
 """Waiting ranks whose lines are compared for the most common one: they stand at the same line, or nearly all do."""

@@ -17,10 +17,10 @@ TORCH_FREE = (
     "agent.machine.gpu_sampler",
     "agent.processes.shim",
     "app.cli",
-    "app.demo",
+    "app.sessions.demo",
     "app.headless",
-    "app.host_link",
-    "app.remote_session",
+    "app.ssh.host_link",
+    "app.sessions.remote_session",
     "app.tui.console",
     "ddpcore",
     "ddpcore.barriers",
@@ -45,7 +45,7 @@ def test_importing_it_never_imports_torch(module: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("module", ["app.headless", "app.session", "app.view"])
+@pytest.mark.parametrize("module", ["app.headless", "app.sessions.session", "app.view"])
 def test_what_runs_without_a_screen_never_imports_textual(module: str) -> None:
     screens = "('textual', 'rich')"
     proof = f"import sys, {module}; sys.exit(' '.join(m for m in sys.modules if m.split('.')[0] in {screens}) or 0)"

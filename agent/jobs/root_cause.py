@@ -1,7 +1,7 @@
 """Which failure on this node came first, and is not another's consequence.
 
 When a rank fails its peers lose their connections and fail too, and the launcher ends the rest. What a rank says it
-died of, and when, tells them apart; across nodes the console does (`app.root_cause`).
+died of, and when, tells them apart; across nodes the console does (`app.wording.root_cause`).
 """
 
 from __future__ import annotations

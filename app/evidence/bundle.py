@@ -13,14 +13,14 @@ import msgspec
 
 from app.recording.records import LinesHeard, MalformedRecordingError, Opening, Record, StacksHeard, encode_recording
 from app.safe_text import LINE_LIMIT, clean, clean_name
-from app.stack_groups import NodeStacks, picture_of, stacks_object
-from app.stack_words import picture_lines, summary_text
+from app.stacks.groups import NodeStacks, picture_of, stacks_object
+from app.stacks.words import picture_lines, summary_text
 from app.words import ranks_text, seconds_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from app.stack_groups import StackPicture
+    from app.stacks.groups import StackPicture
 
 RECORDING_NAME = "recording.rankdeck"
 MAX_BUNDLE_BYTES = 1024 * 2**20

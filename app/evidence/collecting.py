@@ -25,7 +25,7 @@ from app.status_object import status_object
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from app.fleet import Fleet
+    from app.roads.fleet import Fleet
     from app.view import View
 
 HISTORY_DEADLINE_S = 10.0

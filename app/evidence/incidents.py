@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.rows import Severity
-from app.verdict_words import sentence
+from app.wording.verdict_words import sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from app.diagnosis.verdicts import Verdict
     from app.rows import Cause
-    from app.verdicts import Verdict
 
 SETTLE_S = 1.0
 """A verdict that stands for less is not worth a file, and more ranks may be found in what follows."""

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from app.diagnosis.verdicts import Verdict
     from app.evidence.bundle import Evidence
     from app.evidence.incidents import Incident
-    from app.verdicts import Verdict
 
 AFTER_S = 10.0
 """What is heard for so long after an incident belongs to it."""

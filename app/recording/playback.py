@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 from agent.wire.codec import MalformedMessageError
 from agent.wire.reports import decode_node_report
-from app.cluster import Cluster
-from app.diagnosis import Diagnoser
+from app.diagnosis.diagnoser import Diagnoser
+from app.model.cluster import Cluster
 from app.recording.records import LinesHeard, NoticeHeard, ReportHeard, StacksHeard
-from app.stack_groups import NodeStacks
+from app.stacks.groups import NodeStacks
 from app.view import View
 
 if TYPE_CHECKING:
     from agent.wire.logs import LogLine
-    from app.diagnosis import Diagnosis
-    from app.rank_facts import Thresholds
+    from app.diagnosis.diagnoser import Diagnosis
+    from app.diagnosis.rank_facts import Thresholds
+    from app.diagnosis.verdicts import Verdict
     from app.recording.records import Record, Recording
-    from app.verdicts import Verdict
 
 LOOK_S = 0.2
 """Between two looks at the model, as in a console."""

@@ -5,19 +5,19 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from app.diagnosis.rank_facts import Thresholds
 from app.errors import AppError, UsageError
-from app.rank_facts import Thresholds
 from app.recording.playback import Playback
-from app.verdict_words import sentence
+from app.wording.verdict_words import sentence
 from app.words import clock_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from agent.wire.logs import LogLine
+    from app.diagnosis.verdicts import Verdict
     from app.recording.records import Recording
-    from app.stack_groups import NodeStacks
-    from app.verdicts import Verdict
+    from app.stacks.groups import NodeStacks
     from app.view import View
     from ddpcore.wire import Fault
 

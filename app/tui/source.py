@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agent.wire.logs import LogLine
-    from app.stack_groups import NodeStacks
+    from app.stacks.groups import NodeStacks
     from app.view import View
     from ddpcore.wire import Fault
 

@@ -11,8 +11,8 @@ from textual.screen import ModalScreen
 
 from app.errors import AppError
 from app.safe_text import LINE_LIMIT, clean
-from app.stack_groups import picture_of
-from app.stack_words import StackText, Tone, picture_lines, summary_text
+from app.stacks.groups import picture_of
+from app.stacks.words import StackText, Tone, picture_lines, summary_text
 from app.tui.drawing import wrapped
 from app.tui.line_view import LineView
 from app.tui.log_lines import shifted
@@ -20,7 +20,7 @@ from app.tui.log_lines import shifted
 if TYPE_CHECKING:
     from textual.app import ComposeResult
 
-    from app.stack_groups import StackPicture
+    from app.stacks.groups import StackPicture
     from app.tui.drawing import Line
     from app.tui.stage import Stage
 

@@ -23,8 +23,8 @@ from agent.wire.reports import (
     decode_node_report,
     encode_node_report,
 )
-from app.cluster import Cluster
-from app.diagnosis import Diagnoser, Diagnosis
+from app.diagnosis.diagnoser import Diagnoser, Diagnosis
+from app.model.cluster import Cluster
 from app.view import View
 from ddpcore.wire import GroupReport, Phase, Place, RankReport
 

@@ -13,8 +13,8 @@ import time
 from typing import TYPE_CHECKING
 
 from agent.wire.commands import GetStatus
-from app.command_road import open_local_road
-from app.host_link import Access, HostLink
+from app.roads.command_road import open_local_road
+from app.ssh.host_link import Access, HostLink
 from tests.support.hosts import Network, why_no_hosts
 
 if TYPE_CHECKING:

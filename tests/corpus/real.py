@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from agent.wire.commands import InjectFault
 from agent.wire.jobs import ENDED_STATES
-from app.cluster import Cluster
-from app.diagnosis import Diagnoser
+from app.diagnosis.diagnoser import Diagnoser
+from app.model.cluster import Cluster
 from app.rows import Cause, Severity
 from ddpcore.wire import FaultKind
 from tests.corpus.scenarios import Blame, Outcome

@@ -13,8 +13,8 @@ import pytest
 from agent.wire.commands import Kill, decode_command
 from agent.wire.fields import CONTROL_SOCKET
 from agent.wire.replies import Accepted, RefusalReason, Refused, encode_reply
-from app.command_road import ProcessRoad, StreamRoad, open_local_road, taken
 from app.errors import AgentRefusedError, AgentUnreachableError
+from app.roads.command_road import ProcessRoad, StreamRoad, open_local_road, taken
 
 if TYPE_CHECKING:
     from pathlib import Path

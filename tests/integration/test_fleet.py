@@ -12,16 +12,16 @@ import pytest
 from agent.wire.commands import Abort, Command, Commit, GetStatus, Kill, Prepare, Shutdown
 from agent.wire.jobs import JobSpec, JobState
 from agent.wire.replies import Reply, Status
-from app.command_road import open_local_road
 from app.errors import AgentRefusedError, AgentUnreachableError
-from app.fleet import Fleet
-from app.private_agents import PrivateAgents
+from app.roads.command_road import open_local_road
+from app.roads.fleet import Fleet
+from app.sessions.private_agents import PrivateAgents
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
-    from app.command_road import CommandRoad
+    from app.roads.command_road import CommandRoad
 
 NODES = ("n0", "n1")
 

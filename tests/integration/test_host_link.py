@@ -17,10 +17,10 @@ from app.errors import (
     IncompatibleAgentError,
     UsageError,
 )
-from app.host_link import Access, HostLink
-from app.remote_job import RunRequest
-from app.remote_session import RemoteSession
 from app.runtime_dir import TunnelDir
+from app.sessions.remote_job import RunRequest
+from app.sessions.remote_session import RemoteSession
+from app.ssh.host_link import Access, HostLink
 from ddpcore.wire import Fault, FaultKind
 from tests.support.hosts import Network, require_hosts
 from tests.support.waiting import until_async

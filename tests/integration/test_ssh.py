@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.errors import ExitCode, HostKeyError, HostUnreachableError, SessionError, UsageError
-from app.ssh import ForwardingRefusedError, SshConnection, _execute, connect
-from app.ssh_config import Destination
-from app.ssh_way import resolve
-from app.tunnel import Tunnel
+from app.ssh.config import Destination
+from app.ssh.connection import ForwardingRefusedError, SshConnection, _execute, connect
+from app.ssh.tunnel import Tunnel
+from app.ssh.way import resolve
 from tests.support.hosts import Network, require_hosts
 from tests.support.waiting import until
 
@@ -219,7 +219,7 @@ def test_a_black_hole_is_given_up_in_time(network: Network) -> None:
 def test_a_port_that_accepts_and_says_nothing_is_given_up_in_time(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.ssh.LOGIN_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("app.ssh.connection.LOGIN_TIMEOUT_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         append(network, f"Host mute\n  HostName 127.0.0.1\n  Port {silent.getsockname()[1]}")
 

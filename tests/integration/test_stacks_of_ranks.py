@@ -14,7 +14,7 @@ from agent.processes.py_spy import find_py_spy
 from agent.wire.commands import InjectFault
 from agent.wire.replies import Accepted, RefusalReason, Refused
 from agent.wire.stacks import GetStacks, RankStacks, Stacks, StackSource
-from app.stack_groups import NodeStacks, picture_of
+from app.stacks.groups import NodeStacks, picture_of
 from ddpcore.wire import FaultKind
 from ddpcore.wire_stacks import stack_file
 from tests.support.agents import RunningAgent, run_agent_verb

@@ -13,7 +13,7 @@ import pytest
 
 from agent.wire.commands import InjectFault
 from agent.wire.replies import Accepted, RefusalReason, Refused
-from app.rank_facts import Thresholds
+from app.diagnosis.rank_facts import Thresholds
 from app.rows import Cause, RankState
 from ddpcore.wire import LAUNCH_PLUGIN_DIR, FaultKind
 from tests.support.agent_console import AgentConsole
@@ -222,7 +222,7 @@ def test_a_rank_that_launches_ranks_of_its_own_is_said_to(agent: RunningAgent, t
 def test_a_program_without_torch_has_no_probe_in_time(
     agent: RunningAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.job_model.PROBE_PATIENCE_S", 2.0)
+    monkeypatch.setattr("app.model.job_model.PROBE_PATIENCE_S", 2.0)
     console = start(agent, tmp_path, "idle")
 
     view = console.wait_until(lambda view: states(view) == {RankState.UNPROBED}, START_S, "both are unprobed")

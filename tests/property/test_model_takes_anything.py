@@ -16,8 +16,8 @@ from agent.wire.reports import (
     decode_node_report,
     encode_node_report,
 )
-from app.cluster import Cluster
-from app.diagnosis import Diagnoser
+from app.diagnosis.diagnoser import Diagnoser
+from app.model.cluster import Cluster
 from app.rows import Cause
 from app.status_object import status_object
 from app.view import View

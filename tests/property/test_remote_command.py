@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.errors import UsageError
-from app.remote_command import command_line
+from app.ssh.remote_command import command_line
 
 ARGUMENTS = st.lists(
     st.one_of(

@@ -15,8 +15,8 @@ from agent.wire.codec import MAX_COMMAND_BYTES
 from agent.wire.replies import encode_reply
 from agent.wire.stacks import RankStacks, Stacks, StackSource, sendable_ranks
 from app.safe_text import clean
-from app.stack_groups import NodeStacks, picture_of
-from app.stack_words import picture_lines
+from app.stacks.groups import NodeStacks, picture_of
+from app.stacks.words import picture_lines
 from ddpcore.wire import WIRE_VERSION, MalformedReportError
 from ddpcore.wire_stacks import (
     MAX_FRAMES,

@@ -6,15 +6,15 @@ import time
 from typing import TYPE_CHECKING
 
 from agent.wire.jobs import ENDED_STATES
-from app.cluster import Cluster
-from app.diagnosis import Diagnoser
+from app.diagnosis.diagnoser import Diagnoser
+from app.model.cluster import Cluster
 from app.view import View
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from app.rank_facts import Thresholds
+    from app.diagnosis.rank_facts import Thresholds
     from tests.support.agents import RunningAgent
 
 NODE = "here"

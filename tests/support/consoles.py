@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from textual.pilot import Pilot
 
     from app.errors import AppError
-    from app.stack_groups import NodeStacks
+    from app.stacks.groups import NodeStacks
     from app.tui.source import ConsoleSource
     from app.view import View
     from ddpcore.wire import Fault

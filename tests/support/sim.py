@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from agent.wire.jobs import JobState
 from agent.wire.reports import decode_node_report
-from app.cluster import Cluster
-from app.diagnosis import Diagnoser, Diagnosis, Thresholds
+from app.diagnosis.diagnoser import Diagnoser, Diagnosis, Thresholds
+from app.model.cluster import Cluster
 from app.rows import Severity
 from app.view import View
 from tests.support.sim_node import START_S, SimNode

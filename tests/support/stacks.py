@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.wire.stacks import KernelFacts, RankStacks, Stacks, StackSource
-from app.stack_groups import NodeStacks
+from app.stacks.groups import NodeStacks
 from ddpcore.wire_stacks import Frame, PendingCall, ThreadStack
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.cluster import Cluster
 from app.errors import AgentRefusedError
+from app.model.cluster import Cluster
 from app.safe_text import clean
 from app.tui.theme import Look
 from ddpcore.wire import BARRIER_GROUP, Phase

@@ -8,8 +8,8 @@ import pytest
 from textual.events import MouseScrollDown
 
 from agent.wire.reports import ProcessState
-from app.cluster import Cluster
-from app.diagnosis import Diagnoser
+from app.diagnosis.diagnoser import Diagnoser
+from app.model.cluster import Cluster
 from app.tui.views.logs import LogsView
 from app.tui.views.ranks import RanksView
 from app.view import View

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.errors import AgentUnreachableError, UsageError
-from app.stack_groups import NodeStacks
+from app.stacks.groups import NodeStacks
 from app.tui.stacks_screen import StacksScreen
 from app.tui.theme import Look
 from ddpcore.wire_stacks import Frame

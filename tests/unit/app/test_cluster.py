@@ -9,8 +9,8 @@ import pytest
 
 from agent.wire.jobs import JobState
 from agent.wire.reports import NodeReport, ProcessState, WorkerReport
-from app.cluster import MAX_JOBS, MAX_OLD_EPOCHS, MAX_WORLD_SIZE, Cluster
-from app.job_model import MAX_CALLS, JobModel
+from app.model.cluster import MAX_JOBS, MAX_OLD_EPOCHS, MAX_WORLD_SIZE, Cluster
+from app.model.job_model import MAX_CALLS, JobModel
 from tests.support.node_reports import dead_worker, group_report, job_status, node_report, rank_report, worker_report
 
 
@@ -279,8 +279,8 @@ def test_a_group_of_everybody_may_be_listed_or_not() -> None:
 
 
 def test_groups_and_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.job_model.MAX_GROUPS", 3)
-    monkeypatch.setattr("app.job_model.MAX_CALLS", 3)
+    monkeypatch.setattr("app.model.job_model.MAX_GROUPS", 3)
+    monkeypatch.setattr("app.model.job_model.MAX_CALLS", 3)
     cluster = make()
     groups = [group_report(1, group=str(index), op=f"op{index}", ranks=[0, 1]) for index in range(1, 9)]
     apply(cluster, 1, worker_report(0, rank_report(0, groups=groups)))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from app.demo import DemoOptions, check_options
 from app.errors import ExitCode, UsageError
 from app.faults import parse_fault
+from app.sessions.demo import DemoOptions, check_options
 from ddpcore.wire import Fault, FaultKind
 
 

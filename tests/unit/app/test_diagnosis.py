@@ -8,9 +8,9 @@ import pytest
 
 from agent.wire.jobs import JobState
 from agent.wire.reports import ProcessState
-from app.cluster import Cluster
-from app.diagnosis import Diagnoser, Diagnosis, JobDiagnosis
-from app.rank_facts import STATES, Thresholds
+from app.diagnosis.diagnoser import Diagnoser, Diagnosis, JobDiagnosis
+from app.diagnosis.rank_facts import STATES, Thresholds
+from app.model.cluster import Cluster
 from app.rows import Cause, RankState, Severity
 from app.view import View
 from ddpcore.wire import Phase, Place
@@ -120,7 +120,7 @@ def test_a_member_that_leaves_a_group_does_not_wait_in_it_any_more() -> None:
 
 
 def test_waits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.waits.MAX_WAITS", 3)
+    monkeypatch.setattr("app.diagnosis.waits.MAX_WAITS", 3)
     watched = Watched()
     groups = [group_report(5, 1.0, group=str(index), ranks=[0, 1]) for index in range(1, 9)]
 

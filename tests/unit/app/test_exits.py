@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from agent.wire.reports import ExitReport
-from app.exits import ExitContext, Exits, has_lost_peer, sort_out
-from app.job_model import Death
-from app.rank_facts import Thresholds
+from app.diagnosis.exits import ExitContext, Exits, has_lost_peer, sort_out
+from app.diagnosis.rank_facts import Thresholds
+from app.model.job_model import Death
 
 LOST = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:31415"
 NEVER = float("inf")

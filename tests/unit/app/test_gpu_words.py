@@ -21,10 +21,10 @@ from agent.wire.machine import (
     ThrottleReason,
     Xid,
 )
-from app.cluster import Cluster
-from app.gpu_words import USUAL_FIX, gpu_rows, held_by
+from app.model.cluster import Cluster
 from app.rows import Severity
 from app.status_object import status_object
+from app.wording.gpu_words import USUAL_FIX, gpu_rows, held_by
 from ddpcore.wire import GpuMemoryReport
 from tests.support.node_reports import job_status, node_report, rank_report, worker_report
 from tests.support.sim import SimCluster

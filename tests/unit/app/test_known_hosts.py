@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.known_hosts import KnownHosts, Verdict, fingerprint, parse, parse_revoked
+from app.ssh.known_hosts import KnownHosts, Verdict, fingerprint, parse, parse_revoked
 
 if TYPE_CHECKING:
     from pathlib import Path

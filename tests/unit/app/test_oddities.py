@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.oddities import Oddities
-from app.outside import LONG_QUIET_S, QUIET_FACTOR, Output, epoch_of, is_step_counted, loss_of, outside_text, step_of
+from app.model.oddities import Oddities
+from app.model.outside import (
+    LONG_QUIET_S,
+    QUIET_FACTOR,
+    Output,
+    epoch_of,
+    is_step_counted,
+    loss_of,
+    outside_text,
+    step_of,
+)
 from ddpcore.wire import Oddity
 from tests.support.node_reports import rank_report, worker_report
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.wire.codec import MalformedMessageError
 from agent.wire.reports import MAX_NODE_REPORT_BYTES
-from app.relay_frames import FrameReader
+from app.ssh.relay_frames import FrameReader
 
 
 @given(st.lists(st.binary(max_size=40)), st.lists(st.integers(1, 50), min_size=1))

@@ -10,8 +10,7 @@ from agent.wire.jobs import JobState, JobStatus
 from agent.wire.machine import GpuFigures, GpuReport, GpusReport, GpuWatchState
 from agent.wire.reports import NodeReport
 from app.errors import UsageError
-from app.host_link import AgentPlace
-from app.remote_job import (
+from app.sessions.remote_job import (
     RunRequest,
     check_command,
     check_job_id,
@@ -20,6 +19,7 @@ from app.remote_job import (
     make_job_id,
     only_running_job,
 )
+from app.ssh.host_link import AgentPlace
 
 PLACE = AgentPlace(ready=True, dir="/s", python="/opt/python", home="/home/ada", wire_version=1)
 

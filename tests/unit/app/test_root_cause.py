@@ -9,8 +9,8 @@ import pytest
 
 from agent.wire.jobs import JobState
 from agent.wire.logs import RootCause
-from app.cluster import Cluster
-from app.diagnosis import Diagnoser
+from app.diagnosis.diagnoser import Diagnoser
+from app.model.cluster import Cluster
 from app.status_object import status_object
 from app.view import View
 from tests.support.node_reports import dead_worker, job_status, node_report

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.rank_facts import Thresholds
+from app.diagnosis.rank_facts import Thresholds
 from app.rows import Cause, RankState, Severity
 from ddpcore.wire import Phase
 from tests.support.sim import SimCluster

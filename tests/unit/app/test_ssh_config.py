@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import UsageError
-from app.ssh_config import (
+from app.ssh.config import (
     Destination,
     Person,
     SshSettings,
@@ -16,7 +16,7 @@ from app.ssh_config import (
     parse_settings,
     resolve_argv,
 )
-from app.ssh_way import agent_socket
+from app.ssh.way import agent_socket
 
 PERSON = Person("ada", "/home/ada")
 PRINTED = """\

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.wire.stacks import RankStacks, StackSource
-from app.stack_groups import NodeStacks, StackPicture, picture_of, stacks_object
+from app.stacks.groups import NodeStacks, StackPicture, picture_of, stacks_object
 from ddpcore.wire_stacks import Frame, PendingCall
 from tests.support.stacks import ALL_REDUCE_57, BACKWARD, answer, frozen, in_step, one_frozen, standing, waiting
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from agent.wire.reports import ExitReport
-from app.cost_trend import EarlierCost
+from app.diagnosis.cost_trend import EarlierCost
+from app.diagnosis.verdicts import Side, Verdict
 from app.rows import Cause
-from app.verdict_words import MAX_TEXT, hint, sentence
-from app.verdicts import Side, Verdict
+from app.wording.verdict_words import MAX_TEXT, hint, sentence
 from ddpcore.wire import Phase, Place
 
 PLACE = Place("/home/user/train.py", 42, "train_step")

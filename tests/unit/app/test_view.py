@@ -11,8 +11,8 @@ import pytest
 
 from agent.wire.jobs import JobState
 from agent.wire.reports import ProcessState, WorkerReport
-from app.cluster import Cluster
-from app.diagnosis import Diagnoser
+from app.diagnosis.diagnoser import Diagnoser
+from app.model.cluster import Cluster
 from app.rows import RankState, Severity
 from app.status_object import status_object
 from app.view import View

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from app.job_model import JobModel
-from app.wait_share import NUM_SLOTS, WaitShare, find_laggards
+from app.diagnosis.wait_share import NUM_SLOTS, WaitShare, find_laggards
+from app.model.job_model import JobModel
 from ddpcore.wire import Phase
 
 LIMITS = (0.45, 0.25, 0.55)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from app.diagnosis.verdicts import Verdict
 from app.evidence.incidents import AGAIN_S, MAX_INCIDENTS, SETTLE_S, Incidents
 from app.rows import Cause, Severity
-from app.verdicts import Verdict
 
 
 def verdict(cause: Cause = Cause.FROZEN, severity: Severity = Severity.CRITICAL, **changes: object) -> Verdict:

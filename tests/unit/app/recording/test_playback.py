@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from app.diagnosis.rank_facts import Thresholds
 from app.errors import AppError
-from app.rank_facts import Thresholds
 from app.recording.playback import Playback
 from app.recording.records import Recording, ReportHeard
 from app.recording.replay import Replay

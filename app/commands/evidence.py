@@ -1,0 +1,119 @@
+"""The verbs `evidence`, which keeps what is known of a job, and `replay`, which shows it again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from agent.wire.reports import WIRE_VERSION
+from app.commands.host_options import host_option, json_option, link_to, print_json, reaches
+from app.errors import ExitCode, UsageError
+from app.evidence.bundle import bundle_name, encode_bundle, recording_of
+from app.evidence.store import write_evidence
+from app.headless import exit_code, print_line
+from app.presenting import is_terminal, print_summary, show_session
+from app.recording.records import MAX_RECORDING_BYTES, MalformedRecordingError, decode_recording
+from app.recording.replay import SPEEDS, Replay
+from app.safe_text import LINE_LIMIT, clean
+from app.sessions.remote_job import check_job_id
+from app.sessions.remote_session import RemoteSession
+
+if TYPE_CHECKING:
+    from app.evidence.bundle import Evidence
+    from app.recording.records import Recording
+
+LISTENING_S = 2.0
+"""Of reports and lines of now, behind what the agent remembers."""
+POLL_S = 0.1
+ON_REQUEST = "asked for by a person"
+
+
+@click.command()
+@click.argument("job_id", metavar="JOB")
+@host_option
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file to write [JOB-TIME.zip in this directory]",
+)
+@json_option
+@reaches
+def evidence(*, job_id: str, host: str, output: Path | None, is_json: bool, python: str, ssh_config: str) -> None:
+    """Keep what is known of a job in one file: two minutes of reports, stacks, output, versions; secrets masked."""
+    check_job_id(job_id)
+    with link_to(host, python, ssh_config) as link:
+        link.connect()
+        link.find()
+        found = asyncio.run(_collect(RemoteSession(link), job_id))
+    path = write_evidence(output or Path(bundle_name(found.opening)), encode_bundle(found))
+    if is_json:
+        print_json({"host": host, "job_id": job_id, "path": str(path), "num_records": len(found.records)})
+        return
+    print_line(f"rankdeck: look at it again: rankdeck replay {clean(str(path), LINE_LIMIT)}")
+    click.echo(str(path))
+
+
+@click.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--speed", type=click.FloatRange(SPEEDS[0], SPEEDS[-1]), default=1.0, show_default=True, help="Times the real pace"
+)
+@click.option("--at", "start_s", type=click.FloatRange(min=0), default=0.0, help="Begin at this second of it")
+@click.option("--headless", is_flag=True, help="No screen: what was said and when, and how it stood at the end")
+@click.option("--json", "is_json", is_flag=True, help="How it stood at the end as one JSON object (implies --headless)")
+def replay(*, file: Path, speed: float, start_s: float, headless: bool, is_json: bool) -> None:
+    """Show a bundle of evidence, or a recording, again, as if it happened now."""
+    recording = _read(file)
+    session = Replay(recording, speed=speed, start_s=start_s)
+    if headless or is_json or not is_terminal():
+        raise SystemExit(_print(session, recording, is_json=is_json))
+    # What was recorded has ended as it has: that is no failure of this command.
+    shown = asyncio.run(show_session(session))
+    raise SystemExit(ExitCode.INTERRUPTED if shown is ExitCode.INTERRUPTED else ExitCode.WELL)
+
+
+def _print(session: Replay, recording: Recording, *, is_json: bool) -> ExitCode:
+    said: set[str] = set()
+    for at_s, text in session.play_to_end():
+        if text not in said:
+            said.add(text)
+            print_line(f"{at_s:6.1f} s  {text}")
+    view = session.view()
+    print_summary(view, is_json=is_json)
+    if farewell := session.farewell():
+        print_line(farewell)
+    if not recording.records:
+        print_line("rankdeck: nothing was heard in it")
+    return exit_code(view)
+
+
+async def _collect(session: RemoteSession, job_id: str) -> Evidence:
+    try:
+        await session.connect()
+        await session.session.keep_stacks(job_id)
+        deadline_s = time.monotonic() + LISTENING_S
+        while time.monotonic() < deadline_s:
+            session.view()
+            await asyncio.sleep(POLL_S)
+        return await session.session.evidence(job_id, ON_REQUEST)
+    finally:
+        await session.close()
+
+
+def _read(path: Path) -> Recording:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe is not waited for
+        with os.fdopen(fd, "rb") as file:
+            content = file.read(MAX_RECORDING_BYTES + 1)
+        if len(content) > MAX_RECORDING_BYTES:
+            raise UsageError(f"{path} is larger than any evidence: more than {MAX_RECORDING_BYTES >> 20} MiB")
+        return decode_recording(recording_of(content), WIRE_VERSION)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except MalformedRecordingError as error:
+        raise UsageError(f"{path} cannot be replayed: {error}") from error

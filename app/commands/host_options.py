@@ -1,0 +1,75 @@
+"""What the verbs that reach a host have in common: how it is reached, and how their answer is printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from app.evidence.store import default_directory
+from app.rows import SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from app.ssh.host_link import HostLink
+
+_access_options = (
+    click.option(
+        "--python",
+        default="python3",
+        envvar="RANKDECK_PYTHON",
+        show_default=True,
+        show_envvar=True,
+        help="The Python there that has rankdeck; may begin with ~/",
+    ),
+    click.option(
+        "--ssh-config",
+        default="",
+        envvar="RANKDECK_SSH_CONFIG",
+        show_envvar=True,
+        metavar="FILE",
+        help="Read instead of ~/.ssh/config",
+    ),
+)
+host_option = click.option("--host", required=True, help="An alias of ~/.ssh/config, user@host, or user@host:port")
+json_option = click.option("--json", "is_json", is_flag=True, help="One JSON object on stdout")
+evidence_option = click.option(
+    "--evidence",
+    "evidence_dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep evidence of each incident there [~/.local/state/rankdeck/evidence]",
+)
+no_evidence_option = click.option("--no-evidence", "keeps_none", is_flag=True, help="Keep none")
+
+
+def reaches(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say how a host is reached."""
+    for option in _access_options:
+        command = option(command)
+    return command
+
+
+def link_to(host: str, python: str, ssh_config: str) -> HostLink:
+    """Return the way to a host, which is not gone yet."""
+    from app.ssh.host_link import Access, HostLink  # noqa: PLC0415 - only who goes to another host pays for paramiko
+
+    return HostLink(Access(host, python, ssh_config))
+
+
+def evidence_place(evidence_dir: Path | None, *, keeps_none: bool) -> Path | None:
+    """Return where a session keeps evidence, None where it keeps none.
+
+    Raises:
+        click.UsageError: A person wants both.
+    """
+    if evidence_dir is not None and keeps_none:
+        raise click.UsageError("--evidence and --no-evidence contradict each other")
+    return None if keeps_none else evidence_dir or default_directory()
+
+
+def print_json(fields: dict[str, Any]) -> None:
+    """Print an object with the schema's number."""
+    click.echo(msgspec.json.encode({"schema": SCHEMA, **fields}).decode())

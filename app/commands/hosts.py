@@ -1,0 +1,376 @@
+"""The verbs that reach one host over SSH: up, run, attach, status, stacks, stop, kill, fault, down."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from agent.wire.jobs import ENDED_STATES, JobState
+from app.commands.host_options import (
+    evidence_option,
+    evidence_place,
+    host_option,
+    json_option,
+    link_to,
+    no_evidence_option,
+    print_json,
+    reaches,
+)
+from app.errors import AgentUnreachableError, AppError, ExitCode
+from app.faults import make_fault, told
+from app.headless import exit_code, print_line
+from app.presenting import is_terminal, print_session, print_summary, show_session
+from app.safe_text import LINE_LIMIT, clean
+from app.sessions.remote_job import (
+    RunRequest,
+    check_command,
+    check_job_id,
+    check_metrics,
+    make_job_id,
+    only_running_job,
+)
+from app.sessions.remote_session import RemoteSession
+from app.stacks.groups import picture_of, stacks_object
+from app.stacks.words import picture_lines, summary_text
+from app.status_object import status_object
+from ddpcore.wire import DEFAULT_HOLD_S, DEFAULT_SLOW_FACTOR, FaultKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from app.sessions.session import Session
+    from app.ssh.host_link import HostLink
+    from app.stacks.groups import StackPicture
+    from app.view import View
+    from ddpcore.wire import Fault
+
+POLL_S = 0.1
+STATUS_PATIENCE_S = 5.0
+"""For the first reports of a node that has said that it serves."""
+STATUS_REPORTS_S = 1.0
+"""A second of reports: rates need two, and a wait must have been seen twice to be one."""
+END_PATIENCE_S = 300.0
+"""`stop` waits for a step, a checkpoint and a grace period, which the job's own limits bound further."""
+
+
+@click.command()
+@click.argument("host")
+@json_option
+@reaches
+def up(*, host: str, is_json: bool, python: str, ssh_config: str) -> None:
+    """Start the agent of a host, in the background, unless it serves already."""
+    with link_to(host, python, ssh_config) as link:
+        link.connect()
+        place = link.bring_up()
+    if is_json:
+        epoch, directory = clean(place.epoch), clean(place.dir, LINE_LIMIT)
+        print_json({"host": host, "is_new": place.is_new, "pid": place.pid, "epoch": epoch, "dir": directory})
+        return
+    how = "is up" if place.is_new else "was up already"
+    click.echo(clean(f"the agent on {host} {how} (pid {place.pid}, {place.dir})"))
+
+
+@click.command()
+@click.argument("host")
+@click.option("--kill-jobs", is_flag=True, help="Kill its jobs first; without this they go on")
+@json_option
+@reaches
+def down(*, host: str, kill_jobs: bool, is_json: bool, python: str, ssh_config: str) -> None:
+    """End the agent of a host; its jobs go on without it, until the next agent takes them up."""
+    with link_to(host, python, ssh_config) as link:
+        link.connect()
+        num_left = link.shut_down(kill_jobs=kill_jobs)
+    if is_json:
+        print_json({"host": host, "num_jobs_left": num_left})
+        return
+    left = {0: "no job runs", 1: "one job goes on"}.get(num_left, f"{num_left} jobs go on")
+    click.echo(f"the agent on {host} is down; {left}")
+
+
+@click.command()
+@host_option
+@click.option(
+    "--nproc-per-node",
+    "num_ranks",
+    type=click.IntRange(1, 4096),
+    help="Ranks [one for each GPU, without GPUs one for every two cores]",
+)
+@click.option("--share-gpus", "shares_gpus", is_flag=True, help="Let there be more ranks than GPUs")
+@click.option("--workdir", default="~", show_default=True, help="Directory there that the program runs in")
+@click.option("--job-python", default="", help="The Python there that has torch [the agent's own]")
+@click.option("--name", default="", help="What to call the job [the program's name and a number]")
+@click.option("--max-restarts", type=click.IntRange(0, 1000), default=0, show_default=True, help="After a failure")
+@click.option(
+    "--abandon-after",
+    "abandon_s",
+    type=click.FloatRange(0),
+    default=0.0,
+    help="End ranks that hang for so many seconds while nobody watches [never]",
+)
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="REGEX",
+    help="Find figures in what the ranks print: 'loss=([0-9.e+-]+)' is the loss, (?P<NAME>...) any other; RE2's syntax",
+)
+@click.option("--no-probe", is_flag=True, help="Leave the ranks as they are: watch their processes and output only")
+@click.option("--allow-faults", is_flag=True, help="Let harm be done to its ranks, by `fault` or in the console")
+@click.option("--detach", is_flag=True, help="Start it, say its name, and leave")
+@evidence_option
+@no_evidence_option
+@click.option("--headless", is_flag=True, help="No screen: lines on stderr, a summary on stdout")
+@json_option
+@reaches
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: bool, detach: bool, **job: Any) -> None:
+    """Start COMMAND under torchrun on a host, and watch it: `run --host gpu1 -- train.py --epochs 3`."""
+    evidence_dir = evidence_place(job.pop("evidence_dir"), keeps_none=job.pop("keeps_none"))
+    command = check_command(tuple(job["command"]))
+    request = RunRequest(
+        command=command,
+        job_id=check_job_id(job["name"] or make_job_id(command, secrets.token_hex(2))),
+        num_ranks=job["num_ranks"],
+        python=job["job_python"],
+        workdir=job["workdir"],
+        max_restarts=job["max_restarts"],
+        abandon_s=job["abandon_s"],
+        shares_gpus=job["shares_gpus"],
+        metrics=check_metrics(job["metrics"]),
+        is_probed=not job["no_probe"],
+        allow_faults=job["allow_faults"],
+    )
+    with link_to(host, python, ssh_config) as link:
+        link.connect()
+        place = link.bring_up()
+        if place.is_new:
+            print_line(f"rankdeck: the agent on {host} is up (pid {place.pid})")
+        session = RemoteSession(link, request, evidence_dir)
+        if detach:
+            asyncio.run(_start(session))
+            print_line(session.farewell())
+            if is_json:
+                print_json({"host": host, "job_id": request.job_id})
+            else:
+                click.echo(request.job_id)
+            return
+        _present(session, is_json=is_json, is_headless=headless)
+
+
+@click.command()
+@host_option
+@evidence_option
+@no_evidence_option
+@click.option("--headless", is_flag=True, help="No screen: lines on stderr until the job ends, a summary on stdout")
+@json_option
+@reaches
+def attach(*, host: str, headless: bool, is_json: bool, python: str, ssh_config: str, **kept: Any) -> None:
+    """Watch the job of a host, whoever has started it."""
+    place = evidence_place(**kept)
+    with link_to(host, python, ssh_config) as link:
+        link.connect()
+        link.find()
+        _present(RemoteSession(link, None, place), is_json=is_json, is_headless=headless)
+
+
+@click.command()
+@host_option
+@json_option
+@reaches
+def status(*, host: str, is_json: bool, python: str, ssh_config: str) -> None:
+    """Print how a host and its job stand; exit code 10 while a verdict stands, 1 if the job has failed."""
+    with link_to(host, python, ssh_config) as link:
+        link.connect()
+        link.find()
+        view = asyncio.run(_look(RemoteSession(link)))
+    raise SystemExit(_print_status(view, is_json=is_json))
+
+
+@click.command()
+@click.argument("job_id", metavar="JOB")
+@host_option
+@click.option("--all", "is_whole", is_flag=True, help="Every frame of every thread, and what the kernel says")
+@click.option("--native", "is_native", is_flag=True, help="With C and C++ frames, by py-spy; stops each rank shortly")
+@json_option
+@reaches
+def stacks(*, job_id: str, host: str, is_json: bool, python: str, ssh_config: str, **how: bool) -> None:
+    """Print where every rank of a job stands, frame by frame: identical stacks together, the odd one first."""
+    check_job_id(job_id)
+    with link_to(host, python, ssh_config) as link:
+        link.connect()
+        link.find()
+        picture = asyncio.run(_take_stacks(RemoteSession(link), job_id, is_native=how["is_native"]))
+    if is_json:
+        click.echo(msgspec.json.encode(stacks_object(picture)).decode())
+        return
+    print_line(f"rankdeck: {summary_text(picture)}")
+    click.echo("\n".join(line.text for line in picture_lines(picture, is_whole=how["is_whole"])))
+
+
+@click.command()
+@click.argument("job_id", metavar="JOB")
+@host_option
+@click.option("--now", is_flag=True, help="SIGTERM at once, without an agreed step and a checkpoint")
+@json_option
+@reaches
+def stop(*, job_id: str, host: str, now: bool, is_json: bool, python: str, ssh_config: str) -> None:
+    """End a job in an orderly way: a step and a checkpoint if it can, else SIGTERM, then SIGKILL."""
+
+    async def ask(session: Session) -> None:
+        await session.fleet.stop(job_id, is_agreed=not now)
+
+    _end(link_to(host, python, ssh_config), job_id, ask, is_json=is_json)
+
+
+@click.command()
+@click.argument("job_id", metavar="JOB")
+@host_option
+@json_option
+@reaches
+def kill(*, job_id: str, host: str, is_json: bool, python: str, ssh_config: str) -> None:
+    """End every process of a job at once."""
+
+    async def ask(session: Session) -> None:
+        await session.fleet.kill(job_id)
+
+    _end(link_to(host, python, ssh_config), job_id, ask, is_json=is_json)
+
+
+@click.command()
+@click.argument("kind", type=click.Choice([kind.value for kind in FaultKind]))
+@host_option
+@click.option("--job", "job_id", default="", help="Id of the job [the one that runs there]")
+@click.option("--rank", type=click.IntRange(min=0), required=True, help="Global rank")
+@click.option("--at-step", type=click.IntRange(min=0), help="Strike at this step [now, or at the next step]")
+@click.option(
+    "--factor",
+    type=click.FloatRange(1, 1000),
+    help=f"For slow: how many times as long a step takes [{DEFAULT_SLOW_FACTOR:g}]; 1 heals",
+)
+@click.option(
+    "--for", "duration_s", type=click.FloatRange(0, 3600, min_open=True), help=f"For gil: seconds [{DEFAULT_HOLD_S:g}]"
+)
+@json_option
+@reaches
+def fault(*, host: str, kind: str, job_id: str, is_json: bool, python: str, ssh_config: str, **how: Any) -> None:
+    """Do harm to one rank of a job that allows it (`run --allow-faults`), to see what follows."""
+    wanted = make_fault(FaultKind(kind), **how)
+    with link_to(host, python, ssh_config) as link:
+        if job_id:
+            check_job_id(job_id)
+        link.connect()
+        link.find()
+        job_id = asyncio.run(_inject(RemoteSession(link), host, job_id, wanted))
+    if is_json:
+        print_json({"host": host, "job_id": job_id, "kind": kind, "rank": wanted.rank, "at_step": wanted.at_step})
+    else:
+        click.echo(f"job {job_id} on {host}: rank {wanted.rank} {told(wanted)}")
+
+
+async def _inject(session: RemoteSession, host: str, job_id: str, wanted: Fault) -> str:
+    """Do harm to a rank of a job, or of the only one that runs; return the job's id."""
+    try:
+        await session.connect()
+        fleet = session.session.fleet
+        if not job_id:
+            job_id = only_running_job(await fleet.report(host))
+        await fleet.inject(host, job_id, wanted)
+        return job_id
+    finally:
+        await session.close()
+
+
+HOST_VERBS = (up, run, attach, status, stacks, stop, kill, fault, down)
+
+
+def _end(link: HostLink, job_id: str, ask: Callable[[Session], Any], *, is_json: bool) -> None:
+    with link:
+        check_job_id(job_id)
+        link.connect()
+        link.find()
+        state = asyncio.run(_wait_for_end(RemoteSession(link), link.host, job_id, ask))
+    if is_json:
+        print_json({"host": link.host, "job_id": job_id, "state": state.value})
+    else:
+        click.echo(f"job {job_id} on {link.host}: {state.value}")
+
+
+async def _wait_for_end(session: RemoteSession, host: str, job_id: str, ask: Callable[[Session], Any]) -> JobState:
+    """Ask for a job's end, and return how it stands once it has come."""
+    try:
+        await session.connect()
+        await ask(session.session)
+        deadline_s = time.monotonic() + END_PATIENCE_S
+        said: JobState | None = None
+        while True:
+            report = await session.session.fleet.report(host)
+            state = next((job.state for job in report.jobs if job.job_id == job_id), JobState.STOPPED)
+            if state in ENDED_STATES:
+                return state
+            if state is not said:
+                print_line(f"rankdeck: job {job_id} is {state.value}")
+                said = state
+            if time.monotonic() > deadline_s:
+                raise AppError(
+                    f"job {job_id} has not ended in {END_PATIENCE_S:.0f} s", f"rankdeck kill {job_id} --host {host}"
+                )
+            await asyncio.sleep(POLL_S)
+    finally:
+        await session.close()
+
+
+async def _take_stacks(session: RemoteSession, job_id: str, *, is_native: bool) -> StackPicture:
+    try:
+        await session.connect()
+        return picture_of(await session.session.stacks(job_id=job_id, is_native=is_native))
+    finally:
+        await session.close()
+
+
+async def _start(session: RemoteSession) -> None:
+    try:
+        await session.start()
+    finally:
+        await session.close()
+
+
+async def _look(session: RemoteSession) -> View:
+    """Return the rows after a second of reports."""
+    try:
+        await session.connect()
+        deadline_s = time.monotonic() + STATUS_PATIENCE_S
+        enough_s = deadline_s
+        while True:
+            view = session.view()
+            now_s = time.monotonic()
+            if view.nodes()[0].state == "up":
+                enough_s = min(enough_s, now_s + STATUS_REPORTS_S)
+            elif now_s > deadline_s:
+                raise AgentUnreachableError(view.nodes()[0].node, f"no report in {STATUS_PATIENCE_S:.0f} s")
+            if now_s >= enough_s:
+                return view
+            await asyncio.sleep(POLL_S)
+    finally:
+        await session.close()
+
+
+def _present(session: RemoteSession, *, is_json: bool, is_headless: bool) -> None:
+    if is_headless or is_json or not is_terminal():
+        raise SystemExit(asyncio.run(print_session(session, is_json=is_json)))
+    raise SystemExit(asyncio.run(show_session(session)))
+
+
+def _print_status(view: View, *, is_json: bool) -> ExitCode:
+    if is_json:
+        click.echo(msgspec.json.encode(status_object(view)).decode())
+    else:
+        (node,) = view.nodes()
+        click.echo(f"{node.node}: {node.state}; {view.headline().text}")
+        if view.job() is not None:
+            print_summary(view, is_json=False)
+    return exit_code(view)

@@ -1,0 +1,329 @@
+"""The diagnosis: what the ranks wait for, who holds them up, why, since when.
+
+`Diagnoser.observe` looks at the whole model each time. What it remembers between two looks is only what a snapshot
+cannot hold: who has been away for how long, the sliding window of waiting shares, and verdicts that outlive their
+evidence.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from agent.wire.jobs import JobState
+from app.diagnosis import contradictions, verdicts
+from app.diagnosis.exits import NO_EXITS, ExitContext, sort_out
+from app.diagnosis.joining import not_joined
+from app.diagnosis.known_phases import KnownPhases, Whereabouts
+from app.diagnosis.rank_facts import (
+    STATE_CODE,
+    NodeFacts,
+    RankFacts,
+    Thresholds,
+    is_in_known_phase,
+    node_facts,
+    rank_facts,
+)
+from app.diagnosis.verdicts import Evidence, Verdict
+from app.diagnosis.wait_share import WaitShare
+from app.diagnosis.waits import Wait, find_waits, follow
+from app.rows import Cause, RankState, Severity
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from app.model.cluster import Cluster
+    from app.model.job_model import JobModel
+
+__all__ = ["Diagnoser", "Diagnosis", "JobDiagnosis", "Thresholds"]
+
+MAX_VERDICTS = 64
+"""Of one job; the worst are kept."""
+
+HOLD_S = {Cause.STRAGGLER: 1.0, Cause.INPUT_BOUND: 1.0, Cause.SILENT: 0.5, Cause.TRANSPORT: 0.5, Cause.MISMATCH: 0.5}
+"""How long a verdict stays without its evidence, so that it does not flicker; plain facts do not need it."""
+
+STICKY = frozenset({*verdicts.ENDS, Cause.FEWER_CALLS})
+"""What has happened cannot be undone: such a verdict stands until the next attempt."""
+
+CAUSE_ORDER = {
+    cause: place
+    for place, cause in enumerate(
+        (
+            Cause.NODE_LOST,
+            Cause.OOM,
+            Cause.EXITED,
+            Cause.FEWER_CALLS,
+            Cause.FROZEN,
+            Cause.MISMATCH,
+            Cause.SILENT,
+            Cause.NOT_JOINED,
+            Cause.TRANSPORT,
+            Cause.STRAGGLER,
+            Cause.INPUT_BOUND,
+            Cause.CHECKPOINTING,
+            Cause.EVALUATING,
+        )
+    )
+}
+"""Of two verdicts that are equally severe, the one whose cause explains more comes first."""
+
+
+class JobDiagnosis(msgspec.Struct, frozen=True, eq=False):
+    """One job at one moment."""
+
+    facts: RankFacts
+    states: NDArray[np.int8]
+    """Index into `app.diagnosis.rank_facts.STATES`, by rank."""
+    wait_frac: NDArray[np.float64]
+    """Share of the last seconds that each rank spent waiting; NaN when unknown."""
+    waits: list[Wait]
+    verdicts: list[Verdict]
+    """The worst first."""
+
+
+class Diagnosis(msgspec.Struct, frozen=True, eq=False):
+    """The cluster at one moment."""
+
+    nodes: list[NodeFacts]
+    """By node index."""
+    jobs: dict[str, JobDiagnosis]
+
+    @property
+    def waits(self) -> list[Wait]:
+        """The waits of all jobs."""
+        return [wait for job in self.jobs.values() for wait in job.waits]
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """The verdicts of all jobs, the worst first."""
+        return sorted((verdict for job in self.jobs.values() for verdict in job.verdicts), key=_by_weight)
+
+    def validate(self) -> None:
+        """State the invariants: above all, who waits is not to blame."""
+        for wait in self.waits:
+            assert len(wait.waiting) > 0
+            assert not np.intersect1d(wait.waiting, wait.missing).size
+        for verdict in self.verdicts:
+            states = self.jobs[verdict.job].states
+            assert verdict.culprits or verdict.cause in (Cause.TRANSPORT, Cause.INPUT_BOUND)
+            assert not set(verdict.culprits) & set(verdict.waiting)
+            assert all(0 <= rank < len(states) for rank in (*verdict.culprits, *verdict.waiting))
+            assert list(verdict.culprits) == sorted(set(verdict.culprits))
+
+
+class _Standing(msgspec.Struct):
+    """A verdict and when its evidence was seen."""
+
+    verdict: Verdict
+    first_s: float
+    last_s: float
+
+
+class Diagnoser:
+    """Watches a cluster; call `observe` a few times a second from one thread."""
+
+    def __init__(self, thresholds: Thresholds | None = None) -> None:
+        self.thresholds = thresholds or Thresholds()
+        self._jobs: dict[tuple[str, int], _JobDiagnoser] = {}
+
+    def observe(self, cluster: Cluster, now_s: float) -> Diagnosis:
+        """Return what is the matter now."""
+        nodes = [node_facts(node, self.thresholds, now_s) for node in cluster.nodes.values()]
+        known = self._jobs
+        self._jobs = {}
+        found: dict[str, JobDiagnosis] = {}
+        for job_id, job in cluster.jobs.items():
+            key = (job_id, job.attempt)
+            diagnoser = known.get(key) or _JobDiagnoser(job, self.thresholds)
+            self._jobs[key] = diagnoser
+            found[job_id] = diagnoser.observe(job, cluster, nodes, now_s)
+        return Diagnosis(nodes, found)
+
+
+class _JobDiagnoser:
+    """Watches one attempt of a job."""
+
+    def __init__(self, job: JobModel, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+        self._share = WaitShare(job.world_size)
+        self._known_phases = KnownPhases(job.world_size)
+        self._whereabouts = Whereabouts()
+        self._excused_s = np.full(job.world_size, -np.inf)
+        self._is_first = True
+        self._standing: dict[tuple[Cause, tuple[int, ...]], _Standing] = {}
+        self._exits = NO_EXITS
+        self._exits_key: tuple[int, float, bool] | None = None
+        self._exits_at_s = -np.inf
+        self._exits_open_until_s = -np.inf
+        self._explains_failure = False
+        self._joined_s: dict[tuple[str, int], float] = {}
+
+    def observe(self, job: JobModel, cluster: Cluster, nodes: list[NodeFacts], now_s: float) -> JobDiagnosis:
+        facts = rank_facts(job, cluster, nodes, self._thresholds, now_s)
+        self._excuse(facts, now_s)
+        waits = find_waits(job, facts, self._thresholds, now_s)
+        knots = follow(waits, job.world_size)
+        evidence = Evidence(job, cluster, facts, nodes, waits, knots, self._thresholds, now_s)
+        if job.deaths or self._exits_key is not None:
+            self._sort_out_exits(evidence)
+        self._watch_pace(evidence)
+        awaited = {
+            rank for knot in knots if knot.wait.waited_s > self._thresholds.short_s for rank in knot.ends.tolist()
+        }
+        self._known_phases.watch(job, awaited)
+        self._whereabouts.watch(job, awaited, now_s)
+        self._put(self._judge(evidence), job, now_s)
+        current = sorted((standing.verdict for standing in self._standing.values()), key=_by_weight)[:MAX_VERDICTS]
+        return JobDiagnosis(facts, _states(facts, waits, job), self._share.recent_frac, waits, current)
+
+    def _excuse(self, facts: RankFacts, now_s: float) -> None:
+        """Remember who cannot come now, and who had not been heard when the watch began: no straggler for a while."""
+        is_away = ~(facts.is_fresh | facts.is_starting) | facts.is_frozen | facts.is_silent
+        if self._is_first:
+            is_away |= ~facts.is_fresh
+            self._is_first = False
+        self._excused_s[is_away] = now_s
+
+    def _sort_out_exits(self, evidence: Evidence) -> None:
+        job, now_s = evidence.job, evidence.now_s
+        # Whoever died first may be on a node that has not told of it yet.
+        told_s = (self._exits.first_bad_s or -np.inf) + self._thresholds.grace_s
+        is_node_late = any(share.received_s < told_s for share in job.shares.values())
+        is_node_late |= any(facts.state in ("stale", "lost") for facts in evidence.nodes)
+        key = (job.deaths_version, job.stop_began_s, is_node_late or self._explains_failure)
+        if key != self._exits_key or self._exits_at_s < self._exits_open_until_s:
+            farewells = frozenset(np.flatnonzero(job.is_ending).tolist())
+            context = ExitContext(
+                job.stop_began_s, key[2], contradictions.called_less(evidence), now_s, job.world_size, farewells
+            )
+            self._exits = sort_out(job.deaths, context, self._thresholds)
+            newest_s = max((death.at_s for death in job.deaths.values()), default=now_s)
+            self._exits_key, self._exits_at_s = key, now_s
+            self._exits_open_until_s = newest_s + self._thresholds.grace_s + self._thresholds.instant_s
+
+    def _watch_pace(self, evidence: Evidence) -> None:
+        job, facts, now_s = evidence.job, evidence.facts, evidence.now_s
+        hindered = is_in_known_phase(job, facts) | facts.is_starting | facts.is_immobile
+        hindered |= now_s - self._excused_s < self._thresholds.silent_s
+        longest_s = max((wait.waited_s for wait in evidence.waits), default=0.0)
+        self._share.sample(job, longest_s, now_s, is_clean=not bool(hindered.any()))
+
+    def _judge(self, evidence: Evidence) -> list[Verdict]:
+        job, exits = evidence.job, self._exits
+        found = verdicts.exited(evidence, exits.culprits, exits.lost_connection)
+        found += contradictions.fewer_calls(evidence, exits.early_leavers, exits.lost_connection)
+        if job.is_ended() or job.stop_began_s < evidence.now_s:
+            return found
+        found += verdicts.node_lost(evidence)
+        found += verdicts.frozen(evidence)
+        found += contradictions.mismatches(evidence)
+        found += verdicts.silent(evidence)
+        found += not_joined(evidence)
+        if not found and exits.first_bad_s is None:
+            found += verdicts.transport(evidence, self._lasting(evidence))
+            late = verdicts.stalled(evidence, self._excused_s, self._known_phases, self._whereabouts)
+            found += late or self._slow(evidence)
+        return found
+
+    def _lasting(self, evidence: Evidence) -> list[Wait]:
+        """Return the waits that every member has joined for a while.
+
+        When a late rank comes at last, its report may say so before the others' reports say that they are through.
+        """
+        before, self._joined_s = self._joined_s, {}
+        waits = verdicts.complete_waits(evidence)
+        for wait in waits:
+            key = (wait.group, wait.seq)
+            self._joined_s[key] = before.get(key, evidence.now_s)
+        long_s = self._thresholds.deadlock_s
+        return [wait for wait in waits if evidence.now_s - self._joined_s[wait.group, wait.seq] >= long_s]
+
+    def _slow(self, evidence: Evidence) -> list[Verdict]:
+        is_over = bool(evidence.facts.is_dead.any())
+        if is_over or not self._share.is_fresh(evidence.now_s):
+            return []
+        laggards = self._share.laggards
+        if laggards is None:
+            frac = self._share.input_frac
+            return [] if frac is None else [verdicts.input_bound(evidence, frac)]
+        told = verdicts.name(
+            evidence,
+            Cause.STRAGGLER,
+            laggards.ranks,
+            severity=Severity.WARNING,
+            waiting=tuple(np.setdiff1d(np.arange(evidence.job.world_size), laggards.ranks).tolist()),
+            cost_frac=laggards.cost_frac,
+            wait_frac=laggards.wait_frac,
+            last_frac=laggards.last_frac,
+            habit=self._share.habit,
+            earlier_cost=self._share.trend.earlier(evidence.now_s),
+        )
+        return [told]
+
+    def _put(self, found: list[Verdict], job: JobModel, now_s: float) -> None:
+        """Merge what is found now with what stood before."""
+        is_failed = job.state() in {JobState.FAILED, JobState.RESTARTING, JobState.LOST}
+        is_stopping = job.stop_began_s < now_s
+        has_event = any(verdict.cause in STICKY for verdict in found)
+        before, self._standing = self._standing, {}
+        for verdict in found:
+            key = (verdict.cause, verdict.culprits)
+            known = before.pop(key, None)
+            first_s = now_s if known is None else known.first_s
+            kept = verdict if known is None or verdict.cause not in STICKY else _with_memory(verdict, known.verdict)
+            self._standing[key] = _Standing(kept, first_s, now_s)
+        told = {rank for verdict in found for rank in verdict.culprits}
+        for key, standing in before.items():
+            verdict = standing.verdict
+            is_held = now_s - standing.last_s < HOLD_S.get(verdict.cause, 0.0) and not told & set(verdict.culprits)
+            is_sticky = verdict.cause is Cause.FEWER_CALLS
+            is_past = verdict.cause in verdicts.ENDS or (
+                verdict.cause is Cause.FROZEN and any(rank in job.deaths for rank in verdict.culprits)
+            )
+            is_grave = verdict.severity is Severity.CRITICAL
+            is_why = self._exits.first_bad_s is not None and is_grave and not has_event and not is_past
+            if is_sticky or (not is_stopping and (is_why or (is_held and not is_failed and not job.is_ended()))):
+                self._standing[key] = standing
+        self._explains_failure = any(
+            standing.verdict.cause not in STICKY and standing.verdict.severity is Severity.CRITICAL
+            for standing in self._standing.values()
+        )
+
+
+def _with_memory(verdict: Verdict, before: Verdict) -> Verdict:
+    """Return a verdict on an event with what was known of it when there was more to see."""
+    waiting = tuple(sorted({*verdict.waiting, *before.waiting} - set(verdict.culprits)))
+    if verdict.seq is not None or before.seq is None:
+        return msgspec.structs.replace(verdict, waiting=waiting)
+    return msgspec.structs.replace(
+        verdict,
+        waiting=waiting,
+        group=before.group,
+        seq=before.seq,
+        op=before.op,
+        label=before.label,
+        waited_s=before.waited_s,
+    )
+
+
+def _by_weight(verdict: Verdict) -> tuple[int, int, float, tuple[int, ...]]:
+    order = (Severity.CRITICAL, Severity.WARNING, Severity.QUIET, Severity.OK)
+    return (order.index(verdict.severity), CAUSE_ORDER[verdict.cause], -verdict.waited_s, verdict.culprits)
+
+
+def _states(facts: RankFacts, waits: list[Wait], job: JobModel) -> NDArray[np.int8]:
+    states = np.full(job.world_size, STATE_CODE[RankState.RUNNING], np.int8)
+    for wait in waits:
+        states[wait.missing] = STATE_CODE[RankState.MISSING]
+    for wait in waits:
+        states[wait.waiting] = STATE_CODE[RankState.WAITING]
+    states[facts.is_starting] = STATE_CODE[RankState.STARTING]
+    states[facts.is_silent] = STATE_CODE[RankState.SILENT]
+    states[facts.is_frozen] = STATE_CODE[RankState.FROZEN]
+    states[facts.is_lost] = STATE_CODE[RankState.LOST]
+    states[facts.is_dead] = STATE_CODE[RankState.DONE]
+    states[facts.is_dead & job.died_badly & (job.died_at_s < job.stop_began_s)] = STATE_CODE[RankState.EXITED]
+    return states

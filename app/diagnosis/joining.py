@@ -1,0 +1,87 @@
+"""Before the first collective: who has not come to the process group while others wait there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from app.diagnosis.verdicts import Evidence, Verdict, by_node, name
+from app.model.job_model import PHASE_CODE, Process
+from app.rows import Cause, Severity
+from ddpcore.wire import Phase
+
+if TYPE_CHECKING:
+    from app.diagnosis.rank_facts import Ranks
+
+INIT = "init_process_group"
+LATE_FACTOR = 4.0
+"""This many times `join_s` is longer than any import takes."""
+
+
+def not_joined(evidence: Evidence) -> list[Verdict]:
+    """Name ranks that others have been waiting for in `init_process_group`, or for whose launchers others' wait."""
+    job = evidence.job
+    if job.groups or bool((job.step >= 0).any()):
+        return []  # it has begun: who is late now is late in a collective
+    is_joining = evidence.facts.is_fresh & (job.phase == PHASE_CODE[Phase.JOINING])
+    if not is_joining.any():
+        return _not_launched(evidence)
+    waited_s = evidence.now_s - float(job.phase_since_s[is_joining].min())
+    if waited_s < evidence.thresholds.join_s:
+        return []
+    absent = np.flatnonzero(job.is_outside & ~is_joining & ~evidence.facts.is_immobile)
+    waiting = np.flatnonzero(is_joining)
+    if len(absent):
+        return [_late(evidence, some, waiting, waited_s) for some in by_node(evidence, absent)]
+    together_s = evidence.now_s - float(job.phase_since_s[is_joining].max())
+    if len(waiting) == job.world_size and together_s >= evidence.thresholds.join_s:
+        return [_apart(evidence, waiting, together_s)]
+    return []
+
+
+def _not_launched(evidence: Evidence) -> list[Verdict]:
+    """Name the ranks of nodes on which nothing has been started, while the launchers of others run."""
+    job = evidence.job
+    running_s = [evidence.now_s - share.began_s for share in job.shares.values() if share.status.state == "running"]
+    is_born = job.process != Process.UNSEEN
+    if not running_s or is_born.any() or max(running_s) < evidence.thresholds.join_s:
+        return []
+    waited_s = max(running_s)
+    is_waiting = np.zeros(job.world_size, np.bool_)
+    for node, share in job.shares.items():
+        is_waiting[job.ranks_of(node)] = share.status.state == "running"
+    absent = np.flatnonzero(~is_waiting)
+    if len(absent):
+        return [_late(evidence, some, np.zeros(0, np.int64), waited_s) for some in by_node(evidence, absent)]
+    return [_apart(evidence, np.flatnonzero(is_waiting), waited_s, op="")] if job.num_nodes > 1 else []
+
+
+def _late(evidence: Evidence, some: Ranks, waiting: Ranks, waited_s: float) -> Verdict:
+    is_very_late = waited_s > LATE_FACTOR * evidence.thresholds.join_s
+    return name(
+        evidence,
+        Cause.NOT_JOINED,
+        some.tolist(),
+        severity=Severity.CRITICAL if is_very_late else Severity.WARNING,
+        waiting=tuple(waiting.tolist()),
+        op=INIT,
+        waited_s=waited_s,
+        is_born=bool((evidence.job.process[some] != Process.UNSEEN).all()),
+    )
+
+
+def _apart(evidence: Evidence, waiting: Ranks, waited_s: float, op: str = INIT) -> Verdict:
+    """Return that all have come and do not find each other."""
+    job = evidence.job
+    return Verdict(
+        cause=Cause.TRANSPORT,
+        culprits=(),
+        waiting=tuple(waiting.tolist()),
+        nodes=tuple(evidence.cluster.node_names[node] for node in sorted(job.shares)),
+        job=job.job_id,
+        attempt=job.attempt,
+        op=op,
+        waited_s=waited_s,
+        place=evidence.place_of(int(waiting[0])),
+    )

@@ -1,0 +1,78 @@
+"""How long checkpoints and evaluations take in this job: one that takes its usual time is no trouble."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from app.model.job_model import PHASE_CODE
+from ddpcore.wire import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from app.model.job_model import JobModel
+    from ddpcore.wire import Place
+
+LEARNED = (Phase.CHECKPOINT, Phase.EVAL)
+FIRST_PATIENCE_S = 300.0
+"""For the first one of a job, of which nobody knows how long it takes."""
+USUAL_FACTOR = 2.0
+"""The longest one so far, this many times over, is still nothing to speak of: data sets and disks vary."""
+_CODES = np.array([PHASE_CODE[phase] for phase in LEARNED], np.int8)
+
+
+class Whereabouts:
+    """Since when ranks that others wait for have stood at one line."""
+
+    def __init__(self) -> None:
+        self._stood: dict[int, tuple[Place | None, float]] = {}
+
+    def watch(self, job: JobModel, ranks: Iterable[int], now_s: float) -> None:
+        """Look at the ranks that others wait for now; the others are forgotten."""
+        before, self._stood = self._stood, {}
+        for rank in ranks:
+            worker = job.workers[rank]
+            place = worker.report.place if worker is not None and worker.report is not None else None
+            known = before.get(rank)
+            self._stood[rank] = known if known is not None and known[0] == place else (place, now_s)
+
+    def stood_s(self, rank: int, now_s: float) -> float:
+        """Return how long a rank has been seen at its present line; 0 of one that nobody waits for."""
+        return now_s - self._stood[rank][1] if rank in self._stood else 0.0
+
+
+class KnownPhases:
+    """The durations of one attempt's known phases, the longest of each kind.
+
+    Only those that others waited for: a rank that passes through a phase in which another saves teaches nothing.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._phase = np.full(world_size, -1, np.int8)
+        self._lasted_s = np.zeros(world_size)
+        self._is_awaited = np.zeros(world_size, np.bool_)
+        self._longest_s: dict[Phase, float] = {}
+
+    def watch(self, job: JobModel, awaited: Iterable[int]) -> None:
+        """Look at the phases; one that a rank has left, and in which others waited for it, is learned."""
+        has_changed = self._phase != job.phase
+        is_left = np.isin(self._phase, _CODES) & has_changed & self._is_awaited
+        self._is_awaited[has_changed] = False
+        self._is_awaited[list(awaited)] = True
+        for phase, code in zip(LEARNED, _CODES.tolist(), strict=True):
+            lasted_s = self._lasted_s[is_left & (self._phase == code)]
+            if len(lasted_s):
+                self._longest_s[phase] = max(self._longest_s.get(phase, 0.0), float(lasted_s.max()))
+        np.copyto(self._phase, job.phase)
+        np.subtract(job.report_at_s, job.phase_since_s, out=self._lasted_s)
+
+    def usual_s(self, phase: Phase) -> float | None:
+        """Return the longest that such a phase has taken; None before the first has ended."""
+        return self._longest_s.get(phase)
+
+    def is_usual(self, phase: Phase, lasts_s: float) -> bool:
+        """Return whether one that has lasted so long is nothing to speak of."""
+        usual_s = self._longest_s.get(phase)
+        return lasts_s <= (FIRST_PATIENCE_S if usual_s is None else max(USUAL_FACTOR * usual_s, FIRST_PATIENCE_S / 10))

@@ -1,0 +1,132 @@
+"""What state every rank is in, by evidence in order of strength: its node, its process, its reports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from app.model.job_model import PHASE_CODE, Process
+from app.rows import RankState
+from ddpcore.wire import Phase
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from app.model.cluster import Cluster, Node
+    from app.model.job_model import JobModel
+
+    Flags = NDArray[np.bool_]
+    Ranks = NDArray[np.int64]
+
+STATES = tuple(RankState)
+STATE_CODE = {state: code for code, state in enumerate(STATES)}
+
+KNOWN_PHASES = (Phase.STARTING, Phase.JOINING, Phase.CHECKPOINT, Phase.EVAL)
+"""Phases in which a rank may rightly keep the others waiting for a while."""
+_KNOWN_PHASE_CODES = np.array([PHASE_CODE[phase] for phase in KNOWN_PHASES], np.int8)
+
+
+class Thresholds(msgspec.Struct, frozen=True):
+    """When normal life ends. Durations in seconds; the defaults fit a node's 5 reports a second."""
+
+    stall_s: float = 10.0
+    """A wait longer than this is a stall: a live rank that causes it is a straggler."""
+    silent_s: float = 2.0
+    """Ten of a node's reports, twenty of a probe's: a loaded machine loses some, not this many."""
+    farewell_s: float = 30.0
+    """How long a rank that has said farewell may take to end before it counts as silent."""
+    lost_s: float = 6.0
+    """Three times `silent_s`: past it a node that has stopped reporting is taken for lost."""
+    short_s: float = 0.2
+    """A wait under this is life at a collective, and nobody's fault."""
+    confirm_s: float = 0.5
+    """Reports of two ranks are taken up to about this much apart: what contradicts itself for less is not told."""
+    join_s: float = 60.0
+    """Ranks that have come to `init_process_group` wait this long for the others before that is a verdict: an import
+    from a network file system takes its time. Whom they wait for is on the first line at once."""
+    deadlock_s: float = 2.0
+    """Ranks that wait for each other in different groups do so for this long before it is told."""
+    instant_s: float = 0.3
+    """Deaths closer than this have no order: the ages that tell their times are sampled."""
+    grace_s: float = 1.0
+    """How long a death that looks like a consequence waits for its cause to be reported."""
+
+
+class NodeFacts(msgspec.Struct, frozen=True):
+    """The state of one node's reports."""
+
+    state: str
+    """connecting, up, stale or lost."""
+    age_s: float | None
+
+
+class RankFacts(msgspec.Struct, frozen=True):
+    """One flag per rank and state; the flags of frozen, silent, dead, lost and starting exclude each other."""
+
+    is_alive: Flags
+    is_frozen: Flags
+    is_silent: Flags
+    """Its process runs, its node speaks, and its probe does not."""
+    is_dead: Flags
+    """Its process has ended, in whatever way."""
+    is_lost: Flags
+    is_starting: Flags
+    is_fresh: Flags
+    """Its last report is recent on this console's clock: the rank lives and what it said still holds."""
+
+    @property
+    def is_immobile(self) -> Flags:
+        """Whether a rank's last word stands however old it is: it cannot have called anything since."""
+        return self.is_frozen | self.is_dead | self.is_lost | self.is_silent
+
+
+def node_facts(node: Node, thresholds: Thresholds, now_s: float) -> NodeFacts:
+    """Return the state of a node."""
+    if node.report is None:
+        return NodeFacts("connecting", None)
+    age_s = max(0.0, now_s - node.received_s)
+    state = "up" if age_s <= thresholds.silent_s else "stale" if age_s <= thresholds.lost_s else "lost"
+    return NodeFacts(state, age_s)
+
+
+def rank_facts(
+    job: JobModel, cluster: Cluster, nodes: list[NodeFacts], thresholds: Thresholds, now_s: float
+) -> RankFacts:
+    """Return the state of every rank of a job."""
+    is_ended = job.is_ended()
+    is_settled = [now_s - node.back_s > thresholds.silent_s for node in cluster.nodes.values()]
+    node_is_settled = np.array([*is_settled, False]) & np.array([facts.state == "up" for facts in nodes] + [False])
+    node_is_lost = np.array([facts.state == "lost" and not is_ended for facts in nodes] + [False])
+    for index, share in job.shares.items():
+        node = cluster.nodes[cluster.node_names[index]]
+        if not is_ended and node.received_s - share.received_s > thresholds.lost_s:
+            node_is_lost[index] = True
+    is_dead = job.process == Process.EXITED
+    is_lost = node_is_lost[job.node_of] & ~is_dead
+    is_alive = (job.process != Process.UNSEEN) & ~is_dead & ~is_lost
+    is_frozen = is_alive & (job.process == Process.FROZEN)
+    has_report = ~np.isnan(job.report_at_s)
+    is_quiet = has_report & (job.report_age_s > thresholds.silent_s)
+    was_frozen = now_s - job.last_frozen_s <= thresholds.silent_s
+    is_silent = is_alive & ~is_frozen & is_quiet & node_is_settled[job.node_of] & ~was_frozen
+    # The interpreter's end may take seconds: memory is given back, threads are joined.
+    is_silent &= ~(job.is_ending & (job.report_age_s <= thresholds.farewell_s))
+    is_early = ~has_report | job.is_outside
+    is_starting = ~is_dead & ~is_lost & ~is_frozen & ~is_silent & is_early
+    is_recent = has_report & (now_s - job.report_at_s <= thresholds.silent_s + thresholds.confirm_s)
+    return RankFacts(
+        is_alive=is_alive,
+        is_frozen=is_frozen,
+        is_silent=is_silent,
+        is_dead=is_dead,
+        is_lost=is_lost,
+        is_starting=is_starting,
+        is_fresh=is_alive & is_recent,
+    )
+
+
+def is_in_known_phase(job: JobModel, facts: RankFacts) -> Flags:
+    """Return which live ranks start, save a checkpoint or evaluate."""
+    return facts.is_alive & np.isin(job.phase, _KNOWN_PHASE_CODES)

@@ -1,0 +1,317 @@
+"""A verdict: who holds the others up, why, and what is known of it; and the rules that make one from evidence.
+
+A rule names only ranks that nobody else explains: whoever waits is never a culprit, except where two waits contradict
+each other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from agent.wire.reports import ProcessState
+from app.diagnosis.out_of_memory import is_out_of_memory
+from app.diagnosis.rank_facts import is_in_known_phase
+from app.model.job_model import PHASE_CODE
+from app.rows import Cause, Severity
+from ddpcore.wire import FIRST_GROUP, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from agent.wire.reports import ExitReport
+    from app.diagnosis.cost_trend import EarlierCost
+    from app.diagnosis.known_phases import KnownPhases, Whereabouts
+    from app.diagnosis.rank_facts import Flags, NodeFacts, RankFacts, Ranks, Thresholds
+    from app.diagnosis.wait_share import Habit
+    from app.diagnosis.waits import Knot, Wait
+    from app.model.cluster import Cluster
+    from app.model.job_model import Death, JobModel
+    from ddpcore.wire import Place
+
+ENDS = frozenset({Cause.EXITED, Cause.OOM})
+"""Causes that are a bad end of the culprits themselves."""
+LEARNED_CAUSES = {Phase.CHECKPOINT: Cause.CHECKPOINTING, Phase.EVAL: Cause.EVALUATING}
+MAX_NODES_TOLD_APART = 8
+"""Culprits of one cause get a verdict per node up to here, then one together."""
+
+
+class Side(msgspec.Struct, frozen=True):
+    """Ranks that made the same call, where another side made a different one."""
+
+    ranks: tuple[int, ...]
+    group: str
+    seq: int
+    op: str
+    label: str
+    num_elements: int
+    place: Place | None
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """A culprit and the evidence."""
+
+    cause: Cause
+    culprits: tuple[int, ...]
+    waiting: tuple[int, ...] = ()
+    """Ranks that wait for the culprits, directly or through others."""
+    nodes: tuple[str, ...] = ()
+    """Of the culprits, sorted."""
+    job: str
+    attempt: int
+    group: str = ""
+    seq: int | None = None
+    op: str = ""
+    label: str = ""
+    waited_s: float = 0.0
+    """The longest wait of `waiting`."""
+    for_s: float | None = None
+    """How long the cause has held; None when it is an event."""
+    severity: Severity = Severity.CRITICAL
+    place: Place | None = None
+    """Where the first culprit stands, or was last seen."""
+    phase: Phase | None = None
+    """What the first culprit is about."""
+    step: int | None = None
+    exit: ExitReport | None = None
+    held_bytes: int | None = None
+    """For OOM: the most that a culprit held of the host's memory."""
+    lost_connection: tuple[int, ...] = ()
+    """For EXITED and FEWER_CALLS: ranks that lost their connection to a culprit."""
+    sides: tuple[Side, ...] = ()
+    """For MISMATCH."""
+    cost_frac: float | None = None
+    """For STRAGGLER: what it costs of the step time. For INPUT_BOUND: the share of time that goes into input."""
+    earlier_cost: EarlierCost | None = None
+    """For STRAGGLER: what it cost some time ago, where that was notably more or less."""
+    habit: Habit | None = None
+    """For STRAGGLER: what it does more than the others."""
+    usual_s: float | None = None
+    """For CHECKPOINTING and EVALUATING: the longest that one has taken before."""
+    wait_frac: float | None = None
+    """For STRAGGLER: the share of time it waits itself."""
+    last_frac: float | None = None
+    """For STRAGGLER: the share of the collectives to which it comes last, where that told it."""
+    slow_factor: float = 1.0
+    is_blocked: bool = False
+    """For SILENT: its process is in uninterruptible sleep."""
+    is_born: bool = True
+    """For NOT_JOINED: its process runs."""
+
+
+class Evidence(msgspec.Struct, frozen=True, eq=False):
+    """What the rules look at: one job at one moment."""
+
+    job: JobModel
+    cluster: Cluster
+    facts: RankFacts
+    nodes: list[NodeFacts]
+    waits: list[Wait]
+    knots: list[Knot]
+    thresholds: Thresholds
+    now_s: float
+
+    def place_of(self, rank: int) -> Place | None:
+        """Return where a rank was last seen."""
+        worker = self.job.workers[rank]
+        return worker.report.place if worker is not None and worker.report is not None else None
+
+    def held_up_by(self, culprits: Ranks) -> tuple[list[int], Wait | None]:
+        """Return the ranks whose waits lead to the culprits, and the wait that tells most about it."""
+        is_culprit = np.zeros(self.job.world_size, np.bool_)
+        is_culprit[culprits] = True
+        knots = [knot for knot in self.knots if is_culprit[knot.roots].any()]
+        if not knots:
+            return [], None
+        is_victim = np.zeros(self.job.world_size, np.bool_)
+        for knot in knots:
+            is_victim[knot.wait.waiting] = True
+        waits = [knot.wait for knot in knots]
+        direct = [wait for wait in waits if is_culprit[wait.missing].any() or is_culprit[wait.stuck].any()]
+        told = max(direct or waits, key=lambda wait: wait.waited_s)
+        return np.flatnonzero(is_victim & ~is_culprit).tolist(), told
+
+
+def name(evidence: Evidence, cause: Cause, culprits: Iterable[int], **known: object) -> Verdict:
+    """Return a verdict on some ranks with what the evidence tells about them; `known` overrides it."""
+    ranks = np.array(sorted(culprits), np.int64)
+    waiting, wait = evidence.held_up_by(ranks)
+    first = int(ranks[0])
+    worker = evidence.job.workers[first]
+    report = None if worker is None else worker.report
+    facts: dict[str, object] = {
+        "culprits": tuple(ranks.tolist()),
+        "waiting": tuple(waiting),
+        "nodes": nodes_of(evidence, ranks),
+        "place": evidence.place_of(first),
+    }
+    if report is not None:
+        facts |= {"phase": report.phase, "step": report.step, "slow_factor": report.slow_factor}
+    if wait is not None:
+        facts |= {"group": wait.group, "seq": wait.seq, "op": wait.op, "label": wait.label, "waited_s": wait.waited_s}
+    facts |= known
+    job = evidence.job
+    return Verdict(cause=cause, job=job.job_id, attempt=job.attempt, **facts)  # type: ignore[arg-type]
+
+
+def nodes_of(evidence: Evidence, ranks: Ranks) -> tuple[str, ...]:
+    """Return the names of the nodes of some ranks."""
+    indices = np.unique(evidence.job.node_of[ranks]).tolist()
+    return tuple(evidence.cluster.node_names[index] for index in indices if index >= 0)
+
+
+def by_node(evidence: Evidence, ranks: Ranks) -> list[Ranks]:
+    """Split ranks by node, while the nodes are few."""
+    owners = evidence.job.node_of[ranks]
+    nodes = np.unique(owners)
+    if len(nodes) > MAX_NODES_TOLD_APART:
+        return [ranks]
+    return [ranks[owners == node] for node in nodes]
+
+
+def frozen(evidence: Evidence) -> list[Verdict]:
+    """Name ranks whose process is stopped: at once, whether anybody waits for them or not."""
+    ranks = np.flatnonzero(evidence.facts.is_frozen)
+    verdicts = []
+    for some in by_node(evidence, ranks):
+        for_s = evidence.now_s - float(evidence.job.process_since_s[some].min())
+        verdicts.append(name(evidence, Cause.FROZEN, some.tolist(), for_s=max(0.0, for_s)))
+    return verdicts
+
+
+def node_lost(evidence: Evidence) -> list[Verdict]:
+    """Name nodes that have stopped reporting, with the ranks they run."""
+    verdicts = []
+    for some in by_node(evidence, np.flatnonzero(evidence.facts.is_lost)):
+        owners = np.unique(evidence.job.node_of[some]).tolist()
+        heard_s = min(evidence.job.shares[owner].received_s for owner in owners)
+        verdicts.append(name(evidence, Cause.NODE_LOST, some.tolist(), for_s=evidence.now_s - heard_s))
+    return verdicts
+
+
+def exited(evidence: Evidence, culprits: Sequence[Death], lost_connection: Sequence[int]) -> list[Verdict]:
+    """Name ranks that died first, those of one node and one end together."""
+    alike: dict[tuple[int, int | None, int | None, str, bool], list[Death]] = {}
+    owners = evidence.job.node_of[[death.rank for death in culprits]].tolist()
+    are_few = len(set(owners)) <= MAX_NODES_TOLD_APART
+    for death, owner in zip(culprits, owners, strict=True):
+        end = death.exit
+        node = owner if are_few else -1
+        alike.setdefault((node, end.signal, end.code, end.error, bool(end.oom_kills)), []).append(death)
+    guilty = {death.rank for death in culprits}
+    victims = tuple(rank for rank in sorted(lost_connection) if rank not in guilty)
+    return [_ended(evidence, deaths, victims) for deaths in alike.values()]
+
+
+def _ended(evidence: Evidence, deaths: Sequence[Death], victims: tuple[int, ...]) -> Verdict:
+    ranks, end = [death.rank for death in deaths], deaths[0].exit
+    if not is_out_of_memory(end):
+        return name(evidence, Cause.EXITED, ranks, exit=end, lost_connection=victims)
+    held_bytes = evidence.job.peak_rss_bytes[ranks]
+    known = held_bytes[~np.isnan(held_bytes)]
+    most = int(known.max()) if len(known) else None
+    return name(evidence, Cause.OOM, ranks, exit=end, lost_connection=victims, held_bytes=most)
+
+
+def silent(evidence: Evidence) -> list[Verdict]:
+    """Name ranks that do not report though their process runs, once others wait for them."""
+    verdicts = []
+    shortest_s = evidence.thresholds.silent_s / 2
+    roots = roots_of(evidence, evidence.facts.is_silent, shortest_s)
+    for some in by_node(evidence, roots):
+        age_s = evidence.now_s - float(evidence.job.report_at_s[some].min())
+        worker = evidence.job.workers[int(some[0])]
+        is_blocked = worker is not None and worker.process is ProcessState.BLOCKED
+        verdicts.append(name(evidence, Cause.SILENT, some.tolist(), for_s=age_s, is_blocked=is_blocked))
+    return verdicts
+
+
+def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases, whereabouts: Whereabouts) -> list[Verdict]:
+    """Name live ranks that have kept others waiting for longer than a stall, and could have come all the while.
+
+    One that moves on through its program does something that the others do not, and may come yet.
+    """
+    facts, thresholds = evidence.facts, evidence.thresholds
+    is_late = (facts.is_fresh | facts.is_starting) & (evidence.now_s - excused_s > thresholds.stall_s)
+    is_late &= ~facts.is_frozen & ~facts.is_silent & ~facts.is_dead
+    is_known = is_in_known_phase(evidence.job, facts) | facts.is_starting
+    roots = roots_of(evidence, is_late, thresholds.stall_s)
+    verdicts = []
+    for some in by_node(evidence, roots):
+        _, wait = evidence.held_up_by(some)
+        if told := _in_learned_phase(evidence, some, known):
+            verdicts.append(told)
+            continue
+        # Whoever goes first in a first-block is meant to keep the others waiting.
+        is_meant = wait is not None and wait.group.startswith(FIRST_GROUP)
+        is_moving = all(whereabouts.stood_s(rank, evidence.now_s) < thresholds.stall_s / 2 for rank in some.tolist())
+        is_mild = is_meant or is_moving or bool(is_known[some].all())
+        severity = Severity.WARNING if is_mild else Severity.CRITICAL
+        verdicts.append(name(evidence, Cause.STRAGGLER, some.tolist(), severity=severity))
+    return verdicts
+
+
+def _in_learned_phase(evidence: Evidence, some: Ranks, known: KnownPhases) -> Verdict | None:
+    """Return what is to be said of ranks that all save a checkpoint, or all evaluate; None of others."""
+    job = evidence.job
+    for phase, cause in LEARNED_CAUSES.items():
+        if (job.phase[some] == PHASE_CODE[phase]).all():
+            for_s = max(0.0, evidence.now_s - float(job.phase_since_s[some].min()))
+            severity = Severity.QUIET if known.is_usual(phase, for_s) else Severity.WARNING
+            return name(evidence, cause, some.tolist(), severity=severity, for_s=for_s, usual_s=known.usual_s(phase))
+    return None
+
+
+def input_bound(evidence: Evidence, frac: float) -> Verdict:
+    """Return that the input decides how fast the job is."""
+    job = evidence.job
+    in_data = np.flatnonzero(evidence.facts.is_fresh & (job.phase == PHASE_CODE[Phase.DATA]))
+    return Verdict(
+        cause=Cause.INPUT_BOUND,
+        culprits=(),
+        job=job.job_id,
+        attempt=job.attempt,
+        severity=Severity.WARNING,
+        cost_frac=frac,
+        place=evidence.place_of(int(in_data[0])) if len(in_data) else None,
+        step=job.lowest_step(),
+    )
+
+
+def complete_waits(evidence: Evidence) -> list[Wait]:
+    """Return the waits in collectives that every member has called."""
+    closed = [knot.wait for knot in evidence.knots if knot.is_closed]
+    return [wait for wait in closed if wait.is_settled and len(wait.missing) == 0]
+
+
+def transport(evidence: Evidence, waits: Iterable[Wait]) -> list[Verdict]:
+    """Tell of collectives that every member has called and that do not complete for longer than a stall."""
+    return [_incomplete(evidence, wait) for wait in waits if wait.waited_s > evidence.thresholds.stall_s]
+
+
+def _incomplete(evidence: Evidence, wait: Wait) -> Verdict:
+    return Verdict(
+        cause=Cause.TRANSPORT,
+        culprits=(),
+        waiting=tuple(wait.waiting.tolist()),
+        nodes=nodes_of(evidence, wait.waiting),
+        job=wait.job,
+        attempt=wait.attempt,
+        group=wait.group,
+        seq=wait.seq,
+        op=wait.op,
+        label=wait.label,
+        waited_s=wait.waited_s,
+        place=evidence.place_of(int(wait.waiting[0])),
+    )
+
+
+def roots_of(evidence: Evidence, is_eligible: Flags, longer_than_s: float) -> Ranks:
+    """Return the eligible ranks for which others wait longer than a time, themselves and not through a third.
+
+    A rank for whose victim others have waited long has not kept anybody that long.
+    """
+    found = [knot.ends[is_eligible[knot.ends]] for knot in evidence.knots if knot.wait.waited_s > longer_than_s]
+    return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)

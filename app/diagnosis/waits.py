@@ -1,0 +1,156 @@
+"""Who waits in which collective, who has not called it, and whom a wait leads to in the end.
+
+Reports of different ranks are taken at different moments. A rank counts as missing only when that is known: its report
+is younger than the wait, or it cannot have moved since (frozen, silent, exited, lost).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from ddpcore.wire import FIRST_GROUP
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from app.diagnosis.rank_facts import Flags, RankFacts, Ranks, Thresholds
+    from app.model.group_table import GroupTable
+    from app.model.job_model import JobModel
+
+MAX_WAITS_PER_GROUP = 4
+"""Seqs of one group looked at, the most behind first: the later ones wait for those."""
+MAX_WAITS = 256
+"""Of one job; a cluster in which more sub-groups wait at once has the same few roots."""
+
+ONE_WAY_OPS = frozenset({"broadcast", "gather", "scatter", "reduce"})
+"""Operations that are over for one member before every member has called them."""
+
+
+class Wait(msgspec.Struct, frozen=True, eq=False):
+    """A collective in which somebody waits."""
+
+    job: str
+    attempt: int
+    group: str
+    seq: int
+    op: str
+    label: str
+    waiting: Ranks
+    missing: Ranks
+    waited_s: float
+    """The longest wait of its ranks, up to now."""
+    is_settled: bool
+    """Whether it is known of every member that it waits, has called or is missing."""
+    stuck: Ranks
+    """Members that have called it, do not have it behind them and cannot move: they hold it up like a missing one."""
+
+
+class Knot(msgspec.Struct, frozen=True, eq=False):
+    """A wait followed to its end."""
+
+    wait: Wait
+    roots: Ranks
+    """Ranks that wait for nobody and that this wait, or one it leads to, waits for."""
+    ends: Ranks
+    """Those of the roots that this wait itself waits for."""
+    chain: list[int]
+    """Indices of the waits that this one leads to, itself first."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the chain leads to nobody: all have called, or they wait for each other."""
+        return len(self.roots) == 0
+
+
+def find_waits(job: JobModel, facts: RankFacts, thresholds: Thresholds, now_s: float) -> list[Wait]:
+    """Return the current waits of a job, the most behind of each group first, at most `MAX_WAITS`."""
+    waits: list[Wait] = []
+    is_heard = facts.is_fresh | facts.is_frozen
+    for table in job.groups.values():
+        is_waiting = table.is_waiting
+        if not is_waiting.any():
+            continue
+        members = table.members
+        is_waiting = is_waiting & is_heard[members] & (table.stamp == job.stamp[members])
+        for seq in _lowest(table.enqueued[is_waiting]):
+            wait = _wait_in(job, table, seq, is_waiting, facts, (thresholds, now_s))
+            if wait is not None:
+                waits.append(wait)
+            if len(waits) >= MAX_WAITS:
+                return waits
+    return waits
+
+
+def _lowest(seqs: Ranks) -> list[int]:
+    """Return the lowest distinct seqs, at most `MAX_WAITS_PER_GROUP`; cheaper than sorting all."""
+    found: list[int] = []
+    while len(seqs) and len(found) < MAX_WAITS_PER_GROUP:
+        found.append(int(seqs.min()))
+        seqs = seqs[seqs != found[-1]]
+    return found
+
+
+def _wait_in(
+    job: JobModel, table: GroupTable, seq: int, is_waiting: Flags, facts: RankFacts, at: tuple[Thresholds, float]
+) -> Wait | None:
+    thresholds, now_s = at
+    members = table.members
+    is_here = is_waiting & (table.enqueued == seq)
+    since_s = table.wait_since_s[is_here]
+    first_s = float(since_s.min())
+    op, label = job.calls[table.code[int(np.flatnonzero(is_here)[int(since_s.argmin())])]]
+    is_over = op not in ONE_WAY_OPS and bool((table.completed >= seq).any())
+    if is_over and now_s - first_s < thresholds.stall_s:
+        return None
+    is_immobile = facts.is_immobile[members]
+    # In a first-block all wait for its lowest member, and none of the others holds anybody up.
+    matters = members == members[0] if table.name.startswith(FIRST_GROUP) else np.True_
+    is_behind = (table.enqueued < seq) & ~is_here & matters
+    report_at_s = job.report_at_s[members]
+    is_known = is_immobile | (report_at_s >= first_s + thresholds.short_s / 2)
+    never_heard = np.isnan(report_at_s) & (now_s - first_s > thresholds.silent_s)
+    is_missing = is_behind & (is_known | never_heard)
+    is_stuck = is_immobile & ~is_behind & (table.completed < seq) & matters
+    return Wait(
+        job=job.job_id,
+        attempt=job.attempt,
+        group=table.name,
+        seq=seq,
+        op=op,
+        label=label,
+        waiting=members[is_here],
+        missing=members[is_missing],
+        waited_s=max(0.0, now_s - first_s),
+        is_settled=not bool((is_behind & ~is_missing).any()),
+        stuck=members[is_stuck],
+    )
+
+
+def follow(waits: Sequence[Wait], world_size: int) -> list[Knot]:
+    """Return each wait with the ranks that its chain ends in.
+
+    A missing rank that itself waits, in another group or at an earlier seq, is a victim too: its own wait is followed.
+    """
+    wait_of = np.full(world_size, -1, np.int64)
+    for index in range(len(waits) - 1, -1, -1):
+        wait_of[waits[index].waiting] = index
+    ends: list[Ranks] = []
+    leads_to: list[list[int]] = []
+    for index, wait in enumerate(waits):
+        targets = wait_of[wait.missing]
+        free = wait.missing[targets == -1]
+        ends.append(np.union1d(free, wait.stuck) if len(wait.stuck) else free)
+        leads_to.append(sorted(set(targets.tolist()) - {-1, index}))
+    knots = []
+    for index, wait in enumerate(waits):
+        chain, is_in_chain = [index], {index}
+        for reached in chain:
+            further = [target for target in leads_to[reached] if target not in is_in_chain]
+            is_in_chain.update(further)
+            chain += further
+        roots = ends[index] if len(chain) == 1 else np.unique(np.concatenate([ends[reached] for reached in chain]))
+        knots.append(Knot(wait, roots, ends[index], chain))
+    return knots

@@ -1,0 +1,1 @@
+"""What the nodes have said, folded into nodes, jobs and ranks. Pure."""

@@ -1,0 +1,1 @@
+"""The ways to agents: reports come up, commands go down."""

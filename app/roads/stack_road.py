@@ -1,0 +1,64 @@
+"""Fetches the stacks of a job from all its nodes.
+
+Over roads of their own: an agent answers when the last rank has been looked at, and a road carries one command at a
+time. A person who kills the job meanwhile does not wait for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from agent.wire.replies import RefusalReason
+from agent.wire.stacks import GetStacks, Stacks
+from app.errors import AgentRefusedError, AppError, IncompatibleAgentError
+from app.roads.command_road import open_local_road, taken
+from app.stacks.groups import NodeStacks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+async def fetch_stacks(
+    directories: Mapping[str, Path], python: str, job_id: str, *, is_native: bool
+) -> list[NodeStacks]:
+    """Return what each node of a job answers; nodes that do not know the job are left out.
+
+    Args:
+        directories: Of the agents, by node.
+        python: Runs the agent's verb where its socket cannot be opened.
+        job_id: The job.
+        is_native: With the frames of C and C++.
+
+    Raises:
+        AppError: No node has stacks of it: the first one's reason.
+    """
+    asked = (_of_node(node, path, python, GetStacks(job_id, is_native)) for node, path in directories.items())
+    answers = await asyncio.gather(*asked)
+    errors = [answer for answer in answers if isinstance(answer, AppError)]
+    if len(errors) == len(answers):
+        # That a node does not know the job says less than that another one does not answer.
+        raise next((error for error in errors if not _knows_no_job(error)), errors[0])
+    return [
+        NodeStacks(node, None, str(answer)) if isinstance(answer, AppError) else NodeStacks(node, answer)
+        for node, answer in zip(directories, answers, strict=True)
+        if not _knows_no_job(answer)
+    ]
+
+
+async def _of_node(node: str, directory: Path, python: str, command: GetStacks) -> Stacks | AppError:
+    road = await open_local_road(node, directory, python)
+    try:
+        reply = taken(node, await road.request(command))
+    except AppError as error:
+        return error
+    finally:
+        await road.close()
+    if not isinstance(reply, Stacks):
+        return IncompatibleAgentError(node, f"it answered a request for stacks with {type(reply).__name__}")
+    return reply
+
+
+def _knows_no_job(answer: Stacks | AppError) -> bool:
+    return isinstance(answer, AgentRefusedError) and answer.reason == RefusalReason.UNKNOWN_JOB

@@ -1,0 +1,1 @@
+"""What a console looks at and acts on: the demo, or the job of a host."""

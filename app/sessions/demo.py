@@ -1,0 +1,196 @@
+"""`rankdeck demo`: a real DDP job on this machine, over two private agents that stand for two nodes.
+
+Everything that crosses nodes in a cluster crosses here too: two agents, two launchers, one rendezvous. Nothing of it
+listens beyond this machine: our sockets are files in 0700 directories, torch's store and gloo are pinned to loopback.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from agent.wire.jobs import JobSpec
+from app.errors import SessionError, UsageError
+from app.sessions.private_agents import PrivateAgents
+from app.sessions.session import Session
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent.wire.logs import LogLine
+    from app.stacks.groups import NodeStacks
+    from app.view import View
+    from ddpcore.wire import Fault
+
+JOB_ID = "demo"
+NUM_NODES = 2
+MAX_RANKS = 32
+"""The demo's global batch has 32 samples: one for each rank."""
+DEFAULT_RANKS = 4
+HEADLESS_STEPS = 200
+CONSOLE_STEPS = 10_000
+"""In a terminal the job runs until it is quit; at 25 steps a second this is 7 minutes."""
+GRACE_S = 2.0
+"""The demo has nothing to save when it is told to end."""
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, not written to
+SHM_WANTED_BYTES = 64 * 1024 * 1024
+
+
+class DemoOptions(msgspec.Struct, frozen=True):
+    """What a person may choose about the demo."""
+
+    num_ranks: int = DEFAULT_RANKS
+    steps: int = HEADLESS_STEPS
+    fault: Fault | None = None
+    port: int = 0
+    """Rendezvous port on loopback; 0 takes a free one."""
+    evidence_dir: Path | None = None
+    """Keep evidence of incidents there; None keeps none, and leaves nothing behind."""
+
+
+def check_options(options: DemoOptions) -> None:
+    """Refuse what cannot work, before anything is started.
+
+    Raises:
+        UsageError: The options contradict each other.
+        SessionError: This environment cannot run a DDP job.
+    """
+    fault = options.fault
+    if fault is not None:
+        if fault.rank >= options.num_ranks:
+            raise UsageError(f"--fault names rank {fault.rank}, and the demo has ranks 0 to {options.num_ranks - 1}")
+        if fault.at_step is not None and not 1 <= fault.at_step <= options.steps:
+            raise UsageError(f"--fault strikes at step {fault.at_step}, and the demo has steps 1 to {options.steps}")
+    if importlib.util.find_spec("torch") is None:
+        raise SessionError(
+            f"PyTorch is not installed for {sys.executable}", "pip install 'rankdeck[train]' (or torch itself)"
+        )
+
+
+def environment_notes(num_ranks: int) -> list[str]:
+    """Return sentences about this machine that explain what a person may see."""
+    notes = []
+    num_cpus = len(os.sched_getaffinity(0))
+    if num_ranks > num_cpus:
+        notes.append(f"{num_ranks} ranks share {num_cpus} CPU cores: steps take longer than with a core a rank")
+    try:
+        free_bytes = shutil.disk_usage(SHARED_MEMORY).free
+    except OSError:
+        free_bytes = 0
+    if free_bytes < SHM_WANTED_BYTES:
+        notes.append(f"{SHARED_MEMORY} has no room: the demo does without it, a DataLoader with workers would not")
+    return notes
+
+
+class Demo:
+    """The demo's agents, job and session.
+
+    `view`, the `drain_` methods and the properties are for the frame loop (`app.tui.source.ConsoleSource`); the
+    coroutines run on the same loop. Call `close` however it ends.
+    """
+
+    title = "rankdeck demo"
+    watched_job = JOB_ID
+    leaving = "the session ends what it started"
+    can_inject = True
+    player = None
+
+    def __init__(self, options: DemoOptions) -> None:
+        self._options = options
+        num_nodes = min(NUM_NODES, options.num_ranks)
+        self._nodes = [f"demo-{index}" for index in range(num_nodes)]
+        self._agents = PrivateAgents(self._nodes)
+        self._agents.make_directories()
+        self._session = Session(self._agents.directories, sys.executable, options.evidence_dir)
+        self._notices = environment_notes(options.num_ranks)
+        self.started_at_s = time.monotonic()
+
+    @property
+    def stall_s(self) -> float:
+        """From here a wait is a stall."""
+        return self._session.stall_s
+
+    async def start(self) -> None:
+        """Start the agents, then the job on them.
+
+        Raises:
+            AppError: Something is in the way; nothing of the job is left running.
+        """
+        await self._agents.start()
+        await self._session.connect()
+        self._notices.append(f"agents {' and '.join(self._nodes)} are up")
+        await self._session.start_job(self._specs())
+        self._notices.append(f"torchrun started on {len(self._nodes)} nodes; importing torch takes some seconds")
+
+    def view(self) -> View:
+        """Return the rows of now; see `Session.view`."""
+        return self._session.view()
+
+    def drain_logs(self) -> list[tuple[str, LogLine]]:
+        """Return the log lines since the last call; see `Session.drain_logs`."""
+        return self._session.drain_logs()
+
+    def drain_notices(self) -> list[str]:
+        """Return sentences about what the session did since the last call, oldest first."""
+        notices, self._notices = [*self._notices, *self._session.drain_notices()], []
+        return notices
+
+    async def inject(self, fault: Fault) -> str:
+        """Do harm to a rank; see `Session.inject`."""
+        return await self._session.inject(fault)
+
+    async def stacks(self, *, is_native: bool) -> list[NodeStacks]:
+        """Return where all ranks stand; see `Session.stacks`."""
+        return await self._session.stacks(is_native=is_native)
+
+    def farewell(self) -> str:
+        """Return nothing: nothing goes on."""
+        return ""
+
+    async def close(self) -> None:
+        """End the job and the agents; nothing of the demo is left afterwards."""
+        await self._session.close()
+        await self._agents.close()
+
+    def _specs(self) -> dict[str, JobSpec]:
+        options = self._options
+        specs = {}
+        first_rank = 0
+        # One directory, and one command, for all nodes: they are one machine.
+        command = self._command(self._agents.directories[self._nodes[0]] / "work" / "checkpoints")
+        for node_rank, node in enumerate(self._nodes):
+            share = -(-(options.num_ranks - first_rank) // (len(self._nodes) - node_rank))
+            workdir = self._agents.directories[node] / "work"
+            specs[node] = JobSpec(
+                job_id=JOB_ID,
+                attempt=0,
+                python=sys.executable,
+                command=command,
+                workdir=str(workdir),
+                num_nodes=len(self._nodes),
+                node_rank=node_rank,
+                local_world_size=share,
+                first_rank=first_rank,
+                world_size=options.num_ranks,
+                master_addr="127.0.0.1",
+                master_port=options.port,
+                interface="lo",
+                env={"TMPDIR": str(workdir)},  # torch leaves caches there
+                allow_faults=True,
+                faults=[options.fault] if options.fault else [],
+                grace_s=GRACE_S,
+            )
+            first_rank += share
+        return specs
+
+    def _command(self, checkpoint_dir: Path) -> list[str]:
+        return [
+            *("-m", "ddpcore.examples.bytegpt"),
+            *("--steps", str(self._options.steps), "--checkpoint-dir", str(checkpoint_dir)),
+        ]

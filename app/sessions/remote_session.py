@@ -1,0 +1,181 @@
+"""A host's job in front of a person: started or found there, watched from here, and left running."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from agent.wire.machine import GpuWatchState
+from app.errors import AgentRefusedError, HostUnreachableError
+from app.headless import is_over
+from app.sessions.remote_job import job_spec
+from app.sessions.session import Session
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent.wire.jobs import JobSpec
+    from agent.wire.logs import LogLine
+    from agent.wire.reports import NodeReport
+    from app.sessions.remote_job import RunRequest
+    from app.ssh.host_link import HostLink
+    from app.stacks.groups import NodeStacks
+    from app.view import View
+    from ddpcore.wire import Fault
+
+
+GPU_PATIENCE_S = 3.0
+"""For the first look at the GPUs of a node whose agent has just begun: NVML takes a second or two to start."""
+POLL_S = 0.1
+
+
+class RemoteSession:
+    """A session over an agent that a `HostLink` has found. Closing it closes the link; agent and job live on."""
+
+    player = None
+
+    def __init__(self, link: HostLink, request: RunRequest | None = None, evidence_dir: Path | None = None) -> None:
+        """`request` is started by `start`; without one there is a job already, or none.
+
+        With an `evidence_dir`, evidence of each incident is kept there.
+        """
+        self._link = link
+        self._request = request
+        self._session = Session({link.host: link.directory}, sys.executable, evidence_dir)
+        self._notices: list[str] = []
+        self._job_id = ""
+        self._own_job_id = ""
+        self._is_certain = True
+        self._is_ended = False
+        self._is_open = False
+        self.can_inject = False
+        """True while the job that is shown allows faults."""
+        self.started_at_s = time.monotonic()
+
+    @property
+    def title(self) -> str:
+        """What this session is."""
+        return f"rankdeck on {self._link.host}"
+
+    @property
+    def leaving(self) -> str:
+        """What becomes of the job when the person leaves."""
+        if self._request and not self._own_job_id:
+            return "no job was started"
+        return "the job goes on" if self._is_certain else "the job may run"
+
+    @property
+    def watched_job(self) -> str:
+        """The job that this session has started; empty for whichever is shown."""
+        return self._request.job_id if self._request else ""
+
+    @property
+    def stall_s(self) -> float:
+        """From here a wait is a stall."""
+        return self._session.stall_s
+
+    async def start(self) -> None:
+        """Bring the agent's sockets here, and start the job if there is one to start.
+
+        Raises:
+            AppError: Something is in the way; see `Fleet.start` for what may be left of the job.
+        """
+        place = self._link.place
+        assert place is not None
+        await self.connect()
+        if self._request is None:
+            return
+        spec = job_spec(self._request, place, await self._report())
+        await self._start_job(spec)
+        ranks = f"{spec.world_size} rank{'' if spec.world_size == 1 else 's'}"
+        host = self._link.host
+        self._notices.append(f"job {spec.job_id} started on {host} with {ranks}; importing torch takes some seconds")
+
+    async def _report(self) -> NodeReport:
+        """Return the node's report; once it knows its GPUs, where their number counts."""
+        deadline_s = time.monotonic() + GPU_PATIENCE_S
+        while True:
+            report = await self._session.fleet.report(self._link.host)
+            is_known = report.gpus.state is not GpuWatchState.STARTING
+            if is_known or (self._request and self._request.num_ranks) or time.monotonic() > deadline_s:
+                return report
+            await asyncio.sleep(POLL_S)
+
+    async def _start_job(self, spec: JobSpec) -> None:
+        self._job_id = self._own_job_id = spec.job_id
+        self._is_ended = self._is_certain = False  # until the agent has answered, nobody knows
+        try:
+            await self._session.start_job({self._link.host: spec})
+        except AgentRefusedError:
+            self._job_id = self._own_job_id = ""
+            raise
+        self._is_certain = True
+
+    async def connect(self) -> None:
+        """Bring the agent's sockets here and begin to listen."""
+        host = self._link.host
+        await asyncio.to_thread(self._link.open_road, lambda frame: self._session.take_frame(host, frame))
+        await self._session.connect()
+        self._is_open = True
+        if not self._link.is_forwarded:
+            self._notices.append(f"sshd of {host} forwards no sockets: going through `agent proxy` and `agent relay`")
+
+    @property
+    def session(self) -> Session:
+        """What is seen and done; after `connect`."""
+        return self._session
+
+    def view(self) -> View:
+        """Return the rows of now.
+
+        Raises:
+            HostUnreachableError: The connection is lost.
+        """
+        view = self._session.view()
+        job = view.job()
+        if job is not None and self._own_job_id in {"", job.job_id}:
+            self._job_id = job.job_id
+            self._is_ended = is_over(view)
+            self.can_inject = job.allow_faults
+        if self._is_open and not self._link.is_alive:
+            raise HostUnreachableError(self._link.host, "the connection is lost", self._way_back())
+        return view
+
+    def drain_logs(self) -> list[tuple[str, LogLine]]:
+        """Return the log lines since the last call; see `Session.drain_logs`."""
+        return self._session.drain_logs()
+
+    def drain_notices(self) -> list[str]:
+        """Return sentences about what the session did since the last call, oldest first."""
+        notices, self._notices = [*self._notices, *self._session.drain_notices()], []
+        return notices
+
+    async def inject(self, fault: Fault) -> str:
+        """Do harm to a rank; see `Session.inject`."""
+        return await self._session.inject(fault)
+
+    async def stacks(self, *, is_native: bool) -> list[NodeStacks]:
+        """Return where all ranks stand; see `Session.stacks`."""
+        return await self._session.stacks(is_native=is_native)
+
+    def farewell(self) -> str:
+        """Return how to come back to a job that goes on."""
+        return "" if self._is_ended or not self._job_id else f"rankdeck: {self._way_back()}"
+
+    async def close(self) -> None:
+        """Stop listening and let go of the host."""
+        self._is_open = False
+        await self._session.close()
+        await asyncio.to_thread(self._link.close)
+
+    def _way_back(self) -> str:
+        host, job = self._link.host, self._job_id
+        if not job:
+            return f"come back by: rankdeck attach --host {host}"
+        how = "goes on" if self._is_certain else "may run"
+        return (
+            f"job {job} {how}; watch it: rankdeck attach --host {host}, look: rankdeck status --host {host}, "
+            f"end it: rankdeck stop {job} --host {host}"
+        )

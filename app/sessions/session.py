@@ -1,0 +1,210 @@
+"""What a console looks at: the reports of some nodes folded into a model, their logs, and a road to act on them.
+
+The same session serves the screen and the printed lines. It decides nothing: `app.model`, `app.diagnosis` and
+`app.view` do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from agent.wire.fields import TELEMETRY_SOCKET
+from agent.wire.logs import LAUNCHER_RANK, LogLine
+from app.diagnosis.diagnoser import Diagnoser
+from app.diagnosis.rank_facts import Thresholds
+from app.errors import AppError, IncompatibleAgentError, UsageError
+from app.evidence.collecting import collect
+from app.evidence.keeper import EvidenceKeeper
+from app.faults import told
+from app.model.cluster import Cluster
+from app.recording.past import Past
+from app.recording.records import LinesHeard, ReportHeard, StacksHeard
+from app.roads.command_road import open_local_road
+from app.roads.fleet import Fleet
+from app.roads.stack_road import fetch_stacks
+from app.roads.telemetry import Telemetry
+from app.safe_text import LINE_LIMIT, clean
+from app.stacks.groups import NodeStacks
+from app.view import View
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from agent.wire.jobs import JobSpec
+    from app.evidence.bundle import Evidence
+    from ddpcore.wire import Fault
+
+LOG_PERIOD_S = 0.2
+"""Between two looks at whether a node has new log lines: below what a reader notices."""
+MAX_WAITING_LINES = 100_000
+"""Lines pulled and not yet taken by the screen; older ones are dropped first."""
+
+
+class Session:
+    """A view of some agents on this machine, by their directories.
+
+    `view` and `drain_logs` are called from the frame loop and never block; the coroutines run on the same loop.
+    """
+
+    def __init__(self, directories: Mapping[str, Path], python: str, evidence_dir: Path | None = None) -> None:
+        """With an `evidence_dir`, evidence of each incident is kept there; `python` runs the agent's verbs."""
+        self._directories = dict(directories)
+        self._python = python
+        self._cluster = Cluster(list(self._directories))
+        self._thresholds = Thresholds()
+        self._diagnoser = Diagnoser(self._thresholds)
+        self._telemetry = Telemetry({node: path / TELEMETRY_SOCKET for node, path in self._directories.items()})
+        self._fleet = Fleet({})
+        self._past = Past()
+        self._evidence_dir = evidence_dir
+        self._keeper: EvidenceKeeper | None = None
+        self._log_lines: deque[tuple[str, LogLine]] = deque(maxlen=MAX_WAITING_LINES)
+        self._log_cursor: dict[str, tuple[str, int]] = {}
+        self._log_wanted: dict[str, tuple[str, int]] = {}
+        self._log_task: asyncio.Task[None] | None = None
+
+    @property
+    def fleet(self) -> Fleet:
+        """The nodes, to be spoken to; after `connect`."""
+        return self._fleet
+
+    @property
+    def stall_s(self) -> float:
+        """From here a wait is a stall."""
+        return self._thresholds.stall_s
+
+    async def connect(self) -> None:
+        """Open the roads to the agents and begin to listen.
+
+        Raises:
+            AgentUnreachableError: An agent does not answer.
+        """
+        roads = {node: await open_local_road(node, path, self._python) for node, path in self._directories.items()}
+        self._fleet = Fleet(roads)
+        self._keeper = EvidenceKeeper(self, self._evidence_dir) if self._evidence_dir else None
+        self._telemetry.start()
+        self._log_task = asyncio.create_task(self._follow_logs(), name="rankdeck-logs")
+
+    async def start_job(self, specs: Mapping[str, JobSpec]) -> None:
+        """Start a job over its nodes, all or nothing; see `Fleet.start`."""
+        await self._fleet.start(specs)
+
+    def view(self) -> View:
+        """Take what has arrived and return the rows of now.
+
+        Raises:
+            IncompatibleAgentError: An agent speaks another version.
+        """
+        for node, detail in self._telemetry.incompatible.items():
+            raise IncompatibleAgentError(node, detail)
+        for node, report, received_at_s, frame in self._telemetry.drain():
+            self._cluster.apply(node, report, received_at_s)
+            self._log_wanted[node] = (report.epoch, report.log_seq)
+            self._past.add(ReportHeard(received_at_s, node, frame))
+        now_s = time.monotonic()
+        diagnosis = self._diagnoser.observe(self._cluster, now_s)
+        if self._keeper is not None:
+            self._keeper.observe(diagnosis.verdicts, now_s)
+        return View(self._cluster, diagnosis, now_s)
+
+    def take_frame(self, node: str, frame: bytes) -> None:
+        """Take a frame of telemetry that came by another road than the node's socket; may be called from any thread."""
+        self._telemetry.take(node, frame)
+
+    def drain_logs(self) -> list[tuple[str, LogLine]]:
+        """Return the (node, line) pairs that have come since the last call, in order of arrival."""
+        lines = list(self._log_lines)
+        self._log_lines.clear()
+        return lines
+
+    def drain_notices(self) -> list[str]:
+        """Return sentences about what was kept since the last call."""
+        return self._keeper.drain_notices() if self._keeper is not None else []
+
+    async def inject(self, fault: Fault) -> str:
+        """Do harm to a rank of the job that is shown; return a sentence that says what was done.
+
+        Raises:
+            UsageError: No node has that rank.
+            AgentRefusedError: The agent said no.
+        """
+        view = self.view()
+        job, rows = view.job(), view.ranks([fault.rank])
+        if job is None or not rows or not rows[0].node:
+            raise UsageError(f"no node has rank {fault.rank}")
+        node = rows[0].node
+        await self._fleet.inject(node, job.job_id, fault)
+        return f"rank {fault.rank} on {node} {told(fault)}"
+
+    async def stacks(self, *, is_native: bool, job_id: str = "") -> list[NodeStacks]:
+        """Return where the ranks of a job, or of the one that is shown, stand; see `fetch_stacks`.
+
+        Raises:
+            UsageError: No job is shown.
+        """
+        job = self.view().job()
+        wanted = job_id or (job.job_id if job else "")
+        if not wanted:
+            raise UsageError("there is no job yet")
+        return await fetch_stacks(self._directories, self._python, wanted, is_native=is_native)
+
+    async def keep_stacks(self, job_id: str) -> None:
+        """Take the stacks of a job, and remember them, or why there are none."""
+        try:
+            answers = await fetch_stacks(self._directories, self._python, job_id, is_native=False)
+        except AppError as error:
+            answers = [NodeStacks(node, None, clean(str(error), LINE_LIMIT)) for node in self._directories]
+        now_s = time.monotonic()
+        for answer in answers:
+            self._past.add(StacksHeard(now_s, answer.node, answer.stacks, answer.trouble[:4096]))
+
+    async def evidence(self, job_id: str, why: str) -> Evidence:
+        """Return what is known by now, here and on the nodes; see `collect`."""
+        view, heard = self.view(), self._past.records()
+        return await collect(self._fleet, list(self._directories), view, heard, job_id=job_id, why=why)
+
+    async def close(self) -> None:
+        """Stop listening and let go of the roads; the agents live on."""
+        if self._keeper is not None:
+            await self._keeper.close()
+        if self._log_task is not None:
+            self._log_task.cancel()
+            await asyncio.gather(self._log_task, return_exceptions=True)
+        await self._fleet.close()
+        self._telemetry.close()
+
+    async def _follow_logs(self) -> None:
+        while True:
+            for node, (epoch, newest) in list(self._log_wanted.items()):
+                known_epoch, cursor = self._log_cursor.get(node, (epoch, 0))
+                if known_epoch != epoch:
+                    cursor = 0  # a new agent counts from one
+                if cursor < newest:
+                    self._log_cursor[node] = (epoch, await self._pull(node, cursor))
+            await asyncio.sleep(LOG_PERIOD_S)
+
+    async def _pull(self, node: str, cursor: int) -> int:
+        """Pull what the node has after `cursor`; return the new cursor."""
+        try:
+            lines, first_seq = await self._fleet.pull_logs(node, cursor)
+        except AppError:
+            return cursor  # the node's own row says that it does not answer; the next report asks again
+        if gap := gap_line(cursor, first_seq):
+            self._log_lines.append((node, gap))
+        self._log_lines.extend((node, line) for line in lines)
+        if lines:
+            self._past.add(LinesHeard(time.monotonic(), node, lines))
+        return lines[-1].seq if lines else cursor
+
+
+def gap_line(cursor: int, first_seq: int) -> LogLine | None:
+    """Return a line that stands for those that a node no longer keeps, None when there are none."""
+    num_lost = first_seq - cursor - 1
+    if num_lost <= 0:
+        return None
+    lines = "1 line is" if num_lost == 1 else f"{num_lost:,} lines are"
+    return LogLine(first_seq - 1, LAUNCHER_RANK, "stderr", f"({lines} older than what the node keeps: see its files)")

@@ -1,0 +1,1 @@
+"""Where all ranks stand, grouped and told. Pure."""

@@ -1,0 +1,182 @@
+"""The first line of every view, when no verdict stands: what is being waited for, or how the training goes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from app.model.job_model import PHASE_CODE, Process
+from app.rows import Headline, Severity
+from app.safe_text import clean, clean_name
+from app.wording.verdict_words import PHASE_WORDS
+from app.words import call_text, loss_text, nodes_text, ranks_text, rate_text, seconds_text
+from ddpcore.wire import Oddity, Phase
+
+if TYPE_CHECKING:
+    from app.diagnosis.diagnoser import Diagnosis, JobDiagnosis
+    from app.diagnosis.waits import Wait
+    from app.model.cluster import Cluster
+    from app.model.job_model import JobModel
+    from app.rows import JobRow
+
+TOLD_WAIT_S = 1.0
+"""A shorter wait is not worth the first line."""
+LATE_WAIT_S = 5.0
+"""From here a wait is worth a warning, half-way to a stall."""
+MAX_HEADLINE = 400
+
+
+def node_headline(cluster: Cluster, diagnosis: Diagnosis) -> Headline | None:
+    """Return what is to be said of nodes that do not report, None when all do."""
+    late = [
+        name
+        for name, facts in zip(cluster.node_names, diagnosis.nodes, strict=True)
+        if facts.state in ("stale", "lost")
+    ]
+    if late:
+        age_s = max(facts.age_s or 0.0 for facts in diagnosis.nodes if facts.state in ("stale", "lost"))
+        has = "has" if len(late) == 1 else "have"
+        return _line(Severity.WARNING, f"{_names(late)} {has} not reported for {seconds_text(age_s)}")
+    silent = [
+        name for name, facts in zip(cluster.node_names, diagnosis.nodes, strict=True) if facts.state == "connecting"
+    ]
+    if silent:
+        agents = "agent" if len(silent) == 1 else "agents"
+        num_up = len(cluster.nodes) - len(silent)
+        return _line(
+            Severity.QUIET, f"waiting for the {agents} on {_names(silent)} ({num_up} of {len(cluster.nodes)} nodes up)"
+        )
+    return None
+
+
+def job_headline(cluster: Cluster, job: JobModel, row: JobRow, found: JobDiagnosis, now_s: float) -> Headline:
+    """Return how a job stands."""
+    if row.state == "prepared":
+        return _line(Severity.QUIET, f"job {row.job_id} is prepared on {_names(cluster.node_names)}")
+    if row.state == "stopping":
+        return _line(
+            Severity.QUIET, f"job {row.job_id} is stopping: {_alive(job, found)} of {job.world_size} ranks are left"
+        )
+    if row.state == "restarting":
+        return _line(Severity.WARNING, f"job {row.job_id} is between two attempts{_detail(row)}")
+    if job.is_ended():
+        return _ended(job, row)
+    if row.state in {"failed", "lost"}:
+        how = "has failed" if row.state == "failed" else "was lost on a node"
+        return _line(Severity.CRITICAL, f"job {row.job_id} {how} and is ending{_detail(row)}")
+    return _starting(cluster, job, found) or _outside(job, row, found, now_s) or _running(job, row, found)
+
+
+def _ended(job: JobModel, row: JobRow) -> Headline:
+    text = f"job {row.job_id} {'was ' if row.state in {'stopped', 'lost'} else ''}{row.state}"
+    progress = "" if row.step is None else f": {job.world_size} ranks, step {row.step}, loss {loss_text(row.loss)}"
+    if row.state not in {"failed", "lost"}:
+        return _line(Severity.OK if row.state == "succeeded" else Severity.QUIET, text + progress)
+    code = "" if row.exit_code is None else f" (exit code {row.exit_code})"
+    return _line(Severity.CRITICAL, f"{text}{code}{_detail(row)}")
+
+
+def _detail(row: JobRow) -> str:
+    return f": {row.detail}" if row.detail else ""
+
+
+def _starting(cluster: Cluster, job: JobModel, found: JobDiagnosis) -> Headline | None:
+    """Return what the start still waits for, None when it is over."""
+    if bool((job.step >= 0).any()):
+        return None
+    is_here = found.facts.is_dead | ~np.isnan(job.report_at_s)
+    unborn = np.flatnonzero(~is_here & (job.process == Process.UNSEEN))
+    if len(unborn):
+        return _awaited(cluster, job, unborn.tolist(), "to be started")
+    mute = np.flatnonzero(~is_here & ~job.is_unprobed)
+    if len(mute):
+        return _awaited(cluster, job, mute.tolist(), "to import torch")
+    is_joining = job.phase == PHASE_CODE[Phase.JOINING]
+    apart = np.flatnonzero(found.facts.is_alive & job.is_outside & ~is_joining & ~job.is_unprobed)
+    if len(apart) and job.oddities.ranks_with(Oddity.OWN_RANKS).issuperset(apart.tolist()):
+        return _line(Severity.QUIET, f"{_ranks(job)} running; {job.notes()[0]}")
+    if len(apart):
+        return _awaited(cluster, job, apart.tolist(), "to open the process group")
+    if bool((found.facts.is_alive & is_joining).any()):
+        return _line(Severity.QUIET, f"{job.world_size} ranks meet in init_process_group")
+    return None
+
+
+def _awaited(cluster: Cluster, job: JobModel, ranks: list[int], to_do: str) -> Headline:
+    owners = np.unique(job.node_of[ranks]).tolist()
+    nodes = [cluster.node_names[index] for index in owners if index >= 0]
+    on_nodes = f" on {_names(nodes)}" if nodes and len(owners) < len(cluster.nodes) else ""
+    num_ready = job.world_size - len(ranks)
+    return _line(
+        Severity.QUIET, f"waiting for {ranks_text(ranks)}{on_nodes} {to_do} ({num_ready} of {job.world_size} ready)"
+    )
+
+
+def _running(job: JobModel, row: JobRow, found: JobDiagnosis) -> Headline:
+    wait = max(found.waits, key=lambda wait: wait.waited_s, default=None)
+    if wait is not None and wait.waited_s >= TOLD_WAIT_S:
+        severity = Severity.WARNING if wait.waited_s >= LATE_WAIT_S else Severity.OK
+        return _line(severity, wait_text(wait) + _doing(job, wait))
+    return _line(Severity.OK, _ranks(job) + _training(row))
+
+
+def _ranks(job: JobModel) -> str:
+    return f"{job.world_size} rank{'' if job.world_size == 1 else 's'}"
+
+
+def _training(row: JobRow) -> str:
+    """Return ` training, step 12, loss 2.31, 24 steps/s`, the step as what it counts."""
+    if row.step is None:
+        loss = "" if row.loss is None else f", loss {loss_text(row.loss)}"
+        return f" running, no step reported yet{loss}"
+    rate = "" if row.steps_per_s is None else f", {rate_text(row.steps_per_s)} steps/s"
+    step = "optimizer step" if row.is_step_counted else "step"
+    return f" training, {step} {row.step}, loss {loss_text(row.loss)}{rate}"
+
+
+def _outside(job: JobModel, row: JobRow, found: JobDiagnosis, now_s: float) -> Headline | None:
+    """Return how a job goes that has no probe in any of its living ranks; None for every other job."""
+    is_alive = found.facts.is_alive
+    if not bool(is_alive.any()) or not bool(job.is_unprobed[is_alive].all()) or job.output.last_s is None:
+        return None
+    quiet = seconds_text(now_s - job.output.last_s)
+    if job.output.is_too_quiet(now_s):
+        return _line(
+            Severity.WARNING,
+            f"no rank has printed anything for {quiet}, longer than ever before; without a probe nothing else is known",
+        )
+    how = _training(row) if row.step is not None else " running"
+    return _line(Severity.OK, f"{_ranks(job)}{how}; watched from outside, without a probe: last output {quiet} ago")
+
+
+def wait_text(wait: Wait) -> str:
+    """Return `ranks 0-1, 3 wait in all_reduce #57 for rank 2, 1.7 s`."""
+    waiting, missing = wait.waiting.tolist(), wait.missing.tolist()
+    verb = "waits" if len(waiting) == 1 else "wait"
+    call = call_text(wait.group, wait.seq, wait.op, wait.label)
+    for_whom = f" for {ranks_text(missing)}" if missing else "" if wait.is_settled else " for others"
+    return f"{ranks_text(waiting)} {verb} in {call}{for_whom}, {seconds_text(wait.waited_s)}"
+
+
+def _doing(job: JobModel, wait: Wait) -> str:
+    """Return what the first missing rank is about, when it is something that takes its time."""
+    if not len(wait.missing):
+        return ""
+    rank = int(wait.missing[0])
+    for phase in (Phase.CHECKPOINT, Phase.EVAL, Phase.DATA):
+        if job.phase[rank] == PHASE_CODE[phase]:
+            return f"; {ranks_text([rank])} {PHASE_WORDS[phase]}"
+    return ""
+
+
+def _alive(job: JobModel, found: JobDiagnosis) -> int:
+    return int(((job.process != Process.UNSEEN) & ~found.facts.is_dead).sum())
+
+
+def _names(nodes: list[str] | tuple[str, ...]) -> str:
+    return nodes_text([clean_name(node) for node in nodes])
+
+
+def _line(severity: Severity, text: str) -> Headline:
+    return Headline(severity, clean(text, MAX_HEADLINE))

@@ -1,0 +1,67 @@
+"""Which node's word on why a job failed is the word of the whole job.
+
+Each node tells its own first failure. A rank that lost another, or was told to end, is no cause while there is any
+other; of those that failed by themselves, the one that a verdict blames, else the first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.diagnosis.verdicts import ENDS
+from app.rows import RootCauseRow
+from app.safe_text import LINE_LIMIT, clean, clean_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agent.wire.logs import RootCause
+    from app.diagnosis.verdicts import Verdict
+    from app.model.job_model import JobModel
+
+MAX_TRACEBACK_LINES = 1000
+
+
+def root_cause_row(job: JobModel, node_names: Sequence[str], verdicts: Sequence[Verdict]) -> RootCauseRow | None:
+    """Return why a job failed; None while no rank has."""
+    told = [
+        (share.received_s - share.status.root_cause.age_s, node, share.status.root_cause)
+        for node, share in job.shares.items()
+        if share.status.root_cause is not None
+    ]
+    own = [one for one in told if not one[2].is_consequence]
+    # When something else is to blame, say a rank that left early, its victims are not the cause.
+    candidates = own or (told if not verdicts else [])
+    if not candidates:
+        return None
+    culprits = {rank for verdict in verdicts if verdict.cause in ENDS for rank in verdict.culprits}
+    _, node, cause = min(
+        candidates, key=lambda one: (one[2].rank not in culprits, one[2].rank < 0, one[0], one[2].rank)
+    )
+    return _row(cause, clean_name(node_names[node]))
+
+
+def _row(cause: RootCause, node: str) -> RootCauseRow:
+    lines = cause.traceback.splitlines()[:MAX_TRACEBACK_LINES]
+    where = clean(cause.where, LINE_LIMIT)
+    return RootCauseRow(
+        rank=cause.rank if cause.rank >= 0 else None,
+        node=node,
+        end=clean(cause.end, LINE_LIMIT),
+        exception=clean(cause.exception, LINE_LIMIT),
+        outer=clean(cause.outer, LINE_LIMIT),
+        where=where,
+        traceback=[clean(line, LINE_LIMIT) for line in lines],
+        is_consequence=cause.is_consequence,
+        text=clean(_sentence(cause, node) + (f"; at {where}" if where else ""), LINE_LIMIT),
+    )
+
+
+def _sentence(cause: RootCause, node: str) -> str:
+    # The words about a launcher's end name it themselves.
+    text = f"rank {cause.rank} on {node} {cause.end}" if cause.rank >= 0 else f"on {node} {cause.end}"
+    if cause.exception:
+        text += f": {cause.exception}"
+    if cause.outer:
+        text += f" (then {cause.outer})"
+    return text

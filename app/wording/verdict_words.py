@@ -1,0 +1,340 @@
+"""Verdicts in words: a sentence that says who, where, why, since when and who suffers; a hint that says what to do."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+from agent.wire.logs import LOST_PEER
+from app.diagnosis.out_of_memory import is_killed_by_kernel, is_of_gpu
+from app.rows import Cause
+from app.safe_text import clean, clean_name
+from app.words import (
+    bytes_text,
+    call_text,
+    nodes_text,
+    percent_text,
+    place_text,
+    ranks_text,
+    seconds_text,
+    signal_text,
+    sizes_text,
+)
+from ddpcore.wire import FIRST_GROUP, Phase
+
+if TYPE_CHECKING:
+    from app.diagnosis.verdicts import Side, Verdict
+
+MAX_TEXT = 600
+"""Characters of a sentence: seven lines of a narrow terminal."""
+MAX_ERROR = 160
+
+PHASE_WORDS = {
+    Phase.STARTING: "is still starting",
+    Phase.JOINING: "waits in init_process_group",
+    Phase.DATA: "is loading data",
+    Phase.FORWARD: "is in forward",
+    Phase.BACKWARD: "is in backward",
+    Phase.OPTIMIZER: "is in the optimizer",
+    Phase.BARRIER: "is in a collective of its own",
+    Phase.CHECKPOINT: "is saving a checkpoint",
+    Phase.EVAL: "is evaluating",
+}
+
+
+HABIT_WORDS = {
+    Phase.DATA: "with input",
+    Phase.FORWARD: "in forward",
+    Phase.BACKWARD: "in backward",
+    Phase.OPTIMIZER: "in the optimizer",
+    Phase.CHECKPOINT: "with checkpoints",
+    Phase.EVAL: "with evaluation",
+    Phase.OTHER: "in code of its own outside the model",
+}
+
+
+def sentence(verdict: Verdict) -> str:
+    """Return what is the matter, in one clean sentence."""
+    parts = {
+        Cause.FROZEN: _frozen,
+        Cause.EXITED: _exited,
+        Cause.OOM: _out_of_memory,
+        Cause.SILENT: _silent,
+        Cause.NODE_LOST: _node_lost,
+        Cause.NOT_JOINED: _not_joined,
+        Cause.MISMATCH: _mismatch,
+        Cause.FEWER_CALLS: _fewer_calls,
+        Cause.TRANSPORT: _transport,
+        Cause.STRAGGLER: _straggler,
+        Cause.INPUT_BOUND: _input_bound,
+        Cause.CHECKPOINTING: _known,
+        Cause.EVALUATING: _known,
+    }[verdict.cause](verdict)
+    return clean("; ".join(part for part in parts if part), MAX_TEXT)
+
+
+def who(verdict: Verdict) -> str:
+    """Return `rank 2 on demo-1`."""
+    ranks = ranks_text(verdict.culprits)
+    return f"{ranks} on {nodes_text([clean_name(node) for node in verdict.nodes])}" if verdict.nodes else ranks
+
+
+def _is(verdict: Verdict) -> str:
+    return "is" if len(verdict.culprits) == 1 else "are"
+
+
+def _it(verdict: Verdict) -> str:
+    return "it" if len(verdict.culprits) == 1 else "them"
+
+
+def _call(verdict: Verdict) -> str:
+    return call_text(verdict.group, verdict.seq, verdict.op, verdict.label) if verdict.seq is not None else ""
+
+
+def _victims(verdict: Verdict, idle: str = "") -> str:
+    """Return `ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s`."""
+    if not verdict.waiting:
+        return idle
+    verb = "waits" if len(verdict.waiting) == 1 else "wait"
+    where = f" in {_call(verdict)}" if _call(verdict) else ""
+    return f"{ranks_text(verdict.waiting)} {verb} for {_it(verdict)}{where} for {seconds_text(verdict.waited_s)}"
+
+
+def _past_victims(verdict: Verdict) -> list[str]:
+    """Return who waited for ranks that are gone, and who lost the connection to them."""
+    lost = set(verdict.lost_connection)
+    waited = [rank for rank in verdict.waiting if rank not in lost]
+    where = f" in {_call(verdict)}" if _call(verdict) else ""
+    parts = [f"{ranks_text(waited)} waited for {_it(verdict)}{where}"] if waited else []
+    if lost:
+        their = "its" if len(lost) == 1 else "their"
+        parts.append(f"{ranks_text(sorted(lost))} lost {their} connection to {_it(verdict)}")
+    return parts
+
+
+def _last_seen(verdict: Verdict) -> str:
+    return f"last seen at {place_text(verdict.place)}" if verdict.place else ""
+
+
+def _after_step(verdict: Verdict) -> str:
+    """Return the last step that the first culprit told of: it may have begun the next, or a few more."""
+    return "" if verdict.step is None else f" after step {verdict.step}"
+
+
+def _frozen(verdict: Verdict) -> list[str]:
+    head = f"{who(verdict)} {_is(verdict)} frozen (SIGSTOP) for {seconds_text(verdict.for_s)}"
+    return [
+        head,
+        _victims(verdict, "nobody waits for it yet" if len(verdict.culprits) == 1 else ""),
+        _last_seen(verdict),
+    ]
+
+
+def _exited(verdict: Verdict) -> list[str]:
+    end = verdict.exit
+    was = "was" if len(verdict.culprits) == 1 else "were"
+    if end is not None and end.signal is not None:
+        how = f"{was} killed by {signal_text(end.signal)}{_after_step(verdict)}"
+    elif end is not None and end.code is not None:
+        how = f"exited with code {end.code}{_after_step(verdict)}"
+    else:
+        how = f"ended{_after_step(verdict)}, how is not known"
+    error = f": {clean(end.error, MAX_ERROR)}" if end is not None and end.error else ""
+    if end is not None and LOST_PEER.search(end.error):
+        error += f"; whose connection {'it' if len(verdict.culprits) == 1 else 'they'} lost is not known"
+    return [f"{who(verdict)} {how}{error}", *_past_victims(verdict), _last_seen(verdict)]
+
+
+def _out_of_memory(verdict: Verdict) -> list[str]:
+    end = verdict.exit
+    assert end is not None
+    was = "was" if len(verdict.culprits) == 1 else "were"
+    held = f"; it held {bytes_text(verdict.held_bytes)}" if verdict.held_bytes and not is_of_gpu(end) else ""
+    by_kernel = "as the kernel killed for want of memory"
+    if is_killed_by_kernel(end) and end.signal is not None:
+        how = f"{was} killed by {signal_text(end.signal)}{_after_step(verdict)}, {by_kernel}{held}"
+    elif is_killed_by_kernel(end):
+        how = f"lost a process{_after_step(verdict)}, {by_kernel}"
+    else:
+        how = f"ran out of memory{_after_step(verdict)}{held}"
+    error = f": {clean(end.error, MAX_ERROR)}" if end.error else ""
+    return [f"{who(verdict)} {how}{error}", *_past_victims(verdict), _last_seen(verdict)]
+
+
+def _silent(verdict: Verdict) -> list[str]:
+    lives = "its process lives" if len(verdict.culprits) == 1 else "their processes live"
+    if verdict.is_blocked:
+        lives = "its process hangs in the kernel (uninterruptible sleep)"
+    has = "has" if len(verdict.culprits) == 1 else "have"
+    head = f"{who(verdict)} {has} not reported for {seconds_text(verdict.for_s)} though {lives}"
+    return [head, _victims(verdict), _last_seen(verdict)]
+
+
+def _node_lost(verdict: Verdict) -> list[str]:
+    nodes = nodes_text([clean_name(node) for node in verdict.nodes])
+    has = "has" if len(verdict.nodes) == 1 else "have"
+    lost = f"{ranks_text(verdict.culprits)} {_is(verdict)} lost"
+    head = f"{nodes} {has} not reported for {seconds_text(verdict.for_s)}: {lost}"
+    return [head, _victims(verdict), _last_seen(verdict)]
+
+
+def _not_joined(verdict: Verdict) -> list[str]:
+    has = "has" if len(verdict.culprits) == 1 else "have"
+    for_s = seconds_text(verdict.waited_s)
+    wait = "waits" if len(verdict.waiting) == 1 else "wait"
+    victims = f"{ranks_text(verdict.waiting)} {wait} for {_it(verdict)} there for {for_s}" if verdict.waiting else ""
+    if not verdict.is_born:
+        where = f" in {verdict.op}" if victims else ""
+        waiting = victims.replace(" there", where)
+        return [f"{who(verdict)} {has} not been started" + ("" if victims else f" for {for_s}"), waiting]
+    if verdict.phase is None:
+        stands = f"{ranks_text(verdict.culprits[:1])} has not imported torch yet, or cannot be probed"
+    else:
+        stands = f"{ranks_text(verdict.culprits[:1])} is at {place_text(verdict.place)}" if verdict.place else ""
+    return [f"{who(verdict)} {has} not come to {verdict.op}", victims, stands]
+
+
+def _mismatch(verdict: Verdict) -> list[str]:
+    calls = [(side.op, side.label, side.group, side.seq) for side in verdict.sides]
+    told = [_side(side, with_size=len(set(calls)) < len(calls)) for side in verdict.sides]
+    return [", ".join(told) + f": they wait for each other for {seconds_text(verdict.waited_s)} and never meet"]
+
+
+def _side(side: Side, *, with_size: bool) -> str:
+    calls = "calls" if len(side.ranks) == 1 else "call"
+    size = f" with {sizes_text(side.num_elements)}" if with_size and side.num_elements >= 0 else ""
+    place = f" at {place_text(side.place)}" if side.place else ""
+    return f"{ranks_text(side.ranks)} {calls} {call_text(side.group, side.seq, side.op, side.label)}{size}{place}"
+
+
+def _fewer_calls(verdict: Verdict) -> list[str]:
+    call = f" without calling {_call(verdict)}" if _call(verdict) else " before the others"
+    is_told = verdict.exit is not None and verdict.exit.signal is not None
+    how = "was about to end" if is_told else "finished (exit code 0)"
+    head = f"{who(verdict)} {how}{_after_step(verdict)}{call}"
+    return [head, *_past_victims(verdict), _last_seen(verdict)]
+
+
+def _transport(verdict: Verdict) -> list[str]:
+    head = f"every member has called {_call(verdict)} and it does not complete"
+    if verdict.seq is None:
+        head = f"every rank has come to {verdict.op}" if verdict.op else "the launchers of all nodes run"
+        head += " and they do not find each other"
+    verb = "waits" if len(verdict.waiting) == 1 else "wait"
+    place = f"at {place_text(verdict.place)}" if verdict.place else ""
+    return [head, f"{ranks_text(verdict.waiting)} {verb} for {seconds_text(verdict.waited_s)}", place]
+
+
+def _straggler(verdict: Verdict) -> list[str]:
+    about = PHASE_WORDS.get(verdict.phase, "") if verdict.phase is not None else PHASE_WORDS[Phase.STARTING]
+    place = f"at {place_text(verdict.place)}" if verdict.place else ""
+    does = " ".join(word for word in (about, place) if word)
+    if verdict.cost_frac is None:
+        holds = "holds" if len(verdict.culprits) == 1 else "hold"
+        return [
+            f"{who(verdict)} {holds} the others up",
+            _victims(verdict),
+            f"{ranks_text(verdict.culprits[:1])} {does}" if does else "",
+        ]
+    head = f"{who(verdict)} {_is(verdict)} slow and cost{'s' if len(verdict.culprits) == 1 else ''} the others"
+    waits = "it waits" if len(verdict.culprits) == 1 else "they wait"
+    share = f"about {percent_text(verdict.cost_frac)} of the step time{_trend(verdict)}"
+    waiting = f"{waits} {percent_text(verdict.wait_frac)} of the time"
+    if verdict.last_frac is not None:
+        comes = "it comes" if len(verdict.culprits) == 1 else "they come"
+        waiting = f"{comes} last to {percent_text(verdict.last_frac)} of the collectives"
+    asked = f"slowed {verdict.slow_factor:g}x on request" if verdict.slow_factor > 1 else ""
+    return [f"{head} {share}: {waiting}", asked, _habit(verdict), f"last seen {place}" if place else ""]
+
+
+def _trend(verdict: Verdict) -> str:
+    """Return `, up from 12 % 3 min ago`."""
+    earlier = verdict.earlier_cost
+    if earlier is None or verdict.cost_frac is None:
+        return ""
+    way = "up" if verdict.cost_frac > earlier.frac else "down"
+    return f", {way} from {percent_text(earlier.frac)} {seconds_text(earlier.age_s)} ago"
+
+
+def _habit(verdict: Verdict) -> str:
+    """Return `it spends 55 % of its time in data, the others 3 %`."""
+    habit = verdict.habit
+    if habit is None or habit.phase not in HABIT_WORDS:
+        return ""
+    spends, its = ("it spends", "its") if len(verdict.culprits) == 1 else ("they spend", "their")
+    own, others = percent_text(habit.frac), percent_text(habit.others_frac)
+    return f"{spends} {own} of {its} time {HABIT_WORDS[habit.phase]}, the others {others}"
+
+
+def _input_bound(verdict: Verdict) -> list[str]:
+    place = f"at {place_text(verdict.place)}" if verdict.place else ""
+    return [f"the ranks spend {percent_text(verdict.cost_frac)} of their time waiting for input", place]
+
+
+def _known(verdict: Verdict) -> list[str]:
+    does = "is saving a checkpoint" if verdict.cause is Cause.CHECKPOINTING else "is evaluating"
+    if len(verdict.culprits) > 1:
+        does = does.replace("is", "are", 1)
+    usual = "" if verdict.usual_s is None else f" (the longest so far took {seconds_text(verdict.usual_s)})"
+    place = f"at {place_text(verdict.place)}" if verdict.place else ""
+    return [f"{who(verdict)} {does} for {seconds_text(verdict.for_s)}{usual}", _victims(verdict), place]
+
+
+def hint(verdict: Verdict, pid: int | None) -> str:
+    """Return the next step, in a clean sentence."""
+    node = nodes_text([clean_name(node) for node in verdict.nodes[:1]])
+    on_node = f" on {node}" if node else ""
+    if verdict.cause is Cause.EXITED:
+        return _exit_hint(verdict, on_node)
+    if verdict.cause is Cause.OOM:
+        return _memory_hint(verdict, on_node)
+    if verdict.cause is Cause.STRAGGLER:
+        return _straggler_hint(verdict, on_node)
+    thaw = f": kill -CONT {pid}{on_node}" if pid else ""
+    spy = f" with py-spy dump --pid {pid}" if pid else ""
+    hung = f"a disk or a network file system{on_node} does not answer; see dmesg there"
+    return {
+        Cause.FROZEN: f"thaw it{thaw}; a debugger or job control may have stopped it",
+        Cause.SILENT: hung if verdict.is_blocked else f"look at it{on_node}{spy}: a C extension may hold the GIL",
+        Cause.NODE_LOST: f"is {node or 'the node'} up, and its agent running? the other ranks cannot go on without it",
+        Cause.MISMATCH: "compare the two lines: the ranks' programs have taken different branches",
+        Cause.FEWER_CALLS: "every rank must make the same calls: look for uneven inputs or an early return",
+        Cause.NOT_JOINED: "see its launcher's log and its own; the others begin when it comes",
+        Cause.INPUT_BOUND: "more loader workers, prefetching or a faster disk make every step shorter",
+        Cause.CHECKPOINTING: "nothing is wrong while it takes its usual time; an asynchronous one does not block",
+        Cause.EVALUATING: "nothing is wrong while it takes its usual time; all ranks may share an evaluation",
+        Cause.TRANSPORT: "check the network between the nodes: interface, firewall, MTU",
+    }[verdict.cause]
+
+
+def _exit_hint(verdict: Verdict, on_node: str) -> str:
+    number = None if verdict.exit is None else verdict.exit.signal
+    rank = verdict.culprits[0]
+    return {
+        None: f"the whole traceback is in the logs of rank {rank}",
+        int(signal.SIGKILL): f"somebody{on_node} sent it, or a memory guard; if nobody did, see dmesg for the kernel",
+        int(signal.SIGABRT): f"gloo aborts when sizes or types differ between ranks: see rank {rank}'s stderr",
+        int(signal.SIGSEGV): f"a crash in native code: run with PYTHONFAULTHANDLER=1 and see rank {rank}'s stderr",
+        int(signal.SIGBUS): f"shared memory may be full: see df /dev/shm{on_node}",
+        int(signal.SIGTERM): f"somebody, or a scheduler, asked it to end{on_node}",
+    }.get(number, f"see the logs of rank {rank}")
+
+
+def _memory_hint(verdict: Verdict, on_node: str) -> str:
+    if verdict.exit is not None and is_of_gpu(verdict.exit):
+        return "see the Memory view: smaller micro-batches, checkpointed activations or sharding need less"
+    return f"see the Memory view: fewer loader workers, smaller batches or fewer ranks{on_node} need less"
+
+
+def _straggler_hint(verdict: Verdict, on_node: str) -> str:
+    if verdict.slow_factor > 1:
+        return "heal it by injecting slow with factor 1"
+    if verdict.group.startswith(FIRST_GROUP):
+        return f"it prepares something that the others wait for; look at its stack if it takes too long{on_node}"
+    if verdict.phase in (Phase.CHECKPOINT, Phase.EVAL):
+        return "the others need not wait: a longer phase is normal, a growing one is not"
+    if verdict.phase in (Phase.STARTING, None):
+        return f"see the logs of rank {verdict.culprits[0]}: an import or a download may take its time"
+    if (verdict.phase if verdict.habit is None else verdict.habit.phase) is Phase.DATA:
+        return f"its input is late: look at the disk and the workers of its loader{on_node}"
+    return f"look at its stack and at the load{on_node}"

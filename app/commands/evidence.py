@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from agent.wire.commands import ShowJob
 from agent.wire.reports import WIRE_VERSION
 from app.commands.host_options import host_option, json_option, link_to, print_json, reaches
 from app.errors import ExitCode, UsageError
@@ -49,7 +50,7 @@ def evidence(*, job_id: str, host: str, output: Path | None, is_json: bool, pyth
     with link_to(host, python, ssh_config) as link:
         link.connect()
         link.find()
-        found = asyncio.run(_collect(RemoteSession(link), job_id))
+        found = asyncio.run(_collect(RemoteSession(link), host, job_id))
     path = write_evidence(output or Path(bundle_name(found.opening)), encode_bundle(found))
     if is_json:
         print_json({"host": host, "job_id": job_id, "path": str(path), "num_records": len(found.records)})
@@ -92,9 +93,10 @@ def _print(session: Replay, recording: Recording, *, is_json: bool) -> ExitCode:
     return exit_code(view)
 
 
-async def _collect(session: RemoteSession, job_id: str) -> Evidence:
+async def _collect(session: RemoteSession, host: str, job_id: str) -> Evidence:
     try:
         await session.connect()
+        await session.session.fleet.ask(host, ShowJob(job_id))  # one that nobody knows is refused at once
         await session.session.keep_stacks(job_id)
         deadline_s = time.monotonic() + LISTENING_S
         while time.monotonic() < deadline_s:

@@ -54,6 +54,7 @@ class Playback:
         self._stacks_at_s = float("-inf")
         self._lines: list[tuple[str, LogLine]] = []
         self._notices: list[str] = []
+        self._losses: list[tuple[int, float]] = []
         self._look()
 
     @property
@@ -94,8 +95,17 @@ class Playback:
         notices, self._notices = self._notices, []
         return notices
 
+    def drain_losses(self) -> list[tuple[int, float]]:
+        """Return the (step, mean loss) pairs since the last call, also of moments that nobody has looked at."""
+        losses, self._losses = self._losses, []
+        return losses
+
     def _look(self) -> None:
         self._diagnosis: Diagnosis = self._diagnoser.observe(self._cluster, BEGIN_S + self.at_s)
+        job = self._cluster.current_job()
+        step = job.lowest_step() if job is not None else None
+        if job is not None and step is not None and job.has_loss.any():
+            self._losses.append((step, float(job.loss[job.has_loss].mean())))
 
     def _take(self, record: Record) -> None:
         match record:

@@ -107,6 +107,10 @@ class Replay:
         """Return the sentences that have been played since the last call."""
         return self._playback.drain_notices()
 
+    def drain_losses(self) -> list[tuple[int, float]]:
+        """Return the (step, loss) pairs that have been played since the last call."""
+        return self._playback.drain_losses()
+
     async def inject(self, fault: Fault) -> str:
         """Refuse.
 

@@ -35,6 +35,10 @@ class Player(Protocol):
         """Go on to where something new is said, and stand still there."""
         ...
 
+    def drain_losses(self) -> Sequence[tuple[int, float]]:
+        """Return the (step, loss) pairs of what was played since the last call, shown or gone past."""
+        ...
+
 
 class ConsoleSource(Protocol):
     """A session as the screen sees it.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from agent.wire.logs import LogLine
-    from app.tui.source import ConsoleSource
+    from app.tui.source import ConsoleSource, Player
     from app.tui.theme import Look
     from app.view import View
 
@@ -48,14 +48,21 @@ class Stage:
     def take_view(self, view: View) -> None:
         """Make these rows the newest."""
         self.view = view
-        num_rewinds = self.source.player.num_rewinds if self.source.player else 0
-        if num_rewinds != self._num_rewinds:
-            self._num_rewinds = num_rewinds
-            self.logs, self.loss = LogStore(), Trend()
-            self.notices.clear()
+        if self.source.player is not None:
+            self._follow(self.source.player)
+            return
         job = view.job()
         if job is not None and job.step is not None and job.loss is not None:
             self.loss.add(job.step, job.loss)
+
+    def _follow(self, player: Player) -> None:
+        """Take what a recording has passed by; what was gathered of it is void once it goes back."""
+        if player.num_rewinds != self._num_rewinds:
+            self._num_rewinds = player.num_rewinds
+            self.logs, self.loss = LogStore(), Trend()
+            self.notices.clear()
+        for step, loss in player.drain_losses():
+            self.loss.add(step, loss)
 
     def take_notices(self, sentences: Iterable[str]) -> None:
         """Clean and keep sentences about the session."""

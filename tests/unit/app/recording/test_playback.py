@@ -188,6 +188,17 @@ def test_lines_and_notices_come_when_they_came() -> None:
     assert replay.drain_notices() == ["agents demo-0 and demo-1 are up"]
 
 
+def test_the_loss_of_what_was_gone_past_is_told_too() -> None:
+    replay = Replay(RECORDING)
+    list(replay.play_to_end())
+
+    losses = replay.drain_losses()
+
+    assert len(losses) > 10
+    assert losses[0][1] > losses[-1][1]
+    assert replay.drain_losses() == []
+
+
 def test_an_empty_recording_is_over_at_once() -> None:
     playback = Playback(Recording(opening("demo-0"), [], is_cut=False), Thresholds())
     assert playback.is_over

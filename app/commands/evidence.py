@@ -15,6 +15,7 @@ from agent.wire.reports import WIRE_VERSION
 from app.commands.host_options import host_option, json_option, link_to, print_json, reaches
 from app.errors import ExitCode, UsageError
 from app.evidence.bundle import bundle_name, encode_bundle, recording_of
+from app.evidence.keeper import PATIENCE_S
 from app.evidence.store import write_evidence
 from app.headless import exit_code, print_line
 from app.presenting import is_terminal, print_summary, show_session
@@ -102,7 +103,7 @@ async def _collect(session: RemoteSession, host: str, job_id: str) -> Evidence:
         while time.monotonic() < deadline_s:
             session.view()
             await asyncio.sleep(POLL_S)
-        return await session.session.evidence(job_id, ON_REQUEST)
+        return await session.session.evidence(job_id, ON_REQUEST, PATIENCE_S)
     finally:
         await session.close()
 

@@ -6,16 +6,15 @@ Lives on the session's event loop; nothing of it holds up a frame.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING, Protocol
 
 from app.errors import AppError
 from app.evidence.bundle import bundle_name, encode_bundle
-from app.evidence.incidents import Incidents
+from app.evidence.incidents import SETTLE_S, Incidents
 from app.evidence.store import prune, write_evidence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Coroutine, Iterable
     from pathlib import Path
 
     from app.diagnosis.verdicts import Verdict
@@ -24,8 +23,12 @@ if TYPE_CHECKING:
 
 AFTER_S = 10.0
 """What is heard for so long after an incident belongs to it."""
-CLOSING_S = 5.0
-"""For what is under way when the session ends."""
+PATIENCE_S = 10.0
+"""For what the agents remember; what has come by then is kept."""
+HURRY_S = 2.0
+"""Instead, for all that waits for an agent, once the session ends."""
+CLOSING_S = 8.0
+"""For all of what is under way when the session ends."""
 
 
 class Kept(Protocol):
@@ -35,8 +38,8 @@ class Kept(Protocol):
         """Take the stacks of a job, and remember them."""
         ...
 
-    async def evidence(self, job_id: str, why: str) -> Evidence:
-        """Collect what is known by now."""
+    async def evidence(self, job_id: str, why: str, patience_s: float) -> Evidence:
+        """Collect what is known by now, in so many seconds."""
         ...
 
 
@@ -47,16 +50,19 @@ class EvidenceKeeper:
         self._session = session
         self._directory = directory
         self._incidents = Incidents()
+        self._said: tuple[list[Verdict], float] = ([], 0.0)
+        """What was said last, and when."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = asyncio.Event()
         self._notices: list[str] = []
 
     def observe(self, verdicts: Iterable[Verdict], now_s: float) -> None:
         """Take what is said now."""
-        for incident in self._incidents.begun(verdicts, now_s):
+        self._said = (list(verdicts), now_s)
+        for incident in self._incidents.begun(self._said[0], now_s):
             task = asyncio.create_task(self._keep(incident), name="rankdeck-evidence")
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._on_done)
 
     def drain_notices(self) -> list[str]:
         """Return sentences about what was kept since the last call."""
@@ -64,7 +70,9 @@ class EvidenceKeeper:
         return notices
 
     async def close(self) -> None:
-        """Write what is under way with what there is by now; takes at most `CLOSING_S`."""
+        """Write what is under way, or was about to be, with what there is by now; takes at most `CLOSING_S`."""
+        verdicts, said_at_s = self._said
+        self.observe(verdicts, said_at_s + SETTLE_S)
         self._is_closing.set()
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=CLOSING_S)
@@ -72,18 +80,36 @@ class EvidenceKeeper:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
 
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A mistake of ours here must neither end the console nor be lost.
+            self._notices.append(f"no evidence of this is kept: {type(error).__name__}: {error}")
+
     async def _keep(self, incident: Incident) -> None:
-        await self._session.keep_stacks(incident.job_id)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._is_closing.wait(), AFTER_S)
+        await self._while_open(self._session.keep_stacks(incident.job_id), HURRY_S)
+        await self._while_open(asyncio.sleep(AFTER_S), 0.0)
+        patience_s = HURRY_S if self._is_closing.is_set() else PATIENCE_S
         try:
-            evidence = await self._session.evidence(incident.job_id, incident.text)
+            evidence = await self._session.evidence(incident.job_id, incident.text, patience_s)
             path = self._directory / bundle_name(evidence.opening)
             path = await asyncio.to_thread(_write, path, evidence)
         except AppError as error:
             self._notices.append(f"no evidence of this is kept: {error}")
             return
         self._notices.append(f"evidence of this is kept; look at it again: rankdeck replay {path}")
+
+    async def _while_open(self, work: Coroutine[None, None, None], hurry_s: float) -> None:
+        """Do something until it is done; once the session closes it has `hurry_s` left."""
+        doing = asyncio.ensure_future(work)
+        closing = asyncio.ensure_future(self._is_closing.wait())
+        try:
+            await asyncio.wait({doing, closing}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({doing}, timeout=hurry_s)
+        finally:
+            for task in (doing, closing):
+                task.cancel()
+            await asyncio.gather(doing, closing, return_exceptions=True)
 
 
 def _write(path: Path, evidence: Evidence) -> Path:

@@ -23,7 +23,7 @@ def masked(record: Record) -> Record:
             shown = [msgspec.structs.replace(line, text=masked_text(line.text)[:4096]) for line in lines]
             return msgspec.structs.replace(record, lines=shown)
         case StacksHeard(stacks=stacks) if stacks is not None:
-            told = msgspec.convert(_masked(msgspec.to_builtins(stacks)), Stacks)
+            told = msgspec.convert(masked_values(msgspec.to_builtins(stacks)), Stacks)
             return msgspec.structs.replace(record, stacks=told)
         case NoticeHeard(text=text):
             return msgspec.structs.replace(record, text=masked_text(text))
@@ -34,14 +34,15 @@ def _masked_frame(frame: bytes) -> bytes:
     text = frame.decode("latin-1")
     if masked_text(text) == text:
         return frame  # nearly all: only tracebacks and the like hold text of a program
-    return msgspec.msgpack.encode(_masked(msgspec.msgpack.decode(frame)))
+    return msgspec.msgpack.encode(masked_values(msgspec.msgpack.decode(frame)))
 
 
-def _masked(value: Any) -> Any:
+def masked_values(value: Any) -> Any:
+    """Return built-in values with every string masked."""
     if isinstance(value, str):
         return masked_text(value)
     if isinstance(value, list):
-        return [_masked(one) for one in value]
+        return [masked_values(one) for one in value]
     if isinstance(value, dict):
-        return {name: _masked(one) for name, one in value.items()}
+        return {name: masked_values(one) for name, one in value.items()}
     return value

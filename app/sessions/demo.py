@@ -10,22 +10,18 @@ import importlib.util
 import os
 import shutil
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from agent.wire.jobs import JobSpec
 from app.errors import SessionError, UsageError
+from app.sessions.live import LiveSession
 from app.sessions.private_agents import PrivateAgents
-from app.sessions.session import Session
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.wire.logs import LogLine
-    from app.stacks.groups import NodeStacks
-    from app.view import View
     from ddpcore.wire import Fault
 
 JOB_ID = "demo"
@@ -88,7 +84,7 @@ def environment_notes(num_ranks: int) -> list[str]:
     return notes
 
 
-class Demo:
+class Demo(LiveSession):
     """The demo's agents, job and session.
 
     `view`, the `drain_` methods and the properties are for the frame loop (`app.tui.source.ConsoleSource`); the
@@ -99,7 +95,6 @@ class Demo:
     watched_job = JOB_ID
     leaving = "the session ends what it started"
     can_inject = True
-    player = None
 
     def __init__(self, options: DemoOptions) -> None:
         self._options = options
@@ -107,14 +102,8 @@ class Demo:
         self._nodes = [f"demo-{index}" for index in range(num_nodes)]
         self._agents = PrivateAgents(self._nodes)
         self._agents.make_directories()
-        self._session = Session(self._agents.directories, sys.executable, options.evidence_dir)
-        self._notices = environment_notes(options.num_ranks)
-        self.started_at_s = time.monotonic()
-
-    @property
-    def stall_s(self) -> float:
-        """From here a wait is a stall."""
-        return self._session.stall_s
+        notices = environment_notes(options.num_ranks)
+        super().__init__(self._agents.directories, options.evidence_dir, notices)
 
     async def start(self) -> None:
         """Start the agents, then the job on them.
@@ -123,31 +112,10 @@ class Demo:
             AppError: Something is in the way; nothing of the job is left running.
         """
         await self._agents.start()
-        await self._session.connect()
+        await self.session.connect()
         self._notices.append(f"agents {' and '.join(self._nodes)} are up")
-        await self._session.start_job(self._specs())
+        await self.session.start_job(self._specs())
         self._notices.append(f"torchrun started on {len(self._nodes)} nodes; importing torch takes some seconds")
-
-    def view(self) -> View:
-        """Return the rows of now; see `Session.view`."""
-        return self._session.view()
-
-    def drain_logs(self) -> list[tuple[str, LogLine]]:
-        """Return the log lines since the last call; see `Session.drain_logs`."""
-        return self._session.drain_logs()
-
-    def drain_notices(self) -> list[str]:
-        """Return sentences about what the session did since the last call, oldest first."""
-        notices, self._notices = [*self._notices, *self._session.drain_notices()], []
-        return notices
-
-    async def inject(self, fault: Fault) -> str:
-        """Do harm to a rank; see `Session.inject`."""
-        return await self._session.inject(fault)
-
-    async def stacks(self, *, is_native: bool) -> list[NodeStacks]:
-        """Return where all ranks stand; see `Session.stacks`."""
-        return await self._session.stacks(is_native=is_native)
 
     def farewell(self) -> str:
         """Return nothing: nothing goes on."""
@@ -155,7 +123,7 @@ class Demo:
 
     async def close(self) -> None:
         """End the job and the agents; nothing of the demo is left afterwards."""
-        await self._session.close()
+        await self.session.close()
         await self._agents.close()
 
     def _specs(self) -> dict[str, JobSpec]:

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from typing import TYPE_CHECKING
 
 from agent.wire.machine import GpuWatchState
 from app.errors import AgentRefusedError, HostUnreachableError
 from app.headless import is_over
+from app.sessions.live import LiveSession
 from app.sessions.remote_job import job_spec
-from app.sessions.session import Session
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.wire.jobs import JobSpec
-    from agent.wire.logs import LogLine
     from agent.wire.reports import NodeReport
     from app.sessions.remote_job import RunRequest
     from app.ssh.host_link import HostLink
-    from app.stacks.groups import NodeStacks
     from app.view import View
-    from ddpcore.wire import Fault
 
 
 GPU_PATIENCE_S = 3.0
@@ -31,10 +27,8 @@ GPU_PATIENCE_S = 3.0
 POLL_S = 0.1
 
 
-class RemoteSession:
+class RemoteSession(LiveSession):
     """A session over an agent that a `HostLink` has found. Closing it closes the link; agent and job live on."""
-
-    player = None
 
     def __init__(self, link: HostLink, request: RunRequest | None = None, evidence_dir: Path | None = None) -> None:
         """`request` is started by `start`; without one there is a job already, or none.
@@ -43,8 +37,7 @@ class RemoteSession:
         """
         self._link = link
         self._request = request
-        self._session = Session({link.host: link.directory}, sys.executable, evidence_dir)
-        self._notices: list[str] = []
+        super().__init__({link.host: link.directory}, evidence_dir, [])
         self._job_id = ""
         self._own_job_id = ""
         self._is_certain = True
@@ -52,7 +45,6 @@ class RemoteSession:
         self._is_open = False
         self.can_inject = False
         """True while the job that is shown allows faults."""
-        self.started_at_s = time.monotonic()
 
     @property
     def title(self) -> str:
@@ -70,11 +62,6 @@ class RemoteSession:
     def watched_job(self) -> str:
         """The job that this session has started; empty for whichever is shown."""
         return self._request.job_id if self._request else ""
-
-    @property
-    def stall_s(self) -> float:
-        """From here a wait is a stall."""
-        return self._session.stall_s
 
     async def start(self) -> None:
         """Bring the agent's sockets here, and start the job if there is one to start.
@@ -97,7 +84,7 @@ class RemoteSession:
         """Return the node's report; once it knows its GPUs, where their number counts."""
         deadline_s = time.monotonic() + GPU_PATIENCE_S
         while True:
-            report = await self._session.fleet.report(self._link.host)
+            report = await self.session.fleet.report(self._link.host)
             is_known = report.gpus.state is not GpuWatchState.STARTING
             if is_known or (self._request and self._request.num_ranks) or time.monotonic() > deadline_s:
                 return report
@@ -107,7 +94,7 @@ class RemoteSession:
         self._job_id = self._own_job_id = spec.job_id
         self._is_ended = self._is_certain = False  # until the agent has answered, nobody knows
         try:
-            await self._session.start_job({self._link.host: spec})
+            await self.session.start_job({self._link.host: spec})
         except AgentRefusedError:
             self._job_id = self._own_job_id = ""
             raise
@@ -116,16 +103,11 @@ class RemoteSession:
     async def connect(self) -> None:
         """Bring the agent's sockets here and begin to listen."""
         host = self._link.host
-        await asyncio.to_thread(self._link.open_road, lambda frame: self._session.take_frame(host, frame))
-        await self._session.connect()
+        await asyncio.to_thread(self._link.open_road, lambda frame: self.session.take_frame(host, frame))
+        await self.session.connect()
         self._is_open = True
         if not self._link.is_forwarded:
             self._notices.append(f"sshd of {host} forwards no sockets: going through `agent proxy` and `agent relay`")
-
-    @property
-    def session(self) -> Session:
-        """What is seen and done; after `connect`."""
-        return self._session
 
     def view(self) -> View:
         """Return the rows of now.
@@ -133,7 +115,7 @@ class RemoteSession:
         Raises:
             HostUnreachableError: The connection is lost.
         """
-        view = self._session.view()
+        view = super().view()
         job = view.job()
         if job is not None and self._own_job_id in {"", job.job_id}:
             self._job_id = job.job_id
@@ -143,23 +125,6 @@ class RemoteSession:
             raise HostUnreachableError(self._link.host, "the connection is lost", self._way_back())
         return view
 
-    def drain_logs(self) -> list[tuple[str, LogLine]]:
-        """Return the log lines since the last call; see `Session.drain_logs`."""
-        return self._session.drain_logs()
-
-    def drain_notices(self) -> list[str]:
-        """Return sentences about what the session did since the last call, oldest first."""
-        notices, self._notices = [*self._notices, *self._session.drain_notices()], []
-        return notices
-
-    async def inject(self, fault: Fault) -> str:
-        """Do harm to a rank; see `Session.inject`."""
-        return await self._session.inject(fault)
-
-    async def stacks(self, *, is_native: bool) -> list[NodeStacks]:
-        """Return where all ranks stand; see `Session.stacks`."""
-        return await self._session.stacks(is_native=is_native)
-
     def farewell(self) -> str:
         """Return how to come back to a job that goes on."""
         return "" if self._is_ended or not self._job_id else f"rankdeck: {self._way_back()}"
@@ -167,7 +132,7 @@ class RemoteSession:
     async def close(self) -> None:
         """Stop listening and let go of the host."""
         self._is_open = False
-        await self._session.close()
+        await self.session.close()
         await asyncio.to_thread(self._link.close)
 
     def _way_back(self) -> str:

@@ -16,7 +16,7 @@ from agent.wire.logs import LAUNCHER_RANK, LogLine
 from app.diagnosis.diagnoser import Diagnoser
 from app.diagnosis.rank_facts import Thresholds
 from app.errors import AppError, IncompatibleAgentError, UsageError
-from app.evidence.collecting import collect
+from app.evidence.collecting import About, collect
 from app.evidence.keeper import EvidenceKeeper
 from app.faults import told
 from app.model.cluster import Cluster
@@ -162,10 +162,10 @@ class Session:
         for answer in answers:
             self._past.add(StacksHeard(now_s, answer.node, answer.stacks, answer.trouble[:4096]))
 
-    async def evidence(self, job_id: str, why: str) -> Evidence:
+    async def evidence(self, job_id: str, why: str, patience_s: float) -> Evidence:
         """Return what is known by now, here and on the nodes; see `collect`."""
-        view, heard = self.view(), self._past.records()
-        return await collect(self._fleet, list(self._directories), view, heard, job_id=job_id, why=why)
+        asked = About(job_id, why, patience_s)
+        return await collect(self._fleet, list(self._directories), self.view(), self._past.records(), asked)
 
     async def close(self) -> None:
         """Stop listening and let go of the roads; the agents live on."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agent.wire.logs import LogLine
 from agent.wire.reports import WIRE_VERSION
+from app.diagnosis.verdicts import Verdict
 from app.recording.records import FORMAT_VERSION, LinesHeard, NoticeHeard, Opening, Recording, ReportHeard, StacksHeard
+from app.rows import Cause, Severity
 from tests.support.sim import SimCluster
 from tests.support.stacks import one_frozen
 
@@ -18,6 +20,12 @@ MADE_AT = "2026-11-21T03:12:45Z"
 
 def opening(*nodes: str, why: str = "") -> Opening:
     return Opening(FORMAT_VERSION, WIRE_VERSION, "0.1.0", MADE_AT, list(nodes), "demo", why)
+
+
+def verdict(cause: Cause = Cause.FROZEN, severity: Severity = Severity.CRITICAL, **changes: Any) -> Verdict:
+    """Return what is said of rank 2."""
+    facts = {"culprits": (2,), "nodes": ("demo-1",), "job": "demo", "attempt": 0, **changes}
+    return Verdict(cause=cause, severity=severity, **facts)
 
 
 def recording_of(sim: SimCluster, *others: Record) -> Recording:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from app.diagnosis.verdicts import Verdict
 from app.evidence.incidents import AGAIN_S, MAX_INCIDENTS, SETTLE_S, Incidents
 from app.rows import Cause, Severity
-
-
-def verdict(cause: Cause = Cause.FROZEN, severity: Severity = Severity.CRITICAL, **changes: object) -> Verdict:
-    facts = {"culprits": (2,), "nodes": ("demo-1",), "job": "train", "attempt": 0, **changes}
-    return Verdict(cause=cause, severity=severity, **facts)  # type: ignore[arg-type]
+from tests.support.recordings import verdict
 
 
 def test_a_verdict_that_stands_is_an_incident_once() -> None:
@@ -17,7 +12,7 @@ def test_a_verdict_that_stands_is_an_incident_once() -> None:
 
     assert incidents.begun([verdict()], 10.0) == []
     (incident,) = incidents.begun([verdict()], 10.0 + SETTLE_S)
-    assert (incident.job_id, incident.attempt, incident.cause) == ("train", 0, Cause.FROZEN)
+    assert (incident.job_id, incident.attempt, incident.cause) == ("demo", 0, Cause.FROZEN)
     assert incident.text.startswith("rank 2 on demo-1 is frozen")
     for second in range(5000):
         assert incidents.begun([verdict(culprits=(2, 3))], 12.0 + second) == [], "it lasts, and grows: it is the same"

@@ -1,0 +1,60 @@
+"""What the demo and a host's job have in common: a session over live agents, with words of its own."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from app.sessions.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from agent.wire.logs import LogLine
+    from app.stacks.groups import NodeStacks
+    from app.view import View
+    from ddpcore.wire import Fault
+
+
+class LiveSession:
+    """A part of `app.tui.source.ConsoleSource`: the rest is what each kind of session does differently."""
+
+    player = None
+
+    def __init__(self, directories: Mapping[str, Path], evidence_dir: Path | None, notices: list[str]) -> None:
+        """Over agents by their directories; `notices` are the first sentences about it.
+
+        With an `evidence_dir`, evidence of each incident is kept there.
+        """
+        self.session = Session(directories, sys.executable, evidence_dir)
+        """What is seen and done; after `Session.connect`."""
+        self.started_at_s = time.monotonic()
+        self._notices = notices
+
+    @property
+    def stall_s(self) -> float:
+        """From here a wait is a stall."""
+        return self.session.stall_s
+
+    def view(self) -> View:
+        """Return the rows of now; see `Session.view`."""
+        return self.session.view()
+
+    def drain_logs(self) -> list[tuple[str, LogLine]]:
+        """Return the log lines since the last call; see `Session.drain_logs`."""
+        return self.session.drain_logs()
+
+    def drain_notices(self) -> list[str]:
+        """Return sentences about what the session did since the last call, oldest first."""
+        notices, self._notices = [*self._notices, *self.session.drain_notices()], []
+        return notices
+
+    async def inject(self, fault: Fault) -> str:
+        """Do harm to a rank; see `Session.inject`."""
+        return await self.session.inject(fault)
+
+    async def stacks(self, *, is_native: bool) -> list[NodeStacks]:
+        """Return where all ranks stand; see `Session.stacks`."""
+        return await self.session.stacks(is_native=is_native)

@@ -13,6 +13,7 @@ import click
 from app.commands.evidence import evidence, replay
 from app.commands.hosts import HOST_VERBS
 from app.errors import AppError, ExitCode
+from app.evidence.store import check_directory
 from app.faults import AT_START, parse_fault
 from app.headless import print_line
 from app.presenting import is_terminal, print_session, show_session
@@ -65,6 +66,8 @@ def demo(*, headless: bool, is_json: bool, fault: str | None, steps: int | None,
         evidence_dir=how["evidence_dir"],
     )
     check_options(options)
+    if options.evidence_dir is not None:
+        check_directory(options.evidence_dir)
     if is_headless:
         raise SystemExit(asyncio.run(print_session(Demo(options), options.fault, is_json=is_json)))
     raise SystemExit(asyncio.run(show_session(Demo(options))))

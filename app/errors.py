@@ -88,6 +88,7 @@ class AgentRefusedError(AppError):
     def __init__(self, node: str, reason: str, message: str) -> None:
         super().__init__(f"{node} refused ({reason}): {message}")
         self.reason = reason
+        self.message = message
 
 
 class IncompatibleAgentError(AppError):

@@ -16,7 +16,7 @@ from app.headless import Followed, Headless, exit_code, print_line, summary_line
 from app.tui.source import ConsoleSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from app.view import View
     from ddpcore.wire import Fault
@@ -26,6 +26,11 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 class Presented(ConsoleSource, Followed, Protocol):
     """What can be shown either way."""
+
+    @property
+    def told_of_evidence(self) -> Sequence[str]:
+        """All clean sentences about evidence that was kept."""
+        ...
 
     def farewell(self) -> str:
         """Return what to tell a person who has left: what goes on, and how to come back. Empty when nothing does."""
@@ -64,10 +69,12 @@ async def show_session(session: Presented) -> ExitCode:
         starting.cancel()
         (failure,) = await asyncio.gather(starting, return_exceptions=True)
         await session.close()
+    for sentence in session.told_of_evidence:  # on the screen its path may not have fitted
+        print_line(f"rankdeck: {sentence}")
     for error in (failure, console.failure):
         if isinstance(error, Exception) and not is_interrupted:
             raise error
-    _say_last_words(session)
+    _say_farewell(session)
     last = console.stage.view
     if is_interrupted:
         return ExitCode.INTERRUPTED
@@ -85,7 +92,9 @@ async def print_session(session: Presented, fault: Fault | None = None, *, is_js
         return ExitCode.INTERRUPTED
     finally:
         await session.close()
-        _say_last_words(session)
+        for notice in session.drain_notices():
+            print_line(f"rankdeck: {notice}")
+        _say_farewell(session)
     print_summary(view, is_json=is_json)
     return exit_code(view, is_fault_unnamed=is_fault_unnamed)
 
@@ -96,10 +105,7 @@ def print_summary(view: View, *, is_json: bool) -> None:
     click.echo(msgspec.json.encode(summary).decode() if is_json else "\n".join(summary_lines(summary)))
 
 
-def _say_last_words(session: Presented) -> None:
-    """Say what was done while the session closed, and what goes on."""
-    for notice in session.drain_notices():
-        print_line(f"rankdeck: {notice}")
+def _say_farewell(session: Presented) -> None:
     if words := session.farewell():
         print_line(words)
 

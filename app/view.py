@@ -120,11 +120,12 @@ class View:
         first = job.workers[0]
         training = (first and first.report and first.report.training) or TrainingReport()
         step, steps_per_s = job.lowest_step(), None if job.is_ended() else job.steps_per_s()
+        severity = self._job_severity(state)
         return JobRow(
             job_id=clean_name(job.job_id),
             attempt=job.attempt,
             state=state,
-            severity=self._job_severity(state),
+            severity=severity,
             world_size=job.world_size,
             num_nodes=job.num_nodes,
             step=step,
@@ -133,7 +134,8 @@ class View:
             loss=_mean(job.loss[job.has_loss]),
             steps_per_s=steps_per_s,
             last_step=training.last_step,
-            remaining_s=job.remaining_s(training.last_step, steps_per_s),
+            # What hangs or has failed does not get there.
+            remaining_s=None if severity is Severity.CRITICAL else job.remaining_s(training.last_step, steps_per_s),
             goodput_frac=None if training.goodput_frac is None else finite(training.goodput_frac),
             checkpoint_step=training.checkpoint_step,
             checkpoint_age_s=training.checkpoint_age_s,

@@ -114,6 +114,8 @@ class StackTaker:
             )
         except SpyError as error:
             return _noted(found, str(error))
+        if not any(thread.frames for thread in threads):
+            return _noted(found, "py-spy sees no frames of it: it is ending")
         return msgspec.structs.replace(
             found, source=StackSource.PY_SPY, threads=threads, num_threads_left_out=num_left_out
         )
@@ -134,7 +136,7 @@ async def _ask_probe(order: _Order, rank: int, kernel: KernelFacts) -> tuple[Sta
     with contextlib.suppress(OSError):
         path.unlink()  # an answer to an earlier request
     if not order.launch.ask_for_stacks(rank, DumpStacks(order.request_id)):
-        return None, "no probe listens: torch is not imported yet, or not at all"
+        return None, "no probe listens: the rank is ending, or has not imported torch"
     deadline_s = time.monotonic() + ANSWER_S
     while time.monotonic() < deadline_s:
         await asyncio.sleep(POLL_S)

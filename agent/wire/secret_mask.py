@@ -60,6 +60,14 @@ def masked_spec(spec: JobSpec) -> JobSpec:
     return msgspec.structs.replace(spec, env=masked_env(spec.env), command=masked_argv(spec.command))
 
 
+_HINT = re.compile(rb"://|hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abeprs]-|Bearer |Basic |A[KS]IA|AIza|eyJ")
+
+
+def may_hold_secret(data: bytes) -> bool:
+    """Return whether encoded text may hold what `masked_text` masks; False is certain."""
+    return _HINT.search(data) is not None
+
+
 def masked_text(text: str) -> str:
     """Return any text without known tokens and without passwords in URLs."""
     return _URL_PASSWORD.sub(rf"\1:{MASK}", _TOKEN.sub(MASK, text))

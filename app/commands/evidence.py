@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import stat
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +17,14 @@ from agent.wire.reports import WIRE_VERSION
 from app.commands.host_options import host_option, json_option, link_to, print_json, reaches
 from app.errors import ExitCode, UsageError
 from app.evidence.bundle import bundle_name, encode_bundle, recording_of
+from app.evidence.collecting import Answers
 from app.evidence.keeper import PATIENCE_S
 from app.evidence.store import write_evidence
 from app.headless import exit_code, print_line
 from app.presenting import is_terminal, print_summary, show_session
 from app.recording.records import MAX_RECORDING_BYTES, MalformedRecordingError, decode_recording
 from app.recording.replay import SPEEDS, Replay
+from app.recording.timeline import clock_text
 from app.safe_text import LINE_LIMIT, clean
 from app.sessions.remote_job import check_job_id
 from app.sessions.remote_session import RemoteSession
@@ -30,7 +34,9 @@ if TYPE_CHECKING:
     from app.recording.records import Recording
 
 LISTENING_S = 2.0
-"""Of reports and lines of now, behind what the agent remembers."""
+"""Of reports of now, behind what the agent remembers."""
+MAX_LISTENING_S = 15.0
+"""Until all lines that it keeps are here, the last ones last."""
 POLL_S = 0.1
 ON_REQUEST = "asked for by a person"
 
@@ -46,7 +52,7 @@ ON_REQUEST = "asked for by a person"
 @json_option
 @reaches
 def evidence(*, job_id: str, host: str, output: Path | None, is_json: bool, python: str, ssh_config: str) -> None:
-    """Keep what is known of a job in one file: two minutes of reports, stacks, output, versions; secrets masked."""
+    """Keep what is known of a job in one file, for `rankdeck replay`: reports, stacks, output, versions."""
     check_job_id(job_id)
     with link_to(host, python, ssh_config) as link:
         link.connect()
@@ -63,9 +69,15 @@ def evidence(*, job_id: str, host: str, output: Path | None, is_json: bool, pyth
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
-    "--speed", type=click.FloatRange(SPEEDS[0], SPEEDS[-1]), default=1.0, show_default=True, help="Times the real pace"
+    "--speed",
+    type=click.FloatRange(SPEEDS[0], SPEEDS[-1]),
+    default=1.0,
+    show_default=True,
+    help="On the screen: times the real pace",
 )
-@click.option("--at", "start_s", type=click.FloatRange(min=0), default=0.0, help="Begin at this second of it")
+@click.option(
+    "--at", "start_s", type=click.FloatRange(min=0), default=0.0, help="On the screen: begin at this second of it"
+)
 @click.option("--headless", is_flag=True, help="No screen: what was said and when, and how it stood at the end")
 @click.option("--json", "is_json", is_flag=True, help="How it stood at the end as one JSON object (implies --headless)")
 def replay(*, file: Path, speed: float, start_s: float, headless: bool, is_json: bool) -> None:
@@ -80,11 +92,8 @@ def replay(*, file: Path, speed: float, start_s: float, headless: bool, is_json:
 
 
 def _print(session: Replay, recording: Recording, *, is_json: bool) -> ExitCode:
-    said: set[str] = set()
     for at_s, text in session.play_to_end():
-        if text not in said:
-            said.add(text)
-            print_line(f"{at_s:6.1f} s  {text}")
+        print_line(f"{clock_text(recording, at_s)} {at_s:6.1f} s  {clean(text, LINE_LIMIT)}")
     view = session.view()
     print_summary(view, is_json=is_json)
     if farewell := session.farewell():
@@ -98,12 +107,18 @@ async def _collect(session: RemoteSession, host: str, job_id: str) -> Evidence:
     try:
         await session.connect()
         await session.session.fleet.ask(host, ShowJob(job_id))  # one that nobody knows is refused at once
-        await session.session.keep_stacks(job_id)
-        deadline_s = time.monotonic() + LISTENING_S
-        while time.monotonic() < deadline_s:
+        answers = Answers()
+        await session.session.take_stacks(job_id, answers)
+        began_s = time.monotonic()
+        while (heard_s := time.monotonic() - began_s) < LISTENING_S or not session.session.has_all_lines:
             session.view()
             await asyncio.sleep(POLL_S)
-        return await session.session.evidence(job_id, ON_REQUEST, PATIENCE_S)
+            if heard_s > MAX_LISTENING_S:
+                break
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                await session.session.ask_agents(job_id, answers)
+        return await session.session.evidence(job_id, ON_REQUEST, answers)
     finally:
         await session.close()
 
@@ -112,6 +127,8 @@ def _read(path: Path) -> Recording:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe is not waited for
         with os.fdopen(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise UsageError(f"{path} is not a file: copy what is to be replayed into one")
             content = file.read(MAX_RECORDING_BYTES + 1)
         if len(content) > MAX_RECORDING_BYTES:
             raise UsageError(f"{path} is larger than any evidence: more than {MAX_RECORDING_BYTES >> 20} MiB")

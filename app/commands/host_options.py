@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from app.evidence.store import default_directory
+from app.errors import SessionError
+from app.evidence.store import check_directory, default_directory
+from app.headless import print_line
 from app.rows import SCHEMA
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ evidence_option = click.option(
     "--evidence",
     "evidence_dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep evidence of each incident there [~/.local/state/rankdeck/evidence]",
+    help="Keep evidence of each incident there [~/.local/state/rankdeck/evidence, the newest 20]",
 )
 no_evidence_option = click.option("--no-evidence", "keeps_none", is_flag=True, help="Keep none")
 
@@ -64,10 +66,21 @@ def evidence_place(evidence_dir: Path | None, *, keeps_none: bool) -> Path | Non
 
     Raises:
         click.UsageError: A person wants both.
+        SessionError: A person wants it where it cannot be kept.
     """
     if evidence_dir is not None and keeps_none:
         raise click.UsageError("--evidence and --no-evidence contradict each other")
-    return None if keeps_none else evidence_dir or default_directory()
+    if keeps_none:
+        return None
+    place = evidence_dir or default_directory()
+    try:
+        check_directory(place)
+    except SessionError as error:
+        if evidence_dir is not None:
+            raise
+        print_line(f"rankdeck: no evidence of incidents is kept: {error}")
+        return None
+    return place
 
 
 def print_json(fields: dict[str, Any]) -> None:

@@ -1,4 +1,7 @@
-"""Collects evidence from a session and its nodes: what this console has heard, and what the agents remember besides."""
+"""Collects evidence: what this console has heard, and what the agents remember besides.
+
+Agents are asked first, and may be waited for; then what there is by now is put together at once.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import asyncio
 import time
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,7 +22,7 @@ from app.evidence.bundle import Evidence
 from app.evidence.masking import masked, masked_values
 from app.headless import summary_lines, summary_object
 from app.recording.past import MAX_AGE_S
-from app.recording.records import FORMAT_VERSION, Opening, Record, ReportHeard
+from app.recording.records import FORMAT_VERSION, Opening, Record, ReportHeard, StacksHeard
 from app.safe_text import LINE_LIMIT, clean
 
 if TYPE_CHECKING:
@@ -30,49 +33,58 @@ if TYPE_CHECKING:
 
 LITTLE_S = 5.0
 """A console that has heard a node for so much less than `MAX_AGE_S` asks its agent for the rest."""
+NO_ANSWER = {"error": "its agent has not answered in time"}
 
 
-class About(NamedTuple):
-    """What evidence is collected for.
+class Answers(msgspec.Struct):
+    """What agents have said for an incident, as far as it has come."""
 
-    Attributes:
-        job_id: The job that it is about; empty for none.
-        why: A sentence.
-        patience_s: For what agents are asked; what has come by then is kept.
-    """
-
-    job_id: str
-    why: str
-    patience_s: float
+    stacks: list[StacksHeard] = []
+    past: list[Record] = []
+    """Reports from before this console has heard them."""
+    jobs: dict[str, Any] = {}
+    """By node: what it was told to run, or why that is not known."""
 
 
-async def collect(fleet: Fleet, nodes: Sequence[str], view: View, heard: Sequence[Record], about: About) -> Evidence:
-    """Return the evidence up to now.
+async def ask_agents(fleet: Fleet, nodes: Sequence[str], heard: Sequence[Record], job_id: str, into: Answers) -> None:
+    """Ask all agents for what they remember; what has come is in `into`, also when this is cancelled.
 
     Args:
-        fleet: The nodes, to be asked; one that does not answer is left out.
+        fleet: The nodes.
+        nodes: Their names.
+        heard: What this console has kept, with times of the monotonic clock.
+        job_id: The job that it is about.
+        into: Takes the answers.
+    """
+    now_s = time.monotonic()
+    into.jobs = dict.fromkeys(nodes, NO_ANSWER)
+    await asyncio.gather(*(_ask(fleet, node, _first_report_s(heard, node, now_s), job_id, into) for node in nodes))
+
+
+async def put_together(
+    nodes: Sequence[str], view: View, heard: Sequence[Record], answers: Answers, about: tuple[str, str]
+) -> Evidence:
+    """Return the evidence up to now, masked.
+
+    Args:
         nodes: Their names.
         view: The rows of now.
         heard: What this console has kept, with times of the monotonic clock.
-        about: What it is for.
+        answers: What the agents have said.
+        about: The job, and a sentence that says why.
     """
-    job_id = about.job_id
-    now_s = time.monotonic()
-    first_s = {node: _first_report_s(heard, node, now_s) for node in nodes}
-    deadline_s = asyncio.get_running_loop().time() + about.patience_s
+    job_id, why = about
     summary = summary_object(view)
-    pasts = await asyncio.gather(*(_past_of(fleet, node, first_s[node], deadline_s) for node in nodes))
-    jobs = await asyncio.gather(*(_job_of(fleet, node, job_id, deadline_s) for node in nodes)) if job_id else ()
     made_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    why = masked_text(about.why)[:4096]
+    why = masked_text(why)[:4096]
     opening = Opening(FORMAT_VERSION, WIRE_VERSION, version("rankdeck"), made_at, list(nodes), job_id, why)
-    records = sorted((*heard, *(record for past in pasts for record in past)), key=lambda record: record.at_s)
+    records = sorted((*heard, *answers.past, *answers.stacks), key=lambda record: record.at_s)
     return Evidence(
         opening=opening,
         records=await asyncio.to_thread(_kept, records),
         status=masked_values(summary),
         summary=[masked_text(line) for line in summary_lines(summary)],
-        jobs=dict(zip(nodes, jobs, strict=True)) if job_id else {},
+        jobs=dict(answers.jobs),
     )
 
 
@@ -87,34 +99,29 @@ def _first_report_s(heard: Sequence[Record], node: str, now_s: float) -> float:
     return next(reports, now_s)
 
 
-async def _past_of(fleet: Fleet, node: str, first_s: float, deadline_s: float) -> list[Record]:
-    """Return what a node's agent remembers from before this console has heard it."""
-    found: list[Record] = []
-    if time.monotonic() - first_s > MAX_AGE_S - LITTLE_S:
-        return found
-    since_seq = 0
+async def _ask(fleet: Fleet, node: str, first_s: float, job_id: str, into: Answers) -> None:
     try:
-        async with asyncio.timeout_at(deadline_s):
-            while True:
-                reply = await fleet.ask(node, PullHistory(Tier.RECENT, since_seq, MAX_AGE_S))
-                if not isinstance(reply, History) or not reply.reports:
-                    return found
-                for past in reply.reports:
-                    at_s = time.monotonic() - past.age_s
-                    if at_s >= first_s:
-                        return found
-                    found.append(ReportHeard(max(0.0, at_s), node, encode_node_report(past.report)))
-                since_seq = reply.reports[-1].seq
-    except (AppError, TimeoutError):
-        return found  # it is as lost as the evidence will show
-
-
-async def _job_of(fleet: Fleet, node: str, job_id: str, deadline_s: float) -> Any:
-    try:
-        async with asyncio.timeout_at(deadline_s):
-            reply = await fleet.ask(node, ShowJob(job_id))
+        reply = await fleet.ask(node, ShowJob(job_id))
+        is_told = isinstance(reply, Shown)
+        into.jobs[node] = msgspec.to_builtins(reply) if is_told else {"error": "it answered something else"}
+        if time.monotonic() - first_s < MAX_AGE_S - LITTLE_S:
+            await _ask_past(fleet, node, first_s, into)
     except AppError as error:
-        return {"error": clean(str(error), LINE_LIMIT)}
-    except TimeoutError:
-        return {"error": "its agent has not answered in time"}
-    return msgspec.to_builtins(reply) if isinstance(reply, Shown) else {"error": "it answered something else"}
+        if into.jobs[node] is NO_ANSWER:
+            into.jobs[node] = {"error": clean(str(error), LINE_LIMIT)}
+
+
+async def _ask_past(fleet: Fleet, node: str, first_s: float, into: Answers) -> None:
+    """Take what a node's agent remembers from before this console has heard it."""
+    since_seq = 0
+    while True:
+        reply = await fleet.ask(node, PullHistory(Tier.RECENT, since_seq, MAX_AGE_S))
+        if not isinstance(reply, History) or not reply.reports:
+            return
+        for past in reply.reports:
+            at_s = time.monotonic() - past.age_s
+            if at_s >= first_s or past.seq <= since_seq:
+                return
+            since_seq = past.seq
+            if past.age_s <= MAX_AGE_S + LITTLE_S:
+                into.past.append(ReportHeard(max(0.0, at_s), node, encode_node_report(past.report)))

@@ -37,14 +37,19 @@ class Incidents:
     def __init__(self) -> None:
         self._since_s: dict[tuple[str, int, Cause], float] = {}
         self._kept_at_s: dict[tuple[str, int, Cause], float] = {}
+        self._seen_alive: set[tuple[str, int]] = set()
         self._num_begun = 0
+
+    def see_alive(self, attempts: Iterable[tuple[str, int]]) -> None:
+        """Take which attempts of jobs have not ended: of one that ended unseen nothing is left to keep."""
+        self._seen_alive.update(attempts)
 
     def begun(self, verdicts: Iterable[Verdict], now_s: float) -> list[Incident]:
         """Take what is said now; return the incidents that have just become certain."""
         critical = {
             (verdict.job, verdict.attempt, verdict.cause): verdict
             for verdict in verdicts
-            if verdict.severity is Severity.CRITICAL
+            if verdict.severity is Severity.CRITICAL and (verdict.job, verdict.attempt) in self._seen_alive
         }
         self._since_s = {key: self._since_s.get(key, now_s) for key in critical}
         found = []

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from app.errors import AppError
 from app.evidence.bundle import bundle_name, encode_bundle
+from app.evidence.collecting import Answers
 from app.evidence.incidents import SETTLE_S, Incidents
-from app.evidence.store import prune, write_evidence
+from app.evidence.store import default_directory, prune, write_evidence
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
@@ -34,12 +35,16 @@ CLOSING_S = 8.0
 class Kept(Protocol):
     """The session of which evidence is kept."""
 
-    async def keep_stacks(self, job_id: str) -> None:
-        """Take the stacks of a job, and remember them."""
+    async def take_stacks(self, job_id: str, into: Answers) -> None:
+        """Take the stacks of a job."""
         ...
 
-    async def evidence(self, job_id: str, why: str, patience_s: float) -> Evidence:
-        """Collect what is known by now, in so many seconds."""
+    async def ask_agents(self, job_id: str, into: Answers) -> None:
+        """Ask the agents for what they remember."""
+        ...
+
+    async def evidence(self, job_id: str, why: str, answers: Answers) -> Evidence:
+        """Put together what is known by now."""
         ...
 
 
@@ -55,9 +60,12 @@ class EvidenceKeeper:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = asyncio.Event()
         self._notices: list[str] = []
+        self.told: list[str] = []
+        """All sentences about what was kept."""
 
-    def observe(self, verdicts: Iterable[Verdict], now_s: float) -> None:
-        """Take what is said now."""
+    def observe(self, verdicts: Iterable[Verdict], live: Iterable[tuple[str, int]], now_s: float) -> None:
+        """Take what is said now, and which attempts of jobs have not ended."""
+        self._incidents.see_alive(live)
         self._said = (list(verdicts), now_s)
         for incident in self._incidents.begun(self._said[0], now_s):
             task = asyncio.create_task(self._keep(incident), name="rankdeck-evidence")
@@ -67,17 +75,19 @@ class EvidenceKeeper:
     def drain_notices(self) -> list[str]:
         """Return sentences about what was kept since the last call."""
         notices, self._notices = self._notices, []
+        self.told += notices
         return notices
 
     async def close(self) -> None:
         """Write what is under way, or was about to be, with what there is by now; takes at most `CLOSING_S`."""
         verdicts, said_at_s = self._said
-        self.observe(verdicts, said_at_s + SETTLE_S)
+        self.observe(verdicts, (), said_at_s + SETTLE_S)
         self._is_closing.set()
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=CLOSING_S)
             for task in late:
                 task.cancel()
+                self._notices.append("no evidence of this is kept: it took too long to collect")
             await asyncio.gather(*late, return_exceptions=True)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
@@ -87,11 +97,12 @@ class EvidenceKeeper:
             self._notices.append(f"no evidence of this is kept: {type(error).__name__}: {error}")
 
     async def _keep(self, incident: Incident) -> None:
-        await self._while_open(self._session.keep_stacks(incident.job_id), HURRY_S)
-        await self._while_open(asyncio.sleep(AFTER_S), 0.0)
-        patience_s = HURRY_S if self._is_closing.is_set() else PATIENCE_S
+        answers = Answers()
+        await self._while_open(self._session.take_stacks(incident.job_id, answers), PATIENCE_S)
+        await self._while_open(asyncio.sleep(AFTER_S), AFTER_S, hurry_s=0.0)
+        await self._while_open(self._session.ask_agents(incident.job_id, answers), PATIENCE_S)
         try:
-            evidence = await self._session.evidence(incident.job_id, incident.text, patience_s)
+            evidence = await self._session.evidence(incident.job_id, incident.text, answers)
             path = self._directory / bundle_name(evidence.opening)
             path = await asyncio.to_thread(_write, path, evidence)
         except AppError as error:
@@ -99,13 +110,14 @@ class EvidenceKeeper:
             return
         self._notices.append(f"evidence of this is kept; look at it again: rankdeck replay {path}")
 
-    async def _while_open(self, work: Coroutine[None, None, None], hurry_s: float) -> None:
-        """Do something until it is done; once the session closes it has `hurry_s` left."""
+    async def _while_open(self, work: Coroutine[None, None, None], patience_s: float, hurry_s: float = HURRY_S) -> None:
+        """Do something until it is done or takes too long; once the session closes it has `hurry_s` left."""
         doing = asyncio.ensure_future(work)
         closing = asyncio.ensure_future(self._is_closing.wait())
         try:
-            await asyncio.wait({doing, closing}, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait({doing}, timeout=hurry_s)
+            await asyncio.wait({doing, closing}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            if closing.done():
+                await asyncio.wait({doing}, timeout=hurry_s)
         finally:
             for task in (doing, closing):
                 task.cancel()
@@ -114,5 +126,6 @@ class EvidenceKeeper:
 
 def _write(path: Path, evidence: Evidence) -> Path:
     path = write_evidence(path, encode_bundle(evidence))
-    prune(path.parent)
+    if path.parent == default_directory():
+        prune(path.parent)  # a directory that a person names is that person's to keep in order
     return path

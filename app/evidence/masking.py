@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from agent.wire.secret_mask import masked_text
+from agent.wire.secret_mask import masked_text, may_hold_secret
 from agent.wire.stacks import Stacks
 from app.recording.records import LinesHeard, NoticeHeard, ReportHeard, StacksHeard
 
@@ -20,19 +20,18 @@ def masked(record: Record) -> Record:
         case ReportHeard(frame=frame):
             return msgspec.structs.replace(record, frame=_masked_frame(frame))
         case LinesHeard(lines=lines):
-            shown = [msgspec.structs.replace(line, text=masked_text(line.text)[:4096]) for line in lines]
+            shown = [msgspec.structs.replace(line, text=masked_values(line.text)) for line in lines]
             return msgspec.structs.replace(record, lines=shown)
         case StacksHeard(stacks=stacks) if stacks is not None:
             told = msgspec.convert(masked_values(msgspec.to_builtins(stacks)), Stacks)
             return msgspec.structs.replace(record, stacks=told)
         case NoticeHeard(text=text):
-            return msgspec.structs.replace(record, text=masked_text(text))
+            return msgspec.structs.replace(record, text=masked_values(text))
     return record
 
 
 def _masked_frame(frame: bytes) -> bytes:
-    text = frame.decode("latin-1")
-    if masked_text(text) == text:
+    if not may_hold_secret(frame):
         return frame  # nearly all: only tracebacks and the like hold text of a program
     return msgspec.msgpack.encode(masked_values(msgspec.msgpack.decode(frame)))
 
@@ -40,7 +39,7 @@ def _masked_frame(frame: bytes) -> bytes:
 def masked_values(value: Any) -> Any:
     """Return built-in values with every string masked."""
     if isinstance(value, str):
-        return masked_text(value)
+        return masked_text(value)[: len(value)]  # no bound that the text has kept may be broken
     if isinstance(value, list):
         return [masked_values(one) for one in value]
     if isinstance(value, dict):

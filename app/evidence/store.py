@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from app.errors import SessionError
 MAX_FILES = 20
 MAX_BYTES = 2**30
 """Of all files together; the newest one is kept whatever its size."""
+_NAME = re.compile(r"-\d{8}-\d{6}(-\d+)?\.zip\Z")
+"""What `bundle_name` makes, and `write_evidence` of it."""
 
 
 def default_directory() -> Path:
@@ -19,6 +23,22 @@ def default_directory() -> Path:
     home = os.environ.get("XDG_STATE_HOME", "")
     state = Path(home) if home.startswith("/") else Path.home() / ".local" / "state"
     return state / "rankdeck" / "evidence"
+
+
+def check_directory(directory: Path) -> None:
+    """Make a directory for evidence, or see that it can be written.
+
+    Raises:
+        SessionError: It cannot.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise SessionError(
+            f"evidence cannot be kept in {directory}: {error.strerror}", "name another place with --evidence"
+        ) from error
 
 
 def write_evidence(path: Path, content: bytes) -> Path:
@@ -44,8 +64,9 @@ def write_evidence(path: Path, content: bytes) -> Path:
 
 
 def prune(directory: Path) -> None:
-    """Remove the oldest files of a directory of evidence, so that it stays within its bounds."""
-    files = [(path.stat(), path) for path in directory.glob("*.zip") if path.is_file()]
+    """Remove the oldest evidence of a directory, so that it stays within its bounds; what has another name stays."""
+    found = (path for path in directory.glob("*.zip") if _NAME.search(path.name) and not path.is_symlink())
+    files = [(path.stat(), path) for path in found if path.is_file()]
     files.sort(key=lambda one: one[0].st_mtime, reverse=True)
     num_bytes = 0
     for index, (status, path) in enumerate(files):
@@ -64,4 +85,4 @@ def _linked(made: Path, path: Path) -> Path:
         except FileExistsError:
             continue
         return free
-    raise FileExistsError(17, "there are a thousand of that name", str(path))
+    raise FileExistsError(errno.EEXIST, "there are a thousand of that name", str(path))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from app.recording.records import LinesHeard, ReportHeard, StacksHeard
+from app.recording.records import LinesHeard, ReportHeard
 
 if TYPE_CHECKING:
     from app.recording.records import Record
@@ -15,8 +15,6 @@ MAX_BYTES = 16 * 2**20
 """Two minutes of five nodes with eight ranks and GPUs, seconds of hundreds: the agents themselves keep ten minutes."""
 _OTHER_BYTES = 512
 """Roughly, of what else a record holds."""
-_RANK_BYTES = 16_384
-"""Roughly, of one rank's stacks."""
 
 
 class Past:
@@ -47,6 +45,4 @@ def _size_bytes(record: Record) -> int:
             return _OTHER_BYTES + len(frame)
         case LinesHeard(lines=lines):
             return _OTHER_BYTES + sum(_OTHER_BYTES + len(line.text) for line in lines)
-        case StacksHeard(stacks=stacks) if stacks is not None:
-            return _OTHER_BYTES + sum(_RANK_BYTES for _ in stacks.ranks)
     return _OTHER_BYTES

@@ -12,6 +12,7 @@ from agent.wire.reports import decode_node_report
 from app.diagnosis.diagnoser import Diagnoser
 from app.model.cluster import Cluster
 from app.recording.records import LinesHeard, NoticeHeard, ReportHeard, StacksHeard
+from app.safe_text import LINE_LIMIT, clean
 from app.stacks.groups import NodeStacks
 from app.view import View
 
@@ -50,8 +51,6 @@ class Playback:
         self._num_taken = 0
         self._cluster = Cluster(self._recording.opening.nodes)
         self._diagnoser = Diagnoser(self._thresholds)
-        self._stacks: dict[str, NodeStacks] = {}
-        self._stacks_at_s = float("-inf")
         self._lines: list[tuple[str, LogLine]] = []
         self._notices: list[str] = []
         self._losses: list[tuple[int, float]] = []
@@ -80,10 +79,12 @@ class Playback:
         """What is said at this moment, the worst first."""
         return self._diagnosis.verdicts
 
-    @property
-    def stacks(self) -> list[NodeStacks]:
-        """The newest stacks up to this moment; empty before the first."""
-        return list(self._stacks.values())
+    def nearest_stacks(self) -> tuple[list[NodeStacks], float]:
+        """Return the newest stacks up to this moment, else the first ones after it, and when they were taken."""
+        taken = [record for record in self._recording.records if isinstance(record, StacksHeard)]
+        past = [record.at_s for record in taken if record.at_s <= self.at_s]
+        at_s = past[-1] if past else taken[0].at_s if taken else 0.0
+        return [answer_of(record) for record in taken if record.at_s == at_s], at_s
 
     def drain_logs(self) -> list[tuple[str, LogLine]]:
         """Return the (node, line) pairs since the last call."""
@@ -117,9 +118,11 @@ class Playback:
             case LinesHeard():
                 self._lines += ((record.node, line) for line in record.lines)
             case StacksHeard():
-                if record.at_s != self._stacks_at_s:  # those of one moment belong together
-                    self._stacks.clear()
-                self._stacks[record.node] = NodeStacks(record.node, record.stacks, record.trouble)
-                self._stacks_at_s = record.at_s
+                pass  # shown when they are asked for
             case NoticeHeard():
-                self._notices.append(record.text)
+                self._notices.append(clean(record.text, LINE_LIMIT))
+
+
+def answer_of(record: StacksHeard) -> NodeStacks:
+    """Return stacks as a node's answer; what a recording says of trouble is hostile until here."""
+    return NodeStacks(record.node, record.stacks, clean(record.trouble, LINE_LIMIT))

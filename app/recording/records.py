@@ -16,14 +16,19 @@ from agent.wire.fields import LongText  # noqa: TC001 - msgspec looks at it
 from agent.wire.logs import LogLine  # noqa: TC001 - as above
 from agent.wire.reports import MAX_NODE_REPORT_BYTES
 from agent.wire.stacks import Stacks  # noqa: TC001 - as above
+from app.safe_text import clean
 from ddpcore.wire import DECODE_ERRORS, Name, Seconds, Word
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 FORMAT_VERSION = 1
-MAX_RECORDING_BYTES = 512 * 2**20
-"""Unpacked: a larger one is not read any further."""
+MAX_RECORDING_BYTES = 256 * 2**20
+"""Unpacked: a larger one is not read any further. Nor is one of more records or lines, or of a longer time."""
+MAX_RECORDS = 500_000
+MAX_LINES = 500_000
+MAX_LENGTH_S = 86_400.0
+MAX_NODES = 16_384
 MAX_RECORD_BYTES = 2 * MAX_NODE_REPORT_BYTES
 _PIECE_BYTES = 2**20
 _LENGTH = struct.Struct("<I")
@@ -42,7 +47,7 @@ class Opening(msgspec.Struct, frozen=True, tag="opening", omit_defaults=True):
     rankdeck_version: Word
     made_at: Word
     """When it ends, in UTC: `2026-11-21T03:12:45Z`."""
-    nodes: list[Name]
+    nodes: Annotated[list[Name], msgspec.Meta(max_length=MAX_NODES)]
     job_id: Name = ""
     why: LongText = ""
     """What made somebody keep it."""
@@ -127,14 +132,18 @@ def decode_recording(content: bytes, wire_version: int) -> Recording:
     except DECODE_ERRORS:
         raise MalformedRecordingError("it is not a recording") from None
     if opening.format_version != FORMAT_VERSION or opening.wire_version != wire_version:
-        made_by = f"rankdeck {opening.rankdeck_version[:32]}"
+        made_by = f"rankdeck {clean(opening.rankdeck_version, 32)}"
         raise MalformedRecordingError(f"it was made by {made_by}, whose records this one does not understand")
     records: list[Record] = []
-    is_cut, at_s = False, 0.0
+    is_cut, at_s, num_lines = False, 0.0, 0
     while (piece := next(pieces, None)) is not None:
         try:
             record = _decoder.decode(piece)
         except DECODE_ERRORS:
+            is_cut = True
+            break
+        num_lines += len(record.lines) if isinstance(record, LinesHeard) else 0
+        if record.at_s > MAX_LENGTH_S or len(records) == MAX_RECORDS or num_lines > MAX_LINES:
             is_cut = True
             break
         # A clock that went back would make a player wait for ever.

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 from app.diagnosis.rank_facts import Thresholds
 from app.errors import AppError, UsageError
 from app.recording.playback import Playback
-from app.wording.verdict_words import sentence
-from app.words import clock_text
+from app.recording.timeline import Moment, timeline, verdict_key
+from app.stacks.groups import NodeStacks
+from app.words import clock_text, seconds_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from agent.wire.logs import LogLine
-    from app.diagnosis.verdicts import Verdict
     from app.recording.records import Recording
-    from app.stacks.groups import NodeStacks
     from app.view import View
     from ddpcore.wire import Fault
 
@@ -32,6 +31,7 @@ class Replay:
     watched_job = ""
     leaving = "a recording is left as it was"
     can_inject = False
+    told_of_evidence = ()
 
     def __init__(
         self,
@@ -48,8 +48,10 @@ class Replay:
         self._speed = speed
         self._is_paused = False
         self._goal_s = min(max(0.0, start_s), recording.length_s)
+        self._is_searching = False
+        """For the next verdict."""
         self._known: set[tuple[object, ...]] | None = None
-        """While the next verdict is looked for: what is said already."""
+        """While it is searched for: what is said already; None until the search begins."""
         self._clock = clock
         self._looked_at_s = clock()
         self.started_at_s = self._looked_at_s
@@ -60,13 +62,11 @@ class Replay:
         """That it is a recording, and where in it we are."""
         playback = self._playback
         where = f"replay {clock_text(playback.at_s)}/{clock_text(playback.length_s)}"
-        if self._known is not None or self._goal_s > playback.at_s + 2.0 * self._speed:
+        if self._is_searching or self._goal_s > playback.at_s + 2.0 * self._speed:
             how = "seeking"
-        elif playback.is_over:
-            how = "the end"
         else:
-            how = "paused" if self._is_paused else "" if self._speed == 1.0 else f"x{self._speed:g}"
-        return f"{where} {how}".rstrip()
+            how = "the end" if playback.is_over else "paused" if self._is_paused else ""
+        return " ".join(filter(None, (where, how, "" if self._speed == 1.0 else f"x{self._speed:g}")))
 
     @property
     def stall_s(self) -> float:
@@ -86,18 +86,36 @@ class Replay:
         now_s = self._clock()
         elapsed_s, self._looked_at_s = now_s - self._looked_at_s, now_s
         playback = self._playback
-        if self._known is None and not self._is_paused:
-            self._goal_s = min(playback.length_s, max(self._goal_s, playback.at_s) + elapsed_s * self._speed)
+        if not self._is_searching and not self._is_paused:
+            self._goal_s = min(playback.length_s, self._goal_s + elapsed_s * self._speed)
         deadline_s = now_s + MAX_FRAME_S
-        while (self._known is not None or playback.at_s < self._goal_s) and not playback.is_over:
-            playback.step(playback.length_s if self._known is not None else self._goal_s)
-            if self._known is not None and self._said() - self._known:
-                self._known, self._goal_s, self._is_paused = None, playback.at_s, True
+        while not playback.is_over and (playback.at_s < self._goal_s or self._is_searching):
+            if playback.at_s < self._goal_s:
+                playback.step(self._goal_s)
+            else:
+                self._search()
             if self._clock() > deadline_s:
                 break
         if playback.is_over:
-            self._known = None
+            self._stop_searching()
         return playback.view()
+
+    def _search(self) -> None:
+        """Take one step towards the next verdict."""
+        playback = self._playback
+        if self._known is None:
+            self._known = self._said()
+        playback.step(playback.length_s)
+        self._goal_s = playback.at_s
+        said = self._said()
+        if said - self._known:
+            self._stop_searching()
+            self._is_paused = True
+        else:
+            self._known &= said  # what has ended may come again
+
+    def _stop_searching(self) -> None:
+        self._is_searching, self._known = False, None
 
     def drain_logs(self) -> list[tuple[str, LogLine]]:
         """Return the log lines that have been played since the last call."""
@@ -120,14 +138,16 @@ class Replay:
         raise UsageError(f"rank {fault.rank} is in a recording: nothing can be done to it")
 
     async def stacks(self, *, is_native: bool) -> list[NodeStacks]:  # noqa: ARG002 - they are as they were taken
-        """Return the newest stacks up to this moment.
+        """Return the newest stacks up to this moment, else the first ones after it, which say so.
 
         Raises:
-            AppError: None had been taken by then.
+            AppError: There are none in the recording.
         """
-        if not self._playback.stacks:
-            raise AppError("no stacks had been taken by then", "n goes to the next verdict, . on by 10 s")
-        return self._playback.stacks
+        found, at_s = self._playback.nearest_stacks()
+        if not found:
+            raise AppError("no stacks were taken in this recording")
+        late_s = at_s - self._playback.at_s
+        return found if late_s <= 0.0 else [NodeStacks("later", None, f"taken {seconds_text(late_s)} on"), *found]
 
     def farewell(self) -> str:
         """Return what a person should know about the file."""
@@ -151,34 +171,23 @@ class Replay:
 
     def skip(self, seconds: float) -> None:
         """Go on, or back, by so many seconds of the recording."""
-        self._seek(max(self._goal_s if seconds > 0 else 0.0, self._playback.at_s) + seconds)
+        self._seek(self._goal_s + seconds)
 
     def to_next_verdict(self) -> None:
         """Go on to where something is said that is not said now, and stand still there."""
-        self._known = self._said()
+        self._is_searching = True
 
-    def play_to_end(self) -> Iterator[tuple[float, str]]:
-        """Yield (second, sentence) of what is newly said until the end; blocks as long as it takes."""
-        known: set[tuple[object, ...]] = set()
-        while not self._playback.is_over:
-            self._playback.step(self._playback.length_s)
-            for verdict in self._playback.verdicts:
-                if (key := _key(verdict)) not in known:
-                    known.add(key)
-                    yield self._playback.at_s, sentence(verdict)
-            yield from ((self._playback.at_s, text) for text in self._playback.drain_notices())
+    def play_to_end(self) -> Iterator[Moment]:
+        """Yield what is newly said until the end; blocks as long as it takes."""
+        yield from timeline(self._playback)
         self._goal_s = self._playback.at_s
 
     def _seek(self, to_s: float) -> None:
-        self._known = None
+        self._stop_searching()
         self._goal_s = min(max(0.0, to_s), self._playback.length_s)
         if self._goal_s < self._playback.at_s:
             self._playback.begin()
             self.num_rewinds += 1
 
     def _said(self) -> set[tuple[object, ...]]:
-        return {_key(verdict) for verdict in self._playback.verdicts}
-
-
-def _key(verdict: Verdict) -> tuple[object, ...]:
-    return verdict.job, verdict.attempt, verdict.cause, verdict.culprits
+        return {verdict_key(verdict) for verdict in self._playback.verdicts}

@@ -13,6 +13,7 @@ from agent.wire.replies import RefusalReason
 from agent.wire.stacks import GetStacks, Stacks
 from app.errors import AgentRefusedError, AppError, IncompatibleAgentError
 from app.roads.command_road import open_local_road, taken
+from app.safe_text import LINE_LIMIT, clean
 from app.stacks.groups import NodeStacks
 
 if TYPE_CHECKING:
@@ -41,10 +42,15 @@ async def fetch_stacks(
         # That a node does not know the job says less than that another one does not answer.
         raise next((error for error in errors if not _knows_no_job(error)), errors[0])
     return [
-        NodeStacks(node, None, str(answer)) if isinstance(answer, AppError) else NodeStacks(node, answer)
+        NodeStacks(node, None, trouble_text(answer)) if isinstance(answer, AppError) else NodeStacks(node, answer)
         for node, answer in zip(directories, answers, strict=True)
         if not _knows_no_job(answer)
     ]
+
+
+def trouble_text(error: AppError) -> str:
+    """Return why a node has no stacks, in clean words that need not name the node."""
+    return clean(error.message if isinstance(error, AgentRefusedError) else str(error), LINE_LIMIT)
 
 
 async def _of_node(node: str, directory: Path, python: str, command: GetStacks) -> Stacks | AppError:

@@ -51,6 +51,12 @@ class LiveSession:
         notices, self._notices = [*self._notices, *self.session.drain_notices()], []
         return notices
 
+    @property
+    def told_of_evidence(self) -> list[str]:
+        """All sentences about evidence that was kept."""
+        self.session.drain_notices()
+        return self.session.told_of_evidence
+
     async def inject(self, fault: Fault) -> str:
         """Do harm to a rank; see `Session.inject`."""
         return await self.session.inject(fault)

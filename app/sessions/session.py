@@ -16,17 +16,16 @@ from agent.wire.logs import LAUNCHER_RANK, LogLine
 from app.diagnosis.diagnoser import Diagnoser
 from app.diagnosis.rank_facts import Thresholds
 from app.errors import AppError, IncompatibleAgentError, UsageError
-from app.evidence.collecting import About, collect
+from app.evidence.collecting import Answers, ask_agents, put_together
 from app.evidence.keeper import EvidenceKeeper
 from app.faults import told
 from app.model.cluster import Cluster
 from app.recording.past import Past
-from app.recording.records import LinesHeard, ReportHeard, StacksHeard
+from app.recording.records import LinesHeard, NoticeHeard, ReportHeard, StacksHeard
 from app.roads.command_road import open_local_road
 from app.roads.fleet import Fleet
-from app.roads.stack_road import fetch_stacks
+from app.roads.stack_road import fetch_stacks, trouble_text
 from app.roads.telemetry import Telemetry
-from app.safe_text import LINE_LIMIT, clean
 from app.stacks.groups import NodeStacks
 from app.view import View
 
@@ -40,6 +39,8 @@ if TYPE_CHECKING:
 
 LOG_PERIOD_S = 0.2
 """Between two looks at whether a node has new log lines: below what a reader notices."""
+MAX_PRINTED_BYTES = 4 * 2**20
+"""Of lines that are kept for evidence, beside reports: a rank that talks much must not push those out."""
 MAX_WAITING_LINES = 100_000
 """Lines pulled and not yet taken by the screen; older ones are dropped first."""
 
@@ -60,6 +61,7 @@ class Session:
         self._telemetry = Telemetry({node: path / TELEMETRY_SOCKET for node, path in self._directories.items()})
         self._fleet = Fleet({})
         self._past = Past()
+        self._printed = Past(max_bytes=MAX_PRINTED_BYTES)
         self._evidence_dir = evidence_dir
         self._keeper: EvidenceKeeper | None = None
         self._log_lines: deque[tuple[str, LogLine]] = deque(maxlen=MAX_WAITING_LINES)
@@ -108,7 +110,8 @@ class Session:
         now_s = time.monotonic()
         diagnosis = self._diagnoser.observe(self._cluster, now_s)
         if self._keeper is not None:
-            self._keeper.observe(diagnosis.verdicts, now_s)
+            live = [(job.job_id, job.attempt) for job in self._cluster.jobs.values() if not job.is_ended()]
+            self._keeper.observe(diagnosis.verdicts, live, now_s)
         return View(self._cluster, diagnosis, now_s)
 
     def take_frame(self, node: str, frame: bytes) -> None:
@@ -125,6 +128,11 @@ class Session:
         """Return sentences about what was kept since the last call."""
         return self._keeper.drain_notices() if self._keeper is not None else []
 
+    @property
+    def told_of_evidence(self) -> list[str]:
+        """All sentences about what was kept."""
+        return self._keeper.told if self._keeper is not None else []
+
     async def inject(self, fault: Fault) -> str:
         """Do harm to a rank of the job that is shown; return a sentence that says what was done.
 
@@ -138,7 +146,9 @@ class Session:
             raise UsageError(f"no node has rank {fault.rank}")
         node = rows[0].node
         await self._fleet.inject(node, job.job_id, fault)
-        return f"rank {fault.rank} on {node} {told(fault)}"
+        done = f"rank {fault.rank} on {node} {told(fault)}"
+        self._past.add(NoticeHeard(time.monotonic(), f"on request: {done}"))
+        return done
 
     async def stacks(self, *, is_native: bool, job_id: str = "") -> list[NodeStacks]:
         """Return where the ranks of a job, or of the one that is shown, stand; see `fetch_stacks`.
@@ -152,20 +162,29 @@ class Session:
             raise UsageError("there is no job yet")
         return await fetch_stacks(self._directories, self._python, wanted, is_native=is_native)
 
-    async def keep_stacks(self, job_id: str) -> None:
-        """Take the stacks of a job, and remember them, or why there are none."""
+    async def take_stacks(self, job_id: str, into: Answers) -> None:
+        """Take the stacks of a job, or why there are none."""
         try:
             answers = await fetch_stacks(self._directories, self._python, job_id, is_native=False)
         except AppError as error:
-            answers = [NodeStacks(node, None, clean(str(error), LINE_LIMIT)) for node in self._directories]
+            answers = [NodeStacks(node, None, trouble_text(error)) for node in self._directories]
         now_s = time.monotonic()
-        for answer in answers:
-            self._past.add(StacksHeard(now_s, answer.node, answer.stacks, answer.trouble[:4096]))
+        into.stacks = [StacksHeard(now_s, answer.node, answer.stacks, answer.trouble[:4096]) for answer in answers]
 
-    async def evidence(self, job_id: str, why: str, patience_s: float) -> Evidence:
-        """Return what is known by now, here and on the nodes; see `collect`."""
-        asked = About(job_id, why, patience_s)
-        return await collect(self._fleet, list(self._directories), self.view(), self._past.records(), asked)
+    async def ask_agents(self, job_id: str, into: Answers) -> None:
+        """Ask the agents for what they remember; see `app.evidence.collecting.ask_agents`."""
+        await ask_agents(self._fleet, list(self._directories), self._past.records(), job_id, into)
+
+    async def evidence(self, job_id: str, why: str, answers: Answers) -> Evidence:
+        """Return what is known by now; see `put_together`."""
+        heard = [*self._past.records(), *self._printed.records()]
+        return await put_together(list(self._directories), self.view(), heard, answers, (job_id, why))
+
+    @property
+    def has_all_lines(self) -> bool:
+        """True when every line that the nodes have told of is here."""
+        known = self._log_cursor
+        return all(known.get(node, ("", 0)) >= wanted for node, wanted in self._log_wanted.items() if wanted[1])
 
     async def close(self) -> None:
         """Stop listening and let go of the roads; the agents live on."""
@@ -197,7 +216,7 @@ class Session:
             self._log_lines.append((node, gap))
         self._log_lines.extend((node, line) for line in lines)
         if lines:
-            self._past.add(LinesHeard(time.monotonic(), node, lines))
+            self._printed.add(LinesHeard(time.monotonic(), node, lines))
         return lines[-1].seq if lines else cursor
 
 

@@ -67,7 +67,9 @@ class StacksView(LineView):
         self.lines = [line for text in self._texts for line in self._lines_of(text)]
         keys = self.line()
         folding = "Fewer frames" if self.is_whole else "All frames"
-        for key, words in (("Esc", "Close"), ("s", "Again"), ("a", folding), ("n", "With native frames")):
+        is_live = self.stage.source.player is None
+        again, native = ((("s", "Again"),), (("n", "With native frames"),)) if is_live else ((), ())
+        for key, words in (("Esc", "Close"), *again, ("a", folding), *native):
             keys.put(f" {key}", palette.key).put(f" {words} ", palette.bar_muted)
         keys.fit(width, palette.bar)
         self.foot = [keys]
@@ -128,6 +130,8 @@ class StacksScreen(ModalScreen[None]):
     async def action_take(self, is_native: bool) -> None:  # noqa: FBT001 - a key's argument
         """Ask for the stacks as they are now."""
         view = self._view
+        if view.picture is not None and self._stage.source.player is not None:
+            return  # in a recording they are as they were taken
         view.words = "asking every rank; one that is stuck takes a second or more"
         view.redraw()
         try:

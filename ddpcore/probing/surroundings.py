@@ -37,6 +37,8 @@ class Surroundings:
         self._world_size = world_size
         self._due_s = float("-inf")
         self._had_process_group = False
+        self._has_met = False
+        """There has been a process group: a program that trains on, or ends, without one has done its meeting."""
         self._last: tuple[Oddity, ...] = ()
 
     def look(
@@ -57,7 +59,8 @@ class Surroundings:
             if stands_in_launcher(stack) or _has_launched():
                 found.append(Oddity.OWN_RANKS)
             self._last = tuple(found)
-        is_alone = num_steps >= GROUPLESS_STEPS and not has_process_group and self._world_size > 1
+        self._has_met = self._has_met or has_process_group
+        is_alone = num_steps >= GROUPLESS_STEPS and not self._has_met and self._world_size > 1
         return (*self._last, Oddity.GROUPLESS) if is_alone else self._last
 
 

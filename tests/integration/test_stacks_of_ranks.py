@@ -203,7 +203,7 @@ def test_a_program_without_torch_is_seen_from_outside(agent: RunningAgent, spec:
 
     assert stacks is not None
     assert {one.source for one in stacks.ranks} == {StackSource.PY_SPY}
-    assert {one.note for one in stacks.ranks} == {"no probe listens: torch is not imported yet, or not at all"}
+    assert {one.note for one in stacks.ranks} == {"no probe listens: the rank is ending, or has not imported torch"}
     assert groups_of(stacks) == [[0, 1]]
 
 
@@ -230,7 +230,7 @@ def test_of_a_process_that_is_no_python_the_kernel_says_something(agent: Running
     (rank,) = taken(agent).ranks
 
     assert (rank.source, rank.threads) == (StackSource.KERNEL, [])
-    assert rank.note.startswith("no probe listens: torch is not imported yet, or not at all; py-spy: ")
+    assert rank.note.startswith("no probe listens: the rank is ending, or has not imported torch; py-spy: ")
     assert rank.kernel
     assert rank.kernel.state in {"R", "S"}
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import zipfile
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +28,7 @@ from app.recording.records import (
 )
 from tests.support.recordings import opening
 
-times = st.floats(0.0, 1e6)
+times = st.floats(0.0, 80_000.0)
 names = st.text(max_size=20)
 lines = st.builds(
     LogLine, seq=st.integers(0, 2**40), rank=st.integers(-1, 9), stream=st.just("stdout"), text=st.text(max_size=60)
@@ -87,6 +89,40 @@ def test_a_zip_without_a_recording_or_with_a_broken_one_is_refused(content: byte
         for cut in (packed[:-9], packed[: len(packed) // 2] + packed[len(packed) // 2 + 1 :]):
             with pytest.raises(MalformedRecordingError):
                 decode_recording(recording_of(cut), WIRE_VERSION)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+@given(data=st.data())
+def test_a_bundle_that_was_packed_again_and_hurt_is_read_or_refused(method: int, data: st.DataObject) -> None:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", method) as bundle:
+        bundle.writestr(f"x/{RECORDING_NAME}", encode_recording(opening("demo-0"), [NoticeHeard(1.0, "hello " * 50)]))
+    content = bytearray(file.getvalue())
+    content[data.draw(st.integers(4, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    with contextlib.suppress(MalformedRecordingError):
+        decode_recording(recording_of(bytes(content)), WIRE_VERSION)
+
+
+def test_a_recording_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*story: Record) -> tuple[int, bool]:
+        found = decode_recording(encode_recording(opening("demo-0"), story), WIRE_VERSION)
+        return len(found.records), found.is_cut
+
+    assert read(NoticeHeard(0.0, ""), NoticeHeard(1e10, "")) == (1, True)
+    monkeypatch.setattr("app.recording.records.MAX_RECORDS", 3)
+    assert read(*[NoticeHeard(0.0, "")] * 3) == (3, False)
+    assert read(*[NoticeHeard(0.0, "")] * 4) == (3, True)
+    monkeypatch.setattr("app.recording.records.MAX_LINES", 4)
+    two = LinesHeard(0.0, "demo-0", [LogLine(1, 0, "stdout", "")] * 2)
+    assert read(two, two) == (2, False)
+    assert read(two, two, two) == (2, True)
+
+
+def test_who_made_it_is_no_terminal_escape() -> None:
+    hostile = msgspec.structs.replace(opening("demo-0"), format_version=99, rankdeck_version="\x1b[2J")
+    with pytest.raises(MalformedRecordingError) as caught:
+        decode_recording(encode_recording(hostile, []), WIRE_VERSION)
+    assert "\x1b" not in str(caught.value)
 
 
 def test_another_version_is_named() -> None:

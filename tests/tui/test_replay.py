@@ -32,13 +32,12 @@ async def test_one_jumps_to_the_verdict_sees_the_stacks_and_goes_back() -> None:
         await console.frames()
         assert "step 1 loss 5.3" in console.text()
 
-        await console.press("full_stop", "s")
-        await console.frames()
-        assert "no stacks had been taken by then" in console.text() or "rank 2 (1 rank): frozen" in console.text()
         await console.press("s")
         await console.frames()
+        assert "later: taken 1.1 s on" in console.text()
         assert "rank 2 (1 rank): frozen at train.py:38" in console.text()
-        await console.press("escape")
+        assert console.lines()[-1].split("  ") == [" Esc Close", "a All frames"], "the others are of what is live"
+        await console.press("n", "s", "escape")
 
         await console.press("comma", "comma", "comma", "comma")
         await console.frames(4)

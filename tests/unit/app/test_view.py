@@ -137,6 +137,11 @@ def test_the_remaining_time_is_the_remaining_steps_at_the_present_rate() -> None
     assert job is not None
     assert job.remaining_s == pytest.approx((1000 - 190) / 10)
 
+    view = console.hear("a", worker_report(0, report, process=ProcessState.FROZEN, process_s=5.0))
+    job = view.job()
+    assert job is not None
+    assert (job.severity, job.remaining_s) == (Severity.CRITICAL, None), "what hangs does not get there"
+
 
 def test_a_loss_that_is_no_number_is_shown_as_such_and_null_in_json() -> None:
     console = Console()

@@ -5,28 +5,29 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import stat
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from agent.wire.logs import LogLine, RootCause
 from agent.wire.reports import WIRE_VERSION, NodeReport, decode_node_report, encode_node_report
+from agent.wire.secret_mask import MASK, masked_text
 from agent.wire.stacks import RankStacks, Stacks, StackSource
 from app.errors import SessionError
 from app.evidence.bundle import RECORDING_NAME, Evidence, bundle_name, encode_bundle, file_name, recording_of
 from app.evidence.masking import masked
-from app.evidence.store import MAX_FILES, default_directory, prune, write_evidence
-from app.recording.records import LinesHeard, NoticeHeard, ReportHeard, StacksHeard, decode_recording
+from app.evidence.store import MAX_FILES, check_directory, default_directory, prune, write_evidence
+from app.recording.records import LinesHeard, NoticeHeard, ReportHeard, StacksHeard, decode_recording, encode_recording
 from ddpcore.wire_stacks import Frame, RecordedCall, ThreadStack
 from tests.support.recordings import frozen_recording, opening
 from tests.support.sim import SimCluster
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+FAULT = {"kind": "freeze", "rank": 2, "at_step": 45}
+SOME_FRAME = next(one.frame for one in reversed(frozen_recording().records) if isinstance(one, ReportHeard))
 TOKEN = "hf_" + "a1" * 12
 URL = "https://me:hunter2@example.org/x"
 
@@ -38,7 +39,10 @@ def evidence(**changes: object) -> Evidence:
         records=recording.records,
         status={"schema": 1},
         summary=["job demo: running", "verdict: rank 2 is frozen"],
-        jobs={"demo-0": {"spec": {"command": ["train.py"]}}, "demo-1": {"error": "it does not answer"}},
+        jobs={
+            "demo-0": {"spec": {"command": ["train.py"], "faults": [FAULT]}},
+            "demo-1": {"error": "it does not answer"},
+        },
     )
     return msgspec.structs.replace(kept, **changes)
 
@@ -60,12 +64,29 @@ def test_it_is_read_without_us_and_played_with_us() -> None:
     about = files["about.txt"].decode()
     assert "Why: rank 2 is frozen" in about
     assert "verdict: rank 2 is frozen" in about
+    assert "rankdeck was asked to do this harm: freeze rank 2 at step 45\n" in about
+    assert re.search(r"^03:12:3\dZ \(1\d s before the end\)  rank 2 on demo-1 is frozen", about, re.MULTILINE)
     assert files["logs/demo-0.log"].decode() == "[rank 0 stdout] step 1 loss 5.3\n[launcher stderr] W torchrun\n"
     assert "rank 2 (1 rank): frozen at train.py:38 in Trainer.step" in files["stacks.txt"].decode()
     assert json.loads(files["stacks.json"])["groups"][0]["ranks"] == [2]
     found = decode_recording(recording_of(encode_bundle(kept)), WIRE_VERSION)
     assert (found.records, found.is_cut) == (kept.records, False)
     assert bundle_name(kept.opening) == "demo-20261121-031245.zip"
+
+
+def test_one_whose_end_is_missing_is_played_as_far_as_it_goes() -> None:
+    kept = evidence()
+    content = encode_bundle(kept)
+    for size in (len(content) - 9, len(content) * 3 // 4):
+        found = decode_recording(recording_of(content[:size]), WIRE_VERSION)
+        assert found.records == kept.records[: len(found.records)]
+        assert found.records
+    assert decode_recording(recording_of(content[:-9]), WIRE_VERSION).records == kept.records, "only texts are missing"
+    packed_again = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(packed_again, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in sorted(old.namelist()):
+            new.writestr(name, old.read(name))
+    assert decode_recording(recording_of(packed_again.getvalue()), WIRE_VERSION).records == kept.records
 
 
 def test_without_stacks_lines_or_a_job_there_is_less_of_it() -> None:
@@ -87,6 +108,12 @@ def test_versions_and_the_recorder_of_each_rank_are_in_it() -> None:
     assert "versions on ranks 0-1: torch 2.13.0, nccl 2.27\n" in about
     assert "versions on rank 2: torch 2.12.1, nccl 2.27\n" in about
     assert "all_reduce #57 [4096, 8], not over, called 3.2 s ago" in files["stacks.txt"].decode()
+
+
+def test_the_stacks_that_show_something_are_the_ones_in_the_texts() -> None:
+    gone = StacksHeard(60.0, "demo-1", None, "job demo does not run")
+    files = files_of(evidence(records=[*frozen_recording().records, gone]))
+    assert "rank 2 (1 rank): frozen" in files["stacks.txt"].decode()
 
 
 def test_what_ranks_say_is_no_terminal_escape_and_no_path() -> None:
@@ -125,6 +152,34 @@ def test_what_looks_like_a_secret_is_in_none_of_it() -> None:
     assert decode_node_report(kept[0].frame).jobs[0].root_cause is not None
 
 
+@pytest.mark.parametrize("size", range(20, 300, 7))
+@pytest.mark.parametrize("secret", [TOKEN, "https://me:voil\u00e0@host/x", "Bearer 0123456789abcdef"])
+def test_a_secret_is_found_wherever_it_stands_in_a_frame(secret: str, size: int) -> None:
+    report = decode_node_report(SOME_FRAME)
+    cause = RootCause(0, exception=f"{secret} {'x' * size}"[: size + len(secret)])
+    leaky = msgspec.structs.replace(report, jobs=[msgspec.structs.replace(report.jobs[0], root_cause=cause)])
+
+    kept = masked(ReportHeard(0.0, "demo-0", encode_node_report(leaky)))
+
+    assert isinstance(kept, ReportHeard)
+    told = decode_node_report(kept.frame).jobs[0].root_cause
+    assert told is not None
+    assert masked_text(told.exception) == told.exception
+    assert MASK in told.exception
+
+
+def test_what_is_masked_keeps_within_the_bounds_of_its_field() -> None:
+    tail = "://a:b@"
+    name = "n" * (256 - len(tail)) + tail
+    told = Stacks("demo", 0, 0.1, [RankStacks(0, StackSource.PROBE, 1, [ThreadStack(name, 1)])])
+    notice = NoticeHeard(0.0, "n" * (8192 - len(tail)) + tail)
+
+    kept = [masked(StacksHeard(0.0, "demo-0", told)), masked(notice)]
+
+    found = decode_recording(encode_recording(opening("demo-0"), kept), WIRE_VERSION)
+    assert (found.records, found.is_cut) == (kept, False)
+
+
 def test_a_record_without_secrets_is_as_it_was() -> None:
     for record in frozen_recording().records:
         assert masked(record) == record
@@ -149,21 +204,29 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
         write_evidence(tmp_path / "file" / "x.zip", b"")
 
 
-def test_only_the_newest_files_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_that_cannot_take_evidence_is_said_before_there_is_any(tmp_path: Path) -> None:
+    check_directory(tmp_path / "new" / "deep")
+    assert (tmp_path / "new" / "deep").is_dir()
+    with pytest.raises(SessionError, match="evidence cannot be kept in /proc/foo: "):
+        check_directory(Path("/proc/foo"))
+
+
+def test_only_the_newest_files_stay_and_nobody_else_s_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    strangers = ["dataset-shard-10.zip", "train-20261121.zip", "notes-20261121-031245.txt"]
+    for name in strangers:
+        (tmp_path / name).touch()
     for number in range(MAX_FILES + 5):
-        path = tmp_path / f"{number}.zip"
+        path = tmp_path / f"train-20261121-{number:06}.zip"
         path.write_bytes(b"x" * 100)
         os.utime(path, (1_000_000 + number, 1_000_000 + number))
-    (tmp_path / "notes.txt").touch()
 
     prune(tmp_path)
-    assert len(list(tmp_path.glob("*.zip"))) == MAX_FILES
-    assert not (tmp_path / "0.zip").exists()
-    assert (tmp_path / "notes.txt").exists()
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert kept == {*strangers, *(f"train-20261121-{number:06}.zip" for number in range(5, MAX_FILES + 5))}
 
     monkeypatch.setattr("app.evidence.store.MAX_BYTES", 250)
     prune(tmp_path)
-    assert sorted(path.name for path in tmp_path.glob("*.zip")) == [f"{MAX_FILES + 3}.zip", f"{MAX_FILES + 4}.zip"]
+    assert len(list(tmp_path.iterdir())) == len(strangers) + 2
 
 
 def test_it_goes_where_programs_keep_their_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

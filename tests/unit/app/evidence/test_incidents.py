@@ -9,6 +9,7 @@ from tests.support.recordings import verdict
 
 def test_a_verdict_that_stands_is_an_incident_once() -> None:
     incidents = Incidents()
+    incidents.see_alive(("demo", attempt) for attempt in range(100))
 
     assert incidents.begun([verdict()], 10.0) == []
     (incident,) = incidents.begun([verdict()], 10.0 + SETTLE_S)
@@ -20,6 +21,7 @@ def test_a_verdict_that_stands_is_an_incident_once() -> None:
 
 def test_one_that_flickers_and_one_that_only_warns_are_none() -> None:
     incidents = Incidents()
+    incidents.see_alive(("demo", attempt) for attempt in range(100))
     for second in range(20):
         now_s = 10.0 + 0.9 * second
         assert incidents.begun([verdict()] if second % 2 else [], now_s) == []
@@ -28,6 +30,7 @@ def test_one_that_flickers_and_one_that_only_warns_are_none() -> None:
 
 def test_another_cause_another_attempt_and_a_later_time_are_others() -> None:
     incidents = Incidents()
+    incidents.see_alive(("demo", attempt) for attempt in range(100))
     for told in (verdict(), verdict(Cause.EXITED), verdict(attempt=1)):
         incidents.begun([told], 10.0)
         assert len(incidents.begun([told], 12.0)) == 1
@@ -39,6 +42,7 @@ def test_another_cause_another_attempt_and_a_later_time_are_others() -> None:
 
 def test_a_session_that_goes_on_failing_does_not_fill_the_disk() -> None:
     incidents = Incidents()
+    incidents.see_alive(("demo", attempt) for attempt in range(100))
     num_kept = 0
     for attempt in range(3 * MAX_INCIDENTS):
         incidents.begun([verdict(attempt=attempt)], 10.0 * attempt)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from app.diagnosis.rank_facts import Thresholds
 from app.errors import AppError
 from app.recording.playback import Playback
-from app.recording.records import Recording, ReportHeard
+from app.recording.records import NoticeHeard, Recording, ReportHeard, StacksHeard
 from app.recording.replay import Replay
+from app.recording.timeline import clock_text
 from app.rows import Cause
 from app.status_object import status_object
 from ddpcore.wire import Fault, FaultKind
@@ -90,7 +92,7 @@ def test_it_goes_at_its_speed_stands_still_when_told_and_stays_at_the_end() -> N
 
     replay.change_speed(+99)
     played(10.0, replay, watch)
-    assert replay.title.endswith("the end")
+    assert replay.title.endswith("the end x64")
     replay.pause()
     replay.change_speed(-99)
     played(1.0, replay, watch)
@@ -137,6 +139,63 @@ def test_the_next_verdict_is_where_it_stands_still() -> None:
     assert replay.title.endswith("the end"), "nothing else is said in it"
 
 
+def test_going_back_twice_goes_back_twice_as_far_and_a_search_begins_where_that_ends() -> None:
+    watch = Watch()
+    replay = Replay(RECORDING, start_s=RECORDING.length_s, clock=watch)
+    replay.view()
+
+    replay.skip(-2.0)
+    replay.skip(-2.0)
+    replay.pause()
+    replay.view()
+
+    end_s = int(RECORDING.length_s)
+    assert position_s(replay) == f"0:{end_s - 4:02}"
+    replay.skip(-1.0)
+    replay.to_next_verdict()
+    replay.view()
+    assert replay.title.endswith("the end"), "the freeze is before that, and has been said"
+
+
+def test_a_verdict_that_comes_again_is_found_again() -> None:
+    sim = SimCluster()
+    sim.freeze(2, at_step=30)
+    sim.run_until(lambda: bool(sim.verdicts()), 30, "it is frozen")
+    sim.run(2)
+    sim.thaw(2)
+    sim.run_until(lambda: not sim.causes(), 20, "it goes on")
+    sim.run(3)
+    sim.freeze(2)
+    sim.run_until(lambda: bool(sim.causes()), 30, "it is frozen again")
+    sim.run(2)
+    recording, watch = recording_of(sim), Watch()
+
+    replay = Replay(recording, clock=watch)
+    replay.to_next_verdict()
+    first = replay.view()
+    at_first = replay.title
+    replay.to_next_verdict()
+    second = replay.view()
+
+    assert first.verdicts()
+    assert second.verdicts()
+    assert replay.title not in {at_first, "the end"}
+    assert "the end" not in replay.title
+    assert sum("frozen" in text for _, text in Replay(recording).play_to_end()) == 2
+
+
+async def test_what_a_recording_says_is_no_terminal_escape() -> None:
+    hostile = "\x1b]52;c;eA==\x07"
+    sim = SimCluster()
+    sim.run(2)
+    replay = Replay(recording_of(sim, NoticeHeard(1.0, hostile), StacksHeard(1.0, "demo-0", None, hostile)))
+    told = list(replay.play_to_end())
+
+    assert told
+    assert "\x1b" not in str([text for _, text in told])
+    assert "\x1b" not in "".join(answer.trouble for answer in await replay.stacks(is_native=False))
+
+
 def test_a_frame_that_has_no_time_left_goes_on_in_the_next() -> None:
     class Slow(Watch):
         def __call__(self) -> float:
@@ -152,15 +211,30 @@ def test_a_frame_that_has_no_time_left_goes_on_in_the_next() -> None:
     assert not replay.title.endswith("seeking")
 
 
-async def test_the_stacks_are_those_that_had_been_taken_by_then() -> None:
+async def test_the_stacks_are_the_newest_by_then_or_the_next_that_were_taken() -> None:
     replay = Replay(RECORDING)
-    with pytest.raises(AppError, match="no stacks had been taken by then"):
-        await replay.stacks(is_native=False)
+    note, *later = await replay.stacks(is_native=False)
+    assert (note.stacks, note.trouble.startswith("taken ")) == (None, True)
 
     list(replay.play_to_end())
     answers = await replay.stacks(is_native=True)
 
-    assert [answer.node for answer in answers] == ["demo-0", "demo-1"]
+    assert [answer.node for answer in answers] == [answer.node for answer in later] == ["demo-0", "demo-1"]
+
+
+async def test_a_recording_without_stacks_says_so() -> None:
+    sim = SimCluster()
+    sim.run(2)
+    with pytest.raises(AppError, match="no stacks were taken in this recording"):
+        await Replay(recording_of(sim)).stacks(is_native=False)
+
+
+def test_a_moment_has_its_time_of_the_clock_where_the_recording_tells() -> None:
+    assert clock_text(RECORDING, RECORDING.length_s) == "03:12:45Z"
+    assert clock_text(RECORDING, RECORDING.length_s - 46) == "03:11:59Z"
+    for made_at in ("", "yesterday", "0001-01-01T00:00:00Z"):
+        odd = Recording(msgspec.structs.replace(RECORDING.opening, made_at=made_at), RECORDING.records, is_cut=False)
+        assert clock_text(odd, 0.0) == ""
 
 
 async def test_nothing_can_be_done_to_what_is_over() -> None:

@@ -64,6 +64,13 @@ def test_a_rank_that_trains_on_its_own_is_recognised(
     assert (Oddity.GROUPLESS in looked) == is_alone
 
 
+def test_a_rank_that_has_closed_its_process_group_has_not_trained_alone() -> None:
+    surroundings = Surroundings(2)
+    surroundings.look(0.0, [], has_process_group=True, num_steps=50)
+
+    assert Oddity.GROUPLESS not in surroundings.look(1.0, [], has_process_group=False, num_steps=51)
+
+
 def test_a_launcher_among_the_children_is_found_at_the_next_look() -> None:
     surroundings = Surroundings(2)
     assert surroundings.look(0.0, [], has_process_group=False) == ()

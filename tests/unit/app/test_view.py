@@ -128,6 +128,7 @@ def test_the_remaining_time_is_the_remaining_steps_at_the_present_rate() -> None
     console = Console()
     view = console.view()
     training = TrainingReport(last_step=1000)
+    report = rank_report(0)
     for second in range(10):
         report = rank_report(0, report_seq=second + 1, step=100 + 10 * second, training=training)
         console.now_s = 100.0 + second

@@ -65,7 +65,7 @@ CHANCE_SIGMAS = 5.0
 """Beyond chance: there are many windows in a night, and many ranks in a job."""
 MIN_LAST = 0.75
 """Share of the compared collectives to which a straggler comes last. Of four healthy gloo ranks on two busy cores none
-came last to more than half of them, in 116 windows of 5 s; one that takes 20 % longer does so to nine in ten."""
+came last to more than half of them, in 116 windows of 5 s; one that takes 20 % longer does so to 0.8 and more."""
 MIN_COST = 0.08
 """Less of the step time is not worth a verdict, and within what sampling makes uncertain."""
 KEEP_LAST = 0.6

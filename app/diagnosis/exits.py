@@ -46,7 +46,19 @@ def is_clean(death: Death) -> bool:
 
 def has_left(death: Death, farewells: frozenset[int]) -> bool:
     """Return whether a rank ended in good order, or was on the way to it when its launcher ended it."""
-    return is_clean(death) or (death.rank in farewells and death.exit.signal == signal.SIGTERM)
+    return is_clean(death) or (_was_ending(death, farewells) and not death.exit.error)
+
+
+def has_failed(death: Death, farewells: frozenset[int]) -> bool:
+    """Return whether a rank was on the way out by an exception of its own when its launcher ended it.
+
+    Those to whom it had said so by then may well be out before it, and the launcher acts on the first.
+    """
+    return _was_ending(death, farewells) and bool(death.exit.error) and not has_lost_peer(death)
+
+
+def _was_ending(death: Death, farewells: frozenset[int]) -> bool:
+    return death.rank in farewells and death.exit.signal == signal.SIGTERM
 
 
 def is_unknown(death: Death) -> bool:
@@ -107,6 +119,8 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
         return Exits(own, lost_connection, [], first_s)
     # Whoever closes its connections dies a little later than those that lose them by it.
     until_s = first[-1].at_s + thresholds.grace_s
+    if failed := [death for death in told if has_failed(death, context.farewells) and death.at_s <= until_s]:
+        return Exits(sorted(failed, key=_by_time), lost_connection, [], first_s)
     leavers = [death for death in told if has_left(death, context.farewells) and death.at_s <= until_s]
     # When nearly all have left in good order, the one that lost them has only been the last to end.
     is_end_of_all = len(leavers) > 1 and 0 < context.world_size <= len(leavers) + len(bad)

@@ -133,7 +133,9 @@ def _frozen(verdict: Verdict) -> list[str]:
 def _exited(verdict: Verdict) -> list[str]:
     end = verdict.exit
     was = "was" if len(verdict.culprits) == 1 else "were"
-    if end is not None and end.signal is not None:
+    if end is not None and end.signal == signal.SIGTERM and end.error and not LOST_PEER.search(end.error):
+        how = f"failed{_after_step(verdict)} and {was} ended by SIGTERM then"
+    elif end is not None and end.signal is not None:
         how = f"{was} killed by {signal_text(end.signal)}{_after_step(verdict)}"
     elif end is not None and end.code is not None:
         how = f"exited with code {end.code}{_after_step(verdict)}"
@@ -308,7 +310,10 @@ def hint(verdict: Verdict, pid: int | None) -> str:
 
 
 def _exit_hint(verdict: Verdict, on_node: str) -> str:
+    has_error = verdict.exit is not None and bool(verdict.exit.error)
     number = None if verdict.exit is None else verdict.exit.signal
+    if number == signal.SIGTERM and has_error:
+        number = None
     rank = verdict.culprits[0]
     return {
         None: f"the whole traceback is in the logs of rank {rank}",

@@ -61,6 +61,12 @@ REAL = (
         "an all-reduce against a broadcast", ("different_calls.py",), (Cause.MISMATCH, (0, 1)), within_s=12, watch_s=4
     ),
     RealScenario("the first one raises (S1)", ("first_one_first.py", "raise"), (Cause.EXITED, (0,)), watch_s=3),
+    RealScenario(
+        "the first one raises and is not out before the others (S1)",
+        ("first_one_first.py", "raise-and-linger"),
+        (Cause.EXITED, (0,)),
+        watch_s=3,
+    ),
     RealScenario("the first one takes its time (S1)", ("first_one_first.py", "take"), watch_s=20),
     RealScenario("freeze", ("steps.py", "9999"), (Cause.FROZEN, (1,)), 4.0, 60, FaultKind.FREEZE),
     RealScenario("kill", ("steps.py", "9999"), (Cause.EXITED, (1,)), 6.0, 60, FaultKind.KILL),

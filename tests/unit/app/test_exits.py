@@ -147,6 +147,21 @@ def test_a_rank_that_was_about_to_end_is_the_one_that_left_though_its_launcher_e
     assert [death.rank for death in sorted_out(lost, told).early_leavers] == []
 
 
+def test_a_rank_that_had_failed_is_the_one_though_its_launcher_ended_it_before_it_was_out() -> None:
+    told_by_it = end(1, 10.0, code=1, error="ddpcore.errors.MasterFailedError: rank 0 failed: no corpus here")
+    failed = end(0, 10.8, signal=15, error="FileNotFoundError: no corpus here")
+    deaths = {0: failed, 1: told_by_it}
+
+    def sort(farewells: set[int], now_s: float = 20.0) -> Exits:
+        context = ExitContext(NEVER, False, frozenset(), now_s, 2, frozenset(farewells))
+        return sort_out(deaths, context, Thresholds())
+
+    found = sort({0, 1})
+    assert culprits(found) == [0]
+    assert (found.lost_connection, found.early_leavers) == ([1], [])
+    assert culprits(sort({1})) == [1], "of one that had not begun to end, what its output ends with may be old"
+
+
 def test_of_a_job_that_has_ended_well_its_ranks_are_not_blamed_for_the_last_one_s_loss() -> None:
     deaths = {rank: end(rank, 10.0 + rank / 100, code=0) for rank in range(7)}
     deaths[7] = end(7, 10.2, code=1, error=LOST)

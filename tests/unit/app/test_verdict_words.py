@@ -71,6 +71,10 @@ def verdict(cause: Cause, **fields: Any) -> Verdict:
             f"rank 2 on demo-1 exited with code 1: {LOST}; whose connection it lost is not known",
         ),
         (
+            verdict(Cause.EXITED, exit=ExitReport(signal=15, error="KeyError: 'x'"), waiting=(), place=None),
+            "rank 2 on demo-1 failed and was ended by SIGTERM then: KeyError: 'x'",
+        ),
+        (
             verdict(Cause.EXITED, exit=None, waiting=(), place=None, nodes=()),
             "rank 2 ended, how is not known",
         ),

@@ -55,7 +55,7 @@ def _refusal_of_step(fault: Fault, step: int | None) -> Refused | None:
         if step is None and not _acts_at_once(fault):
             return Refused(
                 RefusalReason.WRONG_STATE,
-                f"rank {fault.rank} has told of no step yet, and only freeze, thaw, kill and slow act without one",
+                f"rank {fault.rank} has told of no step yet, and only freeze, thaw and kill act without steps",
             )
         return None
     if fault.kind is FaultKind.THAW:

@@ -194,7 +194,12 @@ def status(*, host: str, is_json: bool, python: str, ssh_config: str) -> None:
 @click.command()
 @click.argument("job_id", metavar="JOB")
 @host_option
-@click.option("--all", "is_whole", is_flag=True, help="Every frame of every thread, and what the kernel says")
+@click.option(
+    "--all",
+    "is_whole",
+    is_flag=True,
+    help="Every frame of every thread, the flight recorder, versions, and what the kernel says",
+)
 @click.option("--native", "is_native", is_flag=True, help="With C and C++ frames, by py-spy; stops each rank shortly")
 @json_option
 @reaches

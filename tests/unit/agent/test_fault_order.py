@@ -63,7 +63,7 @@ def test_undoing_harm_is_never_forbidden(fault: Fault) -> None:
         (Fault(FaultKind.LEAVE, 3, at_step=9), 40, RefusalReason.WRONG_STATE, "rank 3 has done step 40 already"),
         (Fault(FaultKind.THAW, 3, at_step=9), None, RefusalReason.MALFORMED, "thaw it without one"),
         (Fault(FaultKind.GIL, 3), None, RefusalReason.WRONG_STATE, "rank 3 has told of no step yet"),
-        (Fault(FaultKind.OOM, 3), None, RefusalReason.WRONG_STATE, "only freeze, thaw, kill and slow act without one"),
+        (Fault(FaultKind.OOM, 3), None, RefusalReason.WRONG_STATE, "only freeze, thaw and kill act without steps"),
     ],
 )
 def test_a_step_that_cannot_come_is_refused(fault: Fault, step: int | None, reason: RefusalReason, words: str) -> None:
@@ -80,5 +80,5 @@ def test_a_step_that_may_come_is_taken(step: int | None) -> None:
 
 
 @pytest.mark.parametrize("kind", [FaultKind.FREEZE, FaultKind.THAW, FaultKind.KILL, FaultKind.SLOW])
-def test_what_acts_at_once_needs_no_step(kind: FaultKind) -> None:
+def test_what_acts_at_once_or_lasts_needs_no_step_yet(kind: FaultKind) -> None:
     assert refusal_of_fault(FaultReceived(Fault(kind, 3), None), make_spec(), RANKS, WorkerMemory()) is None

@@ -93,7 +93,7 @@ class StackDumps:
             threads=kept,
             num_threads_left_out=len(threads) - len(kept),
             pending=_pending(recorded, marks),
-            recorded=[_recorded(entry) for entry in recorded.entries[-MAX_RECORDED:]],
+            recorded=_newest(recorded),
             versions=versions(),
         )
         _replace(self._path, encode_stack_dump(dump))
@@ -141,8 +141,17 @@ def _pending(recorded: RecorderDump, marks: Iterable[BarrierMark | None]) -> lis
     return [*calls[: MAX_PENDING - len(named)], *named][:MAX_PENDING]
 
 
-def _recorded(entry: RecorderEntry) -> RecordedCall:
-    age_s = time.time() - entry.called_us / 1e6  # noqa: TID251 - the recorder's clock
+def _newest(recorded: RecorderDump) -> list[RecordedCall]:
+    """Return the newest calls of all recorders together, the oldest first."""
+    now_s = time.time()  # noqa: TID251 - the recorder's clock
+    entries = sorted(
+        recorded.entries, key=lambda entry: entry.called_us
+    )  # stable: where times are not told, as recorded
+    return [_recorded(entry, now_s) for entry in entries[-MAX_RECORDED:]]
+
+
+def _recorded(entry: RecorderEntry, now_s: float) -> RecordedCall:
+    age_s = now_s - entry.called_us / 1e6
     return RecordedCall(
         sendable(entry.group, _MAX_NAME_CHARS),
         max(0, entry.seq),

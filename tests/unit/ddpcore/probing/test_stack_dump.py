@@ -6,16 +6,26 @@ import os
 import stat
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
-import torch  # noqa: F401 - its directory is one of the roots
+import torch
 
 from ddpcore.probing.code_places import code_roots
 from ddpcore.probing.samples import BarrierMark, RecorderDump, RecorderEntry
 from ddpcore.probing.stack_dump import StackDumps
 from ddpcore.wire import BARRIER_GROUP
-from ddpcore.wire_stacks import MAX_FRAMES, MAX_PENDING, MAX_THREADS, PendingCall, StackDump, decode_stack_dump
+from ddpcore.wire_stacks import (
+    MAX_FRAMES,
+    MAX_PENDING,
+    MAX_RECORDED,
+    MAX_THREADS,
+    PendingCall,
+    StackDump,
+    decode_stack_dump,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -146,6 +156,32 @@ def test_pending_collectives_and_named_barriers_are_told(tmp_path: Path) -> None
     flood = dumped(tmp_path, RecorderDump([entry(seq) for seq in range(1, 99)], {}), here)
     assert len(flood.pending) == MAX_PENDING
     assert flood.pending[-1].label == "epoch"
+
+
+def test_the_newest_calls_of_all_recorders_and_the_versions_are_told(tmp_path: Path) -> None:
+    now_us = int(time.time() * 1e6)  # noqa: TID251 - the recorder's clock
+    an_hour_us = 3_600_000_000
+    gloo = [RecorderEntry(("gloo", 0), "0", seq, "gloo:all_reduce", ((4, 2),), False, True, now_us) for seq in (8, 9)]
+    old = RecorderEntry(("nccl", 0), "1", 0, "nccl:broadcast", (), False, False, now_us - an_hour_us)
+    nccl = [msgspec.structs.replace(old, seq=seq) for seq in range(64)]
+
+    dump = dumped(tmp_path, RecorderDump([*gloo, *nccl], {}))
+
+    assert len(dump.recorded) == MAX_RECORDED
+    assert [call.seq for call in dump.recorded[-2:]] == [8, 9], "however many the other recorder has"
+    newest, oldest = dump.recorded[-1], dump.recorded[0]
+    assert (newest.group, newest.op, newest.sizes, newest.is_over) == ("0", "all_reduce", [[4, 2]], True)
+    assert (oldest.op, oldest.is_over) == ("broadcast", False)
+    assert newest.age_s is not None
+    assert newest.age_s < 30.0
+    assert oldest.age_s == pytest.approx(newest.age_s + 3600.0, abs=0.1)
+    assert dump.versions["python"] == sys.version.split()[0]
+    assert dump.versions["torch"] == torch.__version__
+    assert "cuda" not in dump.versions or torch.version.cuda
+
+
+def test_a_call_without_a_time_has_no_age(tmp_path: Path) -> None:
+    assert [call.age_s for call in dumped(tmp_path, RecorderDump([entry(5)], {})).recorded] == [None]
 
 
 def test_one_file_answers_all_that_was_asked_for(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from app.evidence.bundle import Evidence
 from app.evidence.masking import masked, masked_values
 from app.headless import summary_lines, summary_object
 from app.recording.past import MAX_AGE_S
-from app.recording.records import FORMAT_VERSION, Opening, Record, ReportHeard, StacksHeard
+from app.recording.records import FORMAT_VERSION, LinesHeard, Opening, Record, ReportHeard, StacksHeard
 from app.safe_text import LINE_LIMIT, clean
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ async def put_together(
     made_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     why = masked_text(why)[:4096]
     opening = Opening(FORMAT_VERSION, WIRE_VERSION, version("rankdeck"), made_at, list(nodes), job_id, why)
-    records = sorted((*heard, *answers.past, *answers.stacks), key=lambda record: record.at_s)
+    records = _in_order([*heard, *answers.past, *answers.stacks])
     return Evidence(
         opening=opening,
         records=await asyncio.to_thread(_kept, records),
@@ -86,6 +86,19 @@ async def put_together(
         summary=[masked_text(line) for line in summary_lines(summary)],
         jobs=dict(answers.jobs),
     )
+
+
+def _in_order(records: list[Record]) -> list[Record]:
+    """Return records by their time; lines from before the first report as if they came with that.
+
+    The last words before a hang may be an hour old, and nobody wants to see that hour played.
+    """
+    begin_s = min((record.at_s for record in records if isinstance(record, ReportHeard)), default=0.0)
+    told = (
+        msgspec.structs.replace(record, at_s=max(record.at_s, begin_s)) if isinstance(record, LinesHeard) else record
+        for record in records
+    )
+    return sorted(told, key=lambda record: record.at_s)
 
 
 def _kept(records: Sequence[Record]) -> list[Record]:

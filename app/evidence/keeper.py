@@ -64,7 +64,9 @@ class EvidenceKeeper:
         """All sentences about what was kept."""
 
     def observe(self, verdicts: Iterable[Verdict], live: Iterable[tuple[str, int]], now_s: float) -> None:
-        """Take what is said now, and which attempts of jobs have not ended."""
+        """Take what is said now, and which attempts of jobs have not ended; nothing more once it closes."""
+        if self._is_closing.is_set():
+            return
         self._incidents.see_alive(live)
         self._said = (list(verdicts), now_s)
         for incident in self._incidents.begun(self._said[0], now_s):
@@ -75,8 +77,11 @@ class EvidenceKeeper:
     def drain_notices(self) -> list[str]:
         """Return sentences about what was kept since the last call."""
         notices, self._notices = self._notices, []
-        self.told += notices
         return notices
+
+    def _tell(self, sentence: str) -> None:
+        self.told.append(sentence)
+        self._notices.append(sentence)
 
     async def close(self) -> None:
         """Write what is under way, or was about to be, with what there is by now; takes at most `CLOSING_S`."""
@@ -87,14 +92,14 @@ class EvidenceKeeper:
             _, late = await asyncio.wait(self._tasks, timeout=CLOSING_S)
             for task in late:
                 task.cancel()
-                self._notices.append("no evidence of this is kept: it took too long to collect")
+                self._tell("no evidence of this is kept: it took too long to collect")
             await asyncio.gather(*late, return_exceptions=True)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             # A mistake of ours here must neither end the console nor be lost.
-            self._notices.append(f"no evidence of this is kept: {type(error).__name__}: {error}")
+            self._tell(f"no evidence of this is kept: {type(error).__name__}: {error}")
 
     async def _keep(self, incident: Incident) -> None:
         answers = Answers()
@@ -106,9 +111,9 @@ class EvidenceKeeper:
             path = self._directory / bundle_name(evidence.opening)
             path = await asyncio.to_thread(_write, path, evidence)
         except AppError as error:
-            self._notices.append(f"no evidence of this is kept: {error}")
+            self._tell(f"no evidence of this is kept: {error}")
             return
-        self._notices.append(f"evidence of this is kept; look at it again: rankdeck replay {path}")
+        self._tell(f"evidence of this is kept; look at it again: rankdeck replay {path}")
 
     async def _while_open(self, work: Coroutine[None, None, None], patience_s: float, hurry_s: float = HURRY_S) -> None:
         """Do something until it is done or takes too long; once the session closes it has `hurry_s` left."""

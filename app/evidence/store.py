@@ -47,20 +47,24 @@ def write_evidence(path: Path, content: bytes) -> Path:
     Raises:
         SessionError: It cannot be written; nothing is left of it.
     """
-    made = None
+    made = place = None
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd, made = tempfile.mkstemp(prefix=".evidence-", dir=path.parent)  # 0600
         with os.fdopen(fd, "wb") as file:
             file.write(content)
-        return _linked(Path(made), path)
+        place = _reserved(path)
+        Path(made).replace(place)
     except OSError as error:
+        if place is not None:
+            place.unlink(missing_ok=True)
         raise SessionError(
             f"evidence cannot be written to {path}: {error.strerror}", "name another place: --output, --evidence"
         ) from error
     finally:
         if made is not None:
             Path(made).unlink(missing_ok=True)
+    return place
 
 
 def prune(directory: Path) -> None:
@@ -76,13 +80,11 @@ def prune(directory: Path) -> None:
                 path.unlink()
 
 
-def _linked(made: Path, path: Path) -> Path:
-    """Give a file its name, or the next one that is free: evidence never takes another file's place."""
+def _reserved(path: Path) -> Path:
+    """Take a name, or the next one that is free, and return it: evidence never takes another file's place."""
     for number in range(1, 1000):
         free = path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
-        try:
-            free.hardlink_to(made)
-        except FileExistsError:
-            continue
-        return free
+        with contextlib.suppress(FileExistsError):
+            free.touch(mode=0o600, exist_ok=False)
+            return free
     raise FileExistsError(errno.EEXIST, "there are a thousand of that name", str(path))

@@ -54,7 +54,6 @@ class LiveSession:
     @property
     def told_of_evidence(self) -> list[str]:
         """All sentences about evidence that was kept."""
-        self.session.drain_notices()
         return self.session.told_of_evidence
 
     async def inject(self, fault: Fault) -> str:

@@ -7,6 +7,7 @@ The same session serves the screen and the printed lines. It decides nothing: `a
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 LOG_PERIOD_S = 0.2
 """Between two looks at whether a node has new log lines: below what a reader notices."""
 MAX_PRINTED_BYTES = 4 * 2**20
-"""Of lines that are kept for evidence, beside reports: a rank that talks much must not push those out."""
+"""Of lines that are kept for evidence, however old, beside reports: a rank that talks much must not push those out."""
 MAX_WAITING_LINES = 100_000
 """Lines pulled and not yet taken by the screen; older ones are dropped first."""
 
@@ -61,7 +62,7 @@ class Session:
         self._telemetry = Telemetry({node: path / TELEMETRY_SOCKET for node, path in self._directories.items()})
         self._fleet = Fleet({})
         self._past = Past()
-        self._printed = Past(max_bytes=MAX_PRINTED_BYTES)
+        self._printed = Past(max_age_s=math.inf, max_bytes=MAX_PRINTED_BYTES)
         self._evidence_dir = evidence_dir
         self._keeper: EvidenceKeeper | None = None
         self._log_lines: deque[tuple[str, LogLine]] = deque(maxlen=MAX_WAITING_LINES)
@@ -183,8 +184,11 @@ class Session:
     @property
     def has_all_lines(self) -> bool:
         """True when every line that the nodes have told of is here."""
-        known = self._log_cursor
-        return all(known.get(node, ("", 0)) >= wanted for node, wanted in self._log_wanted.items() if wanted[1])
+        for node, (epoch, newest) in self._log_wanted.items():
+            known_epoch, cursor = self._log_cursor.get(node, (epoch, 0))
+            if known_epoch != epoch or cursor < newest:
+                return False
+        return True
 
     async def close(self) -> None:
         """Stop listening and let go of the roads; the agents live on."""

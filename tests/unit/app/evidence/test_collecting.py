@@ -11,14 +11,14 @@ import msgspec
 
 from agent.wire.commands import Command, PullHistory, ShowJob
 from agent.wire.jobs import JobState
-from agent.wire.logs import RootCause
+from agent.wire.logs import LogLine, RootCause
 from agent.wire.replies import History, PastReport, Reply, Shown
 from agent.wire.reports import NodeReport, decode_node_report
 from app.errors import AgentUnreachableError
 from app.evidence.bundle import encode_bundle
 from app.evidence.collecting import Answers, ask_agents, put_together
 from app.recording.past import MAX_AGE_S
-from app.recording.records import Record, ReportHeard
+from app.recording.records import LinesHeard, Record, ReportHeard
 from app.roads.fleet import Fleet
 from tests.support.jobs import make_spec
 from tests.support.sim import SimCluster
@@ -103,6 +103,19 @@ async def test_an_agent_that_repeats_itself_is_not_asked_for_ever() -> None:
     answers = await asked(Stuck(some_report(), [50.0, 49.0, 48.0]), [])
 
     assert len(answers.past) == 3
+
+
+async def test_the_last_words_are_kept_however_old_and_the_recording_is_no_longer_by_them() -> None:
+    sim = SimCluster()
+    sim.run(8)
+    reports: list[Record] = [ReportHeard(at_s + 5000.0, node, frame) for at_s, node, frame in sim.heard]
+    old = LinesHeard(3.0, "demo-0", [LogLine(1, 0, "stdout", "step 100 loss 2.1")])
+
+    found = await put_together(["demo-0"], sim.view(), [*reports, old], Answers(), ("demo", ""))
+
+    assert any(isinstance(record, LinesHeard) for record in found.records)
+    assert found.records[0].at_s == 0.0
+    assert found.records[-1].at_s < 10.0
 
 
 async def test_no_secret_of_a_session_is_in_what_is_put_together() -> None:

@@ -68,6 +68,25 @@ def test_a_cursor_goes_on_where_it_was_and_a_reply_has_a_size(tmp_path: Path) ->
     past.close()
 
 
+def test_what_is_older_than_asked_for_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    past = PastFrames(tmp_path / "history")
+    wall_s = 1000.0
+    monkeypatch.setattr("agent.roads.history.time.time", lambda: wall_s)
+    for number in range(10):
+        past.append(str(number).encode(), float(number))
+        wall_s += 10.0
+
+    found = past.since(Tier.RECENT, 3, 10**9, max_age_s=45.0)
+
+    assert [(one.seq, one.frame, one.age_s) for one in found] == [
+        (7, b"6", 40.0),
+        (8, b"7", 30.0),
+        (9, b"8", 20.0),
+        (10, b"9", 10.0),
+    ]
+    past.close()
+
+
 def test_numbers_go_on_over_restarts_and_a_report_cut_short_is_dropped(tmp_path: Path) -> None:
     past = PastFrames(tmp_path / "history")
     fill(past, 1.0)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from agent.wire.secret_mask import MASK, masked_argv, masked_env, masked_text
+from agent.wire.secret_mask import MASK, masked_argv, masked_env, masked_text, may_hold_secret
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,7 @@ def test_an_empty_secret_is_shown_to_be_empty() -> None:
 def test_known_tokens_are_masked_wherever_they_stand(token: str) -> None:
     assert masked_env({"EXTRA": f"--header={token} -v"}) == {"EXTRA": f"--header={MASK} -v"}
     assert masked_text(f"curl {token}") == f"curl {MASK}"
+    assert may_hold_secret(f"curl {token}".encode())
 
 
 def test_a_password_in_a_url_is_masked_and_its_user_is_not() -> None:
@@ -70,3 +73,14 @@ def test_a_password_in_a_url_is_masked_and_its_user_is_not() -> None:
 )
 def test_arguments_lose_their_secrets(argv: list[str], shown: list[str]) -> None:
     assert masked_argv(argv) == shown
+
+
+PREFIXES = "hf_ sk- ghp_ gho_ ghs_ github_pat_ glpat- xoxb- xoxs- AKIA ASIA AIza eyJ ://a: ://:"
+SECRETS = st.sampled_from([*PREFIXES.split(), "Bearer ", "Basic "])
+TAILS = st.text("abcdefghijklmnopABCDEF0123456789-_.@/", max_size=60)
+
+
+@given(st.lists(st.tuples(TAILS, SECRETS, TAILS), min_size=1, max_size=3))
+def test_what_is_masked_is_never_passed_over_unread(parts: list[tuple[str, str, str]]) -> None:
+    text = " ".join("".join(part) for part in parts)
+    assert may_hold_secret(text.encode()) or masked_text(text) == text

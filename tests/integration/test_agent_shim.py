@@ -257,7 +257,8 @@ def test_a_tree_that_forks_without_end_is_ended(start: Callable[..., ShimProcess
 def test_the_death_of_the_launcher_ends_the_rest(start: Callable[..., ShimProcess], tmp_path: Path) -> None:
     shim = start(TREE + "time.sleep(600)")
     tree = tree_of(shim, tmp_path)
-    launcher_pid = shim.launcher_pid()
+    # The tree may stand before the shim has written down whom it forked.
+    launcher_pid = until(shim.launcher_pid, END_S, "the shim names its launcher")
     assert launcher_pid in tree
     os.kill(launcher_pid, signal.SIGKILL)
     wait_for_end(shim)

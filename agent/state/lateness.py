@@ -36,12 +36,15 @@ class Lateness:
         self._callers: dict[str, set[int]] = {}
         """Of the present beat: who has told of calls in a group."""
         self._told: set[int] = set()
+        """Who has told of the present beat."""
+        self._tellers: set[int] = set()
+        """Who told of the one before: once all have again, there is nothing to wait for."""
         self._counts: dict[int, _Count] = {}
         self._compared_seq: dict[str, int] = {}
         """The newest that has been compared, by group: while little is called, a ring shows the same calls again."""
 
     def take(self, report: RankReport) -> None:
-        """Take a rank's report; the comparison of a beat is made when the next one begins."""
+        """Take a rank's report; a beat's calls are compared once all have told them, or the next one begins."""
         is_late = self._beat - MAX_LATE_BEATS <= report.beat < self._beat
         if not report.arrivals or is_late:
             return
@@ -49,7 +52,7 @@ class Lateness:
         if report.beat != self._beat:
             self._compare()
             self._beat = report.beat
-            self._calls, self._callers, self._told = {}, {}, set()
+            self._tellers, self._told = self._told, set()
         if report.rank in self._told:
             return
         self._told.add(report.rank)
@@ -58,6 +61,8 @@ class Lateness:
             self._callers.setdefault(arrivals.group, set()).add(report.rank)
             for seq, called_us in zip(arrivals.seqs, arrivals.called_us, strict=False):
                 calls.setdefault(seq, {})[report.rank] = called_us
+        if self._tellers and self._tellers <= self._told:
+            self._compare()
 
     def of(self, rank: int) -> LatenessReport | None:
         """Return a rank's counts, None while it has not been compared with any."""
@@ -65,8 +70,10 @@ class Lateness:
         return None if count is None else LatenessReport(count.num_compared, count.num_last)
 
     def _compare(self) -> None:
-        for group, calls in self._calls.items():
-            callers = self._callers[group]
+        told, self._calls = self._calls, {}
+        all_callers, self._callers = self._callers, {}
+        for group, calls in told.items():
+            callers = all_callers[group]
             if len(callers) < 2:
                 continue
             before = self._compared_seq.get(group, 0)

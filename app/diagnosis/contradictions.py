@@ -28,7 +28,9 @@ def mismatches(evidence: Evidence) -> list[Verdict]:
     """Name ranks that wait in the same place of a group's order in different operations, sizes or labels."""
     verdicts = []
     for wait in evidence.waits:
-        sides = _sides(evidence, wait)
+        # Until all have come, or had the time for it, the first two to differ could both seem to be the odd one.
+        have_all_come = wait.is_settled and not len(wait.missing)
+        sides = _sides(evidence, wait) if have_all_come or wait.waited_s >= evidence.thresholds.confirm_s else []
         if len(sides) > 1:
             verdicts.append(_mismatch(evidence, wait, sides))
     return verdicts or _circles(evidence)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from app.model.cluster import Cluster
     from app.model.job_model import JobModel
+    from ddpcore.wire import Place
 
 __all__ = ["Diagnoser", "Diagnosis", "JobDiagnosis", "Thresholds"]
 
@@ -160,6 +161,7 @@ class _JobDiagnoser:
         self._exits_open_until_s = -np.inf
         self._explains_failure = False
         self._joined_s: dict[tuple[str, int], float] = {}
+        self._input_place: Place | None = None
 
     def observe(self, job: JobModel, cluster: Cluster, nodes: list[NodeFacts], now_s: float) -> JobDiagnosis:
         facts = rank_facts(job, cluster, nodes, self._thresholds, now_s)
@@ -248,7 +250,11 @@ class _JobDiagnoser:
         laggards = self._share.laggards
         if laggards is None:
             frac = self._share.input_frac
-            return [] if frac is None else [verdicts.input_bound(evidence, frac)]
+            if frac is None:
+                return []
+            # At the moment of a report all may be at something else; where they load does not change.
+            self._input_place = verdicts.input_place(evidence) or self._input_place
+            return [verdicts.input_bound(evidence, frac, self._input_place)]
         told = verdicts.name(
             evidence,
             Cause.STRAGGLER,

@@ -34,7 +34,7 @@ class Thresholds(msgspec.Struct, frozen=True):
     stall_s: float = 10.0
     """A wait longer than this is a stall: a live rank that causes it is a straggler."""
     silent_s: float = 2.0
-    """Ten of a node's reports, twenty of a probe's: a loaded machine loses some, not this many."""
+    """Ten of a node's reports, eight of a probe's: a loaded machine loses some, not this many."""
     farewell_s: float = 30.0
     """How long a rank that has said farewell may take to end before it counts as silent."""
     lost_s: float = 6.0

@@ -264,10 +264,15 @@ def _in_learned_phase(evidence: Evidence, some: Ranks, known: KnownPhases) -> Ve
     return None
 
 
-def input_bound(evidence: Evidence, frac: float) -> Verdict:
+def input_place(evidence: Evidence) -> Place | None:
+    """Return the line at which a rank waits for its input now, None while none does."""
+    in_data = np.flatnonzero(evidence.facts.is_fresh & (evidence.job.phase == PHASE_CODE[Phase.DATA]))
+    return evidence.place_of(int(in_data[0])) if len(in_data) else None
+
+
+def input_bound(evidence: Evidence, frac: float, place: Place | None) -> Verdict:
     """Return that the input decides how fast the job is."""
     job = evidence.job
-    in_data = np.flatnonzero(evidence.facts.is_fresh & (job.phase == PHASE_CODE[Phase.DATA]))
     return Verdict(
         cause=Cause.INPUT_BOUND,
         culprits=(),
@@ -275,7 +280,7 @@ def input_bound(evidence: Evidence, frac: float) -> Verdict:
         attempt=job.attempt,
         severity=Severity.WARNING,
         cost_frac=frac,
-        place=evidence.place_of(int(in_data[0])) if len(in_data) else None,
+        place=place,
         step=job.lowest_step(),
     )
 

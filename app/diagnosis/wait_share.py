@@ -31,7 +31,7 @@ SLOT_S = 1.0
 """Clean time in a slot, gathered in pieces."""
 PIECE_S = 0.2
 SETTLE_S = 0.4
-"""Twice the time between reports."""
+"""What is told is up to a probe's tick and a node's report old."""
 SLOT_STEPS = 2
 """A slot holds at least as many steps, where steps are told: a window of less than some steps tells nothing."""
 MAX_SLOT_S = 120.0

@@ -77,6 +77,11 @@ class GroupTrack:
     def _is_unfinished(self) -> bool:
         return self._has_unfinished and self._dumped_enqueued == self._enqueued
 
+    @property
+    def counters(self) -> tuple[int, int]:
+        """(enqueued, completed) of the last sample."""
+        return self._enqueued, self._completed
+
     def observe(self, enqueued: int, completed: int, now_s: float) -> None:
         """Take the counters of one sample."""
         has_moved = enqueued != self._enqueued

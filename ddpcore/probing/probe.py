@@ -1,9 +1,10 @@
 """The probe: one daemon thread that says what this rank does, and the marks a program may set.
 
-The thread never raises into training, never blocks on a socket, shares no lock with training and logs nothing. Five
-times a second, ten times while a collective is pending, it reads the recorder's counters and the main thread's stack
-and folds them in `rank_state`. Five times a second, and at once when a wait begins or ends, it sends one datagram. A
-report that does not get through leaves a gap in `report_seq` and is forgotten: the next one says it all again.
+The thread never raises into training, never blocks on a socket, shares no lock with training and logs nothing. Four
+times a second, ten times while the rank waits in a collective, it reads the recorder's counters and the main thread's
+stack and folds them in `rank_state`. Four times a second, and at once when a wait begins or ends, it sends one
+datagram. A report that does not get through leaves a gap in `report_seq` and is forgotten: the next one says it all
+again.
 
 What the main thread says (`report_step`, `phase`, barriers) it leaves in `marks`, as whole immutable values.
 """
@@ -23,7 +24,8 @@ from ddpcore.probing.code_places import stack_of
 from ddpcore.probing.faults import StepFaults, pause, strike
 from ddpcore.probing.gpu_memory import GpuMemory
 from ddpcore.probing.optimizer_steps import OptimizerSteps
-from ddpcore.probing.rank_state import SLOW_BEAT_S, RankIdentity, RankState
+from ddpcore.probing.pace import Pace, beat_of
+from ddpcore.probing.rank_state import RankIdentity, RankState
 from ddpcore.probing.request_socket import RequestSocket
 from ddpcore.probing.samples import Sample, StepMark
 from ddpcore.probing.stack_dump import StackDumps
@@ -47,20 +49,6 @@ if TYPE_CHECKING:
     from ddpcore.probing.stack import CodeRoots
     from ddpcore.wire import GpuMemoryReport, ProbeRequest
 
-TICK_S = 0.2
-"""Between samples while the rank works. The thread takes 0.2 % of a core so, 0.3 % at half the time, beside four
-ranks on two cores: training empties the caches, and each line then costs four times what it costs alone
-(tests/bench/bench_probe_cost.py)."""
-
-WAITING_TICK_S = 0.1
-"""Between samples while a collective is pending: then the rank has time, and people want to know."""
-
-BEAT_SLACK_S = 0.001
-"""Behind a beat, so that poll(), which rounds, does not wake before it."""
-
-REPORT_S = 0.2
-"""Between reports, as often as the agent speaks."""
-
 MAX_FAILED_TICKS = 20
 """Ticks that may fail in a row before the probe gives up: a torch it does not understand costs no more time."""
 
@@ -71,6 +59,9 @@ exception", half of all runs with 8 ranks on 2 cores that end with a collective)
 
 EXIT_PATIENCE_S = 0.5
 """How long the interpreter's exit, or an injected fault, waits for the last report."""
+
+REPORT_POLL_S = 0.01
+"""Between two looks of an injected fault whether its step has been reported."""
 
 
 class Marks:
@@ -134,7 +125,7 @@ class Probe:
         if self._requests.fd is not None:
             self._wakes.register(self._requests.fd, select.POLLIN)
         self._has_ended = False
-        self._report_due_s = 0.0
+        self._pace = Pace(torchrun.rank)
         self._was_waiting = False
         self._thread = threading.Thread(target=self._run, name="rankdeck-probe", daemon=True)
         self._answered_request_id = 0
@@ -199,20 +190,22 @@ class Probe:
         """Let the present step be reported before a fault strikes: a frozen rank's place is its last one seen."""
         deadline_s = time.monotonic() + EXIT_PATIENCE_S
         while self._reported_marks is not marks.step and time.monotonic() < deadline_s:
-            time.sleep(TICK_S / 20)
+            time.sleep(REPORT_POLL_S)
 
     def _run(self) -> None:
         failed_ticks = 0
         is_ending = False
         while True:
             try:
-                self._tick(time.monotonic(), is_last=is_ending)
+                now_s = time.monotonic()
+                if is_ending or self._wants_sample(now_s):
+                    self._tick(now_s, is_last=is_ending)
                 failed_ticks = 0
             except Exception:  # noqa: BLE001 - whatever torch's private parts do, training goes on
                 failed_ticks += 1
             if is_ending or failed_ticks == MAX_FAILED_TICKS:
                 break
-            for fd, _ in self._wakes.poll(1000 * self._pause_s()):
+            for fd, _ in self._wakes.poll(1000 * self._pace.pause_s(time.monotonic())):
                 if fd == self._ending:
                     is_ending = True
                 else:
@@ -221,8 +214,17 @@ class Probe:
         self._out.close()
         self._requests.close()
 
+    def _wants_sample(self, now_s: float) -> bool:
+        """Say whether a sample is due, or what the last one saw pending is so still."""
+        if self._pace.is_sample_due(now_s):
+            return True
+        self._pace.looked_again()
+        return self._state.still_pends(self._recorder.counters(), (marks.barrier, *marks.firsts))
+
     def _tick(self, now_s: float, *, is_last: bool) -> None:
         """Take one sample, and send a report if one is due."""
+        self._pace.begin_sample(now_s)
+        wall_s = time.time()  # noqa: TID251 - the clock that the recorder and the ranks beside us share
         state, step, stack = self._state, marks.step, stack_of(self._main_thread_id)
         has_process_group = self._recorder.has_process_group()
         state.observe(
@@ -243,29 +245,24 @@ class Probe:
                 oddities=self._surroundings.look(
                     now_s, stack, has_process_group=has_process_group, num_steps=step.steps_done if step else 0
                 ),
-                beat=int(time.time() / SLOW_BEAT_S),  # noqa: TID251 - the clock that the recorder and the ranks beside us share
+                beat=beat_of(wall_s),
             )
         )
         if state.wants_dump(now_s):
             began_s = time.thread_time()
             dump, members = self._recorder.dump(), self._recorder.members()
             state.learn(dump, members, cost_s=time.thread_time() - began_s)
+        self._pace.end_sample(now_s, wall_s, is_pending=state.is_pending, is_waiting=state.is_waiting)
         if self._stacks.is_wanted:
             self._stacks.write(self._recorder.dump(), (marks.barrier, *marks.firsts))
-        if now_s < self._report_due_s and state.is_waiting == self._was_waiting and not is_last:
+        if not (self._pace.is_report_due(now_s) or state.is_waiting != self._was_waiting or is_last):
             return
-        # Half a tick of slack, or a tick that comes a little early puts its report off to the next one.
-        self._report_due_s = now_s + REPORT_S - WAITING_TICK_S / 2
+        self._pace.reported(now_s)
         self._was_waiting = state.is_waiting
         answered = self._answered_request_id
         report = state.report(probe_cpu_s=time.thread_time(), answered_request_id=answered, is_ending=is_last)
         self._send(encode_report(report))
         self._reported_marks = step
-
-    def _pause_s(self) -> float:
-        """Return the time to the next tick; none goes past a beat, at which all ranks of a machine read their rings."""
-        to_beat_s = SLOW_BEAT_S - time.time() % SLOW_BEAT_S  # noqa: TID251 - as above
-        return min(WAITING_TICK_S if self._state.is_pending else TICK_S, to_beat_s + BEAT_SLACK_S)
 
     def _send(self, datagram: bytes) -> None:
         try:
@@ -290,7 +287,7 @@ class Probe:
             case _:
                 assert_never(request)
         self._answered_request_id = max(self._answered_request_id, request.request_id)
-        self._report_due_s = 0.0
+        self._pace.hurry()
 
 
 _probe: Probe | None = None

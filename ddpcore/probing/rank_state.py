@@ -7,8 +7,8 @@ ProcessGroupGloo and FlightRecorder):
   depend on the rank, and `completed` trails and may step back. They say that something moves, and that something is
   pending; the second only once two samples agree.
 - A full dump costs 200 times as much and holds the one number that ranks can compare, `collective_seq_id`. It is wanted
-  when a group has been quiet for two samples, once per position: then a waiting rank learns what it waits in, and a
-  missing rank how far it had come. A slow beat keeps the numbers fresh while all goes well.
+  when a rank or a pending operation has been quiet for two samples, once per position: then a waiting rank learns what
+  it waits in, and a missing rank how far it had come. A slow beat keeps the numbers fresh while all goes well.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ddpcore.probing.group_track import GroupTrack
+from ddpcore.probing.pace import SLOW_BEAT_S
 from ddpcore.probing.stack import CodeRoots, StackReader, sendable
 from ddpcore.wire import DEFAULT_GROUP, WIRE_VERSION, ArrivalsReport, GroupReport, Phase, RankReport, TrainingReport
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ddpcore.probing.samples import (
         BarrierMark,
         CounterKey,
+        Counters,
         GroupMembers,
         RecorderDump,
         RecorderEntry,
@@ -37,12 +39,15 @@ if TYPE_CHECKING:
 QUIET_SAMPLES = 2
 """Samples that must agree before a position counts as quiet, or an unfinished operation as a wait."""
 
-SLOW_BEAT_S = 2.0
-"""Between full dumps while nothing is quiet. The beat is the wall clock's, so that the rings of all ranks of a machine
-hold the same collectives when they are read."""
+RESTING_SAMPLES = 5
+"""Samples after which a quiet group's position is read while the rank moves on in another and has nothing pending here:
+a group that is used every few steps would cost a dump each time."""
 
-MAX_ARRIVALS = 32
+MAX_ARRIVALS = 64
 """Latest calls named in a report, over all groups."""
+
+ARRIVALS_REPORTS = 4
+"""Reports in a row that tell the same calls: one of them gets through."""
 
 MIN_DUMP_INTERVAL_S = 0.2
 MAX_DUMP_SHARE = 0.001
@@ -104,6 +109,7 @@ class RankState:
         self._dumped_beat = -1
         self._beat = 0
         self._arrivals: list[ArrivalsReport] = []
+        self._arrivals_told = 0
 
     @property
     def is_waiting(self) -> bool:
@@ -119,6 +125,18 @@ class RankState:
     def is_pending(self) -> bool:
         """True when the last sample saw a collective or a named barrier called and not over."""
         return self._barrier_samples > 0 or any(track.is_pending for track in self._tracks.values())
+
+    def still_pends(self, counters: Counters, marks: Sequence[BarrierMark | None]) -> bool:
+        """Say whether anything that the last sample saw pending has not moved since.
+
+        Args:
+            counters: As the recorder tells them now.
+            marks: The named gates' last calls, as of now.
+        """
+        gate = _open_mark(self._sample) if self._sample else None
+        return (gate is not None and gate in marks) or any(
+            track.is_pending and track.counters == counters.get(key) for key, track in self._tracks.items()
+        )
 
     def observe(self, sample: Sample) -> None:
         """Take one tick's sample; samples come in the order of their time."""
@@ -152,8 +170,11 @@ class RankState:
         """Say whether a full dump of the recorder is worth its cost now."""
         if now_s < self._next_dump_s or not (self._tracks or self._has_reopened) or self._sample is None:
             return False
+        is_idle = all(track.quiet_samples >= QUIET_SAMPLES for track in self._tracks.values())
         return self._sample.beat != self._dumped_beat or any(
-            track.quiet_samples >= QUIET_SAMPLES and not track.is_dumped for track in self._tracks.values()
+            not track.is_dumped
+            and track.quiet_samples >= (QUIET_SAMPLES if is_idle or track.is_pending else RESTING_SAMPLES)
+            for track in self._tracks.values()
         )
 
     def learn(self, dump: RecorderDump, members: Mapping[str, GroupMembers], cost_s: float = 0.0) -> None:
@@ -175,7 +196,7 @@ class RankState:
             track.learn(by_key.get(key, ()), dump.counters.get(key))
         if beat != self._dumped_beat:
             self._dumped_beat = self._beat = beat
-            self._arrivals = self._read_arrivals(by_key)
+            self._arrivals, self._arrivals_told = self._read_arrivals(by_key), 0
 
     def report(self, *, probe_cpu_s: float = 0.0, answered_request_id: int = 0, is_ending: bool = False) -> RankReport:
         """Return the rank's state at the last sample.
@@ -187,6 +208,7 @@ class RankState:
         if sample is None:
             raise RuntimeError("a report needs a sample")
         self._report_seq += 1
+        self._arrivals_told += 1
         identity, step = self._identity, sample.step
         return RankReport(
             wire_version=WIRE_VERSION,
@@ -220,7 +242,7 @@ class RankState:
             gpu_memory=list(sample.gpu_memory),
             oddities=list(sample.oddities),
             beat=max(0, self._beat),
-            arrivals=self._arrivals,
+            arrivals=self._arrivals if self._arrivals_told <= ARRIVALS_REPORTS else [],
         )
 
     def validate(self) -> None:

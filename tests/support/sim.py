@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from app.rows import Cause, VerdictRow
 
 TICK_S = 0.01
-PROBE_PERIOD_S = 0.1
 NODE_PERIOD_S = 0.2
 OBSERVE_PERIOD_S = 0.1
 LAUNCH_S = 0.5
@@ -297,8 +296,7 @@ class SimCluster:
             for rank in self.ranks:
                 rank.begin(self.now_s)
         for rank, due_s in zip(self.ranks, imported_s, strict=True):
-            offset_s = (0.037 * rank.rank) % PROBE_PERIOD_S
-            if age_s >= due_s and self._is_due(self.now_s - TICK_S, PROBE_PERIOD_S, offset_s):
+            if age_s >= due_s:
                 self._probe(rank)
 
     def _probe(self, rank: SimRank) -> None:

@@ -12,7 +12,8 @@ from random import Random
 import msgspec
 
 from agent.wire.reports import ProcessState
-from ddpcore.probing.rank_state import SLOW_BEAT_S, RankIdentity, RankState
+from ddpcore.probing.pace import Pace, beat_of
+from ddpcore.probing.rank_state import RankIdentity, RankState
 from ddpcore.probing.samples import BarrierMark, GroupMembers, RecorderDump, RecorderEntry, Sample, StackLine, StepMark
 from ddpcore.probing.stack import CodeRoots
 from ddpcore.wire import BARRIER_GROUP, FIRST_GROUP, GpuMemoryReport, Phase, decode_report, encode_report
@@ -92,6 +93,8 @@ class SimRank:
             rank=rank, local_rank=local_rank, world_size=world_size, pid=self.pid, job_id=job_id, attempt=attempt
         )
         self._probe = RankState(self._identity, ROOTS)
+        self._pace = Pace(self.rank)
+        self._was_waiting = False
         self._seqs: dict[str, int] = {}
         self._counts: dict[str, tuple[int, int]] = {}
         self._ring: deque[RecorderEntry] = deque(maxlen=RING)
@@ -223,10 +226,14 @@ class SimRank:
             self.end = (int(value), None, "" if value == 0 else "ValueError: boom")
 
     def report(self, now_s: float) -> bytes | None:
-        """Let the probe sample and return its datagram, None while it cannot run."""
-        if self.is_stuck:
+        """Let the probe look and return its datagram, None while it cannot run or has nothing to say."""
+        if self.is_stuck or self._pace.pause_s(now_s) > 0.0:
             return None
         counters = {("gloo", index): counts for index, counts in enumerate(self._counts.values())}
+        if not self._pace.is_sample_due(now_s):
+            self._pace.looked_again()
+            if not self._probe.still_pends(counters, (self._barrier, *self._firsts.values())):
+                return None
         marks = (self._doing.phase,) if isinstance(self._doing, Work) and self.meeting is None else ()
         self._probe.observe(
             Sample(
@@ -240,13 +247,19 @@ class SimRank:
                 firsts=tuple(self._firsts.values()),
                 slow_factor=self.slow_factor,
                 gpu_memory=self.gpu_memory,
-                beat=int((now_s + CLOCK_S) / SLOW_BEAT_S),
+                beat=beat_of(now_s + CLOCK_S),
             )
         )
         if self._probe.wants_dump(now_s):
             members = {name: GroupMembers(self._members[name]) for name in self._counts}
             self._probe.learn(RecorderDump(list(self._ring), counters), members, DUMP_COST_S)
         self._probe.validate()
+        is_waiting = self._probe.is_waiting
+        self._pace.end_sample(now_s, now_s + CLOCK_S, is_pending=self._probe.is_pending, is_waiting=is_waiting)
+        if not self._pace.is_report_due(now_s) and is_waiting == self._was_waiting:
+            return None
+        self._pace.reported(now_s)
+        self._was_waiting = is_waiting
         datagram = encode_report(self._probe.report(probe_cpu_s=now_s / 1000))
         assert decode_report(datagram).rank == self.rank
         return datagram

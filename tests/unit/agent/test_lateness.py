@@ -42,6 +42,30 @@ def test_who_comes_last_is_counted_once_the_next_beat_begins() -> None:
     assert told(lateness, 2) == (2, 1)
 
 
+def test_once_all_have_told_there_is_nothing_to_wait_for() -> None:
+    lateness = Lateness()
+    for rank in range(3):
+        lateness.take(report(rank, 5, g0={7: 100 + rank}))
+    lateness.take(report(0, 6, g0={8: 210}))
+    lateness.take(report(1, 6, g0={8: 220}))
+    assert told(lateness, 2) == (1, 1), "one is awaited still"
+
+    lateness.take(report(2, 6, g0={8: 200}))
+
+    assert told(lateness, 2) == (2, 1)
+    assert told(lateness, 1) == (2, 1)
+
+
+def test_one_that_tells_no_more_is_awaited_for_a_beat_only() -> None:
+    lateness = Lateness()
+    for rank in range(3):
+        lateness.take(report(rank, 5, g0={7: 100 + rank}))
+    for beat in (6, 7):
+        lateness.take(report(0, beat, g0={beat: 210}))
+        lateness.take(report(1, beat, g0={beat: 220}))
+    assert told(lateness, 1) == (3, 2), "the last beat's calls are compared as soon as both have told them"
+
+
 def test_a_report_that_comes_again_within_its_beat_counts_once() -> None:
     lateness = Lateness()
     for _ in range(5):

@@ -18,7 +18,7 @@ import torch
 
 from ddpcore.env import ProbeEnv, TorchrunEnv
 from ddpcore.errors import UnknownPhaseError
-from ddpcore.probing import probe
+from ddpcore.probing import pace, probe
 from ddpcore.probing.code_places import code_roots
 from ddpcore.probing.flight_recorder import FlightRecorder
 from ddpcore.wire import (
@@ -275,7 +275,7 @@ class BrokenRecorder(FlightRecorder):
 def test_a_recorder_that_raises_ends_the_probe_and_nothing_else(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "TICK_S", 0.001)
+    monkeypatch.setattr(pace, "TICK_S", 0.001)
     one = probe.Probe(TORCHRUN, probe_env(directory), code_roots(), BrokenRecorder())
     one.start()
 

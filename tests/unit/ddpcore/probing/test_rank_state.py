@@ -6,7 +6,17 @@ from itertools import pairwise
 
 import pytest
 
-from ddpcore.probing.rank_state import MAX_ARRIVALS, MAX_GAP_S, MAX_GROUPS, SLOW_BEAT_S, RankIdentity, RankState
+from ddpcore.probing.pace import SLOW_BEAT_S
+from ddpcore.probing.rank_state import (
+    ARRIVALS_REPORTS,
+    MAX_ARRIVALS,
+    MAX_GAP_S,
+    MAX_GROUPS,
+    MIN_DUMP_INTERVAL_S,
+    RESTING_SAMPLES,
+    RankIdentity,
+    RankState,
+)
 from ddpcore.probing.samples import (
     BarrierMark,
     CounterKey,
@@ -213,7 +223,7 @@ def test_no_dump_is_wanted_before_there_is_a_group(rank: Rank) -> None:
 
 def test_a_dump_is_wanted_at_the_slow_beat_while_the_counters_move(rank: Rank) -> None:
     wanted_s = []
-    for number in range(65):
+    for number in range(95):
         rank.see({GLOO: (number, number)})
         if rank.wants_dump():
             wanted_s.append(rank.now_s)
@@ -221,6 +231,39 @@ def test_a_dump_is_wanted_at_the_slow_beat_while_the_counters_move(rank: Rank) -
 
     # The first dump is made at once, the others at the beats.
     assert [later - earlier for earlier, later in pairwise(wanted_s)][1:] == [pytest.approx(SLOW_BEAT_S)] * 2
+
+
+def test_a_group_that_rests_while_another_moves_waits_for_its_dump(rank: Rank) -> None:
+    other: CounterKey = ("gloo", 1)
+    rank.see({GLOO: (1, 1), other: (5, 5)})
+    rank.learn([entry(1)], {GLOO: (1, 1), other: (4, 4)})  # the beat's, in whose midst the other group moved on
+    for number in range(2, RESTING_SAMPLES + 1):
+        assert not rank.wants_dump()
+        rank.see({GLOO: (number, number), other: (5, 5)})
+    assert rank.wants_dump()
+
+
+def test_a_group_with_something_pending_gets_its_dump_though_another_moves(rank: Rank) -> None:
+    other: CounterKey = ("gloo", 1)
+    rank.see({GLOO: (1, 1), other: (5, 4)})
+    rank.learn([entry(1)], {GLOO: (1, 1), other: (4, 4)})
+    rank.see({GLOO: (2, 2), other: (5, 4)}, after_s=MIN_DUMP_INTERVAL_S)
+    assert rank.wants_dump()
+
+
+def test_a_second_look_tells_what_is_still_pending_from_what_is_over(rank: Rank) -> None:
+    other: CounterKey = ("gloo", 1)
+    rank.see({GLOO: (2, 1), other: (5, 5)})
+    assert rank.state.still_pends({GLOO: (2, 1), other: (6, 6)}, ())
+    assert not rank.state.still_pends({GLOO: (2, 2), other: (5, 5)}, ())
+    assert not rank.state.still_pends({GLOO: (3, 2), other: (5, 5)}, ()), "the next one is another wait"
+    assert not rank.state.still_pends({}, ())
+
+    gate = BarrierMark(label="epoch end", seq=3, entered_s=rank.now_s, is_over=False)
+    rank.see({GLOO: (2, 2)}, barrier=gate)
+    assert rank.state.still_pends({GLOO: (2, 2)}, (gate,))
+    assert not rank.state.still_pends({GLOO: (2, 2)}, (gate._replace(is_over=True),))
+    assert not rank.state.still_pends({GLOO: (2, 2)}, (None,))
 
 
 def test_the_latest_calls_of_a_beat_are_told_until_the_next_one(rank: Rank) -> None:
@@ -237,6 +280,13 @@ def test_the_latest_calls_of_a_beat_are_told_until_the_next_one(rank: Rank) -> N
     rank.learn([entry(11, called_us=1100)], {GLOO: (11, 11)})
     assert rank.state.report().beat == first.beat + 1
     assert rank.state.report().arrivals == [ArrivalsReport(DEFAULT_GROUP, [11], [1100])]
+
+
+def test_calls_are_told_a_few_times_and_not_for_the_whole_beat(rank: Rank) -> None:
+    rank.see({GLOO: (9, 9)})
+    rank.learn([entry(9, called_us=900)], {GLOO: (9, 9)})
+    told = [bool(rank.state.report().arrivals) for _ in range(2 * ARRIVALS_REPORTS)]
+    assert told == [True] * ARRIVALS_REPORTS + [False] * ARRIVALS_REPORTS
 
 
 def test_of_many_calls_in_many_groups_the_latest_are_told(rank: Rank) -> None:

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from ddpcore.probing.surroundings import (
+    FIRST_PERIOD_S,
     GROUPLESS_STEPS,
-    LOOK_PERIOD_S,
     Surroundings,
     stands_in_launcher,
     variables_oddities,
@@ -77,11 +77,28 @@ def test_a_launcher_among_the_children_is_found_at_the_next_look() -> None:
     # Its name is enough: what it is called as is all that there is to see.
     command = [sys.executable, "-c", "input()", "-m", "torch.distributed.run"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
-        assert surroundings.look(LOOK_PERIOD_S - 1, [], has_process_group=False) == ()
+        assert surroundings.look(FIRST_PERIOD_S - 1, [], has_process_group=False) == ()
         until(
             lambda: Surroundings(2).look(0.0, [], has_process_group=False) == (Oddity.OWN_RANKS,),
             5,
             "the child is seen",
         )
-        assert surroundings.look(LOOK_PERIOD_S + 1, [], has_process_group=False) == (Oddity.OWN_RANKS,)
+        assert surroundings.look(FIRST_PERIOD_S + 1, [], has_process_group=False) == (Oddity.OWN_RANKS,)
         child.communicate(b"\n")
+
+
+def test_looks_grow_rare_and_begin_anew_with_a_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[float] = []
+    surroundings = Surroundings(2)
+    now_s = 0.0
+
+    def look(_: object) -> bool:
+        looked.append(now_s)
+        return False
+
+    monkeypatch.setattr("ddpcore.probing.surroundings.stands_in_launcher", look)
+    for second in range(100):
+        now_s = float(second)
+        surroundings.look(now_s, [], has_process_group=second >= 5)
+
+    assert looked == [0, 2, 5, 7, 11, 19, 35, 67, 99]

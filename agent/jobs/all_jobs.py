@@ -44,6 +44,7 @@ from agent.jobs.rank_stacks import StackTaker
 from agent.jobs.rank_watch import RankWatch
 from agent.jobs.record import JobRecords, read_jobs
 from agent.logs.disk_space import LogSpace
+from agent.logs.failure_text import FailureText
 from agent.processes.leftovers import ANYBODYS, Leftovers
 from agent.processes.oom_kills import OomKills
 from agent.processes.shim_process import has_been_started, is_shim_alive, recorded_exit_code
@@ -358,10 +359,13 @@ class Jobs:
         found = None
         if ending.code != 0:
             found = launch.failure_of(ending.rank) or self._space.failure_of(ending.rank)
-        error = found.text.exception if found else ""
+            found = found or launch.last_words_of(ending.rank, ending.code)
+        text = found.text if found else FailureText()
         now_s = time.monotonic()
         oom_kills = 0 if ending.code == 0 else self._oom_kills.recent(now_s)
-        ended = WorkerEnded(ending.job_id, ending.rank, ending.code, ending.signal, error, oom_kills)
+        ended = WorkerEnded(
+            ending.job_id, ending.rank, ending.code, ending.signal, text.exception, text.last_line, oom_kills
+        )
         self._state.apply(ended, now_s)
         self._feed(launch, WorkerExited(ending.rank, ending.code, ending.signal, found))
         self._on_change()

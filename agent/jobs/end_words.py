@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from agent.jobs.lifecycle import AttemptFailed, LauncherFailed, WorkerExited
-    from agent.logs.failure_text import FoundFailure
+    from agent.logs.failure_text import FailureText, FoundFailure
 
 
 def worker_end_words(event: WorkerExited) -> str:
@@ -45,4 +45,11 @@ def signal_name(number: int) -> str:
 
 
 def _because(found: FoundFailure | None) -> str:
-    return f": {found.text.exception}" if found and found.text.exception else ""
+    if found is None:
+        return ""
+    return f": {found.text.exception}" if found.text.exception else last_line_words(found.text)
+
+
+def last_line_words(text: FailureText) -> str:
+    """Return what a rank without an exception wrote last, as the end of a sentence."""
+    return f"; its last line: {text.last_line}" if text.last_line else ""

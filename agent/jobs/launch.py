@@ -11,7 +11,7 @@ from agent.jobs.lifecycle import LauncherNotStarted, LauncherStarted
 from agent.jobs.preflight import local_address
 from agent.jobs.rounds import read_round
 from agent.jobs.torchrun import LaunchPaths, launcher_argv, launcher_env, why_unprobed
-from agent.logs.failure_files import find_failure, first_failure
+from agent.logs.failure_files import find_failure, first_failure, last_words
 from agent.processes.shim_process import Invocation, ShimProcess, find_shim, spawn_shim
 from agent.wire.replies import RefusalReason, Refused
 from ddpcore.wire import encode_request
@@ -131,6 +131,10 @@ class Launch:
     def failure_of(self, rank: int) -> FoundFailure | None:
         """Return what a rank's files say of its failure."""
         return find_failure(self.ranks_dir, rank)
+
+    def last_words_of(self, rank: int, code: int | None) -> FoundFailure | None:
+        """Return the last line of a rank that left no exception; one that a signal ended did not choose its last."""
+        return last_words(self.ranks_dir, rank) if code else None
 
     def any_failure(self) -> FoundFailure | None:
         """Return the first failure in the files of this node's ranks, else of the launcher."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.jobs.end_words import launcher_end, worker_end
+from agent.jobs.end_words import last_line_words, launcher_end, worker_end
 from agent.logs.failure_text import FailureText
 from agent.wire.logs import LAUNCHER_RANK, LOST_PEER, RootCause
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 _LAUNCHER_SAYS = re.compile(r"(?:[\w.]+\.)?(?:ChildFailedError|SignalException)\b")
 """torchrun's own exceptions when a worker has failed, or when it was told to end."""
+
+MAX_END_CHARS = 1024
+"""As the wire carries it."""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -68,11 +71,11 @@ def _failure(rank: int, end: str, found: FoundFailure | None, now_s: float, *, i
         failed_s,
         RootCause(
             rank=rank,
-            end=end,
+            end=(end + last_line_words(text))[:MAX_END_CHARS],
             exception=text.exception,
             outer=text.outer,
             where=text.where,
             traceback=text.traceback,
-            is_consequence=is_told or LOST_PEER.search(text.exception) is not None,
+            is_consequence=is_told or LOST_PEER.search(text.exception or text.last_line) is not None,
         ),
     )

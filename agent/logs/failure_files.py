@@ -2,7 +2,7 @@
 
 torchelastic's error file holds exactly the uncaught exception (the probe writes it, or the program's own `@record`),
 and its time is when that was raised: better than when the process was found dead. Without one, the end of what the rank
-wrote to standard error is read.
+wrote to standard error is read: for an exception, and where there is none for its last line.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.logs.failure_text import FailureText, FoundFailure
+from agent.logs.last_line import last_line
 from agent.logs.log_tail import log_path
 from agent.logs.traceback_text import MAX_EXCEPTION_CHARS, cleaned, failure_in
 from agent.regular_file import open_regular
@@ -49,6 +50,13 @@ def find_failure(job_dir: Path, rank: int) -> FoundFailure | None:
     return in_error_file or _in_output(log_path(job_dir, rank, LogStream.STDERR), rank)
 
 
+def last_words(job_dir: Path, rank: int) -> FoundFailure | None:
+    """Return the last line of a rank that ended with a code and left no exception; None when it wrote none."""
+    text = _text_of(log_path(job_dir, rank, LogStream.STDERR))
+    line = "" if text is None else last_line(text)
+    return FoundFailure(FailureText(last_line=line), rank) if line else None
+
+
 def first_failure(job_dir: Path, ranks: Iterable[int]) -> FoundFailure | None:
     """Return the first failure in the files of some ranks, else in the launcher's."""
     found = [failure for rank in ranks if (failure := find_failure(job_dir, rank))]
@@ -75,13 +83,19 @@ def _in_error_file(path: Path, rank: int) -> FoundFailure | None:
 
 
 def _in_output(path: Path, rank: int) -> FoundFailure | None:
+    text = _text_of(path)
+    failure = None if text is None else failure_in(text)
+    return FoundFailure(failure, rank) if failure else None
+
+
+def _text_of(path: Path) -> str | None:
+    """Return the last lines of an output; None when it cannot be read."""
     content = _end_of(path, TAIL_BYTES)
     if content is None:
         return None
     # What is cut at its beginning is no line.
     start = content.data.find(b"\n") + 1 if content.is_cut else 0
-    text = failure_in(content.data[start:].decode(errors="replace"))
-    return FoundFailure(text, rank) if text else None
+    return content.data[start:].decode(errors="replace")
 
 
 class _Content(msgspec.Struct):

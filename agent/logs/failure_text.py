@@ -14,6 +14,8 @@ class FailureText(msgspec.Struct, frozen=True, omit_defaults=True):
     outer: str = ""
     where: str = ""
     traceback: str = ""
+    last_line: str = ""
+    """Of standard error, where there is no exception: what `sys.exit("...")` and argparse say."""
 
 
 class FoundFailure(msgspec.Struct, frozen=True):

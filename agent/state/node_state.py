@@ -313,8 +313,12 @@ def _worker_report(job: _Job, rank: int, worker: _Worker, now_s: float) -> Worke
         quiet_s=max(0.0, now_s - max(output.printed_at_s, worker.seen_at_s)),
         metrics=output.metrics,
         pss_bytes=worker.pss_bytes,
-        exit=None if end is None else ExitReport(end.code, end.signal, state_s, end.error, end.oom_kills),
+        exit=None if end is None else _exit_report(end, state_s),
         report=report,
         report_age_s=max(0.0, now_s - reported_at_s),
         lateness=job.lateness.of(rank),
     )
+
+
+def _exit_report(end: WorkerEnded, age_s: float) -> ExitReport:
+    return ExitReport(end.code, end.signal, age_s, end.error, end.last_line, end.oom_kills)

@@ -63,6 +63,7 @@ class WorkerEnded(msgspec.Struct, frozen=True):
     code: int | None
     signal: int | None
     error: str = ""
+    last_line: str = ""
     oom_kills: int = 0
 
 

@@ -43,8 +43,15 @@ class ExitReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """How long ago."""
     error: LongText = ""
     """The exception that its end followed from, if it left one: the first of a chain."""
+    last_line: LongText = ""
+    """What it wrote last to standard error, if it left no exception and ended with a code."""
     oom_kills: Count = 0
     """How many processes of the node the kernel killed for want of memory in the seconds before a bad end."""
+
+    @property
+    def words(self) -> str:
+        """What it said of its end, one way or the other."""
+        return self.error or self.last_line
 
 
 class LatenessReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

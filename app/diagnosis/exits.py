@@ -68,7 +68,7 @@ def is_unknown(death: Death) -> bool:
 
 def has_lost_peer(death: Death) -> bool:
     """Return whether a rank says that it lost another."""
-    return not is_clean(death) and LOST_PEER.search(death.exit.error) is not None
+    return not is_clean(death) and LOST_PEER.search(death.exit.words) is not None
 
 
 def is_on_request(death: Death, stop_began_s: float, thresholds: Thresholds) -> bool:

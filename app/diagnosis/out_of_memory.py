@@ -24,16 +24,16 @@ _GPU_WORDS = re.compile(r"\bCUDA|\bCuda|\bCUBLAS|\bCUDNN|\bGPU\b")
 
 def is_out_of_memory(end: ExitReport | None) -> bool:
     """Return whether a rank, or a process that it needs, wanted memory that was not there."""
-    return end is not None and (_OWN_WORDS.search(end.error) is not None or is_killed_by_kernel(end))
+    return end is not None and (_OWN_WORDS.search(end.words) is not None or is_killed_by_kernel(end))
 
 
 def is_killed_by_kernel(end: ExitReport) -> bool:
     """Return whether the kernel took the rank's life, or its loader's, while the node ran out of memory."""
     if not end.oom_kills:
         return False
-    return end.signal == SIGKILL or _KILLED_CHILD.search(end.error) is not None
+    return end.signal == SIGKILL or _KILLED_CHILD.search(end.words) is not None
 
 
 def is_of_gpu(end: ExitReport) -> bool:
     """Return whether it was a GPU's memory."""
-    return _GPU_WORDS.search(end.error) is not None
+    return _GPU_WORDS.search(end.words) is not None

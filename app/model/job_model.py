@@ -10,6 +10,7 @@ from collections import deque
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import numpy as np
 
 from agent.wire.jobs import ENDED_STATES, JobState
@@ -297,11 +298,7 @@ class JobModel:
             return
         at_s = now_s - worker.exit.age_s
         if known is not None:
-            same = (known.exit.code, known.exit.signal, known.exit.error) == (
-                worker.exit.code,
-                worker.exit.signal,
-                worker.exit.error,
-            )
+            same = msgspec.structs.replace(worker.exit, age_s=known.exit.age_s) == known.exit
             if same and at_s >= known.at_s:
                 return
             at_s = min(at_s, known.at_s)

@@ -102,7 +102,7 @@ def exit_text(exit_report: ExitReport) -> str:
         return "ended, how is not known"
     if exit_report.code == 0:
         return "finished"
-    error = f": {exit_report.error}" if exit_report.error else ""
+    error = f": {exit_report.words}" if exit_report.words else ""
     return f"exited with code {exit_report.code}{error}"
 
 

@@ -23,6 +23,9 @@ from app.words import (
 from ddpcore.wire import FIRST_GROUP, Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agent.wire.reports import ExitReport
     from app.diagnosis.verdicts import Side, Verdict
 
 MAX_TEXT = 600
@@ -141,10 +144,18 @@ def _exited(verdict: Verdict) -> list[str]:
         how = f"exited with code {end.code}{_after_step(verdict)}"
     else:
         how = f"ended{_after_step(verdict)}, how is not known"
-    error = f": {clean(end.error, MAX_ERROR)}" if end is not None and end.error else ""
-    if end is not None and LOST_PEER.search(end.error):
+    error = "" if end is None else _words_of(end, verdict.culprits)
+    if end is not None and LOST_PEER.search(end.words):
         error += f"; whose connection {'it' if len(verdict.culprits) == 1 else 'they'} lost is not known"
     return [f"{who(verdict)} {how}{error}", *_past_victims(verdict), _last_seen(verdict)]
+
+
+def _words_of(end: ExitReport, ranks: Sequence[int]) -> str:
+    """Return the exception, or what the first of some ranks with the same end wrote last, as the end of a sentence."""
+    if end.error:
+        return f": {clean(end.error, MAX_ERROR)}"
+    whose = "its" if len(ranks) == 1 else f"rank {ranks[0]}'s"
+    return f"; {whose} last line: {clean(end.last_line, MAX_ERROR)}" if end.last_line else ""
 
 
 def _out_of_memory(verdict: Verdict) -> list[str]:
@@ -159,7 +170,7 @@ def _out_of_memory(verdict: Verdict) -> list[str]:
         how = f"lost a process{_after_step(verdict)}, {by_kernel}"
     else:
         how = f"ran out of memory{_after_step(verdict)}{held}"
-    error = f": {clean(end.error, MAX_ERROR)}" if end.error else ""
+    error = _words_of(end, verdict.culprits)
     return [f"{who(verdict)} {how}{error}", *_past_victims(verdict), _last_seen(verdict)]
 
 
@@ -315,14 +326,17 @@ def _exit_hint(verdict: Verdict, on_node: str) -> str:
     if number == signal.SIGTERM and has_error:
         number = None
     rank = verdict.culprits[0]
+    logs = f"see the logs of rank {rank}"
+    is_known = verdict.exit is not None and verdict.exit.code is not None
+    plain = f"it left no traceback: {logs}" if is_known else logs
     return {
-        None: f"the whole traceback is in the logs of rank {rank}",
+        None: f"the whole traceback is in the logs of rank {rank}" if has_error else plain,
         int(signal.SIGKILL): f"somebody{on_node} sent it, or a memory guard; if nobody did, see dmesg for the kernel",
         int(signal.SIGABRT): f"gloo aborts when sizes or types differ between ranks: see rank {rank}'s stderr",
         int(signal.SIGSEGV): f"a crash in native code: run with PYTHONFAULTHANDLER=1 and see rank {rank}'s stderr",
         int(signal.SIGBUS): f"shared memory may be full: see df /dev/shm{on_node}",
         int(signal.SIGTERM): f"somebody, or a scheduler, asked it to end{on_node}",
-    }.get(number, f"see the logs of rank {rank}")
+    }.get(number, logs)
 
 
 def _memory_hint(verdict: Verdict, on_node: str) -> str:

@@ -72,6 +72,7 @@ REAL = (
     RealScenario("kill", ("steps.py", "9999"), (Cause.EXITED, (1,)), 6.0, 60, FaultKind.KILL),
     RealScenario("the GIL is held", ("steps.py", "9999", "gil", "60"), (Cause.SILENT, (1,)), 12.0, 60),
     RealScenario("more memory than there is", ("steps.py", "9999", "oom", "60"), (Cause.OOM, (1,)), 15.0, 60),
+    RealScenario("an end without a traceback", ("steps.py", "9999", "refuse", "60"), (Cause.EXITED, (1,)), 6.0, 60),
     RealScenario("an early return", ("steps.py", "9999", "return", "60"), (Cause.FEWER_CALLS, (1,)), 15.0, 60),
     RealScenario(
         "30 % slower", ("steps.py", "9999", "slow", "60"), (Cause.STRAGGLER, (1,)), 20.0, 60, needs_quiet=True

@@ -46,6 +46,8 @@ def fail():
             record(lambda: {}["recorded"])()
         case "exit":
             sys.exit(3)
+        case "say":
+            sys.exit("train.py: no data")
         case "abort":
             os.abort()
 
@@ -109,7 +111,8 @@ def failed(agent: RunningAgent, spec: JobSpec, kind: str) -> RootCause:
         ),
         ("record", ("exited with code 1", "KeyError: 'recorded'", "", "train.py:21 in <lambda>")),
         ("exit", ("exited with code 3", "", "", "")),
-        ("abort", ("was killed by SIGABRT", "Fatal Python error: Aborted", "", "train.py:25 in fail")),
+        ("say", ("exited with code 1; its last line: train.py: no data", "", "", "")),
+        ("abort", ("was killed by SIGABRT", "Fatal Python error: Aborted", "", "train.py:27 in fail")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

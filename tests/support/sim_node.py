@@ -105,7 +105,9 @@ class SimNode:
             if rank.end is not None and rank.rank not in self._ended:
                 self._ended.add(rank.rank)
                 code, signal, error = rank.end
-                self._core.apply(WorkerEnded(self.job[0], rank.rank, code, signal, error, rank.oom_kills), now_s)
+                self._core.apply(
+                    WorkerEnded(self.job[0], rank.rank, code, signal, error, oom_kills=rank.oom_kills), now_s
+                )
                 if code or signal:
                     self._bad_s = now_s if self._bad_s is None else self._bad_s
                     found = left(error, rank=rank.rank) if error else None

@@ -1,6 +1,6 @@
 """Two ranks that train: a step is 50 ms, most of it asleep, so that ranks do not compete for cores.
 
-python steps.py NUM_STEPS [slow|gil|oom|return|input|none] [AT_STEP]
+python steps.py NUM_STEPS [slow|gil|oom|return|refuse|input|none] [AT_STEP]
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ for step in range(1, num_steps + 1):
         hoard()
     if is_struck and harm == "return":
         sys.exit(0)
+    if is_struck and harm == "refuse":
+        sys.exit("steps.py: the data has gone")
     factor = 1.3 if is_struck and harm == "slow" else 1.0
     time.sleep(0.02 * factor)
     first = dist.all_reduce(torch.ones(1000), async_op=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.logs.failure_files import MAX_ERROR_FILE_BYTES, TAIL_BYTES, find_failure, first_failure
+from agent.logs.failure_files import MAX_ERROR_FILE_BYTES, TAIL_BYTES, find_failure, first_failure, last_words
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,3 +104,15 @@ def test_the_first_of_several_ranks_is_taken_and_the_launcher_last(tmp_path: Pat
     found = first_failure(tmp_path, range(3))
     assert found is not None
     assert found.rank == 1
+
+
+def test_a_rank_without_an_exception_has_its_last_line(tmp_path: Path) -> None:
+    assert last_words(tmp_path, 1) is None, "it wrote nothing"
+    path = tmp_path / "rank-1.stderr.log"
+    path.write_text("step 1\ntrain.py: error: no data\n")
+    found = last_words(tmp_path, 1)
+    assert found is not None
+    assert (found.rank, found.text.last_line, found.text.exception) == (1, "train.py: error: no data", "")
+    assert find_failure(tmp_path, 1) is None, "which is not what it failed of"
+    path.write_text("\n")
+    assert last_words(tmp_path, 1) is None

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from signal import Signals
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import msgspec
 import pytest
@@ -42,13 +42,11 @@ from agent.jobs.lifecycle import (
     WorkerExited,
     WorkerFound,
 )
+from agent.logs.failure_text import FailureText, FoundFailure
 from agent.wire.jobs import ENDED_STATES, JobState
 from agent.wire.replies import Accepted, RefusalReason, Refused
 from ddpcore.wire import Fault, FaultKind, SlowDown
 from tests.support.jobs import left, make_spec
-
-if TYPE_CHECKING:
-    from agent.logs.failure_text import FoundFailure
 
 ACCEPTED = Answer(Accepted())
 OVERDUE = KillTree(spares_writers=True)
@@ -458,6 +456,25 @@ def test_the_rank_that_failed_first_is_the_cause_whichever_was_noticed_first() -
     assert cause is not None
     assert (cause.end, cause.where, cause.age_s) == ("exited with code 1", "train.py:3 in main", 17.0)
     assert job.status(20.0).detail.startswith("rank 3 exited with code 1: ValueError: early")
+
+
+def test_a_rank_without_an_exception_is_told_with_its_last_line() -> None:
+    job = job_in(JobState.RUNNING)
+    job.handle(WorkerExited(3, 2, None, FoundFailure(FailureText(last_line="train.py: error: no data"), 3)), 5.0)
+
+    cause = job.status(20.0).root_cause
+    assert cause is not None
+    assert cause.end == "exited with code 2; its last line: train.py: error: no data"
+    assert (cause.exception, cause.is_consequence) == ("", False)
+    assert job.status(20.0).detail.startswith("rank 3 exited with code 2; its last line: train.py: error: no data")
+
+
+def test_a_last_line_may_say_that_another_was_lost() -> None:
+    job = job_in(JobState.RUNNING)
+    job.handle(WorkerExited(2, 1, None, FoundFailure(FailureText(last_line=f"train.py: {LOST}"), 2)), 5.0)
+    job.handle(WorkerExited(3, 1, None, left("KeyError: 'x'")), 6.0)
+
+    assert cause_of(job) == (3, "KeyError: 'x'", False)
 
 
 @pytest.mark.parametrize(

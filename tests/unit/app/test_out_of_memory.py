@@ -38,6 +38,7 @@ def test_what_libraries_say_of_it_is_known(error: str) -> None:
         (ExitReport(signal=11, oom_kills=1), False),
         (ExitReport(code=1, error=LOADER, oom_kills=2), True),
         (ExitReport(code=1, error=LOADER), False),
+        (ExitReport(code=1, last_line="train.py: CUDA out of memory. Tried to allocate 2 GiB"), True),
         (ExitReport(code=1, error="ValueError: out of range", oom_kills=1), False),
         (ExitReport(code=1, error="RuntimeError: the memory of GPUs is fine"), False),
         (None, False),

@@ -71,6 +71,20 @@ def verdict(cause: Cause, **fields: Any) -> Verdict:
             f"rank 2 on demo-1 exited with code 1: {LOST}; whose connection it lost is not known",
         ),
         (
+            verdict(Cause.EXITED, exit=ExitReport(code=2, last_line="no data\x1b"), waiting=(0,), seq=None, place=None),
+            r"rank 2 on demo-1 exited with code 2; its last line: no data\x1b; rank 0 waited for it",
+        ),
+        (
+            verdict(
+                Cause.EXITED, exit=ExitReport(code=2, last_line="no data"), culprits=(2, 3), waiting=(), place=None
+            ),
+            "ranks 2-3 on demo-1 exited with code 2; rank 2's last line: no data",
+        ),
+        (
+            verdict(Cause.EXITED, exit=ExitReport(code=1, last_line=LOST), waiting=(), place=None),
+            f"rank 2 on demo-1 exited with code 1; its last line: {LOST}; whose connection it lost is not known",
+        ),
+        (
             verdict(Cause.EXITED, exit=ExitReport(signal=15, error="KeyError: 'x'"), waiting=(), place=None),
             "rank 2 on demo-1 failed and was ended by SIGTERM then: KeyError: 'x'",
         ),
@@ -189,8 +203,9 @@ def test_each_cause_has_its_sentence(told: Verdict, text: str) -> None:
         (verdict(Cause.EXITED, exit=ExitReport(signal=7)), None, "/dev/shm on demo-1"),
         (verdict(Cause.EXITED, exit=ExitReport(signal=15)), None, "asked it to end on demo-1"),
         (verdict(Cause.EXITED, exit=ExitReport(signal=8)), None, "see the logs of rank 2"),
-        (verdict(Cause.EXITED, exit=ExitReport(code=1)), None, "traceback is in the logs of rank 2"),
-        (verdict(Cause.EXITED), None, "traceback is in the logs of rank 2"),
+        (verdict(Cause.EXITED, exit=ExitReport(code=1, error="OSError")), None, "traceback is in the logs of rank 2"),
+        (verdict(Cause.EXITED, exit=ExitReport(code=1)), None, "it left no traceback: see the logs of rank 2"),
+        (verdict(Cause.EXITED), None, "see the logs of rank 2"),
         (verdict(Cause.STRAGGLER, slow_factor=8.0), None, "factor 1"),
         (verdict(Cause.STRAGGLER, phase=Phase.EVAL), None, "a growing one is not"),
         (verdict(Cause.STRAGGLER, phase=Phase.STARTING), None, "an import or a download"),

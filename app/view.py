@@ -6,7 +6,6 @@ ranks that are asked for.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -32,12 +31,13 @@ from app.rows import (
     VerdictRow,
 )
 from app.safe_text import LINE_LIMIT, clean, clean_name
-from app.wording.gpu_words import BrokenGpu, broken_gpus, findings, gpu_rows, held_by
+from app.wording.gpu_words import BrokenGpu, broken_gpus, findings, gpu_rows
 from app.wording.headline import job_headline, node_headline, wait_text
+from app.wording.memory_words import JobMemory
 from app.wording.rank_words import rank_row
 from app.wording.root_cause import root_cause_row
 from app.wording.verdict_words import hint, sentence
-from app.words import bytes_text, finite, percent_text, place_text, ranges_text, ranks_text
+from app.words import finite, place_text, ranges_text
 from ddpcore.wire import TrainingReport
 
 if TYPE_CHECKING:
@@ -51,11 +51,6 @@ if TYPE_CHECKING:
 
 MAX_PLACES_ASKED = 64
 """Waiting ranks whose lines are compared for the most common one: they stand at the same line, or nearly all do."""
-EVEN_FRAC = 0.005
-"""Less than this over the median would be printed as 0 %."""
-UNEVEN_FRAC = 0.5
-UNEVEN_BYTES = 256 * 2**20
-"""A rank with half as much again as the median, and this much more, is worth a look; rank 0 often has a little more."""
 LATE_WAIT_S = 5.0
 """From here a current wait is worth a warning, half-way to a stall."""
 LITTLE_MEMORY_FRAC = 0.05
@@ -268,30 +263,19 @@ class View:
 
     def memory(self, wanted: Sequence[int] | None = None) -> list[MemoryRow]:
         """Return memory rows of the wanted ranks that exist; of all ranks without an argument."""
-        job = self._job
-        if job is None:
+        memory = self._memory
+        if memory is None:
             return []
-        asked = range(job.world_size) if wanted is None else [rank for rank in wanted if 0 <= rank < job.world_size]
-        return [self._memory_row(job, rank) for rank in asked]
+        asked = range(self.num_ranks) if wanted is None else [rank for rank in wanted if 0 <= rank < self.num_ranks]
+        return [memory.row(rank) for rank in asked]
 
-    def _memory_row(self, job: JobModel, rank: int) -> MemoryRow:
-        rss, peak, owner = self._rss[rank], job.peak_rss_bytes[rank], int(job.node_of[rank])
-        worker, held = job.workers[rank], held_by(self._cluster, job, rank)
-        return MemoryRow(
-            rank=rank,
-            node=clean_name(self._cluster.node_names[owner]) if owner >= 0 else "",
-            rss_bytes=_whole(rss),
-            pss_bytes=None if worker is None or math.isnan(rss) else worker.pss_bytes,
-            peak_rss_bytes=_whole(peak),
-            from_median_frac=_fraction(rss - self._median, self._median),
-            severity=_memory_severity(rss, self._median),
-            gpu=held.gpu,
-            gpu_used_bytes=held.used_bytes,
-            torch_allocated_bytes=held.allocated_bytes,
-            torch_reserved_bytes=held.reserved_bytes,
-            torch_peak_bytes=held.peak_bytes,
-            gpu_total_bytes=held.total_bytes,
-        )
+    def memory_summary(self) -> MemorySummary | None:
+        """Return the memory of all ranks together, None while none is known."""
+        return None if self._memory is None else self._memory.summary()
+
+    @cached_property
+    def _memory(self) -> JobMemory | None:
+        return None if self._job is None else JobMemory(self._cluster, self._job)
 
     def gpus(self) -> list[GpuRow]:
         """Return a row per GPU, in the order of the nodes."""
@@ -320,53 +304,6 @@ class View:
         culprits = set(verdict.culprits)
         return [gpu.text for gpu in self._broken_gpus if culprits.intersection(gpu.ranks)][:1]
 
-    def memory_summary(self) -> MemorySummary | None:
-        """Return the memory of all ranks together, None while none is known."""
-        known = self._rss[~np.isnan(self._rss)]
-        if not len(known):
-            return None
-        largest, pss = int(np.nanargmax(self._rss)), self._pss_of_all()
-        total = int(known.sum()) if pss is None else pss
-        high, median = float(self._rss[largest]), self._median
-        imbalance = _fraction(high - median, median)
-        hold = "1 rank holds" if len(known) == 1 else f"{len(known)} ranks hold"
-        note = " (shared pages counted in each)" if pss is None and len(known) > 1 else ""
-        if imbalance is None or imbalance < EVEN_FRAC:
-            most = f"no RSS is over the median of {bytes_text(median)}"
-        else:
-            over = f"{percent_text(imbalance)} over median {bytes_text(median)}"
-            most = f"most RSS on {ranks_text([largest])}: {bytes_text(high)}, {over}"
-        return MemorySummary(
-            total_bytes=total,
-            median_bytes=int(median),
-            max_bytes=int(high),
-            max_rank=largest,
-            imbalance_frac=imbalance,
-            severity=_memory_severity(high, median),
-            text=f"{hold} {bytes_text(total)}{note}" + ("" if len(known) == 1 else f"; {most}"),
-        )
-
-    def _pss_of_all(self) -> int | None:
-        """Return the memory of the living ranks, pages that they share counted once; None while one's is not known."""
-        workers = [] if self._job is None else self._job.workers
-        living = (workers[rank] for rank in np.flatnonzero(~np.isnan(self._rss)))
-        sizes = [None if worker is None else worker.pss_bytes for worker in living]
-        known = [size for size in sizes if size is not None]
-        return sum(known) if len(known) == len(sizes) else None
-
-    @cached_property
-    def _rss(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """The memory of each living rank, NaN where there is none."""
-        job = self._job
-        if job is None:
-            return np.zeros(0)
-        return np.where(job.process == Process.EXITED, np.nan, job.rss_bytes)
-
-    @cached_property
-    def _median(self) -> float:
-        known = self._rss[~np.isnan(self._rss)]
-        return float(np.median(known)) if len(known) else math.nan
-
 
 def _place_of(job: JobModel, rank: int) -> str:
     worker = job.workers[rank]
@@ -379,18 +316,3 @@ def _mean(values: Sequence[float] | np.ndarray[tuple[int], np.dtype[np.float64]]
         return None
     with np.errstate(invalid="ignore", over="ignore"):
         return float(np.mean(np.asarray(values, np.float64)))
-
-
-def _whole(value: float) -> int | None:
-    return None if math.isnan(value) else int(value)
-
-
-def _fraction(part: float, whole: float) -> float | None:
-    return None if math.isnan(part) or math.isnan(whole) or whole <= 0 else float(part / whole)
-
-
-def _memory_severity(rss: float, median: float) -> Severity:
-    if math.isnan(rss):
-        return Severity.QUIET
-    is_uneven = rss > median * (1 + UNEVEN_FRAC) and rss - median > UNEVEN_BYTES
-    return Severity.WARNING if is_uneven else Severity.OK

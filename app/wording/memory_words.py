@@ -1,0 +1,112 @@
+"""The memory of ranks in rows and words: how much each holds, and how unevenly."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from app.model.job_model import Process
+from app.rows import MemoryRow, MemorySummary, Severity
+from app.safe_text import clean_name
+from app.wording.gpu_words import held_by
+from app.words import bytes_text, percent_text, ranks_text
+
+if TYPE_CHECKING:
+    from app.model.cluster import Cluster
+    from app.model.job_model import JobModel
+
+EVEN_FRAC = 0.005
+"""Less than this over the median would be printed as 0 %."""
+UNEVEN_FRAC = 0.5
+UNEVEN_BYTES = 256 * 2**20
+"""A rank with half as much again as the median, and this much more, is worth a look; rank 0 often has a little more."""
+
+
+class JobMemory:
+    """The memory of a job's ranks at one moment."""
+
+    def __init__(self, cluster: Cluster, job: JobModel) -> None:
+        self._cluster, self._job = cluster, job
+
+    def row(self, rank: int) -> MemoryRow:
+        """Return the row of a rank."""
+        job = self._job
+        rss, peak, owner = self._rss[rank], job.peak_rss_bytes[rank], int(job.node_of[rank])
+        worker, held = job.workers[rank], held_by(self._cluster, job, rank)
+        return MemoryRow(
+            rank=rank,
+            node=clean_name(self._cluster.node_names[owner]) if owner >= 0 else "",
+            rss_bytes=_whole(rss),
+            pss_bytes=None if worker is None or math.isnan(rss) else worker.pss_bytes,
+            peak_rss_bytes=_whole(peak),
+            from_median_frac=_fraction(rss - self._median, self._median),
+            severity=_severity(rss, self._median),
+            gpu=held.gpu,
+            gpu_used_bytes=held.used_bytes,
+            torch_allocated_bytes=held.allocated_bytes,
+            torch_reserved_bytes=held.reserved_bytes,
+            torch_peak_bytes=held.peak_bytes,
+            gpu_total_bytes=held.total_bytes,
+        )
+
+    def summary(self) -> MemorySummary | None:
+        """Return the memory of all ranks together, None while none is known."""
+        known = self._rss[~np.isnan(self._rss)]
+        if not len(known):
+            return None
+        largest, pss = int(np.nanargmax(self._rss)), self._pss_of_all()
+        total = int(known.sum()) if pss is None else pss
+        high, median = float(self._rss[largest]), self._median
+        imbalance = _fraction(high - median, median)
+        hold = "1 rank holds" if len(known) == 1 else f"{len(known)} ranks hold"
+        note = " (shared pages counted in each)" if pss is None and len(known) > 1 else ""
+        if imbalance is None or imbalance < EVEN_FRAC:
+            most = f"no RSS is over the median of {bytes_text(median)}"
+        else:
+            over = f"{percent_text(imbalance)} over median {bytes_text(median)}"
+            most = f"most RSS on {ranks_text([largest])}: {bytes_text(high)}, {over}"
+        return MemorySummary(
+            total_bytes=total,
+            median_bytes=int(median),
+            max_bytes=int(high),
+            max_rank=largest,
+            imbalance_frac=imbalance,
+            severity=_severity(high, median),
+            text=f"{hold} {bytes_text(total)}{note}" + ("" if len(known) == 1 else f"; {most}"),
+        )
+
+    def _pss_of_all(self) -> int | None:
+        """Return the memory of the living ranks, pages that they share counted once; None while one's is not known."""
+        workers = self._job.workers
+        living = (workers[rank] for rank in np.flatnonzero(~np.isnan(self._rss)))
+        sizes = [None if worker is None else worker.pss_bytes for worker in living]
+        known = [size for size in sizes if size is not None]
+        return sum(known) if len(known) == len(sizes) else None
+
+    @cached_property
+    def _rss(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """The memory of each living rank, NaN where there is none."""
+        return np.where(self._job.process == Process.EXITED, np.nan, self._job.rss_bytes)
+
+    @cached_property
+    def _median(self) -> float:
+        known = self._rss[~np.isnan(self._rss)]
+        return float(np.median(known)) if len(known) else math.nan
+
+
+def _whole(value: float) -> int | None:
+    return None if math.isnan(value) else int(value)
+
+
+def _fraction(part: float, whole: float) -> float | None:
+    return None if math.isnan(part) or math.isnan(whole) or whole <= 0 else float(part / whole)
+
+
+def _severity(rss: float, median: float) -> Severity:
+    if math.isnan(rss):
+        return Severity.QUIET
+    is_uneven = rss > median * (1 + UNEVEN_FRAC) and rss - median > UNEVEN_BYTES
+    return Severity.WARNING if is_uneven else Severity.OK

@@ -34,6 +34,7 @@ from app.safe_text import LINE_LIMIT, clean, clean_name
 from app.wording.gpu_words import BrokenGpu, broken_gpus, findings, gpu_rows
 from app.wording.headline import job_headline, node_headline, wait_text
 from app.wording.memory_words import JobMemory
+from app.wording.pace_words import JobPace
 from app.wording.rank_words import rank_row
 from app.wording.root_cause import root_cause_row
 from app.wording.verdict_words import hint, sentence
@@ -276,6 +277,13 @@ class View:
     @cached_property
     def _memory(self) -> JobMemory | None:
         return None if self._job is None else JobMemory(self._cluster, self._job)
+
+    @cached_property
+    def pace(self) -> JobPace | None:
+        """How the ranks spend their time, the costliest first; None while there is no job."""
+        if self._job is None or self._found is None:
+            return None
+        return JobPace(self._cluster, self._job, self._found)
 
     def gpus(self) -> list[GpuRow]:
         """Return a row per GPU, in the order of the nodes."""

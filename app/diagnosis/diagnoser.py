@@ -32,8 +32,11 @@ from app.diagnosis.waits import Wait, find_waits, follow
 from app.rows import Cause, RankState, Severity
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
+    from app.diagnosis.rank_pace import RankPace
     from app.model.cluster import Cluster
     from app.model.job_model import JobModel
     from ddpcore.wire import Place
@@ -80,6 +83,8 @@ class JobDiagnosis(msgspec.Struct, frozen=True, eq=False):
     """Index into `app.diagnosis.rank_facts.STATES`, by rank."""
     wait_frac: NDArray[np.float64]
     """Share of the last seconds that each rank spent waiting; NaN when unknown."""
+    pace: Callable[[], RankPace]
+    """Tells how each rank has spent the last undisturbed seconds."""
     waits: list[Wait]
     verdicts: list[Verdict]
     """The worst first."""
@@ -179,7 +184,8 @@ class _JobDiagnoser:
         self._whereabouts.watch(job, awaited, now_s)
         self._put(self._judge(evidence), job, now_s)
         current = sorted((standing.verdict for standing in self._standing.values()), key=_by_weight)[:MAX_VERDICTS]
-        return JobDiagnosis(facts, _states(facts, waits, job), self._share.recent_frac, waits, current)
+        share = self._share
+        return JobDiagnosis(facts, _states(facts, waits, job), share.recent_frac, share.pace, waits, current)
 
     def _excuse(self, facts: RankFacts, now_s: float) -> None:
         """Remember who cannot come now, and who had not been heard when the watch began: no straggler for a while."""

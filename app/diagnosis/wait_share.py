@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from app.diagnosis.cost_trend import CostTrend
+from app.diagnosis.rank_pace import PHASES, RankPace, chance_frac, rank_pace
 from ddpcore.wire import Phase
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from app.model.job_model import JobModel
 
-PHASES = tuple(Phase)
 SLOT_S = 1.0
 """Clean time in a slot, gathered in pieces."""
 PIECE_S = 0.2
@@ -158,6 +158,10 @@ class WaitShare:
     def is_fresh(self, now_s: float) -> bool:
         """Return whether what was judged last may still be said: clean time has gone on since, without a long gap."""
         return now_s - self._held_s <= STALE_PACE_S
+
+    def pace(self) -> RankPace:
+        """Return how each rank spent the window."""
+        return rank_pace(self._window.sum(axis=1), min(self._num_filled, NUM_SLOTS) * SLOT_S + self._slot_s)
 
     def sample(self, job: JobModel, longest_wait_s: float, now_s: float, *, is_clean: bool) -> None:
         """Look at the counters; once a slot is full, judge anew.
@@ -313,7 +317,8 @@ def _habit(whole: NDArray[np.float32], ranks: Sequence[int]) -> Habit | None:
         return None
     own, usual = np.median(share[:, is_asked], axis=1), np.median(share[:, others], axis=1)
     most = int((own - usual).argmax())
-    if own[most] - usual[most] < MIN_HABIT:
+    chance = float(chance_frac(usual[most], float(whole[0, is_asked].sum())))
+    if own[most] - usual[most] < max(MIN_HABIT, chance):
         return None
     return Habit(PHASES[most], float(own[most]), float(usual[most]))
 

@@ -36,7 +36,7 @@ class Action(NamedTuple):
     in_palette: bool = True
 
 
-VIEW_NAMES = ("overview", "ranks", "barriers", "memory", "logs")
+VIEW_NAMES = ("overview", "ranks", "barriers", "stragglers", "memory", "logs")
 """Views in the order of their number keys."""
 
 ACTIONS = (
@@ -61,8 +61,15 @@ ACTIONS = (
         "Barriers",
         "Who waits for whom, at which collective or barrier, for how long, on which line.",
     ),
-    Action("app.show_view('memory')", "4", "4", "Memory", "Memory of every rank beside the median, and of every node."),
-    Action("app.show_view('logs')", "5", "5", "Logs", "What all ranks print, merged as it comes."),
+    Action(
+        "app.show_view('stragglers')",
+        "4",
+        "4",
+        "Stragglers",
+        "Which rank costs the others time, and what it does meanwhile that they do not.",
+    ),
+    Action("app.show_view('memory')", "5", "5", "Memory", "Memory of every rank beside the median, and of every node."),
+    Action("app.show_view('logs')", "6", "6", "Logs", "What all ranks print, merged as it comes."),
     Action("app.next_view(1)", "tab", "tab", "Next view", "Go to the next view.", footer=6, in_palette=False),
     Action(
         "app.next_view(-1)", "shift+tab", "shift+tab", "Previous view", "Go to the previous view.", in_palette=False

@@ -10,6 +10,7 @@ from app.tui.views.logs import LogsView
 from app.tui.views.memory import MemoryView
 from app.tui.views.overview import OverviewView
 from app.tui.views.ranks import RanksView
+from app.tui.views.stragglers import StragglersView
 
 if TYPE_CHECKING:
     from app.tui.line_view import LineView
@@ -18,5 +19,5 @@ if TYPE_CHECKING:
 
 def make_views(stage: Stage) -> dict[str, LineView]:
     """Return the views of a console."""
-    views = (OverviewView(stage), RanksView(stage), BarriersView(stage), MemoryView(stage), LogsView(stage))
-    return dict(zip(VIEW_NAMES, views, strict=True))
+    views = (OverviewView, RanksView, BarriersView, StragglersView, MemoryView, LogsView)
+    return dict(zip(VIEW_NAMES, (view(stage) for view in views), strict=True))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
-from app.tui.actions import available
+from app.tui.actions import VIEW_NAMES, available
 from app.tui.line_view import LineView
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Footer(LineView):
         palette = self.look.palette
         width = self.size.width
         actions = [action for action in available(self.stage.source) if action.footer]
-        hints = [(0, "1-5", "Views"), *((a.footer, a.shown_keys.split()[0], a.title) for a in actions)]
+        hints = [(0, f"1-{len(VIEW_NAMES)}", "Views"), *((a.footer, a.shown_keys.split()[0], a.title) for a in actions)]
         while len(hints) > 1 and sum(len(key) + len(title) + 4 for _, key, title in hints) > width:
             hints.remove(max(hints))
         line = self.line()

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from app.tui.stage import Stage
 
 MAX_HEADLINE_LINES = 3
+TAB_CELLS = 4
+"""Of a tab beside its name."""
+SHORT_NAME = 4
+"""Letters of the other views' names where they do not fit."""
 
 
 class Masthead(LineView):
@@ -45,14 +49,22 @@ class Masthead(LineView):
 
     def _tabs(self) -> Line:
         palette = self.look.palette
-        line = self.line().put(f" {self.stage.source.title} ", palette.brand).put(" ", palette.bar)
+        line = self.line()
+        brand, tabs_width = f" {self.stage.source.title} ", sum(len(name) + TAB_CELLS for name in VIEW_NAMES)
+        has_room = len(brand) + 1 + tabs_width <= self.size.width
+        # Of a recording the title tells the time: there the names of the other views give way, else the title does.
+        is_short = not has_room and (self.stage.source.player is not None or tabs_width > self.size.width)
+        if has_room or is_short:
+            line.put(brand, palette.brand).put(" ", palette.bar)
         self._tab_spans.clear()
         for number, name in enumerate(VIEW_NAMES, start=1):
             start = line.width
             if name == self.active:
                 line.put(f" {number} {name.capitalize()} ", palette.tab)
             else:
-                line.put(f" {number}", palette.key).put(f" {name.capitalize()} ", palette.bar_muted)
+                line.put(f" {number}", palette.key).put(
+                    f" {name.capitalize()[: SHORT_NAME if is_short else None]} ", palette.bar_muted
+                )
             self._tab_spans.append((start, line.width, name))
         age = self._age()
         for text in (f"reports {age}", age):

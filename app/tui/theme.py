@@ -128,6 +128,7 @@ class Glyphs(NamedTuple):
     bar_empty: str
     mark: str
     pointer: str
+    more: str
     arrow: str
     dot: str
     dash: str
@@ -165,6 +166,7 @@ UNICODE_GLYPHS = Glyphs(
     bar_empty="\u2500",
     mark="\u2503",
     pointer="\u25b8",
+    more="\u25b4",
     arrow="\u2192",
     dot="\u00b7",
     dash="\u2013",
@@ -196,6 +198,7 @@ ASCII_GLYPHS = Glyphs(
     bar_empty="-",
     mark="|",
     pointer=">",
+    more="+",
     arrow="->",
     dot="-",
     dash="-",

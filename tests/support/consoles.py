@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from agent.wire.logs import LogLine
+from app.tui.actions import VIEW_NAMES
 from app.tui.console import Console
 from app.tui.theme import Look
 from tests.support.screens import screen_lines
@@ -150,6 +151,10 @@ class Desk:
     async def press(self, *keys: str) -> None:
         await self.pilot.press(*keys)
         await self.settle()
+
+    async def show(self, view: str) -> None:
+        """Press the key of a view."""
+        await self.press(str(VIEW_NAMES.index(view) + 1))
 
     async def resize(self, width: int, height: int) -> None:
         await self.pilot.resize_terminal(width, height)

@@ -9,6 +9,7 @@ import pytest
 from app.errors import AgentRefusedError
 from app.model.cluster import Cluster
 from app.safe_text import clean
+from app.tui.actions import VIEW_NAMES
 from app.tui.theme import Look
 from ddpcore.wire import BARRIER_GROUP, Phase
 from tests.support.consoles import SimSource, desk
@@ -55,8 +56,8 @@ async def test_no_view_dialog_or_notification_acts_on_what_it_shows(
     source.notice(f"notice {payload}")
     source.refusal = AgentRefusedError(f"n0{payload}", f"reason{payload}", f"message {payload}")
     async with desk(source, (120, 30), look) as console:
-        for number in "12345":
-            await console.press(number)
+        for name in VIEW_NAMES:
+            await console.show(name)
             assert_is_harmless(console)
         if look.is_ascii:
             assert console.text().isascii()
@@ -64,8 +65,8 @@ async def test_no_view_dialog_or_notification_acts_on_what_it_shows(
         await console.press("right", "right", "left")
         assert_is_harmless(console)
         await console.resize(70, 20)
-        for number in "12345":
-            await console.press(number)
+        for name in VIEW_NAMES:
+            await console.show(name)
             assert_is_harmless(console)
 
         await console.press("f")
@@ -82,7 +83,7 @@ async def test_markup_is_shown_as_it_was_sent() -> None:
     source = SimSource(sim.view)
     source.print("demo-0", 0, "[rank0]: loss [/b] [@click=app.quit]x[/]")
     async with desk(source) as console:
-        await console.press("5")
+        await console.show("logs")
         assert "[rank0]: loss [/b] [@click=app.quit]x[/]" in console.text()
 
         source.refusal = AgentRefusedError("demo-0", "not_running", "[rank0] is [/b] gone")

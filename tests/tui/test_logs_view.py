@@ -25,7 +25,7 @@ async def test_new_lines_push_the_old_ones_up() -> None:
     source = SimSource(SimCluster().view)
     talk(source, 0, 100)
     async with desk(source, (80, 24)) as console:
-        await console.press("5")
+        await console.show("logs")
         assert shown(console)[-1] == 99
 
         talk(source, 100, 130)
@@ -40,7 +40,7 @@ async def test_page_up_stops_following_and_end_follows_again() -> None:
     source = SimSource(SimCluster().view)
     talk(source, 0, 100)
     async with desk(source, (80, 24)) as console:
-        await console.press("5")
+        await console.show("logs")
         await console.press("pageup")
         before = shown(console)
         assert before[-1] < 99
@@ -63,7 +63,7 @@ async def test_scrolling_down_to_the_last_line_follows_again() -> None:
     source = SimSource(SimCluster().view)
     talk(source, 0, 100)
     async with desk(source, (80, 24)) as console:
-        await console.press("5")
+        await console.show("logs")
         await console.press("up", "up")
         assert not console.console.query_one(LogsView).is_following
         await console.press("down", "down")
@@ -77,7 +77,7 @@ async def test_the_line_that_is_read_stays_when_old_lines_are_dropped() -> None:
         console.console.stage.logs = LogStore(max_lines=2 * CHUNK_LINES)
         talk(source, 0, 2 * CHUNK_LINES)
         await console.frames(1)
-        await console.press("5")
+        await console.show("logs")
         await console.press("pageup")
         before = shown(console)
 
@@ -92,7 +92,7 @@ async def test_long_lines_are_read_by_moving_to_the_side_and_no_further_than_the
     source = SimSource(SimCluster().view)
     source.print("demo-0", 0, "0123456789" * 10 + "THE END")
     async with desk(source, (80, 24)) as console:
-        await console.press("5")
+        await console.show("logs")
         assert "THE END" not in console.text()
         await console.press("left")
         await console.press(*["right"] * 10)
@@ -107,7 +107,7 @@ async def test_wide_characters_move_to_the_side_by_cells() -> None:
     source = SimSource(SimCluster().view)
     source.print("demo-0", 0, "a" + "\u4e16" * 60 + "END")
     async with desk(source, (80, 24)) as console:
-        await console.press("5")
+        await console.show("logs")
         await console.press(*["right"] * 10)
 
         assert "END" in console.text()
@@ -118,7 +118,7 @@ async def test_the_wheel_scrolls() -> None:
     source = SimSource(SimCluster().view)
     talk(source, 0, 100)
     async with desk(source, (80, 24)) as console:
-        await console.press("5")
+        await console.show("logs")
         logs = console.console.query_one(LogsView)
         top = logs.top
         await console.pilot._post_mouse_events([MouseScrollUp], widget=logs)

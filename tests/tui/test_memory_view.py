@@ -44,20 +44,20 @@ def spoil(gpus: list[SimGpus]) -> None:
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 async def test_gpus_that_are_well_look_as_before(size: tuple[int, int]) -> None:
     async with desk(gpu_source(leave_alone, 2), size) as console:
-        await console.press("4")
+        await console.show("memory")
         assert_looks_as_before(f"gpus-memory-{size[0]}x{size[1]}", console.lines())
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 async def test_gpus_that_are_not_look_as_before(size: tuple[int, int]) -> None:
     async with desk(gpu_source(spoil), size) as console:
-        await console.press("4")
+        await console.show("memory")
         assert_looks_as_before(f"odd-gpus-memory-{size[0]}x{size[1]}", console.lines())
 
 
 async def test_the_usual_fix_of_a_foreign_context_can_be_read_at_80_columns() -> None:
     async with desk(gpu_source(lambda gpus: gpus[0].hold(0, 1)), (80, 24)) as console:
-        await console.press("4")
+        await console.show("memory")
         text = " ".join(" ".join(console.lines()).split())
         assert "rank 1 holds 512 MiB on GPU 0 of demo-0, home of rank 0" in text
         assert "torch.cuda.set_device(local_rank) before the first CUDA call" in text
@@ -70,7 +70,7 @@ async def test_a_host_without_gpus_shows_pss_shm_and_swap() -> None:
         node.host = HostReport(1.0, 4 * GIB, GIB, 8 * GIB, 79 * 2**27, 500 * GIB, 120 * GIB, 0.0, 0.0)
     source.run(12)
     async with desk(source, (120, 35)) as console:
-        await console.press("4")
+        await console.show("memory")
         text = console.text()
         assert "PSS" in text
         assert "/DEV/SHM" in text
@@ -81,7 +81,7 @@ async def test_a_host_without_gpus_shows_pss_shm_and_swap() -> None:
 async def test_with_more_gpus_than_lines_the_odd_ones_are_shown() -> None:
     source = gpu_source(lambda gpus: gpus[1].change(7, ecc_uncorrected_errors=4), 8)
     async with desk(source, (120, 24)) as console:
-        await console.press("4")
+        await console.show("memory")
         text = console.text()
         assert "4 uncorrected memory errors" in text
         assert "more GPUs" in text
@@ -89,5 +89,5 @@ async def test_with_more_gpus_than_lines_the_odd_ones_are_shown() -> None:
 
 async def test_a_screen_without_room_for_gpus_still_shows_ranks() -> None:
     async with desk(gpu_source(leave_alone, 8), (80, 16)) as console:
-        await console.press("4")
+        await console.show("memory")
         assert "RESIDENT" in console.text()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.rows import RankState, Severity
+from app.tui.actions import VIEW_NAMES
 from app.tui.theme import ASCII_GLYPHS, UNICODE_GLYPHS, Glyphs, Look
 from tests.support.consoles import desk, frozen_source
 from tests.support.screens import screen_lines, screen_strips
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from app.tui.console import Console
 
 
-@pytest.mark.parametrize("number", range(1, 6))
+@pytest.mark.parametrize("number", range(1, len(VIEW_NAMES) + 1))
 async def test_an_ascii_look_paints_ascii_only_and_says_all(number: int) -> None:
     async with desk(frozen_source(), (80, 24), Look(is_ascii=True)) as console:
         await console.press(str(number))
@@ -41,7 +42,7 @@ async def test_the_dialogs_of_an_ascii_look_are_ascii_too(key: str) -> None:
 async def test_no_color_is_honoured_by_every_view_and_dialog(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     async with desk(frozen_source(), (80, 24), Look.from_environment({"NO_COLOR": "1"})) as console:
-        for key in ("1", "2", "3", "4", "5", "question_mark", "escape", "f", "escape", "ctrl+p"):
+        for key in ("1", "2", "3", "4", "5", "6", "question_mark", "escape", "f", "escape", "ctrl+p"):
             await console.press(key)
             assert {colour.name for colour in colours(console.console)} <= {"default"}, key
             assert key in {"question_mark", "f", "ctrl+p"} or "CRITICAL" in console.text()

@@ -28,7 +28,7 @@ async def test_one_jumps_to_the_verdict_sees_the_stacks_and_goes_back() -> None:
         await console.frames()
         assert "rank 2 on demo-1 is frozen" in console.text()
         assert "paused" in console.lines()[0]
-        await console.press("5")
+        await console.show("logs")
         await console.frames()
         assert "step 1 loss 5.3" in console.text()
 

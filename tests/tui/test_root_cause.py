@@ -54,7 +54,7 @@ def words(console: Desk) -> str:
 @pytest.mark.parametrize("size", [(80, 24), (120, 35)], ids=lambda size: f"{size[0]}x{size[1]}")
 async def test_the_root_cause_and_its_traceback_look_as_before(size: tuple[int, int]) -> None:
     async with desk(failed_source(), size) as console:
-        await console.press("5")
+        await console.show("logs")
         assert_looks_as_before(f"failed-logs-{size[0]}x{size[1]}", console.lines())
         await console.press("r")
         assert_looks_as_before(f"failed-traceback-{size[0]}x{size[1]}", console.lines())
@@ -79,7 +79,8 @@ async def test_the_line_that_was_read_is_there_again_after_the_traceback() -> No
     for number in range(100):
         source.print("demo-0", 0, f"line {number}.")
     async with desk(source, (80, 24)) as console:
-        await console.press("5", "home", "pagedown")
+        await console.show("logs")
+        await console.press("home", "pagedown")
         before = console.lines()
         await console.press("r", "end", "r")
         assert console.lines() == before
@@ -92,7 +93,7 @@ async def test_without_a_failure_there_is_nothing_to_show() -> None:
         await console.press("r")
         assert console.console.active == "overview"
         assert "No rank has failed." in words(console)
-        await console.press("5")
+        await console.show("logs")
         assert "ROOT CAUSE" not in console.text()
 
 

@@ -1,0 +1,166 @@
+"""Which ranks cost the others time, and what they do meanwhile."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from app.rows import Severity
+from app.tui.columns import Column, Table
+from app.tui.line_view import LineView
+from app.tui.rank_columns import MAX_NODE_WIDTH, PERCENT_WIDTH, node_width
+from app.wording.pace_words import window_text
+from app.words import percent_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from app.pace_rows import PaceRow, PaceSummary
+    from app.tui.drawing import Line
+    from app.tui.stage import Stage
+
+COST_BAR_WIDTH = 12
+NARROW_COST_BAR_WIDTH = 8
+FULL_COST_FRAC = 0.5
+"""At which the bar of the cost is full: a rank that takes half of everybody's time."""
+WIDE_FROM = 110
+"""Cells from which the names of phases stand in full."""
+PHASE_WIDTH = 10
+NARROW_PHASE_WIDTH = 6
+MAX_PHASES = 7
+SHORT_NAMES = {
+    "forward": "FWD",
+    "backward": "BWD",
+    "optimizer": "OPTIM",
+    "barrier": "BARR",
+    "checkpoint": "CKPT",
+    "joining": "JOIN",
+    "starting": "START",
+}
+
+
+class StragglersView(LineView):
+    """A row a rank, the costliest first; what a rank does more than the others is marked."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage, "stragglers")
+        self._table: Table[PaceRow] | None = None
+        self._num_rows = 0
+        self._rows: dict[int, PaceRow] = {}
+
+    @property
+    def num_rows(self) -> int:
+        """A row for each rank that was observed long enough."""
+        return self._num_rows
+
+    def row(self, index: int) -> Line:
+        """Return the line of the rank at a place of the order."""
+        row = self._rows.get(index)
+        return self._table.row(row) if row is not None and self._table is not None else self.line()
+
+    def build(self) -> None:
+        """Make the sentence and the headings, and fetch the rows that are in the window."""
+        view = self.stage.view
+        self.head, self.foot, self._num_rows = [], [], 0
+        pace = view.pace if view is not None else None
+        if view is None or pace is None:
+            return
+        summary = pace.summary()
+        self._num_rows = summary.num_rows
+        names = [node.node for node in view.nodes()]
+        columns = _columns(summary, view.num_ranks, node_width(names), self.size.width)
+        self._table = Table(self.look, columns, self.size.width)
+        self.head = [self._title(summary), self._sentence(summary)]
+        if self._num_rows:
+            self.head.append(self._filled(self._table.heading()))
+            window = range(self.top, min(self._num_rows, self.top + self.size.height))
+            self._rows = dict(zip(window, pace.rows(window), strict=False))
+            self.foot = self._legend()
+
+    def _title(self, summary: PaceSummary) -> Line:
+        palette = self.look.palette
+        title = self.line().put(" TIME OF EACH RANK", palette.heading)
+        told = window_text(summary) if summary.num_rows else ""
+        if told and title.width + len(told) + 3 < self.size.width:
+            title.pad(self.size.width - len(told) - 1, palette.heading).put(told, palette.heading)
+        return self._filled(title)
+
+    def _sentence(self, summary: PaceSummary) -> Line:
+        style = self.look.severity_style(summary.severity)
+        line = self.line().put(f" {self.look.glyphs.severities[summary.severity]} ", style)
+        line.cell(summary.text, self.size.width - line.width - 1)
+        return line.pad(self.size.width)
+
+    def _legend(self) -> list[Line]:
+        palette, more = self.look.palette, self.look.glyphs.more
+        line = self.line().put(f" {more}", palette.warning).put(" more than the others", palette.faint)
+        for told in ("COST what the others lose to it", "LAST to so many of its node's collectives"):
+            if line.width + len(told) + 5 < self.size.width:
+                line.put(f"   {told}", palette.faint)
+        return [line]
+
+    def _filled(self, line: Line) -> Line:
+        line.fit(self.size.width, self.look.palette.heading)
+        return line
+
+
+def _columns(summary: PaceSummary, num_ranks: int, name_width: int, width: int) -> list[Column[PaceRow]]:
+    is_wide = width >= WIDE_FROM
+    phase_width, bar_width = (PHASE_WIDTH, COST_BAR_WIDTH) if is_wide else (NARROW_PHASE_WIDTH, NARROW_COST_BAR_WIDTH)
+    phases: Sequence[Column[PaceRow]] = [
+        Column(
+            phase.upper() if is_wide else SHORT_NAMES.get(phase, phase.upper()),
+            phase_width,
+            3 + place,
+            partial(_paint_phase, phase=phase),
+            is_right=True,
+        )
+        for place, phase in enumerate(summary.phases[:MAX_PHASES])
+    ]
+    return [
+        Column("RANK", max(4, len(str(num_ranks))), 0, _paint_rank, is_right=True),
+        Column("NODE", max(4, min(name_width, MAX_NODE_WIDTH)), 2, _paint_node),
+        Column("COST", bar_width + 1 + PERCENT_WIDTH, 0, _paint_cost),
+        Column("WAITS", PERCENT_WIDTH, 0, _percent(lambda row: row.wait_frac), is_right=True),
+        Column("LAST", PERCENT_WIDTH, 1, _percent(lambda row: row.last_frac), is_right=True),
+        *phases,
+        Column("WHERE", 20, 20, _paint_where, is_flexible=True),
+    ]
+
+
+def _paint_rank(line: Line, row: PaceRow, width: int) -> None:
+    line.cell(str(row.rank), width, line.look.palette.strong, is_right=True)
+
+
+def _paint_node(line: Line, row: PaceRow, width: int) -> None:
+    line.cell(row.node, width, line.look.palette.muted)
+
+
+def _paint_cost(line: Line, row: PaceRow, width: int) -> None:
+    palette = line.look.palette
+    if row.cost_frac is None:
+        line.cell("", width)
+        return
+    is_named = row.severity is Severity.WARNING
+    style = palette.warning if is_named else palette.busy
+    line.bar(row.cost_frac / FULL_COST_FRAC, width - PERCENT_WIDTH - 1, style).put(" ")
+    line.cell(percent_text(row.cost_frac), PERCENT_WIDTH, style if is_named else palette.muted, is_right=True)
+
+
+def _percent(value_of: Callable[[PaceRow], float | None]) -> Callable[[Line, PaceRow, int], object]:
+    def paint(line: Line, row: PaceRow, width: int) -> None:
+        value = value_of(row)
+        line.cell("" if value is None else percent_text(value), width, is_right=True)
+
+    return paint
+
+
+def _paint_phase(line: Line, row: PaceRow, width: int, *, phase: str) -> None:
+    is_more = phase in row.more_of
+    mark = line.look.glyphs.more if is_more else " "
+    style = line.look.palette.warning if is_more else line.look.palette.muted
+    line.cell(f"{mark} {percent_text(row.phases[phase])}", width, style, is_right=True)
+
+
+def _paint_where(line: Line, row: PaceRow, width: int) -> None:
+    line.cell(row.where, width, line.look.palette.muted)

@@ -1,0 +1,103 @@
+"""The Stragglers view: who costs the others time, and what it does meanwhile."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from app.tui.theme import Look
+from app.wording.pace_words import JobPace
+from tests.support.consoles import SimSource, TalkingSource, desk, starting_source
+from tests.support.screens import assert_looks_as_before
+from tests.support.sim import SimCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from app.pace_rows import PaceRow
+
+SIZES = ((80, 24), (120, 35))
+
+
+def slowed_source() -> TalkingSource:
+    """A training of 8 ranks of which rank 6 has been slow for a while."""
+    source = TalkingSource(SimCluster(num_nodes=2, ranks_per_node=4))
+    source.run(25)
+    source.sim.slow(6, 3.0)
+    source.run(20)
+    return source
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_a_slow_rank_looks_as_before(size: tuple[int, int]) -> None:
+    async with desk(slowed_source(), size) as console:
+        await console.show("stragglers")
+        assert_looks_as_before(f"slow-stragglers-{size[0]}x{size[1]}", console.lines())
+
+
+async def test_the_costliest_rank_is_the_first_row_with_what_it_does_more() -> None:
+    async with desk(slowed_source(), (120, 35)) as console:
+        await console.show("stragglers")
+        text = console.text()
+
+    assert re.search(r"rank 6 costs the others \d\d % of their time; in the middle they wait \d\d %", text)
+    headings = re.search(r"RANK  NODE +COST +WAITS +LAST +DATA +FORWARD +BACKWARD +OPTIMIZER +WHERE\n(.*)\n", text)
+    assert headings is not None
+    assert re.match(r" +6  demo-1 .* \d\d % +\d+ % +\d+ % +\d+ % .*\u25b4 \d\d % .*bytegpt\.py:\d+ in \w+", headings[1])
+    assert re.search(r"shares of the last 1\d s of undisturbed training", text)
+
+
+async def test_a_healthy_training_says_that_nobody_holds_the_others_up() -> None:
+    sim = SimCluster()
+    sim.run_to_step(400)
+    async with desk(SimSource(sim.view), (80, 24)) as console:
+        await console.show("stragglers")
+        text = console.text()
+
+    assert re.search(r"nobody holds the others up: in the middle the ranks wait \d+ % of the time", text)
+    assert "\u25b4 more than the others" in text
+    assert re.search(r"RANK  NODE +COST +WAITS +LAST +DATA +FWD +BWD +OPTIM", text)
+
+
+async def test_before_training_it_says_that_it_has_seen_too_little() -> None:
+    async with desk(starting_source(), (80, 24)) as console:
+        await console.show("stragglers")
+
+        assert "not enough undisturbed time of training has been seen yet" in console.text()
+
+
+async def test_without_colour_and_in_ascii_marks_stay() -> None:
+    async with desk(slowed_source(), (80, 24), Look(has_colour=False, is_ascii=True)) as console:
+        await console.show("stragglers")
+        text = console.text()
+
+    assert text.isascii()
+    assert re.search(r"\+ \d\d %", text)
+
+
+async def test_many_ranks_are_scrolled_through_and_only_the_rows_on_the_screen_are_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[int] = []
+    rows = JobPace.rows
+
+    def counted(self: JobPace, wanted: Sequence[int]) -> list[PaceRow]:
+        made.append(len(wanted))
+        return rows(self, wanted)
+
+    monkeypatch.setattr(JobPace, "rows", counted)
+    sim = SimCluster(num_nodes=8, ranks_per_node=16)
+    sim.run_to_step(150)
+    async with desk(SimSource(sim.view), (80, 24)) as console:
+        await console.show("stragglers")
+        await console.press("end")
+        last = console.lines()[-3]
+        await console.press("home")
+        first = console.lines()[7]
+
+    assert 0 < max(made) <= 24
+    assert last != first
+    assert re.match(r" +\d+  demo-\d", last)
+    assert re.match(r" +\d+  demo-\d", first)

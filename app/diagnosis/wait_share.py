@@ -283,10 +283,14 @@ class WaitShare:
             return True
         if named.last_frac is None:
             return False
-        limits = (np.full(recent.shape[1], KEEP_LAST), KEEP_COST)
-        by_order = find_latecomers(recent, MIN_COMPARED / 4, limits)
+        # The order of arrival is exact and tells of a cure at once; a cost that is sampled takes the whole window.
+        by_order = find_latecomers(recent, MIN_COMPARED / 4, (np.full(recent.shape[1], KEEP_LAST), -1.0))
         # Of other ranks, less is asked here than of a new verdict: that they meet it too says nothing.
-        return by_order is not None and set(named.ranks) <= set(by_order.ranks)
+        if by_order is None or not set(named.ranks) <= set(by_order.ranks):
+            return False
+        share = _shares(*self._window.sum(axis=1)[[1, 0]])
+        cost = float(np.median(np.delete(share, named.ranks))) - float(share[list(named.ranks)].max())
+        return cost >= KEEP_COST
 
     def _judge_pace(self, whole: NDArray[np.float32], beside: NDArray[np.int64]) -> None:
         if self._laggards is not None and not self._is_still_slow(self._laggards):

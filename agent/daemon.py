@@ -67,6 +67,8 @@ IDLE_PERIOD_S = 1.0
 """Between regular reports of a node on which no job is under way."""
 MIN_PUBLISH_GAP_S = 0.02
 """Between reports when much happens at once."""
+NEWS_GAP_S = 0.1
+"""Between reports when ranks begin or end waits, which with long steps each of them does in every one."""
 HOST_PERIOD_S = 1.0
 """Between samples of the machine's own figures."""
 MAX_HISTORY_BYTES = 200_000
@@ -234,6 +236,8 @@ class Daemon:
 
     def _on_rank_report(self, report: RankReport) -> None:
         self._state.apply(RankReported(report), time.monotonic())
+        if self._state.has_news:
+            self._publish_soon(NEWS_GAP_S)
 
     def _report(self) -> NodeReport:
         now_s = time.monotonic()
@@ -248,11 +252,14 @@ class Daemon:
         )
         return msgspec.structs.replace(report, log_losses=self._jobs.logs.losses)
 
-    def _publish_soon(self) -> None:
-        """Publish at once, or as soon as the last report is `MIN_PUBLISH_GAP_S` old."""
-        if self._publish_timer is None:
-            wait_s = self._published_at_s + MIN_PUBLISH_GAP_S - time.monotonic()
-            self._publish_timer = asyncio.get_running_loop().call_later(max(0.0, wait_s), self._publish)
+    def _publish_soon(self, gap_s: float = MIN_PUBLISH_GAP_S) -> None:
+        """Publish at once, or as soon as the last report is so old."""
+        loop = asyncio.get_running_loop()
+        wait_s = max(0.0, self._published_at_s + gap_s - time.monotonic())
+        if self._publish_timer is None or loop.time() + wait_s < self._publish_timer.when():
+            if self._publish_timer:
+                self._publish_timer.cancel()
+            self._publish_timer = loop.call_later(wait_s, self._publish)
 
     def _publish(self) -> None:
         """Send a report to whoever listens."""

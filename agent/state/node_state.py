@@ -87,6 +87,8 @@ class NodeState:
         self._gpus_at_s = 0.0
         self.num_foreign_reports = 0
         """Reports of ranks that are not ours, or that are older than what is known."""
+        self.has_news = False
+        """Since the last report a rank has begun to wait in a collective, or a wait has ended."""
 
     def apply(  # noqa: C901 - one case for each observation
         self, observation: Observation, now_s: float
@@ -151,6 +153,7 @@ class NodeState:
         """
         node, epoch, hostname, agent_pid, num_cpus = self._identity
         host = self._host
+        self.has_news = False
         workers = [
             _worker_report(job, rank, worker, now_s)
             for job in self._jobs.values()
@@ -222,6 +225,7 @@ class NodeState:
         job.lateness.take(report)
         if report.arrivals:
             report = msgspec.structs.replace(report, arrivals=[])
+        self.has_news = self.has_news or (known is not None and _is_waiting(known[0]) != _is_waiting(report))
         job.reports[report.rank] = (report, now_s)
         job.progress.note(report, now_s)
 
@@ -318,6 +322,10 @@ def _worker_report(job: _Job, rank: int, worker: _Worker, now_s: float) -> Worke
         report_age_s=max(0.0, now_s - reported_at_s),
         lateness=job.lateness.of(rank),
     )
+
+
+def _is_waiting(report: RankReport) -> bool:
+    return any(group.is_waiting for group in report.groups)
 
 
 def _exit_report(end: WorkerEnded, age_s: float) -> ExitReport:

@@ -14,8 +14,11 @@ TICK_SPREAD_S = 0.04
 the samples would say that it spends all its time there."""
 
 WAITING_TICK_S = 0.1
-"""Between samples while the rank waits: then it has time, and people want to know. What was first seen pending is
-looked at again after this time; what is over by then, as in training nearly every collective is, costs no sample."""
+"""Between samples while the rank waits: then it has time, and people want to know."""
+
+SECOND_LOOK_S = 0.05
+"""After this time what was first seen pending is looked at again: what is over by then, as in training nearly every
+collective is, costs no sample."""
 
 SLOW_BEAT_S = 2.5
 """Between full dumps of the recorder while nothing is quiet. The beat is the wall clock's, so that the rings of all
@@ -69,7 +72,7 @@ class Pace:
         """
         to_beat_s = SLOW_BEAT_S - wall_s % SLOW_BEAT_S
         self._sample_due_s = now_s + min(WAITING_TICK_S if is_waiting else self._tick_s(), to_beat_s + BEAT_SLACK_S)
-        self._second_look_s = now_s + WAITING_TICK_S if is_pending and not is_waiting else math.inf
+        self._second_look_s = now_s + SECOND_LOOK_S if is_pending and not is_waiting else math.inf
 
     def reported(self, now_s: float) -> None:
         """Plan the next report."""

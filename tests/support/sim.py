@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 TICK_S = 0.01
 NODE_PERIOD_S = 0.2
+NEWS_GAP_S = 0.1
 OBSERVE_PERIOD_S = 0.1
 LAUNCH_S = 0.5
 """From the start to the launchers running."""
@@ -269,6 +270,8 @@ class SimCluster:
                 if self._is_born():
                     node.sample(self.now_s)
                 self._send(node)
+            elif not node.is_lost and node.has_news and self.now_s - node.sent_at_s >= NEWS_GAP_S:
+                self._send(node)
         while self._on_the_way and self._on_the_way[0][0] <= self.now_s:
             arrived_s, _, name, frame = heapq.heappop(self._on_the_way)
             self.heard.append((arrived_s, name, frame))
@@ -336,6 +339,7 @@ class SimCluster:
 
     def _send(self, node: SimNode) -> None:
         frame = node.publish(self.now_s)
+        node.sent_at_s = self.now_s
         if self._random.random() < self.drop:
             return
         self._num_sent += 1

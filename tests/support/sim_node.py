@@ -45,6 +45,7 @@ class SimNode:
         self.epoch = f"epoch-{node_rank}"
         self.state = JobState.PREPARED
         self.state_since_s = START_S
+        self.sent_at_s = START_S
         self.exit_code: int | None = None
         self._shape = (world_size, num_nodes)
         self._core = NodeState(name, self.epoch, f"host-{node_rank}", 900 + node_rank, 8)
@@ -78,6 +79,11 @@ class SimNode:
     def go(self, state: JobState, now_s: float) -> None:
         """Change the job's state on this node."""
         self.state, self.state_since_s = state, now_s
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a rank has begun or ended a wait since the last report."""
+        return self._core.has_news
 
     def receive(self, datagram: bytes, now_s: float) -> None:
         """Take a probe's datagram."""

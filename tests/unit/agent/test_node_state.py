@@ -21,7 +21,7 @@ from agent.state.observations import (
 )
 from agent.wire.machine import GpuFigures, GpuWatchState, JobRank
 from agent.wire.reports import ExitReport, NodeReport, ProcessState, decode_node_report, encode_node_report
-from ddpcore.wire import WIRE_VERSION, GpuMemoryReport, Phase, RankReport
+from ddpcore.wire import WIRE_VERSION, GpuMemoryReport, GroupReport, Phase, RankReport
 
 
 def rank_report(rank: int = 2, **changes: Any) -> RankReport:
@@ -223,3 +223,20 @@ def test_a_worker_tells_how_many_cores_it_keeps_busy_until_it_ends(state: NodeSt
 
     state.apply(WorkerEnded("train", 2, 0, None), 12.5)
     assert report_of(state, 13.0).workers[0].cpu_cores == 0.0
+
+
+def test_a_wait_that_begins_or_ends_is_news_until_it_is_reported(state: NodeState) -> None:
+    waits = [GroupReport(group="0", enqueued_seq=3, completed_seq=2, is_waiting=True)]
+    moves = [GroupReport(group="0", enqueued_seq=3, completed_seq=3)]
+
+    def has_news(report_seq: int, groups: list[GroupReport]) -> bool:
+        state.apply(RankReported(rank_report(report_seq=report_seq, groups=groups)), float(report_seq))
+        had, _ = state.has_news, report_of(state, float(report_seq))
+        assert not state.has_news
+        return had
+
+    state.apply(WorkerSeen("train", 2, 102), 0.0)
+    assert [has_news(seq, groups) for seq, groups in enumerate([moves, moves, waits, waits, moves], start=1)] == [
+        *(False, False),
+        *(True, False, True),
+    ]

@@ -59,7 +59,7 @@ def test_each_node_waits_for_its_own_first_rank() -> None:
 
 def test_a_frozen_master_is_the_culprit_and_a_frozen_follower_is_not_held_against_the_wait() -> None:
     sim = SimCluster(program=FirstBlock(prepare_s=[600.0]))
-    sim.run_until(lambda: bool(sim.view().barriers()), 20, "a wait")
+    sim.run_until(lambda: [row.waiting for row in sim.view().barriers()] == [[1, 2, 3]], 20, "a wait")
     sim.freeze(0)
     sim.freeze(3)
     sim.run(2)
@@ -71,12 +71,14 @@ def test_a_frozen_master_is_the_culprit_and_a_frozen_follower_is_not_held_agains
 
 def test_a_killed_master_is_named_with_its_victims() -> None:
     sim = SimCluster(program=FirstBlock(prepare_s=[600.0]), hangs_on_death=True)
-    sim.run_until(lambda: bool(sim.view().barriers()), 20, "a wait")
+    sim.run_until(lambda: [row.waiting for row in sim.view().barriers()] == [[1, 2, 3]], 20, "a wait")
     sim.kill(0)
     sim.run(3)
 
     (verdict,) = sim.verdicts()
-    assert (verdict.cause, verdict.culprits, verdict.waiting) == (Cause.EXITED, [0], [1, 2, 3])
+    assert (verdict.cause, verdict.culprits) == (Cause.EXITED, [0])
+    # Rank 1 may be ended by the launcher that they share before it is seen to wait for the dead one.
+    assert {2, 3} <= set(verdict.waiting) <= {1, 2, 3}
 
 
 def test_blocks_that_are_short_and_repeated_are_nobody_s_fault() -> None:

@@ -7,7 +7,16 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpcore.probing.pace import BEAT_SLACK_S, SLOW_BEAT_S, TICK_S, TICK_SPREAD_S, WAITING_TICK_S, Pace, beat_of
+from ddpcore.probing.pace import (
+    BEAT_SLACK_S,
+    SECOND_LOOK_S,
+    SLOW_BEAT_S,
+    TICK_S,
+    TICK_SPREAD_S,
+    WAITING_TICK_S,
+    Pace,
+    beat_of,
+)
 
 
 def sampled(now_s: float, wall_s: float = 0.0, *, is_pending: bool = False, is_waiting: bool = False) -> Pace:
@@ -52,12 +61,12 @@ def test_a_rank_that_waits_is_sampled_more_often() -> None:
 
 def test_what_is_pending_is_looked_at_again_and_costs_no_sample_once_it_is_over() -> None:
     pace = sampled(10.0, is_pending=True)
-    look_s = 10.0 + WAITING_TICK_S
-    assert math.isclose(pace.pause_s(10.0), WAITING_TICK_S)
+    look_s = 10.0 + SECOND_LOOK_S
+    assert math.isclose(pace.pause_s(10.0), SECOND_LOOK_S)
     assert pace.pause_s(look_s) == 0.0
     assert not pace.is_sample_due(look_s)
     pace.looked_again()
-    assert abs(pace.pause_s(look_s) + WAITING_TICK_S - TICK_S) <= TICK_SPREAD_S
+    assert abs(pace.pause_s(look_s) + SECOND_LOOK_S - TICK_S) <= TICK_SPREAD_S
 
 
 def test_a_sample_that_fails_is_not_taken_again_at_once() -> None:

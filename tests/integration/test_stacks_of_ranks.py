@@ -53,9 +53,9 @@ def hold_the_lock():
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 for step in range(1_000_000):
-    if step == 20 and rank == 2 and "linger" in sys.argv:
+    if step == 100 and rank == 2 and "linger" in sys.argv:
         linger()
-    if step == 20 and rank == 1 and "hold" in sys.argv:
+    if step == 100 and rank == 1 and "hold" in sys.argv:
         hold_the_lock()
     meet()
     time.sleep(0.01)

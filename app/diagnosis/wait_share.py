@@ -288,8 +288,13 @@ class WaitShare:
         # Of other ranks, less is asked here than of a new verdict: that they meet it too says nothing.
         if by_order is None or not set(named.ranks) <= set(by_order.ranks):
             return False
-        share = _shares(*self._window.sum(axis=1)[[1, 0]])
-        cost = float(np.median(np.delete(share, named.ranks))) - float(share[list(named.ranks)].max())
+        observed, waited = self._window[:2].sum(axis=1)
+        others = observed > 0.0
+        others[list(named.ranks)] = False
+        if not others.any():
+            return False
+        share = _shares(waited, observed)
+        cost = float(np.median(share[others])) - float(share[list(named.ranks)].max())
         return cost >= KEEP_COST
 
     def _judge_pace(self, whole: NDArray[np.float32], beside: NDArray[np.int64]) -> None:

@@ -102,8 +102,8 @@ def exit_text(exit_report: ExitReport) -> str:
         return "ended, how is not known"
     if exit_report.code == 0:
         return "finished"
-    error = f": {exit_report.words}" if exit_report.words else ""
-    return f"exited with code {exit_report.code}{error}"
+    last = f"; its last line: {exit_report.last_line}" if exit_report.last_line else ""
+    return f"exited with code {exit_report.code}" + (f": {exit_report.error}" if exit_report.error else last)
 
 
 def _severity(found: JobDiagnosis, rank: int, state: RankState) -> Severity:

@@ -144,9 +144,8 @@ def _pending(recorded: RecorderDump, marks: Iterable[BarrierMark | None]) -> lis
 def _newest(recorded: RecorderDump) -> list[RecordedCall]:
     """Return the newest calls of all recorders together, the oldest first."""
     now_s = time.time()  # noqa: TID251 - the recorder's clock
-    entries = sorted(
-        recorded.entries, key=lambda entry: entry.called_us
-    )  # stable: where times are not told, as recorded
+    # Stable: where times are not told, the order is the recorder's.
+    entries = sorted(recorded.entries, key=lambda entry: entry.called_us)
     return [_recorded(entry, now_s) for entry in entries[-MAX_RECORDED:]]
 
 

@@ -53,7 +53,7 @@ async def take(out: Path, size: tuple[int, int], look: Look, name: str) -> None:
 
 
 async def take_views(console: Desk, out: Path, name: str) -> None:
-    """Take the five views."""
+    """Take every view."""
     for number, view in enumerate(VIEW_NAMES, start=1):
         await console.press(str(number))
         (out / f"{name}-{number}-{view}.svg").write_text(picture(console))

@@ -122,6 +122,7 @@ def test_a_death_is_told_at_once_and_stays_told_after_the_job_has_failed() -> No
     assert job is not None
     assert (job.state, job.exit_code, job.severity) == ("failed", 1, Severity.CRITICAL)
     (verdict,) = sim.verdicts()
+    assert verdict.waiting
     assert set(verdict.waiting) <= {0, 1, 3}, "one that lost its connection at once has not been seen to wait"
     assert "lost their connection to it" in verdict.text
     rows = sim.view().ranks()

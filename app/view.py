@@ -71,7 +71,7 @@ class View:
     def __init__(self, cluster: Cluster, diagnosis: Diagnosis, now_s: float) -> None:
         self._cluster = cluster
         self._diagnosis = diagnosis
-        self._now_s = now_s
+        self.now_s = now_s
         self._job = cluster.current_job()
         self._found = None if self._job is None else diagnosis.jobs.get(self._job.job_id)
 
@@ -98,7 +98,7 @@ class View:
             return about_nodes or Headline(Severity.QUIET, idle)
         if about_nodes is not None and not self._job.is_ended():
             return about_nodes
-        return job_headline(self._cluster, self._job, row, self._found, self._now_s)
+        return job_headline(self._cluster, self._job, row, self._found, self.now_s)
 
     def job(self) -> JobRow | None:
         """Return the job, None while there is none."""
@@ -162,6 +162,11 @@ class View:
             loss_last=None if self._job is None else _mean(self._job.loss[self._job.has_loss]),
         )
 
+    def node_states(self) -> list[tuple[str, str]]:
+        """Return the name and the state of every node, in the order of the cluster."""
+        nodes = zip(self._cluster.nodes.values(), self._diagnosis.nodes, strict=True)
+        return [(clean_name(node.name), facts.state) for node, facts in nodes]
+
     def nodes(self) -> list[NodeRow]:
         """Return a row per node, in the order of the cluster."""
         return [self._node_row(node) for node in self._cluster.nodes.values()]
@@ -202,7 +207,7 @@ class View:
         if job is None or found is None:
             return []
         asked = range(job.world_size) if wanted is None else [rank for rank in wanted if 0 <= rank < job.world_size]
-        return [rank_row(self._cluster, job, found, rank, self._now_s) for rank in asked]
+        return [rank_row(self._cluster, job, found, rank, self.now_s) for rank in asked]
 
     def barriers(self) -> list[BarrierRow]:
         """Return the current waits, the longest first."""
@@ -238,6 +243,10 @@ class View:
 
     def verdicts(self) -> list[VerdictRow]:
         """Return the verdicts, the worst first."""
+        return self._verdict_rows
+
+    @cached_property
+    def _verdict_rows(self) -> list[VerdictRow]:
         return [self._verdict_row(verdict) for verdict in self._diagnosis.verdicts]
 
     def _verdict_row(self, verdict: Verdict) -> VerdictRow:
@@ -287,11 +296,11 @@ class View:
 
     def gpus(self) -> list[GpuRow]:
         """Return a row per GPU, in the order of the nodes."""
-        return gpu_rows(self._cluster, self._job, self._now_s)
+        return gpu_rows(self._cluster, self._job, self.now_s)
 
     def oddest_gpus(self, max_rows: int) -> list[GpuRow]:
         """Return rows of the GPUs that are worth a look, the worst first, then of the others."""
-        return gpu_rows(self._cluster, self._job, self._now_s, max_rows)
+        return gpu_rows(self._cluster, self._job, self.now_s, max_rows)
 
     @property
     def num_gpus(self) -> int:
@@ -303,9 +312,13 @@ class View:
         """Return what is wrong with these GPUs, with their use, or with the look at GPUs; the worst first."""
         return findings(gpus, self.nodes())
 
+    def broken_gpus(self) -> list[str]:
+        """Return a sentence about each GPU on which something has broken, in the order of the nodes."""
+        return [gpu.text for gpu in self._broken_gpus]
+
     @cached_property
     def _broken_gpus(self) -> list[BrokenGpu]:
-        return broken_gpus(self._cluster, self._job, self._now_s)
+        return broken_gpus(self._cluster, self._job, self.now_s)
 
     def _broken_of(self, verdict: Verdict) -> list[str]:
         """Return what is wrong with the GPUs of a verdict's culprits: it may be why."""

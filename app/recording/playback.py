@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from agent.wire.codec import MalformedMessageError
 from agent.wire.reports import decode_node_report
 from app.diagnosis.diagnoser import Diagnoser
+from app.event_log import EventLog
 from app.model.cluster import Cluster
 from app.recording.records import LinesHeard, NoticeHeard, ReportHeard, StacksHeard
 from app.safe_text import LINE_LIMIT, clean
@@ -54,6 +55,8 @@ class Playback:
         self._lines: list[tuple[str, LogLine]] = []
         self._notices: list[str] = []
         self._losses: list[tuple[int, float]] = []
+        self.events = EventLog()
+        """What has happened up to this moment, in the model's clock."""
         self._look()
 
     @property
@@ -103,6 +106,7 @@ class Playback:
 
     def _look(self) -> None:
         self._diagnosis: Diagnosis = self._diagnoser.observe(self._cluster, BEGIN_S + self.at_s)
+        self.events.observe(self.view())
         job = self._cluster.current_job()
         step = job.lowest_step() if job is not None else None
         if job is not None and step is not None and job.has_loss.any():
@@ -121,6 +125,7 @@ class Playback:
                 pass  # shown when they are asked for
             case NoticeHeard():
                 self._notices.append(clean(record.text, LINE_LIMIT))
+                self.events.tell(record.text, BEGIN_S + record.at_s)
 
 
 def answer_of(record: StacksHeard) -> NodeStacks:

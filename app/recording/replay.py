@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.diagnosis.rank_facts import Thresholds
 from app.errors import AppError, UsageError
-from app.recording.playback import Playback
+from app.recording.playback import BEGIN_S, Playback
 from app.recording.timeline import Moment, timeline, verdict_key
 from app.stacks.groups import NodeStacks
 from app.words import clock_text, seconds_text
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from agent.wire.logs import LogLine
+    from app.event_log import EventLog
     from app.recording.records import Recording
     from app.view import View
     from ddpcore.wire import Fault
@@ -124,6 +125,15 @@ class Replay:
     def drain_notices(self) -> list[str]:
         """Return the sentences that have been played since the last call."""
         return self._playback.drain_notices()
+
+    @property
+    def events(self) -> EventLog:
+        """What has happened up to this moment of the recording."""
+        return self._playback.events
+
+    def time_text(self, at_s: float) -> str:
+        """Return a moment by its place in the recording."""
+        return clock_text(max(0.0, at_s - BEGIN_S))
 
     def drain_losses(self) -> list[tuple[int, float]]:
         """Return the (step, loss) pairs that have been played since the last call."""

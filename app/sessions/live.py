@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from app.sessions.session import Session
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.wire.logs import LogLine
+    from app.event_log import EventLog
     from app.stacks.groups import NodeStacks
     from app.view import View
     from ddpcore.wire import Fault
@@ -49,7 +51,19 @@ class LiveSession:
     def drain_notices(self) -> list[str]:
         """Return sentences about what the session did since the last call, oldest first."""
         notices, self._notices = [*self._notices, *self.session.drain_notices()], []
+        for notice in notices:
+            self.session.events.tell(notice, time.monotonic())
         return notices
+
+    @property
+    def events(self) -> EventLog:
+        """What has happened; see `Session.events`."""
+        return self.session.events
+
+    def time_text(self, at_s: float) -> str:
+        """Return a moment by this machine's clock."""
+        at = time.time() - (time.monotonic() - at_s)  # noqa: TID251 - for people
+        return f"{datetime.fromtimestamp(at):%H:%M:%S}"  # noqa: DTZ006 - and for them in their own zone
 
     @property
     def told_of_evidence(self) -> list[str]:

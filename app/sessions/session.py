@@ -17,6 +17,7 @@ from agent.wire.logs import LAUNCHER_RANK, LogLine
 from app.diagnosis.diagnoser import Diagnoser
 from app.diagnosis.rank_facts import Thresholds
 from app.errors import AppError, IncompatibleAgentError, UsageError
+from app.event_log import EventLog
 from app.evidence.collecting import Answers, ask_agents, put_together
 from app.evidence.keeper import EvidenceKeeper
 from app.faults import told
@@ -61,6 +62,8 @@ class Session:
         self._diagnoser = Diagnoser(self._thresholds)
         self._telemetry = Telemetry({node: path / TELEMETRY_SOCKET for node, path in self._directories.items()})
         self._fleet = Fleet({})
+        self.events = EventLog()
+        """What has happened while this session looked on."""
         self._past = Past()
         self._printed = Past(max_age_s=math.inf, max_bytes=MAX_PRINTED_BYTES)
         self._evidence_dir = evidence_dir
@@ -113,7 +116,9 @@ class Session:
         if self._keeper is not None:
             live = [(job.job_id, job.attempt) for job in self._cluster.jobs.values() if not job.is_ended()]
             self._keeper.observe(diagnosis.verdicts, live, now_s)
-        return View(self._cluster, diagnosis, now_s)
+        view = View(self._cluster, diagnosis, now_s)
+        self.events.observe(view)
+        return view
 
     def take_frame(self, node: str, frame: bytes) -> None:
         """Take a frame of telemetry that came by another road than the node's socket; may be called from any thread."""
@@ -148,7 +153,9 @@ class Session:
         node = rows[0].node
         await self._fleet.inject(node, job.job_id, fault)
         done = f"rank {fault.rank} on {node} {told(fault)}"
-        self._past.add(NoticeHeard(time.monotonic(), f"on request: {done}"))
+        now_s = time.monotonic()
+        self._past.add(NoticeHeard(now_s, f"on request: {done}"))
+        self.events.tell(f"on request: {done}", now_s)
         return done
 
     async def stacks(self, *, is_native: bool, job_id: str = "") -> list[NodeStacks]:

@@ -36,7 +36,7 @@ class Action(NamedTuple):
     in_palette: bool = True
 
 
-VIEW_NAMES = ("overview", "ranks", "barriers", "stragglers", "memory", "logs")
+VIEW_NAMES = ("overview", "ranks", "barriers", "stragglers", "memory", "logs", "events")
 """Views in the order of their number keys."""
 
 ACTIONS = (
@@ -70,6 +70,13 @@ ACTIONS = (
     ),
     Action("app.show_view('memory')", "5", "5", "Memory", "Memory of every rank beside the median, and of every node."),
     Action("app.show_view('logs')", "6", "6", "Logs", "What all ranks print, merged as it comes."),
+    Action(
+        "app.show_view('events')",
+        "7",
+        "7",
+        "Events",
+        "What happened and when: verdicts that came and went, nodes, checkpoints, and what was done.",
+    ),
     Action("app.next_view(1)", "tab", "tab", "Next view", "Go to the next view.", footer=6, in_palette=False),
     Action(
         "app.next_view(-1)", "shift+tab", "shift+tab", "Previous view", "Go to the previous view.", in_palette=False

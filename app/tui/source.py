@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agent.wire.logs import LogLine
+    from app.event_log import EventLog
     from app.stacks.groups import NodeStacks
     from app.view import View
     from ddpcore.wire import Fault
@@ -86,6 +87,15 @@ class ConsoleSource(Protocol):
 
     def drain_notices(self) -> Sequence[str]:
         """Return clean sentences about what the session did since the last call, oldest first."""
+        ...
+
+    @property
+    def events(self) -> EventLog:
+        """What has happened until now."""
+        ...
+
+    def time_text(self, at_s: float) -> str:
+        """Return when an event was, in a few clean characters: by the clock, or by the place in a recording."""
         ...
 
     async def inject(self, fault: Fault) -> str:

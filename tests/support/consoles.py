@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from agent.wire.logs import LogLine
+from app.event_log import EventLog
 from app.tui.actions import VIEW_NAMES
 from app.tui.console import Console
 from app.tui.theme import Look
@@ -63,12 +64,18 @@ class SimSource:
         self._lines: list[tuple[str, LogLine]] = []
         self._notices: list[str] = []
         self._num_lines = 0
+        self.events = EventLog()
 
     def view(self) -> View:
         self.num_views += 1
         if self.failure is not None:
             raise self.failure
-        return self._make_view()
+        view = self._make_view()
+        self.events.observe(view)
+        return view
+
+    def time_text(self, at_s: float) -> str:
+        return f"{int(at_s) // 60:02}:{int(at_s) % 60:02}"
 
     def print(self, node: str, rank: int, text: str, stream: str = "stdout") -> None:
         """Let a rank print a line; -1 is the launcher."""

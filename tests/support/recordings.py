@@ -18,6 +18,16 @@ if TYPE_CHECKING:
 MADE_AT = "2026-11-21T03:12:45Z"
 
 
+class Watch:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 50.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 def opening(*nodes: str, why: str = "") -> Opening:
     return Opening(FORMAT_VERSION, WIRE_VERSION, "0.1.0", MADE_AT, list(nodes), "demo", why)
 

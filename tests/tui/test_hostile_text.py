@@ -61,6 +61,7 @@ async def test_no_view_dialog_or_notification_acts_on_what_it_shows(
             assert_is_harmless(console)
         if look.is_ascii:
             assert console.text().isascii()
+        await console.show("logs")
         assert f"before {look.shown(clean(payload))}"[:40] in console.text()
         await console.press("right", "right", "left")
         assert_is_harmless(console)

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from app.recording.replay import Replay
 from tests.support.consoles import desk
-from tests.support.recordings import frozen_recording
+from tests.support.recordings import Watch, frozen_recording
 from tests.support.screens import assert_looks_as_before
-
-
-class Watch:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now_s = 50.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 async def test_one_jumps_to_the_verdict_sees_the_stacks_and_goes_back() -> None:

@@ -1,0 +1,187 @@
+"""What happened, and when: verdicts that came and went, jobs, nodes, checkpoints, and what was done.
+
+Fed with every look at the model, live or of a recording; keeps the newest events.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from app.rows import Cause, Severity
+from app.safe_text import LINE_LIMIT, clean
+from app.words import ranks_text, seconds_text
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from app.rows import JobRow, VerdictRow
+    from app.view import View
+
+MAX_EVENTS = 10_000
+MAX_NODES_NAMED = 4
+"""Of nodes that change alike at one moment."""
+
+_ENDS = frozenset({Cause.EXITED, Cause.OOM, Cause.FEWER_CALLS})
+"""Such a verdict goes when another attempt begins: what it told of is not undone."""
+_NODE_SEVERITY = {"up": Severity.OK, "stale": Severity.WARNING, "lost": Severity.CRITICAL}
+_JOB_SEVERITY = {
+    "succeeded": Severity.OK,
+    "running": Severity.OK,
+    "restarting": Severity.WARNING,
+    "failed": Severity.CRITICAL,
+    "lost": Severity.CRITICAL,
+}
+
+
+NO_LONGER = {
+    Cause.STRAGGLER: "no longer holding the others up",
+    Cause.FROZEN: "no longer frozen",
+    Cause.EXITED: "replaced",
+    Cause.OOM: "replaced",
+    Cause.SILENT: "no longer silent",
+    Cause.NODE_LOST: "its node is back",
+    Cause.NOT_JOINED: "no longer missing from the rendezvous",
+    Cause.MISMATCH: "no longer at odds",
+    Cause.FEWER_CALLS: "replaced",
+    Cause.TRANSPORT: "the collective that did not complete is over",
+    Cause.INPUT_BOUND: "no longer bound by the input",
+    Cause.CHECKPOINTING: "no longer saving a checkpoint",
+    Cause.EVALUATING: "no longer evaluating",
+}
+"""How the end of a verdict is told."""
+
+
+class EventKind(StrEnum):
+    """What an event is about."""
+
+    VERDICT = "verdict"
+    OVER = "over"
+    """A verdict has gone."""
+    JOB = "job"
+    NODE = "node"
+    CHECKPOINT = "checkpoint"
+    GPU = "gpu"
+    NOTE = "note"
+    """What limits the view of the ranks, or slows them down."""
+    DONE = "done"
+    """Somebody, or the session, has done something."""
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something that happened."""
+
+    at_s: float
+    """In the clock of the session that saw it."""
+    kind: EventKind
+    severity: Severity
+    text: str
+    """A clean sentence."""
+
+
+class EventLog:
+    """The events of one session, or of a recording up to one moment.
+
+    Attributes:
+        num_dropped: How many older events are not kept any more.
+        now_s: The last moment looked at.
+    """
+
+    def __init__(self) -> None:
+        self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self.num_dropped = 0
+        self.now_s = 0.0
+        self._standing: dict[Hashable, tuple[VerdictRow, float]] = {}
+        """Verdicts that are said, and since when."""
+        self._node_states: dict[str, str] = {}
+        self._broken_gpus: set[str] = set()
+        self._job: JobRow | None = None
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def __getitem__(self, index: int) -> Event:
+        """Return an event; the oldest that is kept is 0."""
+        return self._events[index]
+
+    def tell(self, text: str, now_s: float, kind: EventKind = EventKind.DONE, severity: Severity = Severity.OK) -> None:
+        """Take what was done, in a sentence, or another event."""
+        if len(self._events) == MAX_EVENTS:
+            self.num_dropped += 1
+        self._events.append(Event(now_s, kind, severity, clean(text, LINE_LIMIT)))
+
+    def observe(self, view: View) -> None:
+        """Look at the model once more, and keep what is new."""
+        self.now_s = view.now_s
+        self._watch_nodes(view.node_states())
+        job = view.job()
+        if job is not None:
+            self._watch_job(job)
+        self._watch_gpus(view.broken_gpus())
+        self._watch_verdicts(view.verdicts())
+
+    def _watch_nodes(self, states: Sequence[tuple[str, str]]) -> None:
+        changed: dict[tuple[str, str], list[str]] = {}
+        for name, state in states:
+            before = self._node_states.get(name, "connecting")
+            if state != before:
+                self._node_states[name] = state
+                changed.setdefault((before, state), []).append(name)
+        for (before, state), names in changed.items():
+            more = f" and {len(names) - MAX_NODES_NAMED} more" if len(names) > MAX_NODES_NAMED else ""
+            who = f"node{'' if len(names) == 1 else 's'} {', '.join(names[:MAX_NODES_NAMED])}{more}"
+            text = f"{who}: {state}" if before == "connecting" else f"{who}: {before}, now {state}"
+            self.tell(text, self.now_s, EventKind.NODE, _NODE_SEVERITY.get(state, Severity.QUIET))
+
+    def _watch_job(self, job: JobRow) -> None:
+        before, self._job = self._job, job
+        known = before if before and (before.job_id, before.attempt) == (job.job_id, job.attempt) else None
+        if known is None or known.state != job.state:
+            attempt = f", attempt {job.attempt}" if job.attempt else ""
+            code = "" if job.exit_code is None else f", exit code {job.exit_code}"
+            severity = _JOB_SEVERITY.get(job.state, Severity.QUIET)
+            self.tell(f"job {job.job_id}{attempt}: {job.state}{code}", self.now_s, EventKind.JOB, severity)
+        if job.root_cause is not None and (known is None or known.root_cause is None):
+            self.tell(f"root cause: {job.root_cause.text}", self.now_s, EventKind.JOB, Severity.CRITICAL)
+        for note in job.notes:
+            if known is None or note not in known.notes:
+                self.tell(note, self.now_s, EventKind.NOTE, Severity.QUIET)
+        # What a program finds on the disk when it begins is not an event.
+        step = job.checkpoint_step
+        if step is not None and known is not None and known.checkpoint_step != step:
+            self.tell(f"the checkpoint of step {step:,} is kept", self.now_s, EventKind.CHECKPOINT)
+
+    def _watch_gpus(self, broken: Sequence[str]) -> None:
+        for text in broken:
+            if text not in self._broken_gpus:
+                self.tell(text, self.now_s, EventKind.GPU, Severity.CRITICAL)
+        self._broken_gpus = set(broken)
+
+    def _watch_verdicts(self, verdicts: Sequence[VerdictRow]) -> None:
+        # A checkpoint or an evaluation that takes its usual time is no event.
+        said = {_key(verdict): verdict for verdict in verdicts if verdict.severity is not Severity.QUIET}
+        blamed = {(verdict.job, verdict.cause, rank) for verdict in said.values() for rank in verdict.culprits}
+        for key, (verdict, since_s) in list(self._standing.items()):
+            if key in said:
+                continue
+            del self._standing[key]
+            is_on = any((verdict.job, verdict.cause, rank) in blamed for rank in verdict.culprits)
+            if verdict.cause not in _ENDS and not is_on:
+                self.tell(_over_text(verdict, self.now_s - since_s), self.now_s, EventKind.OVER)
+        for key, verdict in said.items():
+            if key not in self._standing:
+                self._standing[key] = (verdict, self.now_s)
+                self.tell(verdict.text, self.now_s, EventKind.VERDICT, verdict.severity)
+
+
+def _key(verdict: VerdictRow) -> Hashable:
+    return verdict.job, verdict.attempt, verdict.cause, tuple(verdict.culprits)
+
+
+def _over_text(verdict: VerdictRow, stood_s: float) -> str:
+    """Return `rank 2: no longer frozen, after 4.2 s`."""
+    who = f"{ranks_text(verdict.culprits)}: " if verdict.culprits else ""
+    return f"{who}{NO_LONGER[verdict.cause]}, after {seconds_text(stood_s)}"

@@ -1,0 +1,146 @@
+"""The Events view: what happened, and when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from app.event_log import MAX_EVENTS, EventKind
+from app.recording.replay import Replay
+from app.rows import Severity
+from app.tui.views.events import EventsView
+from tests.support.consoles import TalkingSource, desk
+from tests.support.recordings import Watch, frozen_recording
+from tests.support.screens import assert_looks_as_before
+from tests.support.sim import SimCluster
+
+if TYPE_CHECKING:
+    from tests.support.consoles import Desk
+
+SIZES = ((80, 24), (120, 35))
+
+
+async def live_through_a_night(console: Desk, source: TalkingSource) -> None:
+    """Let a training run, a rank freeze and go on, and a node be lost, before the eyes of the console."""
+    await console.play(source, 12)
+    source.sim.freeze(2)
+    await console.play(source, 4)
+    source.sim.thaw(2)
+    source.events.tell("on request: rank 2 on demo-1 thawed", source.sim.now_s)
+    await console.play(source, 4)
+    source.sim.lose_node(1)
+    await console.play(source, 9)
+
+
+def selected(console: Desk) -> str:
+    (line,) = [line for line in console.lines() if line.startswith("▸")]
+    return line
+
+
+def view_of(console: Desk) -> EventsView:
+    return console.console.query_one(EventsView)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_a_night_looks_as_before(size: tuple[int, int]) -> None:
+    source = TalkingSource(SimCluster())
+    async with desk(source, size) as console:
+        await live_through_a_night(console, source)
+        await console.show("events")
+        assert_looks_as_before(f"night-events-{size[0]}x{size[1]}", console.lines())
+
+
+async def test_the_newest_event_is_followed_until_another_is_selected() -> None:
+    source = TalkingSource(SimCluster())
+    async with desk(source, (100, 24)) as console:
+        await console.show("events")
+        for number in range(40):
+            source.events.tell(f"thing {number}", source.sim.now_s)
+        await console.frames()
+        assert "thing 39" in selected(console)
+
+        await console.press("up", "up")
+        source.events.tell("thing 40", source.sim.now_s)
+        await console.frames()
+        assert "thing 37" in selected(console)
+        assert "End: follow the newest" in console.text()
+
+        await console.press("end")
+        source.events.tell("thing 41", source.sim.now_s)
+        await console.frames()
+        assert "thing 41" in selected(console)
+        assert "End: follow" not in console.text()
+
+
+async def test_what_is_read_stays_where_it_is_while_old_events_are_dropped() -> None:
+    source = TalkingSource(SimCluster())
+    for number in range(MAX_EVENTS):
+        source.events.tell(f"thing {number}", source.sim.now_s)
+    async with desk(source, (100, 24)) as console:
+        await console.show("events")
+        await console.press("pageup", "up")
+        before = [line for line in console.lines() if "thing" in line]
+        for number in range(30):
+            source.events.tell(f"late {number}", source.sim.now_s)
+        await console.frames()
+        assert [line for line in console.lines() if "thing" in line or "late" in line] == before
+        assert "older dropped" in console.text()
+
+
+async def test_the_wheel_moves_the_window_and_stops_following() -> None:
+    source = TalkingSource(SimCluster())
+    async with desk(source, (100, 24)) as console:
+        await console.show("events")
+        for number in range(60):
+            source.events.tell(f"thing {number}", source.sim.now_s)
+        await console.frames()
+        view_of(console).scroll_rows(-9)
+        source.events.tell("thing 60", source.sim.now_s)
+        await console.frames()
+        assert not view_of(console).is_following
+        assert "thing 60" not in console.text()
+
+
+async def test_a_long_event_is_shown_in_full_when_it_is_selected() -> None:
+    source = TalkingSource(SimCluster())
+    async with desk(source, (80, 30)) as console:
+        await console.show("events")
+        source.events.tell("a long story " * 12 + "with an end", source.sim.now_s)
+        await console.frames()
+        assert "IN FULL" in console.text()
+        assert "with an end" in console.text()
+
+
+async def test_text_of_others_is_neither_markup_nor_an_escape() -> None:
+    source = TalkingSource(SimCluster())
+    async with desk(source, (100, 24)) as console:
+        await console.show("events")
+        hostile = "[red]fine[/red] \x1b[2J\x07 " + "x" * 10_000
+        source.events.tell(hostile, source.sim.now_s, EventKind.NOTE, Severity.QUIET)
+        await console.frames()
+        assert "[red]fine[/red]" in selected(console)
+        assert "\x1b" not in console.text()
+
+
+async def test_nothing_has_happened_before_the_first_report() -> None:
+    source = TalkingSource(SimCluster())
+    async with desk(source, (100, 24)) as console:
+        await console.show("events")
+        assert "nothing has happened yet" in console.text()
+        await console.press("up", "down", "home", "end", "pageup")
+
+
+async def test_a_recording_that_goes_back_has_the_events_up_to_that_moment() -> None:
+    watch = Watch()
+    replay = Replay(frozen_recording(), clock=watch)
+    async with desk(replay, (100, 24)) as console:
+        await console.show("events")
+        replay.skip(60)
+        await console.frames(60)
+        assert "✖ verdict    rank 2 on demo-1 is frozen" in console.text()
+        assert "0:01" in console.text(), "events stand at their place in the recording"
+
+        replay.skip(-60)
+        await console.frames()
+        assert "✖ verdict" not in console.text()

@@ -10,7 +10,9 @@ from typing import Any, NoReturn
 
 import click
 
+from app.commands.control import CONTROL_VERBS
 from app.commands.evidence import evidence, replay
+from app.commands.host_options import read_only_option
 from app.commands.hosts import HOST_VERBS
 from app.errors import AppError, ExitCode
 from app.evidence.store import check_directory
@@ -55,6 +57,7 @@ def rankdeck() -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="Keep evidence of each incident there [none is kept]",
 )
+@read_only_option
 def demo(*, headless: bool, is_json: bool, fault: str | None, steps: int | None, **how: Any) -> None:
     """Train a small GPT on this machine, over two private agents, and watch it; nothing is left behind."""
     is_headless = headless or is_json or not is_terminal()
@@ -64,6 +67,7 @@ def demo(*, headless: bool, is_json: bool, fault: str | None, steps: int | None,
         fault=parse_fault(fault) if fault else None,
         port=how["port"],
         evidence_dir=how["evidence_dir"],
+        is_read_only=how["is_read_only"],
     )
     check_options(options)
     if options.evidence_dir is not None:
@@ -73,7 +77,7 @@ def demo(*, headless: bool, is_json: bool, fault: str | None, steps: int | None,
     raise SystemExit(asyncio.run(show_session(Demo(options))))
 
 
-for verb in (*HOST_VERBS, evidence, replay):
+for verb in (*HOST_VERBS, *CONTROL_VERBS, evidence, replay):
     rankdeck.add_command(verb)
 
 

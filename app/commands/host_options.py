@@ -44,6 +44,9 @@ evidence_option = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     help="Keep evidence of each incident there [~/.local/state/rankdeck/evidence, the newest 20]",
 )
+read_only_option = click.option(
+    "--read-only", "is_read_only", is_flag=True, help="Only look on: nothing can be done to the job from the console"
+)
 no_evidence_option = click.option("--no-evidence", "keeps_none", is_flag=True, help="Keep none")
 
 

@@ -30,14 +30,21 @@ POLL_S = 0.1
 class RemoteSession(LiveSession):
     """A session over an agent that a `HostLink` has found. Closing it closes the link; agent and job live on."""
 
-    def __init__(self, link: HostLink, request: RunRequest | None = None, evidence_dir: Path | None = None) -> None:
+    def __init__(
+        self,
+        link: HostLink,
+        request: RunRequest | None = None,
+        evidence_dir: Path | None = None,
+        *,
+        is_read_only: bool = False,
+    ) -> None:
         """`request` is started by `start`; without one there is a job already, or none.
 
-        With an `evidence_dir`, evidence of each incident is kept there.
+        The others as for `LiveSession`.
         """
         self._link = link
         self._request = request
-        super().__init__({link.host: link.directory}, evidence_dir, [])
+        super().__init__({link.host: link.directory}, evidence_dir, [], is_read_only=is_read_only)
         self._job_id = ""
         self._own_job_id = ""
         self._is_certain = True
@@ -120,7 +127,7 @@ class RemoteSession(LiveSession):
         if job is not None and self._own_job_id in {"", job.job_id}:
             self._job_id = job.job_id
             self._is_ended = is_over(view)
-            self.can_inject = job.allow_faults
+            self.can_inject = job.allow_faults and not self.is_read_only
         if self._is_open and not self._link.is_alive:
             raise HostUnreachableError(self._link.host, "the connection is lost", self._way_back())
         return view

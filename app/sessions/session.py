@@ -28,6 +28,7 @@ from app.roads.command_road import open_local_road
 from app.roads.fleet import Fleet
 from app.roads.stack_road import fetch_stacks, trouble_text
 from app.roads.telemetry import Telemetry
+from app.sessions.control import JobControl
 from app.stacks.groups import NodeStacks
 from app.view import View
 
@@ -62,6 +63,8 @@ class Session:
         self._diagnoser = Diagnoser(self._thresholds)
         self._telemetry = Telemetry({node: path / TELEMETRY_SOCKET for node, path in self._directories.items()})
         self._fleet = Fleet({})
+        self.control = JobControl(lambda: self._fleet, list(self._directories), self.tell_done)
+        """Acts on the jobs; after `connect`."""
         self.events = EventLog()
         """What has happened while this session looked on."""
         self._past = Past()
@@ -153,10 +156,14 @@ class Session:
         node = rows[0].node
         await self._fleet.inject(node, job.job_id, fault)
         done = f"rank {fault.rank} on {node} {told(fault)}"
+        self.tell_done(done)
+        return done
+
+    def tell_done(self, done: str) -> None:
+        """Take a sentence about what a person has done: into the events, and into the evidence of what follows."""
         now_s = time.monotonic()
         self._past.add(NoticeHeard(now_s, f"on request: {done}"))
         self.events.tell(f"on request: {done}", now_s)
-        return done
 
     async def stacks(self, *, is_native: bool, job_id: str = "") -> list[NodeStacks]:
         """Return where the ranks of a job, or of the one that is shown, stand; see `fetch_stacks`.

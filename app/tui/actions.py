@@ -79,7 +79,7 @@ ACTIONS = (
         "Events",
         "What happened and when: verdicts that came and went, nodes, checkpoints, and what was done.",
     ),
-    Action("app.next_view(1)", "tab", "tab", "Next view", "Go to the next view.", footer=6, in_palette=False),
+    Action("app.next_view(1)", "tab", "tab", "Next view", "Go to the next view.", in_palette=False),
     Action(
         "app.next_view(-1)", "shift+tab", "shift+tab", "Previous view", "Go to the previous view.", in_palette=False
     ),
@@ -122,7 +122,7 @@ ACTIONS = (
         "x",
         "Stop, restart",
         "End the job in an orderly way or at once, or start it again, also with other ranks, after asking.",
-        footer=7,
+        footer=6,
         is_control=True,
     ),
     Action(

@@ -11,8 +11,8 @@ import click
 import msgspec
 
 from app.commands.host_options import (
+    SESSION_OPTIONS,
     evidence_option,
-    evidence_place,
     host_option,
     json_option,
     link_to,
@@ -20,6 +20,8 @@ from app.commands.host_options import (
     print_json,
     reaches,
     read_only_option,
+    record_option,
+    session_options,
 )
 from app.errors import AgentUnreachableError, ExitCode
 from app.headless import exit_code, print_line
@@ -114,6 +116,7 @@ def down(*, host: str, kill_jobs: bool, is_json: bool, python: str, ssh_config: 
 @click.option("--detach", is_flag=True, help="Start it, say its name, and leave")
 @evidence_option
 @no_evidence_option
+@record_option
 @read_only_option
 @click.option("--headless", is_flag=True, help="No screen: lines on stderr, a summary on stdout")
 @json_option
@@ -121,7 +124,7 @@ def down(*, host: str, kill_jobs: bool, is_json: bool, python: str, ssh_config: 
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: bool, detach: bool, **job: Any) -> None:
     """Start COMMAND under torchrun on a host, and watch it: `run --host gpu1 -- train.py --epochs 3`."""
-    evidence_dir = evidence_place(job["evidence_dir"], keeps_none=job["keeps_none"])
+    options = session_options(**{name: job[name] for name in SESSION_OPTIONS})
     command = check_command(tuple(job["command"]))
     request = RunRequest(
         command=command,
@@ -141,7 +144,7 @@ def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: boo
         place = link.bring_up()
         if place.is_new:
             print_line(f"rankdeck: the agent on {host} is up (pid {place.pid})")
-        session = RemoteSession(link, request, evidence_dir, is_read_only=job["is_read_only"])
+        session = RemoteSession(link, request, options)
         if detach:
             asyncio.run(_start(session))
             print_line(session.farewell())
@@ -157,18 +160,18 @@ def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: boo
 @host_option
 @evidence_option
 @no_evidence_option
+@record_option
 @read_only_option
 @click.option("--headless", is_flag=True, help="No screen: lines on stderr until the job ends, a summary on stdout")
 @json_option
 @reaches
 def attach(*, host: str, headless: bool, is_json: bool, python: str, ssh_config: str, **how: Any) -> None:
     """Watch the job of a host, whoever has started it."""
-    place = evidence_place(how["evidence_dir"], keeps_none=how["keeps_none"])
+    options = session_options(**how)
     with link_to(host, python, ssh_config) as link:
         link.connect()
         link.find()
-        session = RemoteSession(link, None, place, is_read_only=how["is_read_only"])
-        _present(session, is_json=is_json, is_headless=headless)
+        _present(RemoteSession(link, None, options), is_json=is_json, is_headless=headless)
 
 
 @click.command()

@@ -17,7 +17,9 @@ import msgspec
 from agent.wire.jobs import JobSpec
 from app.errors import SessionError, UsageError
 from app.sessions.live import LiveSession
+from app.sessions.options import SessionOptions  # noqa: TC001 - msgspec looks at it
 from app.sessions.private_agents import PrivateAgents
+from app.sessions.session import DEFAULT_OPTIONS
 from app.sessions.shares import even_shares
 
 if TYPE_CHECKING:
@@ -47,10 +49,8 @@ class DemoOptions(msgspec.Struct, frozen=True):
     fault: Fault | None = None
     port: int = 0
     """Rendezvous port on loopback; 0 takes a free one."""
-    evidence_dir: Path | None = None
-    """Keep evidence of incidents there; None keeps none, and leaves nothing behind."""
-    is_read_only: bool = False
-    """Let nothing be done to the job from the console."""
+    session: SessionOptions = DEFAULT_OPTIONS
+    """Unless evidence or a recording is wanted, nothing is left behind."""
 
 
 def check_options(options: DemoOptions) -> None:
@@ -99,13 +99,22 @@ class Demo(LiveSession):
     leaving = "the session ends what it started"
 
     def __init__(self, options: DemoOptions) -> None:
+        """Make the directories of the agents; nothing runs yet.
+
+        Raises:
+            SessionError: They cannot be made, or see `Session`; nothing is left of them.
+        """
         self._options = options
         num_nodes = min(NUM_NODES, options.num_ranks)
         self._nodes = [f"demo-{index}" for index in range(num_nodes)]
         self._agents = PrivateAgents(self._nodes)
         self._agents.make_directories()
         notices = environment_notes(options.num_ranks)
-        super().__init__(self._agents.directories, options.evidence_dir, notices, is_read_only=options.is_read_only)
+        try:
+            super().__init__(self._agents.directories, options.session, notices)
+        except SessionError:
+            self._agents.remove_directories()
+            raise
 
     @property
     def can_inject(self) -> bool:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from agent.wire.logs import LogLine
     from app.event_log import EventLog
     from app.sessions.control import JobControl
+    from app.sessions.options import SessionOptions
     from app.stacks.groups import NodeStacks
     from app.view import View
     from ddpcore.wire import Fault
@@ -30,18 +31,16 @@ class LiveSession:
     def __init__(
         self,
         directories: Mapping[str, Path],
-        evidence_dir: Path | None,
+        options: SessionOptions,
         notices: list[str],
-        *,
-        is_read_only: bool = False,
     ) -> None:
         """Over agents by their directories; `notices` are the first sentences about it.
 
-        With an `evidence_dir`, evidence of each incident is kept there. Where it `is_read_only`, nothing can be done to
-        the job from here.
+        Raises:
+            SessionError: See `Session`.
         """
-        self.is_read_only = is_read_only
-        self.session = Session(directories, sys.executable, evidence_dir)
+        self.is_read_only = options.is_read_only
+        self.session = Session(directories, sys.executable, options)
         """What is seen and done; after `Session.connect`."""
         self.started_at_s = time.monotonic()
         self._notices = notices

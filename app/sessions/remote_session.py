@@ -11,12 +11,12 @@ from app.errors import AgentRefusedError, HostUnreachableError
 from app.headless import is_over
 from app.sessions.live import LiveSession
 from app.sessions.remote_job import job_spec
+from app.sessions.session import DEFAULT_OPTIONS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from agent.wire.jobs import JobSpec
     from agent.wire.reports import NodeReport
+    from app.sessions.options import SessionOptions
     from app.sessions.remote_job import RunRequest
     from app.ssh.host_link import HostLink
     from app.view import View
@@ -34,17 +34,16 @@ class RemoteSession(LiveSession):
         self,
         link: HostLink,
         request: RunRequest | None = None,
-        evidence_dir: Path | None = None,
-        *,
-        is_read_only: bool = False,
+        options: SessionOptions = DEFAULT_OPTIONS,
     ) -> None:
         """`request` is started by `start`; without one there is a job already, or none.
 
-        The others as for `LiveSession`.
+        Raises:
+            SessionError: See `Session`.
         """
         self._link = link
         self._request = request
-        super().__init__({link.host: link.directory}, evidence_dir, [], is_read_only=is_read_only)
+        super().__init__({link.host: link.directory}, options, [])
         self._job_id = ""
         self._own_job_id = ""
         self._is_certain = True

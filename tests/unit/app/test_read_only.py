@@ -8,12 +8,13 @@ import pytest
 
 from app.errors import UsageError
 from app.sessions.demo import Demo, DemoOptions
+from app.sessions.options import SessionOptions
 from ddpcore.wire import Fault, FaultKind
 
 
 @pytest.mark.parametrize("is_read_only", [False, True])
 async def test_control_and_faults_are_there_unless_only_looking_is_allowed(is_read_only: bool) -> None:
-    demo = Demo(DemoOptions(num_ranks=1, is_read_only=is_read_only))
+    demo = Demo(DemoOptions(num_ranks=1, session=SessionOptions(is_read_only=is_read_only)))
     try:
         assert (demo.control is None) == is_read_only
         assert demo.can_inject == (not is_read_only)

@@ -35,6 +35,7 @@ from app.wording.gpu_words import BrokenGpu, broken_gpus, findings, gpu_rows
 from app.wording.headline import job_headline, node_headline, wait_text
 from app.wording.memory_words import JobMemory
 from app.wording.pace_words import JobPace
+from app.wording.rank_table import RankTable
 from app.wording.rank_words import rank_row
 from app.wording.root_cause import root_cause_row
 from app.wording.verdict_words import hint, sentence
@@ -208,6 +209,13 @@ class View:
             return []
         asked = range(job.world_size) if wanted is None else [rank for rank in wanted if 0 <= rank < job.world_size]
         return [rank_row(self._cluster, job, found, rank, self.now_s) for rank in asked]
+
+    @cached_property
+    def rank_table(self) -> RankTable | None:
+        """What all ranks are doing, as arrays; None while there is no job."""
+        if self._job is None or self._found is None:
+            return None
+        return RankTable(self._cluster, self._job, self._found, self.now_s)
 
     def barriers(self) -> list[BarrierRow]:
         """Return the current waits, the longest first."""

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from app.tui.columns import Table
 from app.tui.line_view import LineView
-from app.tui.rank_columns import node_width, rank_call, rank_columns
+from app.tui.rank_columns import node_width, rank_columns
+from app.wording.rank_words import rank_call
 from app.words import UNKNOWN, bytes_text, loss_text, percent_text, seconds_text
 
 if TYPE_CHECKING:

@@ -102,6 +102,12 @@ class EventLog:
         self._broken_gpus: set[str] = set()
         self._job: JobRow | None = None
 
+    def still(self) -> EventLog:
+        """Return the events until now, to which nothing will be added."""
+        copied = EventLog()
+        copied._events, copied.num_dropped, copied.now_s = self._events.copy(), self.num_dropped, self.now_s
+        return copied
+
     def __len__(self) -> int:
         return len(self._events)
 

@@ -7,7 +7,7 @@ ranks that are asked for.
 from __future__ import annotations
 
 from collections import Counter
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,6 +16,7 @@ import numpy as np
 from agent.wire.machine import HostReport
 from app.model.job_model import WORST_FIRST, Process
 from app.model.outside import epoch_of
+from app.model.still import still_cluster
 from app.rows import (
     BarrierRow,
     Finding,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from app.diagnosis.diagnoser import Diagnosis
+    from app.diagnosis.rank_pace import RankPace
     from app.diagnosis.verdicts import Verdict
     from app.diagnosis.waits import Wait
     from app.model.cluster import Cluster, Node
@@ -75,6 +77,14 @@ class View:
         self.now_s = now_s
         self._job = cluster.current_job()
         self._found = None if self._job is None else diagnosis.jobs.get(self._job.job_id)
+
+    def still(self) -> View:
+        """Return these rows for good: made of a copy of the model, which goes on without it."""
+        jobs = {
+            job_id: msgspec.structs.replace(found, pace=partial(_given, found.pace()))
+            for job_id, found in self._diagnosis.jobs.items()
+        }
+        return View(still_cluster(self._cluster), msgspec.structs.replace(self._diagnosis, jobs=jobs), self.now_s)
 
     @property
     def num_ranks(self) -> int:
@@ -332,6 +342,10 @@ class View:
         """Return what is wrong with the GPUs of a verdict's culprits: it may be why."""
         culprits = set(verdict.culprits)
         return [gpu.text for gpu in self._broken_gpus if culprits.intersection(gpu.ranks)][:1]
+
+
+def _given(pace: RankPace) -> RankPace:
+    return pace
 
 
 def _place_of(job: JobModel, rank: int) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from rich.segment import Segment
+
 from app.tui.drawing import Line
 from app.tui.strips import DirectWidget, make_strip
 
@@ -75,6 +77,20 @@ class LineView(DirectWidget):
     def line(self) -> Line:
         """Return an empty line."""
         return Line(self.look)
+
+    def pointed(self, line: Line) -> Line:
+        """Return the line of a row that is selected; it begins with a blank."""
+        pointed = self.line().put(self.look.glyphs.pointer, self.look.palette.accent)
+        first, *others = line.segments
+        pointed.segments += [Segment(first.text[1:], first.style), *others] if len(first.text) > 1 else others
+        pointed.width = line.width
+        return pointed.pad(self.size.width).laid_over(self.look.palette.selected)
+
+    @property
+    def selected_rank(self) -> int | None:
+        """The rank that a person looks at here: what is selected is about it; else the first culprit."""
+        verdicts = self.stage.view.verdicts() if self.stage.view is not None else []
+        return next((verdict.culprits[0] for verdict in verdicts if verdict.culprits), None)
 
     def render_line(self, y: int) -> Strip:
         """Return line `y` of the widget."""

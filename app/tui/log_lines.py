@@ -25,13 +25,24 @@ def prefix_width(lines: list[StoredLine]) -> int:
     return min(MAX_PREFIX, max((cell_len(prefix(line)) for line in lines), default=0))
 
 
-def log_line(look: Look, stored: StoredLine, width: int, offset: int = 0) -> Line:
-    """Return a log line with its prefix in `width` cells, its text from cell `offset` on."""
+def log_line(look: Look, stored: StoredLine, width: int, offset: int = 0, found: tuple[int, int] | None = None) -> Line:
+    """Return a log line with its prefix in `width` cells, its text from cell `offset` on.
+
+    Args:
+        look: Of the terminal.
+        stored: The line.
+        width: Of its prefix.
+        offset: Cells that the text is moved to the side.
+        found: Which characters of it were looked for.
+    """
     palette = look.palette
     line = Line(look).put(" ").cell(prefix(stored), width, look.rank_style(stored.rank))
     line.put(f" {look.glyphs.stderr if stored.is_stderr else ' '} ", palette.warning)
-    text = shifted(stored.text, offset) if offset else stored.text
-    return line.put(text, palette.ink)
+    if found is not None and not offset:
+        start, stop = found
+        line.put(stored.text[:start], palette.ink).put(stored.text[start:stop], palette.found)
+        return line.put(stored.text[stop:], palette.ink)
+    return line.put(shifted(stored.text, offset) if offset else stored.text, palette.ink)
 
 
 def shifted(text: str, cells: int) -> str:

@@ -54,6 +54,10 @@ class Palette(NamedTuple):
     bar_muted: Style
     tab: Style
     key: Style
+    chosen: Style
+    """What somebody has chosen to see or to leave out, in a heading."""
+    found: Style
+    """What was looked for, in a line."""
     selected: Style
     """Laid over a line's own styles."""
     ok: Style
@@ -81,6 +85,8 @@ def coloured_palette() -> Palette:
         bar_muted=Style(color=MUTED, bgcolor=RAISED),
         tab=Style(color=GROUND, bgcolor=SKY, bold=True),
         key=Style(color=SKY, bgcolor=RAISED, bold=True),
+        chosen=Style(color=GROUND, bgcolor=AMBER, bold=True),
+        found=Style(color=GROUND, bgcolor=YELLOW),
         selected=Style(bgcolor=SELECTED),
         ok=Style(color=GREEN, bgcolor=GROUND),
         busy=Style(color=SKY, bgcolor=GROUND),
@@ -107,6 +113,8 @@ def plain_palette() -> Palette:
         bar_muted=dim,
         tab=Style(reverse=True, bold=True),
         key=bold,
+        chosen=Style(reverse=True),
+        found=Style(bold=True, underline=True),
         selected=Style(reverse=True),
         ok=normal,
         busy=normal,

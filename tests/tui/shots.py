@@ -46,7 +46,7 @@ async def take(out: Path, size: tuple[int, int], look: Look, name: str) -> None:
         source.sim.freeze(2)
         await console.play(source, FROZEN_S)
         await take_views(console, out, f"{name}-frozen")
-        for key, dialog in (("question_mark", "help"), ("f", "fault"), ("ctrl+p", "palette")):
+        for key, dialog in (("question_mark", "help"), ("F", "fault"), ("ctrl+p", "palette")):
             await console.press(key)
             (out / f"{name}-{dialog}.svg").write_text(picture(console))
             await console.press("escape")

@@ -100,6 +100,20 @@ ACTIONS = (
     ),
     Action("app.scroll('side', 1)", "right,l", "right l", "Right", "Scroll log lines to the side.", in_palette=False),
     Action(
+        "screen.open",
+        "enter",
+        "Enter",
+        "Open",
+        "Show all that is known of the selected rank, or of the one that a row is about; there, its log lines.",
+    ),
+    Action(
+        "screen.copy",
+        "y",
+        "y",
+        "Copy",
+        "Copy the selected rank, log line or event, else the verdict and its hint, through the terminal (OSC 52).",
+    ),
+    Action(
         "screen.filter",
         "slash",
         "/",

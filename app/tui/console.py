@@ -106,13 +106,15 @@ class Console(App[None]):
 
     def action_show_view(self, name: str) -> None:
         """Show a view by name."""
-        self.active = self._masthead.active = name
+        self.active = name
+        if name in VIEW_NAMES:
+            self._masthead.active = name
         self.query_one(FilterBar).close()
         self._arrange()
 
     def action_next_view(self, steps: int) -> None:
         """Show the view so many places on."""
-        self.action_show_view(VIEW_NAMES[(VIEW_NAMES.index(self.active) + steps) % len(VIEW_NAMES)])
+        self.action_show_view(VIEW_NAMES[(VIEW_NAMES.index(self._masthead.active) + steps) % len(VIEW_NAMES)])
 
     def action_scroll(self, how: str, amount: int) -> None:
         """Move within the view: by `rows`, by `pages`, to an `edge` or to the `side`."""

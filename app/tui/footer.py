@@ -53,11 +53,9 @@ class Footer(LineView):
 
     def _all_hints(self) -> list[tuple[int, str, str, str]]:
         """Return (place, key, title, action), the most needful first."""
-        hints = [(0, f"1-{len(VIEW_NAMES)}", "Views", "")]
-        for action in available(self.stage.source):
-            if action.footer:
-                hints.append((action.footer, action.shown_keys.split()[0], action.title, action.call))
-        return sorted(hints)
+        actions = [action for action in available(self.stage.source) if action.footer]
+        hints = [(action.footer, action.shown_keys.split()[0], action.title, action.call) for action in actions]
+        return sorted([(0, f"1-{len(VIEW_NAMES)}", "Views", ""), *hints])
 
     def _hints(self, notice: str) -> list[tuple[str, str, str]]:
         """Return (key, title, action) of the keys that fit; what is less than needful makes room for a notice."""

@@ -8,9 +8,11 @@ from textual.screen import Screen
 
 from app.filters.ranks import RankOrder
 from app.tui.actions import screen_bindings
+from app.tui.all_views import RANK_PAGE
 from app.tui.filter_bar import FilterBar
 from app.tui.filtered_view import FilteredView
 from app.tui.views.logs import LogsView
+from app.tui.views.rank import RankPage
 from app.tui.views.ranks import RanksView
 
 if TYPE_CHECKING:
@@ -55,11 +57,39 @@ class MainScreen(Screen[None], inherit_bindings=False):
         view = self._filtered()
         view.show_problems(is_wanted=not (is_shown and view.is_problems_only))
 
+    def action_open(self) -> None:
+        """Open the rank that is selected, or that the selected row is about; on its page, its log lines."""
+        shown, page = self.console.shown, self.query_one(RankPage)
+        if shown is page:
+            logs = self.query_one(LogsView)
+            logs.show_traceback(is_wanted=False)
+            logs.take_filter(f"rank={page.rank}")
+            self.console.action_show_view("logs")
+            return
+        rank = shown.selected_rank
+        if rank is None:
+            self._say("Nothing here is about one rank.")
+            return
+        page.open(rank, self.console.active)
+        self.console.action_show_view(RANK_PAGE)
+
     def action_back(self) -> None:
-        """Take the filter away."""
+        """Leave the page of a rank; elsewhere, take the filter away."""
         shown = self.console.shown
-        if isinstance(shown, FilteredView):
+        if isinstance(shown, RankPage):
+            self.console.action_show_view(shown.came_from)
+        elif isinstance(shown, FilteredView):
             shown.clear()
+
+    def action_copy(self) -> None:
+        """Copy what is selected, or the verdict, into the clipboard of the terminal (OSC 52)."""
+        copied = self.console.shown.copied
+        if copied is None:
+            self._say("There is nothing to copy yet.")
+            return
+        what, text = copied
+        self.app.copy_to_clipboard(text)
+        self.notify(self.stage.tellable(text.splitlines()[0]), title=f"Copied {what}", markup=False)
 
     def action_freeze(self) -> None:
         """Let the picture stand still, or go on."""

@@ -51,6 +51,14 @@ class EventsView(FilteredView):
         """The rank that the selected event is about."""
         return None if self.event is None else self.event.rank
 
+    @property
+    def copied(self) -> tuple[str, str] | None:
+        """The selected event."""
+        event = self.event
+        if event is None:
+            return super().copied
+        return "an event", f"{self.stage.source.time_text(event.at_s)}  {event.kind}  {event.text}"
+
     def row(self, index: int) -> Line:
         """Return the line of an event."""
         event, palette = self._event(index), self.look.palette

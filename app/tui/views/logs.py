@@ -8,7 +8,7 @@ from rich.cells import cell_len
 
 from app.filters.lines import LOG_KEYS, LineWish
 from app.tui.filtered_view import FilteredView
-from app.tui.log_lines import log_line, prefix_width, shifted
+from app.tui.log_lines import log_line, prefix, prefix_width, shifted
 from app.tui.log_matches import LogMatches
 
 if TYPE_CHECKING:
@@ -57,6 +57,19 @@ class LogsView(FilteredView):
         if self.shows_traceback:
             return len(self.lines)
         return len(self.stage.logs) if self._matches is None else len(self._matches)
+
+    @property
+    def selected_rank(self) -> int | None:
+        """The rank that printed the line that is picked."""
+        return self._picked.rank if self._picked is not None and self._picked.rank >= 0 else None
+
+    @property
+    def copied(self) -> tuple[str, str] | None:
+        """The line that is picked, or the traceback."""
+        if self.shows_traceback:
+            return "the traceback", "\n".join(self._traceback)
+        picked = self._picked
+        return super().copied if picked is None else ("a log line", f"{prefix(picked)} {picked.text}")
 
     def row(self, index: int) -> Line:
         """Return a log line, or one of the traceback."""
@@ -137,7 +150,7 @@ class LogsView(FilteredView):
         self.redraw()
 
     @property
-    def picked(self) -> StoredLine | None:
+    def _picked(self) -> StoredLine | None:
         """The line that is marked and in the window, else the last one in it."""
         if self.shows_traceback or not self.num_rows:
             return None

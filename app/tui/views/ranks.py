@@ -11,6 +11,7 @@ from app.tui.columns import Table
 from app.tui.filtered_view import FilteredView
 from app.tui.rank_columns import node_width, rank_columns
 from app.tui.rank_details import fact_lines
+from app.wording.rank_words import rank_text
 
 if TYPE_CHECKING:
     from app.rows import RankRow
@@ -50,6 +51,13 @@ class RanksView(FilteredView):
     def selected_rank(self) -> int | None:
         """The rank whose row is selected."""
         return int(self._selection.ranks[self.selected]) if self.selected < self.num_rows else None
+
+    @property
+    def copied(self) -> tuple[str, str] | None:
+        """The selected rank in one line."""
+        rank = self.selected_rank
+        row = None if rank is None else self._rows.get(rank)
+        return super().copied if row is None else (f"rank {row.rank}", rank_text(row))
 
     def row(self, index: int) -> Line:
         """Return the line of the rank at a place."""

@@ -186,6 +186,7 @@ ACTIONS = (
         "Sort by CPU",
         "Sort the ranks by the cores they keep busy, the most first.",
     ),
+    Action("screen.shape", "v", "v", "Grid or table", "Show the ranks as a grid of their states, or as a table."),
     Action(
         "screen.error(1)",
         "e",

@@ -103,8 +103,8 @@ class LineView(DirectWidget):
             return "how things stand", view.headline().text
         return "the verdict", "\n".join(filter(None, (verdicts[0].text, verdicts[0].hint)))
 
-    def pick(self, index: int) -> None:
-        """Select a row that was clicked, where rows are selected."""
+    def pick(self, index: int, x: int) -> None:  # noqa: ARG002 (of a grid)
+        """Select a row that was clicked in some column, where rows are selected."""
         if self.has_selection:
             self.move(index - self.selected)
 
@@ -112,7 +112,7 @@ class LineView(DirectWidget):
         """Select the row; clicked twice, it is opened."""
         index = self.top + event.y - len(self.head)
         if len(self.head) <= event.y < len(self.head) + self.body_height and index < self.num_rows:
-            self.pick(index)
+            self.pick(index, event.x)
             if event.chain == 2:
                 self.app.call_later(self.app.run_action, "screen.open")
 

@@ -101,6 +101,13 @@ class MainScreen(Screen[None], inherit_bindings=False):
         self.console.action_show_view("ranks")
         self.query_one(RanksView).sort_by(RankOrder(order) if order else None)
 
+    def action_shape(self) -> None:
+        """Show the ranks as a grid; where they are one, as a table."""
+        ranks = self.query_one(RanksView)
+        is_grid = self.console.shown is ranks and ranks.is_grid
+        self.console.action_show_view("ranks")
+        ranks.show_grid(is_wanted=not is_grid)
+
     def action_error(self, direction: int) -> None:
         """Show the next log line at level error, or the one before."""
         logs = self.query_one(LogsView)

@@ -58,6 +58,10 @@ class Palette(NamedTuple):
     """What somebody has chosen to see or to leave out, in a heading."""
     found: Style
     """What was looked for, in a line."""
+    cell: Style
+    """Laid over the selected cell of a grid."""
+    raised: Style
+    """Laid over what stands in a heading."""
     selected: Style
     """Laid over a line's own styles."""
     ok: Style
@@ -87,6 +91,8 @@ def coloured_palette() -> Palette:
         key=Style(color=SKY, bgcolor=RAISED, bold=True),
         chosen=Style(color=GROUND, bgcolor=AMBER, bold=True),
         found=Style(color=GROUND, bgcolor=YELLOW),
+        cell=Style(reverse=True),
+        raised=Style(bgcolor=RAISED),
         selected=Style(bgcolor=SELECTED),
         ok=Style(color=GREEN, bgcolor=GROUND),
         busy=Style(color=SKY, bgcolor=GROUND),
@@ -115,6 +121,8 @@ def plain_palette() -> Palette:
         key=bold,
         chosen=Style(reverse=True),
         found=Style(bold=True, underline=True),
+        cell=Style(reverse=True),
+        raised=Style(underline=True),
         selected=Style(reverse=True),
         ok=normal,
         busy=normal,

@@ -144,7 +144,7 @@ class LogsView(FilteredView):
             place += direction
         return False
 
-    def pick(self, index: int) -> None:
+    def pick(self, index: int, x: int) -> None:  # noqa: ARG002 (of a grid)
         """Mark a line."""
         self.marked = None if self.shows_traceback else self._number(index)
         self.redraw()

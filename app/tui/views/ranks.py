@@ -11,6 +11,7 @@ from app.tui.columns import Table
 from app.tui.filtered_view import FilteredView
 from app.tui.rank_columns import node_width, rank_columns
 from app.tui.rank_details import fact_lines
+from app.tui.rank_grid import GRID_FROM, RankGrid
 from app.wording.rank_words import rank_text
 
 if TYPE_CHECKING:
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
 MIN_ROWS = 4
 """The details of the selected rank leave at least this many rows to the table."""
 ORDERS = tuple(RankOrder)
+GRID_HINT = "v: table"
 
 
 class RanksView(FilteredView):
-    """A table whose rows keep their places while one reads; the selection goes with its rank, not with its row."""
+    """A table or a grid whose ranks keep their places while one reads; the selection goes with its rank."""
 
     has_selection = True
     filter_keys = RANK_KEYS
@@ -35,22 +37,28 @@ class RanksView(FilteredView):
         super().__init__(stage, "ranks")
         self._rows: dict[int, RankRow] = {}
         self._table: Table[RankRow] | None = None
+        self._grid: RankGrid | None = None
+        self._wants_grid: bool | None = None
+        """What somebody has asked for; until then it goes by the number of ranks."""
         self._selection = RankSelection()
         self._order = RankOrder.RANK
         self._wanted = RankWish()
+        self._place = 0
+        """Of the selected rank among those that are shown."""
         self._rank = 0
-        """The one that was selected; while it is left out, another row is."""
+        """The one that was selected; while it is left out, another one is."""
         self._is_chosen = False
 
     @property
     def num_rows(self) -> int:
-        """One row for each rank that is shown."""
-        return len(self._selection.ranks)
+        """A row for each rank that is shown, or for each line of the grid."""
+        return len(self._selection.ranks) if self._grid is None else self._grid.num_lines
 
     @property
     def selected_rank(self) -> int | None:
-        """The rank whose row is selected."""
-        return int(self._selection.ranks[self.selected]) if self.selected < self.num_rows else None
+        """The rank that is selected."""
+        ranks = self._selection.ranks
+        return int(ranks[self._place]) if self._place < len(ranks) else None
 
     @property
     def copied(self) -> tuple[str, str] | None:
@@ -60,30 +68,33 @@ class RanksView(FilteredView):
         return super().copied if row is None else (f"rank {row.rank}", rank_text(row))
 
     def row(self, index: int) -> Line:
-        """Return the line of the rank at a place."""
+        """Return the line of the rank at a place, or a line of the grid."""
+        if self._grid is not None:
+            return self._grid.line(index, self._place)
         row = self._rows.get(int(self._selection.ranks[index]))
         if row is None or self._table is None:
             return self.line()
         line = self._table.row(row)
-        return self.pointed(line) if index == self.selected else line
+        return self.pointed(line) if index == self._place else line
 
     def build(self) -> None:
         """Fetch the rows that are in the window, and the selected one."""
         view = self.stage.view
-        self.head, self.foot = [], []
-        self._selection.update(view, self._wanted) if view is not None else None
-        if view is None or not view.num_ranks:
+        self.head, self.foot, self._grid = [], [], None
+        table = view.rank_table if view is not None else None
+        if view is not None:
+            self._selection.update(view, self._wanted)
+        if view is None or table is None:
             return
+        ranks = self._selection.ranks
+        if self._wants_grid or (self._wants_grid is None and view.num_ranks >= GRID_FROM):
+            self._grid = RankGrid(self.look, self.size.width, ranks, table.states)
         self.follow_culprit(view)
         self._find_selected()
-        names = [node.node for node in view.nodes()]
-        columns = rank_columns(node_width(names), num_ranks=view.num_ranks)
-        self._table = Table(self.look, columns, self.size.width)
-        self.head = [*self._title(view), self._table.heading()]
-        ranks = self._selection.ranks
-        window = ranks[self.top : self.top + self.size.height].tolist()
+        self.head = self._headings(view)
+        shown = [] if self._grid is not None else ranks[self.top : self.top + self.size.height].tolist()
         selected = self.selected_rank
-        self._rows = {row.rank: row for row in view.ranks(sorted({*window, *([] if selected is None else [selected])}))}
+        self._rows = {row.rank: row for row in view.ranks(sorted({*shown, *([] if selected is None else [selected])}))}
         if selected is None:
             self.foot = [self.line().put(" no rank is like that", self.look.palette.muted)]
         else:
@@ -99,17 +110,36 @@ class RanksView(FilteredView):
         self.wish_changed()
         self.redraw()
 
+    @property
+    def is_grid(self) -> bool:
+        """Whether ranks are cells, not rows."""
+        return self._grid is not None
+
+    def show_grid(self, *, is_wanted: bool) -> None:
+        """Show the grid, or the table."""
+        self._wants_grid = is_wanted
+        self.redraw()
+        self._show_selected()
+
     def move(self, rows: int) -> None:
         """Move the selection; from now on it stays with the rank."""
-        self._is_chosen = True
-        if self.num_rows:
-            self._rank = int(self._selection.ranks[max(0, min(self.num_rows - 1, self.selected + rows))])
-        super().move(rows)
+        self._walk(rows * self._per_row)
+
+    def sideways(self, cells: int) -> None:
+        """Move the selection within a line of the grid."""
+        if self._grid is not None:
+            self._walk(cells)
 
     def scroll_rows(self, rows: int) -> None:
         """Move the window; from now on it stays where it is put."""
         self._is_chosen = True
         super().scroll_rows(rows)
+
+    def pick(self, index: int, x: int) -> None:
+        """Select the rank that was clicked."""
+        place = index if self._grid is None else self._grid.place_at(index, x)
+        if place is not None:
+            self._walk(place - self._place)
 
     def follow_culprit(self, view: View) -> int:
         """Select the first culprit for as long as nobody has moved the selection: its details are the ones wanted.
@@ -123,32 +153,55 @@ class RanksView(FilteredView):
         self._rank = max(0, min(self._rank, view.num_ranks - 1))
         return self._rank
 
+    @property
+    def _per_row(self) -> int:
+        return 1 if self._grid is None else self._grid.per_line
+
+    def _walk(self, places: int) -> None:
+        """Select another rank, and move the window to where it is."""
+        self._is_chosen = True
+        ranks, top = self._selection.ranks, self.top
+        if len(ranks):
+            self._rank = int(ranks[max(0, min(len(ranks) - 1, self._place + places))])
+        self._find_selected()
+        self.top = top
+        self._show_selected()
+
+    def _show_selected(self) -> None:
+        """Move the window to where the selected rank is."""
+        self.top = max(self.selected - self.body_height + 1, min(self.top, self.selected))
+        self.redraw()
+
     def _find_selected(self) -> None:
-        """Find the row of the selected rank; while it is left out, the row that has taken its place is selected."""
-        ranks = self._selection.ranks
-        place = np.flatnonzero(ranks == self._rank)
-        if len(place):
-            moved, self.selected = int(place[0]) - self.selected, int(place[0])
-            if moved and self._is_chosen:
-                self.top = max(0, self.top + moved)
+        """Find the place of the selected rank; while it is left out, who has taken its place is selected."""
+        ranks, before = self._selection.ranks, self.selected
+        found = np.flatnonzero(ranks == self._rank)
+        self._place = int(found[0]) if len(found) else max(0, min(self._place, len(ranks) - 1))
+        self.selected = self._place // self._per_row
+        if self._is_chosen:
+            self.top = max(0, self.top + self.selected - before)
         else:
-            self.selected = max(0, min(self.selected, len(ranks) - 1))
-        if not self._is_chosen:
             self.top = max(self.selected - self.size.height // 3, min(self.top, self.selected))
 
-    def _title(self, view: View) -> list[Line]:
-        """Return what is left out and how the rest is sorted; nothing where all stand in their order."""
-        palette = self.look.palette
-        if not self.filter and not self.is_problems_only and self._order is RankOrder.RANK:
-            return []
-        line = self.line().put(f" RANKS  {self.num_rows:,} of {view.num_ranks:,}", palette.heading)
+    def _headings(self, view: View) -> list[Line]:
+        """Return what is left out, how the rest is sorted, and the heading of the table or the states in the grid."""
+        palette, width = self.look.palette, self.size.width
+        num_shown = len(self._selection.ranks)
+        of_all = "" if num_shown == view.num_ranks and not self.filter else f" of {view.num_ranks:,}"
+        line = self.line().put(f" RANKS  {num_shown:,}{of_all}", palette.heading)
         self.put_wish(line)
         if self._selection.num_unsearched:
             line.put(f"  {self._selection.num_unsearched:,} not searched yet", palette.heading)
         if self._order is not RankOrder.RANK:
             line.put(f"  by {self._order}", palette.heading)
-        line.fit(self.size.width, palette.heading)
-        return [line]
+        if self._grid is not None:
+            self._grid.put_counts(line, width - len(GRID_HINT) - 2)
+            line.pad(width - len(GRID_HINT) - 1, palette.heading).put(GRID_HINT, palette.heading)
+            return [line]
+        names = [node.node for node in view.nodes()]
+        self._table = Table(self.look, rank_columns(node_width(names), num_ranks=view.num_ranks), width)
+        is_plain = self._order is RankOrder.RANK and not self.filter and not self.is_problems_only
+        return [self._table.heading()] if is_plain else [line, self._table.heading()]
 
     def _details(self, row: RankRow) -> list[Line]:
         room = self.size.height - len(self.head) - min(self.num_rows, MIN_ROWS)

@@ -96,9 +96,21 @@ ACTIONS = (
         "Go to the last rank; in the logs, follow new lines again.",
     ),
     Action(
-        "app.scroll('side', -1)", "left,h", "left h", "Left", "Scroll log lines back to their start.", in_palette=False
+        "app.scroll('side', -1)",
+        "left,h",
+        "left h",
+        "Left",
+        "Scroll log lines back; in the grid and on a rank's page: the rank before.",
+        in_palette=False,
     ),
-    Action("app.scroll('side', 1)", "right,l", "right l", "Right", "Scroll log lines to the side.", in_palette=False),
+    Action(
+        "app.scroll('side', 1)",
+        "right,l",
+        "right l",
+        "Right",
+        "Scroll log lines to the side; in the grid and on a rank's page: the next rank.",
+        in_palette=False,
+    ),
     Action(
         "screen.open",
         "enter",
@@ -200,6 +212,13 @@ ACTIONS = (
         "E",
         "Previous error",
         "In the logs: go to the line at level error before.",
+    ),
+    Action(
+        "screen.collapse",
+        "c",
+        "c",
+        "Collapse",
+        "In the logs: show lines that several ranks print alike as one, or each again.",
     ),
     Action(
         "screen.root_cause",

@@ -37,6 +37,11 @@ class LogMatches:
         return len(self._older) + len(self._newer)
 
     @property
+    def has_all_old(self) -> bool:
+        """Whether nothing older is still to be looked at."""
+        return self._low <= self.logs.first
+
+    @property
     def num_unsearched(self) -> int:
         """Lines that have not been looked at yet."""
         return max(0, self._low - self.logs.first) + self.logs.end - max(self._high, self.logs.first)

@@ -116,6 +116,11 @@ class MainScreen(Screen[None], inherit_bindings=False):
             where = "further down" if direction > 0 else "further up"
             self._say(f"No line at level error {where}." if len(self.stage.errors) else "No line at level error yet.")
 
+    def action_collapse(self) -> None:
+        """Show log lines that several ranks print alike as one, or each again."""
+        self.console.action_show_view("logs")
+        self.query_one(LogsView).collapse()
+
     def action_root_cause(self) -> None:
         """Show why the job failed; asked again, the lines of the logs."""
         logs = self.query_one(LogsView)

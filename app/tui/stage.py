@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from agent.wire.logs import LogLine
     from app.event_log import EventLog
+    from app.tui.collapsed_lines import CollapsedLines
     from app.tui.source import ConsoleSource, Player
     from app.tui.theme import Look
     from app.view import View
@@ -106,10 +107,10 @@ class Stage:
             self.frozen_s, self._frozen_at_s, self._frozen_events = 0.0, self.view.now_s, self.source.events.still()
         self.logs.hold(is_held=self.frozen_s is not None)
 
-    def search(self, matches: LogMatches) -> None:
+    def search(self, lines: LogMatches | CollapsedLines) -> None:
         """Look for log lines for as long as a frame may."""
         deadline_s = time.monotonic() + SEARCH_S
-        while matches.search() and time.monotonic() < deadline_s:
+        while lines.search() and time.monotonic() < deadline_s:
             pass
 
     def take_view(self, view: View) -> None:

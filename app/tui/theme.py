@@ -91,7 +91,7 @@ def coloured_palette() -> Palette:
         key=Style(color=SKY, bgcolor=RAISED, bold=True),
         chosen=Style(color=GROUND, bgcolor=AMBER, bold=True),
         found=Style(color=GROUND, bgcolor=YELLOW),
-        cell=Style(reverse=True),
+        cell=Style(color=GROUND, bgcolor="#ffffff"),
         raised=Style(bgcolor=RAISED),
         selected=Style(bgcolor=SELECTED),
         ok=Style(color=GREEN, bgcolor=GROUND),

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 
 from app.filters.lines import LOG_KEYS, LineWish
+from app.tui.collapsed_lines import CollapsedLines
 from app.tui.filtered_view import FilteredView
-from app.tui.log_lines import log_line, prefix, prefix_width, shifted
+from app.tui.log_lines import log_line, prefix, prefix_width, shifted, text_width
 from app.tui.log_matches import LogMatches
+from app.words import ranks_text
 
 if TYPE_CHECKING:
     from app.rows import RootCauseRow
@@ -28,6 +30,7 @@ class LogsView(FilteredView):
 
     Attributes:
         marked: Number of the line that was jumped to or clicked; None while there is none.
+        is_collapsing: Whether lines that several ranks print alike are one row.
     """
 
     filter_keys = LOG_KEYS
@@ -39,7 +42,9 @@ class LogsView(FilteredView):
         self.shows_traceback = False
         self.side = 0
         self.marked: int | None = None
+        self.is_collapsing = False
         self._matches: LogMatches | None = None
+        self._collapsed: CollapsedLines | None = None
         self._anchor = 0
         """Number of the line at the top of the window, while new ones are not followed."""
         self._prefix_width = 0
@@ -56,7 +61,7 @@ class LogsView(FilteredView):
         """Every line that is kept and wanted, or those of the traceback."""
         if self.shows_traceback:
             return len(self.lines)
-        return len(self.stage.logs) if self._matches is None else len(self._matches)
+        return len(self.stage.logs) if self._listed is None else len(self._listed)
 
     @property
     def selected_rank(self) -> int | None:
@@ -78,8 +83,15 @@ class LogsView(FilteredView):
         number = self._number(index)
         stored = self.stage.logs.line(number)
         spans = [term.pattern.span(stored.text) for term in self.filter.texts if not term.is_inverse]
-        line = log_line(self.look, stored, self._prefix_width, self.side, next(filter(None, spans), None))
+        found = next(filter(None, spans), None)
+        line = log_line(self.look, stored, self._prefix_width, self.side, found, self._who(index))
         return self.pointed(line) if number == self.marked else line
+
+    def collapse(self) -> None:
+        """Show lines that several ranks print alike as one, or every line again."""
+        self.is_collapsing = not self.is_collapsing
+        self.show_traceback(is_wanted=False)
+        self.redraw()
 
     def show_traceback(self, *, is_wanted: bool) -> None:
         """Show the traceback of the root cause, or the lines again where they were."""
@@ -97,13 +109,15 @@ class LogsView(FilteredView):
             self.lines = self._traceback_lines(cause)
             return
         self._look_for_lines()
+        self._collapse_lines()
         self.head.append(self._title())
         if self.is_following:
             self.top = self._last_top
             self._seen = self.stage.logs.end
         else:
             self.top = min(self._place_of(self._anchor), self._last_top)
-        self._prefix_width = max(self._prefix_width, prefix_width(self._window()))
+        widths = prefix_width(self._window()), text_width(map(self._who, self._shown()))
+        self._prefix_width = max(self._prefix_width, *widths)
 
     def move(self, rows: int) -> None:
         """Scroll; at the last line, follow again."""
@@ -180,11 +194,31 @@ class LogsView(FilteredView):
             self._matches = LogMatches(wish, self.stage.logs)
         self.stage.search(self._matches)
 
+    def _collapse_lines(self) -> None:
+        """Take some more lines into rows; begin once all that are wanted have been found."""
+        logs, matches = self.stage.logs, self._matches
+        if not self.is_collapsing or (matches is not None and not matches.has_all_old):
+            self._collapsed = None
+            return
+        if self._collapsed is None or self._collapsed.logs is not logs or self._collapsed.matches is not matches:
+            self._collapsed = CollapsedLines(logs, matches)
+        self.stage.search(self._collapsed)
+
+    @property
+    def _listed(self) -> LogMatches | CollapsedLines | None:
+        """What stands in rows; None where it is every line."""
+        return self._collapsed if self._collapsed is not None else self._matches
+
+    def _who(self, place: int) -> str:
+        """Return the prefix of a row that stands for lines of several ranks; empty of others."""
+        ranks = self._collapsed.ranks(place) if self._collapsed is not None else ()
+        return ranks_text(sorted(ranks)) if len(ranks) > 1 else ""
+
     def _number(self, place: int) -> int:
-        return self.stage.logs.first + place if self._matches is None else self._matches.number(place)
+        return self.stage.logs.first + place if self._listed is None else self._listed.number(place)
 
     def _place_of(self, number: int) -> int:
-        return max(0, number - self.stage.logs.first) if self._matches is None else self._matches.place_of(number)
+        return max(0, number - self.stage.logs.first) if self._listed is None else self._listed.place_of(number)
 
     def _is_shown(self, number: int) -> bool:
         place = self._place_of(number)
@@ -228,13 +262,15 @@ class LogsView(FilteredView):
 
     def _title(self) -> Line:
         palette, logs = self.look.palette, self.stage.logs
-        shown = "" if self._matches is None else f"{self.num_rows:,} of "
+        shown = "" if self._listed is None else f"{self.num_rows:,} of "
         line = self.line().put(f" LOGS  {shown}{len(logs):,} lines", palette.heading)
         if logs.first and self._matches is None:
             line.put(f", {logs.first:,} older dropped", palette.heading)
         self.put_wish(line)
         if self._matches is not None and self._matches.num_unsearched:
             line.put(f"  {self._matches.num_unsearched:,} not searched yet", palette.heading)
+        if self.is_collapsing:
+            line.put("  c: each line" if self._collapsed is not None else "  not collapsed yet", palette.heading)
         if self.side:
             line.put(f"  {self.look.glyphs.arrow} from column {self.side}", palette.heading)
         unseen = logs.end - self._seen

@@ -22,7 +22,9 @@ MAX_HEADLINE_LINES = 3
 TAB_CELLS = 4
 """Of a tab beside its name."""
 SHORT_NAME = 4
-"""Letters of the other views' names where they do not fit."""
+"""Letters of the other views' names where they do not fit, if there is room for as many."""
+WIDE_FROM = 110
+"""Cells from which it is said what is frozen: a rank may be, too."""
 
 
 class Masthead(LineView):
@@ -50,29 +52,46 @@ class Masthead(LineView):
     def _tabs(self) -> Line:
         palette = self.look.palette
         line = self.line()
-        brand, tabs_width = f" {self.stage.source.title} ", sum(len(name) + TAB_CELLS for name in VIEW_NAMES)
-        has_room = len(brand) + 1 + tabs_width <= self.size.width
+        brand, frozen = f" {self.stage.source.title} ", self._frozen()
+        width = self.size.width - len(frozen)
+        tabs_width = sum(len(name) + TAB_CELLS for name in VIEW_NAMES)
+        has_room = len(brand) + 1 + tabs_width <= width
         # Of a recording the title tells the time: there the names of the other views give way, else the title does.
-        is_short = not has_room and (self.stage.source.player is not None or tabs_width > self.size.width)
-        if has_room or is_short:
+        is_short = not has_room and (self.stage.source.player is not None or tabs_width > width)
+        if has_room or self.stage.source.player is not None:
             line.put(brand, palette.brand).put(" ", palette.bar)
+        letters = self._letters(width - line.width) if is_short else None
         self._tab_spans.clear()
         for number, name in enumerate(VIEW_NAMES, start=1):
             start = line.width
             if name == self.active:
                 line.put(f" {number} {name.capitalize()} ", palette.tab)
             else:
-                line.put(f" {number}", palette.key).put(
-                    f" {name.capitalize()[: SHORT_NAME if is_short else None]} ", palette.bar_muted
-                )
+                line.put(f" {number}", palette.key).put(f" {name.capitalize()[:letters]} ", palette.bar_muted)
             self._tab_spans.append((start, line.width, name))
-        age = self._age()
+        if frozen:
+            line.fit(width, palette.bar)
+            line.put(frozen, palette.chosen)
+        age = "" if frozen else self._age()
         for text in (f"reports {age}", age):
             if age and len(text) <= self.size.width - line.width - 2:
                 line.pad(self.size.width - len(text) - 1, palette.bar).put(text, palette.bar_muted)
                 break
         line.fit(self.size.width, palette.bar)
         return line
+
+    def _letters(self, width: int) -> int:
+        """Return how many letters of the other views' names fit beside the whole name of this one."""
+        others = len(VIEW_NAMES) - 1
+        return max(0, min(SHORT_NAME, (width - len(self.active) - TAB_CELLS) // others - TAB_CELLS))
+
+    def _frozen(self) -> str:
+        """Return how old the picture is that stands still; empty while it moves."""
+        age_s = self.stage.frozen_s
+        if age_s is None:
+            return ""
+        what = "FROZEN PICTURE" if self.size.width >= WIDE_FROM else "FROZEN"
+        return f" {what} {seconds_cell(age_s)} "
 
     def _age(self) -> str:
         """Return how old the oldest of the newest reports is: what says that the picture is live."""

@@ -156,7 +156,6 @@ ACTIONS = (
         "f",
         "Freeze picture",
         "Let the picture stand still, or go on; what comes meanwhile is kept.",
-        footer=8,
     ),
     Action(
         "screen.sort",
@@ -243,7 +242,7 @@ ACTIONS = (
         "x",
         "Stop, restart",
         "End the job in an orderly way or at once, or start it again, also with other ranks, after asking.",
-        footer=6,
+        footer=7,
         is_control=True,
     ),
     Action(

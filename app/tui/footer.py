@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NOTICE_FRAMES = 150
 """Fifteen seconds: later it is no longer news."""
-LESS_NEEDFUL = 6
+LESS_NEEDFUL = 7
 """Place in the footer from which a key makes room for what is new."""
 _CLAUSE_END = re.compile("[;:,] ")
 

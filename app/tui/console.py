@@ -1,4 +1,4 @@
-"""The console: one screen, five views, a frame loop, and keys that never wait for data."""
+"""The console: one screen, its views, a frame loop, and keys that never wait for data."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class HelpScreen(ModalScreen[None]):
             classes="dialog wide",
         )
         scroll.border_title = "Keys"
-        scroll.border_subtitle = "Esc closes"
+        scroll.border_subtitle = "arrows scroll, Esc closes"
         yield scroll
 
 

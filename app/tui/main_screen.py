@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.screen import Screen
 
 from app.tui.actions import screen_bindings
+from app.tui.views.charts import ChartsView
 from app.tui.views.logs import LogsView
 
 if TYPE_CHECKING:
@@ -29,6 +30,14 @@ class MainScreen(Screen[None], inherit_bindings=False):
             return
         logs.show_traceback(is_wanted=not (logs.display and logs.shows_traceback))
         await self.app.run_action("app.show_view('logs')")
+
+    async def action_zoom(self, steps: int) -> None:
+        """Let the charts show a longer time, or a shorter one; elsewhere, show them first."""
+        charts = self.query_one(ChartsView)
+        if charts.display:
+            charts.zoom(steps)
+        else:
+            await self.app.run_action("app.show_view('charts')")
 
     def action_play(self, how: str) -> None:
         """Do something to the recording that is played; nothing to what is live."""

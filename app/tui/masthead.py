@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from app.tui.stage import Stage
 
 MAX_HEADLINE_LINES = 3
-TAB_CELLS = 4
-"""Of a tab beside its name."""
-SHORT_NAME = 4
-"""Letters of the other views' names where they do not fit."""
+WIDE_TAB_CELLS = 4
+TIGHT_TAB_CELLS = 3
+"""Of a tab beside its name: its number, and two blanks or one to the next."""
 
 
 class Masthead(LineView):
@@ -50,22 +49,25 @@ class Masthead(LineView):
     def _tabs(self) -> Line:
         palette = self.look.palette
         line = self.line()
-        brand, tabs_width = f" {self.stage.source.title} ", sum(len(name) + TAB_CELLS for name in VIEW_NAMES)
-        has_room = len(brand) + 1 + tabs_width <= self.size.width
+        brand = f" {self.stage.source.title} "
+        room = self.size.width - len(brand) - 1
         # Of a recording the title tells the time: there the names of the other views give way, else the title does.
-        is_short = not has_room and (self.stage.source.player is not None or tabs_width > self.size.width)
-        if has_room or is_short:
+        has_brand = self.stage.source.player is not None or _tabs_width(TIGHT_TAB_CELLS) < room
+        if has_brand:
             line.put(brand, palette.brand).put(" ", palette.bar)
+        else:
+            room = self.size.width
+        is_wide = _tabs_width(WIDE_TAB_CELLS) <= room
+        names = VIEW_NAMES if is_wide else tight_names(self.active, room)
         self._tab_spans.clear()
-        for number, name in enumerate(VIEW_NAMES, start=1):
+        for number, (view, name) in enumerate(zip(VIEW_NAMES, names, strict=True), start=1):
             start = line.width
-            if name == self.active:
+            if view == self.active:
                 line.put(f" {number} {name.capitalize()} ", palette.tab)
             else:
-                line.put(f" {number}", palette.key).put(
-                    f" {name.capitalize()[: SHORT_NAME if is_short else None]} ", palette.bar_muted
-                )
-            self._tab_spans.append((start, line.width, name))
+                end = " " if is_wide else ""
+                line.put(f" {number}", palette.key).put(f" {name.capitalize()}{end}" if name else "", palette.bar_muted)
+            self._tab_spans.append((start, line.width, view))
         age = self._age()
         for text in (f"reports {age}", age):
             if age and len(text) <= self.size.width - line.width - 2:
@@ -134,6 +136,24 @@ class Masthead(LineView):
         if told and room > 10:
             line.put("   ").cell(told, min(len(told), room), palette.muted)
         return line
+
+
+def _tabs_width(cells: int) -> int:
+    return sum(len(name) + cells for name in VIEW_NAMES)
+
+
+def tight_names(active: str, room: int) -> list[str]:
+    """Return the names of the views for tabs with one blank between them, cut no more than they must be.
+
+    The longest lose their last letters first; that of the active view is whole.
+    """
+    names = list(VIEW_NAMES)
+    others = [number for number, name in enumerate(names) if name != active]
+    width = _tabs_width(TIGHT_TAB_CELLS) + 1
+    for _ in range(width - room):
+        longest = max(others, key=lambda number: (len(names[number]), number))
+        names[longest] = names[longest][:-1]
+    return names
 
 
 def _figures(job: JobRow) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""What all views of one console share: the look, the session, the newest rows, the logs and the trend of the loss."""
+"""What all views of one console share: the look, the session, the newest rows and the logs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from app.safe_text import LINE_LIMIT, clean, clean_name
 from app.tui.log_store import LogStore
-from app.tui.trend import Trend
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,7 +36,6 @@ class Stage:
         self.look = look
         self.source = source
         self.logs = LogStore()
-        self.loss = Trend()
         self.view: View | None = None
         self.notices: deque[str] = deque(maxlen=MAX_NOTICES)
         self.beat = 0
@@ -50,19 +48,13 @@ class Stage:
         self.view = view
         if self.source.player is not None:
             self._follow(self.source.player)
-            return
-        job = view.job()
-        if job is not None and job.step is not None and job.loss is not None:
-            self.loss.add(job.step, job.loss)
 
     def _follow(self, player: Player) -> None:
-        """Take what a recording has passed by; what was gathered of it is void once it goes back."""
+        """Let go of what was gathered of a recording once it has gone back."""
         if player.num_rewinds != self._num_rewinds:
             self._num_rewinds = player.num_rewinds
-            self.logs, self.loss = LogStore(), Trend()
+            self.logs = LogStore()
             self.notices.clear()
-        for step, loss in player.drain_losses():
-            self.loss.add(step, loss)
 
     def take_notices(self, sentences: Iterable[str]) -> None:
         """Clean and keep sentences about the session."""

@@ -149,6 +149,13 @@ def prepare(directory: Path) -> None:
     _ask(directory, _read_command("prepare"))
 
 
+@cli.command("prepare-again")
+@_directory
+def prepare_again(directory: Path) -> None:
+    """Prepare the next attempt of a job that has ended; the command is read from standard input."""
+    _ask(directory, _read_command("prepare_again"))
+
+
 def _add_job_verb(verb: str, command_type: Callable[[str], Command], words: str) -> None:
     @cli.command(verb, help=words)
     @_directory

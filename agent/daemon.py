@@ -43,6 +43,7 @@ from agent.wire.commands import (
     InjectFault,
     Kill,
     Prepare,
+    PrepareAgain,
     PullHistory,
     ShowJob,
     Shutdown,
@@ -186,6 +187,8 @@ class Daemon:
                 return self._claim(generation, holder)
             case Prepare():
                 return await self._jobs.prepare(command.spec)
+            case PrepareAgain():
+                return await self._jobs.prepare_again(command)
             case Commit(job_id=job_id):
                 return self._jobs.command(job_id, CommitReceived())
             case Abort(job_id=job_id):

@@ -10,7 +10,9 @@ from typing import Any, NoReturn
 
 import click
 
+from app.commands.control import CONTROL_VERBS
 from app.commands.evidence import evidence, replay
+from app.commands.host_options import read_only_option, record_option
 from app.commands.hosts import HOST_VERBS
 from app.errors import AppError, ExitCode
 from app.evidence.store import check_directory
@@ -26,6 +28,7 @@ from app.sessions.demo import (
     DemoOptions,
     check_options,
 )
+from app.sessions.options import SessionOptions
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -55,6 +58,8 @@ def rankdeck() -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="Keep evidence of each incident there [none is kept]",
 )
+@record_option
+@read_only_option
 def demo(*, headless: bool, is_json: bool, fault: str | None, steps: int | None, **how: Any) -> None:
     """Train a small GPT on this machine, over two private agents, and watch it; nothing is left behind."""
     is_headless = headless or is_json or not is_terminal()
@@ -63,17 +68,17 @@ def demo(*, headless: bool, is_json: bool, fault: str | None, steps: int | None,
         steps=steps or (HEADLESS_STEPS if is_headless else CONSOLE_STEPS),
         fault=parse_fault(fault) if fault else None,
         port=how["port"],
-        evidence_dir=how["evidence_dir"],
+        session=SessionOptions(how["evidence_dir"], how["recording"], how["is_read_only"]),
     )
     check_options(options)
-    if options.evidence_dir is not None:
-        check_directory(options.evidence_dir)
+    if options.session.evidence_dir is not None:
+        check_directory(options.session.evidence_dir)
     if is_headless:
         raise SystemExit(asyncio.run(print_session(Demo(options), options.fault, is_json=is_json)))
     raise SystemExit(asyncio.run(show_session(Demo(options))))
 
 
-for verb in (*HOST_VERBS, evidence, replay):
+for verb in (*HOST_VERBS, *CONTROL_VERBS, evidence, replay):
     rankdeck.add_command(verb)
 
 

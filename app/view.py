@@ -211,6 +211,10 @@ class View:
         asked = range(job.world_size) if wanted is None else [rank for rank in wanted if 0 <= rank < job.world_size]
         return [rank_row(self._cluster, job, found, rank, self.now_s) for rank in asked]
 
+    def ranks_on(self, node: int) -> list[int]:
+        """Return the ranks of a node, by its place in the cluster."""
+        return [] if self._job is None else self._job.ranks_of(node)
+
     def barriers(self) -> list[BarrierRow]:
         """Return the current waits, the longest first."""
         waits = sorted(self._diagnosis.waits, key=lambda wait: -wait.waited_s)

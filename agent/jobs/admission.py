@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from agent.wire.jobs import JobState
 from agent.wire.replies import RefusalReason, Refused
 
 if TYPE_CHECKING:
     from agent.jobs.job import Job
+    from agent.wire.commands import PrepareAgain
     from agent.wire.jobs import JobSpec
+
+
+def next_attempt(spec: JobSpec, command: PrepareAgain) -> JobSpec:
+    """Return what a job's next attempt is made of."""
+    return msgspec.structs.replace(
+        spec,
+        attempt=command.attempt,
+        first_rank=command.first_rank,
+        local_world_size=command.local_world_size,
+        world_size=command.world_size,
+        master_port=spec.master_port if command.master_port is None else command.master_port,
+        faults=[],
+    )
 
 
 def is_prepared(spec: JobSpec, existing: Job | None) -> bool:

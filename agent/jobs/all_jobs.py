@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
-from agent.jobs.admission import is_prepared, refusal_by_gpus, refusal_to_prepare
+from agent.jobs.admission import is_prepared, next_attempt, refusal_by_gpus, refusal_to_prepare
 from agent.jobs.job import Job
 from agent.jobs.launch import Launch
 from agent.jobs.lifecycle import (
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from agent.processes.worker_sampler import Ending
     from agent.state.node_state import NodeState
     from agent.state_dir import StateDir
+    from agent.wire.commands import PrepareAgain
     from agent.wire.jobs import JobSpec
     from agent.wire.stacks import Stacks
 
@@ -135,9 +136,8 @@ class Jobs:
         if launch and is_prepared(spec, existing):
             return Accepted(launch.master_port)
         num_gpus = self._state.num_visible_gpus({**os.environ, **spec.env})
-        if refused := refusal_to_prepare(spec, existing) or refusal_by_gpus(spec, num_gpus) or check_files(spec):
-            return refused
-        if refused := check_metrics(spec):
+        refused = refusal_to_prepare(spec, existing) or refusal_by_gpus(spec, num_gpus) or check_files(spec)
+        if refused := refused or check_metrics(spec):
             return refused
         if existing and self._leftovers.may_have(spec.job_id):
             words = f"what is left of the last attempt of job {spec.job_id} is being killed: try again in a moment"
@@ -148,7 +148,7 @@ class Jobs:
         if isinstance(port_holder, Refused):
             return port_holder
         launch = Launch(Job(spec, time.monotonic()), job_dir, address, port_holder)
-        if refused := self._write(launch):
+        if refused := self._records.keep(launch.job, launch.address, time.monotonic()):
             launch.close()
             self._state_dir.remove_attempt(spec.job_id, spec.attempt)
             return refused
@@ -158,6 +158,11 @@ class Jobs:
         self._watch.admit(launch.job)
         self._on_change()
         return Accepted(launch.master_port)
+
+    async def prepare_again(self, command: PrepareAgain) -> Accepted | Refused:
+        """Check the next attempt of a job that has ended, and reserve what it needs."""
+        launch = self._launches.get(command.job_id)
+        return await self.prepare(next_attempt(launch.job.spec, command)) if launch else self._unknown(command.job_id)
 
     def command(self, job_id: str, event: Event) -> Accepted | Refused:
         """Give a job what a console wants of it, and return its answer."""
@@ -263,7 +268,7 @@ class Jobs:
         before = launch.job.state
         reply: Accepted | Refused | None = None
         effects = launch.job.handle(event, time.monotonic())
-        self._write(launch)
+        self._records.keep(launch.job, launch.address, time.monotonic())
         for effect in effects:
             # An effect that fails has the first word: what was to be answered is not true then.
             answer = self._perform(launch, effect)
@@ -392,6 +397,3 @@ class Jobs:
 
     def _own_pids(self) -> set[int]:
         return self._shim_pids() | self._sampler_pids | self._stacks.spy_pids
-
-    def _write(self, launch: Launch) -> Refused | None:
-        return self._records.keep(launch.job, launch.address, time.monotonic())

@@ -9,9 +9,22 @@ from __future__ import annotations
 
 import msgspec
 
-from agent.wire.commands import Abort, CleanLeftovers, Command, Commit, InjectFault, Kill, Prepare, Shutdown, Stop
+from agent.wire.commands import (
+    Abort,
+    CleanLeftovers,
+    Command,
+    Commit,
+    InjectFault,
+    Kill,
+    Prepare,
+    PrepareAgain,
+    Shutdown,
+    Stop,
+)
 from agent.wire.replies import RefusalReason, Refused
 from agent.wire.reports import ControlReport
+
+_STEERING = Prepare | PrepareAgain | Commit | Abort | Stop | Kill | InjectFault | CleanLeftovers | Shutdown
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -44,7 +57,7 @@ class ControlLease:
 
     def refusal(self, command: Command, now_s: float) -> Refused | None:
         """Return why a command does not count any more, or None. One of generation 0 comes from a person's hand."""
-        if not isinstance(command, Prepare | Commit | Abort | Stop | Kill | InjectFault | CleanLeftovers | Shutdown):
+        if not isinstance(command, _STEERING):
             return None
         generation = command.generation
         if generation in {0, self.holder.generation}:

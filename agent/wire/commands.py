@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from agent.wire.codec import decode_line
-from agent.wire.fields import JobId
+from agent.wire.fields import JobId, Port
 from agent.wire.jobs import JobSpec
 from agent.wire.logs import PullLogs, ReadLog
 from agent.wire.stacks import GetStacks
@@ -41,6 +41,24 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare", forbid_unknown_fields=
     spec: JobSpec
     generation: Count = 0
     """Here and below: of the console's claim; 0 is a command by hand, which always counts."""
+
+
+class PrepareAgain(msgspec.Struct, frozen=True, tag="prepare_again", forbid_unknown_fields=True, omit_defaults=True):
+    """Prepare the next attempt of a job that has ended, of what the node keeps of it: also what no console is shown.
+
+    Its program, environment and limits stay; faults were for the attempt that they came with. Else as `Prepare`.
+    """
+
+    job_id: JobId
+    attempt: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+    """Above that of the one that has ended; the same on all nodes."""
+    first_rank: Rank
+    """This and the next two as in `JobSpec`."""
+    local_world_size: Annotated[int, msgspec.Meta(ge=1, le=4096)]
+    world_size: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+    master_port: Port | None = None
+    """None is as the job was first asked for."""
+    generation: Count = 0
 
 
 class Commit(msgspec.Struct, frozen=True, tag="commit", forbid_unknown_fields=True, omit_defaults=True):
@@ -150,6 +168,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown", forbid_unknown_field
 Command = (
     Claim
     | Prepare
+    | PrepareAgain
     | Commit
     | Abort
     | Stop

@@ -12,6 +12,7 @@ from app.errors import SessionError
 from app.evidence.store import check_directory, default_directory
 from app.headless import print_line
 from app.rows import SCHEMA
+from app.sessions.options import SessionOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +45,18 @@ evidence_option = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     help="Keep evidence of each incident there [~/.local/state/rankdeck/evidence, the newest 20]",
 )
+record_option = click.option(
+    "--record",
+    "recording",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Record all that is heard, for rankdeck replay; what is full becomes FILE.1",
+)
+read_only_option = click.option(
+    "--read-only", "is_read_only", is_flag=True, help="Only look on: nothing can be done to the job from the console"
+)
+SESSION_OPTIONS = ("evidence_dir", "keeps_none", "recording", "is_read_only")
+"""What `session_options` takes."""
 no_evidence_option = click.option("--no-evidence", "keeps_none", is_flag=True, help="Keep none")
 
 
@@ -59,6 +72,16 @@ def link_to(host: str, python: str, ssh_config: str) -> HostLink:
     from app.ssh.host_link import Access, HostLink  # noqa: PLC0415 - only who goes to another host pays for paramiko
 
     return HostLink(Access(host, python, ssh_config))
+
+
+def session_options(*, evidence_dir: Path | None, keeps_none: bool, **how: Any) -> SessionOptions:
+    """Return what a person wants of a session.
+
+    Raises:
+        click.UsageError: See `evidence_place`; and so `SessionError`.
+    """
+    place = evidence_place(evidence_dir, keeps_none=keeps_none)
+    return SessionOptions(place, how["recording"], how["is_read_only"])
 
 
 def evidence_place(evidence_dir: Path | None, *, keeps_none: bool) -> Path | None:

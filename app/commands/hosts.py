@@ -1,4 +1,4 @@
-"""The verbs that reach one host over SSH: up, run, attach, status, stacks, stop, kill, fault, down."""
+"""The verbs that reach one host over SSH and do no harm to a job there: up, run, attach, status, stacks, down."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from agent.wire.jobs import ENDED_STATES, JobState
 from app.commands.host_options import (
+    SESSION_OPTIONS,
     evidence_option,
-    evidence_place,
     host_option,
     json_option,
     link_to,
     no_evidence_option,
     print_json,
     reaches,
+    read_only_option,
+    record_option,
+    session_options,
 )
-from app.errors import AgentUnreachableError, AppError, ExitCode
-from app.faults import make_fault, told
+from app.errors import AgentUnreachableError, ExitCode
 from app.headless import exit_code, print_line
 from app.presenting import is_terminal, print_session, print_summary, show_session
 from app.safe_text import LINE_LIMIT, clean
@@ -32,30 +33,21 @@ from app.sessions.remote_job import (
     check_job_id,
     check_metrics,
     make_job_id,
-    only_running_job,
 )
 from app.sessions.remote_session import RemoteSession
 from app.stacks.groups import picture_of, stacks_object
 from app.stacks.words import picture_lines, summary_text
 from app.status_object import status_object
-from ddpcore.wire import DEFAULT_HOLD_S, DEFAULT_SLOW_FACTOR, FaultKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from app.sessions.session import Session
-    from app.ssh.host_link import HostLink
     from app.stacks.groups import StackPicture
     from app.view import View
-    from ddpcore.wire import Fault
 
 POLL_S = 0.1
 STATUS_PATIENCE_S = 5.0
 """For the first reports of a node that has said that it serves."""
 STATUS_REPORTS_S = 1.0
 """A second of reports: rates need two, and a wait must have been seen twice to be one."""
-END_PATIENCE_S = 300.0
-"""`stop` waits for a step, a checkpoint and a grace period, which the job's own limits bound further."""
 
 
 @click.command()
@@ -124,13 +116,15 @@ def down(*, host: str, kill_jobs: bool, is_json: bool, python: str, ssh_config: 
 @click.option("--detach", is_flag=True, help="Start it, say its name, and leave")
 @evidence_option
 @no_evidence_option
+@record_option
+@read_only_option
 @click.option("--headless", is_flag=True, help="No screen: lines on stderr, a summary on stdout")
 @json_option
 @reaches
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: bool, detach: bool, **job: Any) -> None:
     """Start COMMAND under torchrun on a host, and watch it: `run --host gpu1 -- train.py --epochs 3`."""
-    evidence_dir = evidence_place(job.pop("evidence_dir"), keeps_none=job.pop("keeps_none"))
+    options = session_options(**{name: job[name] for name in SESSION_OPTIONS})
     command = check_command(tuple(job["command"]))
     request = RunRequest(
         command=command,
@@ -150,7 +144,7 @@ def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: boo
         place = link.bring_up()
         if place.is_new:
             print_line(f"rankdeck: the agent on {host} is up (pid {place.pid})")
-        session = RemoteSession(link, request, evidence_dir)
+        session = RemoteSession(link, request, options)
         if detach:
             asyncio.run(_start(session))
             print_line(session.farewell())
@@ -166,16 +160,18 @@ def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: boo
 @host_option
 @evidence_option
 @no_evidence_option
+@record_option
+@read_only_option
 @click.option("--headless", is_flag=True, help="No screen: lines on stderr until the job ends, a summary on stdout")
 @json_option
 @reaches
-def attach(*, host: str, headless: bool, is_json: bool, python: str, ssh_config: str, **kept: Any) -> None:
+def attach(*, host: str, headless: bool, is_json: bool, python: str, ssh_config: str, **how: Any) -> None:
     """Watch the job of a host, whoever has started it."""
-    place = evidence_place(**kept)
+    options = session_options(**how)
     with link_to(host, python, ssh_config) as link:
         link.connect()
         link.find()
-        _present(RemoteSession(link, None, place), is_json=is_json, is_headless=headless)
+        _present(RemoteSession(link, None, options), is_json=is_json, is_headless=headless)
 
 
 @click.command()
@@ -217,116 +213,7 @@ def stacks(*, job_id: str, host: str, is_json: bool, python: str, ssh_config: st
     click.echo("\n".join(line.text for line in picture_lines(picture, is_whole=how["is_whole"])))
 
 
-@click.command()
-@click.argument("job_id", metavar="JOB")
-@host_option
-@click.option("--now", is_flag=True, help="SIGTERM at once, without an agreed step and a checkpoint")
-@json_option
-@reaches
-def stop(*, job_id: str, host: str, now: bool, is_json: bool, python: str, ssh_config: str) -> None:
-    """End a job in an orderly way: a step and a checkpoint if it can, else SIGTERM, then SIGKILL."""
-
-    async def ask(session: Session) -> None:
-        await session.fleet.stop(job_id, is_agreed=not now)
-
-    _end(link_to(host, python, ssh_config), job_id, ask, is_json=is_json)
-
-
-@click.command()
-@click.argument("job_id", metavar="JOB")
-@host_option
-@json_option
-@reaches
-def kill(*, job_id: str, host: str, is_json: bool, python: str, ssh_config: str) -> None:
-    """End every process of a job at once."""
-
-    async def ask(session: Session) -> None:
-        await session.fleet.kill(job_id)
-
-    _end(link_to(host, python, ssh_config), job_id, ask, is_json=is_json)
-
-
-@click.command()
-@click.argument("kind", type=click.Choice([kind.value for kind in FaultKind]))
-@host_option
-@click.option("--job", "job_id", default="", help="Id of the job [the one that runs there]")
-@click.option("--rank", type=click.IntRange(min=0), required=True, help="Global rank")
-@click.option("--at-step", type=click.IntRange(min=0), help="Strike at this step [now, or at the next step]")
-@click.option(
-    "--factor",
-    type=click.FloatRange(1, 1000),
-    help=f"For slow: how many times as long a step takes [{DEFAULT_SLOW_FACTOR:g}]; 1 heals",
-)
-@click.option(
-    "--for", "duration_s", type=click.FloatRange(0, 3600, min_open=True), help=f"For gil: seconds [{DEFAULT_HOLD_S:g}]"
-)
-@json_option
-@reaches
-def fault(*, host: str, kind: str, job_id: str, is_json: bool, python: str, ssh_config: str, **how: Any) -> None:
-    """Do harm to one rank of a job that allows it (`run --allow-faults`), to see what follows."""
-    wanted = make_fault(FaultKind(kind), **how)
-    with link_to(host, python, ssh_config) as link:
-        if job_id:
-            check_job_id(job_id)
-        link.connect()
-        link.find()
-        job_id = asyncio.run(_inject(RemoteSession(link), host, job_id, wanted))
-    if is_json:
-        print_json({"host": host, "job_id": job_id, "kind": kind, "rank": wanted.rank, "at_step": wanted.at_step})
-    else:
-        click.echo(f"job {job_id} on {host}: rank {wanted.rank} {told(wanted)}")
-
-
-async def _inject(session: RemoteSession, host: str, job_id: str, wanted: Fault) -> str:
-    """Do harm to a rank of a job, or of the only one that runs; return the job's id."""
-    try:
-        await session.connect()
-        fleet = session.session.fleet
-        if not job_id:
-            job_id = only_running_job(await fleet.report(host))
-        await fleet.inject(host, job_id, wanted)
-        return job_id
-    finally:
-        await session.close()
-
-
-HOST_VERBS = (up, run, attach, status, stacks, stop, kill, fault, down)
-
-
-def _end(link: HostLink, job_id: str, ask: Callable[[Session], Any], *, is_json: bool) -> None:
-    with link:
-        check_job_id(job_id)
-        link.connect()
-        link.find()
-        state = asyncio.run(_wait_for_end(RemoteSession(link), link.host, job_id, ask))
-    if is_json:
-        print_json({"host": link.host, "job_id": job_id, "state": state.value})
-    else:
-        click.echo(f"job {job_id} on {link.host}: {state.value}")
-
-
-async def _wait_for_end(session: RemoteSession, host: str, job_id: str, ask: Callable[[Session], Any]) -> JobState:
-    """Ask for a job's end, and return how it stands once it has come."""
-    try:
-        await session.connect()
-        await ask(session.session)
-        deadline_s = time.monotonic() + END_PATIENCE_S
-        said: JobState | None = None
-        while True:
-            report = await session.session.fleet.report(host)
-            state = next((job.state for job in report.jobs if job.job_id == job_id), JobState.STOPPED)
-            if state in ENDED_STATES:
-                return state
-            if state is not said:
-                print_line(f"rankdeck: job {job_id} is {state.value}")
-                said = state
-            if time.monotonic() > deadline_s:
-                raise AppError(
-                    f"job {job_id} has not ended in {END_PATIENCE_S:.0f} s", f"rankdeck kill {job_id} --host {host}"
-                )
-            await asyncio.sleep(POLL_S)
-    finally:
-        await session.close()
+HOST_VERBS = (up, run, attach, status, stacks, down)
 
 
 async def _take_stacks(session: RemoteSession, job_id: str, *, is_native: bool) -> StackPicture:

@@ -46,11 +46,13 @@ class Opening(msgspec.Struct, frozen=True, tag="opening", omit_defaults=True):
     """Of the frames."""
     rankdeck_version: Word
     made_at: Word
-    """When it ends, in UTC: `2026-11-21T03:12:45Z`."""
+    """When it ends, in UTC: `2026-11-21T03:12:45Z`; when it begins, where `is_live`."""
     nodes: Annotated[list[Name], msgspec.Meta(max_length=MAX_NODES)]
     job_id: Name = ""
     why: LongText = ""
     """What made somebody keep it."""
+    is_live: bool = False
+    """It was written as it was heard: nobody knew its end."""
 
 
 class ReportHeard(msgspec.Struct, frozen=True, tag="report"):
@@ -108,12 +110,37 @@ class Recording(msgspec.Struct, frozen=True):
         return self.records[-1].at_s if self.records else 0.0
 
 
+class RecordPacker:
+    """Makes the content of a file, a piece at a time.
+
+    Attributes:
+        num_bytes: How much has been packed, before it was.
+    """
+
+    def __init__(self) -> None:
+        self._packer = zlib.compressobj(level=6, wbits=31)
+        self.num_bytes = 0
+
+    def pack(self, record: Opening | Record) -> bytes:
+        """Return what comes next in the file, often nothing yet; the opening comes first."""
+        body = _encoder.encode(record)
+        self.num_bytes += _LENGTH.size + len(body)
+        return self._packer.compress(_LENGTH.pack(len(body)) + body)
+
+    def settle(self) -> bytes:
+        """Return what makes all records so far readable, whatever becomes of the file."""
+        return self._packer.flush(zlib.Z_SYNC_FLUSH)
+
+    def finish(self) -> bytes:
+        """Return the end of the file."""
+        return self._packer.flush()
+
+
 def encode_recording(opening: Opening, records: Iterable[Record]) -> bytes:
     """Return the content of a file."""
-    packer = zlib.compressobj(level=6, wbits=31)
-    parts = [packer.compress(_framed(opening))]
-    parts += [packer.compress(_framed(record)) for record in records]
-    return b"".join((*parts, packer.flush()))
+    packer = RecordPacker()
+    parts = [packer.pack(opening), *(packer.pack(record) for record in records)]
+    return b"".join((*parts, packer.finish()))
 
 
 def decode_recording(content: bytes, wire_version: int) -> Recording:
@@ -150,11 +177,6 @@ def decode_recording(content: bytes, wire_version: int) -> Recording:
         at_s = max(at_s, record.at_s)
         records.append(record if record.at_s == at_s else msgspec.structs.replace(record, at_s=at_s))
     return Recording(opening, records, is_cut or pieces.is_cut)
-
-
-def _framed(record: Opening | Record) -> bytes:
-    body = _encoder.encode(record)
-    return _LENGTH.pack(len(body)) + body
 
 
 class _Pieces:

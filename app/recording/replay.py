@@ -33,6 +33,7 @@ class Replay:
     watched_job = ""
     leaving = "a recording is left as it was"
     can_inject = False
+    control = None
     told_of_evidence = ()
 
     def __init__(

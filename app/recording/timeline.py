@@ -50,7 +50,8 @@ def verdict_key(verdict: Verdict) -> tuple[object, ...]:
 def clock_text(recording: Recording, at_s: float) -> str:
     """Return when a moment of a recording was, in UTC: `03:12:34Z`; empty where the recording does not tell."""
     try:
-        end = datetime.fromisoformat(recording.opening.made_at)
-        return f"{end - timedelta(seconds=recording.length_s - at_s):%H:%M:%S}Z"
+        made_at = datetime.fromisoformat(recording.opening.made_at)
+        behind_s = at_s if recording.opening.is_live else at_s - recording.length_s
+        return f"{made_at + timedelta(seconds=behind_s):%H:%M:%S}Z"
     except (ValueError, OverflowError):
         return ""

@@ -7,14 +7,25 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.wire.commands import Abort, Command, Commit, GetStatus, InjectFault, Kill, Prepare, Shutdown, Stop
+from agent.wire.commands import (
+    Abort,
+    Command,
+    Commit,
+    GetStatus,
+    InjectFault,
+    Kill,
+    Prepare,
+    PrepareAgain,
+    Shutdown,
+    Stop,
+)
 from agent.wire.logs import LogLine, Logs, PullLogs
 from agent.wire.replies import Accepted, Reply, Status
 from app.errors import AgentRefusedError, AppError, IncompatibleAgentError
 from app.roads.command_road import taken
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from agent.wire.jobs import JobSpec
     from agent.wire.reports import NodeReport
@@ -42,10 +53,26 @@ class Fleet:
             AgentUnreachableError: A node did not answer; those that do have forgotten or killed the job. The hint
                 names those on which it may have begun to run and that cannot be told to end it.
         """
-        start = _Start(self, next(iter(specs.values())).job_id)
+        start = _Start(self, next(iter(specs.values())).job_id, Abort)
+        await self._start(start, {node: Prepare(spec) for node, spec in specs.items()})
+
+    async def start_again(self, commands: Mapping[str, PrepareAgain]) -> None:
+        """Start the next attempt of a job that has ended, all or nothing, as `start` does.
+
+        Args:
+            commands: By node, the one with node rank 0 first; it chooses the port unless the job has a fixed one.
+
+        Raises:
+            AgentRefusedError: A node refused; those that had prepared the attempt have stopped it.
+            AgentUnreachableError: See `start`.
+        """
+        start = _Start(self, next(iter(commands.values())).job_id, _stop_at_once)
+        await self._start(start, commands)
+
+    async def _start(self, start: _Start, commands: Mapping[str, Prepare | PrepareAgain]) -> None:
         failure: AppError | None = None
         try:
-            await start.run(specs)
+            await start.run(commands)
         except AppError as error:
             failure = error
             raise
@@ -54,9 +81,9 @@ class Fleet:
             if failure and left:
                 failure.hint = f"job {start.job_id} may run on {', '.join(left)}: look with rankdeck status"
 
-    async def stop(self, job_id: str, *, is_agreed: bool = True) -> None:
-        """End a job in an orderly way, on all nodes; returns when they have agreed to, not when it has ended."""
-        await self._ask_all(list(self._roads), Stop(job_id, is_agreed))
+    async def stop(self, job_id: str, nodes: Sequence[str] | None = None, *, is_agreed: bool = True) -> None:
+        """End a job in an orderly way; returns when the nodes have agreed to, not when it has ended."""
+        await self._ask_all(list(nodes or self._roads), Stop(job_id, is_agreed))
 
     async def report(self, node: str) -> NodeReport:
         """Return what a node says of itself, now."""
@@ -112,17 +139,19 @@ class Fleet:
 class _Start:
     """One start of a job: which nodes may hold it, and how they are rid of it."""
 
-    def __init__(self, fleet: Fleet, job_id: str) -> None:
+    def __init__(self, fleet: Fleet, job_id: str, take_back: Callable[[str], Command]) -> None:
+        """`take_back` makes the command that undoes what is only prepared."""
         self.job_id = job_id
         self._fleet = fleet
+        self._take_back = take_back(job_id)
         self._asked: list[str] = []
         self._is_committing = False
 
-    async def run(self, specs: Mapping[str, JobSpec]) -> None:
-        (first, first_spec), *others = specs.items()
-        port = await self._prepare(first, first_spec)
-        for node, spec in others:
-            await self._prepare(node, msgspec.structs.replace(spec, master_port=port))
+    async def run(self, commands: Mapping[str, Prepare | PrepareAgain]) -> None:
+        (first, first_command), *others = commands.items()
+        port = await self._prepare(first, first_command)
+        for node, command in others:
+            await self._prepare(node, _with_port(command, port))
         self._is_committing = True
         commits = (self._ask(node, Commit(self.job_id)) for node in self._asked)
         for result in await asyncio.gather(*commits, return_exceptions=True):
@@ -135,7 +164,7 @@ class _Start:
         left = []
         # A node has either prepared the job or begun to run it. Before the first commit only an earlier job of the
         # same id can run, on a node whose reply was lost: that one is left alone.
-        for command in (Abort(self.job_id), Kill(self.job_id))[: 1 + self._is_committing]:
+        for command in (self._take_back, Kill(self.job_id))[: 1 + self._is_committing]:
             asked = (self._fleet.ask(node, command) for node in self._asked)
             results = await asyncio.gather(*asked, return_exceptions=True)
             left = [
@@ -145,15 +174,26 @@ class _Start:
             ]
         return left if self._is_committing else []
 
-    async def _prepare(self, node: str, spec: JobSpec) -> int:
+    async def _prepare(self, node: str, command: Prepare | PrepareAgain) -> int:
         self._asked.append(node)  # before it is asked: a reply that is lost leaves a job prepared
         try:
-            reply = await self._ask(node, Prepare(spec))
+            reply = await self._ask(node, command)
         except AgentRefusedError:
             self._asked.remove(node)
             raise
-        return reply.master_port if isinstance(reply, Accepted) else spec.master_port
+        return reply.master_port if isinstance(reply, Accepted) else 0
 
     async def _ask(self, node: str, command: Command) -> Reply:
         # A cancelled exchange would leave its reply on the road, to be taken for that of the next command.
         return await asyncio.shield(self._fleet.ask(node, command))
+
+
+def _with_port(command: Prepare | PrepareAgain, port: int) -> Prepare | PrepareAgain:
+    if isinstance(command, Prepare):
+        return msgspec.structs.replace(command, spec=msgspec.structs.replace(command.spec, master_port=port))
+    return msgspec.structs.replace(command, master_port=port)
+
+
+def _stop_at_once(job_id: str) -> Stop:
+    # Aborted, the node would forget of what the job is made, and it could not be started once more.
+    return Stop(job_id, is_agreed=False)

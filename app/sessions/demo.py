@@ -17,7 +17,10 @@ import msgspec
 from agent.wire.jobs import JobSpec
 from app.errors import SessionError, UsageError
 from app.sessions.live import LiveSession
+from app.sessions.options import SessionOptions  # noqa: TC001 - msgspec looks at it
 from app.sessions.private_agents import PrivateAgents
+from app.sessions.session import DEFAULT_OPTIONS
+from app.sessions.shares import even_shares
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,8 +49,8 @@ class DemoOptions(msgspec.Struct, frozen=True):
     fault: Fault | None = None
     port: int = 0
     """Rendezvous port on loopback; 0 takes a free one."""
-    evidence_dir: Path | None = None
-    """Keep evidence of incidents there; None keeps none, and leaves nothing behind."""
+    session: SessionOptions = DEFAULT_OPTIONS
+    """Unless evidence or a recording is wanted, nothing is left behind."""
 
 
 def check_options(options: DemoOptions) -> None:
@@ -94,16 +97,29 @@ class Demo(LiveSession):
     title = "rankdeck demo"
     watched_job = JOB_ID
     leaving = "the session ends what it started"
-    can_inject = True
 
     def __init__(self, options: DemoOptions) -> None:
+        """Make the directories of the agents; nothing runs yet.
+
+        Raises:
+            SessionError: They cannot be made, or see `Session`; nothing is left of them.
+        """
         self._options = options
         num_nodes = min(NUM_NODES, options.num_ranks)
         self._nodes = [f"demo-{index}" for index in range(num_nodes)]
         self._agents = PrivateAgents(self._nodes)
         self._agents.make_directories()
         notices = environment_notes(options.num_ranks)
-        super().__init__(self._agents.directories, options.evidence_dir, notices)
+        try:
+            super().__init__(self._agents.directories, options.session, notices)
+        except SessionError:
+            self._agents.remove_directories()
+            raise
+
+    @property
+    def can_inject(self) -> bool:
+        """True unless only looking is allowed."""
+        return not self.is_read_only
 
     async def start(self) -> None:
         """Start the agents, then the job on them.
@@ -132,8 +148,8 @@ class Demo(LiveSession):
         first_rank = 0
         # One directory, and one command, for all nodes: they are one machine.
         command = self._command(self._agents.directories[self._nodes[0]] / "work" / "checkpoints")
-        for node_rank, node in enumerate(self._nodes):
-            share = -(-(options.num_ranks - first_rank) // (len(self._nodes) - node_rank))
+        shares = even_shares(options.num_ranks, len(self._nodes))
+        for node_rank, (node, share) in enumerate(zip(self._nodes, shares, strict=True)):
             workdir = self._agents.directories[node] / "work"
             specs[node] = JobSpec(
                 job_id=JOB_ID,

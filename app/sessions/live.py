@@ -7,6 +7,7 @@ import time
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from app.errors import UsageError
 from app.sessions.session import Session
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from agent.wire.logs import LogLine
     from app.event_log import EventLog
     from app.history import History
+    from app.sessions.control import JobControl
+    from app.sessions.options import SessionOptions
     from app.stacks.groups import NodeStacks
     from app.view import View
     from ddpcore.wire import Fault
@@ -26,15 +29,27 @@ class LiveSession:
 
     player = None
 
-    def __init__(self, directories: Mapping[str, Path], evidence_dir: Path | None, notices: list[str]) -> None:
+    def __init__(
+        self,
+        directories: Mapping[str, Path],
+        options: SessionOptions,
+        notices: list[str],
+    ) -> None:
         """Over agents by their directories; `notices` are the first sentences about it.
 
-        With an `evidence_dir`, evidence of each incident is kept there.
+        Raises:
+            SessionError: See `Session`.
         """
-        self.session = Session(directories, sys.executable, evidence_dir)
+        self.is_read_only = options.is_read_only
+        self.session = Session(directories, sys.executable, options)
         """What is seen and done; after `Session.connect`."""
         self.started_at_s = time.monotonic()
         self._notices = notices
+
+    @property
+    def control(self) -> JobControl | None:
+        """What acts on the job; None where only looking is allowed."""
+        return None if self.is_read_only else self.session.control
 
     @property
     def stall_s(self) -> float:
@@ -77,7 +92,13 @@ class LiveSession:
         return self.session.told_of_evidence
 
     async def inject(self, fault: Fault) -> str:
-        """Do harm to a rank; see `Session.inject`."""
+        """Do harm to a rank; see `Session.inject`.
+
+        Raises:
+            UsageError: Only looking is allowed.
+        """
+        if self.is_read_only:
+            raise UsageError("this console only looks on", "open it without --read-only")
         return await self.session.inject(fault)
 
     async def stacks(self, *, is_native: bool) -> list[NodeStacks]:

@@ -11,12 +11,12 @@ from app.errors import AgentRefusedError, HostUnreachableError
 from app.headless import is_over
 from app.sessions.live import LiveSession
 from app.sessions.remote_job import job_spec
+from app.sessions.session import DEFAULT_OPTIONS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from agent.wire.jobs import JobSpec
     from agent.wire.reports import NodeReport
+    from app.sessions.options import SessionOptions
     from app.sessions.remote_job import RunRequest
     from app.ssh.host_link import HostLink
     from app.view import View
@@ -30,14 +30,20 @@ POLL_S = 0.1
 class RemoteSession(LiveSession):
     """A session over an agent that a `HostLink` has found. Closing it closes the link; agent and job live on."""
 
-    def __init__(self, link: HostLink, request: RunRequest | None = None, evidence_dir: Path | None = None) -> None:
+    def __init__(
+        self,
+        link: HostLink,
+        request: RunRequest | None = None,
+        options: SessionOptions = DEFAULT_OPTIONS,
+    ) -> None:
         """`request` is started by `start`; without one there is a job already, or none.
 
-        With an `evidence_dir`, evidence of each incident is kept there.
+        Raises:
+            SessionError: See `Session`.
         """
         self._link = link
         self._request = request
-        super().__init__({link.host: link.directory}, evidence_dir, [])
+        super().__init__({link.host: link.directory}, options, [])
         self._job_id = ""
         self._own_job_id = ""
         self._is_certain = True
@@ -120,7 +126,7 @@ class RemoteSession(LiveSession):
         if job is not None and self._own_job_id in {"", job.job_id}:
             self._job_id = job.job_id
             self._is_ended = is_over(view)
-            self.can_inject = job.allow_faults
+            self.can_inject = job.allow_faults and not self.is_read_only
         if self._is_open and not self._link.is_alive:
             raise HostUnreachableError(self._link.host, "the connection is lost", self._way_back())
         return view

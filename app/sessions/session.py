@@ -20,26 +20,32 @@ from app.errors import AppError, IncompatibleAgentError, UsageError
 from app.event_log import EventLog
 from app.evidence.collecting import Answers, ask_agents, put_together
 from app.evidence.keeper import EvidenceKeeper
+from app.evidence.masking import masked
 from app.faults import told
 from app.history import History
 from app.model.cluster import Cluster
 from app.recording.past import Past
+from app.recording.recorder import Recorder
 from app.recording.records import LinesHeard, NoticeHeard, ReportHeard, StacksHeard
 from app.roads.command_road import open_local_road
 from app.roads.fleet import Fleet
 from app.roads.stack_road import fetch_stacks, trouble_text
 from app.roads.telemetry import Telemetry
+from app.sessions.control import JobControl
+from app.sessions.options import SessionOptions
 from app.stacks.groups import NodeStacks
 from app.view import View
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from agent.wire.jobs import JobSpec
     from app.evidence.bundle import Evidence
+    from app.recording.records import Record
     from ddpcore.wire import Fault
 
+DEFAULT_OPTIONS = SessionOptions()
 LOG_PERIOD_S = 0.2
 """Between two looks at whether a node has new log lines: below what a reader notices."""
 MAX_PRINTED_BYTES = 4 * 2**20
@@ -54,8 +60,12 @@ class Session:
     `view` and `drain_logs` are called from the frame loop and never block; the coroutines run on the same loop.
     """
 
-    def __init__(self, directories: Mapping[str, Path], python: str, evidence_dir: Path | None = None) -> None:
-        """With an `evidence_dir`, evidence of each incident is kept there; `python` runs the agent's verbs."""
+    def __init__(self, directories: Mapping[str, Path], python: str, options: SessionOptions = DEFAULT_OPTIONS) -> None:
+        """`python` runs the agent's verbs.
+
+        Raises:
+            SessionError: What is heard cannot be recorded where it should be.
+        """
         self._directories = dict(directories)
         self._python = python
         self._cluster = Cluster(list(self._directories))
@@ -63,14 +73,17 @@ class Session:
         self._diagnoser = Diagnoser(self._thresholds)
         self._telemetry = Telemetry({node: path / TELEMETRY_SOCKET for node, path in self._directories.items()})
         self._fleet = Fleet({})
+        self.control = JobControl(lambda: self._fleet, list(self._directories), self.tell_done)
+        """Acts on the jobs; after `connect`."""
         self.events = EventLog()
         """What has happened while this session looked on."""
         self.history = History()
         """How the figures of its jobs went meanwhile."""
         self._past = Past()
         self._printed = Past(max_age_s=math.inf, max_bytes=MAX_PRINTED_BYTES)
-        self._evidence_dir = evidence_dir
+        self._evidence_dir = options.evidence_dir
         self._keeper: EvidenceKeeper | None = None
+        self._recorder = Recorder(options.recording, list(self._directories), masked) if options.recording else None
         self._log_lines: deque[tuple[str, LogLine]] = deque(maxlen=MAX_WAITING_LINES)
         self._log_cursor: dict[str, tuple[str, int]] = {}
         self._log_wanted: dict[str, tuple[str, int]] = {}
@@ -113,7 +126,7 @@ class Session:
         for node, report, received_at_s, frame in self._telemetry.drain():
             self._cluster.apply(node, report, received_at_s)
             self._log_wanted[node] = (report.epoch, report.log_seq)
-            self._past.add(ReportHeard(received_at_s, node, frame))
+            self._keep(ReportHeard(received_at_s, node, frame))
         now_s = time.monotonic()
         diagnosis = self._diagnoser.observe(self._cluster, now_s)
         if self._keeper is not None:
@@ -136,7 +149,8 @@ class Session:
 
     def drain_notices(self) -> list[str]:
         """Return sentences about what was kept since the last call."""
-        return self._keeper.drain_notices() if self._keeper is not None else []
+        keepers = (self._keeper, self._recorder)
+        return [notice for keeper in keepers if keeper is not None for notice in keeper.drain_notices()]
 
     @property
     def told_of_evidence(self) -> list[str]:
@@ -157,10 +171,14 @@ class Session:
         node = rows[0].node
         await self._fleet.inject(node, job.job_id, fault)
         done = f"rank {fault.rank} on {node} {told(fault)}"
-        now_s = time.monotonic()
-        self._past.add(NoticeHeard(now_s, f"on request: {done}"))
-        self.events.tell(f"on request: {done}", now_s)
+        self.tell_done(done)
         return done
+
+    def tell_done(self, done: str) -> None:
+        """Take a sentence about what a person has done: into the events, and into the evidence of what follows."""
+        now_s = time.monotonic()
+        self._keep(NoticeHeard(now_s, f"on request: {done}"))
+        self.events.tell(f"on request: {done}", now_s)
 
     async def stacks(self, *, is_native: bool, job_id: str = "") -> list[NodeStacks]:
         """Return where the ranks of a job, or of the one that is shown, stand; see `fetch_stacks`.
@@ -172,7 +190,11 @@ class Session:
         wanted = job_id or (job.job_id if job else "")
         if not wanted:
             raise UsageError("there is no job yet")
-        return await fetch_stacks(self._directories, self._python, wanted, is_native=is_native)
+        answers = await fetch_stacks(self._directories, self._python, wanted, is_native=is_native)
+        if self._recorder is not None:
+            for record in _heard(answers):
+                self._recorder.add(record)
+        return answers
 
     async def take_stacks(self, job_id: str, into: Answers) -> None:
         """Take the stacks of a job, or why there are none."""
@@ -180,8 +202,7 @@ class Session:
             answers = await fetch_stacks(self._directories, self._python, job_id, is_native=False)
         except AppError as error:
             answers = [NodeStacks(node, None, trouble_text(error)) for node in self._directories]
-        now_s = time.monotonic()
-        into.stacks = [StacksHeard(now_s, answer.node, answer.stacks, answer.trouble[:4096]) for answer in answers]
+        into.stacks = _heard(answers)
 
     async def ask_agents(self, job_id: str, into: Answers) -> None:
         """Ask the agents for what they remember; see `app.evidence.collecting.ask_agents`."""
@@ -210,6 +231,13 @@ class Session:
             await asyncio.gather(self._log_task, return_exceptions=True)
         await self._fleet.close()
         self._telemetry.close()
+        if self._recorder is not None:
+            await asyncio.to_thread(self._recorder.close)
+
+    def _keep(self, record: Record) -> None:
+        self._past.add(record)
+        if self._recorder is not None:
+            self._recorder.add(record)
 
     async def _follow_logs(self) -> None:
         while True:
@@ -231,8 +259,16 @@ class Session:
             self._log_lines.append((node, gap))
         self._log_lines.extend((node, line) for line in lines)
         if lines:
-            self._printed.add(LinesHeard(time.monotonic(), node, lines))
+            heard = LinesHeard(time.monotonic(), node, lines)
+            self._printed.add(heard)
+            if self._recorder is not None:
+                self._recorder.add(heard)
         return lines[-1].seq if lines else cursor
+
+
+def _heard(answers: Sequence[NodeStacks]) -> list[StacksHeard]:
+    now_s = time.monotonic()
+    return [StacksHeard(now_s, answer.node, answer.stacks, answer.trouble[:4096]) for answer in answers]
 
 
 def gap_line(cursor: int, first_seq: int) -> LogLine | None:

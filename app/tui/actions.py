@@ -21,6 +21,7 @@ class Action(NamedTuple):
         help: A sentence.
         footer: Place in the footer, the lowest stays longest; 0 is not in it.
         is_fault: Only there where faults may be injected.
+        is_control: Only there where something may be done to the job.
         is_replay: Only there where a recording is played.
         in_palette: False for what only makes sense on a key.
     """
@@ -32,6 +33,7 @@ class Action(NamedTuple):
     help: str
     footer: int = 0
     is_fault: bool = False
+    is_control: bool = False
     is_replay: bool = False
     in_palette: bool = True
 
@@ -84,7 +86,7 @@ ACTIONS = (
         "Events",
         "What happened and when: verdicts that came and went, nodes, checkpoints, and what was done.",
     ),
-    Action("app.next_view(1)", "tab", "tab", "Next view", "Go to the next view.", footer=6, in_palette=False),
+    Action("app.next_view(1)", "tab", "tab", "Next view", "Go to the next view.", in_palette=False),
     Action(
         "app.next_view(-1)", "shift+tab", "shift+tab", "Previous view", "Go to the previous view.", in_palette=False
     ),
@@ -122,6 +124,15 @@ ACTIONS = (
         "Stacks",
         "Where every rank stands, frame by frame: identical stacks together, the odd one first.",
         footer=5,
+    ),
+    Action(
+        "app.control",
+        "x",
+        "x",
+        "Stop, restart",
+        "End the job in an orderly way or at once, or start it again, also with other ranks, after asking.",
+        footer=6,
+        is_control=True,
     ),
     Action(
         "app.fault",
@@ -182,5 +193,7 @@ def available(source: ConsoleSource) -> list[Action]:
     return [
         action
         for action in ACTIONS
-        if (source.can_inject or not action.is_fault) and (is_replay or not action.is_replay)
+        if (source.can_inject or not action.is_fault)
+        and (source.control is not None or not action.is_control)
+        and (is_replay or not action.is_replay)
     ]

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from app.tui.line_view import LineView
     from app.tui.source import ConsoleSource
-    from ddpcore.wire import Fault
 
 FRAMES_PER_S = 10
 """Logs move at this rate; above it the eye gains nothing and a slow terminal loses."""
@@ -127,17 +126,17 @@ class Console(App[None]):
     @work
     async def action_fault(self) -> None:
         """Ask which fault to inject, and inject it."""
-        from app.tui.dialogs import FaultScreen, why_no_fault  # noqa: PLC0415 - the first frame does not pay for it
+        from app.tui.acts import ask_for_fault  # noqa: PLC0415
 
         view = self.stage.view
-        why_not = why_no_fault(view, can_inject=self.stage.source.can_inject)
-        if view is None or why_not:
-            self._say(why_not, "warning")
-            return
-        selected = self.query_one(RanksView).follow_culprit(view)
-        fault = await self.push_screen_wait(FaultScreen(self.stage, view.ranks(), selected))
-        if fault is not None:
-            await self._inject(fault)
+        await ask_for_fault(self, self.query_one(RanksView).follow_culprit(view) if view is not None else 0)
+
+    @work
+    async def action_control(self) -> None:
+        """Ask what to do to the job as a whole, and do it."""
+        from app.tui.acts import ask_for_control  # noqa: PLC0415
+
+        await ask_for_control(self)
 
     async def action_quit(self) -> None:
         """End the session and leave; asked again, leave at once."""
@@ -182,16 +181,8 @@ class Console(App[None]):
             if view.display:
                 view.redraw()
 
-    async def _inject(self, fault: Fault) -> None:
-        try:
-            said = await self.stage.source.inject(fault)
-        except AppError as error:
-            self._say(f"{error} {error.hint}".strip(), "error", "Not done")
-        else:
-            self.stage.take_notices([said])
-            self._say(said)
-
-    def _say(self, text: str, severity: SeverityLevel = "information", title: str = "") -> None:
+    def say(self, text: str, severity: SeverityLevel = "information", title: str = "") -> None:
+        """Show a notification."""
         self.notify(self.stage.tellable(text), title=title, severity=severity, markup=False)
 
     async def _leave(self) -> None:

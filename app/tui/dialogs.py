@@ -137,11 +137,11 @@ class FaultScreen(ModalScreen[Fault | None]):
                 OptionList(*ranks, id="fault-ranks", markup=False),
                 id="fault-lists",
             ),
-            Static("", id="fault-sentence", markup=False),
+            Static("", id="fault-sentence", classes="sentence", markup=False),
             Horizontal(
                 Button("Do nothing", id="fault-no", compact=True),
-                Button("Do it", id="fault-yes", variant="error", compact=True),
-                id="fault-buttons",
+                Button("Do it", id="fault-yes", classes="yes", variant="error", compact=True),
+                classes="buttons",
             ),
             classes="dialog",
         )
@@ -166,7 +166,9 @@ class FaultScreen(ModalScreen[Fault | None]):
         process = f", pid {row.pid}," if row.pid is not None else ""
         sentence = f"{harm.question} rank {row.rank}{process} on {row.node}? {harm.effect}."
         self.query_one("#fault-sentence", Static).update(Text(self._shown(sentence)))
-        self.query_one("#fault-yes", Button).label = Text(f"{harm.question} rank {row.rank}")
+        yes = self.query_one("#fault-yes", Button)
+        yes.label = Text(f"{harm.question} rank {row.rank}")
+        yes.refresh(layout=True)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         """Go on to the next question; the last one stands on `Do nothing`."""

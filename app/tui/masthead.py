@@ -132,7 +132,8 @@ class Masthead(LineView):
             if line.width + len(name) + len(value) + 4 < self.size.width:
                 line.put("   ").put(f"{name} ", palette.muted).put(value, palette.ink)
         room = self.size.width - line.width - 4
-        told = "; ".join(filter(None, (job.detail, *job.notes)))
+        control = self.stage.source.control
+        told = "; ".join(filter(None, (control.doing if control is not None else "", job.detail, *job.notes)))
         if told and room > 10:
             line.put("   ").cell(told, min(len(told), room), palette.muted)
         return line

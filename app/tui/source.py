@@ -38,6 +38,30 @@ class Player(Protocol):
         ...
 
 
+class Control(Protocol):
+    """What can be done to a job; each returns a clean sentence about what was done, and raises AppError if it was not.
+
+    The newest wish counts: a stop or a kill takes the place of a restart that still waits for the job's end.
+    """
+
+    @property
+    def doing(self) -> str:
+        """What is under way, in a few clean words; empty while nothing is."""
+        ...
+
+    async def stop(self, job_id: str, *, is_agreed: bool) -> str:
+        """End a job in an orderly way: after a step and a checkpoint where its ranks can, else by SIGTERM."""
+        ...
+
+    async def kill(self, job_id: str) -> str:
+        """End every process of a job."""
+        ...
+
+    async def restart(self, job_id: str, num_ranks: int | None = None, *, is_at_once: bool = False) -> str:
+        """End a job if it still runs, and begin its next attempt with as many ranks, or with `num_ranks`."""
+        ...
+
+
 class ConsoleSource(Protocol):
     """A session as the screen sees it.
 
@@ -53,6 +77,11 @@ class ConsoleSource(Protocol):
     @property
     def player(self) -> Player | None:
         """What plays the recording that is shown; None for what is live."""
+        ...
+
+    @property
+    def control(self) -> Control | None:
+        """What acts on the job; None where only looking is allowed, which takes the action off keys and palette."""
         ...
 
     @property

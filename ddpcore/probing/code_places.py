@@ -8,10 +8,11 @@ import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpcore.probing.stack import CodeRoots
+from ddpcore.probing.stack import MAX_REMEMBERED_FRAMES, CodeRoots, FrameKind, Reading, StackReader
+from ddpcore.wire import Phase, Place
 
 if TYPE_CHECKING:
-    from types import FrameType
+    from types import CodeType, FrameType
 
     from ddpcore.probing.samples import StackLine
 
@@ -19,6 +20,9 @@ MAX_FRAMES = 200
 """Innermost frames looked at: a deep recursion is not walked to its root ten times a second."""
 
 _COLLECTION_CAN_DEADLOCK = sys.version_info < (3, 11, 9)
+
+_SILENT = FrameKind(0, Phase.OTHER, is_user=False, file="", function="")
+"""Of every frame that says nothing, so that most need no look at what they are."""
 
 _OWN = f"{Path(__file__).parents[1]}/"
 _OWN_EXAMPLES = f"{_OWN}examples/"
@@ -59,8 +63,62 @@ def is_own(file: str) -> bool:
 
 def stack_of(thread_id: int) -> list[StackLine]:
     """Return a thread's innermost frames. No frame is kept: it would keep the program's tensors alive."""
+    return _lines(_current_frames().get(thread_id))
+
+
+class StackWalk:
+    """Reads what a thread's stack says, several times a second: what `StackReader.read` says of `stack_of`, for less.
+
+    No line is looked up but the place's, and code that has been met is known by its id, so that nothing of it is
+    touched again: in training all that is touched has to come from memory.
+
+    Args:
+        roots: Where code lies that is not the user's.
+    """
+
+    def __init__(self, roots: CodeRoots) -> None:
+        self._reader = StackReader(roots)
+        self._kinds: dict[int, FrameKind] = {}
+        """By `id()` of the code."""
+        self._met: list[CodeType] = []
+        """Kept alive, or another's code could get the id of one of them."""
+
+    def read(self, thread_id: int) -> Reading:
+        """Return phase and place of a thread. No frame is kept."""
+        innermost = frame = _current_frames().get(thread_id)
+        known = self._kinds.get
+        phase, weight = Phase.OTHER, 0
+        place: Place | None = None
+        for _ in range(MAX_FRAMES):
+            if frame is None:
+                break
+            code = frame.f_code
+            kind = known(id(code)) or self._meet(code)
+            if kind is not _SILENT:
+                heaviness, told, is_user, file, function = kind
+                if heaviness > weight:
+                    weight, phase = heaviness, told
+                if is_user and place is None:
+                    place = Place(file=file, line=frame.f_lineno or 0, function=function)
+            frame = frame.f_back
+        # Where no frame is the user's, all of them are needed to find the program.
+        return Reading(phase, place) if place is not None else self._reader.read(_lines(innermost))
+
+    def _meet(self, code: CodeType) -> FrameKind:
+        if len(self._met) >= MAX_REMEMBERED_FRAMES:
+            self._kinds.clear()
+            self._met.clear()
+        kind = self._reader.kind_of(code.co_filename, code.co_name)
+        if not (kind.weight or kind.is_user):
+            kind = _SILENT
+        self._met.append(code)
+        self._kinds[id(code)] = kind
+        return kind
+
+
+def _lines(frame: FrameType | None) -> list[StackLine]:
+    """Return the lines of a stack, from this frame outwards."""
     stack: list[StackLine] = []
-    frame: FrameType | None = _current_frames().get(thread_id)
     while frame is not None and len(stack) < MAX_FRAMES:
         code = frame.f_code
         stack.append((code.co_filename, frame.f_lineno or 0, code.co_name))

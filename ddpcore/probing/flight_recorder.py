@@ -23,6 +23,7 @@ _DUMPS = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}
 """Recorder's name -> function of `torch._C._distributed_c10d`, called with (include_collectives, only_active)."""
 
 _Dump = Callable[[bool, bool], bytes | str]
+_Positions = dict[CounterKey, tuple[int, int]]
 
 
 class _Entry(msgspec.Struct, gc=False):
@@ -52,40 +53,62 @@ class _Trace(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Trace, strict=False)
 
 
+class _Ring:
+    """One of torch's recorders."""
+
+    __slots__ = ("_counters", "_dump", "_name", "_status")
+
+    def __init__(self, name: str, dump: _Dump) -> None:
+        self._name = name
+        self._dump = dump
+        self._status: bytes | str | None = None
+        self._counters: _Positions = {}
+
+    def counters(self) -> _Positions:
+        status = self._dump(False, False)  # noqa: FBT003 - C++ takes its two flags by place
+        if status != self._status:
+            self._status, self._counters = status, _counters(self._name, _decode(status))
+        return self._counters
+
+    def dump(self) -> tuple[list[RecorderEntry], _Positions]:
+        name = self._name
+        trace = _decode(self._dump(True, False))  # noqa: FBT003 - by place, as above
+        return [_entry(name, entry) for entry in trace.entries if entry.process_group], _counters(name, trace)
+
+
 class FlightRecorder:
     """Reads what torch records of this process's collectives. Any thread may call; nothing blocks."""
 
     def __init__(self) -> None:
         c10d = getattr(torch._C, "_distributed_c10d", None)  # noqa: SLF001 - there is no public recorder
         found = {name: getattr(c10d, function, None) for name, function in _DUMPS.items()}
-        self._dumps: dict[str, _Dump] = {name: dump for name, dump in found.items() if dump is not None}
+        self._rings = [_Ring(name, dump) for name, dump in found.items() if dump is not None]
+        self._c10d: Any = None
         self._default_group: weakref.ref[Any] | None = None
         self._num_openings = 0
-        self._last: dict[str, tuple[bytes | str, dict[CounterKey, tuple[int, int]]]] = {}
 
     @property
     def is_available(self) -> bool:
         """False when this torch has no recorder: only stacks tell what a rank does."""
-        return bool(self._dumps)
+        return bool(self._rings)
 
     def counters(self) -> Counters:
         """Return (enqueued, completed) per group: 4 us, whatever the ring holds."""
-        if len(self._dumps) == 1:
-            ((name, dump),) = self._dumps.items()
-            return self._status(name, dump)
-        merged: dict[CounterKey, tuple[int, int]] = {}
-        for name, dump in self._dumps.items():
-            merged.update(self._status(name, dump))
+        if len(self._rings) == 1:
+            return self._rings[0].counters()
+        merged: _Positions = {}
+        for ring in self._rings:
+            merged.update(ring.counters())
         return merged
 
     def dump(self) -> RecorderDump:
-        """Return everything in the rings, oldest entry first: 0.6 ms with 64 entries."""
+        """Return everything in the rings, oldest entry first: 0.5 ms with 64 entries, 0.8 ms beside training."""
         entries: list[RecorderEntry] = []
-        counters: dict[CounterKey, tuple[int, int]] = {}
-        for name, dump in self._dumps.items():
-            trace = _decode(dump(True, False))  # noqa: FBT003 - C++ takes its two flags by place
-            counters.update(_counters(name, trace))
-            entries += [_entry(name, entry) for entry in trace.entries if entry.process_group]
+        counters: _Positions = {}
+        for ring in self._rings:
+            more, positions = ring.dump()
+            entries += more
+            counters.update(positions)
         return RecorderDump(entries, counters)
 
     def members(self) -> dict[str, GroupMembers]:
@@ -93,7 +116,7 @@ class FlightRecorder:
 
         The recorder's own `pg_config` is empty on gloo.
         """
-        world = _world()
+        world = self._world()
         members: dict[str, GroupMembers] = {}
         try:
             for group, name in list(world.pg_names.items()):
@@ -108,29 +131,20 @@ class FlightRecorder:
 
     def has_process_group(self) -> bool:
         """Say whether `init_process_group` has made the default group."""
-        return getattr(_world(), "_default_pg", None) is not None
+        return getattr(self._world(), "_default_pg", None) is not None
 
     def num_openings(self) -> int:
         """Return how many default groups have been seen, one after another; a reference to none of them is kept."""
-        group = getattr(_world(), "_default_pg", None)
+        group = getattr(self._world(), "_default_pg", None)
         if group is not None and (self._default_group is None or self._default_group() is not group):
             self._default_group = weakref.ref(group)
             self._num_openings += 1
         return self._num_openings
 
-    def _status(self, name: str, dump: _Dump) -> dict[CounterKey, tuple[int, int]]:
-        text = dump(False, False)  # noqa: FBT003 - C++ takes its two flags by place
-        last = self._last.get(name)
-        if last is not None and last[0] == text:
-            return last[1]
-        counters = _counters(name, _decode(text))
-        self._last[name] = (text, counters)
-        return counters
-
-
-def _world() -> Any:
-    c10d = getattr(getattr(torch, "distributed", None), "distributed_c10d", None)
-    return getattr(c10d, "_world", None)
+    def _world(self) -> Any:
+        if self._c10d is None:
+            self._c10d = getattr(getattr(torch, "distributed", None), "distributed_c10d", None)
+        return getattr(self._c10d, "_world", None)
 
 
 def _decode(text: bytes | str) -> _Trace:
@@ -140,7 +154,7 @@ def _decode(text: bytes | str) -> _Trace:
         return _Trace()
 
 
-def _counters(name: str, trace: _Trace) -> dict[CounterKey, tuple[int, int]]:
+def _counters(name: str, trace: _Trace) -> _Positions:
     return {
         (name, group): (status.last_enqueued_collective, status.last_completed_collective)
         for group, status in trace.pg_status.items()

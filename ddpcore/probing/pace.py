@@ -58,7 +58,7 @@ class Pace:
 
     def begin_sample(self, now_s: float) -> None:
         """Plan the next sample, whatever becomes of this one."""
-        self._sample_due_s = now_s + self._tick_s()
+        self._sample_due_s = now_s + TICK_S
         self._second_look_s = math.inf
 
     def end_sample(self, now_s: float, wall_s: float, *, is_pending: bool, is_waiting: bool) -> None:
@@ -70,8 +70,8 @@ class Pace:
             is_pending: Something is called and not over.
             is_waiting: It is known to be a wait.
         """
-        to_beat_s = SLOW_BEAT_S - wall_s % SLOW_BEAT_S
-        self._sample_due_s = now_s + min(WAITING_TICK_S if is_waiting else self._tick_s(), to_beat_s + BEAT_SLACK_S)
+        to_beat_s = SLOW_BEAT_S - wall_s % SLOW_BEAT_S + BEAT_SLACK_S
+        self._sample_due_s = now_s + (min(WAITING_TICK_S, to_beat_s) if is_waiting else self._tick_s(to_beat_s))
         self._second_look_s = now_s + SECOND_LOOK_S if is_pending and not is_waiting else math.inf
 
     def reported(self, now_s: float) -> None:
@@ -86,8 +86,17 @@ class Pace:
         """Return the time until there is something to do."""
         return max(0.0, min(self._sample_due_s, self._second_look_s) - now_s)
 
-    def _tick_s(self) -> float:
-        return self._random.uniform(TICK_S - TICK_SPREAD_S, TICK_S + TICK_SPREAD_S)
+    def _tick_s(self, to_beat_s: float) -> float:
+        """Return the time to the next sample of a rank that works: it goes up to a beat, and never past it."""
+        shortest_s, longest_s = TICK_S - TICK_SPREAD_S, TICK_S + TICK_SPREAD_S
+        if to_beat_s <= longest_s:
+            return to_beat_s
+        if to_beat_s < 2 * longest_s:
+            # Two ticks lead up to the beat; both are whole ones where that can be, since a short one costs as much.
+            shortest_s, longest_s = max(shortest_s, to_beat_s - longest_s), min(longest_s, to_beat_s - shortest_s)
+            if shortest_s >= longest_s:
+                return to_beat_s / 2
+        return shortest_s + (longest_s - shortest_s) * self._random.random()
 
 
 def beat_of(wall_s: float) -> int:

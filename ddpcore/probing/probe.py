@@ -14,18 +14,18 @@ from __future__ import annotations
 import atexit
 import os
 import select
-import socket
 import threading
 import time
 from typing import TYPE_CHECKING, SupportsFloat, assert_never
 
 from ddpcore.errors import UnknownPhaseError
-from ddpcore.probing.code_places import stack_of
+from ddpcore.probing.code_places import StackWalk, stack_of
 from ddpcore.probing.faults import StepFaults, pause, strike
 from ddpcore.probing.gpu_memory import GpuMemory
 from ddpcore.probing.optimizer_steps import OptimizerSteps
 from ddpcore.probing.pace import Pace, beat_of
 from ddpcore.probing.rank_state import RankIdentity, RankState
+from ddpcore.probing.report_socket import ReportSocket
 from ddpcore.probing.request_socket import RequestSocket
 from ddpcore.probing.samples import Sample, StepMark
 from ddpcore.probing.stack_dump import StackDumps
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ddpcore.env import ProbeEnv, TorchrunEnv
-    from ddpcore.probing.samples import BarrierMark, Recorder, TrainingMark
+    from ddpcore.probing.samples import BarrierMark, Recorder, StackLine, TrainingMark
     from ddpcore.probing.stack import CodeRoots
     from ddpcore.wire import GpuMemoryReport, ProbeRequest
 
@@ -110,14 +110,13 @@ class Probe:
                 job_id=env.job_id,
                 attempt=env.attempt,
             ),
-            roots,
             recorder_missing=not recorder.is_available,
         )
-        self._inbox = env.inbox
-        self._out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        self._out = ReportSocket(env.inbox)
         self._requests = RequestSocket(env.request_dir, torchrun.rank)
         self._stacks = StackDumps(self._requests.directory, torchrun.rank, roots)
         self._main_thread_id = threading.main_thread().ident or 0
+        self._walk = StackWalk(roots)
         # Between ticks the thread sleeps in poll(): a request wakes it, and so does the end of the process.
         self._ending = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wakes = select.poll()
@@ -219,19 +218,21 @@ class Probe:
         if self._pace.is_sample_due(now_s):
             return True
         self._pace.looked_again()
-        return self._state.still_pends(self._recorder.counters(), (marks.barrier, *marks.firsts))
+        return not self._state.has_stepped(marks.step) and self._state.still_pends(
+            self._recorder.counters(), (marks.barrier, *marks.firsts)
+        )
 
     def _tick(self, now_s: float, *, is_last: bool) -> None:
         """Take one sample, and send a report if one is due."""
         self._pace.begin_sample(now_s)
         wall_s = time.time()  # noqa: TID251 - the clock that the recorder and the ranks beside us share
-        state, step, stack = self._state, marks.step, stack_of(self._main_thread_id)
+        state, step, reading = self._state, marks.step, self._walk.read(self._main_thread_id)
         has_process_group = self._recorder.has_process_group()
         state.observe(
             Sample(
                 now_s=now_s,
                 counters=self._recorder.counters(),
-                stack=stack,
+                reading=reading,
                 has_process_group=has_process_group,
                 num_openings=self._recorder.num_openings(),
                 step=step,
@@ -243,7 +244,10 @@ class Probe:
                 training=marks.training,
                 gpu_memory=marks.gpu_memory,
                 oddities=self._surroundings.look(
-                    now_s, stack, has_process_group=has_process_group, num_steps=step.steps_done if step else 0
+                    now_s,
+                    self._main_stack,
+                    has_process_group=has_process_group,
+                    num_steps=step.steps_done if step else 0,
                 ),
                 beat=beat_of(wall_s),
             )
@@ -252,27 +256,26 @@ class Probe:
             began_s = time.thread_time()
             dump, members = self._recorder.dump(), self._recorder.members()
             state.learn(dump, members, cost_s=time.thread_time() - began_s)
-        self._pace.end_sample(now_s, wall_s, is_pending=state.is_pending, is_waiting=state.is_waiting)
+        is_waiting = state.is_waiting
+        self._pace.end_sample(now_s, wall_s, is_pending=state.is_pending, is_waiting=is_waiting)
         if self._stacks.is_wanted:
             self._stacks.write(self._recorder.dump(), (marks.barrier, *marks.firsts))
-        if not (self._pace.is_report_due(now_s) or state.is_waiting != self._was_waiting or is_last):
+        if not (self._pace.is_report_due(now_s) or is_waiting != self._was_waiting or is_last):
             return
         self._pace.reported(now_s)
-        self._was_waiting = state.is_waiting
+        self._was_waiting = is_waiting
         answered = self._answered_request_id
         report = state.report(probe_cpu_s=time.thread_time(), answered_request_id=answered, is_ending=is_last)
         self._send(encode_report(report))
         self._reported_marks = step
 
+    def _main_stack(self) -> list[StackLine]:
+        return stack_of(self._main_thread_id)
+
     def _send(self, datagram: bytes) -> None:
-        try:
-            if len(datagram) <= MAX_REPORT_BYTES:
-                self._out.sendto(datagram, self._inbox)
-                return
-        except OSError:
-            # No agent, a full inbox, or a path that cannot be: the next report says it all again.
-            pass
-        self.num_dropped += 1
+        if len(datagram) > MAX_REPORT_BYTES or not self._out.send(datagram):
+            # The next report says it all again.
+            self.num_dropped += 1
 
     def _carry_out(self, request: ProbeRequest) -> None:
         match request:

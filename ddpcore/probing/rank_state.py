@@ -19,7 +19,7 @@ import msgspec
 
 from ddpcore.probing.group_track import GroupTrack
 from ddpcore.probing.pace import SLOW_BEAT_S
-from ddpcore.probing.stack import CodeRoots, StackReader, sendable
+from ddpcore.probing.stack import sendable
 from ddpcore.wire import DEFAULT_GROUP, WIRE_VERSION, ArrivalsReport, GroupReport, Phase, RankReport, TrainingReport
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         RecorderDump,
         RecorderEntry,
         Sample,
+        StepMark,
         TrainingMark,
     )
 
@@ -82,24 +83,25 @@ class RankState:
 
     Args:
         identity: Whose state this is.
-        roots: Where code lies that is not the user's.
         recorder_missing: This torch has no usable flight recorder.
     """
 
-    def __init__(self, identity: RankIdentity, roots: CodeRoots, *, recorder_missing: bool = False) -> None:
+    def __init__(self, identity: RankIdentity, *, recorder_missing: bool = False) -> None:
         self._identity = identity
         self._recorder_missing = recorder_missing
-        self._stack_reader = StackReader(roots)
         self._tracks: dict[CounterKey, GroupTrack] = {}
         self._past_keys: set[CounterKey] = set()
         """Of groups that were destroyed before the present default group was made."""
         self._has_reopened = False
         self._members: Mapping[str, GroupMembers] = {}
+        self._labels: dict[CounterKey, tuple[str, list[int]]] = {}
+        """Name and ranks of each group that is told, as of the last full dump."""
         self._sample: Sample | None = None
         self._phase = Phase.STARTING
         self._phase_since_s = 0.0
-        self._reading = self._stack_reader.read(())
         self._has_started = False
+        self._open: BarrierMark | None = None
+        """The named gate that the last sample saw the main thread wait at."""
         self._barrier_samples = 0
         self._observed_s = 0.0
         self._waited_s = 0.0
@@ -126,6 +128,10 @@ class RankState:
         """True when the last sample saw a collective or a named barrier called and not over."""
         return self._barrier_samples > 0 or any(track.is_pending for track in self._tracks.values())
 
+    def has_stepped(self, step: StepMark | None) -> bool:
+        """Say whether the program has made a step since the last sample: it does not wait for what that saw pending."""
+        return self._sample is not None and step is not self._sample.step
+
     def still_pends(self, counters: Counters, marks: Sequence[BarrierMark | None]) -> bool:
         """Say whether anything that the last sample saw pending has not moved since.
 
@@ -133,8 +139,7 @@ class RankState:
             counters: As the recorder tells them now.
             marks: The named gates' last calls, as of now.
         """
-        gate = _open_mark(self._sample) if self._sample else None
-        return (gate is not None and gate in marks) or any(
+        return (self._open is not None and self._open in marks) or any(
             track.is_pending and track.counters == counters.get(key) for key, track in self._tracks.items()
         )
 
@@ -151,10 +156,9 @@ class RankState:
             if track is None:
                 track = self._tracks[key] = GroupTrack()
             track.observe(enqueued, completed, now_s)
-        self._count_barrier(_open_mark(previous) if previous else None, _open_mark(sample))
+        self._count_barrier(_open_mark(sample))
         # A program that trains without a process group has started too.
         self._has_started = self._has_started or sample.has_process_group or sample.step is not None
-        self._reading = self._stack_reader.read(sample.stack)
         phase = self._judge_phase(sample)
         if previous is None or phase is not self._phase:
             self._phase, self._phase_since_s = phase, now_s
@@ -194,6 +198,11 @@ class RankState:
                 by_key.setdefault(entry.key, []).append(entry)
         for key, track in self._tracks.items():
             track.learn(by_key.get(key, ()), dump.counters.get(key))
+        self._labels = {
+            key: (self._report_name(key, track), self._other_members(track.group))
+            for key, track in self._tracks.items()
+            if track.group in members or track.group == DEFAULT_GROUP
+        }
         if beat != self._dumped_beat:
             self._dumped_beat = self._beat = beat
             self._arrivals, self._arrivals_told = self._read_arrivals(by_key), 0
@@ -221,7 +230,7 @@ class RankState:
             report_seq=self._report_seq,
             phase=self._phase,
             phase_s=max(0.0, sample.now_s - self._phase_since_s),
-            place=self._reading.place,
+            place=sample.reading.place,
             step=_count(step.step) if step else None,
             epoch=_count(step.epoch) if step else None,
             loss=step.loss if step else None,
@@ -266,10 +275,12 @@ class RankState:
         self._past_keys |= self._tracks.keys()
         self._tracks.clear()
         self._members = {}
+        self._labels = {}
         self._has_reopened = True
         self._dumped_beat = -1
 
-    def _count_barrier(self, previous: BarrierMark | None, barrier: BarrierMark | None) -> None:
+    def _count_barrier(self, barrier: BarrierMark | None) -> None:
+        previous, self._open = self._open, barrier
         if barrier is None:
             self._barrier_samples = 0
         elif previous is not None and (previous.group, previous.seq) == (barrier.group, barrier.seq):
@@ -278,8 +289,8 @@ class RankState:
             self._barrier_samples = 1
 
     def _judge_phase(self, sample: Sample) -> Phase:
-        seen = self._reading.phase
-        if _open_mark(sample) is not None:
+        seen = sample.reading.phase
+        if self._open is not None:
             return Phase.BARRIER
         if seen in (Phase.BARRIER, Phase.JOINING):
             return seen
@@ -292,23 +303,24 @@ class RankState:
 
     def _group_reports(self, sample: Sample) -> list[GroupReport]:
         """Return the groups, the default one first, waiting ones before quiet ones, the named gates last."""
-        named: dict[str, GroupTrack] = {}
-        for key, track in self._tracks.items():
-            if track.group in self._members or track.group == DEFAULT_GROUP:
-                name = self._report_name(key, track)
-                # A group that was destroyed and made anew has the old name: the younger one stands for it.
-                if name not in named or track.changed_s >= named[name].changed_s:
-                    named[name] = track
-        order = sorted(named, key=lambda name: (name != DEFAULT_GROUP, not named[name].is_waiting, name))
+        named: dict[str, tuple[GroupTrack, list[int]]] = {}
+        for key, (name, ranks) in self._labels.items():
+            track = self._tracks[key]
+            # A group that was destroyed and made anew has the old name: the younger one stands for it.
+            if name not in named or track.changed_s >= named[name][0].changed_s:
+                named[name] = track, ranks
+        order = list(named)
+        if len(order) > 1:
+            order.sort(key=lambda name: (name != DEFAULT_GROUP, not named[name][0].is_waiting, name))
         reports: list[GroupReport] = []
         if self._has_reopened and DEFAULT_GROUP not in named and sample.has_process_group:
             reports.append(GroupReport(group=DEFAULT_GROUP))
         num_members = 0
         for name in order[:MAX_GROUPS]:
-            ranks = self._other_members(named[name].group)
+            track, ranks = named[name]
             if num_members + len(ranks) <= MAX_MEMBERS:
                 num_members += len(ranks)
-                reports.append(named[name].report(name, ranks, sample.now_s))
+                reports.append(track.report(name, ranks, sample.now_s))
         return reports + [self._barrier_report(mark, sample.now_s) for mark in _marks(sample)]
 
     def _read_arrivals(self, by_key: Mapping[CounterKey, Sequence[RecorderEntry]]) -> list[ArrivalsReport]:

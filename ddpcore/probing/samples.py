@@ -6,11 +6,14 @@ Pure and torch-free: plain values, made by the thin shells around the core.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
 from ddpcore.wire import BARRIER_GROUP, GpuMemoryReport, Oddity, Phase
+
+if TYPE_CHECKING:
+    from ddpcore.probing.stack import Reading
 
 StackLine = tuple[str, int, str]
 """File, line and function of one frame."""
@@ -123,13 +126,13 @@ class TrainingMark(NamedTuple):
     """Monotonic time of this process."""
 
 
-class Sample(NamedTuple):
+class Sample(msgspec.Struct, frozen=True, gc=False):
     """One tick."""
 
     now_s: float
     counters: Counters
-    stack: Sequence[StackLine]
-    """The main thread's frames, innermost first."""
+    reading: Reading
+    """What the main thread's stack says."""
     has_process_group: bool
     step: StepMark | None = None
     phases: tuple[Phase, ...] = ()

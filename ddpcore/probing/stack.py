@@ -52,7 +52,9 @@ class _Rule(NamedTuple):
     phase: Phase
 
 
-class _FrameKind(NamedTuple):
+class FrameKind(NamedTuple):
+    """What a frame says whatever line it stands at."""
+
     weight: int
     phase: Phase
     is_user: bool
@@ -102,7 +104,7 @@ class StackReader:
 
     def __init__(self, roots: CodeRoots) -> None:
         self._roots = roots
-        self._kinds: dict[tuple[str, str], _FrameKind] = {}
+        self._kinds: dict[tuple[str, str], FrameKind] = {}
 
     def read(self, stack: Sequence[StackLine]) -> Reading:
         """Return phase and place of a stack, innermost frame first."""
@@ -110,7 +112,7 @@ class StackReader:
         phase, weight = Phase.OTHER, 0
         place: Place | None = None
         for file, line, function in stack:
-            kind = kinds.get((file, function)) or self._classify(file, function)
+            kind = kinds.get((file, function)) or self.kind_of(file, function)
             if kind.weight > weight:
                 weight, phase = kind.weight, kind.phase
             if place is None and kind.is_user:
@@ -119,8 +121,11 @@ class StackReader:
 
     def is_own(self, file: str, function: str) -> bool:
         """Say whether a frame is the user's own program, which may itself be a library."""
-        kind = self._kinds.get((file, function)) or self._classify(file, function)
-        return kind.is_user or file == self._roots.main_file
+        return self.kind_of(file, function).is_user or file == self._roots.main_file
+
+    def kind_of(self, file: str, function: str) -> FrameKind:
+        """Return what a frame says whatever line it stands at."""
+        return self._kinds.get((file, function)) or self._classify(file, function)
 
     def _main_place(self, stack: Sequence[StackLine]) -> Place | None:
         """Return the script's own line in a program that is itself a library (`-m installed.package`)."""
@@ -137,14 +142,14 @@ class StackReader:
 
     def _place(self, entry: StackLine) -> Place:
         file, line, function = entry
-        kind = self._classify(file, function)
+        kind = self.kind_of(file, function)
         return Place(file=kind.file, line=line, function=kind.function)
 
-    def _classify(self, file: str, function: str) -> _FrameKind:
+    def _classify(self, file: str, function: str) -> FrameKind:
         if len(self._kinds) >= MAX_REMEMBERED_FRAMES:
             self._kinds.clear()
         weight, phase, is_user = self._judge(file, function)
-        kind = _FrameKind(
+        kind = FrameKind(
             weight, phase, is_user, sendable(file, _MAX_FILE_CHARS), sendable(function, _MAX_FUNCTION_CHARS)
         )
         self._kinds[file, function] = kind

@@ -216,6 +216,10 @@ def test_jobs_outlive_the_agent_and_are_stopped_at_a_step_by_the_next_one(desk: 
     assert desk.watch_until_steps_move() > before
     assert desk.json("stop", "gpt", "--host", "h1")["state"] == "stopped"
     assert [path.name for path in checkpoints.iterdir() if path.name.startswith("step_")]
+
+    again = desk.json("restart", "gpt", "--host", "h1", "--nproc-per-node", "1")
+    assert (again["attempt"], again["num_ranks"]) == (1, 1)
+    assert desk.watch_until_steps_move() > before, "it goes on from its checkpoint"
     desk.json("down", "h1", "--kill-jobs")
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ddpcore.probing.rank_state import RankIdentity, RankState
 from ddpcore.probing.samples import BarrierMark, GroupMembers, RecorderDump, RecorderEntry, Sample, StepMark
-from ddpcore.probing.stack import CodeRoots
+from ddpcore.probing.stack import CodeRoots, StackReader
 from ddpcore.wire import (
     MAX_REPORT_BYTES,
     WIRE_VERSION,
@@ -83,10 +83,8 @@ dumps = st.none() | st.tuples(st.lists(entries, max_size=6), counters, members)
 def test_any_sequence_of_samples_keeps_the_invariants_and_fits_the_wire(
     history: list[tuple[tuple[Any, ...], tuple[Any, ...] | None, tuple[Any, ...] | None]],
 ) -> None:
-    state = RankState(
-        RankIdentity(rank=1, local_rank=1, world_size=4, pid=9, job_id="job", attempt=1),
-        CodeRoots(torch=("/torch/",), ddpcore=("/ddpcore/",), libraries=("/lib/",)),
-    )
+    state = RankState(RankIdentity(rank=1, local_rank=1, world_size=4, pid=9, job_id="job", attempt=1))
+    reader = StackReader(CodeRoots(torch=("/torch/",), ddpcore=("/ddpcore/",), libraries=("/lib/",)))
     now_s, num_calls = 50.0, 0
     previous: RankReport | None = None
     for (gap_s, seen, stack, step, phases), barrier, dump in history:
@@ -96,7 +94,7 @@ def test_any_sequence_of_samples_keeps_the_invariants_and_fits_the_wire(
             label, is_new, is_over = barrier
             num_calls += is_new or num_calls == 0
             mark = BarrierMark(label, num_calls, now_s - gap_s, is_over)
-        state.observe(Sample(now_s, seen, stack, bool(seen), step, tuple(phases), mark))
+        state.observe(Sample(now_s, seen, reader.read(stack), bool(seen), step, tuple(phases), mark))
         state.validate()
         if dump is not None or state.wants_dump(now_s):
             found, dumped, groups = dump or ([], seen, {})

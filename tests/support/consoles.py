@@ -31,6 +31,35 @@ STEPS_PER_LINE = 10
 """A rank of a talking simulation prints a line so often."""
 
 
+class SimControl:
+    """Takes what is asked of the job.
+
+    Attributes:
+        asked: It, in words.
+        refusal: Raised by everything from now on.
+    """
+
+    def __init__(self) -> None:
+        self.doing = ""
+        self.asked: list[str] = []
+        self.refusal: AppError | None = None
+
+    async def stop(self, job_id: str, *, is_agreed: bool) -> str:
+        return self._take(f"stop {job_id} {'agreed' if is_agreed else 'now'}")
+
+    async def kill(self, job_id: str) -> str:
+        return self._take(f"kill {job_id}")
+
+    async def restart(self, job_id: str, num_ranks: int | None = None, *, is_at_once: bool = False) -> str:
+        return self._take(f"restart {job_id} {num_ranks} {'now' if is_at_once else 'agreed'}")
+
+    def _take(self, what: str) -> str:
+        self.asked.append(what)
+        if self.refusal is not None:
+            raise self.refusal
+        return f"{what}: done"
+
+
 class SimSource:
     """A `ConsoleSource`: the rows come from a function, the rest is what a test puts in, or looks at afterwards.
 
@@ -52,6 +81,7 @@ class SimSource:
 
     def __init__(self, make_view: Callable[[], View], *, can_inject: bool = True) -> None:
         self.can_inject = can_inject
+        self.control: SimControl | None = SimControl()
         self.failure: AppError | None = None
         self.refusal: AppError | None = None
         self.answers: list[NodeStacks] = []

@@ -15,7 +15,7 @@ from agent.wire.reports import ProcessState
 from ddpcore.probing.pace import Pace, beat_of
 from ddpcore.probing.rank_state import RankIdentity, RankState
 from ddpcore.probing.samples import BarrierMark, GroupMembers, RecorderDump, RecorderEntry, Sample, StackLine, StepMark
-from ddpcore.probing.stack import CodeRoots
+from ddpcore.probing.stack import CodeRoots, StackReader
 from ddpcore.wire import BARRIER_GROUP, FIRST_GROUP, GpuMemoryReport, Phase, decode_report, encode_report
 from ddpcore.wire import RankReport as RankReport  # noqa: PLC0414 - for the simulation's other half
 from tests.support.sim_program import PROGRAM_FILE, BeginStep, Call, EndStep, Meeting, Program, Work
@@ -92,7 +92,8 @@ class SimRank:
         self._identity = RankIdentity(
             rank=rank, local_rank=local_rank, world_size=world_size, pid=self.pid, job_id=job_id, attempt=attempt
         )
-        self._probe = RankState(self._identity, ROOTS)
+        self._probe = RankState(self._identity)
+        self._reader = StackReader(ROOTS)
         self._pace = Pace(self.rank)
         self._was_waiting = False
         self._seqs: dict[str, int] = {}
@@ -232,14 +233,15 @@ class SimRank:
         counters = {("gloo", index): counts for index, counts in enumerate(self._counts.values())}
         if not self._pace.is_sample_due(now_s):
             self._pace.looked_again()
-            if not self._probe.still_pends(counters, (self._barrier, *self._firsts.values())):
+            gates = (self._barrier, *self._firsts.values())
+            if self._probe.has_stepped(self._step) or not self._probe.still_pends(counters, gates):
                 return None
         marks = (self._doing.phase,) if isinstance(self._doing, Work) and self.meeting is None else ()
         self._probe.observe(
             Sample(
                 now_s,
                 counters,
-                self._stack(),
+                self._reader.read(self._stack()),
                 self.has_joined,
                 step=self._step,
                 phases=marks,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agent.roads.control_lease import ControlLease, Holder
-from agent.wire.commands import Commit, GetStatus, Kill, Prepare, Shutdown, Stop
+from agent.wire.commands import Commit, GetStatus, Kill, Prepare, PrepareAgain, Shutdown, Stop
 from agent.wire.logs import PullLogs
 from agent.wire.replies import RefusalReason
 from tests.support.jobs import make_spec
@@ -42,10 +42,13 @@ def test_a_claim_asked_twice_changes_nothing_and_two_holders_never_share_a_gener
         Stop("train", generation=1),
         Kill("train", 1),
         Prepare(make_spec(), 1),
+        PrepareAgain("train", 1, 0, 2, 2, generation=1),
         Shutdown(generation=1),
     ],
 )
-def test_commands_of_an_older_generation_are_refused(command: Commit | Stop | Kill | Prepare | Shutdown) -> None:
+def test_commands_of_an_older_generation_are_refused(
+    command: Commit | Stop | Kill | Prepare | PrepareAgain | Shutdown,
+) -> None:
     lease = ControlLease(Holder(1, "ann@laptop"), 0.0)
     assert lease.refusal(command, 1.0) is None
     lease.claim(2, "bob@desk", 1.0)

@@ -7,9 +7,12 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-import torch  # noqa: F401 - its directory is one of the roots
+import pytest
+import torch
 
-from ddpcore.probing.code_places import caller_line, code_roots, stack_of
+from ddpcore.probing import code_places
+from ddpcore.probing.code_places import StackWalk, caller_line, code_roots, stack_of
+from ddpcore.probing.stack import CodeRoots, StackReader
 
 if TYPE_CHECKING:
     from ddpcore.probing.samples import StackLine
@@ -63,6 +66,73 @@ def test_a_stack_holds_the_lines_of_another_thread_innermost_first() -> None:
 
     assert "stand" in [function for _, _, function in stack]
     assert stack_of(thread.ident or 0) == []
+
+
+class Standing(torch.nn.Module):
+    """A forward in which a thread stands until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stands, self.let_go = threading.Event(), threading.Event()
+
+    def forward(self) -> None:
+        self.stands.set()
+        self.let_go.wait()
+
+
+LIBRARIES = ("/",)
+"""Roots under which nothing is the user's."""
+
+
+@pytest.mark.parametrize(
+    "roots",
+    [
+        code_roots(),
+        CodeRoots(torch=(), ddpcore=(), libraries=(), main_file=""),
+        CodeRoots(torch=(), ddpcore=(), libraries=LIBRARIES, main_file=__file__),
+        CodeRoots(torch=(), ddpcore=(), libraries=LIBRARIES, main_file=""),
+    ],
+    ids=["as they are", "all is the user's", "a program that is a library", "nothing is the user's"],
+)
+def test_a_walk_says_what_the_whole_stack_says(roots: CodeRoots) -> None:
+    standing = Standing()
+    thread = threading.Thread(target=standing)
+    thread.start()
+    standing.stands.wait()
+    thread_id = thread.ident or 0
+    try:
+        walk, expected = StackWalk(roots), StackReader(roots).read(stack_of(thread_id))
+        assert walk.read(thread_id) == expected
+        assert walk.read(thread_id) == expected, "of code that has been met"
+        assert expected.place is not None
+    finally:
+        standing.let_go.set()
+        thread.join()
+    assert walk.read(thread_id) == StackReader(roots).read([])
+
+
+def test_a_walk_tells_a_line_anew_each_time() -> None:
+    walk, own_id = StackWalk(code_roots()), threading.get_ident()
+
+    first = walk.read(own_id).place
+    second = walk.read(own_id).place
+
+    assert first is not None
+    assert second is not None
+    assert (first.file, second.line - first.line) == (__file__, 1)
+
+
+def test_the_memory_of_code_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_places, "MAX_REMEMBERED_FRAMES", 10)
+    walk = StackWalk(code_roots())
+    found = []
+    for number in range(25):
+        names = {"read": walk.read, "own_id": threading.get_ident()}
+        exec(compile("place = read(own_id).place", f"/home/me/generated_{number}.py", "exec"), names)
+        found.append(names["place"].file)  # type: ignore[attr-defined]
+
+    assert found == [f"/home/me/generated_{number}.py" for number in range(25)]
+    assert len(walk._kinds) == len(walk._met) <= 10
 
 
 def call() -> StackLine:

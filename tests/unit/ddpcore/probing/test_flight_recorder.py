@@ -133,6 +133,15 @@ def test_groups_are_read_from_torch_s_own_map(tmp_path: object) -> None:
         real = FlightRecorder()
         assert real.has_process_group()
         assert {name: (group.ranks, group.is_mixed) for name, group in real.members().items()} == {"0": ((0,), False)}
+        for rows in (3, 2):
+            torch.distributed.all_reduce(torch.ones(rows, 2))
+        dump = real.dump()
+        assert [(entry.group, entry.seq, entry.op, list(map(list, entry.sizes))) for entry in dump.entries] == [
+            ("0", 1, "gloo:all_reduce", [[3, 2]]),
+            ("0", 2, "gloo:all_reduce", [[2, 2]]),
+        ]
+        assert all(entry.called_us > 1e15 and not entry.is_p2p for entry in dump.entries)
+        assert dump.counters == real.counters()
     finally:
         torch.distributed.destroy_process_group()
 

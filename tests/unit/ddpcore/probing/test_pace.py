@@ -53,6 +53,17 @@ def test_samples_tell_how_a_step_spends_its_time_however_long_it_is(step_s: floa
     assert math.isclose(now_s / num_samples, TICK_S, rel_tol=0.01)
 
 
+@given(st.floats(0.0, 1e6))
+def test_beats_hardly_shorten_the_ticks_and_lengthen_none(began_s: float) -> None:
+    pace, now_s, num_samples = Pace(1), began_s, 2000
+    for _ in range(num_samples):
+        pace.end_sample(now_s, now_s, is_pending=False, is_waiting=False)
+        pause_s = pace.pause_s(now_s)
+        assert pause_s <= TICK_S + TICK_SPREAD_S + BEAT_SLACK_S + 1e-6
+        now_s += pause_s
+    assert (now_s - began_s) / num_samples > 0.97 * TICK_S
+
+
 def test_a_rank_that_waits_is_sampled_more_often() -> None:
     pace = sampled(10.0, is_pending=True, is_waiting=True)
     assert math.isclose(pace.pause_s(10.0), WAITING_TICK_S)

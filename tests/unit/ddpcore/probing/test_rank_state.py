@@ -27,7 +27,7 @@ from ddpcore.probing.samples import (
     StackLine,
     StepMark,
 )
-from ddpcore.probing.stack import CodeRoots
+from ddpcore.probing.stack import CodeRoots, StackReader
 from ddpcore.wire import BARRIER_GROUP, DEFAULT_GROUP, ArrivalsReport, GroupReport, Phase, Place, RankReport
 
 TICK_S = 0.1
@@ -67,8 +67,9 @@ class Rank:
     def __init__(self, *, world_size: int = 4) -> None:
         self.now_s = 1000.0
         self.state = RankState(
-            RankIdentity(rank=2, local_rank=0, world_size=world_size, pid=7, job_id="gpt", attempt=1), ROOTS
+            RankIdentity(rank=2, local_rank=0, world_size=world_size, pid=7, job_id="gpt", attempt=1)
         )
+        self._reader = StackReader(ROOTS)
 
     def see(
         self,
@@ -83,10 +84,21 @@ class Rank:
         num_openings: int = 1,
     ) -> None:
         self.now_s += after_s
-        seen = [USER] if stack is None else stack
+        reading = self._reader.read([USER] if stack is None else stack)
         beat = int((self.now_s + TICK_S / 2) / SLOW_BEAT_S)
-        sample = Sample(self.now_s, counters or {}, seen, has_group, step, phases, barrier, beat=beat)
-        self.state.observe(sample._replace(num_openings=num_openings))
+        self.state.observe(
+            Sample(
+                self.now_s,
+                counters or {},
+                reading,
+                has_group,
+                step,
+                phases,
+                barrier,
+                num_openings=num_openings,
+                beat=beat,
+            )
+        )
         self.state.validate()
 
     def learn(
@@ -264,6 +276,17 @@ def test_a_second_look_tells_what_is_still_pending_from_what_is_over(rank: Rank)
     assert rank.state.still_pends({GLOO: (2, 2)}, (gate,))
     assert not rank.state.still_pends({GLOO: (2, 2)}, (gate._replace(is_over=True),))
     assert not rank.state.still_pends({GLOO: (2, 2)}, (None,))
+
+
+def test_a_program_that_has_made_a_step_since_does_not_wait_for_what_was_pending(rank: Rank) -> None:
+    assert not rank.state.has_stepped(None), "nothing has been seen yet"
+    first, second = (StepMark(number, None, None, None, number) for number in (1, 2))
+    rank.see({GLOO: (2, 1)})
+    assert not rank.state.has_stepped(None)
+    assert rank.state.has_stepped(first)
+    rank.see({GLOO: (4, 3)}, step=first)
+    assert not rank.state.has_stepped(first)
+    assert rank.state.has_stepped(second)
 
 
 def test_the_latest_calls_of_a_beat_are_told_until_the_next_one(rank: Rank) -> None:

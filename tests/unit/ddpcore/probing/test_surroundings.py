@@ -43,8 +43,8 @@ def test_variables_count_once_torch_has_read_them(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
     surroundings = Surroundings(2)
 
-    assert surroundings.look(0.0, [], has_process_group=False) == ()
-    assert surroundings.look(0.1, [], has_process_group=True) == (Oddity.DEBUG_DETAIL,)
+    assert surroundings.look(0.0, list, has_process_group=False) == ()
+    assert surroundings.look(0.1, list, has_process_group=True) == (Oddity.DEBUG_DETAIL,)
 
 
 @pytest.mark.parametrize(
@@ -59,32 +59,51 @@ def test_variables_count_once_torch_has_read_them(monkeypatch: pytest.MonkeyPatc
 def test_a_rank_that_trains_on_its_own_is_recognised(
     num_steps: int, *, has_process_group: bool, world_size: int, is_alone: bool
 ) -> None:
-    looked = Surroundings(world_size).look(0.0, [], has_process_group=has_process_group, num_steps=num_steps)
+    looked = Surroundings(world_size).look(0.0, list, has_process_group=has_process_group, num_steps=num_steps)
 
     assert (Oddity.GROUPLESS in looked) == is_alone
 
 
 def test_a_rank_that_has_closed_its_process_group_has_not_trained_alone() -> None:
     surroundings = Surroundings(2)
-    surroundings.look(0.0, [], has_process_group=True, num_steps=50)
+    surroundings.look(0.0, list, has_process_group=True, num_steps=50)
 
-    assert Oddity.GROUPLESS not in surroundings.look(1.0, [], has_process_group=False, num_steps=51)
+    assert Oddity.GROUPLESS not in surroundings.look(1.0, list, has_process_group=False, num_steps=51)
 
 
 def test_a_launcher_among_the_children_is_found_at_the_next_look() -> None:
     surroundings = Surroundings(2)
-    assert surroundings.look(0.0, [], has_process_group=False) == ()
+    assert surroundings.look(0.0, list, has_process_group=False) == ()
     # Its name is enough: what it is called as is all that there is to see.
     command = [sys.executable, "-c", "input()", "-m", "torch.distributed.run"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
-        assert surroundings.look(FIRST_PERIOD_S - 1, [], has_process_group=False) == ()
+        assert surroundings.look(FIRST_PERIOD_S - 1, list, has_process_group=False) == ()
         until(
-            lambda: Surroundings(2).look(0.0, [], has_process_group=False) == (Oddity.OWN_RANKS,),
+            lambda: Surroundings(2).look(0.0, list, has_process_group=False) == (Oddity.OWN_RANKS,),
             5,
             "the child is seen",
         )
-        assert surroundings.look(FIRST_PERIOD_S + 1, [], has_process_group=False) == (Oddity.OWN_RANKS,)
+        assert surroundings.look(FIRST_PERIOD_S + 1, list, has_process_group=False) == (Oddity.OWN_RANKS,)
         child.communicate(b"\n")
+
+
+def test_a_process_that_never_had_a_child_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(*_: object) -> None:
+        raise ChildProcessError
+
+    monkeypatch.setattr("os.waitid", wait)
+    monkeypatch.setattr("ddpcore.probing.surroundings.Path", None)
+
+    assert Surroundings(2).look(0.0, list, has_process_group=False) == ()
+
+
+def test_a_look_at_the_children_leaves_their_end_to_the_program() -> None:
+    with subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.read()
+        for second in range(100):
+            Surroundings(2).look(float(second), list, has_process_group=False)
+        assert child.wait(10) == 3
 
 
 def test_looks_grow_rare_and_begin_anew_with_a_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +118,6 @@ def test_looks_grow_rare_and_begin_anew_with_a_process_group(monkeypatch: pytest
     monkeypatch.setattr("ddpcore.probing.surroundings.stands_in_launcher", look)
     for second in range(100):
         now_s = float(second)
-        surroundings.look(now_s, [], has_process_group=second >= 5)
+        surroundings.look(now_s, list, has_process_group=second >= 5)
 
     assert looked == [0, 2, 5, 7, 11, 19, 35, 67, 99]

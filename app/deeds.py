@@ -1,0 +1,82 @@
+"""What can be done to a job as a whole, in words: whom it strikes, and what becomes of them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from app.words import ranks_text
+
+if TYPE_CHECKING:
+    from app.rows import JobRow
+    from app.view import View
+
+MAX_NODES_NAMED = 3
+MAX_PIDS_NAMED = 4
+"""Of each node."""
+
+
+class Deed(StrEnum):
+    """What can be done to a job as a whole."""
+
+    STOP = "stop"
+    STOP_NOW = "stop now"
+    KILL = "kill"
+    RESTART = "restart"
+    RESTART_NOW = "restart now"
+
+    @property
+    def begins_again(self) -> bool:
+        """True where the job's next attempt follows."""
+        return self in {Deed.RESTART, Deed.RESTART_NOW}
+
+
+DEED_EFFECTS = {
+    Deed.STOP: "finish a step, write a checkpoint where the program can, and end",
+    Deed.STOP_NOW: "are ended by SIGTERM, and by SIGKILL when their grace period is over",
+    Deed.KILL: "are killed at once: what is not saved is lost",
+    Deed.RESTART: "finish a step, write a checkpoint where the program can, and end; then the job begins again",
+    Deed.RESTART_NOW: "are killed at once: what is not saved is lost; then the job begins again",
+}
+"""What becomes of the ranks."""
+
+
+def deed_title(deed: Deed, job: JobRow, *, has_ended: bool) -> str:
+    """Return what a button says: `Stop job demo`."""
+    if deed.begins_again and has_ended:
+        return f"Start job {job.job_id} again"
+    verb = {Deed.STOP_NOW: "Stop job {} now", Deed.RESTART_NOW: "Restart job {} now"}.get(deed)
+    return verb.format(job.job_id) if verb else f"{deed.capitalize()} job {job.job_id}"
+
+
+def deed_question(deed: Deed, view: View, job: JobRow, *, has_ended: bool, num_ranks: int) -> str:
+    """Return the question that is asked before anything is done: it names nodes, ranks and processes."""
+    title = deed_title(deed, job, has_ended=has_ended)
+    count = f"{num_ranks} rank{'' if num_ranks == 1 else 's'}"
+    with_ranks = "" if num_ranks == job.world_size else f" instead of {job.world_size}"
+    if has_ended:
+        return f"{title}? Its next attempt has {count}{with_ranks}, and goes on from its checkpoint if it has one."
+    again = f" with {count}{with_ranks}" if deed.begins_again else ""
+    return f"{title}? {whom(view)}: they {DEED_EFFECTS[deed]}{again}."
+
+
+def whom(view: View) -> str:
+    """Return `ranks 0-1 on demo-0 (pids 11, 12) and ranks 2-3 on demo-1 (pids 21, 22)`, a few of many nodes."""
+    parts: list[str] = []
+    num_others = 0
+    for index, (node, _) in enumerate(view.node_states()):
+        ranks = view.ranks_on(index)
+        if not ranks:
+            continue
+        if len(parts) == MAX_NODES_NAMED:
+            num_others += 1
+            continue
+        pids = [str(row.pid) for row in view.ranks(ranks[: MAX_PIDS_NAMED + 1]) if row.pid is not None]
+        more = ", ..." if len(pids) > MAX_PIDS_NAMED or len(ranks) > MAX_PIDS_NAMED + 1 else ""
+        named = ", ".join(pids[:MAX_PIDS_NAMED])
+        processes = f" (pid{'' if len(pids) == 1 else 's'} {named}{more})" if pids else ""
+        parts.append(f"{ranks_text(ranks)} on {node}{processes}")
+    if num_others:
+        parts.append(f"those of {num_others} more node{'' if num_others == 1 else 's'}")
+    words = " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
+    return words[:1].upper() + words[1:] if words else "No rank has a process yet"

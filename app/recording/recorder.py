@@ -1,0 +1,180 @@
+"""Writes what a console hears to a file, as it comes: whatever ends the console, all but the last second is there.
+
+Two files hold the newest of it, FILE and before that FILE.1; each can be replayed alone, since reports are whole.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from agent.wire.reports import WIRE_VERSION
+from app.errors import SessionError
+from app.recording.records import (
+    FORMAT_VERSION,
+    MAX_LENGTH_S,
+    MAX_LINES,
+    MAX_RECORD_BYTES,
+    MAX_RECORDING_BYTES,
+    MAX_RECORDS,
+    LinesHeard,
+    Opening,
+    RecordPacker,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from app.recording.records import Record
+
+SETTLE_S = 1.0
+"""What a crash may cost."""
+MAX_WAITING = 10_000
+"""Records that the disk has not taken yet; more are lost, and counted."""
+CLOSE_S = 10.0
+"""For the last of them to be written."""
+
+
+class Recorder:
+    """A file that grows while a session lives; `add` may be called from any thread, and returns at once.
+
+    Attributes:
+        num_lost: Records that came faster than they could be written.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        nodes: Sequence[str],
+        mask: Callable[[Record], Record],
+        *,
+        max_bytes: int = MAX_RECORDING_BYTES - MAX_RECORD_BYTES,
+    ) -> None:
+        """Begin a recording of these nodes at `path`; `mask` takes secrets out of a record before it is kept.
+
+        A file is full at `max_bytes` before packing.
+
+        Raises:
+            SessionError: There is a file already, or none can be made.
+        """
+        self.num_lost = 0
+        self._path = path
+        self._nodes = list(nodes)
+        self._mask = mask
+        self._max_bytes = max_bytes
+        self._waiting: queue.Queue[Record | None] = queue.Queue(MAX_WAITING)
+        self._notices: queue.SimpleQueue[str] = queue.SimpleQueue()
+        try:
+            self._file = _Part(path, self._nodes)
+        except OSError as error:
+            hint = (
+                "name another, or remove it" if isinstance(error, FileExistsError) else "name another place: --record"
+            )
+            raise SessionError(f"{path} cannot be recorded into: {error.strerror}", hint) from error
+        self._thread = threading.Thread(target=self._write, name="rankdeck-recorder", daemon=True)
+        self._thread.start()
+
+    def add(self, record: Record) -> None:
+        """Take a record whose time is of the monotonic clock."""
+        try:
+            self._waiting.put_nowait(record)
+        except queue.Full:
+            self.num_lost += 1
+
+    def drain_notices(self) -> list[str]:
+        """Return sentences about what went wrong since the last call."""
+        return [self._notices.get() for _ in range(self._notices.qsize())]
+
+    def close(self) -> None:
+        """Write what is left; waits for it, within bounds."""
+        self._waiting.put(None)
+        self._thread.join(CLOSE_S)
+
+    def _write(self) -> None:
+        try:
+            while self._write_some():
+                pass
+            self._file.finish()
+        except OSError as error:
+            self._file.close()
+            self._notices.put(f"the recording {self._path} has ended: {error.strerror}")
+            while self._waiting.get() is not None:
+                pass
+
+    def _write_some(self) -> bool:
+        """Write a record, or settle what is written; return False at the end."""
+        try:
+            record = self._waiting.get(timeout=self._file.settle_in_s())
+        except queue.Empty:
+            self._file.settle()
+            return True
+        if record is None:
+            return False
+        if self._file.is_full(record.at_s, self._max_bytes):
+            self._file.finish()
+            self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+            self._file = _Part(self._path, self._nodes)
+        self._file.write(self._mask(record))
+        return True
+
+
+class _Part:
+    """One file of a recording."""
+
+    def __init__(self, path: Path, nodes: list[str]) -> None:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._file = os.fdopen(fd, "wb", buffering=0)
+        self._packer = RecordPacker()
+        self._begin_s: float | None = None
+        self._num_records = 0
+        self._num_lines = 0
+        self._settled_s = time.monotonic()
+        self._is_settled = False
+        made_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        opening = Opening(FORMAT_VERSION, WIRE_VERSION, version("rankdeck"), made_at, nodes, is_live=True)
+        self._put(self._packer.pack(opening))
+
+    def write(self, record: Record) -> None:
+        if self._begin_s is None:
+            self._begin_s = record.at_s
+        self._num_records += 1
+        self._num_lines += len(record.lines) if isinstance(record, LinesHeard) else 0
+        behind_s = max(0.0, record.at_s - self._begin_s)
+        self._put(self._packer.pack(msgspec.structs.replace(record, at_s=behind_s)))
+        self._is_settled = False
+        if self.settle_in_s() == 0.0:
+            self.settle()
+
+    def is_full(self, at_s: float, max_bytes: int) -> bool:
+        """Say whether a record of this time belongs into the next file: this one could not be replayed whole."""
+        is_long = self._begin_s is not None and at_s - self._begin_s > MAX_LENGTH_S - 1.0
+        is_much = self._num_records >= MAX_RECORDS or self._num_lines >= MAX_LINES // 2
+        return is_long or is_much or self._packer.num_bytes >= max_bytes
+
+    def settle_in_s(self) -> float | None:
+        """Return after how many seconds what is written is to be settled; None when it is."""
+        return None if self._is_settled else max(0.0, self._settled_s + SETTLE_S - time.monotonic())
+
+    def settle(self) -> None:
+        self._put(self._packer.settle())
+        self._settled_s, self._is_settled = time.monotonic(), True
+
+    def finish(self) -> None:
+        with self._file:
+            self._put(self._packer.finish())
+
+    def close(self) -> None:
+        """Let go of the file as it is."""
+        self._file.close()
+
+    def _put(self, packed: bytes) -> None:
+        while packed:
+            packed = packed[self._file.write(packed) :]

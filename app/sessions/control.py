@@ -1,0 +1,168 @@
+"""What a person does to a job: stop it, kill it, start it again with as many ranks or with others.
+
+Everything here asks the agents; what they answer, and what the job does then, is seen in their reports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from agent.wire.jobs import ENDED_STATES
+from agent.wire.replies import RefusalReason
+from app.errors import AgentRefusedError
+from app.sessions.shares import next_attempt
+from app.words import nodes_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from agent.wire.commands import PrepareAgain
+    from agent.wire.jobs import JobStatus
+    from app.roads.fleet import Fleet
+
+POLL_S = 0.25
+LEFTOVERS_PATIENCE_S = 15.0
+"""For what the last attempt has left to be gone: an agent refuses to begin beside it."""
+
+
+class JobControl:
+    """Acts on the jobs of some nodes; the newest wish counts.
+
+    Attributes:
+        doing: What is under way, in a few clean words; empty while nothing is.
+    """
+
+    def __init__(self, fleet: Callable[[], Fleet], nodes: Sequence[str], tell: Callable[[str], None]) -> None:
+        """Over the nodes that `fleet` reaches; `tell` takes a sentence about each thing that was done."""
+        self.doing = ""
+        self._fleet = fleet
+        self._nodes = list(nodes)
+        self._tell = tell
+        self._num_wishes = 0
+
+    async def stop(self, job_id: str, *, is_agreed: bool) -> str:
+        """End a job in an orderly way; return what was asked, before it has ended.
+
+        Args:
+            job_id: Which.
+            is_agreed: After a step and a checkpoint, where its ranks can; else by SIGTERM.
+
+        Raises:
+            AppError: No node knows it, or one did not answer.
+        """
+        self._wish()
+        await self._end(job_id, is_agreed=is_agreed)
+        how = "to end after a step and a checkpoint" if is_agreed else "by SIGTERM to end"
+        return self._told(f"job {job_id} was asked {how}")
+
+    async def kill(self, job_id: str) -> str:
+        """End every process of a job; return what was done.
+
+        Raises:
+            AppError: No node knows it, or one did not answer.
+        """
+        self._wish()
+        nodes = list(await self.statuses(job_id))
+        await self._fleet().kill(job_id, nodes)
+        return self._told(f"job {job_id} was killed on {nodes_text(nodes)}")
+
+    async def restart(self, job_id: str, num_ranks: int | None = None, *, is_at_once: bool = False) -> str:
+        """End a job if it still runs, and begin its next attempt; return what was done.
+
+        A stop, a kill or another restart that is wished for meanwhile takes the place of this one.
+
+        Args:
+            job_id: Which.
+            num_ranks: None is as many as before.
+            is_at_once: Kill it instead of asking for a step and a checkpoint.
+
+        Raises:
+            AppError: A node refused or did not answer; what had been prepared is taken back.
+        """
+        wish = self._wish()
+        statuses = await self.statuses(job_id)
+        try:
+            if not has_ended(statuses):
+                self.doing = f"restart: waiting for attempt {_attempt(statuses)} to end"
+                if is_at_once:
+                    await self._fleet().kill(job_id, list(statuses))
+                else:
+                    await self._end(job_id, is_agreed=True)
+                statuses = await self._ended(job_id, wish)
+            if wish != self._num_wishes:
+                return self._told(f"the restart of job {job_id} was given up for another wish")
+            self.doing = "restart: beginning again"
+            begun = await self._begin(job_id, num_ranks)
+        finally:
+            if wish == self._num_wishes:
+                self.doing = ""
+        ranks = f"{begun.world_size} rank{'' if begun.world_size == 1 else 's'}"
+        return self._told(f"job {job_id} begins again: attempt {begun.attempt} with {ranks}")
+
+    async def statuses(self, job_id: str) -> dict[str, JobStatus]:
+        """Return how a job stands on each node that knows it.
+
+        Raises:
+            AgentRefusedError: None does.
+            AgentUnreachableError: A node does not answer.
+        """
+        reports = await asyncio.gather(*(self._fleet().report(node) for node in self._nodes))
+        found = {
+            node: status
+            for node, report in zip(self._nodes, reports, strict=True)
+            for status in report.jobs
+            if status.job_id == job_id
+        }
+        if not found:
+            known = ", ".join(sorted({status.job_id for report in reports for status in report.jobs})) or "none"
+            words = f"there is no job {job_id}; those there: {known}"
+            raise AgentRefusedError(nodes_text(self._nodes), RefusalReason.UNKNOWN_JOB, words)
+        return found
+
+    def _wish(self) -> int:
+        """Take the place of what is wished for until now; return the number of this wish."""
+        self.doing = ""
+        self._num_wishes += 1
+        return self._num_wishes
+
+    async def _end(self, job_id: str, *, is_agreed: bool) -> None:
+        statuses = await self.statuses(job_id)
+        await self._fleet().stop(job_id, list(statuses), is_agreed=is_agreed)
+
+    async def _ended(self, job_id: str, wish: int) -> dict[str, JobStatus]:
+        """Return how a job stands once it has ended everywhere, or once something else is wished for."""
+        while True:
+            statuses = await self.statuses(job_id)
+            if has_ended(statuses) or wish != self._num_wishes:
+                return statuses
+            await asyncio.sleep(POLL_S)
+
+    async def _begin(self, job_id: str, num_ranks: int | None) -> PrepareAgain:
+        """Begin the next attempt, once nothing of the last one is left; return what the first node was asked."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + LEFTOVERS_PATIENCE_S
+        while True:
+            # Anew each time: a node that had prepared it before another refused has had that attempt.
+            commands = next_attempt(await self.statuses(job_id), num_ranks)
+            try:
+                await self._fleet().start_again(commands)
+            except AgentRefusedError as error:
+                if error.reason != RefusalReason.WRONG_STATE or loop.time() > deadline_s:
+                    raise
+                await asyncio.sleep(POLL_S)
+            else:
+                return next(iter(commands.values()))
+
+    def _told(self, sentence: str) -> str:
+        self._tell(sentence)
+        return sentence
+
+
+def has_ended(statuses: Mapping[str, JobStatus]) -> bool:
+    """Return whether nothing of a job runs any more."""
+    return all(status.state in ENDED_STATES for status in statuses.values())
+
+
+def _attempt(statuses: Mapping[str, JobStatus]) -> int:
+    return max(status.attempt for status in statuses.values())

@@ -1,0 +1,151 @@
+"""The question before a job is stopped, killed or started again. Loaded when first asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from rich.text import Text
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Button, Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from app.deeds import Deed, deed_question, deed_title
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+
+    from app.rows import JobRow
+    from app.tui.stage import Stage
+    from app.view import View
+
+ENDED = frozenset({"succeeded", "failed", "stopped", "lost"})
+MAX_RANKS = 131_072
+TITLES = {
+    Deed.STOP: "Stop         after a step and a checkpoint",
+    Deed.STOP_NOW: "Stop now     by SIGTERM",
+    Deed.KILL: "Kill         by SIGKILL",
+    Deed.RESTART: "Restart      after a step and a checkpoint",
+    Deed.RESTART_NOW: "Restart now  kill it first",
+}
+
+
+class Wish(NamedTuple):
+    """What a person has confirmed.
+
+    Attributes:
+        deed: What is to be done.
+        num_ranks: Of the next attempt; None is as many as before.
+    """
+
+    deed: Deed
+    num_ranks: int | None
+
+
+class ControlScreen(ModalScreen[Wish | None]):
+    """Asks what to do to the job, then once more; whoever only presses Enter does nothing."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "cancel", "Cancel"),
+        Binding("left", "app.focus_previous", "Back", show=False),
+        Binding("right", "app.focus_next", "On", show=False),
+    ]
+
+    def __init__(self, stage: Stage, view: View, job: JobRow) -> None:
+        super().__init__()
+        self._shown = stage.look.shown
+        self._view = view
+        self._job = job
+        self._has_ended = job.state in ENDED
+        self._deeds = [Deed.RESTART] if self._has_ended else list(Deed)
+
+    def compose(self) -> ComposeResult:
+        """Lay out what can be done, the number of ranks, a sentence and two buttons."""
+        titles = ["Start again"] if self._has_ended else [TITLES[deed] for deed in self._deeds]
+        body = Vertical(
+            OptionList(*(Option(Text(title)) for title in titles), id="control-deeds", markup=False),
+            Horizontal(
+                Static("with ranks:", id="control-label", markup=False),
+                Input(str(self._job.world_size), type="integer", max_length=6, compact=True, id="control-ranks"),
+                id="control-size",
+            ),
+            Static("", id="control-sentence", classes="sentence", markup=False),
+            Horizontal(
+                Button("Do nothing", id="control-no", compact=True),
+                Button("Do it", id="control-yes", classes="yes", variant="error", compact=True),
+                classes="buttons",
+            ),
+            classes="dialog",
+        )
+        body.border_title = Text(self._shown(f"Job {self._job.job_id}"))
+        body.border_subtitle = "Enter goes on, Esc does nothing"
+        yield body
+
+    def on_mount(self) -> None:
+        """Start at what can be done."""
+        deeds = self.query_one("#control-deeds", OptionList)
+        deeds.highlighted = 0
+        deeds.focus()
+        self._tell()
+
+    def on_option_list_option_highlighted(self, _event: OptionList.OptionHighlighted) -> None:
+        """Say in a sentence what would happen."""
+        self._tell()
+
+    def on_input_changed(self, _event: Input.Changed) -> None:
+        """Say it with the new number."""
+        self._tell()
+
+    def on_option_list_option_selected(self, _event: OptionList.OptionSelected) -> None:
+        """Go on to the number of ranks, or to the last question, which stands on `Do nothing`."""
+        self.query_one("#control-ranks" if self._deed.begins_again else "#control-no").focus()
+
+    def on_input_submitted(self, _event: Input.Submitted) -> None:
+        """Go on to the last question."""
+        self.query_one("#control-no").focus()
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        """Leave with the wish only when it was confirmed."""
+        if event.button.id != "control-yes":
+            self.dismiss(None)
+            return
+        num_ranks = self._num_ranks
+        is_other = self._deed.begins_again and num_ranks != self._job.world_size
+        self.dismiss(Wish(self._deed, num_ranks if is_other else None))
+
+    def action_cancel(self) -> None:
+        """Leave, and do nothing."""
+        self.dismiss(None)
+
+    @property
+    def _deed(self) -> Deed:
+        return self._deeds[self.query_one("#control-deeds", OptionList).highlighted or 0]
+
+    @property
+    def _num_ranks(self) -> int:
+        """The number that was typed; 0 is none, or none that can be."""
+        typed = self.query_one("#control-ranks", Input).value
+        number = int(typed) if typed.isascii() and typed.isdigit() else 0
+        return number if self._job.num_nodes <= number <= MAX_RANKS else 0
+
+    def _tell(self) -> None:
+        deed, num_ranks = self._deed, self._num_ranks
+        self.query_one("#control-size").display = deed.begins_again
+        is_sound = bool(num_ranks) or not deed.begins_again
+        sentence = (
+            deed_question(
+                deed,
+                self._view,
+                self._job,
+                has_ended=self._has_ended,
+                num_ranks=num_ranks if deed.begins_again else self._job.world_size,
+            )
+            if is_sound
+            else f"That many ranks cannot be: at least {self._job.num_nodes}, one on each node."
+        )
+        self.query_one("#control-sentence", Static).update(Text(self._shown(sentence)))
+        yes = self.query_one("#control-yes", Button)
+        yes.label = Text(deed_title(deed, self._job, has_ended=self._has_ended))
+        yes.disabled = not is_sound
+        yes.refresh(layout=True)

@@ -1,0 +1,153 @@
+"""Stopping, killing and starting a job again from the console: asked first, done beside the frames."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from textual.widgets import Button, Input
+
+from app.errors import AgentRefusedError
+from tests.support.consoles import TalkingSource, desk
+from tests.support.screens import assert_looks_as_before
+from tests.support.sim import SimCluster
+
+if TYPE_CHECKING:
+    from tests.support.consoles import Desk, SimControl
+
+SIZES = ((80, 24), (120, 35))
+
+
+def training() -> TalkingSource:
+    source = TalkingSource(SimCluster())
+    source.run(12)
+    return source
+
+
+def control_of(source: TalkingSource) -> SimControl:
+    assert source.control is not None
+    return source.control
+
+
+def inside(console: Desk) -> str:
+    """Return what the dialog says: the longest part of each line between its borders."""
+    return " ".join(max(line.split("│"), key=len).strip() for line in console.lines())
+
+
+async def choose(console: Desk, place: int) -> None:
+    """Open the dialog and go to one of its choices."""
+    await console.press("x", *["down"] * place)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_the_question_looks_as_before(size: tuple[int, int]) -> None:
+    async with desk(training(), size) as console:
+        await choose(console, 3)
+        assert_looks_as_before(f"control-{size[0]}x{size[1]}", console.lines())
+
+
+async def test_the_question_names_nodes_ranks_and_processes() -> None:
+    async with desk(training()) as console:
+        await choose(console, 0)
+        text = inside(console)
+        assert "Stop job demo? Ranks 0-1 on demo-0 (pids 4000, 4001) and ranks 2-3 on demo-1 (pids 4002, 4003)" in text
+
+
+async def test_who_only_presses_enter_or_escape_does_nothing() -> None:
+    source = training()
+    async with desk(source) as console:
+        await console.press("x", "enter", "enter")
+        await console.press("x", "down", "down", "enter", "enter")
+        await console.press("x", "down", "down", "down", "enter", "enter", "enter")
+        await console.press("x", "escape")
+        assert control_of(source).asked == []
+        assert len(console.console.screen_stack) == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "asked"),
+    [
+        (0, "stop demo agreed"),
+        (1, "stop demo now"),
+        (2, "kill demo"),
+        (3, "restart demo None agreed"),
+        (4, "restart demo None now"),
+    ],
+)
+async def test_what_is_confirmed_is_asked_for_and_told(place: int, asked: str) -> None:
+    source = training()
+    async with desk(source) as console:
+        await choose(console, place)
+        await console.press("enter", *["enter"] * (place > 2), "right", "enter")
+        await console.frames()
+        assert control_of(source).asked == [asked]
+        assert f"{asked}: done" in console.text()
+
+
+async def test_a_restart_with_another_number_of_ranks_says_both_numbers() -> None:
+    source = training()
+    async with desk(source) as console:
+        await choose(console, 3)
+        await console.press("enter", "backspace", "8")
+        assert "with 8 ranks instead of 4" in inside(console)
+        await console.press("enter", "right", "enter")
+        assert control_of(source).asked == ["restart demo 8 agreed"]
+
+
+@pytest.mark.parametrize("typed", ["", "0", "1", "999999"])
+async def test_a_number_of_ranks_that_cannot_be_is_said_and_cannot_be_confirmed(typed: str) -> None:
+    source = training()
+    async with desk(source) as console:
+        await choose(console, 3)
+        console.console.screen.query_one(Input).value = typed
+        await console.settle()
+        assert "That many ranks cannot be: at least 2" in console.text()
+        assert console.console.screen.query_one("#control-yes", Button).disabled
+
+
+async def test_a_job_that_has_ended_can_only_be_started_again() -> None:
+    source = training()
+    source.sim.kill(2)
+    source.run(20)
+    async with desk(source) as console:
+        await console.press("x")
+        assert "Start job demo again?" in console.text()
+        assert "Kill" not in console.text()
+        await console.press("enter", "enter", "right", "enter")
+        assert control_of(source).asked == ["restart demo None agreed"]
+
+
+async def test_a_refusal_is_told_and_the_console_goes_on() -> None:
+    source = training()
+    control_of(source).refusal = AgentRefusedError("demo-0", "wrong_state", "job demo [b]has[/b] ended \x1b[2J")
+    async with desk(source) as console:
+        await choose(console, 0)
+        await console.press("enter", "right", "enter")
+        assert "Not done" in console.text()
+        assert "job demo [b]has[/b] ended" in console.text()
+        assert "\x1b" not in console.text()
+
+
+async def test_what_is_under_way_stands_in_the_masthead() -> None:
+    source = training()
+    control_of(source).doing = "restart: waiting for attempt 0 to end"
+    async with desk(source, (160, 40)) as console:
+        assert "restart: waiting for attempt 0 to end" in console.lines()[2]
+
+
+async def test_before_there_is_a_job_there_is_nothing_to_ask() -> None:
+    source = TalkingSource(SimCluster())
+    async with desk(source) as console:
+        await console.press("x")
+        assert "There is no job yet to act on." in console.text()
+
+
+async def test_who_only_looks_on_has_no_key_for_it() -> None:
+    source = training()
+    source.control = None
+    async with desk(source) as console:
+        assert "Stop, restart" not in console.lines()[-1]
+        await console.press("question_mark")
+        assert "Stop, restart" not in console.text()
+        await console.press("escape", "x")
+        assert "This console only looks on" in console.text()

@@ -1,0 +1,166 @@
+"""A recording that is written as a session hears."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.wire.logs import LogLine
+from agent.wire.reports import WIRE_VERSION
+from app.diagnosis.rank_facts import Thresholds
+from app.errors import SessionError
+from app.evidence.masking import masked
+from app.recording import recorder as module
+from app.recording.playback import Playback
+from app.recording.recorder import Recorder
+from app.recording.records import LinesHeard, NoticeHeard, ReportHeard, decode_recording
+from app.recording.timeline import clock_text
+from app.rows import Cause
+from tests.support.recordings import frozen_recording
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from app.recording.records import Recording
+
+FROZEN = frozen_recording()
+BEGAN_S = 5000.0
+"""Of the monotonic clock."""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.rankdeck"
+
+
+def make(path: Path, **how: int) -> Recorder:
+    return Recorder(path, FROZEN.opening.nodes, masked, **how)
+
+
+def read(path: Path) -> Recording:
+    return decode_recording(path.read_bytes(), WIRE_VERSION)
+
+
+def feed(recorder: Recorder, count: int = 10**6) -> None:
+    for record in FROZEN.records[:count]:
+        moved = type(record)(record.at_s + BEGAN_S, *(getattr(record, name) for name in record.__struct_fields__[1:]))
+        recorder.add(moved)
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 10
+    while not is_true():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_what_is_heard_is_what_is_read_again(path: Path) -> None:
+    recorder = make(path)
+    feed(recorder)
+    recorder.close()
+
+    found = read(path)
+    assert [type(record) for record in found.records] == [type(record) for record in FROZEN.records]
+    assert not found.is_cut
+    assert found.length_s == pytest.approx(FROZEN.length_s)
+    assert path.stat().st_mode & 0o777 == 0o600
+    playback = Playback(found, Thresholds())
+    while not playback.is_over:
+        playback.step(found.length_s)
+    assert [verdict.cause for verdict in playback.verdicts] == [Cause.FROZEN]
+    assert re.fullmatch(r"\d\d:\d\d:\d\dZ", clock_text(found, 3.0))
+
+
+def test_what_looks_like_a_secret_is_not_kept(path: Path) -> None:
+    recorder = make(path)
+    recorder.add(LinesHeard(BEGAN_S, "demo-0", [LogLine(1, 0, "stdout", "token=hf_abcdefghijklmnopqrstuvwxyz1234")]))
+    recorder.close()
+    (record,) = read(path).records
+    assert isinstance(record, LinesHeard)
+    assert "hf_abcdefgh" not in record.lines[0].text
+
+
+def test_a_full_file_gives_way_to_a_new_one_and_both_can_be_read(path: Path) -> None:
+    recorder = make(path, max_bytes=60_000)
+    feed(recorder)
+    recorder.close()
+    older, newer = read(path.with_name("run.rankdeck.1")), read(path)
+    assert not older.is_cut
+    assert not newer.is_cut
+    assert newer.records[0].at_s == 0.0
+    assert len(older.records) + len(newer.records) <= len(FROZEN.records)
+    last, kept = FROZEN.records[-1], newer.records[-1]
+    assert isinstance(last, ReportHeard)
+    assert isinstance(kept, ReportHeard)
+    assert kept.frame == last.frame
+
+
+def test_a_file_that_is_there_is_left_alone(path: Path) -> None:
+    path.write_text("mine")
+    with pytest.raises(SessionError, match="cannot be recorded into: File exists") as caught:
+        make(path)
+    assert caught.value.hint == "name another, or remove it"
+    assert path.read_text() == "mine"
+    with pytest.raises(SessionError, match="No such file"):
+        make(path.parent / "nowhere" / "x")
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_session(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = make(path)
+
+    def fail(_self: object, _packed: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(module._Part, "_put", fail)
+    monkeypatch.setattr(module, "SETTLE_S", 0.0)
+    feed(recorder, 3)
+    until(lambda: not recorder._notices.empty())
+    feed(recorder)
+    assert recorder.drain_notices() == [f"the recording {path} has ended: No space left on device"]
+    recorder.close()
+    assert recorder.drain_notices() == []
+
+
+def test_what_the_disk_cannot_take_in_time_is_counted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING", 1)
+    recorder = make(path)
+    for number in range(2000):
+        recorder.add(NoticeHeard(BEGAN_S + number, "x" * 100))
+    recorder.close()
+    assert len(read(path).records) + recorder.num_lost == 2000
+
+
+def test_after_a_kill_all_but_the_last_second_is_there(path: Path) -> None:
+    program = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from app.recording.recorder import Recorder\n"
+        "from app.recording.records import NoticeHeard\n"
+        "recorder = Recorder(Path(sys.argv[1]), ['n0'], lambda record: record)\n"
+        "recorder.add(NoticeHeard(time.monotonic(), 'the last words'))\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(path)]) as process:
+        try:
+            until(lambda: path.exists() and path.stat().st_size > 0 and bool(read_if_begun(path)))
+        finally:
+            process.send_signal(signal.SIGKILL)
+    found = read(path)
+    assert found.is_cut
+    assert [record.text for record in found.records if isinstance(record, NoticeHeard)] == ["the last words"]
+
+
+def read_if_begun(path: Path) -> list[object]:
+    try:
+        return list(read(path).records)
+    except ValueError:
+        return []

@@ -1,0 +1,75 @@
+"""Which ranks each node gets."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.wire.commands import PrepareAgain, decode_command, encode_command
+from agent.wire.jobs import JobState, JobStatus
+from app.errors import UsageError
+from app.sessions.shares import even_shares, next_attempt
+
+
+def status(node_rank: int, share: int, first_rank: int, world_size: int, **changes: object) -> JobStatus:
+    plain = JobStatus(
+        job_id="gpt",
+        attempt=3,
+        state=JobState.STOPPED,
+        state_s=1.0,
+        world_size=world_size,
+        num_nodes=2,
+        node_rank=node_rank,
+        first_rank=first_rank,
+        local_world_size=share,
+    )
+    return msgspec.structs.replace(plain, **changes)
+
+
+def two_nodes(**changes: object) -> dict[str, JobStatus]:
+    """Return a job of three ranks on `a` and one on `b`, which comes first; the changes are b's."""
+    return {"b": status(1, 1, 3, 4, **changes), "a": status(0, 3, 0, 4)}
+
+
+@given(st.integers(1, 10_000), st.integers(1, 200))
+def test_shares_are_as_even_as_can_be_and_leave_no_rank_out(num_ranks: int, num_nodes: int) -> None:
+    shares = even_shares(num_ranks, num_nodes)
+    assert len(shares) == num_nodes
+    assert sum(shares) == num_ranks
+    assert max(shares) - min(shares) <= 1
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_every_node_keeps_its_ranks_in_the_next_attempt() -> None:
+    commands = next_attempt(two_nodes(), None)
+    assert list(commands) == ["a", "b"], "the node that chooses the port comes first"
+    assert commands["a"] == PrepareAgain("gpt", 4, 0, 3, 4)
+    assert commands["b"] == PrepareAgain("gpt", 4, 3, 1, 4)
+    assert decode_command(encode_command(commands["b"])) == commands["b"]
+
+
+def test_other_ranks_are_spread_evenly() -> None:
+    assert list(next_attempt(two_nodes(), 5).values()) == [
+        PrepareAgain("gpt", 4, 0, 3, 5),
+        PrepareAgain("gpt", 4, 3, 2, 5),
+    ]
+
+
+def test_the_next_attempt_is_above_that_of_every_node() -> None:
+    commands = next_attempt(two_nodes(attempt=7), None)
+    assert {command.attempt for command in commands.values()} == {8}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "num_ranks", "words"),
+    [
+        (two_nodes(state=JobState.STOPPING), None, "job gpt has not ended"),
+        ({"a": status(0, 3, 0, 4)}, None, "only 1 of the 2 nodes of job gpt know it"),
+        (two_nodes(), 1, "runs on 2 nodes: 1 ranks are too few"),
+    ],
+)
+def test_what_cannot_begin_again_is_refused(statuses: dict[str, JobStatus], num_ranks: int | None, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        next_attempt(statuses, num_ranks)

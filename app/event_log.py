@@ -16,7 +16,7 @@ from app.safe_text import LINE_LIMIT, clean
 from app.words import ranks_text, seconds_text
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Iterator, Sequence
 
     from app.rows import JobRow, VerdictRow
     from app.view import View
@@ -114,6 +114,10 @@ class EventLog:
     def __getitem__(self, index: int) -> Event:
         """Return an event; the oldest that is kept is 0."""
         return self._events[index]
+
+    def newest_first(self) -> Iterator[Event]:
+        """Yield the events that are kept."""
+        return reversed(self._events)
 
     def tell(
         self,

@@ -34,6 +34,7 @@ from app.rows import (
 from app.safe_text import LINE_LIMIT, clean, clean_name
 from app.wording.gpu_words import BrokenGpu, broken_gpus, findings, gpu_rows
 from app.wording.headline import job_headline, node_headline, wait_text
+from app.wording.job_figures import job_figures
 from app.wording.memory_words import JobMemory
 from app.wording.pace_words import JobPace
 from app.wording.rank_table import RankTable
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from app.diagnosis.rank_pace import RankPace
     from app.diagnosis.verdicts import Verdict
     from app.diagnosis.waits import Wait
+    from app.figure_rows import Figure
     from app.model.cluster import Cluster, Node
     from app.model.job_model import JobModel
 
@@ -126,7 +128,7 @@ class View:
         codes = [status.exit_code for status in statuses if status.exit_code is not None]
         first = job.workers[0]
         training = (first and first.report and first.report.training) or TrainingReport()
-        step, steps_per_s = job.lowest_step(), None if job.is_ended() else job.steps_per_s()
+        step, steps_per_s = job.lowest_step(), None if job.is_ended() else job.steps_per_s(self.now_s)
         severity = self._job_severity(state)
         return JobRow(
             job_id=clean_name(job.job_id),
@@ -315,6 +317,12 @@ class View:
         if self._job is None or self._found is None:
             return None
         return JobPace(self._cluster, self._job, self._found)
+
+    def figures(self) -> list[Figure]:
+        """Return the figures that are followed over time; none before there is a job, and once it has ended."""
+        if self._job is None or self._found is None or self._job.is_ended():
+            return []
+        return job_figures(self._cluster, self._job, self._found, self._diagnosis.nodes, self.now_s)
 
     def gpus(self) -> list[GpuRow]:
         """Return a row per GPU, in the order of the nodes."""

@@ -6,7 +6,6 @@ is kept beside them for the words of its row.
 
 from __future__ import annotations
 
-from collections import deque
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +17,7 @@ from agent.wire.reports import ProcessState
 from app.model.group_table import GroupTable
 from app.model.oddities import PROBE_PATIENCE_S, Oddities
 from app.model.outside import Output, is_step_counted, loss_of, step_of
+from app.model.step_rate import StepRate
 from ddpcore.wire import BARRIER_GROUP, DEFAULT_GROUP, Phase
 
 if TYPE_CHECKING:
@@ -33,8 +33,9 @@ MAX_MEMBERSHIPS = 8 * 131_072
 MAX_CALLS = 4_096
 """Distinct (operation, label) pairs; later ones share the nameless first."""
 STEP_SAMPLE_S = 0.5
-STEP_HISTORY_S = 5.0
-"""The step rate is taken over this long, sampled this often: long enough to smooth a slow epoch's end."""
+"""Between two looks at the step: often enough to know when a step was done, seldom enough for 16,384 ranks."""
+HEARD_S = 2.0
+"""A rank that its node has not spoken of for longer, ten of its reports, is not asked for its step."""
 
 
 WORST_FIRST = (
@@ -160,7 +161,7 @@ class JobModel:
         self.stop_began_s = float("inf")
         self.num_ignored = self._num_memberships = 0
         self._call_code: dict[tuple[str, str], int] = {("", ""): 0}
-        self._steps: deque[tuple[float, int]] = deque()
+        self._rate, self._pacer, self._sampled_s = StepRate(), 0, -np.inf
 
     def put_share(self, node: int, status: JobStatus, now_s: float) -> None:
         """Take a node's word on the job, and on which ranks are its own."""
@@ -222,24 +223,26 @@ class JobModel:
         self.oddities.put(rank, report, is_unprobed=is_unprobed)
 
     def sample_steps(self, now_s: float) -> None:
-        """Remember the lowest step from time to time; the rate comes from it."""
-        if self._steps and now_s - self._steps[-1][0] < STEP_SAMPLE_S:
+        """Look from time to time at how far the rank that is behind has come; the rate is its."""
+        if now_s - self._sampled_s < STEP_SAMPLE_S:
             return
-        lowest = self.lowest_step()
-        if lowest is None:
+        self._sampled_s = now_s
+        is_asked = (self.step >= 0) & (now_s - self.received_s <= HEARD_S)
+        if not is_asked.any():
             return
-        if self._steps and lowest < self._steps[-1][1]:
-            self._steps.clear()
-        self._steps.append((now_s, lowest))
-        while now_s - self._steps[0][0] > STEP_HISTORY_S:
-            self._steps.popleft()
+        lowest = int(self.step[is_asked].min())
+        # One rank is followed, by its node's clock, while others are behind by no more than reports are old.
+        if not is_asked[self._pacer] or self._rate.is_ahead_of(lowest, HEARD_S):
+            pacer = int(np.flatnonzero(is_asked & (self.step == lowest))[0])
+            self._pacer, self._rate = pacer, StepRate(self._rate.step_s)
+        worker = self.workers[self._pacer]
+        if worker is not None:
+            self._rate.put(worker.seen_s, int(self.step[self._pacer]))
 
-    def steps_per_s(self) -> float | None:
-        """Return the rate of the slowest rank over the last seconds, None before it is known."""
-        if len(self._steps) < 3:
-            return None
-        (first_s, first), (last_s, last) = self._steps[0], self._steps[-1]
-        return (last - first) / (last_s - first_s)
+    def steps_per_s(self, now_s: float) -> float | None:
+        """Return the rate of the slowest rank over the last seconds; None while it is not known, or not heard."""
+        is_heard = now_s - self.received_s[self._pacer] <= HEARD_S
+        return self._rate.per_s() if is_heard else None
 
     def remaining_s(self, last_step: int | None, steps_per_s: float | None) -> float | None:
         """Return how long it is to a step at a rate, None while that is not known."""
@@ -316,7 +319,7 @@ class JobModel:
         if step is not None and not is_counted and not self._tells_steps:
             self._tells_steps, self.is_step_counted = True, False
             self.step[:] = -1
-            self._steps.clear()
+            self._rate = StepRate()
         elif is_counted:
             self.is_step_counted = not self._tells_steps
         self.step[rank] = -1 if step is None or (is_counted and self._tells_steps) else step
@@ -385,7 +388,7 @@ class JobModel:
         assert all((worker is not None) == known for worker, known in zip(self.workers, seen.tolist(), strict=True))
         assert {rank for rank in self.deaths if self.process[rank] != Process.EXITED} == set()
         assert np.flatnonzero(~np.isnan(self.died_at_s)).tolist() == sorted(self.deaths)
-        assert np.all(np.diff([step for _, step in self._steps]) >= 0)
+        self._rate.validate()
         for table in self.groups.values():
             table.validate(self.world_size)
 

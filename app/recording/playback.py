@@ -11,6 +11,7 @@ from agent.wire.codec import MalformedMessageError
 from agent.wire.reports import decode_node_report
 from app.diagnosis.diagnoser import Diagnoser
 from app.event_log import EventLog
+from app.history import History
 from app.model.cluster import Cluster
 from app.recording.records import LinesHeard, NoticeHeard, ReportHeard, StacksHeard
 from app.safe_text import LINE_LIMIT, clean
@@ -54,9 +55,9 @@ class Playback:
         self._diagnoser = Diagnoser(self._thresholds)
         self._lines: list[tuple[str, LogLine]] = []
         self._notices: list[str] = []
-        self._losses: list[tuple[int, float]] = []
         self.events = EventLog()
-        """What has happened up to this moment, in the model's clock."""
+        self.history = History()
+        """What has happened up to this moment, and how figures went, in the model's clock."""
         self._look()
 
     @property
@@ -99,18 +100,11 @@ class Playback:
         notices, self._notices = self._notices, []
         return notices
 
-    def drain_losses(self) -> list[tuple[int, float]]:
-        """Return the (step, mean loss) pairs since the last call, also of moments that nobody has looked at."""
-        losses, self._losses = self._losses, []
-        return losses
-
     def _look(self) -> None:
         self._diagnosis: Diagnosis = self._diagnoser.observe(self._cluster, BEGIN_S + self.at_s)
-        self.events.observe(self.view())
-        job = self._cluster.current_job()
-        step = job.lowest_step() if job is not None else None
-        if job is not None and step is not None and job.has_loss.any():
-            self._losses.append((step, float(job.loss[job.has_loss].mean())))
+        view = self.view()
+        self.events.observe(view)
+        self.history.observe(view)
 
     def _take(self, record: Record) -> None:
         match record:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from agent.wire.logs import LogLine
     from app.event_log import EventLog
+    from app.history import History
     from app.recording.records import Recording
     from app.view import View
     from ddpcore.wire import Fault
@@ -132,13 +133,14 @@ class Replay:
         """What has happened up to this moment of the recording."""
         return self._playback.events
 
+    @property
+    def history(self) -> History:
+        """How the figures of the job went up to this moment of the recording."""
+        return self._playback.history
+
     def time_text(self, at_s: float) -> str:
         """Return a moment by its place in the recording."""
         return clock_text(max(0.0, at_s - BEGIN_S))
-
-    def drain_losses(self) -> list[tuple[int, float]]:
-        """Return the (step, loss) pairs that have been played since the last call."""
-        return self._playback.drain_losses()
 
     async def inject(self, fault: Fault) -> str:
         """Refuse.

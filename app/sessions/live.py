@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from agent.wire.logs import LogLine
     from app.event_log import EventLog
+    from app.history import History
     from app.sessions.control import JobControl
     from app.sessions.options import SessionOptions
     from app.stacks.groups import NodeStacks
@@ -74,6 +75,11 @@ class LiveSession:
     def events(self) -> EventLog:
         """What has happened; see `Session.events`."""
         return self.session.events
+
+    @property
+    def history(self) -> History:
+        """How the figures of the job went; see `Session.history`."""
+        return self.session.history
 
     def time_text(self, at_s: float) -> str:
         """Return a moment by this machine's clock."""

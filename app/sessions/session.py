@@ -22,6 +22,7 @@ from app.evidence.collecting import Answers, ask_agents, put_together
 from app.evidence.keeper import EvidenceKeeper
 from app.evidence.masking import masked
 from app.faults import told
+from app.history import History
 from app.model.cluster import Cluster
 from app.recording.past import Past
 from app.recording.recorder import Recorder
@@ -76,6 +77,8 @@ class Session:
         """Acts on the jobs; after `connect`."""
         self.events = EventLog()
         """What has happened while this session looked on."""
+        self.history = History()
+        """How the figures of its jobs went meanwhile."""
         self._past = Past()
         self._printed = Past(max_age_s=math.inf, max_bytes=MAX_PRINTED_BYTES)
         self._evidence_dir = options.evidence_dir
@@ -131,6 +134,7 @@ class Session:
             self._keeper.observe(diagnosis.verdicts, live, now_s)
         view = View(self._cluster, diagnosis, now_s)
         self.events.observe(view)
+        self.history.observe(view)
         return view
 
     def take_frame(self, node: str, frame: bytes) -> None:

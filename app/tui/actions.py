@@ -38,7 +38,7 @@ class Action(NamedTuple):
     in_palette: bool = True
 
 
-VIEW_NAMES = ("overview", "ranks", "barriers", "stragglers", "memory", "logs", "events")
+VIEW_NAMES = ("overview", "ranks", "barriers", "stragglers", "memory", "logs", "charts", "events")
 """Views in the order of their number keys."""
 
 ACTIONS = (
@@ -73,9 +73,16 @@ ACTIONS = (
     Action("app.show_view('memory')", "5", "5", "Memory", "Memory of every rank beside the median, and of every node."),
     Action("app.show_view('logs')", "6", "6", "Logs", "What all ranks print, merged as it comes."),
     Action(
+        "app.show_view('charts')",
+        "7",
+        "7",
+        "Charts",
+        "How loss, throughput, waiting, GPUs and memory went over time, and when verdicts came.",
+    ),
+    Action(
         "app.show_view('events')",
-        "7",
-        "7",
+        "8",
+        "8",
         "Events",
         "What happened and when: verdicts that came and went, nodes, checkpoints, and what was done.",
     ),
@@ -113,6 +120,8 @@ ACTIONS = (
         "Scroll log lines to the side; in the grid and on a rank's page: the next rank.",
         in_palette=False,
     ),
+    Action("screen.zoom(-1)", "plus,equals_sign", "+", "Zoom in", "In the charts: a shorter time."),
+    Action("screen.zoom(1)", "minus", "-", "Zoom out", "In the charts: a longer time."),
     Action(
         "screen.open",
         "enter",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from app.tui.actions import VIEW_NAMES
 from app.tui.views.barriers import BarriersView
+from app.tui.views.charts import ChartsView
 from app.tui.views.events import EventsView
 from app.tui.views.logs import LogsView
 from app.tui.views.memory import MemoryView
@@ -24,5 +25,5 @@ RANK_PAGE = "rank"
 
 def make_views(stage: Stage) -> dict[str, LineView]:
     """Return the views of a console."""
-    views = (OverviewView, RanksView, BarriersView, StragglersView, MemoryView, LogsView, EventsView)
+    views = (OverviewView, RanksView, BarriersView, StragglersView, MemoryView, LogsView, ChartsView, EventsView)
     return {**dict(zip(VIEW_NAMES, (view(stage) for view in views), strict=True)), RANK_PAGE: RankPage(stage)}

@@ -5,10 +5,11 @@ Source: the Unicode block Braille Patterns, U+2800: bit n of the offset is dot n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _DOT_BITS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 """Bit of the dot in column 0 or 1, row 0 (top) to 3."""
@@ -16,8 +17,31 @@ _DOT_BITS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 THICK_FROM_ROWS = 16
 
 
-def bounds(points: Sequence[tuple[float, float]]) -> tuple[float, float, float, float]:
-    """Return (x_min, x_max, y_min, y_max), each pair apart even when the data are not."""
+class Box(NamedTuple):
+    """What a drawing spans; points to its left and right are left out, those above and below stand at its edge."""
+
+    x_min: float
+    x_max: float
+    y_min: float
+    y_max: float
+
+
+class Curve(NamedTuple):
+    """Points in the order of x; neighbours are joined, but not over a y that is NaN."""
+
+    points: Sequence[tuple[float, float]]
+    is_dotted: bool = False
+
+
+class DrawnLine(NamedTuple):
+    """A line of a drawing: its cells, and the number of the curve that each shows; -1 is none."""
+
+    text: str
+    owners: Sequence[int]
+
+
+def bounds(points: Sequence[tuple[float, float]]) -> Box:
+    """Return what points span, each pair apart even when the data are not."""
     xs = [x for x, _ in points]
     ys = [y for _, y in points]
     x_min, x_max, y_min, y_max = min(xs), max(xs), min(ys), max(ys)
@@ -26,42 +50,65 @@ def bounds(points: Sequence[tuple[float, float]]) -> tuple[float, float, float, 
     if y_max == y_min:
         margin = abs(y_min) * 0.1 or 1.0
         y_min, y_max = y_min - margin, y_max + margin
-    return x_min, x_max, y_min, y_max
+    return Box(x_min, x_max, y_min, y_max)
 
 
-def curve(points: Sequence[tuple[float, float]], width: int, height: int, *, ascii_only: bool = False) -> list[str]:
-    """Draw points, joined, into `height` strings of `width` cells; blank without points."""
+def drawing(curves: Sequence[Curve], box: Box, width: int, height: int, *, ascii_only: bool = False) -> list[DrawnLine]:
+    """Draw curves into `height` lines of `width` cells; a cell is the first curve's that comes there."""
     if width < 1 or height < 1:
         return []
-    if not points:
-        return [" " * width] * height
-    columns, rows = (width, height) if ascii_only else (width * 2, height * 4)
-    dots = _dot_rows(points, columns, rows)
-    if rows >= THICK_FROM_ROWS:
-        # A line one dot thin is lost on a tall chart.
-        dots = {column: (top, min(rows - 1, bottom + 1)) for column, (top, bottom) in dots.items()}
-    if ascii_only:
-        grid = [[" "] * width for _ in range(height)]
-        for column, (top, bottom) in dots.items():
-            for row in range(top, bottom + 1):
-                grid[row][column] = "*"
-        return ["".join(line) for line in grid]
+    across, down = (1, 1) if ascii_only else (2, 4)
     cells = [[0] * width for _ in range(height)]
-    for column, (top, bottom) in dots.items():
-        bits = _DOT_BITS[column % 2]
-        for row in range(top, bottom + 1):
-            cells[row // 4][column // 2] |= bits[row % 4]
-    return ["".join(chr(0x2800 + cell) if cell else " " for cell in line) for line in cells]
+    owners = [[-1] * width for _ in range(height)]
+    for number, curve in enumerate(curves):
+        for column, row in _dots(curve, box, (width * across, height * down), pitch=across):
+            y, x = row // down, column // across
+            if owners[y][x] in {-1, number}:
+                owners[y][x] = number
+                cells[y][x] |= _DOT_BITS[column % 2][row % 4]
+    if ascii_only:
+        marks = [".*"[not curve.is_dotted] for curve in curves] + [" "]
+        return [DrawnLine("".join(marks[owner] for owner in line), line) for line in owners]
+    texts = ("".join(chr(0x2800 + cell) if cell else " " for cell in line) for line in cells)
+    return [DrawnLine(text, line) for text, line in zip(texts, owners, strict=True)]
 
 
-def _dot_rows(points: Sequence[tuple[float, float]], columns: int, rows: int) -> dict[int, tuple[int, int]]:
+def _dots(curve: Curve, box: Box, size: tuple[int, int], pitch: int) -> Iterator[tuple[int, int]]:
+    """Yield (column, row) of every dot; of a dotted curve those that are `pitch` apart."""
+    columns, rows = size
+    for piece in _pieces(curve.points):
+        spans = _dot_rows(piece, box, columns, rows)
+        for column, (top, bottom) in spans.items():
+            if curve.is_dotted:
+                if column % pitch == 0 or len(spans) == 1:
+                    yield from ((column, row) for row in range(top, bottom + 1, pitch))
+                continue
+            # A line one dot thin is lost on a tall chart.
+            for row in range(top, min(rows - 1, bottom + (rows >= THICK_FROM_ROWS)) + 1):
+                yield column, row
+
+
+def _pieces(points: Sequence[tuple[float, float]]) -> Iterator[Sequence[tuple[float, float]]]:
+    """Yield the runs of points between what is not known."""
+    piece: list[tuple[float, float]] = []
+    for point in points:
+        if math.isnan(point[1]):
+            yield piece
+            piece = []
+        else:
+            piece.append(point)
+    yield piece
+
+
+def _dot_rows(points: Sequence[tuple[float, float]], box: Box, columns: int, rows: int) -> dict[int, tuple[int, int]]:
     """Return {column: (top row, bottom row)}: the mean of each column's points, joined to the column before."""
-    x_min, x_max, y_min, y_max = bounds(points)
+    x_min, x_max, y_min, y_max = box
     sums: dict[int, tuple[float, int]] = {}
     for x, y in points:
-        column = min(columns - 1, int((x - x_min) / (x_max - x_min) * columns))
-        total, count = sums.get(column, (0.0, 0))
-        sums[column] = (total + y, count + 1)
+        if x_min <= x <= x_max:
+            column = min(columns - 1, int((x - x_min) / (x_max - x_min) * columns))
+            total, count = sums.get(column, (0.0, 0))
+            sums[column] = (total + y, count + 1)
     placed = {
         column: min(rows - 1, max(0, round((y_max - total / count) / (y_max - y_min) * (rows - 1))))
         for column, (total, count) in sorted(sums.items())

@@ -11,6 +11,7 @@ from app.tui.actions import screen_bindings
 from app.tui.all_views import RANK_PAGE
 from app.tui.filter_bar import FilterBar
 from app.tui.filtered_view import FilteredView
+from app.tui.views.charts import ChartsView
 from app.tui.views.logs import LogsView
 from app.tui.views.rank import RankPage
 from app.tui.views.ranks import RanksView
@@ -129,6 +130,14 @@ class MainScreen(Screen[None], inherit_bindings=False):
             return
         logs.show_traceback(is_wanted=not (logs.display and logs.shows_traceback))
         self.console.action_show_view("logs")
+
+    def action_zoom(self, steps: int) -> None:
+        """Let the charts show a longer time, or a shorter one; elsewhere, show them first."""
+        charts = self.query_one(ChartsView)
+        if self.console.shown is charts:
+            charts.zoom(steps)
+        else:
+            self.console.action_show_view("charts")
 
     def action_play(self, how: str) -> None:
         """Do something to the recording that is played; nothing to what is live."""

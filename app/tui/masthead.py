@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from app.tui.stage import Stage
 
 MAX_HEADLINE_LINES = 3
-TAB_CELLS = 4
-"""Of a tab beside its name."""
-SHORT_NAME = 4
-"""Letters of the other views' names where they do not fit, if there is room for as many."""
+WIDE_TAB_CELLS = 4
+TIGHT_TAB_CELLS = 3
+"""Of a tab beside its name: its number, and two blanks or one to the next."""
 WIDE_FROM = 110
 """Cells from which it is said what is frozen: a rank may be, too."""
 
@@ -54,21 +53,24 @@ class Masthead(LineView):
         line = self.line()
         brand, frozen = f" {self.stage.source.title} ", self._frozen()
         width = self.size.width - len(frozen)
-        tabs_width = sum(len(name) + TAB_CELLS for name in VIEW_NAMES)
-        has_room = len(brand) + 1 + tabs_width <= width
+        room = width - len(brand) - 1
         # Of a recording the title tells the time: there the names of the other views give way, else the title does.
-        is_short = not has_room and (self.stage.source.player is not None or tabs_width > width)
-        if has_room or self.stage.source.player is not None:
+        has_brand = self.stage.source.player is not None or _tabs_width(TIGHT_TAB_CELLS) < room
+        if has_brand:
             line.put(brand, palette.brand).put(" ", palette.bar)
-        letters = self._letters(width - line.width) if is_short else None
+        else:
+            room = width
+        is_wide = _tabs_width(WIDE_TAB_CELLS) <= room
+        names = VIEW_NAMES if is_wide else tight_names(self.active, room)
         self._tab_spans.clear()
-        for number, name in enumerate(VIEW_NAMES, start=1):
+        for number, (view, name) in enumerate(zip(VIEW_NAMES, names, strict=True), start=1):
             start = line.width
-            if name == self.active:
+            if view == self.active:
                 line.put(f" {number} {name.capitalize()} ", palette.tab)
             else:
-                line.put(f" {number}", palette.key).put(f" {name.capitalize()[:letters]} ", palette.bar_muted)
-            self._tab_spans.append((start, line.width, name))
+                end = " " if is_wide else ""
+                line.put(f" {number}", palette.key).put(f" {name.capitalize()}{end}" if name else "", palette.bar_muted)
+            self._tab_spans.append((start, line.width, view))
         if frozen:
             line.fit(width, palette.bar)
             line.put(frozen, palette.chosen)
@@ -79,11 +81,6 @@ class Masthead(LineView):
                 break
         line.fit(self.size.width, palette.bar)
         return line
-
-    def _letters(self, width: int) -> int:
-        """Return how many letters of the other views' names fit beside the whole name of this one."""
-        others = len(VIEW_NAMES) - 1
-        return max(0, min(SHORT_NAME, (width - len(self.active) - TAB_CELLS) // others - TAB_CELLS))
 
     def _frozen(self) -> str:
         """Return how old the picture is that stands still; empty while it moves."""
@@ -154,6 +151,24 @@ class Masthead(LineView):
         if told and room > 10:
             line.put("   ").cell(told, min(len(told), room), palette.muted)
         return line
+
+
+def _tabs_width(cells: int) -> int:
+    return sum(len(name) + cells for name in VIEW_NAMES)
+
+
+def tight_names(active: str, room: int) -> list[str]:
+    """Return the names of the views for tabs with one blank between them, cut no more than they must be.
+
+    The longest lose their last letters first; that of the active view is whole.
+    """
+    names = list(VIEW_NAMES)
+    others = [number for number, name in enumerate(names) if name != active]
+    width = _tabs_width(TIGHT_TAB_CELLS) + 1
+    for _ in range(width - room):
+        longest = max(others, key=lambda number: (len(names[number]), number))
+        names[longest] = names[longest][:-1]
+    return names
 
 
 def _figures(job: JobRow) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
     from agent.wire.logs import LogLine
     from app.event_log import EventLog
+    from app.history import History
     from app.stacks.groups import NodeStacks
     from app.view import View
     from ddpcore.wire import Fault
@@ -34,10 +35,6 @@ class Player(Protocol):
 
     def to_next_verdict(self) -> None:
         """Go on to where something new is said, and stand still there."""
-        ...
-
-    def drain_losses(self) -> Sequence[tuple[int, float]]:
-        """Return the (step, loss) pairs of what was played since the last call, shown or gone past."""
         ...
 
 
@@ -121,6 +118,11 @@ class ConsoleSource(Protocol):
     @property
     def events(self) -> EventLog:
         """What has happened until now."""
+        ...
+
+    @property
+    def history(self) -> History:
+        """How the figures of the job went until now."""
         ...
 
     def time_text(self, at_s: float) -> str:

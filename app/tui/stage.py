@@ -1,4 +1,4 @@
-"""What a frame brings to the views: the newest rows, the log lines so far, the events, the history of the loss."""
+"""What a frame brings to the views: the newest rows, the log lines so far, the events, how the figures went."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from app.filters.lines import ERRORS
 from app.safe_text import LINE_LIMIT, clean, clean_name
 from app.tui.log_matches import LogMatches
 from app.tui.log_store import LogStore
-from app.tui.trend import Trend
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from agent.wire.logs import LogLine
     from app.event_log import EventLog
+    from app.history import History
     from app.tui.collapsed_lines import CollapsedLines
     from app.tui.source import ConsoleSource, Player
     from app.tui.theme import Look
@@ -49,7 +49,6 @@ class Stage:
         self.look = look
         self.source = source
         self.logs = LogStore()
-        self.loss = Trend()
         self.view: View | None = None
         self.notices: deque[str] = deque(maxlen=MAX_NOTICES)
         self.beat = 0
@@ -59,14 +58,18 @@ class Stage:
         self._errors = LogMatches(ERRORS, self.logs)
         self._frozen_at_s = 0.0
         self._frozen_events: EventLog | None = None
-        self._missed: list[tuple[int, float]] = []
-        """The loss while the picture stood still."""
+        self._frozen_history: History | None = None
         self._num_rewinds = 0
 
     @property
     def events(self) -> EventLog:
         """What has happened, until now or until the picture was frozen."""
         return self._frozen_events if self._frozen_events is not None else self.source.events
+
+    @property
+    def history(self) -> History:
+        """How the figures of the job went, until now or until the picture was frozen."""
+        return self._frozen_history if self._frozen_history is not None else self.source.history
 
     @property
     def errors(self) -> LogMatches:
@@ -92,19 +95,16 @@ class Stage:
             self.take_view(view)
         else:
             self.frozen_s = max(0.0, view.now_s - self._frozen_at_s)
-            self._missed += _losses(view) if self.source.player is None else []
         return True
 
     def freeze(self) -> None:
         """Let the picture stand still, or go on."""
         if self.frozen_s is not None:
-            self.frozen_s = self._frozen_events = None
-            for step, loss in self._missed:
-                self.loss.add(step, loss)
-            self._missed.clear()
+            self.frozen_s = self._frozen_events = self._frozen_history = None
         elif self.view is not None:
             self.view = self.view.still()
-            self.frozen_s, self._frozen_at_s, self._frozen_events = 0.0, self.view.now_s, self.source.events.still()
+            self.frozen_s, self._frozen_at_s = 0.0, self.view.now_s
+            self._frozen_events, self._frozen_history = self.source.events.still(), self.source.history.still()
         self.logs.hold(is_held=self.frozen_s is not None)
 
     def search(self, lines: LogMatches | CollapsedLines) -> None:
@@ -118,18 +118,13 @@ class Stage:
         self.view = view
         if self.source.player is not None:
             self._follow(self.source.player)
-            return
-        for step, loss in _losses(view):
-            self.loss.add(step, loss)
 
     def _follow(self, player: Player) -> None:
-        """Take what a recording has passed by; what was gathered of it is void once it goes back."""
+        """Let go of what was gathered of a recording once it has gone back."""
         if player.num_rewinds != self._num_rewinds:
             self._num_rewinds = player.num_rewinds
-            self.logs, self.loss = LogStore(), Trend()
+            self.logs = LogStore()
             self.notices.clear()
-        for step, loss in player.drain_losses():
-            self.loss.add(step, loss)
 
     def take_notices(self, sentences: Iterable[str]) -> None:
         """Clean and keep sentences about the session."""
@@ -148,9 +143,3 @@ class Stage:
             self.logs.append(
                 clean_name(node), line.rank, clean(line.text, LINE_LIMIT), is_stderr=line.stream == "stderr"
             )
-
-
-def _losses(view: View) -> list[tuple[int, float]]:
-    """Return the step and the loss of now, if both are known."""
-    job = view.job()
-    return [] if job is None or job.step is None or job.loss is None else [(job.step, job.loss)]

@@ -156,6 +156,11 @@ class Glyphs(NamedTuple):
     line: str
     corner: str
     side: str
+    tick: str
+    guide: str
+    attempt: str
+    thick: str
+    dotted: str
 
 
 UNICODE_GLYPHS = Glyphs(
@@ -194,6 +199,11 @@ UNICODE_GLYPHS = Glyphs(
     line="\u2500",
     corner="\u2514",
     side="\u2502",
+    tick="\u2534",
+    guide="\u250a",
+    attempt="\u21bb",
+    thick="\u2836\u2836",
+    dotted="\u2802\u2802",
 )
 ASCII_GLYPHS = Glyphs(
     states={
@@ -226,6 +236,11 @@ ASCII_GLYPHS = Glyphs(
     line="-",
     corner="+",
     side="|",
+    tick="+",
+    guide=":",
+    attempt="A",
+    thick="**",
+    dotted="..",
 )
 
 SEVERITY_WORDS = {

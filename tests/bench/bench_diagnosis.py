@@ -24,6 +24,7 @@ from agent.wire.reports import (
     encode_node_report,
 )
 from app.diagnosis.diagnoser import Diagnoser, Diagnosis
+from app.history import History
 from app.model.cluster import Cluster
 from app.view import View
 from ddpcore.wire import GroupReport, Phase, Place, RankReport
@@ -100,10 +101,11 @@ def measure(num_nodes: int, name: str, state_of: StateOf) -> None:
     names = [f"n{node}" for node in range(num_nodes)]
     cluster, diagnoser = Cluster(names), Diagnoser()
     diagnosis = diagnoser.observe(cluster, 0.0)
-    decoding, applying, observing, viewing = [], [], [], []
+    history = History()
+    decoding, applying, observing, viewing, keeping = [], [], [], [], []
     for turn in range(1, ROUNDS + 1):
         raw = frames(num_nodes, turn, state_of)
-        now_s = 100.0 + turn / 2
+        now_s = 100.0 + turn
         begun = time.perf_counter()
         reports = [decode_node_report(frame) for frame in raw]
         decoded = time.perf_counter()
@@ -114,15 +116,19 @@ def measure(num_nodes: int, name: str, state_of: StateOf) -> None:
         observed = time.perf_counter()
         look(cluster, diagnosis, now_s)
         viewed = time.perf_counter()
+        history.observe(View(cluster, diagnosis, now_s))
+        kept = time.perf_counter()
         decoding.append((decoded - begun) / world_size * 1e6)
         applying.append((applied - decoded) / world_size * 1e6)
         observing.append((observed - applied) * 1e3)
         viewing.append((viewed - observed) * 1e3)
+        keeping.append((kept - viewed) * 1e3)
     verdicts = ", ".join(sorted({verdict.cause for verdict in diagnosis.verdicts})) or "none"
     print(
         f"{world_size:>6} ranks, {name:<11} decode {min(decoding):5.2f} us/rank   apply {min(applying):5.2f} us/rank   "
         f"observe {min(observing):6.2f} ms (worst {max(observing):6.2f})   "
-        f"view of {VISIBLE_ROWS} rows {min(viewing):6.2f} ms   verdicts: {verdicts}"
+        f"view of {VISIBLE_ROWS} rows {min(viewing):6.2f} ms   "
+        f"history, once a second, {min(keeping):6.2f} ms   verdicts: {verdicts}"
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from agent.wire.logs import LogLine
 from app.event_log import EventLog
+from app.history import History
 from app.tui.actions import VIEW_NAMES
 from app.tui.console import Console
 from app.tui.theme import Look
@@ -95,6 +96,7 @@ class SimSource:
         self._notices: list[str] = []
         self._num_lines = 0
         self.events = EventLog()
+        self.history = History()
 
     def view(self) -> View:
         self.num_views += 1
@@ -102,6 +104,7 @@ class SimSource:
             raise self.failure
         view = self._make_view()
         self.events.observe(view)
+        self.history.observe(view)
         return view
 
     def time_text(self, at_s: float) -> str:
@@ -146,6 +149,7 @@ class TalkingSource(SimSource):
     def __init__(self, sim: SimCluster) -> None:
         super().__init__(sim.view)
         self.sim = sim
+        sim.each_view = self.history.observe
         self._told = dict.fromkeys(range(sim.world_size), 0)
 
     def run(self, seconds: float) -> None:

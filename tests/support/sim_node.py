@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 START_S = 1000.0
 """A monotonic clock does not start at zero."""
+SAMPLE_S = 0.2
+"""Between two looks at the workers."""
 
 
 class SimNode:
@@ -57,6 +59,7 @@ class SimNode:
         self.sample_gpus: Callable[[float], GpuSample] | None = None
         """What this node's sampler says at a time, if it has GPUs."""
         self._failure: Failure | None = None
+        self._cpu_s = {rank.rank: 0.0 for rank in ranks}
 
     def admit(self, job_id: str, attempt: int, now_s: float) -> None:
         """Take part in a job."""
@@ -102,8 +105,11 @@ class SimNode:
                 if rank.rank not in self._seen:
                     self._seen.add(rank.rank)
                     self._core.apply(WorkerSeen(job_id, rank.rank, rank.pid), now_s)
+                self._cpu_s[rank.rank] += SAMPLE_S * (0.0 if rank.is_frozen else 0.86 + 0.04 * rank.local_rank)
                 rss = (300 + 4 * rank.rank) * 2**20
-                self._core.apply(WorkerSampled(job_id, rank.rank, rank.process, rss, now_s / 10, rss * 3 // 4), now_s)
+                self._core.apply(
+                    WorkerSampled(job_id, rank.rank, rank.process, rss, self._cpu_s[rank.rank], rss * 3 // 4), now_s
+                )
 
     def watch(self, now_s: float) -> None:
         """Notice ends, and do what torchrun does about a bad one: end the others."""

@@ -29,6 +29,11 @@ def control_of(source: TalkingSource) -> SimControl:
     return source.control
 
 
+def inside(console: Desk) -> str:
+    """Return what the dialog says: the longest part of each line between its borders."""
+    return " ".join(max(line.split("│"), key=len).strip() for line in console.lines())
+
+
 async def choose(console: Desk, place: int) -> None:
     """Open the dialog and go to one of its choices."""
     await console.press("x", *["down"] * place)
@@ -44,7 +49,7 @@ async def test_the_question_looks_as_before(size: tuple[int, int]) -> None:
 async def test_the_question_names_nodes_ranks_and_processes() -> None:
     async with desk(training()) as console:
         await choose(console, 0)
-        text = " ".join(line.strip(" │") for line in console.lines())
+        text = inside(console)
         assert "Stop job demo? Ranks 0-1 on demo-0 (pids 4000, 4001) and ranks 2-3 on demo-1 (pids 4002, 4003)" in text
 
 
@@ -84,7 +89,7 @@ async def test_a_restart_with_another_number_of_ranks_says_both_numbers() -> Non
     async with desk(source) as console:
         await choose(console, 3)
         await console.press("enter", "backspace", "8")
-        assert "with 8 ranks instead of 4" in " ".join(line.strip(" │") for line in console.lines())
+        assert "with 8 ranks instead of 4" in inside(console)
         await console.press("enter", "right", "enter")
         assert control_of(source).asked == ["restart demo 8 agreed"]
 

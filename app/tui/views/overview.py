@@ -15,6 +15,8 @@ from app.tui.rank_columns import node_width, rank_columns
 from app.tui.wait_lines import wait_line
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from app.tui.drawing import Line
     from app.tui.stage import Stage
     from app.view import View
@@ -100,15 +102,19 @@ class OverviewView(LineView):
         width = self.size.width
         if width >= SPLIT_WIDTH and room > MIN_CHART_LINES:
             chart_width = width * 2 // 5
-            chart = loss_panel(self.look, self.stage.loss, chart_width, room)
+            chart = loss_panel(self.look, self._losses(), chart_width, room)
             log = self._log(width - chart_width - 1, room)
             return [
                 self._side_by_side(left, right, chart_width, is_title=index == 0)
                 for index, (left, right) in enumerate(zip_longest(chart, log))
             ]
         chart_room = min(9, room - MIN_LOG_LINES - 1)
-        chart = loss_panel(self.look, self.stage.loss, width, chart_room) if chart_room >= MIN_CHART_LINES else []
+        chart = loss_panel(self.look, self._losses(), width, chart_room) if chart_room >= MIN_CHART_LINES else []
         return chart + self._log(width, room - len(chart))
+
+    def _losses(self) -> Sequence[tuple[float, float]]:
+        shown = self.stage.history.shown
+        return shown.loss.points if shown is not None else ()
 
     def _side_by_side(self, left: Line | None, right: Line | None, at: int, *, is_title: bool) -> Line:
         palette = self.look.palette

@@ -326,22 +326,27 @@ def test_peak_memory_is_the_highest_ever_seen() -> None:
 def test_the_step_rate_is_that_of_the_slowest_rank_over_the_last_seconds() -> None:
     cluster = make()
     for beat in range(40):
-        steps = (worker_report(rank, rank_report(rank, report_seq=beat + 1, step=beat * 5 + rank)) for rank in (0, 1))
+        steps = (
+            worker_report(rank, rank_report(rank, report_seq=beat + 1, step=beat * (5 + rank)), seen_s=7 + beat / 2)
+            for rank in (0, 1)
+        )
         apply(cluster, beat + 1, *steps, now_s=100 + beat / 2)
         if beat == 1:
-            assert job_of(cluster).steps_per_s() is None
+            assert job_of(cluster).steps_per_s(100 + beat / 2) is None
 
     assert job_of(cluster).lowest_step() == 39 * 5
-    assert job_of(cluster).steps_per_s() == pytest.approx(10.0)
+    assert job_of(cluster).steps_per_s(119.5) == pytest.approx(10.0)
+    assert job_of(cluster).steps_per_s(122.0) is None, "nobody has spoken of it for 2.5 s"
 
 
 def test_a_step_that_goes_back_begins_a_new_history() -> None:
     cluster = make()
     for beat, step in enumerate((10, 20, 30, 5)):
-        apply(cluster, beat + 1, worker_report(0, rank_report(0, report_seq=beat + 1, step=step)), now_s=100 + beat)
+        report = rank_report(0, report_seq=beat + 1, step=step)
+        apply(cluster, beat + 1, worker_report(0, report, seen_s=beat), now_s=100 + beat)
 
     assert job_of(cluster).lowest_step() == 5
-    assert job_of(cluster).steps_per_s() is None
+    assert job_of(cluster).steps_per_s(103.0) is None
 
 
 def test_a_stop_is_remembered_by_its_beginning() -> None:

@@ -332,7 +332,7 @@ def test_where_one_rank_prints_its_step_the_others_counts_are_left_alone() -> No
         watched.now_s += 1.0
         counted = [watched.beat(rank, group_report(4), step=second, is_step_counted=True) for rank in (1, 2, 3)]
         printed = rank_report(0, watched.world_size, report_seq=watched.seq + 1, step=second, is_step_counted=True)
-        watched.hear(*counted, worker_report(0, printed, metrics={"step": 1000.0 + 2 * second}))
+        watched.hear(*counted, worker_report(0, printed, metrics={"step": 1000.0 + 2 * second}, seen_s=float(second)))
 
     row = View(watched.cluster, watched.look(), watched.now_s).job()
     assert row is not None

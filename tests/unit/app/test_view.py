@@ -132,7 +132,7 @@ def test_the_remaining_time_is_the_remaining_steps_at_the_present_rate() -> None
     for second in range(10):
         report = rank_report(0, report_seq=second + 1, step=100 + 10 * second, training=training)
         console.now_s = 100.0 + second
-        view = console.hear("a", worker_report(0, report))
+        view = console.hear("a", worker_report(0, report, seen_s=second))
     job = view.job()
 
     assert job is not None

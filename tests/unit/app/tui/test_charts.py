@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.tui.charts import bar_cells, bounds, curve
+from app.tui.charts import Box, Curve, bar_cells, bounds, drawing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 FIGURES = st.floats(-1e9, 1e9, allow_nan=False)
 POINTS = st.lists(st.tuples(FIGURES, FIGURES), max_size=50)
+GAPPED = st.lists(st.tuples(FIGURES, FIGURES | st.just(math.nan)), max_size=50).map(sorted)
+WHOLE = Box(-1e9, 1e9, -1e9, 1e9)
+
+
+def curve(points: Sequence[tuple[float, float]], width: int, height: int, *, ascii_only: bool = False) -> list[str]:
+    """Return one curve as text."""
+    box = bounds(points) if points else WHOLE
+    return [line.text for line in drawing([Curve(points)], box, width, height, ascii_only=ascii_only)]
 
 
 @given(points=POINTS, width=st.integers(1, 60), height=st.integers(1, 12), ascii_only=st.booleans())
@@ -51,6 +65,50 @@ def test_a_tall_curve_is_drawn_two_dots_thick() -> None:
 
     assert num_dots(height=3) == 8
     assert num_dots(height=4) == 16
+
+
+def test_what_is_not_known_is_a_gap_and_not_a_joined_line() -> None:
+    points = [(0, 1), (1, 1), (2, math.nan), (3, math.nan), (4, math.nan), (5, 1), (6, 1), (7, 1)]
+
+    (line,) = drawing([Curve(points)], Box(0, 7, 0, 2), 8, 1, ascii_only=True)
+    assert line.text == "**   ***"
+    (line,) = drawing([Curve([(x, math.nan) for x in range(8)])], Box(0, 7, 0, 2), 8, 1)
+    assert (line.text, set(line.owners)) == (" " * 8, {-1})
+
+
+def test_what_is_beyond_the_time_is_left_out_and_what_is_beyond_the_scale_stands_at_its_edge() -> None:
+    points = [(-3, 0), (0, 99), (1, -99), (2, 0), (7, 99)]
+    lines = drawing([Curve(points)], Box(0, 3, 0, 1), 3, 3, ascii_only=True)
+
+    assert [line.text for line in lines] == ["*  ", " * ", " **"]
+
+
+def test_curves_are_told_apart_without_colour_and_the_first_is_in_front() -> None:
+    solid, dotted = Curve([(0, 1), (7, 1)]), Curve([(0, 0), (7, 2)], is_dotted=True)
+    box = Box(0, 7, 0, 2)
+    lines = drawing([solid, dotted], box, 8, 3, ascii_only=True)
+    assert [line.text for line in lines] == ["      ..", "********", "..      "]
+    assert [set(line.owners) for line in lines] == [{-1, 1}, {0}, {-1, 1}]
+
+    (line,) = drawing([dotted], Box(0, 7, -1, 3), 8, 1)
+    dots = [(ord(cell) - 0x2800).bit_count() for cell in line.text]
+    assert dots == [1] * 8, "every second column of dots"
+    assert drawing([Curve([(1, 1)], is_dotted=True)], box, 4, 1)[0].text.strip(), "one point alone is seen"
+
+
+@given(first=GAPPED, second=GAPPED, width=st.integers(1, 40), height=st.integers(1, 9), ascii_only=st.booleans())
+def test_every_cell_is_blank_or_of_one_curve(
+    first: list[tuple[float, float]], second: list[tuple[float, float]], width: int, height: int, ascii_only: bool
+) -> None:
+    curves = [Curve(first), Curve(second, is_dotted=True)]
+    lines = drawing(curves, WHOLE, width, height, ascii_only=ascii_only)
+
+    assert [(len(line.text), len(line.owners)) for line in lines] == [(width, width)] * height
+    for line in lines:
+        assert [owner < 0 for owner in line.owners] == [cell == " " for cell in line.text]
+    alone = drawing(curves[:1], WHOLE, width, height, ascii_only=ascii_only)
+    for line, only in zip(lines, alone, strict=True):
+        assert [owner == 0 for owner in line.owners] == [owner == 0 for owner in only.owners]
 
 
 def test_bounds_are_apart_even_for_one_point() -> None:

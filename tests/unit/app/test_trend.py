@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.tui.trend import Trend
+from app.trend import Trend
 
 
 def test_points_are_kept_as_they_come() -> None:

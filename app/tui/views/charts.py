@@ -1,0 +1,158 @@
+"""How the figures of the job went over time: small multiples over one axis, with what happened marked on it."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from app.event_log import EventKind
+from app.rows import Severity
+from app.tui.chart_grid import GAP, Axis, Grid, arrange, time_axis
+from app.tui.chart_panel import PLOT_INDENT, Frame, chart_lines
+from app.tui.line_view import LineView
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
+
+    from rich.style import Style
+
+    from app.history import JobHistory
+    from app.tui.drawing import Line
+    from app.tui.stage import Stage
+
+SPANS_S = {"1 min": 60.0, "5 min": 300.0, "30 min": 1800.0, "all": float("inf")}
+"""What may be chosen; a job that is younger fills the charts all the same."""
+DEFAULT_SPAN = 1
+MIN_SPAN_S = 30.0
+AXIS_LINES = 2
+
+
+class ChartsView(LineView):
+    """Follows the newest; drawn anew when there is something new, once a second."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage, "charts")
+        self._span = DEFAULT_SPAN
+        self._drawn: Hashable = None
+        self._grid: Grid | None = None
+
+    def zoom(self, steps: int) -> None:
+        """Show a longer time by so many places of `SPANS_S`, or a shorter one."""
+        self._span = max(0, min(len(SPANS_S) - 1, self._span + steps))
+        self.redraw()
+
+    def build(self) -> None:
+        """Draw the charts anew, if there is anything new."""
+        history, events = self.stage.history.shown, self.stage.events
+        if history is None or history.begun_s is None:
+            self._drawn, self.lines, self.foot = None, [], []
+            self.head = [self._filled(self.line().put(" CHARTS   nothing to draw yet", self.look.palette.heading))]
+            return
+        wanted = (history, history.num_looks, len(events), events.num_dropped, self._span, self.size)
+        if wanted == self._drawn:
+            return
+        self._drawn = wanted
+        span_s = max(MIN_SPAN_S, min(list(SPANS_S.values())[self._span], history.now_s - history.begun_s))
+        grid = arrange(len(history.figures), self.size.width, self.size.height - 1 - AXIS_LINES)
+        frame = Frame(history.now_s - span_s, history.now_s, grid.width, frozenset())
+        marks = self._marks(history, frame)
+        frame = frame._replace(guides=frozenset(marks))
+        axis = time_axis(span_s, frame.plot_width, "end" if history.is_over else "now")
+        self.head = [self._heading(marks)]
+        self._place(grid)
+        self.lines = self._rows(history, grid, frame)
+        padding = self.size.height - 1 - AXIS_LINES - sum(grid.heights[: grid.shown_rows])
+        self.foot = [*self._axis_lines(axis, marks, grid), *(self.line() for _ in range(padding))]
+
+    def scroll_rows(self, rows: int) -> None:
+        """Move by whole charts, so many as hold as many lines."""
+        height = self._grid.heights[0] if self._grid is not None else 1
+        super().scroll_rows(-(-abs(rows) // height) * height * (1 if rows > 0 else -1))
+
+    def _place(self, grid: Grid) -> None:
+        """Keep the first chart where it is when charts change their size."""
+        first_row = self.top // self._grid.heights[0] if self._grid is not None else 0
+        self.top = min(first_row, grid.rows - grid.shown_rows) * grid.heights[0]
+        self._grid = grid
+
+    def _rows(self, history: JobHistory, grid: Grid, frame: Frame) -> list[Line]:
+        """Return all charts, row by row."""
+        lines: list[Line] = []
+        for row, height in enumerate(grid.heights):
+            figures = history.figures[row * grid.columns : (row + 1) * grid.columns]
+            charts = [
+                chart_lines(self.look, figure, history.window(figure.key, frame.begin_s), frame, height)
+                for figure in figures
+            ]
+            for index, parts in enumerate(zip_longest(*charts)):
+                lines.append(self._side_by_side(parts, is_title=index == 0))
+        return lines
+
+    def _side_by_side(self, parts: tuple[Line, ...], *, is_title: bool) -> Line:
+        line = self.line()
+        for part in parts:
+            if line.width:
+                line.pad(line.width + GAP, self.look.palette.heading if is_title else None)
+            line.add(part)
+        line.fit(self.size.width, self.look.palette.heading if is_title else None)
+        return line
+
+    def _heading(self, marks: Mapping[int, tuple[str, Style]]) -> Line:
+        palette, glyphs = self.look.palette, self.look.glyphs
+        line = self.line().put(" CHARTS ", palette.heading)
+        for number, name in enumerate(SPANS_S):
+            if number == self._span:
+                line.put(f" [{name}]", palette.brand)
+            else:
+                line.put(f"  {name} ", palette.heading)
+        line.put("  + - zoom", palette.heading)
+        legend = [f"{glyphs.thick} mean  {glyphs.dotted} lowest, highest"]
+        shown = {glyph for glyph, _ in marks.values()}
+        if verdicts := "".join(sorted(shown - {glyphs.attempt})):
+            legend.append(f"{verdicts} verdict: see 8")
+        if glyphs.attempt in shown:
+            legend.append(f"{glyphs.attempt} new attempt")
+        for words in legend:
+            if line.width + len(words) + 4 <= self.size.width:
+                line.put(f"    {words}", palette.heading)
+        return self._filled(line)
+
+    def _marks(self, history: JobHistory, frame: Frame) -> dict[int, tuple[str, Style]]:
+        """Return by column what happened there: a verdict that came, the worst of several, or an attempt that began."""
+        marks: dict[int, tuple[str, Style]] = {}
+        for at_s, _ in history.attempts:
+            if frame.begin_s <= at_s <= frame.end_s:
+                marks[frame.column(at_s)] = (self.look.glyphs.attempt, self.look.palette.strong)
+        worst: dict[int, Severity] = {}
+        for event in self.stage.events.newest_first():
+            if event.at_s < frame.begin_s:
+                break
+            if event.kind is EventKind.VERDICT and event.at_s <= frame.end_s:
+                column = frame.column(event.at_s)
+                if worst.get(column) is not Severity.CRITICAL:
+                    worst[column] = event.severity
+        for column, severity in worst.items():
+            marks[column] = (self.look.glyphs.severities[severity], self.look.severity_style(severity))
+        return marks
+
+    def _axis_lines(self, axis: Axis, marks: Mapping[int, tuple[str, Style]], grid: Grid) -> list[Line]:
+        """Return the axis below each column of charts, and its words."""
+        palette, glyphs = self.look.palette, self.look.glyphs
+        rule, words = self.line(), self.line()
+        for column in range(grid.columns):
+            start = column * (grid.width + GAP)
+            rule.pad(start + PLOT_INDENT - 1).put(glyphs.corner, palette.faint)
+            words.pad(start + PLOT_INDENT).put(axis.words, palette.muted)
+            run = ""
+            for place in range(len(axis.words)):
+                if place in marks:
+                    rule.put(run, palette.faint).put(*marks[place])
+                    run = ""
+                else:
+                    run += glyphs.tick if place in axis.ticks else glyphs.line
+            rule.put(run, palette.faint)
+        return [rule, words]
+
+    def _filled(self, line: Line) -> Line:
+        line.fit(self.size.width, self.look.palette.heading)
+        return line

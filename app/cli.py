@@ -14,6 +14,7 @@ from app.commands.control import CONTROL_VERBS
 from app.commands.evidence import evidence, replay
 from app.commands.host_options import read_only_option, record_option
 from app.commands.hosts import HOST_VERBS
+from app.commands.serve import serve
 from app.errors import AppError, ExitCode
 from app.evidence.store import check_directory
 from app.faults import AT_START, parse_fault
@@ -78,7 +79,7 @@ def demo(*, headless: bool, is_json: bool, fault: str | None, steps: int | None,
     raise SystemExit(asyncio.run(show_session(Demo(options))))
 
 
-for verb in (*HOST_VERBS, *CONTROL_VERBS, evidence, replay):
+for verb in (*HOST_VERBS, *CONTROL_VERBS, evidence, replay, serve):
     rankdeck.add_command(verb)
 
 

@@ -80,6 +80,8 @@ class Event(msgspec.Struct, frozen=True):
     severity: Severity
     text: str
     """A clean sentence."""
+    rank: int | None = None
+    """The one that it is about, or the first of them."""
 
 
 class EventLog:
@@ -100,6 +102,12 @@ class EventLog:
         self._broken_gpus: set[str] = set()
         self._job: JobRow | None = None
 
+    def still(self) -> EventLog:
+        """Return the events until now, to which nothing will be added."""
+        copied = EventLog()
+        copied._events, copied.num_dropped, copied.now_s = self._events.copy(), self.num_dropped, self.now_s
+        return copied
+
     def __len__(self) -> int:
         return len(self._events)
 
@@ -111,11 +119,18 @@ class EventLog:
         """Yield the events that are kept."""
         return reversed(self._events)
 
-    def tell(self, text: str, now_s: float, kind: EventKind = EventKind.DONE, severity: Severity = Severity.OK) -> None:
+    def tell(
+        self,
+        text: str,
+        now_s: float,
+        kind: EventKind = EventKind.DONE,
+        severity: Severity = Severity.OK,
+        rank: int | None = None,
+    ) -> None:
         """Take what was done, in a sentence, or another event."""
         if len(self._events) == MAX_EVENTS:
             self.num_dropped += 1
-        self._events.append(Event(now_s, kind, severity, clean(text, LINE_LIMIT)))
+        self._events.append(Event(now_s, kind, severity, clean(text, LINE_LIMIT), rank))
 
     def observe(self, view: View) -> None:
         """Look at the model once more, and keep what is new."""
@@ -148,8 +163,9 @@ class EventLog:
             code = "" if job.exit_code is None else f", exit code {job.exit_code}"
             severity = _JOB_SEVERITY.get(job.state, Severity.QUIET)
             self.tell(f"job {job.job_id}{attempt}: {job.state}{code}", self.now_s, EventKind.JOB, severity)
-        if job.root_cause is not None and (known is None or known.root_cause is None):
-            self.tell(f"root cause: {job.root_cause.text}", self.now_s, EventKind.JOB, Severity.CRITICAL)
+        cause = job.root_cause
+        if cause is not None and (known is None or known.root_cause is None):
+            self.tell(f"root cause: {cause.text}", self.now_s, EventKind.JOB, Severity.CRITICAL, cause.rank)
         for note in job.notes:
             if known is None or note not in known.notes:
                 self.tell(note, self.now_s, EventKind.NOTE, Severity.QUIET)
@@ -174,11 +190,16 @@ class EventLog:
             del self._standing[key]
             is_on = any((verdict.job, verdict.cause, rank) in blamed for rank in verdict.culprits)
             if verdict.cause not in _ENDS and not is_on:
-                self.tell(_over_text(verdict, self.now_s - since_s), self.now_s, EventKind.OVER)
+                text = _over_text(verdict, self.now_s - since_s)
+                self.tell(text, self.now_s, EventKind.OVER, rank=_first(verdict))
         for key, verdict in said.items():
             if key not in self._standing:
                 self._standing[key] = (verdict, self.now_s)
-                self.tell(verdict.text, self.now_s, EventKind.VERDICT, verdict.severity)
+                self.tell(verdict.text, self.now_s, EventKind.VERDICT, verdict.severity, _first(verdict))
+
+
+def _first(verdict: VerdictRow) -> int | None:
+    return verdict.culprits[0] if verdict.culprits else None
 
 
 def _key(verdict: VerdictRow) -> Hashable:

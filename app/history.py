@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from copy import deepcopy
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -194,6 +195,12 @@ class History:
         self.shown: JobHistory | None = None
         self._jobs: dict[str, JobHistory] = {}
         """The one that was shown last is the last."""
+
+    def still(self) -> History:
+        """Return the history of the job that is shown until now, to which nothing will be added."""
+        copied = History()
+        copied.shown = deepcopy(self.shown)
+        return copied
 
     def observe(self, view: View) -> None:
         """Look at the model once more, and keep what is new of the job that is shown."""

@@ -38,7 +38,9 @@ class Presented(ConsoleSource, Followed, Protocol):
 
 
 def is_terminal() -> bool:
-    """Say whether there is a terminal that a screen can be drawn on."""
+    """Say whether there is a terminal that a screen can be drawn on, or a browser in its place."""
+    if os.environ.get("TEXTUAL_DRIVER"):
+        return True
     streams = (sys.stdin, sys.stdout, sys.stderr)  # Textual draws on the last
     return all(stream.isatty() for stream in streams) and os.environ.get("TERM", "dumb") != "dumb"
 

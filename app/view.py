@@ -7,7 +7,7 @@ ranks that are asked for.
 from __future__ import annotations
 
 from collections import Counter
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,6 +16,7 @@ import numpy as np
 from agent.wire.machine import HostReport
 from app.model.job_model import WORST_FIRST, Process
 from app.model.outside import epoch_of
+from app.model.still import still_cluster
 from app.rows import (
     BarrierRow,
     Finding,
@@ -36,6 +37,7 @@ from app.wording.headline import job_headline, node_headline, wait_text
 from app.wording.job_figures import job_figures
 from app.wording.memory_words import JobMemory
 from app.wording.pace_words import JobPace
+from app.wording.rank_table import RankTable
 from app.wording.rank_words import rank_row
 from app.wording.root_cause import root_cause_row
 from app.wording.verdict_words import hint, sentence
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from app.diagnosis.diagnoser import Diagnosis
+    from app.diagnosis.rank_pace import RankPace
     from app.diagnosis.verdicts import Verdict
     from app.diagnosis.waits import Wait
     from app.figure_rows import Figure
@@ -76,6 +79,14 @@ class View:
         self.now_s = now_s
         self._job = cluster.current_job()
         self._found = None if self._job is None else diagnosis.jobs.get(self._job.job_id)
+
+    def still(self) -> View:
+        """Return these rows for good: made of a copy of the model, which goes on without it."""
+        jobs = {
+            job_id: msgspec.structs.replace(found, pace=partial(_given, found.pace()))
+            for job_id, found in self._diagnosis.jobs.items()
+        }
+        return View(still_cluster(self._cluster), msgspec.structs.replace(self._diagnosis, jobs=jobs), self.now_s)
 
     @property
     def num_ranks(self) -> int:
@@ -215,6 +226,13 @@ class View:
         """Return the ranks of a node, by its place in the cluster."""
         return [] if self._job is None else self._job.ranks_of(node)
 
+    @cached_property
+    def rank_table(self) -> RankTable | None:
+        """What all ranks are doing, as arrays; None while there is no job."""
+        if self._job is None or self._found is None:
+            return None
+        return RankTable(self._cluster, self._job, self._found, self.now_s)
+
     def barriers(self) -> list[BarrierRow]:
         """Return the current waits, the longest first."""
         waits = sorted(self._diagnosis.waits, key=lambda wait: -wait.waited_s)
@@ -336,6 +354,10 @@ class View:
         """Return what is wrong with the GPUs of a verdict's culprits: it may be why."""
         culprits = set(verdict.culprits)
         return [gpu.text for gpu in self._broken_gpus if culprits.intersection(gpu.ranks)][:1]
+
+
+def _given(pace: RankPace) -> RankPace:
+    return pace
 
 
 def _place_of(job: JobModel, rank: int) -> str:

@@ -15,7 +15,7 @@ class Action(NamedTuple):
 
     Attributes:
         call: The action in Textual's words.
-        keys: Key names, separated by commas.
+        keys: Key names, separated by commas; none of what is only in the palette.
         shown_keys: The keys as people write them.
         title: For the footer and the palette.
         help: A sentence.
@@ -105,11 +105,131 @@ ACTIONS = (
         "Go to the last rank; in the logs, follow new lines again.",
     ),
     Action(
-        "app.scroll('side', -1)", "left,h", "left h", "Left", "Scroll log lines back to their start.", in_palette=False
+        "app.scroll('side', -1)",
+        "left,h",
+        "left h",
+        "Left",
+        "Scroll log lines back; in the grid and on a rank's page: the rank before.",
+        in_palette=False,
     ),
-    Action("app.scroll('side', 1)", "right,l", "right l", "Right", "Scroll log lines to the side.", in_palette=False),
+    Action(
+        "app.scroll('side', 1)",
+        "right,l",
+        "right l",
+        "Right",
+        "Scroll log lines to the side; in the grid and on a rank's page: the next rank.",
+        in_palette=False,
+    ),
     Action("screen.zoom(-1)", "plus,equals_sign", "+", "Zoom in", "In the charts: a shorter time."),
     Action("screen.zoom(1)", "minus", "-", "Zoom out", "In the charts: a longer time."),
+    Action(
+        "screen.open",
+        "enter",
+        "Enter",
+        "Open",
+        "Show all that is known of the selected rank, or of the one that a row is about; there, its log lines.",
+    ),
+    Action(
+        "screen.copy",
+        "y",
+        "y",
+        "Copy",
+        "Copy the selected rank, log line or event, else the verdict and its hint, through the terminal (OSC 52).",
+    ),
+    Action(
+        "screen.filter",
+        "slash",
+        "/",
+        "Filter",
+        "Show only some ranks, log lines or events: state=waiting node=gpu* rank=0,3-5 word /regex/ !not.",
+        footer=6,
+    ),
+    Action(
+        "screen.problems",
+        "p",
+        "p",
+        "Problems only",
+        "Show only ranks, log lines and events that are not well, or everything again.",
+    ),
+    Action(
+        "screen.back",
+        "escape",
+        "Esc",
+        "Back",
+        "Take the filter away, or go back to where one came from.",
+        in_palette=False,
+    ),
+    Action(
+        "screen.freeze",
+        "f",
+        "f",
+        "Freeze picture",
+        "Let the picture stand still, or go on; what comes meanwhile is kept.",
+    ),
+    Action(
+        "screen.sort",
+        "o",
+        "o",
+        "Sort",
+        "Sort the ranks by the next: rank, wait, step, memory, CPU.",
+    ),
+    Action(
+        "screen.sort('rank')",
+        "",
+        "",
+        "Sort by rank",
+        "Sort the ranks by their number.",
+    ),
+    Action(
+        "screen.sort('wait')",
+        "",
+        "",
+        "Sort by wait",
+        "Sort the ranks by how long they wait, the longest first.",
+    ),
+    Action(
+        "screen.sort('step')",
+        "",
+        "",
+        "Sort by step",
+        "Sort the ranks by their step, the lowest first.",
+    ),
+    Action(
+        "screen.sort('memory')",
+        "",
+        "",
+        "Sort by memory",
+        "Sort the ranks by the memory they hold, the most first.",
+    ),
+    Action(
+        "screen.sort('cpu')",
+        "",
+        "",
+        "Sort by CPU",
+        "Sort the ranks by the cores they keep busy, the most first.",
+    ),
+    Action("screen.shape", "v", "v", "Grid or table", "Show the ranks as a grid of their states, or as a table."),
+    Action(
+        "screen.error(1)",
+        "e",
+        "e",
+        "Next error",
+        "In the logs: go to the next line at level error.",
+    ),
+    Action(
+        "screen.error(-1)",
+        "E",
+        "E",
+        "Previous error",
+        "In the logs: go to the line at level error before.",
+    ),
+    Action(
+        "screen.collapse",
+        "c",
+        "c",
+        "Collapse",
+        "In the logs: show lines that several ranks print alike as one, or each again.",
+    ),
     Action(
         "screen.root_cause",
         "r",
@@ -123,7 +243,7 @@ ACTIONS = (
         "s",
         "Stacks",
         "Where every rank stands, frame by frame: identical stacks together, the odd one first.",
-        footer=5,
+        footer=7,
     ),
     Action(
         "app.control",
@@ -131,13 +251,13 @@ ACTIONS = (
         "x",
         "Stop, restart",
         "End the job in an orderly way or at once, or start it again, also with other ranks, after asking.",
-        footer=6,
+        footer=7,
         is_control=True,
     ),
     Action(
         "app.fault",
-        "f",
-        "f",
+        "F",
+        "F",
         "Inject a fault",
         "Freeze, thaw, kill or slow a rank, or do it other harm, after asking.",
         footer=4,
@@ -165,11 +285,11 @@ ACTIONS = (
     Action("screen.play('on')", "full_stop", ".", "On", "Go on by 10 s of the recording.", is_replay=True),
     Action("screen.play('slower')", "left_square_bracket", "[", "Slower", "Play more slowly.", is_replay=True),
     Action("screen.play('faster')", "right_square_bracket", "]", "Faster", "Play faster.", is_replay=True),
-    Action("app.help", "question_mark,f1", "?", "Help", "Show every key.", footer=2),
+    Action("screen.help", "question_mark,f1", "?", "Help", "Show every key.", footer=2),
     Action(
         "app.command_palette",
-        "ctrl+p",
-        "ctrl+p",
+        "ctrl+p,colon",
+        "ctrl+p :",
         "Palette",
         "Find and run any action by name.",
         footer=3,
@@ -184,7 +304,7 @@ PRIORITY_BINDINGS = [Binding("ctrl+c,ctrl+q", "quit", "Quit", show=False, priori
 
 def screen_bindings() -> list[Binding]:
     """Return the bindings of the main screen."""
-    return [Binding(action.keys, action.call, action.title, show=False) for action in ACTIONS]
+    return [Binding(action.keys, action.call, action.title, show=False) for action in ACTIONS if action.keys]
 
 
 def available(source: ConsoleSource) -> list[Action]:

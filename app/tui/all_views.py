@@ -1,4 +1,4 @@
-"""Every view by its name, in the order of the number keys."""
+"""Every view by its name, in the order of the number keys, and the page of a rank, which has none."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from app.tui.views.events import EventsView
 from app.tui.views.logs import LogsView
 from app.tui.views.memory import MemoryView
 from app.tui.views.overview import OverviewView
+from app.tui.views.rank import RankPage
 from app.tui.views.ranks import RanksView
 from app.tui.views.stragglers import StragglersView
 
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from app.tui.stage import Stage
 
 
+RANK_PAGE = "rank"
+
+
 def make_views(stage: Stage) -> dict[str, LineView]:
     """Return the views of a console."""
     views = (OverviewView, RanksView, BarriersView, StragglersView, MemoryView, LogsView, ChartsView, EventsView)
-    return dict(zip(VIEW_NAMES, (view(stage) for view in views), strict=True))
+    return {**dict(zip(VIEW_NAMES, (view(stage) for view in views), strict=True)), RANK_PAGE: RankPage(stage)}

@@ -14,6 +14,7 @@ from textual.app import App, SystemCommand
 from app.errors import AppError
 from app.tui.actions import PRIORITY_BINDINGS, VIEW_NAMES, available
 from app.tui.all_views import make_views
+from app.tui.filter_bar import FilterBar
 from app.tui.footer import Footer
 from app.tui.main_screen import MainScreen
 from app.tui.masthead import Masthead
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 FRAMES_PER_S = 10
 """Logs move at this rate; above it the eye gains nothing and a slow terminal loses."""
-FRAMES_PER_VIEW = 2
-"""The agents report five times a second: rows are made every second frame."""
 
 
 class Console(App[None]):
@@ -76,6 +75,7 @@ class Console(App[None]):
         for view in (*self._views.values(), self._too_small):
             view.add_class("view")
             yield view
+        yield FilterBar(stage)
         yield self._footer
 
     def on_mount(self) -> None:
@@ -105,23 +105,20 @@ class Console(App[None]):
 
     def action_show_view(self, name: str) -> None:
         """Show a view by name."""
-        self.active = self._masthead.active = name
+        self.active = name
+        if name in VIEW_NAMES:
+            self._masthead.active = name
+        self.query_one(FilterBar).close()
         self._arrange()
 
     def action_next_view(self, steps: int) -> None:
         """Show the view so many places on."""
-        self.action_show_view(VIEW_NAMES[(VIEW_NAMES.index(self.active) + steps) % len(VIEW_NAMES)])
+        self.action_show_view(VIEW_NAMES[(VIEW_NAMES.index(self._masthead.active) + steps) % len(VIEW_NAMES)])
 
     def action_scroll(self, how: str, amount: int) -> None:
         """Move within the view: by `rows`, by `pages`, to an `edge` or to the `side`."""
-        view = self._view
+        view = self.shown
         {"rows": view.move, "pages": view.page, "edge": view.to_edge, "side": view.sideways}[how](amount)
-
-    def action_help(self) -> None:
-        """Show every key."""
-        from app.tui.dialogs import HelpScreen  # noqa: PLC0415 - the first frame does not pay for dialogs
-
-        self.push_screen(HelpScreen(self.stage))
 
     @work
     async def action_fault(self) -> None:
@@ -148,7 +145,8 @@ class Console(App[None]):
         self.run_worker(self._leave(), exit_on_error=True)
 
     @property
-    def _view(self) -> LineView:
+    def shown(self) -> LineView:
+        """The view that is shown."""
         return self._views[self.active]
 
     def _arrange(self) -> None:
@@ -156,28 +154,27 @@ class Console(App[None]):
         for name, view in self._views.items():
             view.display = has_room and name == self.active
         self._masthead.display = self._footer.display = has_room
+        if not has_room:
+            self.query_one(FilterBar).close()
         self._too_small.display = not has_room
-        self._paint()
+        self.paint()
 
     def frame(self) -> None:
         """Take what has come and paint it."""
-        stage = self.stage
-        stage.beat += 1
-        stage.take_logs(stage.source.drain_logs())
-        stage.take_notices(stage.source.drain_notices())
-        if stage.beat % FRAMES_PER_VIEW == 1:
-            try:
-                stage.take_view(stage.source.view())
-            except AppError as error:
-                self.failure = error
-                self.exit(return_code=error.exit_code)
-                return
-            self._paint()
+        try:
+            has_new_rows = self.stage.take_frame()
+        except AppError as error:
+            self.failure = error
+            self.exit(return_code=error.exit_code)
+            return
+        if has_new_rows:
+            self.paint()
         elif self.active == "logs":
-            self._view.redraw()
+            self.shown.redraw()
 
-    def _paint(self) -> None:
-        for view in (self._masthead, self._view, self._footer, self._too_small):
+    def paint(self) -> None:
+        """Build and paint all that is shown."""
+        for view in (self._masthead, self.shown, self._footer, self._too_small):
             if view.display:
                 view.redraw()
 

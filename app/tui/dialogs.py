@@ -95,7 +95,7 @@ class HelpScreen(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         """Lay the table out."""
         keys = Table.grid(padding=(0, 2, 0, 0))
-        for action in available(self._stage.source):
+        for action in (action for action in available(self._stage.source) if action.keys):
             keys.add_row(Text(action.shown_keys, "bold", no_wrap=True), Text(action.title, no_wrap=True), action.help)
         glyphs = self._stage.look.glyphs
         states = Columns([f"{glyphs.states[state]} {state}" for state in RankState], padding=(0, 2))

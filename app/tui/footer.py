@@ -11,10 +11,14 @@ from app.tui.actions import VIEW_NAMES, available
 from app.tui.line_view import LineView
 
 if TYPE_CHECKING:
+    from textual.events import Click
+
     from app.tui.stage import Stage
 
 NOTICE_FRAMES = 150
 """Fifteen seconds: later it is no longer news."""
+LESS_NEEDFUL = 6
+"""Place in the footer from which a key makes room for what is new."""
 _CLAUSE_END = re.compile("[;:,] ")
 
 
@@ -23,29 +27,57 @@ class Footer(LineView):
 
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage, "footer")
+        self._spans: list[tuple[int, int, str]] = []
 
     def build(self) -> None:
         """Make the line."""
-        palette = self.look.palette
-        width = self.size.width
-        actions = [action for action in available(self.stage.source) if action.footer]
-        hints = [(0, f"1-{len(VIEW_NAMES)}", "Views"), *((a.footer, a.shown_keys.split()[0], a.title) for a in actions)]
-        while len(hints) > 1 and sum(len(key) + len(title) + 4 for _, key, title in hints) > width:
-            hints.remove(max(hints))
-        line = self.line()
-        for _, key, title in sorted(hints, key=lambda hint: (hint[0] == 1, hint[0])):
-            line.put(f" {key}", palette.key).put(f" {title} ", palette.bar_muted)
-        stage, room = self.stage, width - line.width - 2
+        palette, stage = self.look.palette, self.stage
         is_new = bool(stage.notices) and stage.beat - stage.noticed_at_beat < NOTICE_FRAMES
-        if is_new and (text := _fitting(self.look.shown(stage.notices[-1]), room)):
-            line.pad(width - cell_len(text) - 1, palette.bar).put(text, palette.bar_muted)
-        line.fit(width, palette.bar)
+        notice = self.look.shown(stage.notices[-1]) if is_new else ""
+        line = self.line()
+        self._spans = []
+        for key, title, call in self._hints(notice):
+            start = line.width
+            line.put(f" {key}", palette.key).put(f" {title} ", palette.bar_muted)
+            self._spans.append((start, line.width, call))
+        if text := _fitting(notice, self.size.width - line.width - 2):
+            line.pad(self.size.width - cell_len(text) - 1, palette.bar).put(text, palette.bar_muted)
+        line.fit(self.size.width, palette.bar)
         self.lines = [line]
+
+    def on_click(self, event: Click) -> None:
+        """Do what the key does that is clicked."""
+        for start, stop, call in self._spans:
+            if start <= event.x < stop and call:
+                self.app.call_later(self.app.run_action, call)
+
+    def _all_hints(self) -> list[tuple[int, str, str, str]]:
+        """Return (place, key, title, action), the most needful first."""
+        actions = [action for action in available(self.stage.source) if action.footer]
+        hints = [(action.footer, action.shown_keys.split()[0], action.title, action.call) for action in actions]
+        return sorted([(0, f"1-{len(VIEW_NAMES)}", "Views", ""), *hints])
+
+    def _hints(self, notice: str) -> list[tuple[str, str, str]]:
+        """Return (key, title, action) of the keys that fit; what is less than needful makes room for a notice."""
+        needful = sum(len(key) + len(title) + 4 for place, key, title, _ in self._all_hints() if place < LESS_NEEDFUL)
+        rooms = [cell_len(part) + 2 for part in (notice, _clause(notice)) if part]
+        notice_width = next((room for room in rooms if needful + room <= self.size.width), 0)
+        hints = self._all_hints()
+        while len(hints) > 1:
+            room = self.size.width - (notice_width if hints[-1][0] >= LESS_NEEDFUL else 0)
+            if sum(len(key) + len(title) + 4 for _, key, title, _ in hints) <= room:
+                break
+            hints.pop()
+        return [hint[1:] for hint in sorted(hints, key=lambda hint: (hint[0] == 1, hint[0]))]
+
+
+def _clause(sentence: str) -> str:
+    return _CLAUSE_END.split(sentence)[0]
 
 
 def _fitting(text: str, room: int) -> str:
     """Return a sentence, or its first clause, if that fits; half a word says nothing."""
-    for part in (text, _CLAUSE_END.split(text)[0]):
+    for part in (text, _clause(text)):
         if cell_len(part) <= room:
             return part
     return ""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from rich.segment import Segment
+
 from app.tui.drawing import Line
 from app.tui.strips import DirectWidget, make_strip
 
 if TYPE_CHECKING:
-    from textual.events import MouseScrollDown, MouseScrollUp, Resize
+    from textual.events import Click, MouseScrollDown, MouseScrollUp, Resize
     from textual.strip import Strip
 
     from app.tui.stage import Stage
@@ -75,6 +77,44 @@ class LineView(DirectWidget):
     def line(self) -> Line:
         """Return an empty line."""
         return Line(self.look)
+
+    def pointed(self, line: Line) -> Line:
+        """Return the line of a row that is selected; it begins with a blank."""
+        pointed = self.line().put(self.look.glyphs.pointer, self.look.palette.accent)
+        first, *others = line.segments
+        pointed.segments += [Segment(first.text[1:], first.style), *others] if len(first.text) > 1 else others
+        pointed.width = line.width
+        return pointed.pad(self.size.width).laid_over(self.look.palette.selected)
+
+    @property
+    def selected_rank(self) -> int | None:
+        """The rank that a person looks at here: what is selected is about it; else the first culprit."""
+        verdicts = self.stage.view.verdicts() if self.stage.view is not None else []
+        return next((verdict.culprits[0] for verdict in verdicts if verdict.culprits), None)
+
+    @property
+    def copied(self) -> tuple[str, str] | None:
+        """What is copied here, and its text: the verdict with its hint, where nothing else is selected."""
+        view = self.stage.view
+        if view is None:
+            return None
+        verdicts = view.verdicts()
+        if not verdicts:
+            return "how things stand", view.headline().text
+        return "the verdict", "\n".join(filter(None, (verdicts[0].text, verdicts[0].hint)))
+
+    def pick(self, index: int, x: int) -> None:  # noqa: ARG002 (of a grid)
+        """Select a row that was clicked in some column, where rows are selected."""
+        if self.has_selection:
+            self.move(index - self.selected)
+
+    def on_click(self, event: Click) -> None:
+        """Select the row; clicked twice, it is opened."""
+        index = self.top + event.y - len(self.head)
+        if len(self.head) <= event.y < len(self.head) + self.body_height and index < self.num_rows:
+            self.pick(index, event.x)
+            if event.chain == 2:
+                self.app.call_later(self.app.run_action, "screen.open")
 
     def render_line(self, y: int) -> Strip:
         """Return line `y` of the widget."""

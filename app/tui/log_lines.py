@@ -9,6 +9,8 @@ from rich.cells import cell_len, set_cell_size
 from app.tui.drawing import Line
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from app.tui.log_store import StoredLine
     from app.tui.theme import Look
 
@@ -22,16 +24,35 @@ def prefix(stored: StoredLine) -> str:
 
 def prefix_width(lines: list[StoredLine]) -> int:
     """Return the cells in which the prefixes of some lines fit."""
-    return min(MAX_PREFIX, max((cell_len(prefix(line)) for line in lines), default=0))
+    return text_width(prefix(line) for line in lines)
 
 
-def log_line(look: Look, stored: StoredLine, width: int, offset: int = 0) -> Line:
-    """Return a log line with its prefix in `width` cells, its text from cell `offset` on."""
+def text_width(prefixes: Iterable[str]) -> int:
+    """Return the cells in which some prefixes fit."""
+    return min(MAX_PREFIX, max(map(cell_len, prefixes), default=0))
+
+
+def log_line(
+    look: Look, stored: StoredLine, width: int, offset: int = 0, found: tuple[int, int] | None = None, who: str = ""
+) -> Line:
+    """Return a log line with its prefix in `width` cells, its text from cell `offset` on.
+
+    Args:
+        look: Of the terminal.
+        stored: The line.
+        width: Of its prefix.
+        offset: Cells that the text is moved to the side.
+        found: Which characters of it were looked for.
+        who: Its prefix, where that is not who printed it.
+    """
     palette = look.palette
-    line = Line(look).put(" ").cell(prefix(stored), width, look.rank_style(stored.rank))
+    line = Line(look).put(" ").cell(who or prefix(stored), width, look.rank_style(stored.rank))
     line.put(f" {look.glyphs.stderr if stored.is_stderr else ' '} ", palette.warning)
-    text = shifted(stored.text, offset) if offset else stored.text
-    return line.put(text, palette.ink)
+    if found is not None and not offset:
+        start, stop = found
+        line.put(stored.text[:start], palette.ink).put(stored.text[start:stop], palette.found)
+        return line.put(stored.text[stop:], palette.ink)
+    return line.put(shifted(stored.text, offset) if offset else stored.text, palette.ink)
 
 
 def shifted(text: str, cells: int) -> str:

@@ -1,7 +1,8 @@
 """Keeps the newest log lines of all ranks in little memory: chunks of packed text, the oldest dropped whole.
 
 A line has a number that never changes: the n-th line ever appended. A chunk holds `CHUNK_LINES` lines as one string of
-bytes beside three small arrays, which costs about the text itself; dropping the oldest chunk is one deletion.
+bytes beside three small arrays, which costs about the text itself, and can be searched whole; dropping the oldest chunk
+is one deletion. A store that is held goes on taking lines and shows none of them until it is let go.
 """
 
 from __future__ import annotations
@@ -9,6 +10,10 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from typing import NamedTuple
+
+import numpy as np
+
+from app.filters.lines import LogPiece
 
 CHUNK_LINES = 4096
 MAX_LINES = 262_144
@@ -42,14 +47,26 @@ class _Chunk:
 
     def append(self, node_index: int, rank: int, text: str, *, is_stderr: bool) -> None:
         self._text += text.encode()
+        self._text += b"\n"
         self._ends.append(len(self._text))
         self._nodes.append(node_index)
         self._ranks.append(rank)
         self._stderr.append(is_stderr)
 
     def line(self, index: int, nodes: list[str]) -> StoredLine:
-        text = self._text[self._ends[index] : self._ends[index + 1]].decode()
+        text = self._text[self._ends[index] : self._ends[index + 1] - 1].decode()
         return StoredLine(nodes[self._nodes[index]], self._ranks[index], bool(self._stderr[index]), text)
+
+    def piece(self, first: int, stop: int, nodes: list[str]) -> LogPiece:
+        begin = self._ends[first]
+        return LogPiece(
+            self._text[begin : self._ends[stop]],
+            np.array(self._ends[first + 1 : stop + 1], np.uint64) - np.uint64(begin),
+            np.array(self._nodes[first:stop], np.int64),
+            np.array(self._ranks[first:stop], np.int64),
+            np.array(self._stderr[first:stop], np.bool_),
+            nodes,
+        )
 
 
 class LogStore:
@@ -61,6 +78,7 @@ class LogStore:
         self._first = 0
         self._nodes: list[str] = []
         self._node_index: dict[str, int] = {}
+        self._held_end: int | None = None
 
     @property
     def first(self) -> int:
@@ -69,11 +87,25 @@ class LogStore:
 
     @property
     def end(self) -> int:
-        """Number of the next line: how many have ever been appended."""
-        return self._first + len(self)
+        """Number of the next line: how many have ever been appended, or had been when the store was held."""
+        newest = self._newest_end
+        return newest if self._held_end is None else max(self._first, self._held_end)
 
     def __len__(self) -> int:
-        return (len(self._chunks) - 1) * CHUNK_LINES + len(self._chunks[-1])
+        return self.end - self._first
+
+    @property
+    def num_held_back(self) -> int:
+        """Lines that have come since the store was held."""
+        return self._newest_end - self.end
+
+    def hold(self, *, is_held: bool) -> None:
+        """Show nothing that comes from now on, or all of it again."""
+        self._held_end = self._newest_end if is_held else None
+
+    @property
+    def _newest_end(self) -> int:
+        return self._first + (len(self._chunks) - 1) * CHUNK_LINES + len(self._chunks[-1])
 
     def append(self, node: str, rank: int, text: str, *, is_stderr: bool) -> None:
         """Keep a line; `text` is clean and encodable."""
@@ -98,3 +130,9 @@ class LogStore:
             raise IndexError(f"line {number} is not kept: the store has {self._first} to {self.end - 1}")
         chunk, index = divmod(number - self._first, CHUNK_LINES)
         return self._chunks[chunk].line(index, self._nodes)
+
+    def piece(self, first: int, stop: int) -> LogPiece:
+        """Return kept lines from one on, as many as lie together and are before `stop`."""
+        chunk, index = divmod(first - self._first, CHUNK_LINES)
+        last = min(stop, self.end, self._first + (chunk + 1) * CHUNK_LINES)
+        return self._chunks[chunk].piece(index, index + last - first, self._nodes)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from textual.screen import Screen
 
+from app.filters.ranks import RankOrder
 from app.tui.actions import screen_bindings
+from app.tui.all_views import RANK_PAGE
+from app.tui.filter_bar import FilterBar
+from app.tui.filtered_view import FilteredView
 from app.tui.views.charts import ChartsView
 from app.tui.views.logs import LogsView
+from app.tui.views.rank import RankPage
+from app.tui.views.ranks import RanksView
 
 if TYPE_CHECKING:
     from textual.binding import BindingType
+
+    from app.tui.console import Console
+    from app.tui.stage import Stage
 
 
 SKIP_S = 10.0
@@ -20,28 +29,119 @@ SKIP_S = 10.0
 class MainScreen(Screen[None], inherit_bindings=False):
     """Its keys are the action table's, and no others."""
 
+    AUTO_FOCUS = ""  # keys are the screen's until somebody types a filter
     BINDINGS: ClassVar[list[BindingType]] = list(screen_bindings())
 
-    async def action_root_cause(self) -> None:
+    @property
+    def console(self) -> Console:
+        """The app that shows this screen."""
+        return cast("Console", self.app)
+
+    @property
+    def stage(self) -> Stage:
+        """What the views read."""
+        return self.console.stage
+
+    def action_help(self) -> None:
+        """Show every key."""
+        from app.tui.dialogs import HelpScreen  # noqa: PLC0415 - the first frame does not pay for dialogs
+
+        self.app.push_screen(HelpScreen(self.stage))
+
+    def action_filter(self) -> None:
+        """Type a filter for what is shown; where that cannot be filtered, for the ranks."""
+        self.query_one(FilterBar).open(self._filtered())
+
+    def action_problems(self) -> None:
+        """Show only what is not well, or everything; where that cannot be filtered, of the ranks."""
+        is_shown = isinstance(self.console.shown, FilteredView)
+        view = self._filtered()
+        view.show_problems(is_wanted=not (is_shown and view.is_problems_only))
+
+    def action_open(self) -> None:
+        """Open the rank that is selected, or that the selected row is about; on its page, its log lines."""
+        shown, page = self.console.shown, self.query_one(RankPage)
+        if shown is page:
+            logs = self.query_one(LogsView)
+            logs.show_traceback(is_wanted=False)
+            logs.take_filter(f"rank={page.rank}")
+            self.console.action_show_view("logs")
+            return
+        rank = shown.selected_rank
+        if rank is None:
+            self._say("Nothing here is about one rank.")
+            return
+        page.open(rank, self.console.active)
+        self.console.action_show_view(RANK_PAGE)
+
+    def action_back(self) -> None:
+        """Leave the page of a rank; elsewhere, take the filter away."""
+        shown = self.console.shown
+        if isinstance(shown, RankPage):
+            self.console.action_show_view(shown.came_from)
+        elif isinstance(shown, FilteredView):
+            shown.clear()
+
+    def action_copy(self) -> None:
+        """Copy what is selected, or the verdict, into the clipboard of the terminal (OSC 52)."""
+        copied = self.console.shown.copied
+        if copied is None:
+            self._say("There is nothing to copy yet.")
+            return
+        what, text = copied
+        self.app.copy_to_clipboard(text)
+        self.notify(self.stage.tellable(text.splitlines()[0]), title=f"Copied {what}", markup=False)
+
+    def action_freeze(self) -> None:
+        """Let the picture stand still, or go on."""
+        self.stage.freeze()
+        self.console.paint()
+
+    def action_sort(self, order: str = "") -> None:
+        """Show the ranks sorted by something, or by the next in turn."""
+        self.console.action_show_view("ranks")
+        self.query_one(RanksView).sort_by(RankOrder(order) if order else None)
+
+    def action_shape(self) -> None:
+        """Show the ranks as a grid; where they are one, as a table."""
+        ranks = self.query_one(RanksView)
+        is_grid = self.console.shown is ranks and ranks.is_grid
+        self.console.action_show_view("ranks")
+        ranks.show_grid(is_wanted=not is_grid)
+
+    def action_error(self, direction: int) -> None:
+        """Show the next log line at level error, or the one before."""
+        logs = self.query_one(LogsView)
+        self.console.action_show_view("logs")
+        if not logs.to_error(direction):
+            where = "further down" if direction > 0 else "further up"
+            self._say(f"No line at level error {where}." if len(self.stage.errors) else "No line at level error yet.")
+
+    def action_collapse(self) -> None:
+        """Show log lines that several ranks print alike as one, or each again."""
+        self.console.action_show_view("logs")
+        self.query_one(LogsView).collapse()
+
+    def action_root_cause(self) -> None:
         """Show why the job failed; asked again, the lines of the logs."""
         logs = self.query_one(LogsView)
         if logs.cause is None:
-            self.notify("No rank has failed.", severity="warning", markup=False)
+            self._say("No rank has failed.")
             return
         logs.show_traceback(is_wanted=not (logs.display and logs.shows_traceback))
-        await self.app.run_action("app.show_view('logs')")
+        self.console.action_show_view("logs")
 
-    async def action_zoom(self, steps: int) -> None:
+    def action_zoom(self, steps: int) -> None:
         """Let the charts show a longer time, or a shorter one; elsewhere, show them first."""
         charts = self.query_one(ChartsView)
-        if charts.display:
+        if self.console.shown is charts:
             charts.zoom(steps)
         else:
-            await self.app.run_action("app.show_view('charts')")
+            self.console.action_show_view("charts")
 
     def action_play(self, how: str) -> None:
         """Do something to the recording that is played; nothing to what is live."""
-        player = self.query_one(LogsView).stage.source.player
+        player = self.stage.source.player
         if player is None:
             return
         match how:
@@ -58,4 +158,13 @@ class MainScreen(Screen[None], inherit_bindings=False):
         """Show where every rank stands, frame by frame."""
         from app.tui.stacks_screen import StacksScreen  # noqa: PLC0415 - the first frame does not pay for it
 
-        self.app.push_screen(StacksScreen(self.query_one(LogsView).stage))
+        self.app.push_screen(StacksScreen(self.stage))
+
+    def _filtered(self) -> FilteredView:
+        """Return the view that is shown, or that of the ranks, which is shown then."""
+        if not isinstance(self.console.shown, FilteredView):
+            self.console.action_show_view("ranks")
+        return cast("FilteredView", self.console.shown)
+
+    def _say(self, text: str) -> None:
+        self.notify(text, severity="warning", markup=False)

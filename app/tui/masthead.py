@@ -22,6 +22,8 @@ MAX_HEADLINE_LINES = 3
 WIDE_TAB_CELLS = 4
 TIGHT_TAB_CELLS = 3
 """Of a tab beside its name: its number, and two blanks or one to the next."""
+WIDE_FROM = 110
+"""Cells from which it is said what is frozen: a rank may be, too."""
 
 
 class Masthead(LineView):
@@ -49,14 +51,15 @@ class Masthead(LineView):
     def _tabs(self) -> Line:
         palette = self.look.palette
         line = self.line()
-        brand = f" {self.stage.source.title} "
-        room = self.size.width - len(brand) - 1
+        brand, frozen = f" {self.stage.source.title} ", self._frozen()
+        width = self.size.width - len(frozen)
+        room = width - len(brand) - 1
         # Of a recording the title tells the time: there the names of the other views give way, else the title does.
         has_brand = self.stage.source.player is not None or _tabs_width(TIGHT_TAB_CELLS) < room
         if has_brand:
             line.put(brand, palette.brand).put(" ", palette.bar)
         else:
-            room = self.size.width
+            room = width
         is_wide = _tabs_width(WIDE_TAB_CELLS) <= room
         names = VIEW_NAMES if is_wide else tight_names(self.active, room)
         self._tab_spans.clear()
@@ -68,13 +71,24 @@ class Masthead(LineView):
                 end = " " if is_wide else ""
                 line.put(f" {number}", palette.key).put(f" {name.capitalize()}{end}" if name else "", palette.bar_muted)
             self._tab_spans.append((start, line.width, view))
-        age = self._age()
+        if frozen:
+            line.fit(width, palette.bar)
+            line.put(frozen, palette.chosen)
+        age = "" if frozen else self._age()
         for text in (f"reports {age}", age):
             if age and len(text) <= self.size.width - line.width - 2:
                 line.pad(self.size.width - len(text) - 1, palette.bar).put(text, palette.bar_muted)
                 break
         line.fit(self.size.width, palette.bar)
         return line
+
+    def _frozen(self) -> str:
+        """Return how old the picture is that stands still; empty while it moves."""
+        age_s = self.stage.frozen_s
+        if age_s is None:
+            return ""
+        what = "FROZEN PICTURE" if self.size.width >= WIDE_FROM else "FROZEN"
+        return f" {what} {seconds_cell(age_s)} "
 
     def _age(self) -> str:
         """Return how old the oldest of the newest reports is: what says that the picture is live."""

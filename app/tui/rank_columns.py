@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from app.rows import RankState, Severity
 from app.tui.columns import Column
-from app.words import bytes_cell, call_text, loss_text, percent_text, seconds_cell
+from app.wording.rank_words import rank_call
+from app.words import bytes_cell, loss_text, percent_text, seconds_cell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,15 +85,6 @@ def _paint_loss(line: Line, row: RankRow, width: int) -> None:
 
 def _paint_phase(line: Line, row: RankRow, width: int) -> None:
     line.cell(row.phase, width, line.look.palette.muted)
-
-
-def rank_call(row: RankRow) -> str:
-    """Return the last collective of a rank in words, with its seq only while the rank waits in it.
-
-    The seq of a rank that moves is up to seconds old: beside the seq that others wait in it would read as a lag.
-    """
-    seq = row.seq if row.waiting_s is not None else None
-    return call_text(row.group, seq, row.op, row.label) if row.op else ""
 
 
 def _paint_call(line: Line, row: RankRow, width: int) -> None:

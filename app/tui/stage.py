@@ -1,17 +1,23 @@
-"""What all views of one console share: the look, the session, the newest rows and the logs."""
+"""What a frame brings to the views: the newest rows, the log lines so far, the events, how the figures went."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from app.filters.lines import ERRORS
 from app.safe_text import LINE_LIMIT, clean, clean_name
+from app.tui.log_matches import LogMatches
 from app.tui.log_store import LogStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from agent.wire.logs import LogLine
+    from app.event_log import EventLog
+    from app.history import History
+    from app.tui.collapsed_lines import CollapsedLines
     from app.tui.source import ConsoleSource, Player
     from app.tui.theme import Look
     from app.view import View
@@ -19,10 +25,16 @@ if TYPE_CHECKING:
 MAX_NOTICES = 100
 MAX_TOLD = 300
 """Characters of a notification: it covers a part of the screen, not all of it."""
+FRAMES_PER_VIEW = 2
+"""The agents report five times a second: rows are made every second frame."""
+SEARCH_S = 0.01
+"""What a frame may spend on looking for log lines: keys do not wait."""
 
 
 class Stage:
     """Written by the console once per frame, read by the views when they build.
+
+    A picture may be frozen: then the views keep what they have, while all that comes is taken behind them.
 
     Attributes:
         view: The newest rows; None before the first frame.
@@ -30,6 +42,7 @@ class Stage:
         beat: Counts frames, for what moves while one waits.
         noticed_at_beat: When the newest notice came.
         farewell: What the console is doing on its way out; empty while it stays.
+        frozen_s: How old the picture is that is frozen; None while it moves.
     """
 
     def __init__(self, look: Look, source: ConsoleSource) -> None:
@@ -41,7 +54,64 @@ class Stage:
         self.beat = 0
         self.noticed_at_beat = 0
         self.farewell = ""
+        self.frozen_s: float | None = None
+        self._errors = LogMatches(ERRORS, self.logs)
+        self._frozen_at_s = 0.0
+        self._frozen_events: EventLog | None = None
+        self._frozen_history: History | None = None
         self._num_rewinds = 0
+
+    @property
+    def events(self) -> EventLog:
+        """What has happened, until now or until the picture was frozen."""
+        return self._frozen_events if self._frozen_events is not None else self.source.events
+
+    @property
+    def history(self) -> History:
+        """How the figures of the job went, until now or until the picture was frozen."""
+        return self._frozen_history if self._frozen_history is not None else self.source.history
+
+    @property
+    def errors(self) -> LogMatches:
+        """The log lines at level error."""
+        if self._errors.logs is not self.logs:
+            self._errors = LogMatches(ERRORS, self.logs)
+        return self._errors
+
+    def take_frame(self) -> bool:
+        """Take what has come; return whether there are new rows.
+
+        Raises:
+            AppError: The session cannot go on.
+        """
+        self.beat += 1
+        self.take_logs(self.source.drain_logs())
+        self.take_notices(self.source.drain_notices())
+        self.search(self.errors)
+        if self.beat % FRAMES_PER_VIEW != 1:
+            return False
+        view = self.source.view()
+        if self.frozen_s is None:
+            self.take_view(view)
+        else:
+            self.frozen_s = max(0.0, view.now_s - self._frozen_at_s)
+        return True
+
+    def freeze(self) -> None:
+        """Let the picture stand still, or go on."""
+        if self.frozen_s is not None:
+            self.frozen_s = self._frozen_events = self._frozen_history = None
+        elif self.view is not None:
+            self.view = self.view.still()
+            self.frozen_s, self._frozen_at_s = 0.0, self.view.now_s
+            self._frozen_events, self._frozen_history = self.source.events.still(), self.source.history.still()
+        self.logs.hold(is_held=self.frozen_s is not None)
+
+    def search(self, lines: LogMatches | CollapsedLines) -> None:
+        """Look for log lines for as long as a frame may."""
+        deadline_s = time.monotonic() + SEARCH_S
+        while lines.search() and time.monotonic() < deadline_s:
+            pass
 
     def take_view(self, view: View) -> None:
         """Make these rows the newest."""

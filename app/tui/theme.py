@@ -54,6 +54,14 @@ class Palette(NamedTuple):
     bar_muted: Style
     tab: Style
     key: Style
+    chosen: Style
+    """What somebody has chosen to see or to leave out, in a heading."""
+    found: Style
+    """What was looked for, in a line."""
+    cell: Style
+    """Laid over the selected cell of a grid."""
+    raised: Style
+    """Laid over what stands in a heading."""
     selected: Style
     """Laid over a line's own styles."""
     ok: Style
@@ -81,6 +89,10 @@ def coloured_palette() -> Palette:
         bar_muted=Style(color=MUTED, bgcolor=RAISED),
         tab=Style(color=GROUND, bgcolor=SKY, bold=True),
         key=Style(color=SKY, bgcolor=RAISED, bold=True),
+        chosen=Style(color=GROUND, bgcolor=AMBER, bold=True),
+        found=Style(color=GROUND, bgcolor=YELLOW),
+        cell=Style(color=GROUND, bgcolor="#ffffff"),
+        raised=Style(bgcolor=RAISED),
         selected=Style(bgcolor=SELECTED),
         ok=Style(color=GREEN, bgcolor=GROUND),
         busy=Style(color=SKY, bgcolor=GROUND),
@@ -107,6 +119,10 @@ def plain_palette() -> Palette:
         bar_muted=dim,
         tab=Style(reverse=True, bold=True),
         key=bold,
+        chosen=Style(reverse=True),
+        found=Style(bold=True, underline=True),
+        cell=Style(reverse=True),
+        raised=Style(underline=True),
         selected=Style(reverse=True),
         ok=normal,
         busy=normal,

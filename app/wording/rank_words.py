@@ -11,7 +11,7 @@ from app.model.outside import epoch_of, loss_of, outside_text, step_of
 from app.rows import RankRow, RankState, Severity
 from app.safe_text import clean, clean_name
 from app.wording.gpu_words import held_by
-from app.words import place_text, seconds_text, signal_text
+from app.words import call_text, place_text, seconds_text, signal_text
 from ddpcore.wire import DEFAULT_GROUP
 
 if TYPE_CHECKING:
@@ -84,6 +84,24 @@ def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, no
         where="" if report is None else place_text(report.place),
         detail=_detail(job, worker, report, state),
     )
+
+
+def rank_call(row: RankRow) -> str:
+    """Return the last collective of a rank in words, with its seq only while the rank waits in it.
+
+    The seq of a rank that moves is up to seconds old: beside the seq that others wait in it would read as a lag.
+    """
+    seq = row.seq if row.waiting_s is not None else None
+    return call_text(row.group, seq, row.op, row.label) if row.op else ""
+
+
+def rank_text(row: RankRow) -> str:
+    """Return a rank in one line: what is searched for words, and what is copied."""
+    waiting = "" if row.waiting_s is None else f"waiting for {seconds_text(row.waiting_s)}"
+    step = "" if row.step is None else f"step {row.step}"
+    call = rank_call(row)
+    told = (f"rank {row.rank}", row.node, row.state, step, row.phase, call, waiting, row.where, row.detail)
+    return "  ".join(filter(None, told))
 
 
 def told_group(report: RankReport) -> GroupReport | None:

@@ -46,10 +46,11 @@ async def take(out: Path, size: tuple[int, int], look: Look, name: str) -> None:
         source.sim.freeze(2)
         await console.play(source, FROZEN_S)
         await take_views(console, out, f"{name}-frozen")
-        for key, dialog in (("question_mark", "help"), ("f", "fault"), ("ctrl+p", "palette")):
+        for key, dialog in (("question_mark", "help"), ("F", "fault"), ("ctrl+p", "palette")):
             await console.press(key)
             (out / f"{name}-{dialog}.svg").write_text(picture(console))
             await console.press("escape")
+        await take_what_is_chosen(console, out, name)
 
 
 async def take_views(console: Desk, out: Path, name: str) -> None:
@@ -58,6 +59,20 @@ async def take_views(console: Desk, out: Path, name: str) -> None:
         await console.press(str(number))
         (out / f"{name}-{number}-{view}.svg").write_text(picture(console))
     await console.press("1")
+
+
+async def take_what_is_chosen(console: Desk, out: Path, name: str) -> None:
+    """Take filters, the page of a rank, the grid and a picture that stands still."""
+    for keys, what in (
+        (("2", "slash", *"state=wai nod=x"), "filter"),
+        (("escape", "p", "o"), "problems"),
+        (("escape", "v"), "grid"),
+        (("v", "o", "o", "o", "o", "enter"), "rank"),
+        (("6", "slash", *"loss rank=0-1", "enter"), "found"),
+        (("escape", "1", "f"), "standing"),
+    ):
+        await console.press(*({" ": "space", "=": "equals_sign", "-": "minus"}.get(key, key) for key in keys))
+        (out / f"{name}-{what}.svg").write_text(picture(console))
 
 
 async def take_for_readme() -> None:

@@ -46,13 +46,30 @@ async def test_a_click_on_a_tab_shows_its_view() -> None:
         assert console.console.active == "memory"
 
 
+async def test_a_click_on_a_key_of_the_footer_does_what_the_key_does() -> None:
+    async with desk(frozen_source()) as console:
+        for title, shown in (("Filter", "Esc clears"), ("Help", "Esc closes")):
+            await console.pilot.click("#footer", offset=(console.lines()[-1].index(title), 0))
+            await console.settle()
+
+            assert shown in console.text()
+            await console.press("escape")
+
+
+def test_the_footer_has_at_most_eight_keys() -> None:
+    for source in (SimSource(SimCluster().view), SimSource(SimCluster().view, can_inject=False)):
+        assert 1 + len([action for action in available(source) if action.footer]) <= 8
+
+
 @pytest.mark.parametrize("can_inject", [True, False])
 async def test_the_help_lists_every_action_of_the_table(can_inject: bool) -> None:
-    async with desk(SimSource(SimCluster().view, can_inject=can_inject), (120, 40)) as console:
+    async with desk(SimSource(SimCluster().view, can_inject=can_inject), (120, 60)) as console:
         await console.press("question_mark")
         words = " ".join(console.text().split())
 
         for action in available(SimSource(SimCluster().view, can_inject=can_inject)):
+            if not action.keys:
+                continue
             assert action.shown_keys in words
             assert action.title in words
         assert ("Inject a fault" in words) is can_inject
@@ -64,7 +81,7 @@ async def test_the_help_lists_every_action_of_the_table(can_inject: bool) -> Non
 
 
 def test_no_key_is_given_twice() -> None:
-    keys = [key for action in ACTIONS for key in action.keys.split(",")]
+    keys = [key for action in ACTIONS for key in action.keys.split(",") if key]
 
     assert len(keys) == len(set(keys))
 
@@ -93,7 +110,7 @@ async def test_q_closes_the_session_once_and_leaves() -> None:
 async def test_ctrl_c_leaves_from_within_a_dialog() -> None:
     source = frozen_source()
     async with desk(source) as console:
-        await console.press("f")
+        await console.press("F")
         await console.press("ctrl+c")
         await until_async(lambda: not console.console.is_running, 5, "the console has left")
 
@@ -120,7 +137,7 @@ async def test_nothing_crashes_before_there_is_a_view() -> None:
     console.start_frames = lambda: None  # type: ignore[method-assign]
     async with console.run_test(size=(80, 24), notifications=True) as pilot:
         await pilot.pause()
-        for key in (*"12", "down", "pageup", "end", *"3456", "home", "right", "f", "question_mark", "escape"):
+        for key in (*"12", "down", "pageup", "end", *"3456", "home", "right", "F", "question_mark", "escape"):
             await pilot.press(key)
         await pilot.pause()
 
@@ -134,7 +151,7 @@ async def test_nothing_crashes_while_there_is_no_job() -> None:
             await console.press(number)
             assert "waiting for the agents on demo-0 and demo-1" in console.text()
             await console.press("down", "pagedown", "end", "home")
-        await console.press("f")
+        await console.press("F")
 
         assert "There is no rank yet" in console.text()
 

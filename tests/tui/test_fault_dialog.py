@@ -28,7 +28,7 @@ from tests.support.sim import SimCluster
 async def test_kind_and_rank_are_chosen_confirmed_and_injected(downs: int, fault: Fault) -> None:
     source = frozen_source()
     async with desk(source, (80, 24)) as console:
-        await console.press("f")
+        await console.press("F")
         await console.press("home", *["down"] * downs, "enter")  # the kind
         await console.press("home", "down", "enter")  # rank 1
         assert "rank 1, pid 4001, on demo-0?" in told(console.text())
@@ -47,10 +47,10 @@ def told(screen: str) -> str:
 async def test_a_button_that_is_clicked_counts_as_pressed() -> None:
     source = frozen_source()
     async with desk(source) as console:
-        await console.press("f")
+        await console.press("F")
         await console.pilot.click("#fault-no")
         assert source.injected == []
-        await console.press("f")
+        await console.press("F")
         await console.pilot.click("#fault-yes")
         await console.settle()
 
@@ -60,7 +60,7 @@ async def test_a_button_that_is_clicked_counts_as_pressed() -> None:
 async def test_a_frozen_rank_is_offered_to_be_thawed() -> None:
     source = frozen_source()
     async with desk(source) as console:
-        await console.press("f")
+        await console.press("F")
 
         assert "Thaw rank 2, pid 4002, on demo-1?" in console.text()
         await console.press("enter", "enter", "right", "enter")
@@ -71,7 +71,7 @@ async def test_a_frozen_rank_is_offered_to_be_thawed() -> None:
 async def test_enter_alone_and_escape_do_nothing(keys: tuple[str, ...]) -> None:
     source = frozen_source()
     async with desk(source) as console:
-        await console.press("f")
+        await console.press("F")
         await console.press(*keys)
 
         assert len(console.console.screen_stack) == 1
@@ -89,7 +89,7 @@ async def test_a_refusal_is_told_and_the_console_lives_on(refusal: Exception, wo
     source = frozen_source()
     source.refusal = refusal  # type: ignore[assignment]
     async with desk(source) as console:
-        await console.press("f")
+        await console.press("F")
         await console.press("enter", "enter", "right", "enter")
 
         screen = told(console.text())
@@ -106,7 +106,7 @@ async def test_a_job_without_faults_is_not_offered_them_and_the_key_says_how_to_
     source = SimSource(sim.view, can_inject=False)
     async with desk(source) as console:
         assert "Inject" not in console.text()
-        await console.press("f")
+        await console.press("F")
 
         assert len(console.console.screen_stack) == 1
         assert "run --allow-faults" in told(console.text())

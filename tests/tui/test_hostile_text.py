@@ -70,7 +70,7 @@ async def test_no_view_dialog_or_notification_acts_on_what_it_shows(
             await console.show(name)
             assert_is_harmless(console)
 
-        await console.press("f")
+        await console.press("F")
         assert_is_harmless(console)
         await console.press("enter", "enter", "right", "enter")
         assert len(source.injected) == 1

@@ -107,7 +107,7 @@ async def test_a_frame_stays_within_its_budget_of_lines_and_segments(number: int
 
 async def test_the_culprit_is_selected_and_in_the_window(large_view: CountingView) -> None:
     async with desk(SimSource(lambda: large_view), (120, HEIGHT)) as console:
-        await console.press("2")
+        await console.press("2", "v")
 
         assert console.console.query_one(RanksView).selected == FROZEN
         assert "RANK 700" in console.text()
@@ -116,7 +116,7 @@ async def test_the_culprit_is_selected_and_in_the_window(large_view: CountingVie
 
 async def test_the_selection_walks_pages_and_jumps_to_the_ends(large_view: CountingView) -> None:
     async with desk(SimSource(lambda: large_view), (120, HEIGHT)) as console:
-        await console.press("2")
+        await console.press("2", "v")
         ranks = console.console.query_one(RanksView)
 
         await console.press("down", "down", "up")
@@ -133,7 +133,7 @@ async def test_the_selection_walks_pages_and_jumps_to_the_ends(large_view: Count
 
 async def test_the_wheel_moves_the_window_and_leaves_the_selection(large_view: CountingView) -> None:
     async with desk(SimSource(lambda: large_view), (120, HEIGHT)) as console:
-        await console.press("2")
+        await console.press("2", "v")
         ranks = console.console.query_one(RanksView)
         top = ranks.top
         await console.pilot._post_mouse_events([MouseScrollDown], widget=ranks)
@@ -147,6 +147,8 @@ async def test_no_row_is_blank_after_the_window_has_grown_at_the_end(large_view:
     async with desk(SimSource(lambda: large_view), (120, 20)) as console:
         for name in ("ranks", "barriers", "memory"):
             await console.show(name)
+            if name == "ranks":
+                await console.press("v")
             await console.press("end")
             await console.resize(120, 50)
             rows = [line for line in console.lines() if "node-" in line]
@@ -169,6 +171,6 @@ async def test_keys_work_between_frames(large_view: CountingView) -> None:
     async with desk(SimSource(lambda: large_view), (120, HEIGHT)) as console:
         await console.show("logs")
         assert console.console.query_one(LogsView).display
-        await console.press("2", "down")
+        await console.press("2", "v", "down")
 
         assert console.console.query_one(RanksView).selected == FROZEN + 1

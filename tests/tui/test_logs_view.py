@@ -126,3 +126,30 @@ async def test_the_wheel_scrolls() -> None:
 
         assert logs.top == top - 3
         assert not logs.is_following
+
+
+async def test_lines_that_ranks_print_alike_are_one_row_until_each_is_wanted_again() -> None:
+    source = SimSource(SimCluster().view)
+    for number in range(50):
+        for rank in range(4):
+            source.print("demo-0", rank, f"line {number}.")
+    async with desk(source, (80, 24)) as console:
+        await console.press("c")
+        assert console.console.active == "logs"
+        assert "LOGS  50 of 200 lines" in console.text()
+        assert " ranks 0-3   line 49." in console.text()
+        source.print("demo-1", 1, "line 50.")
+        await console.frames(1)
+        assert " demo-1:r1   line 50." in console.text()
+        await console.press("slash", *"rank", "equals_sign", "1", "minus", "3", "enter")
+        assert " ranks 1-3   line 49." in console.text()
+        await console.press("escape", "pageup")
+        before = shown(console)
+        source.print("demo-0", 2, "line 50.")
+        await console.frames()
+        assert shown(console) == before
+
+        await console.press("end", "c")
+        assert "ranks" not in "\n".join(console.lines()[4:])
+        assert "201 lines" not in console.text()
+        assert "202 lines" in console.text()

@@ -31,7 +31,7 @@ async def test_an_ascii_look_paints_ascii_only_and_says_all(number: int) -> None
             assert text.count("o waiting") == 3
 
 
-@pytest.mark.parametrize("key", ["question_mark", "f", "x"])
+@pytest.mark.parametrize("key", ["question_mark", "F", "x"])
 @pytest.mark.parametrize("height", [24, 40])
 async def test_the_dialogs_of_an_ascii_look_are_ascii_too(key: str, height: int) -> None:
     async with desk(frozen_source(), (80, height), Look(is_ascii=True)) as console:
@@ -43,15 +43,15 @@ async def test_the_dialogs_of_an_ascii_look_are_ascii_too(key: str, height: int)
 async def test_no_color_is_honoured_by_every_view_and_dialog(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     async with desk(frozen_source(), (80, 24), Look.from_environment({"NO_COLOR": "1"})) as console:
-        for key in (*"1234567", "question_mark", "escape", "f", "escape", "x", "escape", "ctrl+p"):
+        for key in (*"1234567", "question_mark", "escape", "F", "escape", "x", "escape", "ctrl+p"):
             await console.press(key)
             assert {colour.name for colour in colours(console.console)} <= {"default"}, key
-            assert key in {"question_mark", "f", "x", "ctrl+p"} or "CRITICAL" in console.text()
+            assert key in {"question_mark", "F", "x", "ctrl+p"} or "CRITICAL" in console.text()
 
 
 async def test_without_colour_the_focus_of_a_dialog_is_still_seen() -> None:
     async with desk(frozen_source(), (80, 24), Look(has_colour=False)) as console:
-        await console.press("f")
+        await console.press("F")
         marked = [
             segment.text.strip()
             for strip in screen_strips(console.console)

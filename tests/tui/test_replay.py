@@ -39,7 +39,7 @@ async def test_one_jumps_to_the_verdict_sees_the_stacks_and_goes_back() -> None:
 
 
 async def test_the_keys_of_a_recording_are_in_its_help_and_faults_are_not() -> None:
-    async with desk(Replay(frozen_recording(), clock=Watch()), (120, 50)) as console:
+    async with desk(Replay(frozen_recording(), clock=Watch()), (120, 60)) as console:
         await console.press("question_mark")
         words = console.text()
         assert "Next verdict" in words

@@ -45,7 +45,9 @@ async def test_the_costliest_rank_is_the_first_row_with_what_it_does_more() -> N
     assert re.search(r"rank 6 costs the others \d\d % of their time; in the middle they wait \d\d %", text)
     headings = re.search(r"RANK  NODE +COST +WAITS +LAST +DATA +FORWARD +BACKWARD +OPTIMIZER +WHERE\n(.*)\n", text)
     assert headings is not None
-    assert re.match(r" +6  demo-1 .* \d\d % +\d+ % +\d+ % +\d+ % .*\u25b4 \d\d % .*bytegpt\.py:\d+ in \w+", headings[1])
+    assert re.match(
+        r"\u25b8 +6  demo-1 .* \d\d % +\d+ % +\d+ % +\d+ % .*\u25b4 \d\d % .*bytegpt\.py:\d+ in \w+", headings[1]
+    )
     assert re.search(r"shares of the last 1\d s of undisturbed training", text)
 
 
@@ -99,5 +101,5 @@ async def test_many_ranks_are_scrolled_through_and_only_the_rows_on_the_screen_a
 
     assert 0 < max(made) <= 24
     assert last != first
-    assert re.match(r" +\d+  demo-\d", last)
+    assert re.match(r"\u25b8 +\d+  demo-\d", last)
     assert re.match(r" +\d+  demo-\d", first)

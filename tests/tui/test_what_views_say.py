@@ -120,6 +120,7 @@ async def test_a_notice_is_shown_whole_or_its_first_clause_or_not_at_all() -> No
         assert console.lines()[-1].endswith("torchrun started on 2 nodes; importing torch takes some seconds")
         await console.resize(120, 35)
         assert console.lines()[-1].endswith("torchrun started on 2 nodes")
+        assert " Freeze picture" not in console.lines()[-1]  # it makes room for what is new
         await console.resize(80, 24)
         assert console.lines()[-1].endswith("Quit")
 

@@ -41,6 +41,12 @@ class BarriersView(LineView):
         row = self._rows.get(index - len(self.lines))
         return self._table.row(row) if row is not None and self._table is not None else self.line()
 
+    @property
+    def selected_rank(self) -> int | None:
+        """The rank that the longest wait is about: one that is missing, else one that waits."""
+        barriers = self.stage.view.barriers() if self.stage.view is not None else []
+        return (barriers[0].missing or barriers[0].waiting)[0] if barriers else super().selected_rank
+
     def build(self) -> None:
         """Make the blocks, and fetch the ranks whose bars are in the window."""
         view = self.stage.view

@@ -43,12 +43,12 @@ class ChartsView(LineView):
 
     def build(self) -> None:
         """Draw the charts anew, if there is anything new."""
-        history, events = self.stage.source.history.shown, self.stage.source.events
+        history, events = self.stage.history.shown, self.stage.events
         if history is None or history.begun_s is None:
             self._drawn, self.lines, self.foot = None, [], []
             self.head = [self._filled(self.line().put(" CHARTS   nothing to draw yet", self.look.palette.heading))]
             return
-        wanted = (id(history), history.num_looks, len(events), events.num_dropped, self._span, self.size)
+        wanted = (history, history.num_looks, len(events), events.num_dropped, self._span, self.size)
         if wanted == self._drawn:
             return
         self._drawn = wanted
@@ -124,7 +124,7 @@ class ChartsView(LineView):
             if frame.begin_s <= at_s <= frame.end_s:
                 marks[frame.column(at_s)] = (self.look.glyphs.attempt, self.look.palette.strong)
         worst: dict[int, Severity] = {}
-        for event in self.stage.source.events.newest_first():
+        for event in self.stage.events.newest_first():
             if event.at_s < frame.begin_s:
                 break
             if event.kind is EventKind.VERDICT and event.at_s <= frame.end_s:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
+from app.filters.events import EVENT_KEYS, is_event_shown
 from app.tui.drawing import wrapped
-from app.tui.line_view import LineView
+from app.tui.filtered_view import FilteredView
 from app.words import seconds_cell
 
 if TYPE_CHECKING:
@@ -19,46 +21,69 @@ KIND_WIDTH = 10
 MAX_DETAIL_LINES = 4
 
 
-class EventsView(LineView):
+class EventsView(FilteredView):
     """Follows the newest event until one moves up, and again from the last one on; the selected one stands in full."""
 
     has_selection = True
+    filter_keys = EVENT_KEYS
+    filter_example = "kind=verdict,job severity=critical rank=2 word /regex/ !not"
 
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage, "events")
         self.is_following = True
-        self._num_dropped = 0
+        self._shown: list[int] = []
+        """Numbers of the events that are shown, counted from the first that ever was."""
+        self._num_looked_at = 0
+        self._wanted_of: EventLog | None = None
 
     @property
     def num_rows(self) -> int:
-        """Every event that is kept."""
-        return len(self._log)
+        """Every event that is kept and shown."""
+        return len(self._shown)
+
+    @property
+    def event(self) -> Event | None:
+        """The selected event."""
+        return self._event(self.selected) if self._shown else None
+
+    @property
+    def selected_rank(self) -> int | None:
+        """The rank that the selected event is about."""
+        return None if self.event is None else self.event.rank
+
+    @property
+    def copied(self) -> tuple[str, str] | None:
+        """The selected event."""
+        event = self.event
+        if event is None:
+            return super().copied
+        return "an event", f"{self.stage.source.time_text(event.at_s)}  {event.kind}  {event.text}"
 
     def row(self, index: int) -> Line:
         """Return the line of an event."""
-        event, palette = self._log[index], self.look.palette
+        event, palette = self._event(index), self.look.palette
         style = self.look.severity_style(event.severity)
-        is_selected = index == self.selected
-        line = self.line().put(self.look.glyphs.pointer if is_selected else " ", palette.accent)
-        line.cell(self.stage.source.time_text(event.at_s), TIME_WIDTH, palette.muted).put("  ")
+        line = self.line().put(" ").cell(self.stage.source.time_text(event.at_s), TIME_WIDTH, palette.muted).put("  ")
         age = seconds_cell(max(0.0, self._log.now_s - event.at_s))
         line.cell(age, AGE_WIDTH, palette.faint, is_right=True).put("  ")
         line.cell(f"{self.look.glyphs.severities[event.severity]} {event.kind}", KIND_WIDTH + 2, style).put(" ")
         line.cell(event.text, max(0, self.size.width - line.width - 2))
-        return line.pad(self.size.width).laid_over(palette.selected) if is_selected else line
+        return self.pointed(line) if index == self.selected else line
 
     def build(self) -> None:
         """Stay at the newest event, or on the one that is selected; old ones that are dropped move it up."""
-        log = self._log
-        num_dropped, self._num_dropped = max(0, log.num_dropped - self._num_dropped), log.num_dropped
-        self.selected = max(0, min(len(log) - 1, self.selected - num_dropped))
-        self.top = max(0, self.top - num_dropped)
+        self._look_at_new()
+        self.selected = max(0, min(self.num_rows - 1, self.selected))
         if self.is_following:
-            self.selected = max(0, len(log) - 1)
-        self.head = [self._title(log)]
-        self.foot = self._details(log[self.selected]) if len(log) else []
+            self.selected = max(0, self.num_rows - 1)
+        self.head = [self._title(self._log)]
+        self.foot = self._details(self._event(self.selected)) if self._shown else []
         if self.is_following:
             self.top = self._last_top
+
+    def wish_changed(self) -> None:
+        """Look at all events anew."""
+        self._wanted_of = None
 
     def move(self, rows: int) -> None:
         """Move the selection; at the last event, follow again."""
@@ -72,11 +97,36 @@ class EventsView(LineView):
 
     @property
     def _log(self) -> EventLog:
-        return self.stage.source.events
+        return self.stage.events
+
+    def _event(self, index: int) -> Event:
+        return self._log[self._shown[index] - self._log.num_dropped]
+
+    def _look_at_new(self) -> None:
+        """Take what has come into what is shown, and what was dropped out of it."""
+        log = self._log
+        end = log.num_dropped + len(log)
+        if self._wanted_of is not log or end < self._num_looked_at:
+            selected = self._shown[self.selected] if self.selected < len(self._shown) else 0
+            self._wanted_of, self._shown, self._num_looked_at = log, [], log.num_dropped
+        else:
+            selected = -1
+        num_gone = bisect_left(self._shown, log.num_dropped)
+        del self._shown[:num_gone]
+        self.selected, self.top = max(0, self.selected - num_gone), max(0, self.top - num_gone)
+        for number in range(max(self._num_looked_at, log.num_dropped), end):
+            event = log[number - log.num_dropped]
+            if is_event_shown(event, self.filter, is_problems_only=self.is_problems_only):
+                self._shown.append(number)
+        self._num_looked_at = end
+        if selected >= 0:
+            self.selected = bisect_left(self._shown, selected)
 
     def _title(self, log: EventLog) -> Line:
         palette = self.look.palette
-        title = self.line().put(f" EVENTS  {len(log):,}", palette.heading)
+        shown = f"{self.num_rows:,} of " if self.num_rows < len(log) else ""
+        title = self.line().put(f" EVENTS  {shown}{len(log):,}", palette.heading)
+        self.put_wish(title)
         if log.num_dropped:
             title.put(f", {log.num_dropped:,} older dropped", palette.heading)
         if not self.is_following:

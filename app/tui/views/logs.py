@@ -1,4 +1,4 @@
-"""What all ranks print, merged as it comes."""
+"""What all ranks print, merged as it comes, or those lines of it that are wanted."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
-from app.tui.line_view import LineView
-from app.tui.log_lines import log_line, prefix_width, shifted
+from app.filters.lines import LOG_KEYS, LineWish
+from app.tui.collapsed_lines import CollapsedLines
+from app.tui.filtered_view import FilteredView
+from app.tui.log_lines import log_line, prefix, prefix_width, shifted, text_width
+from app.tui.log_matches import LogMatches
+from app.words import ranks_text
 
 if TYPE_CHECKING:
     from app.rows import RootCauseRow
@@ -19,19 +23,30 @@ SIDE_STEP = 8
 """Cells that one key press moves the text."""
 
 
-class LogsView(LineView):
+class LogsView(FilteredView):
     """Follows the newest line until one scrolls back, and again from the last line on.
 
     Once a rank has failed, the root cause stands above the lines, and its traceback can take their place.
+
+    Attributes:
+        marked: Number of the line that was jumped to or clicked; None while there is none.
+        is_collapsing: Whether lines that several ranks print alike are one row.
     """
+
+    filter_keys = LOG_KEYS
+    filter_example = "level=error stream=stderr rank=0,3-5 node=gpu* word /regex/ !not"
 
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage, "logs")
         self.is_following = True
         self.shows_traceback = False
         self.side = 0
-        self._top_of_lines = 0
-        self._first = 0
+        self.marked: int | None = None
+        self.is_collapsing = False
+        self._matches: LogMatches | None = None
+        self._collapsed: CollapsedLines | None = None
+        self._anchor = 0
+        """Number of the line at the top of the window, while new ones are not followed."""
         self._prefix_width = 0
         self._seen = 0
 
@@ -43,45 +58,66 @@ class LogsView(LineView):
 
     @property
     def num_rows(self) -> int:
-        """Every line that is kept."""
-        return len(self.lines) if self.shows_traceback else len(self.stage.logs)
+        """Every line that is kept and wanted, or those of the traceback."""
+        if self.shows_traceback:
+            return len(self.lines)
+        return len(self.stage.logs) if self._listed is None else len(self._listed)
+
+    @property
+    def selected_rank(self) -> int | None:
+        """The rank that printed the line that is picked."""
+        return self._picked.rank if self._picked is not None and self._picked.rank >= 0 else None
+
+    @property
+    def copied(self) -> tuple[str, str] | None:
+        """The line that is picked, or the traceback."""
+        if self.shows_traceback:
+            return "the traceback", "\n".join(self._traceback)
+        picked = self._picked
+        return super().copied if picked is None else ("a log line", f"{prefix(picked)} {picked.text}")
 
     def row(self, index: int) -> Line:
         """Return a log line, or one of the traceback."""
         if self.shows_traceback:
             return self.lines[index]
-        stored = self.stage.logs.line(self.stage.logs.first + index)
-        return log_line(self.look, stored, self._prefix_width, self.side)
+        number = self._number(index)
+        stored = self.stage.logs.line(number)
+        spans = [term.pattern.span(stored.text) for term in self.filter.texts if not term.is_inverse]
+        found = next(filter(None, spans), None)
+        line = log_line(self.look, stored, self._prefix_width, self.side, found, self._who(index))
+        return self.pointed(line) if number == self.marked else line
+
+    def collapse(self) -> None:
+        """Show lines that several ranks print alike as one, or every line again."""
+        self.is_collapsing = not self.is_collapsing
+        self.show_traceback(is_wanted=False)
+        self.redraw()
 
     def show_traceback(self, *, is_wanted: bool) -> None:
         """Show the traceback of the root cause, or the lines again where they were."""
         if is_wanted == self.shows_traceback:
             return
-        if is_wanted:
-            self._top_of_lines, self.top = self.top, 0
-        else:
-            self.top = self._top_of_lines
-        self.shows_traceback, self.side = is_wanted, 0
+        self.shows_traceback, self.side, self.top = is_wanted, 0, 0
         self.redraw()
 
     def build(self) -> None:
         """Stay at the newest line, or on the line that is being read."""
-        logs, cause = self.stage.logs, self.cause
-        if cause is None and self.shows_traceback:
-            self.shows_traceback, self.top = False, self._top_of_lines
-        # When old lines are dropped, the rows below get lower numbers: the line that is read stays where it is.
-        num_dropped, self._first = logs.first - self._first, logs.first
-        self._top_of_lines = max(0, self._top_of_lines - num_dropped)
+        cause = self.cause
+        self.shows_traceback &= cause is not None
         self.head = [] if cause is None else self._cause_lines(cause)
         if cause is not None and self.shows_traceback:
             self.lines = self._traceback_lines(cause)
             return
-        self.top = max(0, self.top - num_dropped)
+        self._look_for_lines()
+        self._collapse_lines()
         self.head.append(self._title())
         if self.is_following:
             self.top = self._last_top
-            self._seen = logs.end
-        self._prefix_width = max(self._prefix_width, prefix_width(self._window()))
+            self._seen = self.stage.logs.end
+        else:
+            self.top = min(self._place_of(self._anchor), self._last_top)
+        widths = prefix_width(self._window()), text_width(map(self._who, self._shown()))
+        self._prefix_width = max(self._prefix_width, *widths)
 
     def move(self, rows: int) -> None:
         """Scroll; at the last line, follow again."""
@@ -90,10 +126,9 @@ class LogsView(LineView):
     def scroll_rows(self, rows: int) -> None:
         """Scroll; at the last line, follow again."""
         self.top = max(0, min(self._last_top, self.top + rows))
-        if self.shows_traceback:
-            self.redraw()
-            return
-        self.is_following = self.top == self._last_top and (rows >= 0 or self._last_top == 0)
+        if not self.shows_traceback:
+            self.is_following = self.top == self._last_top and (rows >= 0 or self._last_top == 0)
+            self._anchor = self._number(self.top) if self.num_rows else 0
         self.redraw()
 
     def sideways(self, cells: int) -> None:
@@ -103,17 +138,100 @@ class LogsView(LineView):
         self.side = max(0, min(furthest if cells > 0 else self.side, self.side + cells * SIDE_STEP))
         self.redraw()
 
+    def to_error(self, direction: int) -> bool:
+        """Go to the next line at level error (1) or to the one before (-1); return whether there is one.
+
+        Where the newest lines are followed nothing comes next: both go to the newest error.
+        """
+        errors, direction = self.stage.errors, -1 if self.is_following else direction
+        from_number = self._anchor_of_errors(direction)
+        place = errors.place_of(from_number) - (direction < 0)
+        while 0 <= place < len(errors):
+            number = errors.number(place)
+            if self._is_shown(number):
+                self.show_traceback(is_wanted=False)
+                self.is_following, self.marked = False, number
+                above = max(0, self._place_of(number) - self.body_height // 3)
+                self._anchor = self._number(above)
+                self.redraw()
+                return True
+            place += direction
+        return False
+
+    def pick(self, index: int, x: int) -> None:  # noqa: ARG002 (of a grid)
+        """Mark a line."""
+        self.marked = None if self.shows_traceback else self._number(index)
+        self.redraw()
+
+    @property
+    def _picked(self) -> StoredLine | None:
+        """The line that is marked and in the window, else the last one in it."""
+        if self.shows_traceback or not self.num_rows:
+            return None
+        window = [self._number(index) for index in self._shown()]
+        return self.stage.logs.line(self.marked if self.marked in window else window[-1]) if window else None
+
+    def _anchor_of_errors(self, direction: int) -> int:
+        """Return the line from which the next error is looked for: behind the marked one, if that is in sight."""
+        if self.is_following:
+            return self.stage.logs.end
+        shown = self._shown()
+        first, last = (self._number(shown[0]), self._number(shown[-1])) if shown else (0, 0)
+        if self.marked is not None and first <= self.marked <= last:
+            return self.marked + (direction > 0)
+        return first if direction > 0 else last + 1
+
+    def _look_for_lines(self) -> None:
+        """Look for the wanted lines a while longer, where not all are wanted."""
+        view = self.stage.view
+        verdicts = view.verdicts() if view is not None and self.is_problems_only else []
+        culprits = frozenset(rank for verdict in verdicts for rank in verdict.culprits)
+        wish = LineWish(self.filter, self.is_problems_only, culprits)
+        if not wish:
+            self._matches = None
+            return
+        if self._matches is None or self._matches.wish != wish or self._matches.logs is not self.stage.logs:
+            self._matches = LogMatches(wish, self.stage.logs)
+        self.stage.search(self._matches)
+
+    def _collapse_lines(self) -> None:
+        """Take some more lines into rows; begin once all that are wanted have been found."""
+        logs, matches = self.stage.logs, self._matches
+        if not self.is_collapsing or (matches is not None and not matches.has_all_old):
+            self._collapsed = None
+            return
+        if self._collapsed is None or self._collapsed.logs is not logs or self._collapsed.matches is not matches:
+            self._collapsed = CollapsedLines(logs, matches)
+        self.stage.search(self._collapsed)
+
+    @property
+    def _listed(self) -> LogMatches | CollapsedLines | None:
+        """What stands in rows; None where it is every line."""
+        return self._collapsed if self._collapsed is not None else self._matches
+
+    def _who(self, place: int) -> str:
+        """Return the prefix of a row that stands for lines of several ranks; empty of others."""
+        ranks = self._collapsed.ranks(place) if self._collapsed is not None else ()
+        return ranks_text(sorted(ranks)) if len(ranks) > 1 else ""
+
+    def _number(self, place: int) -> int:
+        return self.stage.logs.first + place if self._listed is None else self._listed.number(place)
+
+    def _place_of(self, number: int) -> int:
+        return max(0, number - self.stage.logs.first) if self._listed is None else self._listed.place_of(number)
+
+    def _is_shown(self, number: int) -> bool:
+        place = self._place_of(number)
+        return place < self.num_rows and self._number(place) == number
+
     def _shown(self) -> range:
         return range(self.top, min(self.num_rows, self.top + self.body_height))
 
     def _window(self) -> list[StoredLine]:
-        logs = self.stage.logs
-        return [logs.line(logs.first + index) for index in self._shown()]
+        return [self.stage.logs.line(self._number(index)) for index in self._shown()]
 
     def _text(self, index: int) -> str:
-        if self.shows_traceback:
-            return self._traceback[index]
-        return self.stage.logs.line(self.stage.logs.first + index).text
+        return self._traceback[index] if self.shows_traceback else self.stage.logs.line(self._number(index)).text
 
     @property
     def _traceback(self) -> list[str]:
@@ -144,12 +262,21 @@ class LogsView(LineView):
 
     def _title(self) -> Line:
         palette, logs = self.look.palette, self.stage.logs
-        line = self.line().put(f" LOGS  {len(logs):,} lines", palette.heading)
-        if logs.first:
+        shown = "" if self._listed is None else f"{self.num_rows:,} of "
+        line = self.line().put(f" LOGS  {shown}{len(logs):,} lines", palette.heading)
+        if logs.first and self._matches is None:
             line.put(f", {logs.first:,} older dropped", palette.heading)
+        self.put_wish(line)
+        if self._matches is not None and self._matches.num_unsearched:
+            line.put(f"  {self._matches.num_unsearched:,} not searched yet", palette.heading)
+        if self.is_collapsing:
+            line.put("  c: each line" if self._collapsed is not None else "  not collapsed yet", palette.heading)
         if self.side:
             line.put(f"  {self.look.glyphs.arrow} from column {self.side}", palette.heading)
         unseen = logs.end - self._seen
         state = "following" if self.is_following else f"{unseen:,} new below, End follows" if unseen else "End follows"
+        if num_errors := len(self.stage.errors):
+            errors = f"{num_errors:,} error{'' if num_errors == 1 else 's'}: e   "
+            state = errors + state if line.width + len(errors + state) + 2 < self.size.width else state
         line.pad(self.size.width - len(state) - 1, palette.heading).put(state, palette.heading)
         return line

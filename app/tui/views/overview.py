@@ -113,7 +113,7 @@ class OverviewView(LineView):
         return chart + self._log(width, room - len(chart))
 
     def _losses(self) -> Sequence[tuple[float, float]]:
-        shown = self.stage.source.history.shown
+        shown = self.stage.history.shown
         return shown.loss.points if shown is not None else ()
 
     def _side_by_side(self, left: Line | None, right: Line | None, at: int, *, is_title: bool) -> Line:

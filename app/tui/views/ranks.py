@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from app.filters.ranks import RANK_KEYS, RankOrder, RankSelection, RankWish
 from app.tui.columns import Table
-from app.tui.line_view import LineView
-from app.tui.rank_columns import node_width, rank_call, rank_columns
-from app.words import UNKNOWN, bytes_text, loss_text, percent_text, seconds_text
+from app.tui.filtered_view import FilteredView
+from app.tui.rank_columns import node_width, rank_columns
+from app.tui.rank_details import fact_lines
+from app.tui.rank_grid import GRID_FROM, RankGrid
+from app.wording.rank_words import rank_text
 
 if TYPE_CHECKING:
     from app.rows import RankRow
@@ -17,68 +22,124 @@ if TYPE_CHECKING:
 
 MIN_ROWS = 4
 """The details of the selected rank leave at least this many rows to the table."""
-FACT_WIDTH = 11
+ORDERS = tuple(RankOrder)
+GRID_HINT = "v: table"
 
 
-class RanksView(LineView):
-    """A table in rank order, whatever happens: a row never moves under the eye that reads it."""
+class RanksView(FilteredView):
+    """A table or a grid whose ranks keep their places while one reads; the selection goes with its rank."""
 
     has_selection = True
+    filter_keys = RANK_KEYS
+    filter_example = "state=waiting node=gpu* rank=0,3-5 wait>5s /regex/ !not"
 
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage, "ranks")
-        self._num_ranks = 0
         self._rows: dict[int, RankRow] = {}
         self._table: Table[RankRow] | None = None
+        self._grid: RankGrid | None = None
+        self._wants_grid: bool | None = None
+        """What somebody has asked for; until then it goes by the number of ranks."""
+        self._selection = RankSelection()
+        self._order = RankOrder.RANK
+        self._wanted = RankWish()
+        self._place = 0
+        """Of the selected rank among those that are shown."""
+        self._rank = 0
+        """The one that was selected; while it is left out, another one is."""
         self._is_chosen = False
 
     @property
     def num_rows(self) -> int:
-        """One row a rank."""
-        return self._num_ranks
+        """A row for each rank that is shown, or for each line of the grid."""
+        return len(self._selection.ranks) if self._grid is None else self._grid.num_lines
+
+    @property
+    def selected_rank(self) -> int | None:
+        """The rank that is selected."""
+        ranks = self._selection.ranks
+        return int(ranks[self._place]) if self._place < len(ranks) else None
+
+    @property
+    def copied(self) -> tuple[str, str] | None:
+        """The selected rank in one line."""
+        rank = self.selected_rank
+        row = None if rank is None else self._rows.get(rank)
+        return super().copied if row is None else (f"rank {row.rank}", rank_text(row))
 
     def row(self, index: int) -> Line:
-        """Return the line of a rank."""
-        row = self._rows.get(index)
+        """Return the line of the rank at a place, or a line of the grid."""
+        if self._grid is not None:
+            return self._grid.line(index, self._place)
+        row = self._rows.get(int(self._selection.ranks[index]))
         if row is None or self._table is None:
             return self.line()
-        is_selected = index == self.selected
         line = self._table.row(row)
-        if not is_selected:
-            return line
-        pointed = self.line().put(self.look.glyphs.pointer, self.look.palette.accent)
-        pointed.segments += line.segments[1:]
-        pointed.width = line.width
-        pointed.pad(self.size.width)
-        return pointed.laid_over(self.look.palette.selected)
+        return self.pointed(line) if index == self._place else line
 
     def build(self) -> None:
         """Fetch the rows that are in the window, and the selected one."""
         view = self.stage.view
-        self.head, self.foot = [], []
-        self._num_ranks = view.num_ranks if view is not None else 0
-        if view is None or not self._num_ranks:
+        self.head, self.foot, self._grid = [], [], None
+        table = view.rank_table if view is not None else None
+        if view is not None:
+            self._selection.update(view, self._wanted)
+        if view is None or table is None:
             return
+        ranks = self._selection.ranks
+        if self._wants_grid or (self._wants_grid is None and view.num_ranks >= GRID_FROM):
+            self._grid = RankGrid(self.look, self.size.width, ranks, table.states)
         self.follow_culprit(view)
-        names = [node.node for node in view.nodes()]
-        columns = rank_columns(node_width(names), num_ranks=self._num_ranks)
-        self._table = Table(self.look, columns, self.size.width)
-        self.head = [self._table.heading()]
-        window = range(self.top, min(self._num_ranks, self.top + self.size.height))
-        wanted = sorted({*window, self.selected})
-        self._rows = {row.rank: row for row in view.ranks(wanted)}
-        if self.selected in self._rows:
-            self.foot = self._details(self._rows[self.selected])
+        self._find_selected()
+        self.head = self._headings(view)
+        shown = [] if self._grid is not None else ranks[self.top : self.top + self.size.height].tolist()
+        selected = self.selected_rank
+        self._rows = {row.rank: row for row in view.ranks(sorted({*shown, *([] if selected is None else [selected])}))}
+        if selected is None:
+            self.foot = [self.line().put(" no rank is like that", self.look.palette.muted)]
+        else:
+            self.foot = self._details(self._rows[selected])
+
+    def wish_changed(self) -> None:
+        """Look for the ranks anew."""
+        self._wanted = RankWish(self.filter, self._order, self.is_problems_only)
+
+    def sort_by(self, order: RankOrder | None = None) -> None:
+        """Sort by something, or by the next in turn."""
+        self._order = order or ORDERS[(ORDERS.index(self._order) + 1) % len(ORDERS)]
+        self.wish_changed()
+        self.redraw()
+
+    @property
+    def is_grid(self) -> bool:
+        """Whether ranks are cells, not rows."""
+        return self._grid is not None
+
+    def show_grid(self, *, is_wanted: bool) -> None:
+        """Show the grid, or the table."""
+        self._wants_grid = is_wanted
+        self.redraw()
+        self._show_selected()
 
     def move(self, rows: int) -> None:
-        """Move the selection; from now on it stays where it is put."""
-        self._is_chosen = True
-        super().move(rows)
+        """Move the selection; from now on it stays with the rank."""
+        self._walk(rows * self._per_row)
+
+    def sideways(self, cells: int) -> None:
+        """Move the selection within a line of the grid."""
+        if self._grid is not None:
+            self._walk(cells)
 
     def scroll_rows(self, rows: int) -> None:
         """Move the window; from now on it stays where it is put."""
         self._is_chosen = True
         super().scroll_rows(rows)
+
+    def pick(self, index: int, x: int) -> None:
+        """Select the rank that was clicked."""
+        place = index if self._grid is None else self._grid.place_at(index, x)
+        if place is not None:
+            self._walk(place - self._place)
 
     def follow_culprit(self, view: View) -> int:
         """Select the first culprit for as long as nobody has moved the selection: its details are the ones wanted.
@@ -86,64 +147,66 @@ class RanksView(LineView):
         Returns:
             The rank that is selected then, whether or not this view is shown.
         """
-        culprits = [rank for verdict in view.verdicts() for rank in verdict.culprits]
         if not self._is_chosen:
-            self.selected = min(culprits, default=0)
+            culprits = [rank for verdict in view.verdicts() for rank in verdict.culprits]
+            self._rank = min(culprits, default=0)
+        self._rank = max(0, min(self._rank, view.num_ranks - 1))
+        return self._rank
+
+    @property
+    def _per_row(self) -> int:
+        return 1 if self._grid is None else self._grid.per_line
+
+    def _walk(self, places: int) -> None:
+        """Select another rank, and move the window to where it is."""
+        self._is_chosen = True
+        ranks, top = self._selection.ranks, self.top
+        if len(ranks):
+            self._rank = int(ranks[max(0, min(len(ranks) - 1, self._place + places))])
+        self._find_selected()
+        self.top = top
+        self._show_selected()
+
+    def _show_selected(self) -> None:
+        """Move the window to where the selected rank is."""
+        self.top = max(self.selected - self.body_height + 1, min(self.top, self.selected))
+        self.redraw()
+
+    def _find_selected(self) -> None:
+        """Find the place of the selected rank; while it is left out, who has taken its place is selected."""
+        ranks, before = self._selection.ranks, self.selected
+        found = np.flatnonzero(ranks == self._rank)
+        self._place = int(found[0]) if len(found) else max(0, min(self._place, len(ranks) - 1))
+        self.selected = self._place // self._per_row
+        if self._is_chosen:
+            self.top = max(0, self.top + self.selected - before)
+        else:
             self.top = max(self.selected - self.size.height // 3, min(self.top, self.selected))
-        self.selected = max(0, min(self.selected, view.num_ranks - 1))
-        return self.selected
+
+    def _headings(self, view: View) -> list[Line]:
+        """Return what is left out, how the rest is sorted, and the heading of the table or the states in the grid."""
+        palette, width = self.look.palette, self.size.width
+        num_shown = len(self._selection.ranks)
+        of_all = "" if num_shown == view.num_ranks and not self.filter else f" of {view.num_ranks:,}"
+        line = self.line().put(f" RANKS  {num_shown:,}{of_all}", palette.heading)
+        self.put_wish(line)
+        if self._selection.num_unsearched:
+            line.put(f"  {self._selection.num_unsearched:,} not searched yet", palette.heading)
+        if self._order is not RankOrder.RANK:
+            line.put(f"  by {self._order}", palette.heading)
+        if self._grid is not None:
+            self._grid.put_counts(line, width - len(GRID_HINT) - 2)
+            line.pad(width - len(GRID_HINT) - 1, palette.heading).put(GRID_HINT, palette.heading)
+            return [line]
+        names = [node.node for node in view.nodes()]
+        self._table = Table(self.look, rank_columns(node_width(names), num_ranks=view.num_ranks), width)
+        is_plain = self._order is RankOrder.RANK and not self.filter and not self.is_problems_only
+        return [self._table.heading()] if is_plain else [line, self._table.heading()]
 
     def _details(self, row: RankRow) -> list[Line]:
-        room = self.size.height - 1 - min(self._num_ranks, MIN_ROWS)
-        palette = self.look.palette
-        head = self.line().put(f" RANK {row.rank} ", palette.heading)
-        head.fit(self.size.width, palette.heading)
-        facts = [line for name, value in _facts(row) if (line := self._fact(name, value)) is not None]
+        room = self.size.height - len(self.head) - min(self.num_rows, MIN_ROWS)
         if room < 3:
             return []
-        num_columns = 2 if self.size.width >= 110 else 1
-        if num_columns == 1:
-            return [head, *facts[: room - 1]]
-        half = -(-len(facts) // 2)
-        merged = []
-        for index in range(half):
-            line = self.line().add(facts[index])
-            if half + index < len(facts):
-                line.fit(self.size.width // 2)
-                line.add(facts[half + index])
-            merged.append(line)
-        return [head, *merged[: room - 1]]
-
-    def _fact(self, name: str, value: str) -> Line | None:
-        if not value:
-            return None
-        return self.line().put(" ").cell(name, FACT_WIDTH, self.look.palette.muted).put(value)
-
-
-def _facts(row: RankRow) -> list[tuple[str, str]]:
-    """Return what is known of a rank, the most telling first."""
-    phase_s = f", for {seconds_text(row.phase_s)}" if row.phase_s is not None else ""
-    waiting = f"  waiting {seconds_text(row.waiting_s)}" if row.waiting_s is not None else ""
-    process = f"pid {row.pid}" if row.pid is not None else "no process yet"
-    local = f", local rank {row.local_rank}" if row.local_rank is not None else ""
-    step = str(row.step) if row.step is not None else UNKNOWN
-    epoch = f"  epoch {row.epoch}" if row.epoch is not None else ""
-    loss = f"  loss {loss_text(row.loss)}" if row.loss is not None else ""
-    return [
-        ("state", _state_text(row)),
-        ("where", row.where),
-        ("phase", f"{row.phase}{phase_s}" if row.phase else ""),
-        ("collective", f"{rank_call(row)}{waiting}"),
-        ("wait share", percent_text(row.wait_frac) if row.wait_frac is not None else ""),
-        ("step", f"{step}{epoch}{loss}"),
-        ("process", f"{process} on {row.node}{local}"),
-        ("memory", bytes_text(row.rss_bytes) if row.rss_bytes is not None else ""),
-        ("report", f"{seconds_text(row.age_s)} old" if row.age_s is not None else "none yet"),
-    ]
-
-
-def _state_text(row: RankRow) -> str:
-    """Return the state and its detail, which often begins with the word itself."""
-    if not row.detail or row.detail.startswith(row.state):
-        return row.detail or row.state
-    return f"{row.state}: {row.detail}"
+        head = self.line().put(f" RANK {row.rank} ", self.look.palette.heading)
+        head.fit(self.size.width, self.look.palette.heading)
+        return [head, *fact_lines(self.look, row, self.size.width)[: room - 1]]

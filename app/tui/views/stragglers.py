@@ -42,6 +42,8 @@ SHORT_NAMES = {
 class StragglersView(LineView):
     """A row a rank, the costliest first; what a rank does more than the others is marked."""
 
+    has_selection = True
+
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage, "stragglers")
         self._table: Table[PaceRow] | None = None
@@ -56,7 +58,16 @@ class StragglersView(LineView):
     def row(self, index: int) -> Line:
         """Return the line of the rank at a place of the order."""
         row = self._rows.get(index)
-        return self._table.row(row) if row is not None and self._table is not None else self.line()
+        if row is None or self._table is None:
+            return self.line()
+        line = self._table.row(row)
+        return self.pointed(line) if index == self.selected else line
+
+    @property
+    def selected_rank(self) -> int | None:
+        """The rank in the selected row."""
+        row = self._rows.get(self.selected)
+        return super().selected_rank if row is None else row.rank
 
     def build(self) -> None:
         """Make the sentence and the headings, and fetch the rows that are in the window."""

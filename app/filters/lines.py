@@ -1,0 +1,117 @@
+"""Which log lines a filter shows, many at a time: packed text is searched whole, and the rest is arrays."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+
+from app.filters.patterns import TextPattern
+from app.filters.terms import EVERYTHING, Filter, Key, KeyKind, NameTerm, NumberTerm, TextTerm, WordTerm
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from app.filters.terms import Term
+
+_LEVEL_PATTERNS = {
+    "error": r"\b(?:ERROR|CRITICAL|FATAL|FAILED)\b|Traceback \(most recent call last\)|\b[A-Z]\w*(?:Error|Exception)\b"
+    r"|(?:^|[\s\]:])(?:[Ee]rror|fatal): |^(?:\[rank\d+\]: ?)?\[?[EF]\d{4} |\bterminate called\b|\bSegmentation fault\b",
+    "warning": r"\bWARN(?:ING)?\b|\b[A-Z]\w*Warning\b|(?:^|[\s\]:])[Ww]arning: |^(?:\[rank\d+\]: ?)?\[?W\d{4} ",
+    "info": r"\bINFO\b|^(?:\[rank\d+\]: ?)?\[?I\d{4} ",
+    "debug": r"\b(?:DEBUG|TRACE)\b",
+}
+"""How programs, Python, C++ and glog (torch's own log lines) write them."""
+
+LOG_KEYS = (
+    Key("level", KeyKind.WORD, words=tuple(_LEVEL_PATTERNS)),
+    Key("stream", KeyKind.WORD, words=("stdout", "stderr")),
+    Key("rank", KeyKind.NUMBER, numbers=(("launcher", -1),)),
+    Key("node", KeyKind.NAME),
+)
+
+
+class LogPiece(NamedTuple):
+    """Some lines that follow each other, packed."""
+
+    packed: bytes | bytearray
+    """Their text in UTF-8, each with its line end."""
+    ends: NDArray[np.uint64]
+    """Where each line ends, with its line end."""
+    nodes: NDArray[np.int64]
+    """Index into `node_names`."""
+    ranks: NDArray[np.int64]
+    """Global rank; -1 is the launcher."""
+    is_stderr: NDArray[np.bool_]
+    node_names: Sequence[str]
+
+
+class LineWish(msgspec.Struct, frozen=True):
+    """What somebody wants to see of the log."""
+
+    filter: Filter = EVERYTHING
+    is_problems_only: bool = False
+    culprits: frozenset[int] = frozenset()
+    """Ranks whose stderr is a problem, whatever it says."""
+
+    def __bool__(self) -> bool:
+        return bool(self.filter) or self.is_problems_only
+
+
+@lru_cache(maxsize=len(_LEVEL_PATTERNS))
+def level_pattern(level: str) -> TextPattern:
+    """Return the pattern of lines of a level."""
+    return TextPattern(_LEVEL_PATTERNS[level], is_case_exact=True)
+
+
+ERRORS = LineWish(Filter("level=error", (WordTerm("level", frozenset({"error"})),)))
+
+
+def lines_of(piece: LogPiece, wish: LineWish) -> NDArray[np.int64]:
+    """Return the places of the wanted lines in a piece, in order."""
+    wanted = np.ones(len(piece.ends), np.bool_)
+    # What is cheap is asked first: where nothing is left, no text is looked at.
+    for term in sorted(wish.filter.terms, key=lambda term: isinstance(term, TextTerm) or _is_level(term)):
+        if not wanted.any():
+            break
+        wanted &= _found(piece, term) ^ term.is_inverse
+    if wish.is_problems_only and wanted.any():
+        is_culprit = np.isin(piece.ranks, list(wish.culprits))
+        wanted &= _of_level(piece, "error") | (piece.is_stderr & is_culprit)
+    return np.flatnonzero(wanted)
+
+
+def _is_level(term: Term) -> bool:
+    return isinstance(term, WordTerm) and term.key == "level"
+
+
+def _found(piece: LogPiece, term: Term) -> NDArray[np.bool_]:
+    match term:
+        case WordTerm(key="level", words=words):
+            found = np.zeros(len(piece.ends), np.bool_)
+            for level in words:
+                found |= _of_level(piece, level)
+            return found
+        case WordTerm(words=words):
+            return np.where(piece.is_stderr, "stderr" in words, "stdout" in words)
+        case NameTerm():
+            return np.array([*(term.fits(name) for name in piece.node_names), False])[piece.nodes]
+        case NumberTerm():
+            return term.among(piece.ranks)
+        case _:
+            assert isinstance(term, TextTerm), "no key of a log line is a figure"
+            return _with(piece, term.pattern)
+
+
+def _of_level(piece: LogPiece, level: str) -> NDArray[np.bool_]:
+    return _with(piece, level_pattern(level))
+
+
+def _with(piece: LogPiece, pattern: TextPattern) -> NDArray[np.bool_]:
+    found = np.zeros(len(piece.ends), np.bool_)
+    found[pattern.lines_in(piece.packed, piece.ends)] = True
+    return found

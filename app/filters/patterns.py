@@ -1,0 +1,100 @@
+"""Text that is searched for: RE2 alone, so that no pattern can hold the console up.
+
+Python's own engine backtracks and holds the interpreter meanwhile; RE2 takes time linear in the text whatever the
+pattern is, within a bound of memory, and refuses what would need more.
+
+Source: https://github.com/google/re2/wiki/Syntax.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MAX_PATTERN_CHARS = 1000
+_MAX_MEMORY_BYTES = 8 * 2**20
+_NOT_TEXT = re.compile(r"\\[pP](?:\{\^?\w+\}|\w)|\\.|\(\?P?<\w+>", re.DOTALL)
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+
+
+class PatternError(ValueError):
+    """RE2 does not take a pattern; says why."""
+
+
+class TextPattern:
+    """A regular expression of RE2's; small letters stand for both cases, unless it holds a capital one.
+
+    Texts are given as UTF-8; several lines may be given at once, each with its line end, which nothing matches.
+    """
+
+    __slots__ = ("_compiled", "_to_line_end", "source")
+
+    def __init__(self, source: str, *, is_case_exact: bool = False) -> None:
+        """Compile `source`.
+
+        Raises:
+            PatternError: It is none, or too long.
+        """
+        import re2  # type: ignore[import-untyped] # noqa: PLC0415 - a console without a filter does without
+
+        self.source = source
+        if len(source) > MAX_PATTERN_CHARS:
+            raise PatternError(f"it is longer than {MAX_PATTERN_CHARS} characters")
+        source = _HALF_CHARACTER.sub("\ufffd", source)
+        options = re2.Options()
+        options.log_errors = False
+        options.never_nl = True
+        options.max_mem = _MAX_MEMORY_BYTES
+        has_capital = any(character.isupper() for character in _NOT_TEXT.sub("", source))
+        options.case_sensitive = is_case_exact or has_capital
+        try:
+            re2.compile(source.encode(), options)
+            self._compiled: Any = re2.compile(f"(?m)(?:{source})".encode(), options)
+            # What is found takes the rest of its line along: each line is looked at once.
+            self._to_line_end: Any = re2.compile(f"(?m)(?:{source}).*".encode(), options)
+        except re2.error as error:
+            raise PatternError(error.args[0].decode(errors="replace")) from None
+
+    def is_in(self, text: str) -> bool:
+        """Tell whether the pattern is found in a line."""
+        return self._compiled.search(text.encode()) is not None
+
+    def span(self, text: str) -> tuple[int, int] | None:
+        """Return where in a line the pattern is found first, in characters; None where it is not, or is empty."""
+        packed = text.encode()
+        match = self._compiled.search(packed)
+        if match is None or match.start() == match.end():
+            return None
+        start = len(packed[: match.start()].decode())
+        return start, start + len(packed[match.start() : match.end()].decode())
+
+    def lines_in(self, packed: bytes | bytearray, ends: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Return the numbers of the lines in which the pattern is found, in order.
+
+        Args:
+            packed: Lines, each with its line end.
+            ends: Where each of them ends, with its line end.
+        """
+        starts = [match.start() for match in self._to_line_end.finditer(packed)]
+        numbers = np.unique(np.searchsorted(ends, np.array(starts, np.uint64), side="right"))
+        return numbers[numbers < len(ends)]
+
+
+def literal(text: str) -> str:
+    """Return the pattern of a text that stands for itself."""
+    return "".join(map(_escaped, text))
+
+
+def _escaped(character: str) -> str:
+    return f"\\{character}" if character.isascii() and not character.isalnum() and character != " " else character
+
+
+def glob(text: str) -> str:
+    """Return the pattern of a whole name in which `*` stands for any characters and `?` for one."""
+    parts = {"*": ".*", "?": "."}
+    return "^(?:" + "".join(parts.get(character) or _escaped(character) for character in text) + ")$"

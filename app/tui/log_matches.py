@@ -1,0 +1,88 @@
+"""The log lines that are wanted, found a piece at a time: new ones as they come, old ones from the newest back.
+
+A line that is wanted stays so, and its number never changes: nothing is looked at twice.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+from app.filters.lines import lines_of
+from app.tui.log_store import CHUNK_LINES
+
+if TYPE_CHECKING:
+    from app.filters.lines import LineWish
+    from app.tui.log_store import LogStore
+
+
+class LogMatches:
+    """Numbers of the wanted lines that are kept, the oldest first.
+
+    Attributes:
+        wish: What is wanted.
+        logs: Where it is looked for.
+    """
+
+    def __init__(self, wish: LineWish, logs: LogStore) -> None:
+        self.wish = wish
+        self.logs = logs
+        self._older: list[int] = []
+        """Found on the way back, the newest first."""
+        self._newer: list[int] = []
+        self._low = self._high = logs.end
+        """What lies between has been looked at."""
+
+    def __len__(self) -> int:
+        return len(self._older) + len(self._newer)
+
+    @property
+    def has_all_old(self) -> bool:
+        """Whether nothing older is still to be looked at."""
+        return self._low <= self.logs.first
+
+    @property
+    def num_unsearched(self) -> int:
+        """Lines that have not been looked at yet."""
+        return max(0, self._low - self.logs.first) + self.logs.end - max(self._high, self.logs.first)
+
+    def number(self, place: int) -> int:
+        """Return the number of the line at a place."""
+        return self._older[-1 - place] if place < len(self._older) else self._newer[place - len(self._older)]
+
+    def place_of(self, number: int) -> int:
+        """Return the place of the first wanted line that is not before a line."""
+        low, high = 0, len(self)
+        while low < high:
+            middle = (low + high) // 2
+            if self.number(middle) < number:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def forget_dropped(self) -> None:
+        """Let go of lines that are no longer kept."""
+        first = self.logs.first
+        while self._older and self._older[-1] < first:
+            self._older.pop()
+        if not self._older:
+            del self._newer[: bisect_left(self._newer, first)]
+        self._low, self._high = max(self._low, first), max(self._high, first)
+
+    def search(self) -> bool:
+        """Look at one more piece: of what is new, else of what is old; return whether there was any."""
+        self.forget_dropped()
+        logs = self.logs
+        if self._high < logs.end:
+            piece = logs.piece(self._high, logs.end)
+            self._newer += (lines_of(piece, self.wish) + self._high).tolist()
+            self._high += len(piece.ends)
+            return True
+        if self._low > logs.first:
+            first = logs.first + (self._low - 1 - logs.first) // CHUNK_LINES * CHUNK_LINES
+            found = lines_of(logs.piece(first, self._low), self.wish) + first
+            self._older += found[::-1].tolist()
+            self._low = first
+            return True
+        return False

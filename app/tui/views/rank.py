@@ -1,0 +1,162 @@
+"""One rank: all that is known of it, and what it waits for, holds, prints and has been told of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.filters.lines import LineWish
+from app.filters.terms import Filter, NumberTerm
+from app.tui.drawing import wrapped
+from app.tui.line_view import LineView
+from app.tui.log_lines import log_line, prefix_width
+from app.tui.log_matches import LogMatches
+from app.tui.rank_details import fact_lines
+from app.tui.wait_lines import wait_line
+from app.wording.rank_words import rank_text
+from app.words import bytes_text, percent_text, seconds_cell
+
+if TYPE_CHECKING:
+    from app.rows import MemoryRow, RankRow
+    from app.tui.drawing import Line
+    from app.tui.stage import Stage
+    from app.view import View
+
+MAX_EVENTS = 5
+MAX_EVENTS_LOOKED_AT = 1000
+MAX_SENTENCE_LINES = 3
+MIN_LOG_LINES = 5
+"""Where the rest does not leave as many, the page scrolls."""
+LONG_KEYS = "left right: other ranks   Enter: its log lines   s: stacks   Esc: back"
+SHORT_KEYS = "Enter: its log   Esc: back"
+
+
+class RankPage(LineView):
+    """Opened from a row about the rank, and left for where it was opened.
+
+    Attributes:
+        rank: Which.
+        came_from: Name of the view that it was opened in.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage, "rank")
+        self.rank = 0
+        self.came_from = "ranks"
+        self._prints: LogMatches | None = None
+
+    def open(self, rank: int, came_from: str) -> None:
+        """Show a rank."""
+        self.rank, self.came_from, self.top, self._prints = rank, came_from, 0, None
+
+    @property
+    def selected_rank(self) -> int:
+        """This one."""
+        return self.rank
+
+    @property
+    def copied(self) -> tuple[str, str] | None:
+        """The rank in one line."""
+        rows = self.stage.view.ranks([self.rank]) if self.stage.view is not None else []
+        return (f"rank {self.rank}", rank_text(rows[0])) if rows else super().copied
+
+    def sideways(self, cells: int) -> None:
+        """Go to the rank before, or to the next."""
+        num_ranks = self.stage.view.num_ranks if self.stage.view is not None else 0
+        self.open(max(0, min(num_ranks - 1, self.rank + cells)), self.came_from)
+        self.redraw()
+
+    def build(self) -> None:
+        """Make all lines; the last of what it prints fill the window."""
+        view = self.stage.view
+        rows = view.ranks([self.rank]) if view is not None else []
+        self.head, self.lines = [self._heading(rows[0] if rows else None)], []
+        if view is None or not rows:
+            self.lines = [self.line().put(" there is no such rank now", self.look.palette.muted)]
+            return
+        self.lines += fact_lines(self.look, rows[0], self.size.width)
+        self.lines += self._verdicts(view) + self._waits(view) + self._memory(view) + self._events()
+        self.lines += self._printed(max(MIN_LOG_LINES, self.body_height - len(self.lines) - 1))
+
+    def _heading(self, row: RankRow | None) -> Line:
+        palette = self.look.palette
+        line = self.line().put(f" {self.came_from.capitalize()} > ", palette.heading)
+        line.put(f" rank {self.rank} ", palette.tab)
+        if row is not None:
+            line.put(f"  {row.node}  {self.look.glyphs.states[row.state]} {row.state}", palette.heading)
+        for keys in (LONG_KEYS, SHORT_KEYS):
+            if line.width + len(keys) + 3 < self.size.width:
+                line.pad(self.size.width - len(keys) - 1, palette.heading).put(keys, palette.heading)
+                break
+        return line
+
+    def _section(self, title: str, lines: list[Line]) -> list[Line]:
+        if not lines:
+            return []
+        heading = self.line().put(f" {title}", self.look.palette.heading)
+        heading.fit(self.size.width, self.look.palette.heading)
+        return [heading, *lines]
+
+    def _verdicts(self, view: View) -> list[Line]:
+        """Return what is said of the rank; the first verdict stands above every view."""
+        lines = []
+        for verdict in view.verdicts()[1:]:
+            if self.rank in verdict.culprits:
+                style = self.look.severity_style(verdict.severity)
+                lines += [self.line().put("  ").put(text, style) for text in self._wrapped(verdict.text)]
+                lines += [self.line().put("  ").put(text) for text in self._wrapped(verdict.hint)]
+        return self._section("VERDICT", lines)
+
+    def _wrapped(self, text: str) -> list[str]:
+        return wrapped(self.look.shown(text), self.size.width - 4, MAX_SENTENCE_LINES, self.look.glyphs.ellipsis)
+
+    def _waits(self, view: View) -> list[Line]:
+        waits = [row for row in view.barriers() if self.rank in row.waiting or self.rank in row.missing]
+        return self._section("WAITS", [wait_line(self.stage, row, self.size.width) for row in waits])
+
+    def _memory(self, view: View) -> list[Line]:
+        told = [f"{name} {value}" for row in view.memory([self.rank]) for name, value in _held(row)]
+        return self._section("MEMORY", [self.line().put("  ").put("   ".join(told))] if told else [])
+
+    def _events(self) -> list[Line]:
+        log, palette, lines = self.stage.events, self.look.palette, []
+        for index in range(len(log) - 1, max(-1, len(log) - 1 - MAX_EVENTS_LOOKED_AT), -1):
+            event = log[index]
+            if event.rank == self.rank:
+                age = seconds_cell(max(0.0, log.now_s - event.at_s))
+                line = self.line().put("  ").cell(age, 6, palette.faint, is_right=True).put(" ago  ", palette.faint)
+                glyph = self.look.glyphs.severities[event.severity]
+                line.put(f"{glyph} {event.kind}  ", self.look.severity_style(event.severity))
+                lines.append(line.cell(event.text, max(0, self.size.width - line.width - 2)))
+            if len(lines) == MAX_EVENTS:
+                break
+        return self._section("EVENTS", lines[::-1])
+
+    def _printed(self, room: int) -> list[Line]:
+        logs = self.stage.logs
+        if self._prints is None or self._prints.logs is not logs:
+            only = NumberTerm("rank", ((self.rank, self.rank),))
+            self._prints = LogMatches(LineWish(Filter(f"rank={self.rank}", (only,))), logs)
+        self.stage.search(self._prints)
+        count = len(self._prints)
+        newest = [logs.line(self._prints.number(place)) for place in range(max(0, count - room), count)]
+        lines = [log_line(self.look, stored, prefix_width(newest)) for stored in newest]
+        return self._section("LOG", lines or [self.line().put("  nothing printed yet", self.look.palette.faint)])
+
+
+def _held(row: MemoryRow) -> list[tuple[str, str]]:
+    """Return (name, value) of what is known of the memory of a rank."""
+    sizes = (
+        ("RSS", row.rss_bytes),
+        ("PSS", row.pss_bytes),
+        ("peak", row.peak_rss_bytes),
+        ("GPU", row.gpu_used_bytes),
+        ("allocated", row.torch_allocated_bytes),
+        ("reserved", row.torch_reserved_bytes),
+        ("peak", row.torch_peak_bytes),
+        ("of", row.gpu_total_bytes),
+    )
+    told = [(name, bytes_text(size)) for name, size in sizes if size is not None]
+    if row.from_median_frac is not None:
+        sign = "+" if row.from_median_frac >= 0 else ""
+        told.insert(1, ("beside the median", f"{sign}{percent_text(row.from_median_frac)}"))
+    return told

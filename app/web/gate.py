@@ -1,0 +1,72 @@
+"""Who may come in to the console in a browser. Pure.
+
+A server on loopback is still reached by every page that the person's browser shows, and by every user of the machine:
+a page could open a websocket here, or have its own name resolve to this address. So each request must name this
+machine as its host, whatever comes from another page is refused, and all needs a secret that only the person was told.
+"""
+
+from __future__ import annotations
+
+import hmac
+from enum import Enum
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
+"""Under any port: `ssh -L` may lead here from another one."""
+
+
+class Knock(NamedTuple):
+    """What a request says of itself.
+
+    Attributes:
+        host: Its `Host` header.
+        origin: Its `Origin` header, None without one.
+        token: Of its address, None without one.
+        cookie: None without one.
+        is_socket: It asks for a websocket, which browsers open to any server from any page.
+    """
+
+    host: str
+    origin: str | None
+    token: str | None
+    cookie: str | None
+    is_socket: bool
+
+
+class Answer(Enum):
+    """What becomes of it."""
+
+    COME_IN = "come in"
+    TAKE_COOKIE = "take the cookie, and come again without the token"
+    WRONG_HOST = "this is not the name of a server on your own machine"
+    WRONG_ORIGIN = "this comes from another page"
+    STRANGER = "open the address that rankdeck serve has printed, with its token"
+
+
+def answer(knock: Knock, secret: str) -> Answer:
+    """Judge a request; `secret` is what the printed address holds."""
+    if _hostname(f"//{knock.host}") not in LOOPBACK_NAMES:
+        return Answer.WRONG_HOST
+    if knock.origin is None:
+        # A page's own files are asked for without one; a websocket never is, in a browser.
+        if knock.is_socket:
+            return Answer.WRONG_ORIGIN
+    elif knock.origin != f"http://{knock.host}":
+        return Answer.WRONG_ORIGIN
+    if knock.cookie is not None and _is_same(knock.cookie, secret):
+        return Answer.COME_IN
+    if knock.token is not None and not knock.is_socket and _is_same(knock.token, secret):
+        return Answer.TAKE_COOKIE
+    return Answer.STRANGER
+
+
+def _hostname(address: str) -> str | None:
+    try:
+        return urlsplit(address).hostname
+    except ValueError:
+        return None
+
+
+def _is_same(given: str, secret: str) -> bool:
+    return hmac.compare_digest(given.encode(), secret.encode())

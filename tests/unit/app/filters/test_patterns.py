@@ -1,0 +1,68 @@
+"""Patterns are found in lines, one by one and many at once, and no pattern takes long."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from app.filters.patterns import PatternError, TextPattern
+
+
+def packed(*lines: str) -> tuple[bytes, np.ndarray]:
+    texts = [f"{line}\n".encode() for line in lines]
+    return b"".join(texts), np.cumsum([len(text) for text in texts]).astype(np.uint64)
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "is_found"),
+    [
+        ("error", "an ERROR here", True),
+        ("Error", "an ERROR here", False),
+        ("ERROR", "an error here", False),
+        (r"\Serror", "xERROR", True),
+        (r"\pLerror", "xERROR", True),
+        (r"(?P<Name>err)or", "ERROR", True),
+        ("^step", "a step", False),
+        ("step$", "a step", True),
+        ("a|b", "xb", True),
+        ("stra\u00dfe", "die Stra\u00dfe", True),
+    ],
+)
+def test_small_letters_stand_for_both_cases_and_anchors_for_the_line(source: str, text: str, is_found: bool) -> None:
+    assert TextPattern(source).is_in(text) is is_found
+
+
+def test_lines_are_found_in_many_at_once_and_no_match_goes_over_a_line_end() -> None:
+    lines = packed("step 1", "", "loss 2", "step 1 step 2", "\u00e9 step")
+
+    assert TextPattern("step").lines_in(*lines).tolist() == [0, 3, 4]
+    assert TextPattern("^step").lines_in(*lines).tolist() == [0, 3]
+    assert TextPattern("1$").lines_in(*lines).tolist() == [0]
+    assert TextPattern(r"1\s+loss").lines_in(*lines).tolist() == []
+    assert TextPattern("^$").lines_in(*lines).tolist() == [1]
+    assert TextPattern("x*").lines_in(*lines).tolist() == [0, 1, 2, 3, 4]
+    assert TextPattern("").lines_in(*packed()).tolist() == []
+
+
+def test_a_span_counts_characters() -> None:
+    assert TextPattern("step").span("\u00e9\u4e16 step") == (3, 7)
+    assert TextPattern("step").span("none") is None
+    assert TextPattern("x*").span("none") is None
+
+
+@pytest.mark.parametrize("source", ["(", ")", "a)(b", "[z-a]", "(?<=a)b", r"\1", "a{1001}", "x" * 1001])
+def test_what_is_no_pattern_is_refused_with_a_reason(source: str) -> None:
+    with pytest.raises(PatternError, match=r"."):
+        TextPattern(source)
+
+
+@pytest.mark.parametrize("source", ["(a+)+$", "(a|aa)+$", "(.*)(.*)(.*)(.*)(.*)[^a]$", "(x+x+)+y"])
+def test_patterns_that_bring_backtracking_engines_down_are_done_at_once(source: str) -> None:
+    pattern, text = TextPattern(source), "a" * 4000 + "x" * 96
+
+    for _ in range(10):
+        pattern.is_in(text)
+
+
+def test_half_of_a_character_is_found_nowhere() -> None:
+    assert not TextPattern("\udc80").is_in("?")

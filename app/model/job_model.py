@@ -117,6 +117,7 @@ class JobModel:
         is_step_counted: Whether the steps are only the optimizers' counts of some rank.
         oddities: What limits what can be seen of the ranks.
         output: When they print.
+        step_rate: How fast the one goes that is behind.
         shares: By node.
         stop_began_s: When the job was told to end; infinity while it was not.
         num_ignored: Facts that were refused: ranks of other nodes, members that are none, contradictions.
@@ -161,7 +162,7 @@ class JobModel:
         self.stop_began_s = float("inf")
         self.num_ignored = self._num_memberships = 0
         self._call_code: dict[tuple[str, str], int] = {("", ""): 0}
-        self._rate, self._pacer, self._sampled_s = StepRate(), 0, -np.inf
+        self.step_rate, self._pacer, self._sampled_s = StepRate(), 0, -np.inf
 
     def put_share(self, node: int, status: JobStatus, now_s: float) -> None:
         """Take a node's word on the job, and on which ranks are its own."""
@@ -232,17 +233,17 @@ class JobModel:
             return
         lowest = int(self.step[is_asked].min())
         # One rank is followed, by its node's clock, while others are behind by no more than reports are old.
-        if not is_asked[self._pacer] or self._rate.is_ahead_of(lowest, HEARD_S):
+        if not is_asked[self._pacer] or self.step_rate.is_ahead_of(lowest, HEARD_S):
             pacer = int(np.flatnonzero(is_asked & (self.step == lowest))[0])
-            self._pacer, self._rate = pacer, StepRate(self._rate.step_s)
+            self._pacer, self.step_rate = pacer, StepRate(self.step_rate.step_s)
         worker = self.workers[self._pacer]
         if worker is not None:
-            self._rate.put(worker.seen_s, int(self.step[self._pacer]))
+            self.step_rate.put(worker.seen_s, int(self.step[self._pacer]))
 
     def steps_per_s(self, now_s: float) -> float | None:
         """Return the rate of the slowest rank over the last seconds; None while it is not known, or not heard."""
         is_heard = now_s - self.received_s[self._pacer] <= HEARD_S
-        return self._rate.per_s() if is_heard else None
+        return self.step_rate.per_s() if is_heard else None
 
     def remaining_s(self, last_step: int | None, steps_per_s: float | None) -> float | None:
         """Return how long it is to a step at a rate, None while that is not known."""
@@ -319,7 +320,7 @@ class JobModel:
         if step is not None and not is_counted and not self._tells_steps:
             self._tells_steps, self.is_step_counted = True, False
             self.step[:] = -1
-            self._rate = StepRate()
+            self.step_rate = StepRate()
         elif is_counted:
             self.is_step_counted = not self._tells_steps
         self.step[rank] = -1 if step is None or (is_counted and self._tells_steps) else step
@@ -388,7 +389,7 @@ class JobModel:
         assert all((worker is not None) == known for worker, known in zip(self.workers, seen.tolist(), strict=True))
         assert {rank for rank in self.deaths if self.process[rank] != Process.EXITED} == set()
         assert np.flatnonzero(~np.isnan(self.died_at_s)).tolist() == sorted(self.deaths)
-        self._rate.validate()
+        self.step_rate.validate()
         for table in self.groups.values():
             table.validate(self.world_size)
 

@@ -18,7 +18,7 @@ from app.tui.theme import Look  # noqa: E402
 from tests.support.consoles import Desk, TalkingSource, desk  # noqa: E402
 from tests.support.sim import SimCluster  # noqa: E402
 
-README_PICTURE = ROOT / "app" / "tui" / "pictures" / "overview.svg"
+PICTURES = ROOT / "app" / "tui" / "pictures"
 SIZES = ("80x24", "120x35", "200x50")
 TRAINING_S = 30.0
 FROZEN_S = 6.0
@@ -76,14 +76,22 @@ async def take_what_is_chosen(console: Desk, out: Path, name: str) -> None:
 
 
 async def take_for_readme() -> None:
-    """Take the picture that README shows."""
+    """Take the pictures that README shows."""
+    PICTURES.mkdir(exist_ok=True)
     source = TalkingSource(SimCluster())
     async with desk(source, (120, 35)) as console:
         await console.play(source, TRAINING_S)
         source.sim.freeze(2)
         await console.play(source, FROZEN_S)
-        README_PICTURE.parent.mkdir(exist_ok=True)
-        README_PICTURE.write_text(picture(console))
+        (PICTURES / "overview.svg").write_text(picture(console))
+        await console.show("charts")
+        (PICTURES / "charts.svg").write_text(picture(console))
+    source = TalkingSource(SimCluster(num_nodes=4, ranks_per_node=4))
+    source.sim.slow(6, 1.5)
+    async with desk(source, (120, 35)) as console:
+        await console.play(source, TRAINING_S)
+        await console.show("stragglers")
+        (PICTURES / "stragglers.svg").write_text(picture(console))
 
 
 def main(arguments: list[str]) -> None:

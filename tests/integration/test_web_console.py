@@ -85,7 +85,7 @@ async def test_the_page_shows_the_console_and_takes_keys(served: Served, browser
 
     async with browser.ws_connect(f"{served.base}/ws?width=120&height=35", origin=served.base) as ws:
         assert "is frozen" in await painted(ws, "is frozen")
-        await ws.send_json(["stdin", "7"])
+        await ws.send_json(["stdin", "8"])
         assert "EVENTS" in await painted(ws, "EVENTS")
         assert len(served.consoles()) >= 1
     await until(lambda: not served.consoles())

@@ -111,9 +111,10 @@ def make_directory(root: Path) -> None:
         now = trial.stat().st_mtime
         trial.unlink(missing_ok=True)
         for left in root.glob(f"{SEEN}*"):
-            # By the file system's own clock. Others may be opening this directory at this moment.
-            if now - left.stat().st_mtime > SEEN_LIFE_S:
-                left.unlink(missing_ok=True)
+            # By the file system's own clock. Others may be opening this directory now: what is theirs goes by itself.
+            with contextlib.suppress(FileNotFoundError):
+                if now - left.stat().st_mtime > SEEN_LIFE_S:
+                    left.unlink()
     except OSError as error:
         raise directory_error(root, error) from error
 

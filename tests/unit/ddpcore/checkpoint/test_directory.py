@@ -8,16 +8,13 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ddpcore.checkpoint import directory
 from ddpcore.checkpoint.directory import RunLock, collect_leftovers, list_checkpoints, make_directory
 from ddpcore.errors import CheckpointDirectoryError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HOLD = """
 import sys
@@ -119,3 +116,16 @@ def test_a_marker_that_is_no_text_is_none(tmp_path: Path) -> None:
     (tmp_path / "step_00000001" / "COMMITTED").write_bytes(b"\xff\xfe")
 
     assert list_checkpoints(tmp_path) == ([], ["step_00000001"])
+
+
+def test_what_another_rank_takes_away_while_it_is_looked_at_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Path.glob
+
+    def with_one_that_is_gone(self: Path, pattern: str) -> list[Path]:
+        return [*found(self, pattern), self / f"{directory.SEEN}gone"]
+
+    monkeypatch.setattr(Path, "glob", with_one_that_is_gone)
+    make_directory(tmp_path / "checkpoints")
+    assert list((tmp_path / "checkpoints").iterdir()) == []

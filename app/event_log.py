@@ -25,8 +25,6 @@ MAX_EVENTS = 10_000
 MAX_NODES_NAMED = 4
 """Of nodes that change alike at one moment."""
 
-_ENDS = frozenset({Cause.EXITED, Cause.OOM, Cause.FEWER_CALLS})
-"""Such a verdict goes when another attempt begins: what it told of is not undone."""
 _NODE_SEVERITY = {"up": Severity.OK, "stale": Severity.WARNING, "lost": Severity.CRITICAL}
 _JOB_SEVERITY = {
     "succeeded": Severity.OK,
@@ -40,19 +38,16 @@ _JOB_SEVERITY = {
 NO_LONGER = {
     Cause.STRAGGLER: "no longer holding the others up",
     Cause.FROZEN: "no longer frozen",
-    Cause.EXITED: "replaced",
-    Cause.OOM: "replaced",
     Cause.SILENT: "no longer silent",
     Cause.NODE_LOST: "its node is back",
     Cause.NOT_JOINED: "no longer missing from the rendezvous",
     Cause.MISMATCH: "no longer at odds",
-    Cause.FEWER_CALLS: "replaced",
     Cause.TRANSPORT: "the collective that did not complete is over",
     Cause.INPUT_BOUND: "no longer bound by the input",
     Cause.CHECKPOINTING: "no longer saving a checkpoint",
     Cause.EVALUATING: "no longer evaluating",
 }
-"""How the end of a verdict is told."""
+"""How the end of a verdict is told; one about a rank that is gone goes with its attempt, and is not undone by that."""
 
 
 class EventKind(StrEnum):
@@ -189,7 +184,7 @@ class EventLog:
                 continue
             del self._standing[key]
             is_on = any((verdict.job, verdict.cause, rank) in blamed for rank in verdict.culprits)
-            if verdict.cause not in _ENDS and not is_on:
+            if verdict.cause in NO_LONGER and not is_on:
                 text = _over_text(verdict, self.now_s - since_s)
                 self.tell(text, self.now_s, EventKind.OVER, rank=_first(verdict))
         for key, verdict in said.items():

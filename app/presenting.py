@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from app.view import View
     from ddpcore.wire import Fault
 
+SERVER_PERIOD_S = 1.0
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -39,10 +40,15 @@ class Presented(ConsoleSource, Followed, Protocol):
 
 def is_terminal() -> bool:
     """Say whether there is a terminal that a screen can be drawn on, or a browser in its place."""
-    if os.environ.get("TEXTUAL_DRIVER"):
+    if is_served():
         return True
     streams = (sys.stdin, sys.stdout, sys.stderr)  # Textual draws on the last
     return all(stream.isatty() for stream in streams) and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def is_served() -> bool:
+    """Say whether the screen is a page of `rankdeck serve`."""
+    return bool(os.environ.get("TEXTUAL_DRIVER"))
 
 
 async def show_session(session: Presented) -> ExitCode:
@@ -63,11 +69,14 @@ async def show_session(session: Presented) -> ExitCode:
         if not start.cancelled() and start.exception() is not None:
             console.exit()
 
+    watching = asyncio.create_task(_leave_with_server(console.exit)) if is_served() else None
     starting = asyncio.create_task(session.start())
     starting.add_done_callback(leave_if_failed)
     try:
         await console.run_async()
     finally:
+        if watching is not None:
+            watching.cancel()
         starting.cancel()
         (failure,) = await asyncio.gather(starting, return_exceptions=True)
         await session.close()
@@ -81,6 +90,14 @@ async def show_session(session: Presented) -> ExitCode:
     if is_interrupted:
         return ExitCode.INTERRUPTED
     return ExitCode.WELL if last is None else exit_code(last)
+
+
+async def _leave_with_server(leave: Callable[[], object]) -> None:
+    """Leave once the server of the page is gone: one that was killed has told nobody."""
+    server = os.getppid()
+    while os.getppid() == server:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(SERVER_PERIOD_S)
+    leave()
 
 
 async def print_session(session: Presented, fault: Fault | None = None, *, is_json: bool) -> ExitCode:

@@ -124,6 +124,8 @@ def down(*, host: str, kill_jobs: bool, is_json: bool, python: str, ssh_config: 
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: bool, detach: bool, **job: Any) -> None:
     """Start COMMAND under torchrun on a host, and watch it: `run --host gpu1 -- train.py --epochs 3`."""
+    if detach and job["recording"] is not None:
+        raise click.UsageError("--detach leaves, so there is nothing to --record")
     options = session_options(**{name: job[name] for name in SESSION_OPTIONS})
     command = check_command(tuple(job["command"]))
     request = RunRequest(

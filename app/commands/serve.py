@@ -27,7 +27,8 @@ def serve(*, port: int, control: bool, command: tuple[str, ...]) -> None:
 
     The address that is printed holds a secret; whoever has it may look on. From another machine: `ssh -L`.
     """
-    line = shlex.join([sys.executable, "-P", "-m", "app", *served_command(command, may_control=control)])
+    # No shell stays between: a console notices when its server is gone.
+    line = "exec " + shlex.join([sys.executable, "-P", "-m", "app", *served_command(command, may_control=control)])
     if importlib.util.find_spec("textual_serve") is None:
         raise SessionError("textual-serve is not installed", "pip install 'rankdeck[web]'")
     try:

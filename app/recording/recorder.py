@@ -5,6 +5,8 @@ Two files hold the newest of it, FILE and before that FILE.1; each can be replay
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import queue
 import threading
@@ -72,7 +74,11 @@ class Recorder:
         self._max_bytes = max_bytes
         self._waiting: queue.Queue[Record | None] = queue.Queue(MAX_WAITING)
         self._notices: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._older = path.with_name(f"{path.name}.1")
         try:
+            if self._older.exists():
+                path = self._older  # it is somebody's, and a full file would take its place
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
             self._file = _Part(path, self._nodes)
         except OSError as error:
             hint = (
@@ -87,6 +93,8 @@ class Recorder:
         try:
             self._waiting.put_nowait(record)
         except queue.Full:
+            if not self.num_lost:
+                self._notices.put(f"the disk is too slow for the recording {self._path}: not all of it is kept")
             self.num_lost += 1
 
     def drain_notices(self) -> list[str]:
@@ -95,8 +103,9 @@ class Recorder:
 
     def close(self) -> None:
         """Write what is left; waits for it, within bounds."""
-        self._waiting.put(None)
-        self._thread.join(CLOSE_S)
+        with contextlib.suppress(queue.Full):  # a disk that has taken nothing for so long is not waited for
+            self._waiting.put(None, timeout=CLOSE_S)
+            self._thread.join(CLOSE_S)
 
     def _write(self) -> None:
         try:
@@ -120,7 +129,7 @@ class Recorder:
             return False
         if self._file.is_full(record.at_s, self._max_bytes):
             self._file.finish()
-            self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+            self._path.replace(self._older)
             self._file = _Part(self._path, self._nodes)
         self._file.write(self._mask(record))
         return True

@@ -69,4 +69,5 @@ def _hostname(address: str) -> str | None:
 
 
 def _is_same(given: str, secret: str) -> bool:
-    return hmac.compare_digest(given.encode(), secret.encode())
+    # What a header holds beyond UTF-8 has become surrogates.
+    return hmac.compare_digest(given.encode(errors="surrogateescape"), secret.encode())

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 TOKEN_BYTES = 32
 MAX_PAGES = 8
-"""Consoles at once: each is a process of 80 MB."""
+"""Consoles at once: each page has a process of its own."""
 CLOSE_S = 5.0
 """For the consoles to end in an orderly way."""
 _HEADERS = {

@@ -122,14 +122,17 @@ async def test_strangers_and_other_pages_are_sent_away(served: Served, browser: 
     assert served.consoles() == []
 
 
-async def test_the_server_takes_its_consoles_along(served: Served, browser: aiohttp.ClientSession) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)])
+async def test_the_server_takes_its_consoles_along(
+    served: Served, browser: aiohttp.ClientSession, number: signal.Signals, code: int
+) -> None:
     async with browser.get(served.address):
         pass
     async with browser.ws_connect(f"{served.base}/ws", origin=served.base) as ws:
         await painted(ws, "frozen")
         consoles = served.consoles()
-        served.process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(served.process.wait(), 20) == 130
+        served.process.send_signal(number)
+        assert await asyncio.wait_for(served.process.wait(), 20) == code
     assert consoles
     await until(lambda: not any(console.is_running() for console in consoles))
 

@@ -39,6 +39,7 @@ def knock(
         (knock(cookie="old"), Answer.STRANGER),
         (knock(cookie=None, token="guessed"), Answer.STRANGER),
         (knock(cookie="ä", token="ö"), Answer.STRANGER),
+        (knock(cookie="\udcff", token="\udc80"), Answer.STRANGER),
         (knock(cookie=None, token=SECRET, origin=OWN, is_socket=True), Answer.STRANGER),
         (knock(is_socket=True), Answer.WRONG_ORIGIN),
         (knock(origin="http://evil.example", is_socket=True), Answer.WRONG_ORIGIN),

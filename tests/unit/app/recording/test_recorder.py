@@ -110,6 +110,12 @@ def test_a_file_that_is_there_is_left_alone(path: Path) -> None:
         make(path)
     assert caught.value.hint == "name another, or remove it"
     assert path.read_text() == "mine"
+    older = path.with_name("other.1")
+    older.write_text("mine")
+    with pytest.raises(SessionError, match=r"other\.1 cannot be recorded into: File exists"):
+        make(path.with_name("other"))
+    assert older.read_text() == "mine"
+    assert not path.with_name("other").exists()
     with pytest.raises(SessionError, match="No such file"):
         make(path.parent / "nowhere" / "x")
 
@@ -137,6 +143,8 @@ def test_what_the_disk_cannot_take_in_time_is_counted(path: Path, monkeypatch: p
         recorder.add(NoticeHeard(BEGAN_S + number, "x" * 100))
     recorder.close()
     assert len(read(path).records) + recorder.num_lost == 2000
+    told = recorder.drain_notices()
+    assert told == ([f"the disk is too slow for the recording {path}: not all of it is kept"] * (recorder.num_lost > 0))
 
 
 def test_after_a_kill_all_but_the_last_second_is_there(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from typing import TYPE_CHECKING, Any
@@ -40,10 +41,14 @@ from app.stacks.words import picture_lines, summary_text
 from app.status_object import status_object
 
 if TYPE_CHECKING:
+    from app.sessions.options import SessionOptions
+    from app.ssh.host_link import HostLink
     from app.stacks.groups import StackPicture
     from app.view import View
 
 POLL_S = 0.1
+HEADLESS_PATIENCE_S = 600.0
+"""A script wants an end: for so long a connection that is lost is tried again. The screen never gives up."""
 STATUS_PATIENCE_S = 5.0
 """For the first reports of a node that has said that it serves."""
 STATUS_REPORTS_S = 1.0
@@ -146,8 +151,8 @@ def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: boo
         place = link.bring_up()
         if place.is_new:
             print_line(f"rankdeck: the agent on {host} is up (pid {place.pid})")
-        session = RemoteSession(link, request, options)
         if detach:
+            session = RemoteSession(link, request, options)
             asyncio.run(_start(session))
             print_line(session.farewell())
             if is_json:
@@ -155,7 +160,7 @@ def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: boo
             else:
                 click.echo(request.job_id)
             return
-        _present(session, is_json=is_json, is_headless=headless)
+        _present(link, request, options, is_json=is_json, is_headless=headless)
 
 
 @click.command()
@@ -173,7 +178,7 @@ def attach(*, host: str, headless: bool, is_json: bool, python: str, ssh_config:
     with link_to(host, python, ssh_config) as link:
         link.connect()
         link.find()
-        _present(RemoteSession(link, None, options), is_json=is_json, is_headless=headless)
+        _present(link, None, options, is_json=is_json, is_headless=headless)
 
 
 @click.command()
@@ -253,9 +258,13 @@ async def _look(session: RemoteSession) -> View:
         await session.close()
 
 
-def _present(session: RemoteSession, *, is_json: bool, is_headless: bool) -> None:
+def _present(
+    link: HostLink, request: RunRequest | None, options: SessionOptions, *, is_json: bool, is_headless: bool
+) -> None:
     if is_headless or is_json or not is_terminal():
+        session = RemoteSession(link, request, options, patience_s=HEADLESS_PATIENCE_S)
         raise SystemExit(asyncio.run(print_session(session, is_json=is_json)))
+    session = RemoteSession(link, request, options, patience_s=math.inf)
     raise SystemExit(asyncio.run(show_session(session)))
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from typing import TYPE_CHECKING
 
 from agent.wire.machine import GpuWatchState
 from app.errors import AgentRefusedError, HostUnreachableError
 from app.headless import is_over
+from app.sessions.connection_keeper import ConnectionKeeper
 from app.sessions.live import LiveSession
 from app.sessions.remote_job import job_spec
 from app.sessions.session import DEFAULT_OPTIONS
@@ -35,8 +37,17 @@ class RemoteSession(LiveSession):
         link: HostLink,
         request: RunRequest | None = None,
         options: SessionOptions = DEFAULT_OPTIONS,
+        *,
+        patience_s: float = 0.0,
     ) -> None:
-        """`request` is started by `start`; without one there is a job already, or none.
+        """Over one host.
+
+        Args:
+            link: To it.
+            request: Started by `start`; without one there is a job already, or none.
+            options: What a person chose.
+            patience_s: How long a connection that is lost is tried again before `view` raises; while it is infinite,
+                `view` shows what was known last, whatever becomes of the connection.
 
         Raises:
             SessionError: See `Session`.
@@ -49,6 +60,9 @@ class RemoteSession(LiveSession):
         self._is_certain = True
         self._is_ended = False
         self._is_open = False
+        self._patience_s = patience_s
+        self._keeper = ConnectionKeeper(link, lambda words: self._notices.append(words), patience_s)  # noqa: PLW0108
+        self._keeping: asyncio.Task[None] | None = None
         self.can_inject = False
         """True while the job that is shown allows faults."""
 
@@ -112,6 +126,8 @@ class RemoteSession(LiveSession):
         await asyncio.to_thread(self._link.open_road, lambda frame: self.session.take_frame(host, frame))
         await self.session.connect()
         self._is_open = True
+        if self._patience_s:
+            self._keeping = asyncio.create_task(self._keeper.run(), name="rankdeck-connection")
         if not self._link.is_forwarded:
             self._notices.append(f"sshd of {host} forwards no sockets: going through `agent proxy` and `agent relay`")
 
@@ -119,17 +135,26 @@ class RemoteSession(LiveSession):
         """Return the rows of now.
 
         Raises:
-            HostUnreachableError: The connection is lost.
+            AppError: The connection is lost for good.
         """
+        self.session.put_trouble(self._link.host, self._keeper.trouble)
         view = super().view()
         job = view.job()
         if job is not None and self._own_job_id in {"", job.job_id}:
             self._job_id = job.job_id
             self._is_ended = is_over(view)
             self.can_inject = job.allow_faults and not self.is_read_only
-        if self._is_open and not self._link.is_alive:
-            raise HostUnreachableError(self._link.host, "the connection is lost", self._way_back())
+        if self._is_open and math.isfinite(self._patience_s):
+            self._raise_for_lost_connection()
         return view
+
+    def _raise_for_lost_connection(self) -> None:
+        failure = self._keeper.failure
+        if failure is None and self._keeping is None and not self._link.is_alive:
+            failure = HostUnreachableError(self._link.host, "the connection is lost")
+        if failure is not None:
+            failure.hint = f"{failure.hint}; {self._way_back()}" if failure.hint else self._way_back()
+            raise failure
 
     def farewell(self) -> str:
         """Return how to come back to a job that goes on."""
@@ -138,6 +163,9 @@ class RemoteSession(LiveSession):
     async def close(self) -> None:
         """Stop listening and let go of the host."""
         self._is_open = False
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
         await self.session.close()
         await asyncio.to_thread(self._link.close)
 

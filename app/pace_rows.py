@@ -26,6 +26,11 @@ class PaceRow(msgspec.Struct, frozen=True):
     where: str
     """`file.py:line in function`, as last seen."""
 
+    @property
+    def is_old(self) -> bool:
+        """False: shares of undisturbed training do not age while a rank is not heard of."""
+        return False
+
 
 class PaceSummary(msgspec.Struct, frozen=True):
     """How all ranks of the job spend their time."""

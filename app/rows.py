@@ -12,6 +12,10 @@ import msgspec
 
 SCHEMA = 1
 """The `"schema"` of every JSON object this package prints."""
+OLD_S = 2.0
+"""What a rank or a node has said longer ago is no longer the present: it is shown as old."""
+OLD_GPU_S = 5.0
+"""The same of a GPU, from when on its node calls its driver silent."""
 
 
 class Severity(StrEnum):
@@ -165,6 +169,11 @@ class NodeRow(msgspec.Struct, frozen=True):
     age_s: float | None
     """Since its last report."""
 
+    @property
+    def is_old(self) -> bool:
+        """Whether its figures are no longer those of now."""
+        return self.state in {"stale", "lost"}
+
 
 class RankRow(msgspec.Struct, frozen=True):
     """A rank."""
@@ -212,6 +221,12 @@ class RankRow(msgspec.Struct, frozen=True):
     """`file.py:line in function`."""
     detail: str
     """How it ended, or what is odd about it, in words."""
+
+    @property
+    def is_old(self) -> bool:
+        """Whether its figures are neither those of now nor its last ones."""
+        has_ended = self.state in {RankState.DONE, RankState.EXITED}
+        return self.age_s is not None and self.age_s > OLD_S and not has_ended
 
 
 class BarrierRow(msgspec.Struct, frozen=True):
@@ -268,7 +283,8 @@ class MemoryRow(msgspec.Struct, frozen=True):
     peak_rss_bytes: int | None
     """The highest value that this console has seen."""
     from_median_frac: float | None
-    """(rss - median) / median over the ranks of the job: 0.25 is a quarter more than the median."""
+    """(rss - median) / median over the ranks of the job: 0.25 is a quarter more than the median. Of a rank that
+    has ended the peak is compared."""
     severity: Severity
     gpu: int | None = None
     """This one and the next four as in `RankRow`."""
@@ -277,6 +293,14 @@ class MemoryRow(msgspec.Struct, frozen=True):
     torch_reserved_bytes: int | None = None
     torch_peak_bytes: int | None = None
     gpu_total_bytes: int | None = None
+    age_s: float | None = None
+    """Since its node's last report."""
+    has_ended: bool = False
+
+    @property
+    def is_old(self) -> bool:
+        """Whether its figures are no longer those of now."""
+        return self.has_ended or (self.age_s is not None and self.age_s > OLD_S)
 
 
 class MemorySummary(msgspec.Struct, frozen=True):
@@ -352,6 +376,11 @@ class GpuRow(msgspec.Struct, frozen=True):
     """What is odd about it, in words."""
     age_s: float
     """Of its figures."""
+
+    @property
+    def is_old(self) -> bool:
+        """Whether its figures are no longer those of now."""
+        return self.age_s > OLD_GPU_S
 
 
 class Finding(msgspec.Struct, frozen=True):

@@ -309,7 +309,7 @@ class View:
 
     @cached_property
     def _memory(self) -> JobMemory | None:
-        return None if self._job is None else JobMemory(self._cluster, self._job)
+        return None if self._job is None else JobMemory(self._cluster, self._job, self.now_s)
 
     @cached_property
     def pace(self) -> JobPace | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from app.tui.drawing import Line
 
@@ -13,7 +13,17 @@ if TYPE_CHECKING:
 
 GAP = 2
 
-Row = TypeVar("Row")
+
+class Aging(Protocol):
+    """What a row tells of its age."""
+
+    @property
+    def is_old(self) -> bool:
+        """Whether its figures are no longer those of now."""
+        ...
+
+
+Row = TypeVar("Row", bound=Aging)
 
 
 class Column(NamedTuple, Generic[Row]):
@@ -26,6 +36,8 @@ class Column(NamedTuple, Generic[Row]):
         paint: Writes the row's cell into the line: exactly the given number of cells.
         is_right: Aligns the heading with right-aligned figures.
         is_flexible: Takes the cells that are left; at most one column of a table.
+        is_lasting: True of what holds however old the row is: names, and what tells of its age. All else is faint in a
+            row that is old, whatever it means: nothing old looks fresh.
     """
 
     title: str
@@ -34,6 +46,7 @@ class Column(NamedTuple, Generic[Row]):
     paint: Callable[[Line, Row, int], object]
     is_right: bool = False
     is_flexible: bool = False
+    is_lasting: bool = False
 
 
 class Table(Generic[Row]):
@@ -62,12 +75,15 @@ class Table(Generic[Row]):
     def row(self, row: Row) -> Line:
         """Return the line of a row."""
         line = Line(self._look).pad(self._indent)
+        is_old = row.is_old
         for index, column in enumerate(self._columns):
             if index:
                 line.pad(line.width + GAP)
-            before = line.width
+            before, num_segments = line.width, len(line.segments)
             column.paint(line, row, column.width)
             line.pad(before + column.width)
+            if is_old and not column.is_lasting:
+                line.fade(num_segments)
         return line
 
 

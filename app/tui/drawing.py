@@ -83,6 +83,11 @@ class Line:
         self.segments = [Segment(text, own + style if own else style) for text, own, _ in self.segments]
         return self
 
+    def fade(self, start: int) -> None:
+        """Paint the segments from the given one on as what is old."""
+        faint = self.look.palette.faint
+        self.segments[start:] = [Segment(text, faint) for text, _, _ in self.segments[start:]]
+
     def _cut(self, width: int) -> None:
         kept: list[Segment] = []
         left = width

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from app.rows import Severity
 from app.tui.columns import Column
-from app.words import bytes_cell, percent_text
+from app.words import bytes_cell, percent_text, seconds_text
 
 if TYPE_CHECKING:
     from app.rows import GpuRow
@@ -20,9 +20,9 @@ HOT_CELSIUS = 85.0
 def gpu_columns(name_width: int) -> list[Column[GpuRow]]:
     """Return every column of a GPU, for nodes' names of at most `name_width` cells."""
     return [
-        Column("NODE", max(4, min(16, name_width)), 2, _paint_node),
-        Column("GPU", 3, 0, _paint_index, is_right=True),
-        Column("RANK", 6, 0, _paint_ranks),
+        Column("NODE", max(4, min(16, name_width)), 2, _paint_node, is_lasting=True),
+        Column("GPU", 3, 0, _paint_index, is_right=True, is_lasting=True),
+        Column("RANK", 6, 0, _paint_ranks, is_lasting=True),
         Column("BUSY", 5, 0, _paint_busy, is_right=True),
         Column("USED/TOTAL", 11, 0, _paint_memory, is_right=True),
         Column("TORCH", 5, 6, _paint_torch, is_right=True),
@@ -30,7 +30,7 @@ def gpu_columns(name_width: int) -> list[Column[GpuRow]]:
         Column("POWER", 9, 3, _paint_power, is_right=True),
         Column("CLOCK", 9, 4, _paint_clock, is_right=True),
         Column("MODEL", 22, 5, _paint_name),
-        Column("STATE", 28, 0, _paint_state, is_flexible=True),
+        Column("STATE", 28, 0, _paint_state, is_flexible=True, is_lasting=True),
     ]
 
 
@@ -87,4 +87,6 @@ def _paint_state(line: Line, row: GpuRow, width: int) -> None:
     look = line.look
     style = look.severity_style(row.severity) if row.severity in ODD else look.palette.muted
     text = row.detail if row.detail and row.state != "silent" else row.state
+    if row.is_old:
+        text = f"{text}, {seconds_text(row.age_s)} ago"
     line.cell(f"{look.glyphs.severities[row.severity]} {text}", width, style)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from app.rows import Severity
+from app.rows import OLD_S, Severity
 from app.tui.actions import VIEW_NAMES
 from app.tui.drawing import wrapped
 from app.tui.line_view import LineView
@@ -76,11 +76,14 @@ class Masthead(LineView):
         if frozen:
             line.fit(width, palette.bar)
             line.put(frozen, palette.chosen)
-        age = "" if frozen else self._age()
-        for text in (f"reports {age}", age):
-            if age and len(text) <= self.size.width - line.width - 2:
-                line.pad(self.size.width - len(text) - 1, palette.bar).put(text, palette.bar_muted)
-                break
+        age_s = None if frozen else self._age_s()
+        if age_s is not None:
+            age = f"{seconds_cell(age_s)} old"
+            style = palette.bar_muted if age_s <= OLD_S else palette.warning + palette.raised
+            for text in (f"reports {age}", age):
+                if len(text) <= self.size.width - line.width - 2:
+                    line.pad(self.size.width - len(text) - 1, palette.bar).put(text, style)
+                    break
         line.fit(self.size.width, palette.bar)
         return line
 
@@ -92,11 +95,10 @@ class Masthead(LineView):
         what = "FROZEN PICTURE" if self.size.width >= WIDE_FROM else "FROZEN"
         return f" {what} {seconds_cell(age_s)} "
 
-    def _age(self) -> str:
+    def _age_s(self) -> float | None:
         """Return how old the oldest of the newest reports is: what says that the picture is live."""
         nodes = self.stage.view.nodes() if self.stage.view is not None else []
-        ages = [node.age_s for node in nodes if node.age_s is not None]
-        return f"{seconds_cell(max(ages))} old" if ages else ""
+        return max((node.age_s for node in nodes if node.age_s is not None), default=None)
 
     def _verdict(self) -> list[Line]:
         view = self.stage.view

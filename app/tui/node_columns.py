@@ -20,14 +20,19 @@ MEMORY_TEXT_WIDTH = 18
 def node_columns(name_width: int) -> list[Column[NodeRow]]:
     """Return every column of a node, for names of at most `name_width` cells."""
     return [
-        Column("NODE", max(4, min(16, name_width)), 0, _paint_name),
-        Column("STATE", STATE_WIDTH, 0, _paint_state),
-        Column("RANKS", 7, 1, _paint_ranks),
+        Column("NODE", max(4, min(16, name_width)), 0, paint_node_name, is_lasting=True),
+        Column("STATE", STATE_WIDTH, 0, _paint_state, is_lasting=True),
+        Column("RANKS", 7, 1, _paint_ranks, is_lasting=True),
         Column("RUN", 5, 3, _paint_running, is_right=True),
         Column("CPU", 13, 4, _paint_cpu),
         Column("MEMORY OF THE HOST", 28, 2, paint_node_memory, is_flexible=True),
-        Column("REPORT", 6, 0, _paint_age, is_right=True),
+        report_column(),
     ]
+
+
+def report_column() -> Column[NodeRow]:
+    """Return the column that tells how old a node's figures are."""
+    return Column("REPORT", 6, 0, _paint_age, is_right=True, is_lasting=True)
 
 
 def paint_node_memory(line: Line, row: NodeRow, width: int) -> None:
@@ -43,7 +48,8 @@ def paint_node_memory(line: Line, row: NodeRow, width: int) -> None:
     line.put(" ").cell(text, MEMORY_TEXT_WIDTH, palette.muted, is_right=True)
 
 
-def _paint_name(line: Line, row: NodeRow, width: int) -> None:
+def paint_node_name(line: Line, row: NodeRow, width: int) -> None:
+    """Paint the name of the node."""
     line.cell(row.node, width, line.look.palette.strong)
 
 

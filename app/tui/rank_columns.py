@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from app.rows import RankState, Severity
+from app.rows import OLD_S, RankState, Severity
 from app.tui.columns import Column
 from app.wording.rank_words import rank_call
 from app.words import bytes_cell, loss_text, percent_text, seconds_cell
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from app.tui.drawing import Line
 
 STATE_WIDTH = 10
-STALE_REPORT_S = 2.0
-"""A report older than this is said in the warning colour: the row beside it is no longer the present."""
 MAX_NODE_WIDTH = 16
 PERCENT_WIDTH = 5
 
@@ -26,21 +24,24 @@ _BLAMED_STATES = {RankState.MISSING, RankState.FROZEN, RankState.SILENT, RankSta
 
 
 def rank_columns(node_width: int, *, num_ranks: int) -> list[Column[RankRow]]:
-    """Return every column of a rank, for node names of at most `node_width` cells."""
+    """Return every column of a rank, for node names of at most `node_width` cells.
+
+    Of a rank that is not heard of, its place and its wait are what one looks for: they last, as "last seen".
+    """
     rank_width = max(4, len(str(num_ranks)))
     return [
-        Column("RANK", rank_width, 0, paint_rank, is_right=True),
-        Column("NODE", max(4, min(node_width, MAX_NODE_WIDTH)), 2, paint_node),
-        Column("STATE", STATE_WIDTH, 0, paint_state),
+        Column("RANK", rank_width, 0, paint_rank, is_right=True, is_lasting=True),
+        Column("NODE", max(4, min(node_width, MAX_NODE_WIDTH)), 2, paint_node, is_lasting=True),
+        Column("STATE", STATE_WIDTH, 0, paint_state, is_lasting=True),
         Column("STEP", 7, 0, _paint_step, is_right=True),
         Column("LOSS", 6, 3, _paint_loss, is_right=True),
         Column("PHASE", 10, 7, _paint_phase),
         Column("COLLECTIVE", 16, 4, _paint_call),
-        Column("WAITING", 7, 0, _paint_waiting, is_right=True),
+        Column("WAITING", 7, 0, _paint_waiting, is_right=True, is_lasting=True),
         Column("WAIT SHARE", 16, 8, partial(paint_share, has_mark=False)),
         Column("MEMORY", 6, 5, _paint_memory, is_right=True),
-        Column("AGE", 6, 6, _paint_age, is_right=True),
-        Column("WHERE", 20, 0, _paint_where, is_flexible=True),
+        Column("AGE", 6, 6, _paint_age, is_right=True, is_lasting=True),
+        Column("WHERE", 20, 0, _paint_where, is_flexible=True, is_lasting=True),
     ]
 
 
@@ -106,7 +107,7 @@ def _paint_memory(line: Line, row: RankRow, width: int) -> None:
 
 def _paint_age(line: Line, row: RankRow, width: int) -> None:
     palette = line.look.palette
-    is_stale = row.age_s is not None and row.age_s > STALE_REPORT_S and row.state is not RankState.DONE
+    is_stale = row.age_s is not None and row.age_s > OLD_S and row.state is not RankState.DONE
     line.cell(
         "" if row.age_s is None else seconds_cell(row.age_s),
         width,
@@ -118,6 +119,8 @@ def _paint_age(line: Line, row: RankRow, width: int) -> None:
 def _paint_where(line: Line, row: RankRow, width: int) -> None:
     palette = line.look.palette
     is_blamed = row.state in _BLAMED_STATES
-    # The line of source is what one opens next; how the rank ended, or what is odd, comes behind it if there is room.
-    text = f"{row.where}  {row.detail}" if row.where and row.detail else row.where or row.detail
+    # The line of source is what one opens next; what is odd comes behind it if there is room. Of a rank that is gone
+    # how it ended comes first: that tells the culprit from its victims, who all stood in the same line.
+    told = (row.detail, row.where) if row.state is RankState.EXITED else (row.where, row.detail)
+    text = "  ".join(part for part in told if part)
     line.cell(text, width, palette.ink if is_blamed else palette.muted)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from app.model.job_model import Process
-from app.rows import MemoryRow, MemorySummary, Severity
+from app.rows import OLD_S, MemoryRow, MemorySummary, Severity
 from app.safe_text import clean_name
 from app.wording.gpu_words import held_by
-from app.words import bytes_text, percent_text, ranks_text
+from app.words import bytes_text, percent_text, ranks_text, seconds_text
 
 if TYPE_CHECKING:
     from app.model.cluster import Cluster
@@ -28,46 +28,54 @@ UNEVEN_BYTES = 256 * 2**20
 class JobMemory:
     """The memory of a job's ranks at one moment."""
 
-    def __init__(self, cluster: Cluster, job: JobModel) -> None:
-        self._cluster, self._job = cluster, job
+    def __init__(self, cluster: Cluster, job: JobModel, now_s: float) -> None:
+        self._cluster, self._job, self._now_s = cluster, job, now_s
 
     def row(self, rank: int) -> MemoryRow:
         """Return the row of a rank."""
         job = self._job
-        rss, peak, owner = self._rss[rank], job.peak_rss_bytes[rank], int(job.node_of[rank])
+        rss, held_then, owner = self._rss[rank], self._held[rank], int(job.node_of[rank])
         worker, held = job.workers[rank], held_by(self._cluster, job, rank)
         return MemoryRow(
             rank=rank,
             node=clean_name(self._cluster.node_names[owner]) if owner >= 0 else "",
             rss_bytes=_whole(rss),
             pss_bytes=None if worker is None or math.isnan(rss) else worker.pss_bytes,
-            peak_rss_bytes=_whole(peak),
-            from_median_frac=_fraction(rss - self._median, self._median),
-            severity=_severity(rss, self._median),
+            peak_rss_bytes=_whole(job.peak_rss_bytes[rank]),
+            from_median_frac=_fraction(held_then - self._median, self._median),
+            severity=_severity(held_then, self._median),
             gpu=held.gpu,
             gpu_used_bytes=held.used_bytes,
             torch_allocated_bytes=held.allocated_bytes,
             torch_reserved_bytes=held.reserved_bytes,
             torch_peak_bytes=held.peak_bytes,
             gpu_total_bytes=held.total_bytes,
+            age_s=self._age_s(owner),
+            has_ended=bool(self._job.process[rank] == Process.EXITED),
         )
 
     def summary(self) -> MemorySummary | None:
         """Return the memory of all ranks together, None while none is known."""
-        known = self._rss[~np.isnan(self._rss)]
+        of_all = self._rss if self._is_anyone_alive else self._held
+        known = of_all[~np.isnan(of_all)]
         if not len(known):
             return None
-        largest, pss = int(np.nanargmax(self._rss)), self._pss_of_all()
+        largest, pss = int(np.nanargmax(of_all)), self._pss_of_all() if self._is_anyone_alive else None
         total = int(known.sum()) if pss is None else pss
-        high, median = float(self._rss[largest]), self._median
+        high, median = float(of_all[largest]), self._median
         imbalance = _fraction(high - median, median)
-        hold = "1 rank holds" if len(known) == 1 else f"{len(known)} ranks hold"
+        ranks = "1 rank" if len(known) == 1 else f"{len(known)} ranks"
+        if self._is_anyone_alive:
+            hold = f"{ranks} hold{'s' if len(known) == 1 else ''}"
+        else:
+            hold = f"no rank lives; at {'its peak' if len(known) == 1 else 'their peaks'} {ranks} held"
         note = " (shared pages counted in each)" if pss is None and len(known) > 1 else ""
         if imbalance is None or imbalance < EVEN_FRAC:
             most = f"no RSS is over the median of {bytes_text(median)}"
         else:
             over = f"{percent_text(imbalance)} over median {bytes_text(median)}"
             most = f"most RSS on {ranks_text([largest])}: {bytes_text(high)}, {over}"
+        old = self._old_text()
         return MemorySummary(
             total_bytes=total,
             median_bytes=int(median),
@@ -75,8 +83,24 @@ class JobMemory:
             max_rank=largest,
             imbalance_frac=imbalance,
             severity=_severity(high, median),
-            text=f"{hold} {bytes_text(total)}{note}" + ("" if len(known) == 1 else f"; {most}"),
+            text=f"{hold} {bytes_text(total)}{note}" + ("" if len(known) == 1 else f"; {most}") + old,
         )
+
+    def _old_text(self) -> str:
+        """Return which of the figures are not those of now."""
+        node_of = np.where(np.isnan(self._rss), -1, self._job.node_of)
+        ages = {int(node): self._age_s(int(node)) or 0.0 for node in np.unique(node_of)}
+        old = {node: age_s for node, age_s in ages.items() if age_s > OLD_S}
+        if not old:
+            return ""
+        ranks = np.flatnonzero(np.isin(node_of, list(old))).tolist()
+        return f"; {ranks_text(ranks)} as of {seconds_text(max(old.values()))} ago"
+
+    def _age_s(self, owner: int) -> float | None:
+        """Return how old the figures of a node's ranks are; None for ranks that no node has told of."""
+        if owner < 0:
+            return None
+        return max(0.0, self._now_s - self._cluster.nodes[self._cluster.node_names[owner]].received_s)
 
     def _pss_of_all(self) -> int | None:
         """Return the memory of the living ranks, pages that they share counted once; None while one's is not known."""
@@ -92,8 +116,18 @@ class JobMemory:
         return np.where(self._job.process == Process.EXITED, np.nan, self._job.rss_bytes)
 
     @cached_property
+    def _held(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """What each living rank holds, and each other one held at its peak."""
+        return np.where(np.isnan(self._rss), self._job.peak_rss_bytes, self._rss)
+
+    @cached_property
+    def _is_anyone_alive(self) -> bool:
+        return not np.isnan(self._rss).all()
+
+    @cached_property
     def _median(self) -> float:
-        known = self._rss[~np.isnan(self._rss)]
+        of_all = self._rss if self._is_anyone_alive else self._held
+        known = of_all[~np.isnan(of_all)]
         return float(np.median(known)) if len(known) else math.nan
 
 

@@ -163,7 +163,7 @@ def _out_of_memory(verdict: Verdict) -> list[str]:
     assert end is not None
     was = "was" if len(verdict.culprits) == 1 else "were"
     held = f"; it held {bytes_text(verdict.held_bytes)}" if verdict.held_bytes and not is_of_gpu(end) else ""
-    by_kernel = "as the kernel killed for want of memory"
+    by_kernel = "when the kernel was out of memory"
     if is_killed_by_kernel(end) and end.signal is not None:
         how = f"{was} killed by {signal_text(end.signal)}{_after_step(verdict)}, {by_kernel}{held}"
     elif is_killed_by_kernel(end):

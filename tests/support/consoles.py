@@ -12,13 +12,14 @@ from app.history import History
 from app.tui.actions import VIEW_NAMES
 from app.tui.console import Console
 from app.tui.theme import Look
-from tests.support.screens import screen_lines
+from tests.support.screens import screen_lines, screen_strips
 from tests.support.sim import SimCluster
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from textual.pilot import Pilot
+    from textual.strip import Strip
 
     from app.errors import AppError
     from app.stacks.groups import NodeStacks
@@ -211,6 +212,9 @@ class Desk:
 
     def text(self) -> str:
         return "\n".join(self.lines())
+
+    def strips(self) -> list[Strip]:
+        return screen_strips(self.console)
 
 
 @asynccontextmanager

@@ -22,6 +22,7 @@ PICTURES = ROOT / "app" / "tui" / "pictures"
 SIZES = ("80x24", "120x35", "200x50")
 TRAINING_S = 30.0
 FROZEN_S = 6.0
+LOST_S = 14.0
 
 
 def picture(console: Desk) -> str:
@@ -51,6 +52,27 @@ async def take(out: Path, size: tuple[int, int], look: Look, name: str) -> None:
             (out / f"{name}-{dialog}.svg").write_text(picture(console))
             await console.press("escape")
         await take_what_is_chosen(console, out, name)
+
+
+async def take_ends(out: Path, size: tuple[int, int], look: Look, name: str) -> None:
+    """Take every view of a training that has lost a node, and of one that ran out of memory."""
+    for harm, what in ((lose_a_node, "lost"), (run_out_of_memory, "oom")):
+        source = TalkingSource(SimCluster(num_nodes=4, ranks_per_node=4))
+        async with desk(source, size, look) as console:
+            await console.play(source, TRAINING_S)
+            harm(source.sim)
+            await console.play(source, LOST_S)
+            await take_views(console, out, f"{name}-{what}")
+
+
+def lose_a_node(sim: SimCluster) -> None:
+    """Let nothing more be heard of a node, and nobody reach its ranks."""
+    sim.lose_node(2)
+
+
+def run_out_of_memory(sim: SimCluster) -> None:
+    """Let the kernel kill a rank for memory."""
+    sim.kill_for_memory(5)
 
 
 async def take_views(console: Desk, out: Path, name: str) -> None:
@@ -106,6 +128,7 @@ def main(arguments: list[str]) -> None:
     for size in arguments[1:] or SIZES:
         width, height = (int(part) for part in size.split("x"))
         asyncio.run(take(out, (width, height), Look(), size))
+        asyncio.run(take_ends(out, (width, height), Look(), size))
         if size == SIZES[0]:
             asyncio.run(take(out, (width, height), Look(has_colour=False, is_ascii=True), f"{size}-plain"))
 

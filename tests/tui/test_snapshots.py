@@ -13,9 +13,17 @@ from tests.support.screens import assert_looks_as_before
 from tests.support.sim import SimCluster
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-SIZES = ((80, 24), (120, 35))
+SIZES = ((60, 20), (80, 24), (120, 35), (200, 50))
+TRAINING_S = 20.0
+HARMS: dict[str, Callable[[SimCluster], None]] = {
+    "well": lambda _: None,
+    "lost": lambda sim: sim.lose_node(2),
+    "oom": lambda sim: sim.kill_for_memory(5),
+}
+HARMED_S = 10.0
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
@@ -33,11 +41,16 @@ async def test_the_overview_of_a_start_looks_as_before(size: tuple[int, int]) ->
         assert_looks_as_before(f"starting-overview-{size[0]}x{size[1]}", console.lines())
 
 
-async def test_the_overview_of_a_training_looks_as_before() -> None:
-    source = TalkingSource(SimCluster())
+@pytest.mark.parametrize("harm", HARMS)
+async def test_the_views_of_a_training_that_is_well_or_not_look_as_before(harm: str) -> None:
+    source = TalkingSource(SimCluster(num_nodes=4, ranks_per_node=4))
     async with desk(source) as console:
-        await console.play(source, 20)
-        assert_looks_as_before("healthy-overview-120x35", console.lines())
+        await console.play(source, TRAINING_S)
+        HARMS[harm](source.sim)
+        await console.play(source, HARMED_S)
+        for name in VIEW_NAMES:
+            await console.show(name)
+            assert_looks_as_before(f"{harm}-{name}-120x35", console.lines())
 
 
 def test_an_update_writes_the_file_and_fails_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,3 +167,22 @@ async def test_the_loss_is_drawn_once_steps_come() -> None:
 
         assert re.search(r"LOSS  [2-4]\.\d\d at step \d+, 5\.\d\d at \d", text)
         assert re.search("[\u2801-\u28ff]{2}", text)
+
+
+async def test_the_node_of_the_culprit_is_shown_even_where_most_nodes_are_not() -> None:
+    source = TalkingSource(SimCluster(num_nodes=12))
+    source.run(20)
+    source.sim.freeze(19)
+    source.run(8)
+    async with desk(source, (80, 24)) as console:
+        assert re.search(r"^ demo-9\s+\S up", console.text(), re.MULTILINE)
+        assert "more nodes" in console.text()
+
+
+async def test_of_ranks_that_are_gone_the_overview_tells_how_each_ended() -> None:
+    source = TalkingSource(SimCluster())
+    source.run(20)
+    source.sim.kill(2)
+    source.run(8)
+    async with desk(source, (120, 35)) as console:
+        assert re.search(r" 2  demo-1  \S exited .*  killed by SIGKILL ", console.text())

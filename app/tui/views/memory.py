@@ -9,7 +9,7 @@ from app.tui.columns import Column, Table
 from app.tui.drawing import wrapped
 from app.tui.gpu_columns import gpu_columns
 from app.tui.line_view import LineView
-from app.tui.node_columns import paint_node_memory
+from app.tui.node_columns import paint_node_memory, paint_node_name, report_column
 from app.words import bytes_cell, bytes_text
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ class MemoryView(LineView):
     def _first_columns(self, view: View) -> list[Column[MemoryRow]]:
         nodes = max((len(node.node) for node in view.nodes()), default=4)
         return [
-            Column("RANK", max(4, len(str(view.num_ranks))), 0, _paint_rank, is_right=True),
-            Column("NODE", max(4, min(16, nodes)), 2, _paint_node),
+            Column("RANK", max(4, len(str(view.num_ranks))), 0, _paint_rank, is_right=True, is_lasting=True),
+            Column("NODE", max(4, min(16, nodes)), 2, _paint_node, is_lasting=True),
             Column("RESIDENT", 8, 0, _paint_rss, is_right=True),
             Column("PSS", 5, 4, _paint_pss, is_right=True),
         ]
@@ -103,7 +103,7 @@ class MemoryView(LineView):
         line = self.line().put(" ")
         summary = self._summary
         if summary is None:
-            return line.put("no rank has reported its memory yet", self.look.palette.muted)
+            return line.put("no rank has reported its memory yet", self.look.palette.muted).pad(self.size.width)
         style = self.look.severity_style(summary.severity)
         line.put(f"{self.look.glyphs.severities[summary.severity]} ", style)
         return line.cell(summary.text, self.size.width - line.width)
@@ -139,8 +139,14 @@ class MemoryView(LineView):
             return []
         has_swap = any(node.swap_total_bytes for node in nodes)
         columns: list[Column[NodeRow]] = [
-            Column("NODE", max(4, min(16, max((len(node.node) for node in nodes), default=4))), 0, _paint_name),
-            Column("RANKS", 9, 1, _paint_ranks),
+            Column(
+                "NODE",
+                max(4, min(16, max((len(node.node) for node in nodes), default=4))),
+                0,
+                paint_node_name,
+                is_lasting=True,
+            ),
+            Column("RANKS", 9, 1, _paint_ranks, is_lasting=True),
             Column("MEMORY OF THE HOST", 30, 0, paint_node_memory, is_flexible=True),
             Column("/DEV/SHM", 11, 0, _paint_shm, is_right=True),
             *([Column("SWAP", 11, 2, _paint_swap, is_right=True)] if has_swap else []),
@@ -148,6 +154,7 @@ class MemoryView(LineView):
             Column("NET IN", 7, 5, _paint_received, is_right=True),
             Column("NET OUT", 7, 5, _paint_sent, is_right=True),
             Column("AGENT", 6, 3, _paint_agent, is_right=True),
+            report_column(),
         ]
         table = Table(self.look, columns, self.size.width)
         heading = table.heading()
@@ -159,13 +166,14 @@ class MemoryView(LineView):
 
     def _paint_bar(self, line: Line, row: MemoryRow, width: int) -> None:
         summary = self._summary
-        if summary is None or row.rss_bytes is None or not summary.max_bytes:
+        held_bytes = row.peak_rss_bytes if row.has_ended else row.rss_bytes
+        if summary is None or held_bytes is None or not summary.max_bytes:
             line.cell("", width)
             return
         # The longest bar ends short of the edge, so that growth is seen to have room.
         full = summary.max_bytes * 1.1
         style = self.look.severity_style(row.severity) if row.severity in ODD else self.look.palette.busy
-        line.bar(row.rss_bytes / full, width, style, mark_frac=summary.median_bytes / full)
+        line.bar(held_bytes / full, width, style, mark_frac=summary.median_bytes / full)
 
     def _paint_gpu_bar(self, line: Line, row: MemoryRow, width: int) -> None:
         held = row.gpu_used_bytes if row.gpu_used_bytes is not None else row.torch_reserved_bytes
@@ -256,10 +264,6 @@ def _paint_sent(line: Line, row: NodeRow, width: int) -> None:
 def _paint_peak(line: Line, row: MemoryRow, width: int) -> None:
     text = "" if row.peak_rss_bytes is None else bytes_cell(row.peak_rss_bytes)
     line.cell(text, width, line.look.palette.muted, is_right=True)
-
-
-def _paint_name(line: Line, row: NodeRow, width: int) -> None:
-    line.cell(row.node, width, line.look.palette.strong)
 
 
 def _paint_ranks(line: Line, row: NodeRow, width: int) -> None:

@@ -67,8 +67,10 @@ class OverviewView(LineView):
     def _node_lines(self, view: View, room: int) -> list[Line]:
         nodes = view.nodes()
         has_more = len(nodes) > room
-        # Odd nodes first, so that the ones left out are those that are well.
-        shown = sorted(nodes, key=lambda node: node.severity is Severity.OK)[: room - 1] if has_more else nodes
+        # Odd nodes first, and those of the culprits, so that the ones left out are those that are well.
+        odd = {verdict.node for verdict in view.verdicts()}
+        is_well = {node.node: node.severity is Severity.OK and node.node not in odd for node in nodes}
+        shown = sorted(nodes, key=lambda node: is_well[node.node])[: room - 1] if has_more else nodes
         table_width = min(self.size.width, MAX_NODE_TABLE_WIDTH)
         table = Table(self.look, node_columns(node_width([node.node for node in nodes])), table_width)
         lines = [self._filled(table.heading()), *(table.row(node) for node in shown)]

@@ -542,7 +542,7 @@ def test_a_rank_that_the_kernel_killed_for_memory_is_told_as_that() -> None:
     assert blamed(sim) == {(Cause.OOM, (2,))}
     (verdict,) = sim.verdicts()
     assert verdict.text.startswith("rank 2 on demo-1 was killed by SIGKILL after step ")
-    assert ", as the kernel killed for want of memory; it held 308 MiB" in verdict.text
+    assert ", when the kernel was out of memory; it held 308 MiB" in verdict.text
     assert (
         verdict.hint == "see the Memory view: fewer loader workers, smaller batches or fewer ranks on demo-1 need less"
     )

@@ -361,6 +361,37 @@ def test_memory_of_ranks_that_are_not_there_is_not_known() -> None:
     assert summary.text == "1 rank holds 0 B"
 
 
+def test_when_no_rank_lives_any_more_their_peaks_are_told() -> None:
+    console = Console()
+    sizes = (1000 * MIB, 1000 * MIB, 1000 * MIB, 1600 * MIB)
+    console.hear("a", *(worker_report(rank, rss_bytes=sizes[rank]) for rank in (0, 1)))
+    console.hear("b", *(worker_report(rank, rss_bytes=sizes[rank]) for rank in (2, 3)))
+    console.hear("a", *(dead_worker(rank, code=1) for rank in (0, 1)))
+    view = console.hear("b", *(dead_worker(rank, code=1) for rank in (2, 3)))
+
+    summary = view.memory_summary()
+    assert summary is not None
+    assert summary.text == (
+        "no rank lives; at their peaks 4 ranks held 4.5 GiB (shared pages counted in each); "
+        "most RSS on rank 3: 1.6 GiB, 60 % over median 1.0 GiB"
+    )
+    row = view.memory()[3]
+    assert (row.rss_bytes, row.peak_rss_bytes, row.has_ended, row.is_old) == (None, 1600 * MIB, True, True)
+    assert row.from_median_frac == pytest.approx(0.6)
+
+
+def test_the_peak_of_a_rank_that_is_gone_stands_beside_what_the_living_hold() -> None:
+    console = Console()
+    console.hear("a", *(worker_report(rank, rss_bytes=1000 * MIB) for rank in (0, 1)))
+    console.hear("b", *(worker_report(rank, rss_bytes=3000 * MIB) for rank in (2, 3)))
+    view = console.hear("b", *(dead_worker(rank, code=1) for rank in (2, 3)))
+
+    summary = view.memory_summary()
+    assert summary is not None
+    assert (summary.median_bytes, summary.max_rank) == (1000 * MIB, 0)
+    assert [row.from_median_frac for row in view.memory()] == pytest.approx([0.0, 0.0, 2.0, 2.0])
+
+
 def test_no_string_of_any_row_holds_what_a_terminal_would_act_on() -> None:
     console = Console()
     place = Place(f"/x/{HOSTILE}.py", 1, HOSTILE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,12 +17,21 @@ if TYPE_CHECKING:
 LOOK = Look()
 
 
-def paint(line: Line, row: str, width: int) -> None:
-    line.cell(row, width)
+class Row(NamedTuple):
+    text: str
+    is_old: bool = False
 
 
-def paint_nothing(_line: Line, _row: str, _width: int) -> None:
+def paint(line: Line, row: Row, width: int) -> None:
+    line.cell(row.text, width)
+
+
+def paint_nothing(_line: Line, _row: Row, _width: int) -> None:
     pass
+
+
+def paint_bar(line: Line, row: Row, width: int) -> None:
+    line.bar(0.5, width - 2, LOOK.palette.busy).put(row.text)
 
 
 COLUMNS = [
@@ -50,7 +59,7 @@ def test_the_least_important_columns_leave_first() -> None:
 
 
 def test_the_flexible_column_takes_what_is_left() -> None:
-    row = Table(LOOK, COLUMNS, 60).row("abcdefghijklmnopqrstuvwxyz")
+    row = Table(LOOK, COLUMNS, 60).row(Row("abcdefghijklmnopqrstuvwxyz"))
 
     assert text(row) == " abc\u2026  abcdefg\u2026          abcdefghijklmnopqrstuvwxyz" + " " * 8
     assert row.width == 59
@@ -60,12 +69,26 @@ def test_the_flexible_column_takes_what_is_left() -> None:
 def test_every_row_is_as_wide_as_the_heading(width: int, cell: str) -> None:
     table = Table(LOOK, COLUMNS, width)
 
-    row = table.row(cell)
+    row = table.row(Row(cell))
     assert row.width == table.heading().width <= max(width, 18)
     assert sum(segment.cell_length for segment in row.segments) == row.width
 
 
 def test_headings_of_figures_stand_at_the_right() -> None:
-    columns = [Column("A", 5, 0, paint, is_right=True), Column("B", 5, 0, partial(paint))]
+    columns: list[Column[Row]] = [Column("A", 5, 0, paint, is_right=True), Column("B", 5, 0, partial(paint))]
 
     assert text(Table(LOOK, columns, 40).heading()) == "     A  B    "
+
+
+def test_of_an_old_row_only_what_lasts_keeps_its_colour() -> None:
+    columns = [
+        Column("NAME", 4, 0, paint, is_lasting=True),
+        Column("BUSY", 9, 0, paint_bar),
+        Column("AGE", 4, 0, paint, is_lasting=True),
+    ]
+    fresh, old = (Table(LOOK, columns, 40).row(Row("ab", is_old=is_old)) for is_old in (False, True))
+
+    assert text(fresh) == text(old)
+    assert LOOK.palette.busy in {segment.style for segment in fresh.segments}
+    styles = [segment.style for segment in old.segments if segment.text.strip()]
+    assert styles == [LOOK.palette.ink, *[LOOK.palette.faint] * 3, LOOK.palette.ink]

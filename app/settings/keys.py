@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import string
 
+from app.settings.nearness import nearest_text
+
 SYMBOLS = {
     "!": "exclamation_mark",
     '"': "quotation_mark",
@@ -119,10 +121,7 @@ def _why_not(word: str, name: str) -> str:
     modifier, _, letter = name.rpartition("+")
     if modifier == "shift" and len(letter) == 1 and letter.isalpha():
         return f"{shown} is written as the capital letter: {letter.upper()!r}"
-    from difflib import get_close_matches  # noqa: PLC0415 - only who has mistyped pays for it
-
-    near = get_close_matches(name, sorted(NAMED), 1)
-    return f"{shown} is no key" + (f"; the nearest is {near[0]}" if near else "")
+    return f"{shown} is no key{nearest_text(name, sorted(NAMED))}"
 
 
 def shown_key(key: str) -> str:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from app.safe_text import LINE_LIMIT, clean
-from app.settings.schema import TABLES, Setting, Value, WrongValueError, nearest, repeated
+from app.settings.nearness import nearest, nearest_text
+from app.settings.schema import TABLES, Setting, Value, WrongValueError, repeated
 from app.settings.toml_lines import NotTomlError, parse
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class Known:
         for table, keys in content.items():
             if table not in TABLES:
                 if not is_shared:
-                    known = f"{', '.join(TABLES)}{nearest(table, TABLES)}"
+                    known = f"{', '.join(TABLES)}{nearest_text(table, TABLES)}"
                     troubles.append(Trouble(origin(table), f"{table}: no such table; there are {known}"))
             elif not isinstance(keys, dict):
                 troubles.append(Trouble(origin(table), f"{table} is a table: write [{table}] above its settings"))
@@ -122,8 +123,8 @@ class Known:
     ) -> None:
         setting = self.by_name.get(name)
         if setting is None:
-            near = ELSEWHERE.get(name) or f"no such setting{nearest(name, list(self.by_name))}"
-            troubles.append(Trouble(origin, f"{name}: {near}"))
+            what = ELSEWHERE.get(name) or f"no such setting{self._nearest(name)}"
+            troubles.append(Trouble(origin, f"{name}: {what}"))
             return
         try:
             taken = setting.take_text(str(value)) if is_text else setting.take(value)
@@ -131,6 +132,14 @@ class Known:
             troubles.append(Trouble(origin, f"{name}: {error}"))
         else:
             entries.append(Entry(name, taken, origin))
+
+    def _nearest(self, name: str) -> str:
+        """Return which setting was perhaps meant: of that table, else of any."""
+        table, _, key = name.rpartition(".")
+        tables = [table] if table in TABLES else TABLES
+        by_key = {one.partition(".")[2]: one for one in self.by_name if one.partition(".")[0] in tables}
+        near = nearest(key, list(by_key))
+        return f"; the nearest is {by_key[near]}" if near else ""
 
 
 def environment_said(environ: Mapping[str, str]) -> list[tuple[str, str, Origin]]:

@@ -10,6 +10,7 @@ import msgspec
 
 from app.diagnosis.rank_facts import Thresholds
 from app.settings.keys import WrongKeyError, key_named, shown_key
+from app.settings.nearness import nearest_text
 from app.settings.themes import DECK, THEMES
 
 Value = str | float | tuple[str, ...]
@@ -64,7 +65,7 @@ class Choice(Setting, frozen=True):
         word = str(value).lower() if isinstance(value, bool) else value
         if isinstance(word, str) and word in self.choices:
             return word
-        near = nearest(word, self.choices) if isinstance(word, str) else ""
+        near = nearest_text(word, self.choices) if isinstance(word, str) else ""
         raise WrongValueError(f"{repeated(value)} is none of {', '.join(self.choices)}{near}")
 
 
@@ -217,11 +218,3 @@ def repeated(value: object) -> str:
     """Return a wrong value as it is repeated to whoever wrote it."""
     text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= MAX_REPEATED else f"{text[:MAX_REPEATED]}..."
-
-
-def nearest(word: str, known: Sequence[str]) -> str:
-    """Return `; the nearest is X`, or nothing where none is near."""
-    from difflib import get_close_matches  # noqa: PLC0415 - only who has mistyped pays for it
-
-    near = get_close_matches(word[:MAX_REPEATED], known, 1)
-    return f"; the nearest is {near[0]}" if near else ""

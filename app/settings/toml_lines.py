@@ -53,7 +53,7 @@ def parse(text: str) -> tuple[dict[str, Any], Mapping[Path, int]]:
     except tomllib.TOMLDecodeError as error:
         at = _AT.search(str(error))
         message = str(error)[: at.start()] if at else str(error)
-        raise NotTomlError(message, int(at[1]) if at and at[1] else text.count("\n") + 1) from None
+        raise NotTomlError(message, int(at[1]) if at and at[1] else text.rstrip().count("\n") + 1) from None
     except RecursionError:
         raise NotTomlError("it is nested too deeply", 1) from None
     return content, _Walk(text).lines()

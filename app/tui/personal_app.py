@@ -13,6 +13,7 @@ from textual.filter import NoColor
 from app.settings.themes import THEMES
 from app.tui.actions import available
 from app.tui.keymap import Keymap
+from app.tui.line_view import LineView
 from app.tui.main_screen import keyed_screen
 from app.tui.stage import Stage
 from app.tui.theme import textual_theme
@@ -75,11 +76,9 @@ class PersonalApp(App[None]):
         self.refresh_css(animate=False)
         for screen in self.screen_stack:
             screen.refresh(layout=True)
-        self.paint()
-
-    def paint(self) -> None:
-        """Build and paint all that is shown: what was built before wears the old look."""
-        raise NotImplementedError
+            for view in screen.query(LineView):
+                if view.display:
+                    view.redraw()
 
     def _wear(self, theme: str) -> None:
         self.stage.look.wear(theme)

@@ -15,6 +15,7 @@ from app.tui.actions import available
 from app.tui.keymap import Keymap
 from app.tui.line_view import LineView
 from app.tui.main_screen import keyed_screen
+from app.tui.own_colours import OwnColours
 from app.tui.stage import Stage
 from app.tui.theme import textual_theme
 
@@ -47,7 +48,7 @@ class PersonalApp(App[None]):
         super().__init__()
         self.use_command_palette = True
         self.stage = Stage(look, source, Keymap(settings.keys))
-        self._no_colours = NoColor()
+        self._no_colours, self._own_colours = NoColor(), OwnColours()
         for name in THEMES:
             self.register_theme(textual_theme(name))
         self._wear(look.theme)
@@ -66,9 +67,11 @@ class PersonalApp(App[None]):
                 yield SystemCommand(f"{action.title}  {keys}" if keys else action.title, action.help, run)
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Take all colours away where none are wanted, also those that a stock widget brings."""
-        filters = super().get_line_filters()
-        return filters if self.stage.look.has_colour else [*filters, self._no_colours]
+        """Take away the colours that a stock widget brings and the theme does not."""
+        filters, theme = super().get_line_filters(), THEMES[self.stage.look.theme]
+        if theme.colours is not None:
+            return filters
+        return [*filters, self._own_colours if theme.has_colour else self._no_colours]
 
     def action_wear(self, theme: str) -> None:
         """Change the colours of everything."""

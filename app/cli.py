@@ -10,11 +10,13 @@ from typing import Any, NoReturn
 
 import click
 
+from app.commands.config import config
 from app.commands.control import CONTROL_VERBS
 from app.commands.evidence import evidence, replay
 from app.commands.host_options import read_only_option, record_option
 from app.commands.hosts import HOST_VERBS
 from app.commands.serve import serve
+from app.commands.settings_options import takes_settings
 from app.errors import AppError, ExitCode
 from app.evidence.store import check_directory
 from app.faults import AT_START, parse_fault
@@ -61,6 +63,7 @@ def rankdeck() -> None:
 )
 @record_option
 @read_only_option
+@takes_settings
 def demo(*, headless: bool, is_json: bool, fault: str | None, steps: int | None, **how: Any) -> None:
     """Train a small GPT on this machine, over two private agents, and watch it; nothing is left behind."""
     is_headless = headless or is_json or not is_terminal()
@@ -69,17 +72,17 @@ def demo(*, headless: bool, is_json: bool, fault: str | None, steps: int | None,
         steps=steps or (HEADLESS_STEPS if is_headless else CONSOLE_STEPS),
         fault=parse_fault(fault) if fault else None,
         port=how["port"],
-        session=SessionOptions(how["evidence_dir"], how["recording"], how["is_read_only"]),
+        session=SessionOptions(how["evidence_dir"], how["recording"], how["is_read_only"], how["settings"].thresholds),
     )
     check_options(options)
     if options.session.evidence_dir is not None:
         check_directory(options.session.evidence_dir)
     if is_headless:
         raise SystemExit(asyncio.run(print_session(Demo(options), options.fault, is_json=is_json)))
-    raise SystemExit(asyncio.run(show_session(Demo(options))))
+    raise SystemExit(asyncio.run(show_session(Demo(options), how["settings"].console)))
 
 
-for verb in (*HOST_VERBS, *CONTROL_VERBS, evidence, replay, serve):
+for verb in (*HOST_VERBS, *CONTROL_VERBS, config, evidence, replay, serve):
     rankdeck.add_command(verb)
 
 

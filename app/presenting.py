@@ -18,6 +18,7 @@ from app.tui.source import ConsoleSource
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from app.settings.schema import ConsoleSettings
     from app.view import View
     from ddpcore.wire import Fault
 
@@ -51,11 +52,11 @@ def is_served() -> bool:
     return bool(os.environ.get("TEXTUAL_DRIVER"))
 
 
-async def show_session(session: Presented) -> ExitCode:
-    """Open the console at once, and start the session beside it."""
+async def show_session(session: Presented, settings: ConsoleSettings) -> ExitCode:
+    """Open the console at once, as a person has chosen it, and start the session beside it."""
     from app.tui.console import Console  # noqa: PLC0415 - only the screen pays for Textual
 
-    console = Console(session)
+    console = Console(session, settings=settings)
     is_interrupted = False
 
     def interrupt() -> None:

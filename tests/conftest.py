@@ -22,6 +22,11 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 # Every TCPStore connection looks up names, which stalls for 5 s and more where a machine's name server does not answer.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
+# A person's own settings must not decide what a test sees; those that have settings name a directory of their own.
+os.environ["XDG_CONFIG_HOME"] = "/nonexistent"
+for _variable in ("NO_COLOR", "RANKDECK_ASCII", "RANKDECK_THEME"):
+    os.environ.pop(_variable, None)
+
 LEAK_GRACE_S = 5.0
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import stat
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +13,7 @@ import click
 from agent.wire.commands import ShowJob
 from agent.wire.reports import WIRE_VERSION
 from app.commands.host_options import host_option, json_option, link_to, print_json, reaches
+from app.commands.settings_options import takes_settings
 from app.errors import ExitCode, UsageError
 from app.evidence.bundle import bundle_name, encode_bundle, recording_of
 from app.evidence.collecting import Answers
@@ -25,13 +24,16 @@ from app.presenting import is_terminal, print_summary, show_session
 from app.recording.records import MAX_RECORDING_BYTES, MalformedRecordingError, decode_recording
 from app.recording.replay import SPEEDS, Replay
 from app.recording.timeline import clock_text
+from app.regular_file import NotRegularError, TooLargeError, read_regular_file
 from app.safe_text import LINE_LIMIT, clean
+from app.sessions.options import SessionOptions
 from app.sessions.remote_job import check_job_id
 from app.sessions.remote_session import RemoteSession
 
 if TYPE_CHECKING:
     from app.evidence.bundle import Evidence
     from app.recording.records import Recording
+    from app.settings.schema import Settings
 
 LISTENING_S = 2.0
 """Of reports of now, behind what the agent remembers."""
@@ -50,14 +52,16 @@ ON_REQUEST = "asked for by a person"
     help="The file to write [JOB-TIME.zip in this directory]",
 )
 @json_option
+@takes_settings
 @reaches
-def evidence(*, job_id: str, host: str, output: Path | None, is_json: bool, python: str, ssh_config: str) -> None:
+def evidence(*, job_id: str, host: str, output: Path | None, is_json: bool, settings: Settings, **access: str) -> None:
     """Keep what is known of a job in one file, for `rankdeck replay`: reports, stacks, output, versions."""
     check_job_id(job_id)
-    with link_to(host, python, ssh_config) as link:
+    options = SessionOptions(thresholds=settings.thresholds)
+    with link_to(host, **access) as link:
         link.connect()
         link.find()
-        found = asyncio.run(_collect(RemoteSession(link), host, job_id))
+        found = asyncio.run(_collect(RemoteSession(link, None, options), host, job_id))
     path = write_evidence(output or Path(bundle_name(found.opening)), encode_bundle(found))
     if is_json:
         print_json({"host": host, "job_id": job_id, "path": str(path), "num_records": len(found.records)})
@@ -80,14 +84,15 @@ def evidence(*, job_id: str, host: str, output: Path | None, is_json: bool, pyth
 )
 @click.option("--headless", is_flag=True, help="No screen: what was said and when, and how it stood at the end")
 @click.option("--json", "is_json", is_flag=True, help="How it stood at the end as one JSON object (implies --headless)")
-def replay(*, file: Path, speed: float, start_s: float, headless: bool, is_json: bool) -> None:
+@takes_settings
+def replay(*, file: Path, speed: float, start_s: float, headless: bool, is_json: bool, settings: Settings) -> None:
     """Show a bundle of evidence, or a recording, again, as if it happened now."""
     recording = _read(file)
-    session = Replay(recording, speed=speed, start_s=start_s)
+    session = Replay(recording, speed=speed, start_s=start_s, thresholds=settings.thresholds)
     if headless or is_json or not is_terminal():
         raise SystemExit(_print(session, recording, is_json=is_json))
     # What was recorded has ended as it has: that is no failure of this command.
-    shown = asyncio.run(show_session(session))
+    shown = asyncio.run(show_session(session, settings.console))
     raise SystemExit(ExitCode.INTERRUPTED if shown is ExitCode.INTERRUPTED else ExitCode.WELL)
 
 
@@ -125,15 +130,14 @@ async def _collect(session: RemoteSession, host: str, job_id: str) -> Evidence:
 
 def _read(path: Path) -> Recording:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe is not waited for
-        with os.fdopen(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise UsageError(f"{path} is not a file: copy what is to be replayed into one")
-            content = file.read(MAX_RECORDING_BYTES + 1)
-        if len(content) > MAX_RECORDING_BYTES:
-            raise UsageError(f"{path} is larger than any evidence: more than {MAX_RECORDING_BYTES >> 20} MiB")
+        content = read_regular_file(path, MAX_RECORDING_BYTES)
         return decode_recording(recording_of(content), WIRE_VERSION)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except NotRegularError:
+        raise UsageError(f"{path} is not a file: copy what is to be replayed into one") from None
+    except TooLargeError:
+        size = MAX_RECORDING_BYTES >> 20
+        raise UsageError(f"{path} is larger than any evidence: more than {size} MiB") from None
     except MalformedRecordingError as error:
         raise UsageError(f"{path} cannot be replayed: {error}") from error

@@ -55,7 +55,7 @@ record_option = click.option(
 read_only_option = click.option(
     "--read-only", "is_read_only", is_flag=True, help="Only look on: nothing can be done to the job from the console"
 )
-SESSION_OPTIONS = ("evidence_dir", "keeps_none", "recording", "is_read_only")
+SESSION_OPTIONS = ("evidence_dir", "keeps_none", "recording", "is_read_only", "settings")
 """What `session_options` takes."""
 no_evidence_option = click.option("--no-evidence", "keeps_none", is_flag=True, help="Keep none")
 
@@ -81,7 +81,7 @@ def session_options(*, evidence_dir: Path | None, keeps_none: bool, **how: Any) 
         click.UsageError: See `evidence_place`; and so `SessionError`.
     """
     place = evidence_place(evidence_dir, keeps_none=keeps_none)
-    return SessionOptions(place, how["recording"], how["is_read_only"])
+    return SessionOptions(place, how["recording"], how["is_read_only"], how["settings"].thresholds)
 
 
 def evidence_place(evidence_dir: Path | None, *, keeps_none: bool) -> Path | None:

@@ -24,10 +24,12 @@ from app.commands.host_options import (
     record_option,
     session_options,
 )
+from app.commands.settings_options import takes_settings
 from app.errors import AgentUnreachableError, ExitCode
 from app.headless import exit_code, print_line
 from app.presenting import is_terminal, print_session, print_summary, show_session
 from app.safe_text import LINE_LIMIT, clean
+from app.sessions.options import SessionOptions
 from app.sessions.remote_job import (
     RunRequest,
     check_command,
@@ -41,8 +43,7 @@ from app.stacks.words import picture_lines, summary_text
 from app.status_object import status_object
 
 if TYPE_CHECKING:
-    from app.sessions.options import SessionOptions
-    from app.ssh.host_link import HostLink
+    from app.settings.schema import Settings
     from app.stacks.groups import StackPicture
     from app.view import View
 
@@ -125,6 +126,7 @@ def down(*, host: str, kill_jobs: bool, is_json: bool, python: str, ssh_config: 
 @read_only_option
 @click.option("--headless", is_flag=True, help="No screen: lines on stderr, a summary on stdout")
 @json_option
+@takes_settings
 @reaches
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: bool, detach: bool, **job: Any) -> None:
@@ -151,8 +153,8 @@ def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: boo
         place = link.bring_up()
         if place.is_new:
             print_line(f"rankdeck: the agent on {host} is up (pid {place.pid})")
+        session = RemoteSession(link, request, options)
         if detach:
-            session = RemoteSession(link, request, options)
             asyncio.run(_start(session))
             print_line(session.farewell())
             if is_json:
@@ -160,7 +162,7 @@ def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: boo
             else:
                 click.echo(request.job_id)
             return
-        _present(link, request, options, is_json=is_json, is_headless=headless)
+        _present(session, job["settings"], is_json=is_json, is_headless=headless)
 
 
 @click.command()
@@ -171,6 +173,7 @@ def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: boo
 @read_only_option
 @click.option("--headless", is_flag=True, help="No screen: lines on stderr until the job ends, a summary on stdout")
 @json_option
+@takes_settings
 @reaches
 def attach(*, host: str, headless: bool, is_json: bool, python: str, ssh_config: str, **how: Any) -> None:
     """Watch the job of a host, whoever has started it."""
@@ -178,19 +181,20 @@ def attach(*, host: str, headless: bool, is_json: bool, python: str, ssh_config:
     with link_to(host, python, ssh_config) as link:
         link.connect()
         link.find()
-        _present(link, None, options, is_json=is_json, is_headless=headless)
+        _present(RemoteSession(link, None, options), how["settings"], is_json=is_json, is_headless=headless)
 
 
 @click.command()
 @host_option
 @json_option
+@takes_settings
 @reaches
-def status(*, host: str, is_json: bool, python: str, ssh_config: str) -> None:
+def status(*, host: str, is_json: bool, python: str, ssh_config: str, settings: Settings) -> None:
     """Print how a host and its job stand; exit code 10 while a verdict stands, 1 if the job has failed."""
     with link_to(host, python, ssh_config) as link:
         link.connect()
         link.find()
-        view = asyncio.run(_look(RemoteSession(link)))
+        view = asyncio.run(_look(RemoteSession(link, None, SessionOptions(thresholds=settings.thresholds))))
     raise SystemExit(_print_status(view, is_json=is_json))
 
 
@@ -258,14 +262,12 @@ async def _look(session: RemoteSession) -> View:
         await session.close()
 
 
-def _present(
-    link: HostLink, request: RunRequest | None, options: SessionOptions, *, is_json: bool, is_headless: bool
-) -> None:
+def _present(session: RemoteSession, settings: Settings, *, is_json: bool, is_headless: bool) -> None:
     if is_headless or is_json or not is_terminal():
-        session = RemoteSession(link, request, options, patience_s=HEADLESS_PATIENCE_S)
+        session.patience_s = HEADLESS_PATIENCE_S
         raise SystemExit(asyncio.run(print_session(session, is_json=is_json)))
-    session = RemoteSession(link, request, options, patience_s=math.inf)
-    raise SystemExit(asyncio.run(show_session(session)))
+    session.patience_s = math.inf
+    raise SystemExit(asyncio.run(show_session(session, settings.console)))
 
 
 def _print_status(view: View, *, is_json: bool) -> ExitCode:

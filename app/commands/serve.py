@@ -11,6 +11,7 @@ import sys
 
 import click
 
+from app.commands.settings_options import NO_FILES, read_settings, settings_options
 from app.errors import ExitCode, SessionError, UsageError
 from app.headless import print_line
 
@@ -21,14 +22,21 @@ SERVED_VERBS = ("attach", "demo", "replay")
 @click.command()
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="On loopback [a free one]")
 @click.option("--control", is_flag=True, help="Let the page act on the job too; without this it only looks on")
+@settings_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def serve(*, port: int, control: bool, command: tuple[str, ...]) -> None:
+def serve(
+    *, port: int, control: bool, command: tuple[str, ...], assignments: tuple[str, ...], has_no_files: bool
+) -> None:
     """Serve the console to a browser of this machine: `serve -- attach --host gpu1`, `serve -- replay FILE`.
 
     The address that is printed holds a secret; whoever has it may look on. From another machine: `ssh -L`.
     """
+    # A page could not say it: what is wrong with the settings is said here, before there is one.
+    read_settings(assignments, has_files=not has_no_files and NO_FILES not in command)
+    verb, *others = served_command(command, may_control=control)
+    chosen = [*([NO_FILES] if has_no_files else []), *(f"--set={assignment}" for assignment in assignments)]
     # No shell stays between: a console notices when its server is gone.
-    line = "exec " + shlex.join([sys.executable, "-P", "-m", "app", *served_command(command, may_control=control)])
+    line = "exec " + shlex.join([sys.executable, "-P", "-m", "app", verb, *chosen, *others])
     if importlib.util.find_spec("textual_serve") is None:
         raise SessionError("textual-serve is not installed", "pip install 'rankdeck[web]'")
     try:

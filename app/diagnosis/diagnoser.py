@@ -155,7 +155,7 @@ class _JobDiagnoser:
     def __init__(self, job: JobModel, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
         self._share = WaitShare(job.world_size)
-        self._known_phases = KnownPhases(job.world_size)
+        self._known_phases = KnownPhases(job.world_size, thresholds.patience_s)
         self._whereabouts = Whereabouts()
         self._excused_s = np.full(job.world_size, -np.inf)
         self._is_first = True

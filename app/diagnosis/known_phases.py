@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from ddpcore.wire import Place
 
 LEARNED = (Phase.CHECKPOINT, Phase.EVAL)
-FIRST_PATIENCE_S = 300.0
-"""For the first one of a job, of which nobody knows how long it takes."""
 USUAL_FACTOR = 2.0
 """The longest one so far, this many times over, is still nothing to speak of: data sets and disks vary."""
+SHORT_DIVISOR = 10
+"""What lasts no longer than this part of the patience for a first one is always usual."""
 _CODES = np.array([PHASE_CODE[phase] for phase in LEARNED], np.int8)
 
 
@@ -49,7 +49,9 @@ class KnownPhases:
     Only those that others waited for: a rank that passes through a phase in which another saves teaches nothing.
     """
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, patience_s: float) -> None:
+        """`patience_s` is for the first one of a job."""
+        self._patience_s = patience_s
         self._phase = np.full(world_size, -1, np.int8)
         self._lasted_s = np.zeros(world_size)
         self._is_awaited = np.zeros(world_size, np.bool_)
@@ -75,4 +77,5 @@ class KnownPhases:
     def is_usual(self, phase: Phase, lasts_s: float) -> bool:
         """Return whether one that has lasted so long is nothing to speak of."""
         usual_s = self._longest_s.get(phase)
-        return lasts_s <= (FIRST_PATIENCE_S if usual_s is None else max(USUAL_FACTOR * usual_s, FIRST_PATIENCE_S / 10))
+        first_s = self._patience_s
+        return lasts_s <= (first_s if usual_s is None else max(USUAL_FACTOR * usual_s, first_s / SHORT_DIVISOR))

@@ -46,6 +46,8 @@ class Thresholds(msgspec.Struct, frozen=True):
     join_s: float = 60.0
     """Ranks that have come to `init_process_group` wait this long for the others before that is a verdict: an import
     from a network file system takes its time. Whom they wait for is on the first line at once."""
+    patience_s: float = 300.0
+    """For the first checkpoint, or evaluation, of a job, of which nobody knows how long it takes."""
     deadlock_s: float = 2.0
     """Ranks that wait for each other in different groups do so for this long before it is told."""
     instant_s: float = 0.3

@@ -68,6 +68,8 @@ class Evidence(msgspec.Struct, frozen=True):
     """The same for people."""
     jobs: dict[str, Any]
     """By node: what it was told to run, or why that is not known."""
+    thresholds: Thresholds = Thresholds()
+    """By which it is told what was said when."""
 
 
 def bundle_name(opening: Opening) -> str:
@@ -180,7 +182,7 @@ def _timeline_lines(evidence: Evidence) -> list[str]:
     recording = Recording(evidence.opening, evidence.records, is_cut=False)
     said = [
         f"{clock_text(recording, at_s)} ({seconds_text(recording.length_s - at_s)} before the end)  {text}"
-        for at_s, text in timeline(Playback(recording, Thresholds()))
+        for at_s, text in timeline(Playback(recording, evidence.thresholds))
     ]
     return ["What was said, as it began:", *said, ""] if said else []
 

@@ -42,11 +42,15 @@ class Replay:
         *,
         speed: float = 1.0,
         start_s: float = 0.0,
+        thresholds: Thresholds | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Play from `start_s` on, at `speed` times the pace at which it was recorded; `clock` tells seconds."""
+        """Play from `start_s` on, at `speed` times the pace at which it was recorded; `clock` tells seconds.
+
+        What is said is said by `thresholds` of now, not by those of when it was recorded.
+        """
         self._is_cut = recording.is_cut
-        self._thresholds = Thresholds()
+        self._thresholds = thresholds or Thresholds()
         self._playback = Playback(recording, self._thresholds)
         self._speed = speed
         self._is_paused = False

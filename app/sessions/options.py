@@ -6,6 +6,8 @@ from pathlib import Path  # noqa: TC003 - msgspec looks at it
 
 import msgspec
 
+from app.diagnosis.rank_facts import Thresholds
+
 
 class SessionOptions(msgspec.Struct, frozen=True):
     """How a session looks on, and what it keeps."""
@@ -16,3 +18,5 @@ class SessionOptions(msgspec.Struct, frozen=True):
     """Record all that is heard into this file; None records nothing."""
     is_read_only: bool = False
     """Let nothing be done to a job from here."""
+    thresholds: Thresholds = Thresholds()
+    """From when on something is wrong."""

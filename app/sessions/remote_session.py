@@ -18,6 +18,7 @@ from app.sessions.session import DEFAULT_OPTIONS
 if TYPE_CHECKING:
     from agent.wire.jobs import JobSpec
     from agent.wire.reports import NodeReport
+    from app.errors import AppError
     from app.sessions.options import SessionOptions
     from app.sessions.remote_job import RunRequest
     from app.ssh.host_link import HostLink
@@ -37,17 +38,8 @@ class RemoteSession(LiveSession):
         link: HostLink,
         request: RunRequest | None = None,
         options: SessionOptions = DEFAULT_OPTIONS,
-        *,
-        patience_s: float = 0.0,
     ) -> None:
-        """Over one host.
-
-        Args:
-            link: To it.
-            request: Started by `start`; without one there is a job already, or none.
-            options: What a person chose.
-            patience_s: How long a connection that is lost is tried again before `view` raises; while it is infinite,
-                `view` shows what was known last, whatever becomes of the connection.
+        """`request` is started by `start`; without one there is a job already, or none.
 
         Raises:
             SessionError: See `Session`.
@@ -60,8 +52,10 @@ class RemoteSession(LiveSession):
         self._is_certain = True
         self._is_ended = False
         self._is_open = False
-        self._patience_s = patience_s
-        self._keeper = ConnectionKeeper(link, lambda words: self._notices.append(words), patience_s)  # noqa: PLW0108
+        self.patience_s = 0.0
+        """How long a connection that is lost is tried again before `view` raises; while it is infinite, `view` shows
+        what was known last, whatever becomes of the connection. Say it before `start`."""
+        self._keeper: ConnectionKeeper | None = None
         self._keeping: asyncio.Task[None] | None = None
         self.can_inject = False
         """True while the job that is shown allows faults."""
@@ -126,7 +120,8 @@ class RemoteSession(LiveSession):
         await asyncio.to_thread(self._link.open_road, lambda frame: self.session.take_frame(host, frame))
         await self.session.connect()
         self._is_open = True
-        if self._patience_s:
+        if self.patience_s:
+            self._keeper = ConnectionKeeper(self._link, self._tell, self.patience_s)
             self._keeping = asyncio.create_task(self._keeper.run(), name="rankdeck-connection")
         if not self._link.is_forwarded:
             self._notices.append(f"sshd of {host} forwards no sockets: going through `agent proxy` and `agent relay`")
@@ -137,20 +132,26 @@ class RemoteSession(LiveSession):
         Raises:
             AppError: The connection is lost for good.
         """
-        self.session.put_trouble(self._link.host, self._keeper.trouble)
+        if self._keeper is not None:
+            self.session.put_trouble(self._link.host, self._keeper.trouble)
         view = super().view()
         job = view.job()
         if job is not None and self._own_job_id in {"", job.job_id}:
             self._job_id = job.job_id
             self._is_ended = is_over(view)
             self.can_inject = job.allow_faults and not self.is_read_only
-        if self._is_open and math.isfinite(self._patience_s):
+        if self._is_open and math.isfinite(self.patience_s):
             self._raise_for_lost_connection()
         return view
 
+    def _tell(self, sentence: str) -> None:
+        self._notices.append(sentence)  # another list after each drain
+
     def _raise_for_lost_connection(self) -> None:
-        failure = self._keeper.failure
-        if failure is None and self._keeping is None and not self._link.is_alive:
+        failure: AppError | None = None
+        if self._keeper is not None:
+            failure = self._keeper.failure
+        elif not self._link.is_alive:
             failure = HostUnreachableError(self._link.host, "the connection is lost")
         if failure is not None:
             failure.hint = f"{failure.hint}; {self._way_back()}" if failure.hint else self._way_back()

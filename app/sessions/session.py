@@ -12,10 +12,11 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from agent.wire.fields import TELEMETRY_SOCKET
 from agent.wire.logs import LAUNCHER_RANK, LogLine
 from app.diagnosis.diagnoser import Diagnoser
-from app.diagnosis.rank_facts import Thresholds
 from app.errors import AppError, IncompatibleAgentError, UsageError
 from app.event_log import EventLog
 from app.evidence.collecting import Answers, ask_agents, put_together
@@ -69,7 +70,7 @@ class Session:
         self._directories = dict(directories)
         self._python = python
         self._cluster = Cluster(list(self._directories))
-        self._thresholds = Thresholds()
+        self._thresholds = options.thresholds
         self._diagnoser = Diagnoser(self._thresholds)
         self._telemetry = Telemetry({node: path / TELEMETRY_SOCKET for node, path in self._directories.items()})
         self._fleet = Fleet({})
@@ -215,7 +216,8 @@ class Session:
     async def evidence(self, job_id: str, why: str, answers: Answers) -> Evidence:
         """Return what is known by now; see `put_together`."""
         heard = [*self._past.records(), *self._printed.records()]
-        return await put_together(list(self._directories), self.view(), heard, answers, (job_id, why))
+        evidence = await put_together(list(self._directories), self.view(), heard, answers, (job_id, why))
+        return msgspec.structs.replace(evidence, thresholds=self._thresholds)
 
     @property
     def has_all_lines(self) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from textual.binding import Binding
+from app.settings.schema import VIEWS
+from app.settings.themes import THEMES
 
 if TYPE_CHECKING:
     from app.tui.source import ConsoleSource
@@ -14,9 +15,9 @@ class Action(NamedTuple):
     """Something a key does.
 
     Attributes:
+        name: How a person's file calls it (`[keys]`): it never changes.
         call: The action in Textual's words.
-        keys: Key names, separated by commas; none of what is only in the palette.
-        shown_keys: The keys as people write them.
+        keys: Textual's names of its usual keys, separated by commas; none of what is only in the palette.
         title: For the footer and the palette.
         help: A sentence.
         footer: Place in the footer, the lowest stays longest; 0 is not in it.
@@ -26,9 +27,9 @@ class Action(NamedTuple):
         in_palette: False for what only makes sense on a key.
     """
 
+    name: str
     call: str
     keys: str
-    shown_keys: str
     title: str
     help: str
     footer: int = 0
@@ -37,217 +38,226 @@ class Action(NamedTuple):
     is_replay: bool = False
     in_palette: bool = True
 
+    @property
+    def contexts(self) -> frozenset[str]:
+        """In which consoles it is there: on what is live, on a recording, or on both."""
+        if self.is_replay:
+            return frozenset({"replay"})
+        return frozenset({"live"} if self.is_fault or self.is_control else {"live", "replay"})
 
-VIEW_NAMES = ("overview", "ranks", "barriers", "stragglers", "memory", "logs", "charts", "events")
+
+VIEW_NAMES = VIEWS
 """Views in the order of their number keys."""
 
 ACTIONS = (
     Action(
+        "overview",
         "app.show_view('overview')",
-        "1",
         "1",
         "Overview",
         "The verdict, nodes, ranks, waits, loss and last log lines on one page.",
     ),
     Action(
+        "ranks",
         "app.show_view('ranks')",
-        "2",
         "2",
         "Ranks",
         "Every rank: state, step, collective, how long it waits, where it stands.",
     ),
     Action(
+        "barriers",
         "app.show_view('barriers')",
-        "3",
         "3",
         "Barriers",
         "Who waits for whom, at which collective or barrier, for how long, on which line.",
     ),
     Action(
+        "stragglers",
         "app.show_view('stragglers')",
-        "4",
         "4",
         "Stragglers",
         "Which rank costs the others time, and what it does meanwhile that they do not.",
     ),
-    Action("app.show_view('memory')", "5", "5", "Memory", "Memory of every rank beside the median, and of every node."),
-    Action("app.show_view('logs')", "6", "6", "Logs", "What all ranks print, merged as it comes."),
     Action(
+        "memory", "app.show_view('memory')", "5", "Memory", "Memory of every rank beside the median, and of every node."
+    ),
+    Action("logs", "app.show_view('logs')", "6", "Logs", "What all ranks print, merged as it comes."),
+    Action(
+        "charts",
         "app.show_view('charts')",
-        "7",
         "7",
         "Charts",
         "How loss, throughput, waiting, GPUs and memory went over time, and when verdicts came.",
     ),
     Action(
+        "events",
         "app.show_view('events')",
-        "8",
         "8",
         "Events",
         "What happened and when: verdicts that came and went, nodes, checkpoints, and what was done.",
     ),
-    Action("app.next_view(1)", "tab", "tab", "Next view", "Go to the next view.", in_palette=False),
+    Action("next_view", "app.next_view(1)", "tab", "Next view", "Go to the next view.", in_palette=False),
     Action(
-        "app.next_view(-1)", "shift+tab", "shift+tab", "Previous view", "Go to the previous view.", in_palette=False
+        "previous_view", "app.next_view(-1)", "shift+tab", "Previous view", "Go to the previous view.", in_palette=False
     ),
-    Action("app.scroll('rows', -1)", "up,k", "up k", "Up", "Select the rank above, or scroll up.", in_palette=False),
+    Action("up", "app.scroll('rows', -1)", "up,k", "Up", "Select the rank above, or scroll up.", in_palette=False),
     Action(
-        "app.scroll('rows', 1)", "down,j", "down j", "Down", "Select the rank below, or scroll down.", in_palette=False
+        "down", "app.scroll('rows', 1)", "down,j", "Down", "Select the rank below, or scroll down.", in_palette=False
     ),
-    Action("app.scroll('pages', -1)", "pageup", "PageUp", "Page up", "Go up by a screenful.", in_palette=False),
-    Action("app.scroll('pages', 1)", "pagedown", "PageDown", "Page down", "Go down by a screenful.", in_palette=False),
-    Action("app.scroll('edge', -1)", "home,g", "Home g", "First line", "Go to the first rank or the oldest log line."),
+    Action("page_up", "app.scroll('pages', -1)", "pageup", "Page up", "Go up by a screenful.", in_palette=False),
+    Action("page_down", "app.scroll('pages', 1)", "pagedown", "Page down", "Go down by a screenful.", in_palette=False),
+    Action("first", "app.scroll('edge', -1)", "home,g", "First line", "Go to the first rank or the oldest log line."),
     Action(
+        "last",
         "app.scroll('edge', 1)",
         "end,G",
-        "End G",
         "Last line",
         "Go to the last rank; in the logs, follow new lines again.",
     ),
     Action(
+        "left",
         "app.scroll('side', -1)",
         "left,h",
-        "left h",
         "Left",
         "Scroll log lines back; in the grid and on a rank's page: the rank before.",
         in_palette=False,
     ),
     Action(
+        "right",
         "app.scroll('side', 1)",
         "right,l",
-        "right l",
         "Right",
         "Scroll log lines to the side; in the grid and on a rank's page: the next rank.",
         in_palette=False,
     ),
-    Action("screen.zoom(-1)", "plus,equals_sign", "+", "Zoom in", "In the charts: a shorter time."),
-    Action("screen.zoom(1)", "minus", "-", "Zoom out", "In the charts: a longer time."),
+    Action("zoom_in", "screen.zoom(-1)", "plus,equals_sign", "Zoom in", "In the charts: a shorter time."),
+    Action("zoom_out", "screen.zoom(1)", "minus", "Zoom out", "In the charts: a longer time."),
     Action(
+        "open",
         "screen.open",
         "enter",
-        "Enter",
         "Open",
         "Show all that is known of the selected rank, or of the one that a row is about; there, its log lines.",
     ),
     Action(
+        "copy",
         "screen.copy",
-        "y",
         "y",
         "Copy",
         "Copy the selected rank, log line or event, else the verdict and its hint, through the terminal (OSC 52).",
     ),
     Action(
+        "filter",
         "screen.filter",
         "slash",
-        "/",
         "Filter",
         "Show only some ranks, log lines or events: state=waiting node=gpu* rank=0,3-5 word /regex/ !not.",
         footer=6,
     ),
     Action(
+        "problems",
         "screen.problems",
-        "p",
         "p",
         "Problems only",
         "Show only ranks, log lines and events that are not well, or everything again.",
     ),
     Action(
+        "back",
         "screen.back",
         "escape",
-        "Esc",
         "Back",
         "Take the filter away, or go back to where one came from.",
         in_palette=False,
     ),
     Action(
+        "freeze",
         "screen.freeze",
-        "f",
         "f",
         "Freeze picture",
         "Let the picture stand still, or go on; what comes meanwhile is kept.",
     ),
     Action(
+        "sort",
         "screen.sort",
-        "o",
         "o",
         "Sort",
         "Sort the ranks by the next: rank, wait, step, memory, CPU.",
     ),
     Action(
+        "sort_rank",
         "screen.sort('rank')",
-        "",
         "",
         "Sort by rank",
         "Sort the ranks by their number.",
     ),
     Action(
+        "sort_wait",
         "screen.sort('wait')",
-        "",
         "",
         "Sort by wait",
         "Sort the ranks by how long they wait, the longest first.",
     ),
     Action(
+        "sort_step",
         "screen.sort('step')",
-        "",
         "",
         "Sort by step",
         "Sort the ranks by their step, the lowest first.",
     ),
     Action(
+        "sort_memory",
         "screen.sort('memory')",
-        "",
         "",
         "Sort by memory",
         "Sort the ranks by the memory they hold, the most first.",
     ),
     Action(
+        "sort_cpu",
         "screen.sort('cpu')",
-        "",
         "",
         "Sort by CPU",
         "Sort the ranks by the cores they keep busy, the most first.",
     ),
-    Action("screen.shape", "v", "v", "Grid or table", "Show the ranks as a grid of their states, or as a table."),
+    Action("grid", "screen.shape", "v", "Grid or table", "Show the ranks as a grid of their states, or as a table."),
     Action(
+        "next_error",
         "screen.error(1)",
-        "e",
         "e",
         "Next error",
         "In the logs: go to the next line at level error.",
     ),
     Action(
+        "previous_error",
         "screen.error(-1)",
-        "E",
         "E",
         "Previous error",
         "In the logs: go to the line at level error before.",
     ),
     Action(
+        "collapse",
         "screen.collapse",
-        "c",
         "c",
         "Collapse",
         "In the logs: show lines that several ranks print alike as one, or each again.",
     ),
     Action(
+        "root_cause",
         "screen.root_cause",
-        "r",
         "r",
         "Root cause",
         "Once a rank has failed: its traceback in the logs, and back to the lines.",
     ),
     Action(
+        "stacks",
         "screen.stacks",
-        "s",
         "s",
         "Stacks",
         "Where every rank stands, frame by frame: identical stacks together, the odd one first.",
         footer=7,
     ),
     Action(
+        "control",
         "app.control",
-        "x",
         "x",
         "Stop, restart",
         "End the job in an orderly way or at once, or start it again, also with other ranks, after asking.",
@@ -255,8 +265,8 @@ ACTIONS = (
         is_control=True,
     ),
     Action(
+        "fault",
         "app.fault",
-        "F",
         "F",
         "Inject a fault",
         "Freeze, thaw, kill or slow a rank, or do it other harm, after asking.",
@@ -264,8 +274,8 @@ ACTIONS = (
         is_fault=True,
     ),
     Action(
+        "pause",
         "screen.play('pause')",
-        "space",
         "space",
         "Pause",
         "Let the recording stand still, or go on; at its end, begin anew.",
@@ -273,38 +283,34 @@ ACTIONS = (
         is_replay=True,
     ),
     Action(
+        "next_verdict",
         "screen.play('verdict')",
-        "n",
         "n",
         "Next verdict",
         "Go on to where something new is said, and stand still there.",
         footer=5,
         is_replay=True,
     ),
-    Action("screen.play('back')", "comma", ",", "Back", "Go back by 10 s of the recording.", is_replay=True),
-    Action("screen.play('on')", "full_stop", ".", "On", "Go on by 10 s of the recording.", is_replay=True),
-    Action("screen.play('slower')", "left_square_bracket", "[", "Slower", "Play more slowly.", is_replay=True),
-    Action("screen.play('faster')", "right_square_bracket", "]", "Faster", "Play faster.", is_replay=True),
-    Action("screen.help", "question_mark,f1", "?", "Help", "Show every key.", footer=2),
+    Action("replay_back", "screen.play('back')", "comma", "Back", "Go back by 10 s of the recording.", is_replay=True),
+    Action("replay_on", "screen.play('on')", "full_stop", "On", "Go on by 10 s of the recording.", is_replay=True),
+    Action("slower", "screen.play('slower')", "left_square_bracket", "Slower", "Play more slowly.", is_replay=True),
+    Action("faster", "screen.play('faster')", "right_square_bracket", "Faster", "Play faster.", is_replay=True),
+    Action("help", "screen.help", "question_mark,f1", "Help", "Show every key.", footer=2),
     Action(
+        "palette",
         "app.command_palette",
         "ctrl+p,colon",
-        "ctrl+p :",
         "Palette",
         "Find and run any action by name.",
         footer=3,
         in_palette=False,
     ),
-    Action("app.quit", "q", "q ctrl+c", "Quit", "End the session and leave.", footer=1),
+    Action("quit", "app.quit", "q", "Quit", "End the session and leave.", footer=1),
+    *(
+        Action(f"theme_{name}", f"app.wear('{name}')", "", f"Theme: {name}", f"Change the colours: {theme.sentence}.")
+        for name, theme in THEMES.items()
+    ),
 )
-
-PRIORITY_BINDINGS = [Binding("ctrl+c,ctrl+q", "quit", "Quit", show=False, priority=True, system=True)]
-"""Work above every dialog."""
-
-
-def screen_bindings() -> list[Binding]:
-    """Return the bindings of the main screen."""
-    return [Binding(action.keys, action.call, action.title, show=False) for action in ACTIONS if action.keys]
 
 
 def available(source: ConsoleSource) -> list[Action]:

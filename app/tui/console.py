@@ -3,43 +3,37 @@
 from __future__ import annotations
 
 import gc
-import os
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from textual import work
-from textual.app import App, SystemCommand
 
 from app.errors import AppError
-from app.tui.actions import PRIORITY_BINDINGS, VIEW_NAMES, available
+from app.settings.schema import ConsoleSettings
+from app.tui.actions import VIEW_NAMES
 from app.tui.all_views import make_views
 from app.tui.filter_bar import FilterBar
 from app.tui.footer import Footer
-from app.tui.main_screen import MainScreen
 from app.tui.masthead import Masthead
-from app.tui.stage import Stage
-from app.tui.theme import Look, textual_theme
+from app.tui.personal_app import PersonalApp
+from app.tui.theme import Look
 from app.tui.too_small import TooSmall, is_too_small
 from app.tui.views.ranks import RanksView
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from textual.app import ComposeResult
-    from textual.binding import BindingType
     from textual.events import Resize
     from textual.notifications import SeverityLevel
-    from textual.screen import Screen
 
     from app.tui.line_view import LineView
     from app.tui.source import ConsoleSource
 
+DEFAULT_SETTINGS = ConsoleSettings()
 FRAMES_PER_S = 10
 """Logs move at this rate; above it the eye gains nothing and a slow terminal loses."""
 
 
-class Console(App[None]):
+class Console(PersonalApp):
     """Shows a session until the person quits.
 
     Attributes:
@@ -48,26 +42,20 @@ class Console(App[None]):
 
     TITLE = "rankdeck"
     CSS_PATH = Path(__file__).with_name("console.tcss")
-    BINDINGS: ClassVar[list[BindingType]] = list(PRIORITY_BINDINGS)
 
-    def __init__(self, source: ConsoleSource, look: Look | None = None) -> None:
-        look = look or Look.from_environment(os.environ)
-        super().__init__(ansi_color=None if look.has_colour else True)
-        self.stage = Stage(look, source)
+    def __init__(
+        self, source: ConsoleSource, look: Look | None = None, settings: ConsoleSettings = DEFAULT_SETTINGS
+    ) -> None:
+        """Show a source as a person has chosen; `look` stands for what the settings say of it."""
+        super().__init__(source, look or Look.chosen(settings), settings)
         self.failure: AppError | None = None
-        self.active = VIEW_NAMES[0]
-        self.register_theme(textual_theme(look))
-        self.theme = "rankdeck"
-        self.set_class(look.is_ascii, "ascii")
-
-    def get_default_screen(self) -> Screen[None]:
-        """Return the screen with our keys."""
-        return MainScreen(id="main")
+        self.active = settings.start_view
 
     def compose(self) -> ComposeResult:
         """Lay out the masthead, the views one upon the other, and the footer."""
         stage = self.stage
         self._masthead = Masthead(stage)
+        self._masthead.active = self.active
         self._footer = Footer(stage)
         self._too_small = TooSmall(stage)
         self._views = make_views(stage)
@@ -95,13 +83,6 @@ class Console(App[None]):
     def on_resize(self, _event: Resize) -> None:
         """Say so when the terminal is too small to be of use; our size is the new one only after this message."""
         self.call_later(self._arrange)
-
-    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:  # noqa: ARG002 (Textual's)
-        """Fill the palette from the action table."""
-        for action in available(self.stage.source):
-            if action.in_palette:
-                run = partial(self.call_later, self.run_action, action.call)
-                yield SystemCommand(action.title, action.help, run)
 
     def action_show_view(self, name: str) -> None:
         """Show a view by name."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from textual.app import ComposeResult
+    from textual.events import Key
 
     from app.rows import RankRow
     from app.tui.stage import Stage
@@ -86,17 +87,27 @@ def why_no_fault(view: View | None, *, can_inject: bool) -> str:
 class HelpScreen(ModalScreen[None]):
     """Every action of the table and its keys."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark,f1", "dismiss", "Close")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "Close")]
 
     def __init__(self, stage: Stage) -> None:
         super().__init__()
         self._stage = stage
 
+    def on_key(self, event: Key) -> None:
+        """Close by the key that has opened it."""
+        if event.key in self._stage.keymap.keys("help"):
+            event.stop()
+            self.dismiss()
+
+    def _shown_keys(self, name: str) -> str:
+        return " ".join(filter(None, (self._stage.keymap.shown(name), "ctrl+c" if name == "quit" else "")))
+
     def compose(self) -> ComposeResult:
         """Lay the table out."""
         keys = Table.grid(padding=(0, 2, 0, 0))
-        for action in (action for action in available(self._stage.source) if action.keys):
-            keys.add_row(Text(action.shown_keys, "bold", no_wrap=True), Text(action.title, no_wrap=True), action.help)
+        for action in available(self._stage.source):
+            if shown := self._shown_keys(action.name):
+                keys.add_row(Text(shown, "bold", no_wrap=True), Text(action.title, no_wrap=True), action.help)
         glyphs = self._stage.look.glyphs
         states = Columns([f"{glyphs.states[state]} {state}" for state in RankState], padding=(0, 2))
         scroll = VerticalScroll(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
-from app.tui.actions import VIEW_NAMES, available
+from app.tui.actions import available
 from app.tui.line_view import LineView
 
 if TYPE_CHECKING:
@@ -53,9 +53,10 @@ class Footer(LineView):
 
     def _all_hints(self) -> list[tuple[int, str, str, str]]:
         """Return (place, key, title, action), the most needful first."""
+        keymap = self.stage.keymap
         actions = [action for action in available(self.stage.source) if action.footer]
-        hints = [(action.footer, action.shown_keys.split()[0], action.title, action.call) for action in actions]
-        return sorted([(0, f"1-{len(VIEW_NAMES)}", "Views", ""), *hints])
+        hints = [(action.footer, keymap.first(action.name), action.title, action.call) for action in actions]
+        return sorted(hint for hint in [(0, keymap.views(), "Views", ""), *hints] if hint[1])
 
     def _hints(self, notice: str) -> list[tuple[str, str, str]]:
         """Return (key, title, action) of the keys that fit; what is less than needful makes room for a notice."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, cast
 
+from textual.binding import Binding
 from textual.screen import Screen
 
 from app.filters.ranks import RankOrder
-from app.tui.actions import screen_bindings
+from app.tui.actions import ACTIONS
 from app.tui.all_views import RANK_PAGE
 from app.tui.filter_bar import FilterBar
 from app.tui.filtered_view import FilteredView
@@ -27,10 +28,9 @@ SKIP_S = 10.0
 
 
 class MainScreen(Screen[None], inherit_bindings=False):
-    """Its keys are the action table's, and no others."""
+    """Its keys are the action table's, and no others: see `keyed_screen`."""
 
     AUTO_FOCUS = ""  # keys are the screen's until somebody types a filter
-    BINDINGS: ClassVar[list[BindingType]] = list(screen_bindings())
 
     @property
     def console(self) -> Console:
@@ -168,3 +168,18 @@ class MainScreen(Screen[None], inherit_bindings=False):
 
     def _say(self, text: str) -> None:
         self.notify(text, severity="warning", markup=False)
+
+
+def keyed_screen(stage: Stage) -> MainScreen:
+    """Return the screen with the keys of this run; one key may be of two actions that are never there together."""
+    context = "live" if stage.source.player is None else "replay"
+    bound = [
+        Binding(",".join(keys), action.call, action.title, show=False)
+        for action in ACTIONS
+        if context in action.contexts and (keys := stage.keymap.keys(action.name))
+    ]
+
+    class KeyedScreen(MainScreen, inherit_bindings=False):
+        BINDINGS: ClassVar[list[BindingType]] = list(bound)
+
+    return KeyedScreen(id="main")

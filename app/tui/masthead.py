@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MAX_HEADLINE_LINES = 3
 WIDE_TAB_CELLS = 4
 TIGHT_TAB_CELLS = 3
-"""Of a tab beside its name: its number, and two blanks or one to the next."""
+"""Of a tab beside its name: its key, and two blanks or one to the next."""
 WIDE_FROM = 110
 """Cells from which it is said what is frozen: a rank may be, too."""
 
@@ -55,21 +55,23 @@ class Masthead(LineView):
         width = self.size.width - len(frozen)
         room = width - len(brand) - 1
         # Of a recording the title tells the time: there the names of the other views give way, else the title does.
-        has_brand = self.stage.source.player is not None or _tabs_width(TIGHT_TAB_CELLS) < room
+        keys = [self.stage.keymap.first(view) or "-" for view in VIEW_NAMES]
+        more = sum(map(len, keys)) - len(keys)  # cells that longer keys than a digit take
+        has_brand = self.stage.source.player is not None or _tabs_width(TIGHT_TAB_CELLS) + more < room
         if has_brand:
             line.put(brand, palette.brand).put(" ", palette.bar)
         else:
             room = width
-        is_wide = _tabs_width(WIDE_TAB_CELLS) <= room
-        names = VIEW_NAMES if is_wide else tight_names(self.active, room)
+        is_wide = _tabs_width(WIDE_TAB_CELLS) + more <= room
+        names = VIEW_NAMES if is_wide else tight_names(self.active, room - more)
         self._tab_spans.clear()
-        for number, (view, name) in enumerate(zip(VIEW_NAMES, names, strict=True), start=1):
+        for key, view, name in zip(keys, VIEW_NAMES, names, strict=True):
             start = line.width
             if view == self.active:
-                line.put(f" {number} {name.capitalize()} ", palette.tab)
+                line.put(f" {key} {name.capitalize()} ", palette.tab)
             else:
                 end = " " if is_wide else ""
-                line.put(f" {number}", palette.key).put(f" {name.capitalize()}{end}" if name else "", palette.bar_muted)
+                line.put(f" {key}", palette.key).put(f" {name.capitalize()}{end}" if name else "", palette.bar_muted)
             self._tab_spans.append((start, line.width, view))
         if frozen:
             line.fit(width, palette.bar)

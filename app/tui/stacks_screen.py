@@ -18,6 +18,7 @@ from app.tui.line_view import LineView
 from app.tui.log_lines import shifted
 
 if TYPE_CHECKING:
+    from rich.style import Style
     from textual.app import ComposeResult
 
     from app.stacks.groups import StackPicture
@@ -40,8 +41,32 @@ class StacksView(LineView):
         """What is said instead of a picture, or beside an old one."""
         self._side = 0
         self._texts: list[StackText] = []
-        palette = stage.look.palette
-        self._styles = {
+
+    def build(self) -> None:
+        """Make the title, the keys and every line."""
+        palette, width = self.look.palette, self.size.width
+        summary = summary_text(self.picture) if self.picture else "where every rank stands"
+        title = self.line().put(" STACKS ", palette.tab).put(f"  {summary}", palette.bar)
+        title.fit(width, palette.bar)
+        self.head = [title]
+        for text in wrapped(self.words, width - 2, MAX_SENTENCE_LINES, self.look.glyphs.ellipsis) if self.words else ():
+            self.head.append(self.line().put(f" {text}", palette.warning))
+        self._texts = picture_lines(self.picture, is_whole=self.is_whole) if self.picture else []
+        styles = self._styles()
+        self.lines = [line for text in self._texts for line in self._lines_of(text, styles[text.tone])]
+        keys = self.line()
+        folding = "Fewer frames" if self.is_whole else "All frames"
+        is_live = self.stage.source.player is None
+        again, native = ((("s", "Again"),), (("n", "With native frames"),)) if is_live else ((), ())
+        for key, words in (("Esc", "Close"), *again, ("a", folding), *native):
+            keys.put(f" {key}", palette.key).put(f" {words} ", palette.bar_muted)
+        keys.fit(width, palette.bar)
+        self.foot = [keys]
+
+    def _styles(self) -> dict[Tone, Style]:
+        """Return how each kind of line looks, in the theme of now."""
+        palette = self.look.palette
+        return {
             Tone.STUCK: palette.critical,
             Tone.ODD: palette.warning,
             Tone.USUAL: palette.busy,
@@ -54,26 +79,6 @@ class StacksView(LineView):
             Tone.BLANK: palette.ink,
         }
 
-    def build(self) -> None:
-        """Make the title, the keys and every line."""
-        palette, width = self.look.palette, self.size.width
-        summary = summary_text(self.picture) if self.picture else "where every rank stands"
-        title = self.line().put(" STACKS ", palette.tab).put(f"  {summary}", palette.bar)
-        title.fit(width, palette.bar)
-        self.head = [title]
-        for text in wrapped(self.words, width - 2, MAX_SENTENCE_LINES, self.look.glyphs.ellipsis) if self.words else ():
-            self.head.append(self.line().put(f" {text}", palette.warning))
-        self._texts = picture_lines(self.picture, is_whole=self.is_whole) if self.picture else []
-        self.lines = [line for text in self._texts for line in self._lines_of(text)]
-        keys = self.line()
-        folding = "Fewer frames" if self.is_whole else "All frames"
-        is_live = self.stage.source.player is None
-        again, native = ((("s", "Again"),), (("n", "With native frames"),)) if is_live else ((), ())
-        for key, words in (("Esc", "Close"), *again, ("a", folding), *native):
-            keys.put(f" {key}", palette.key).put(f" {words} ", palette.bar_muted)
-        keys.fit(width, palette.bar)
-        self.foot = [keys]
-
     def sideways(self, cells: int) -> None:
         """Move the text to the side, no further than its longest line."""
         frames = (text.text for text in self._texts if text.tone not in _SENTENCES)
@@ -85,9 +90,9 @@ class StacksView(LineView):
         """Move the text back: other lines may be shorter than what was looked at."""
         self._side = 0
 
-    def _lines_of(self, text: StackText) -> list[Line]:
+    def _lines_of(self, text: StackText, style: Style) -> list[Line]:
         """Return sentences wrapped and frames as far to the side as they are wanted."""
-        words, style = text.text, self._styles[text.tone]
+        words = text.text
         if text.tone not in _SENTENCES:
             return [self.line().put(" ").put(shifted(words, self._side) if self._side else words, style)]
         indent = " " * (1 + len(words) - len(words.lstrip()))

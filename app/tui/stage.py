@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from app.event_log import EventLog
     from app.history import History
     from app.tui.collapsed_lines import CollapsedLines
+    from app.tui.keymap import Keymap
     from app.tui.source import ConsoleSource, Player
     from app.tui.theme import Look
     from app.view import View
@@ -45,9 +46,10 @@ class Stage:
         frozen_s: How old the picture is that is frozen; None while it moves.
     """
 
-    def __init__(self, look: Look, source: ConsoleSource) -> None:
+    def __init__(self, look: Look, source: ConsoleSource, keymap: Keymap) -> None:
         self.look = look
         self.source = source
+        self.keymap = keymap
         self.logs = LogStore()
         self.view: View | None = None
         self.notices: deque[str] = deque(maxlen=MAX_NOTICES)

@@ -1,9 +1,6 @@
 """How things look: colours, glyphs and words of states and severities, also without colour or UTF-8.
 
-Colour is never alone: a state is a glyph, a word and a colour. The colours are those of Okabe and Ito, which stay apart
-for colour-blind eyes, here on a dark ground; every style carries its ground, since live views paint whole lines.
-
-Source: Okabe and Ito, Color Universal Design (2008); https://no-color.org.
+Colour is never alone: a state is a glyph, a word and a colour. The colours themselves are app/settings/themes.py's.
 """
 
 from __future__ import annotations
@@ -12,126 +9,18 @@ import locale
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from rich.style import Style
 from textual.theme import Theme
 
 from app.rows import RankState, Severity
+from app.settings.themes import DECK, PLAIN, THEMES
+from app.tui.palette import palette_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-GROUND = "#0f1318"
-RAISED = "#1a212a"
-SELECTED = "#26384a"
-INK = "#d5dbe3"
-MUTED = "#8b98a7"
-FAINT = "#56626f"
-SKY = "#56b4e9"
-GREEN = "#2bbf91"
-AMBER = "#f0b040"
-VERMILLION = "#ff7a45"
-PURPLE = "#d58fc0"
-YELLOW = "#f0e442"
-BLUE = "#5aa0e0"
-ALARM_GROUND = "#4a1a0d"
-WARNING_GROUND = "#3a2c0c"
+    from rich.style import Style
 
-RANK_INKS = (SKY, AMBER, GREEN, PURPLE, YELLOW, BLUE, VERMILLION)
-"""Colours of ranks in the log, in turn; the number stands beside them."""
-
-
-class Palette(NamedTuple):
-    """Every style that is used to paint, by meaning."""
-
-    ink: Style
-    strong: Style
-    muted: Style
-    faint: Style
-    accent: Style
-    heading: Style
-    brand: Style
-    bar: Style
-    bar_muted: Style
-    tab: Style
-    key: Style
-    chosen: Style
-    """What somebody has chosen to see or to leave out, in a heading."""
-    found: Style
-    """What was looked for, in a line."""
-    cell: Style
-    """Laid over the selected cell of a grid."""
-    raised: Style
-    """Laid over what stands in a heading."""
-    selected: Style
-    """Laid over a line's own styles."""
-    ok: Style
-    busy: Style
-    warning: Style
-    critical: Style
-    alarm: Style
-    """The headline's band when something is critical."""
-    caution: Style
-    """The headline's band when something is odd."""
-    ranks: tuple[Style, ...]
-
-
-def coloured_palette() -> Palette:
-    """Return the palette of a terminal with colours."""
-    return Palette(
-        ink=Style(color=INK, bgcolor=GROUND),
-        strong=Style(color="#ffffff", bgcolor=GROUND, bold=True),
-        muted=Style(color=MUTED, bgcolor=GROUND),
-        faint=Style(color=FAINT, bgcolor=GROUND),
-        accent=Style(color=SKY, bgcolor=GROUND),
-        heading=Style(color=MUTED, bgcolor=RAISED),
-        brand=Style(color="#ffffff", bgcolor=RAISED, bold=True),
-        bar=Style(color=INK, bgcolor=RAISED),
-        bar_muted=Style(color=MUTED, bgcolor=RAISED),
-        tab=Style(color=GROUND, bgcolor=SKY, bold=True),
-        key=Style(color=SKY, bgcolor=RAISED, bold=True),
-        chosen=Style(color=GROUND, bgcolor=AMBER, bold=True),
-        found=Style(color=GROUND, bgcolor=YELLOW),
-        cell=Style(color=GROUND, bgcolor="#ffffff"),
-        raised=Style(bgcolor=RAISED),
-        selected=Style(bgcolor=SELECTED),
-        ok=Style(color=GREEN, bgcolor=GROUND),
-        busy=Style(color=SKY, bgcolor=GROUND),
-        warning=Style(color=AMBER, bgcolor=GROUND),
-        critical=Style(color=VERMILLION, bgcolor=GROUND, bold=True),
-        alarm=Style(color="#ffe3d6", bgcolor=ALARM_GROUND, bold=True),
-        caution=Style(color="#ffe7b8", bgcolor=WARNING_GROUND, bold=True),
-        ranks=tuple(Style(color=ink, bgcolor=GROUND) for ink in RANK_INKS),
-    )
-
-
-def plain_palette() -> Palette:
-    """Return the palette of a terminal that asked for no colour: weight and reversal only."""
-    normal, bold, dim = Style(), Style(bold=True), Style(dim=True)
-    return Palette(
-        ink=normal,
-        strong=bold,
-        muted=normal,
-        faint=dim,
-        accent=normal,
-        heading=Style(underline=True),
-        brand=bold,
-        bar=normal,
-        bar_muted=dim,
-        tab=Style(reverse=True, bold=True),
-        key=bold,
-        chosen=Style(reverse=True),
-        found=Style(bold=True, underline=True),
-        cell=Style(reverse=True),
-        raised=Style(underline=True),
-        selected=Style(reverse=True),
-        ok=normal,
-        busy=normal,
-        warning=bold,
-        critical=bold,
-        alarm=Style(reverse=True, bold=True),
-        caution=bold,
-        ranks=(normal,),
-    )
+    from app.settings.schema import ConsoleSettings
 
 
 class Glyphs(NamedTuple):
@@ -266,14 +155,19 @@ _TERMINAL_VARIABLES = (
 
 
 class Look:
-    """A palette and a set of glyphs, chosen once for this terminal."""
+    """A theme and a set of glyphs for this terminal; views take their styles from here whenever they build."""
 
-    def __init__(self, *, has_colour: bool = True, is_ascii: bool = False) -> None:
-        self.has_colour = has_colour
+    def __init__(self, *, theme: str = DECK, has_colour: bool = True, is_ascii: bool = False) -> None:
+        """Wear a theme by its name; without colour it is the plain one."""
         self.is_ascii = is_ascii
-        self.palette = coloured_palette() if has_colour else plain_palette()
         self.glyphs = ASCII_GLYPHS if is_ascii else UNICODE_GLYPHS
-        palette = self.palette
+        self.wear(theme if has_colour else PLAIN)
+
+    def wear(self, theme: str) -> None:
+        """Take another theme."""
+        self.theme = theme
+        self.has_colour = THEMES[theme].has_colour
+        self.palette = palette = palette_of(theme)
         self._severity_styles = {
             Severity.OK: palette.ok,
             Severity.QUIET: palette.muted,
@@ -294,11 +188,12 @@ class Look:
         }
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str]) -> Look:
-        """Return the look that this terminal can show, as `NO_COLOR`, `RANKDECK_ASCII` and the encoding say."""
-        encoding = getattr(sys.__stderr__, "encoding", None) or locale.getpreferredencoding()
-        is_ascii = environ.get("RANKDECK_ASCII", "") == "1" or encoding.lower().replace("-", "") != "utf8"
-        return cls(has_colour=not environ.get("NO_COLOR"), is_ascii=is_ascii)
+    def chosen(cls, settings: ConsoleSettings) -> Look:
+        """Return the look that a person has chosen; what was left to the terminal is as its encoding says."""
+        if settings.ascii == "auto":
+            encoding = getattr(sys.__stderr__, "encoding", None) or locale.getpreferredencoding()
+            return cls(theme=settings.theme, is_ascii=encoding.lower().replace("-", "") != "utf8")
+        return cls(theme=settings.theme, is_ascii=settings.ascii == "true")
 
     def severity_style(self, severity: Severity) -> Style:
         """Return the style of a severity's glyph and word."""
@@ -319,17 +214,19 @@ class Look:
         return text.encode("ascii", "backslashreplace").decode()
 
 
-def textual_theme(look: Look) -> Theme:
-    """Return the theme of the stock widgets (dialogs, palette) that fits the look."""
-    if not look.has_colour:
+def textual_theme(name: str) -> Theme:
+    """Return the theme of the stock widgets (dialogs, palette) that fits one of ours, by its name."""
+    chosen = THEMES[name]
+    if chosen.colours is None:
         default = "ansi_default"
+        red, magenta = ("ansi_red", "ansi_magenta") if chosen.has_colour else (default, default)
         return Theme(
-            name="rankdeck",
+            name=name,
             ansi=True,
             primary=default,
             secondary=default,
-            warning=default,
-            error=default,
+            warning=magenta,
+            error=red,
             success=default,
             accent=default,
             foreground=default,
@@ -340,18 +237,23 @@ def textual_theme(look: Look) -> Theme:
             # Textual's own style sheets ask for these of every theme of terminal colours.
             variables=dict.fromkeys(_TERMINAL_VARIABLES, default) | {"input-cursor-text-style": "reverse"},
         )
+    colours = chosen.colours
     return Theme(
-        name="rankdeck",
-        primary=SKY,
-        secondary=BLUE,
-        warning=AMBER,
-        error=VERMILLION,
-        success=GREEN,
-        accent=SKY,
-        foreground=INK,
-        background=GROUND,
-        surface=RAISED,
-        panel=RAISED,
-        dark=True,
-        variables={"block-cursor-background": SKY, "block-cursor-foreground": GROUND, "footer-key-foreground": SKY},
+        name=name,
+        primary=colours.accent,
+        secondary=colours.accent,
+        warning=colours.warning,
+        error=colours.critical,
+        success=colours.ok,
+        accent=colours.accent,
+        foreground=colours.ink,
+        background=colours.ground,
+        surface=colours.raised,
+        panel=colours.raised,
+        dark=chosen.is_dark,
+        variables={
+            "block-cursor-background": colours.accent,
+            "block-cursor-foreground": colours.ground,
+            "footer-key-foreground": colours.accent,
+        },
     )

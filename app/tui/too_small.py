@@ -31,6 +31,6 @@ class TooSmall(LineView):
         size = self.app.size
         lines = [
             self.line().put(f"{MIN_WIDTH}x{MIN_HEIGHT} needed, this is {size.width}x{size.height}"),
-            self.line().put("(q quits)", self.look.palette.muted),
+            self.line().put(f"({self.stage.keymap.first('quit')} quits)", self.look.palette.muted),
         ]
         self.lines = lines[: size.height]

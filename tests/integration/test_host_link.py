@@ -109,7 +109,8 @@ async def told(session: RemoteSession, words: str) -> str:
 @pytest.mark.parametrize("network", [(), ("AllowStreamLocalForwarding no",)], indirect=True, ids=["sockets", "proxy"])
 async def test_a_lost_connection_comes_back_and_reports_and_commands_with_it(network: Network, link: HostLink) -> None:
     place = link.bring_up()
-    session = RemoteSession(link, patience_s=math.inf)
+    session = RemoteSession(link)
+    session.patience_s = math.inf
     await session.start()
     await until_async(lambda: session.view().nodes()[0].state == "up", 10, "reports come")
 
@@ -125,7 +126,8 @@ async def test_a_lost_connection_comes_back_and_reports_and_commands_with_it(net
 
 async def test_while_a_host_is_cut_off_its_picture_is_old_and_says_why(network: Network, link: HostLink) -> None:
     link.bring_up()
-    session = RemoteSession(link, patience_s=math.inf)
+    session = RemoteSession(link)
+    session.patience_s = math.inf
     await session.start()
     await until_async(lambda: session.view().nodes()[0].state == "up", 10, "reports come")
     network["h1"].pull_cable()
@@ -144,7 +146,8 @@ async def test_while_a_host_is_cut_off_its_picture_is_old_and_says_why(network: 
 
 async def test_a_host_that_shows_another_key_afterwards_is_not_gone_back_to(network: Network, link: HostLink) -> None:
     link.bring_up()
-    session = RemoteSession(link, patience_s=math.inf)
+    session = RemoteSession(link)
+    session.patience_s = math.inf
     await session.start()
     network["h1"].change_host_key()
     network["h1"].drop_sessions()
@@ -160,7 +163,8 @@ async def test_a_host_that_shows_another_key_afterwards_is_not_gone_back_to(netw
 
 async def test_without_a_screen_patience_ends_with_the_way_back(network: Network, link: HostLink) -> None:
     link.bring_up()
-    session = RemoteSession(link, patience_s=0.1)
+    session = RemoteSession(link)
+    session.patience_s = 0.1
     await session.start()
     network["h1"].stop_sshd()
     network["h1"].drop_sessions()
@@ -183,7 +187,8 @@ async def test_without_a_screen_patience_ends_with_the_way_back(network: Network
 
 async def test_a_session_that_is_closed_while_it_comes_back_leaves_nothing(network: Network, link: HostLink) -> None:
     link.bring_up()
-    session = RemoteSession(link, patience_s=math.inf)
+    session = RemoteSession(link)
+    session.patience_s = math.inf
     await session.start()
     network["h1"].drop_sessions()
     await until_async(lambda: not link.is_alive, 10, "the loss is noticed")

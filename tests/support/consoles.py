@@ -10,7 +10,7 @@ from agent.wire.logs import LogLine
 from app.event_log import EventLog
 from app.history import History
 from app.tui.actions import VIEW_NAMES
-from app.tui.console import Console
+from app.tui.console import DEFAULT_SETTINGS, Console
 from app.tui.theme import Look
 from tests.support.screens import screen_lines, screen_strips
 from tests.support.sim import SimCluster
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from textual.strip import Strip
 
     from app.errors import AppError
+    from app.settings.schema import ConsoleSettings
     from app.stacks.groups import NodeStacks
     from app.tui.source import ConsoleSource
     from app.view import View
@@ -219,10 +220,13 @@ class Desk:
 
 @asynccontextmanager
 async def desk(
-    source: ConsoleSource, size: tuple[int, int] = (120, 35), look: Look | None = None
+    source: ConsoleSource,
+    size: tuple[int, int] = (120, 35),
+    look: Look | None = None,
+    settings: ConsoleSettings = DEFAULT_SETTINGS,
 ) -> AsyncIterator[Desk]:
     """Open a console that is held still, with one frame taken."""
-    console = StillConsole(source, look or Look())
+    console = StillConsole(source, look or Look(), settings)
     async with console.run_test(size=size, notifications=True) as pilot:
         opened = Desk(console, pilot)
         await opened.settle()

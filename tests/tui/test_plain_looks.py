@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.rows import RankState, Severity
-from app.tui.actions import VIEW_NAMES
+from app.settings.loading import load
+from app.tui.actions import ACTIONS, VIEW_NAMES
 from app.tui.theme import ASCII_GLYPHS, UNICODE_GLYPHS, Glyphs, Look
 from tests.support.consoles import desk, frozen_source
 from tests.support.screens import screen_lines, screen_strips
@@ -42,7 +43,8 @@ async def test_the_dialogs_of_an_ascii_look_are_ascii_too(key: str, height: int)
 
 async def test_no_color_is_honoured_by_every_view_and_dialog(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    async with desk(frozen_source(), (80, 24), Look.from_environment({"NO_COLOR": "1"})) as console:
+    settings = load(ACTIONS, has_files=False).settings().console
+    async with desk(frozen_source(), (80, 24), Look.chosen(settings)) as console:
         for key in (*"1234567", "question_mark", "escape", "F", "escape", "x", "escape", "ctrl+p"):
             await console.press(key)
             assert {colour.name for colour in colours(console.console)} <= {"default"}, key
@@ -76,23 +78,36 @@ def test_every_state_and_severity_has_a_glyph_of_its_own_of_one_cell(glyphs: Gly
 
 
 @pytest.mark.parametrize(
-    ("environ", "has_colour", "is_ascii"),
+    ("environ", "theme", "is_ascii"),
     [
-        ({}, True, False),
-        ({"NO_COLOR": "1"}, False, False),
-        ({"NO_COLOR": ""}, True, False),
-        ({"RANKDECK_ASCII": "1"}, True, True),
+        ({}, "deck", False),
+        ({"NO_COLOR": "1"}, "plain", False),
+        ({"NO_COLOR": ""}, "deck", False),
+        ({"NO_COLOR": "1", "RANKDECK_THEME": "light"}, "light", False),
+        ({"RANKDECK_ASCII": "1"}, "deck", True),
+        ({"RANKDECK_ASCII": "auto"}, "deck", False),
     ],
 )
 def test_the_look_is_chosen_by_the_environment(
-    environ: dict[str, str], has_colour: bool, is_ascii: bool, monkeypatch: pytest.MonkeyPatch
+    environ: dict[str, str], theme: str, is_ascii: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.__stderr__", None)
     monkeypatch.setattr("locale.getpreferredencoding", lambda: "UTF-8")
 
-    look = Look.from_environment(environ)
+    look = Look.chosen(load(ACTIONS, has_files=False, environ=environ).settings().console)
 
-    assert (look.has_colour, look.is_ascii) == (has_colour, is_ascii)
+    assert (look.theme, look.has_colour, look.is_ascii) == (theme, theme != "plain", is_ascii)
+
+
+def test_a_terminal_without_utf_8_is_shown_ascii_unless_somebody_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.__stderr__", None)
+    monkeypatch.setattr("locale.getpreferredencoding", lambda: "ISO-8859-1")
+
+    for word, is_ascii in (("auto", True), ("true", True), ("false", False)):
+        settings = load(ACTIONS, [f"console.ascii={word}"], has_files=False, environ={}).settings()
+        assert Look.chosen(settings.console).is_ascii is is_ascii
 
 
 async def test_stock_strips_paint_the_same_picture(monkeypatch: pytest.MonkeyPatch) -> None:

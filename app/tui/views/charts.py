@@ -48,7 +48,7 @@ class ChartsView(LineView):
             self._drawn, self.lines, self.foot = None, [], []
             self.head = [self._filled(self.line().put(" CHARTS   nothing to draw yet", self.look.palette.heading))]
             return
-        wanted = (history, history.num_looks, len(events), events.num_dropped, self._span, self.size)
+        wanted = (history, history.num_looks, len(events), events.num_dropped, self._span, self.size, self.look.theme)
         if wanted == self._drawn:
             return
         self._drawn = wanted
@@ -105,11 +105,14 @@ class ChartsView(LineView):
                 line.put(f" [{name}]", palette.brand)
             else:
                 line.put(f"  {name} ", palette.heading)
-        line.put("  + - zoom", palette.heading)
+        keymap = self.stage.keymap
+        if keys := " ".join(filter(None, (keymap.first("zoom_in"), keymap.first("zoom_out")))):
+            line.put(f"  {keys} zoom", palette.heading)
         legend = [f"{glyphs.thick} mean  {glyphs.dotted} lowest, highest"]
         shown = {glyph for glyph, _ in marks.values()}
         if verdicts := "".join(sorted(shown - {glyphs.attempt})):
-            legend.append(f"{verdicts} verdict: see 8")
+            key = keymap.first("events")
+            legend.append(f"{verdicts} verdict{': see ' if key else ''}{key}")
         if glyphs.attempt in shown:
             legend.append(f"{glyphs.attempt} new attempt")
         for words in legend:

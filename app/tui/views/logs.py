@@ -248,7 +248,7 @@ class LogsView(FilteredView):
     def _cause_lines(self, cause: RootCauseRow) -> list[Line]:
         """Return who failed where, what the key does, and of what."""
         palette, width = self.look.palette, self.size.width
-        hint = "r: log lines" if self.shows_traceback else "r: traceback"
+        hint = self.stage.keymap.hint("root_cause", "log lines" if self.shows_traceback else "traceback")
         who = f"launcher on {cause.node}" if cause.rank is None else f"rank {cause.rank} on {cause.node}"
         heading = self.line().put(" ROOT CAUSE  ", palette.heading)
         about = f"{who}, {cause.where}" if cause.where else who
@@ -270,13 +270,16 @@ class LogsView(FilteredView):
         if self._matches is not None and self._matches.num_unsearched:
             line.put(f"  {self._matches.num_unsearched:,} not searched yet", palette.heading)
         if self.is_collapsing:
-            line.put("  c: each line" if self._collapsed is not None else "  not collapsed yet", palette.heading)
+            each = self.stage.keymap.hint("collapse", "each line", head="  ")
+            line.put(each if self._collapsed is not None else "  not collapsed yet", palette.heading)
         if self.side:
             line.put(f"  {self.look.glyphs.arrow} from column {self.side}", palette.heading)
         unseen = logs.end - self._seen
-        state = "following" if self.is_following else f"{unseen:,} new below, End follows" if unseen else "End follows"
+        follows = f"{key} follows" if (key := self.stage.keymap.first("last")) else "standing still"
+        state = "following" if self.is_following else f"{unseen:,} new below, {follows}" if unseen else follows
         if num_errors := len(self.stage.errors):
-            errors = f"{num_errors:,} error{'' if num_errors == 1 else 's'}: e   "
+            key = self.stage.keymap.first("next_error")
+            errors = f"{num_errors:,} error{'' if num_errors == 1 else 's'}{': ' if key else ''}{key}   "
             state = errors + state if line.width + len(errors + state) + 2 < self.size.width else state
         line.pad(self.size.width - len(state) - 1, palette.heading).put(state, palette.heading)
         return line

@@ -88,7 +88,8 @@ class OverviewView(LineView):
         culprits = sorted({rank for verdict in view.verdicts() for rank in verdict.culprits})[: room - 2]
         others = (rank for rank in range(num_ranks) if rank not in set(culprits))
         wanted = sorted([*culprits, *(rank for rank, _ in zip(others, range(room - 2 - len(culprits)), strict=False))])
-        more = self.line().put(f"   and {num_ranks - len(wanted):,} more ranks: press 2", self.look.palette.muted)
+        told = f"   and {num_ranks - len(wanted):,} more ranks{self._press('ranks')}"
+        more = self.line().put(told, self.look.palette.muted)
         return [self._filled(table.heading()), *(table.row(row) for row in view.ranks(wanted)), more]
 
     def _waits(self, view: View, room: int) -> list[Line]:
@@ -96,9 +97,13 @@ class OverviewView(LineView):
         if not barriers:
             calm = self.line().put(f" {self.look.glyphs.severities[Severity.OK]} ", self.look.palette.ok)
             return [self._filled(self._title("WAITS")), calm.put("nobody waits", self.look.palette.muted)]
-        more = f"  +{len(barriers) - room} more: press 3" if len(barriers) > room else ""
+        more = f"  +{len(barriers) - room} more{self._press('barriers')}" if len(barriers) > room else ""
         lines = [wait_line(self.stage, row, self.size.width) for row in barriers[:room]]
         return [self._filled(self._title("WAITS", more)), *lines]
+
+    def _press(self, view: str) -> str:
+        key = self.stage.keymap.first(view)
+        return f": press {key}" if key else ""
 
     def _bottom(self, room: int) -> list[Line]:
         width = self.size.width

@@ -26,8 +26,6 @@ MAX_EVENTS_LOOKED_AT = 1000
 MAX_SENTENCE_LINES = 3
 MIN_LOG_LINES = 5
 """Where the rest does not leave as many, the page scrolls."""
-LONG_KEYS = "left right: other ranks   Enter: its log lines   s: stacks   Esc: back"
-SHORT_KEYS = "Enter: its log   Esc: back"
 
 
 class RankPage(LineView):
@@ -83,11 +81,19 @@ class RankPage(LineView):
         line.put(f" rank {self.rank} ", palette.tab)
         if row is not None:
             line.put(f"  {row.node}  {self.look.glyphs.states[row.state]} {row.state}", palette.heading)
-        for keys in (LONG_KEYS, SHORT_KEYS):
+        for keys in self._keys():
             if line.width + len(keys) + 3 < self.size.width:
                 line.pad(self.size.width - len(keys) - 1, palette.heading).put(keys, palette.heading)
                 break
         return line
+
+    def _keys(self) -> tuple[str, str]:
+        """Return what the keys do here, at length and in short."""
+        hint, first = self.stage.keymap.hint, self.stage.keymap.first
+        sides = f"{first('left')} {first('right')}: other ranks" if first("left") and first("right") else ""
+        back = hint("back", "back")
+        at_length = (sides, hint("open", "its log lines"), hint("stacks", "stacks"), back)
+        return "   ".join(filter(None, at_length)), "   ".join(filter(None, (hint("open", "its log"), back)))
 
     def _section(self, title: str, lines: list[Line]) -> list[Line]:
         if not lines:

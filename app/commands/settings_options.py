@@ -1,0 +1,61 @@
+"""How a command takes settings: `--set` above the environment and the files, `--no-config` without the files."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from app.settings.loading import load
+from app.tui.actions import ACTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from app.settings.loading import Loaded
+    from app.settings.schema import Settings
+
+NO_FILES = "--no-config"
+_options = (
+    click.option(
+        "--set",
+        "assignments",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="A setting for this time, as console.theme=light; rankdeck config lists them",
+    ),
+    click.option(NO_FILES, "has_no_files", is_flag=True, help="Leave config.toml and rankdeck.toml out"),
+)
+
+
+def settings_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options, which the command gets as `assignments` and `has_no_files`."""
+    for option in reversed(_options):
+        command = option(command)
+    return command
+
+
+def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options, and give the command what they, the environment and the files say, as `settings`."""
+
+    @settings_options
+    @functools.wraps(command)
+    def with_settings(*, assignments: tuple[str, ...], has_no_files: bool, **how: Any) -> None:
+        command(settings=read_settings(assignments, has_files=not has_no_files), **how)
+
+    return with_settings
+
+
+def load_settings(assignments: Sequence[str], *, has_files: bool) -> Loaded:
+    """Return what there is, and what is wrong with it."""
+    return load(ACTIONS, assignments, has_files=has_files)
+
+
+def read_settings(assignments: Sequence[str], *, has_files: bool) -> Settings:
+    """Return the settings.
+
+    Raises:
+        UsageError: Something is wrong with them.
+    """
+    return load_settings(assignments, has_files=has_files).settings()

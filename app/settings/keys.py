@@ -1,0 +1,131 @@
+"""Keys as people write them in a file, as Textual calls them, and as they stand on the screen.
+
+A terminal cannot tell every key from every other: names that never arrive are refused with what to write instead.
+
+Source: textual.keys of Textual 8.2, whose names these are; a test compares them.
+"""
+
+from __future__ import annotations
+
+import string
+
+from app.settings.nearness import nearest_text
+
+SYMBOLS = {
+    "!": "exclamation_mark",
+    '"': "quotation_mark",
+    "#": "number_sign",
+    "$": "dollar_sign",
+    "%": "percent_sign",
+    "&": "ampersand",
+    "'": "apostrophe",
+    "(": "left_parenthesis",
+    ")": "right_parenthesis",
+    "*": "asterisk",
+    "+": "plus",
+    ",": "comma",
+    "-": "minus",
+    ".": "full_stop",
+    "/": "slash",
+    ":": "colon",
+    ";": "semicolon",
+    "<": "less_than_sign",
+    "=": "equals_sign",
+    ">": "greater_than_sign",
+    "?": "question_mark",
+    "@": "at",
+    "[": "left_square_bracket",
+    "\\": "backslash",
+    "]": "right_square_bracket",
+    "^": "circumflex_accent",
+    "_": "underscore",
+    "`": "grave_accent",
+    "{": "left_curly_bracket",
+    "|": "vertical_line",
+    "}": "right_curly_bracket",
+    "~": "tilde",
+    " ": "space",
+}
+_MOVES = ("up", "down", "left", "right", "home", "end", "pageup", "pagedown", "insert", "delete")
+_FUNCTIONS = tuple(f"f{number}" for number in range(1, 25))
+_CTRL_LETTERS = tuple(f"ctrl+{letter}" for letter in string.ascii_lowercase if letter not in "chijmq")
+NAMED = frozenset(
+    {
+        *SYMBOLS.values(),
+        *_MOVES,
+        *_FUNCTIONS,
+        *_CTRL_LETTERS,
+        *(f"{modifier}+{move}" for modifier in ("ctrl", "shift", "ctrl+shift") for move in _MOVES),
+        *(f"ctrl+{function}" for function in _FUNCTIONS),
+        *("tab", "shift+tab", "enter", "escape", "backspace"),
+    }
+)
+"""Every key beyond letters and digits that a terminal tells apart from the others."""
+
+_OTHER_NAMES = {
+    "esc": "escape",
+    "return": "enter",
+    "del": "delete",
+    "ins": "insert",
+    "pgup": "pageup",
+    "pgdn": "pagedown",
+    "page_up": "pageup",
+    "page_down": "pagedown",
+    "period": "full_stop",
+    "dot": "full_stop",
+}
+_NOT_TOLD_APART = {"ctrl+i": "tab", "ctrl+m": "enter", "ctrl+j": "enter", "ctrl+h": "backspace"}
+_ALWAYS_LEAVE = ("ctrl+c", "ctrl+q")
+_SHOWN = {name: symbol for symbol, name in SYMBOLS.items() if symbol != " "} | {
+    "escape": "Esc",
+    "enter": "Enter",
+    "pageup": "PageUp",
+    "pagedown": "PageDown",
+    "home": "Home",
+    "end": "End",
+    "insert": "Insert",
+    "delete": "Delete",
+}
+MAX_SHOWN = 40
+"""Characters of a wrong name that are repeated."""
+
+
+class WrongKeyError(ValueError):
+    """A name is that of no key; the message says what to write instead, where that is known."""
+
+
+def key_named(word: str) -> str:
+    """Return Textual's name of a key that a person has written: `?`, `G`, `pageup`, `Ctrl+F`, `esc`.
+
+    Raises:
+        WrongKeyError: There is no such key, or a terminal does not tell it apart from another.
+    """
+    if len(word) == 1:
+        if word in SYMBOLS:
+            return SYMBOLS[word]
+        if word.isascii() and word.isalnum():
+            return word
+    name = word.strip().lower().replace(" ", "_")
+    name = _OTHER_NAMES.get(name, name)
+    if name in NAMED:
+        return name
+    raise WrongKeyError(_why_not(word, name))
+
+
+def _why_not(word: str, name: str) -> str:
+    shown = repr(word[:MAX_SHOWN])
+    if name in _ALWAYS_LEAVE:
+        return f"{shown} always leaves the console, whatever else is set"
+    if name in _NOT_TOLD_APART:
+        return f"a terminal does not tell {shown} from {_NOT_TOLD_APART[name]}: write that, or take another"
+    modifier, _, letter = name.rpartition("+")
+    if modifier == "shift" and len(letter) == 1 and letter.isalpha():
+        return f"{shown} is written as the capital letter: {letter.upper()!r}"
+    return f"{shown} is no key{nearest_text(name, sorted(NAMED))}"
+
+
+def shown_key(key: str) -> str:
+    """Return a key as it stands on the screen: `?`, `Esc`, `ctrl+p`."""
+    modifiers, _, last = key.rpartition("+")
+    shown = _SHOWN.get(last, last.upper() if last in _FUNCTIONS else last)
+    return f"{modifiers}+{shown}" if modifiers else shown

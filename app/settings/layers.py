@@ -1,0 +1,185 @@
+"""Settings from several places, one above the other: what each says, what is wrong with it, and what holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from app.safe_text import LINE_LIMIT, clean
+from app.settings.nearness import nearest, nearest_text
+from app.settings.schema import TABLES, Setting, Value, WrongValueError, repeated
+from app.settings.toml_lines import NotTomlError, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from app.settings.toml_lines import Path
+
+DEFAULT = "default"
+MAX_TOLD = 400
+"""Characters of one sentence about what is wrong: the file may be somebody else's."""
+ELSEWHERE = {"thresholds.abandon_s": "say it where a job is started: rankdeck run --abandon-after"}
+"""What is looked for here, and set in another place."""
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where something was said."""
+
+    place: str
+    """A file, a variable, `--set`, or `default`."""
+    line: int = 0
+    """Of a file, from 1 on."""
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it may be left out by leaving out the files."""
+        return self.line > 0
+
+    def __str__(self) -> str:
+        """Return it as editors and terminals understand it: `config.toml:3`."""
+        return f"{self.place}:{self.line}" if self.line else self.place
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A setting as one place has it."""
+
+    name: str
+    value: Value
+    origin: Origin
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """Something that is wrong in one place."""
+
+    origin: Origin
+    what: str
+
+    def __str__(self) -> str:
+        """Return one clean line."""
+        text = clean(f"{self.origin}: {self.what}", LINE_LIMIT)
+        return text if len(text) <= MAX_TOLD else f"{text[:MAX_TOLD]}..."
+
+
+class Layer(msgspec.Struct, frozen=True):
+    """What one place says."""
+
+    entries: Sequence[Entry] = ()
+    troubles: Sequence[Trouble] = ()
+
+
+class Known:
+    """The settings there are, by name."""
+
+    def __init__(self, settings: Iterable[Setting]) -> None:
+        self.by_name: Mapping[str, Setting] = {setting.name: setting for setting in settings}
+
+    def defaults(self) -> Layer:
+        """Return the lowest layer."""
+        origin = Origin(DEFAULT)
+        return Layer([Entry(setting.name, setting.default, origin) for setting in self.by_name.values()])
+
+    def file_layer(self, text: str, place: str, *, is_shared: bool) -> Layer:
+        """Return what a file says; in one that is shared with others, tables that hold no settings are theirs."""
+        try:
+            content, lines = parse(text)
+        except NotTomlError as error:
+            return Layer((), [Trouble(Origin(place, error.line), f"it is not TOML: {error}")])
+        entries: list[Entry] = []
+        troubles: list[Trouble] = []
+
+        def origin(*path: str) -> Origin:
+            return Origin(place, _line_of(path, lines))
+
+        for table, keys in content.items():
+            if table not in TABLES:
+                if not is_shared:
+                    known = f"{', '.join(TABLES)}{nearest_text(table, TABLES)}"
+                    troubles.append(Trouble(origin(table), f"{table}: no such table; there are {known}"))
+            elif not isinstance(keys, dict):
+                troubles.append(Trouble(origin(table), f"{table} is a table: write [{table}] above its settings"))
+            else:
+                for key, value in keys.items():
+                    self._take(f"{table}.{key}", value, origin(table, key), entries, troubles)
+        return Layer(entries, troubles)
+
+    def text_layer(self, said: Iterable[tuple[str, str, Origin]]) -> Layer:
+        """Return what texts say: (name of a setting, value, where) of the environment or the command line."""
+        entries: list[Entry] = []
+        troubles: list[Trouble] = []
+        for name, text, origin in said:
+            self._take(name, text, origin, entries, troubles, is_text=True)
+        return Layer(entries, troubles)
+
+    def _take(
+        self,
+        name: str,
+        value: object,
+        origin: Origin,
+        entries: list[Entry],
+        troubles: list[Trouble],
+        *,
+        is_text: bool = False,
+    ) -> None:
+        setting = self.by_name.get(name)
+        if setting is None:
+            what = ELSEWHERE.get(name) or f"no such setting{self._nearest(name)}"
+            troubles.append(Trouble(origin, f"{name}: {what}"))
+            return
+        try:
+            taken = setting.take_text(str(value)) if is_text else setting.take(value)
+        except WrongValueError as error:
+            troubles.append(Trouble(origin, f"{name}: {error}"))
+        else:
+            entries.append(Entry(name, taken, origin))
+
+    def _nearest(self, name: str) -> str:
+        """Return which setting was perhaps meant: of that table, else of any."""
+        table, _, key = name.rpartition(".")
+        tables = [table] if table in TABLES else TABLES
+        by_key = {one.partition(".")[2]: one for one in self.by_name if one.partition(".")[0] in tables}
+        near = nearest(key, list(by_key))
+        return f"; the nearest is {by_key[near]}" if near else ""
+
+
+def environment_said(environ: Mapping[str, str]) -> list[tuple[str, str, Origin]]:
+    """Return what the environment says of looks, for `Known.text_layer`; an empty variable says nothing.
+
+    `NO_COLOR` asks for no colour whatever it holds; who names a theme beside it wants that one.
+
+    Source: https://no-color.org.
+    """
+    said = []
+    for name, variable in (("console.theme", "RANKDECK_THEME"), ("console.ascii", "RANKDECK_ASCII")):
+        if value := environ.get(variable, ""):
+            word = {"1": "true", "0": "false"}.get(value, value) if name == "console.ascii" else value
+            said.append((name, word, Origin(variable)))
+    if environ.get("NO_COLOR") and not environ.get("RANKDECK_THEME"):
+        said.append(("console.theme", "plain", Origin("NO_COLOR")))
+    return said
+
+
+def assignments_said(assignments: Iterable[str]) -> tuple[list[tuple[str, str, Origin]], list[Trouble]]:
+    """Return what `--set KEY=VALUE` says, for `Known.text_layer`, and which of it is no assignment."""
+    said: list[tuple[str, str, Origin]] = []
+    troubles: list[Trouble] = []
+    origin = Origin("--set")
+    for assignment in assignments:
+        name, sign, value = assignment.partition("=")
+        if sign:
+            said.append((name.strip(), value, origin))
+        else:
+            troubles.append(Trouble(origin, f"{repeated(assignment)} is no KEY=VALUE, as console.theme=light"))
+    return said, troubles
+
+
+def merged(layers: Iterable[Layer]) -> dict[str, Entry]:
+    """Return of every setting what the highest layer says of it, and within one layer what it says last."""
+    return {entry.name: entry for layer in layers for entry in layer.entries}
+
+
+def _line_of(path: Path, lines: Mapping[Path, int]) -> int:
+    """Return the line of a key, or of the nearest thing around it that has one: inline tables stand on one line."""
+    while path and path not in lines:
+        path = path[:-1]
+    return lines.get(path, 1)

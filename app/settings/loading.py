@@ -1,0 +1,151 @@
+"""The settings of this run: the files are found and read, the layers put together, and all that is wrong is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from app.errors import UsageError
+from app.regular_file import NotRegularError, TooLargeError, read_regular_file
+from app.settings.checks import contradictions, key_troubles
+from app.settings.layers import (
+    DEFAULT,
+    Entry,
+    Known,
+    Layer,
+    Origin,
+    Trouble,
+    assignments_said,
+    environment_said,
+    merged,
+)
+from app.settings.schema import TABLE, Settings, key_settings, settings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from app.settings.schema import Bindable, Setting
+
+MAX_FILE_BYTES = 2**20
+"""No person writes more; a file of this size is parsed in a second."""
+PROJECT_FILE = "rankdeck.toml"
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """What was found."""
+
+    entries: Mapping[str, Entry]
+    """By name, what holds; of what is wrong, what the layer below says."""
+    known: Mapping[str, Setting]
+    troubles: Sequence[Trouble]
+    """In the order of the layers, the lowest first."""
+    files: Sequence[Path]
+    """Those that were read."""
+
+    def settings(self) -> Settings:
+        """Return the settings.
+
+        Raises:
+            UsageError: Something is wrong: the first of it, and how to go on without the files.
+        """
+        if self.troubles:
+            first, *others = self.troubles
+            more = f"{len(others)} more: rankdeck config --check; " if others else ""
+            way_on = "--no-config goes on without the files" if first.origin.is_file else ""
+            raise UsageError(str(first), (more + way_on).removesuffix("; "))
+        return settings_of({name: entry.value for name, entry in self.entries.items()})
+
+
+def user_file(environ: Mapping[str, str], home: Path) -> Path:
+    """Return where a person's own settings are; a relative `XDG_CONFIG_HOME` is ignored, as its specification says.
+
+    Source: XDG Base Directory Specification 0.8.
+    """
+    directory = Path(environ.get("XDG_CONFIG_HOME", ""))
+    return (directory if directory.is_absolute() else home / ".config") / "rankdeck" / "config.toml"
+
+
+def project_file(directory: Path) -> Path | None:
+    """Return the nearest `rankdeck.toml` from a directory upwards."""
+    for place in (directory, *directory.parents):
+        path = place / PROJECT_FILE
+        if os.path.lexists(path):
+            return path
+    return None
+
+
+def load(
+    actions: Sequence[Bindable],
+    assignments: Sequence[str] = (),
+    *,
+    has_files: bool = True,
+    environ: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+) -> Loaded:
+    """Find, read and check the settings; wrong ones are told of, never raised.
+
+    Args:
+        actions: Whose keys may be set.
+        assignments: `KEY=VALUE` of the command line.
+        has_files: False leaves the files out.
+        environ: The environment, of this process by default.
+        directory: From which on the project's file is looked for, this process' own by default.
+    """
+    environ = os.environ if environ is None else environ
+    known = Known([*TABLE, *key_settings(actions)])
+    layers, files = [known.defaults()], []
+    if has_files:
+        for path, is_shared in _paths(environ, directory):
+            layer = _file_layer(known, path, is_shared=is_shared)
+            if layer is not None:
+                layers.append(layer)
+                files.append(path)
+    layers.append(known.text_layer(environment_said(environ)))
+    said, no_assignments = assignments_said(assignments)
+    layers += [Layer((), no_assignments), known.text_layer(said)]
+    entries = merged(layers)
+    ladder = [DEFAULT, *map(str, files), "NO_COLOR", "RANKDECK_THEME", "RANKDECK_ASCII", "--set"]
+    troubles = [trouble for layer in layers for trouble in layer.troubles]
+    troubles += [*contradictions(entries, ladder), *key_troubles(entries, actions, ladder)]
+    return Loaded(entries, known.by_name, troubles, files)
+
+
+def _paths(environ: Mapping[str, str], directory: Path | None) -> list[tuple[Path, bool]]:
+    """Return the files to look into, the lowest first, and whether each is shared with others than settings."""
+    paths = []
+    with contextlib.suppress(RuntimeError):  # who has no home has no file there
+        paths.append((user_file(environ, Path(environ.get("HOME") or "~").expanduser()), False))
+    try:
+        project = project_file(directory or Path.cwd())
+    except OSError:
+        project = None  # the directory that this was started in is gone
+    return paths if project is None else [*paths, (project, True)]
+
+
+def _file_layer(known: Known, path: Path, *, is_shared: bool) -> Layer | None:
+    """Return what a file says, None where there is none."""
+    try:
+        text = read_regular_file(path, MAX_FILE_BYTES).decode()
+    except (FileNotFoundError, NotADirectoryError):
+        if not path.is_symlink():
+            return None
+        what = "it is a link to a file that is not there"
+    except OSError as error:
+        what = f"it cannot be read: {error.strerror}"
+    except NotRegularError:
+        what = "it is not a file"
+    except TooLargeError:
+        what = f"it is larger than {MAX_FILE_BYTES >> 20} MiB"
+    except UnicodeDecodeError as error:
+        return _wrong(path, error.object[: error.start].count(b"\n") + 1, "it is not UTF-8 from this line on")
+    else:
+        return known.file_layer(text.removeprefix("\ufeff"), str(path), is_shared=is_shared)
+    return _wrong(path, 1, what)
+
+
+def _wrong(path: Path, line: int, what: str) -> Layer:
+    return Layer((), [Trouble(Origin(str(path), line), what)])

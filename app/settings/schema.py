@@ -1,0 +1,220 @@
+"""Every setting there is, in one table: its name, what it may be, what it is by default, and a sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence  # noqa: TC003 - msgspec looks at it
+from typing import Protocol
+
+import msgspec
+
+from app.diagnosis.rank_facts import Thresholds
+from app.settings.keys import WrongKeyError, key_named, shown_key
+from app.settings.nearness import nearest_text
+from app.settings.themes import DECK, THEMES
+
+Value = str | float | tuple[str, ...]
+
+VIEWS = ("overview", "ranks", "barriers", "stragglers", "memory", "logs", "charts", "events")
+"""The views of the console, in the order of their tabs."""
+TABLES = ("console", "thresholds", "keys")
+"""Tables of a file that hold settings."""
+DAY_S = 86_400.0
+MAX_REPEATED = 60
+"""Characters of a wrong value that are repeated."""
+MAX_KEYS = 8
+"""Of one action."""
+
+
+class WrongValueError(ValueError):
+    """A value does not fit its setting; the message says what would."""
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """Something that a person may choose."""
+
+    name: str
+    """With its table: `thresholds.stall_s`."""
+    default: Value
+    sentence: str
+
+    def take(self, value: object) -> Value:
+        """Return a value of a TOML file as this setting keeps it.
+
+        Raises:
+            WrongValueError: It does not fit.
+        """
+        raise NotImplementedError
+
+    def take_text(self, text: str) -> Value:
+        """Return a value from the environment or the command line; raises as `take`."""
+        return self.take(text.strip())
+
+    def shown(self, value: Value) -> str:
+        """Return a value as a person would write it."""
+        return str(value)
+
+
+class Choice(Setting, frozen=True):
+    """One of some words; true and false may be written without quotes."""
+
+    choices: tuple[str, ...] = ()
+
+    def take(self, value: object) -> str:
+        """Return the word."""
+        word = str(value).lower() if isinstance(value, bool) else value
+        if isinstance(word, str) and word in self.choices:
+            return word
+        near = nearest_text(word, self.choices) if isinstance(word, str) else ""
+        raise WrongValueError(f"{repeated(value)} is none of {', '.join(self.choices)}{near}")
+
+
+class Seconds(Setting, frozen=True):
+    """A duration."""
+
+    low: float = 0.0
+    high: float = DAY_S
+
+    def take(self, value: object) -> float:
+        """Return the seconds."""
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise WrongValueError(f"{repeated(value)} is no number of seconds")
+        if not self.low <= value <= self.high:
+            raise WrongValueError(f"{value:g} s is not from {self.low:g} to {self.high:g} s")
+        return float(value)
+
+    def take_text(self, text: str) -> float:
+        """Return the seconds that a text names."""
+        try:
+            value = float(text)
+        except ValueError:
+            raise WrongValueError(f"{repeated(text)} is no number of seconds") from None
+        return self.take(value)
+
+    def shown(self, value: Value) -> str:
+        """Return the seconds without needless digits."""
+        return f"{value:g}"
+
+
+class Keys(Setting, frozen=True):
+    """The keys of an action, by Textual's names; none of what only the palette does."""
+
+    def take(self, value: object) -> tuple[str, ...]:
+        """Return the keys, each once."""
+        words = [value] if isinstance(value, str) else value
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise WrongValueError(f'{repeated(value)} is no key or list of keys: "x", ["x", "f2"], [] for none')
+        if len(words) > MAX_KEYS:
+            raise WrongValueError(f"{len(words)} keys are more than {MAX_KEYS}")
+        try:
+            return tuple(dict.fromkeys(key_named(word) for word in words))
+        except WrongKeyError as error:
+            raise WrongValueError(str(error)) from None
+
+    def take_text(self, text: str) -> tuple[str, ...]:
+        """Return the keys that stand between commas."""
+        text = text.strip() if len(text) > 1 else text
+        if text in {"", "[]"}:
+            return ()
+        return self.take([text] if len(text) == 1 else [word.strip() for word in text.split(",")])
+
+    def shown(self, value: Value) -> str:
+        """Return the keys as they stand on the screen."""
+        keys = value if isinstance(value, tuple) else ()
+        return " ".join(shown_key(key) for key in keys) or "(none)"
+
+
+class Bindable(Protocol):
+    """An action, as far as its keys go."""
+
+    @property
+    def name(self) -> str:
+        """How files call it."""
+        ...
+
+    @property
+    def keys(self) -> str:
+        """Textual's names of its usual keys, separated by commas."""
+        ...
+
+    @property
+    def title(self) -> str:
+        """What it is called on the screen."""
+        ...
+
+    @property
+    def contexts(self) -> frozenset[str]:
+        """In which consoles it is there."""
+        ...
+
+
+_DEFAULTS = Thresholds()
+TABLE: Sequence[Setting] = (
+    Choice(
+        "console.theme",
+        DECK,
+        f"The colours: {', '.join(THEMES)}",
+        tuple(THEMES),
+    ),
+    Choice(
+        "console.ascii",
+        "auto",
+        "Only ASCII characters; auto: where the terminal is not UTF-8",
+        ("auto", "true", "false"),
+    ),
+    Choice("console.start_view", VIEWS[0], f"The view to begin with: {', '.join(VIEWS)}", VIEWS),
+    Seconds("thresholds.stall_s", _DEFAULTS.stall_s, "A longer wait is a stall: who causes it is a straggler", 1.0),
+    Seconds("thresholds.silent_s", _DEFAULTS.silent_s, "Whose reports are older is silent", 1.0, 3600.0),
+    Seconds("thresholds.lost_s", _DEFAULTS.lost_s, "A node that has been silent for longer is lost", 1.0),
+    Seconds(
+        "thresholds.join_s", _DEFAULTS.join_s, "So long may ranks wait in init_process_group for those that import", 1.0
+    ),
+    Seconds(
+        "thresholds.patience_s",
+        _DEFAULTS.patience_s,
+        "So long may the first checkpoint, or evaluation, of a job keep the others waiting",
+        1.0,
+    ),
+)
+"""All but the keys, which the table of actions tells."""
+
+
+def key_settings(actions: Sequence[Bindable]) -> list[Setting]:
+    """Return the settings of the keys of some actions."""
+    return [
+        Keys(f"keys.{action.name}", tuple(key for key in action.keys.split(",") if key), action.title)
+        for action in actions
+    ]
+
+
+class ConsoleSettings(msgspec.Struct, frozen=True):
+    """What the screen is made by."""
+
+    theme: str = DECK
+    ascii: str = "auto"
+    start_view: str = VIEWS[0]
+    keys: Mapping[str, tuple[str, ...]] = {}
+    """By the name of an action, Textual's names of its keys; actions that are not named have their usual ones."""
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """All that was chosen."""
+
+    console: ConsoleSettings = ConsoleSettings()
+    thresholds: Thresholds = Thresholds()
+
+
+def settings_of(values: Mapping[str, Value]) -> Settings:
+    """Return settings by the values of all names."""
+    by_table: dict[str, dict[str, Value]] = {table: {} for table in TABLES}
+    for name, value in values.items():
+        table, _, key = name.partition(".")
+        by_table[table][key] = value
+    console = msgspec.convert({**by_table["console"], "keys": by_table["keys"]}, ConsoleSettings)
+    return Settings(console, msgspec.convert(by_table["thresholds"], Thresholds))
+
+
+def repeated(value: object) -> str:
+    """Return a wrong value as it is repeated to whoever wrote it."""
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= MAX_REPEATED else f"{text[:MAX_REPEATED]}..."

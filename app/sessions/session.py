@@ -48,6 +48,10 @@ if TYPE_CHECKING:
 DEFAULT_OPTIONS = SessionOptions()
 LOG_PERIOD_S = 0.2
 """Between two looks at whether a node has new log lines: below what a reader notices."""
+TAKE_S = 0.004
+"""What the loop spends at a time on folding in reports: a key waits no longer for it."""
+TAKE_PERIOD_S = 0.02
+TAKEN_AT_ONCE = 16
 MAX_PRINTED_BYTES = 4 * 2**20
 """Of lines that are kept for evidence, however old, beside reports: a rank that talks much must not push those out."""
 MAX_WAITING_LINES = 100_000
@@ -87,7 +91,7 @@ class Session:
         self._log_lines: deque[tuple[str, LogLine]] = deque(maxlen=MAX_WAITING_LINES)
         self._log_cursor: dict[str, tuple[str, int]] = {}
         self._log_wanted: dict[str, tuple[str, int]] = {}
-        self._log_task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def fleet(self) -> Fleet:
@@ -109,24 +113,24 @@ class Session:
         self._fleet = Fleet(roads)
         self._keeper = EvidenceKeeper(self, self._evidence_dir) if self._evidence_dir else None
         self._telemetry.start()
-        self._log_task = asyncio.create_task(self._follow_logs(), name="rankdeck-logs")
+        self._tasks = [
+            asyncio.create_task(self._follow_reports(), name="rankdeck-reports"),
+            asyncio.create_task(self._follow_logs(), name="rankdeck-logs"),
+        ]
 
     async def start_job(self, specs: Mapping[str, JobSpec]) -> None:
         """Start a job over its nodes, all or nothing; see `Fleet.start`."""
         await self._fleet.start(specs)
 
     def view(self) -> View:
-        """Take what has arrived and return the rows of now.
+        """Take what has arrived and return the rows of now; of a large fleet the rest is taken between two looks.
 
         Raises:
             IncompatibleAgentError: An agent speaks another version.
         """
         for node, detail in self._telemetry.incompatible.items():
             raise IncompatibleAgentError(node, detail)
-        for node, report, received_at_s, frame in self._telemetry.drain():
-            self._cluster.apply(node, report, received_at_s)
-            self._log_wanted[node] = (report.epoch, report.log_seq)
-            self._keep(ReportHeard(received_at_s, node, frame))
+        self._take_reports()
         now_s = time.monotonic()
         diagnosis = self._diagnoser.observe(self._cluster, now_s)
         if self._keeper is not None:
@@ -226,9 +230,9 @@ class Session:
         """Stop listening and let go of the roads; the agents live on."""
         if self._keeper is not None:
             await self._keeper.close()
-        if self._log_task is not None:
-            self._log_task.cancel()
-            await asyncio.gather(self._log_task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._fleet.close()
         self._telemetry.close()
         if self._recorder is not None:
@@ -238,6 +242,22 @@ class Session:
         self._past.add(record)
         if self._recorder is not None:
             self._recorder.add(record)
+
+    async def _follow_reports(self) -> None:
+        while True:
+            self._take_reports()
+            await asyncio.sleep(TAKE_PERIOD_S)
+
+    def _take_reports(self) -> None:
+        """Fold in what has arrived, for as long as a key may wait."""
+        deadline_s = time.monotonic() + TAKE_S
+        while reports := self._telemetry.drain(TAKEN_AT_ONCE):
+            for node, report, received_at_s, frame in reports:
+                self._cluster.apply(node, report, received_at_s)
+                self._log_wanted[node] = (report.epoch, report.log_seq)
+                self._keep(ReportHeard(received_at_s, node, frame))
+            if time.monotonic() >= deadline_s:
+                return
 
     async def _follow_logs(self) -> None:
         while True:

@@ -92,9 +92,8 @@ class Masthead(LineView):
 
     def _age(self) -> str:
         """Return how old the oldest of the newest reports is: what says that the picture is live."""
-        nodes = self.stage.view.nodes() if self.stage.view is not None else []
-        ages = [node.age_s for node in nodes if node.age_s is not None]
-        return f"{seconds_cell(max(ages))} old" if ages else ""
+        age_s = self.stage.view.oldest_age_s if self.stage.view is not None else None
+        return "" if age_s is None else f"{seconds_cell(age_s)} old"
 
     def _verdict(self) -> list[Line]:
         view = self.stage.view

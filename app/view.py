@@ -62,6 +62,7 @@ MAX_PLACES_ASKED = 64
 LATE_WAIT_S = 5.0
 """From here a current wait is worth a warning, half-way to a stall."""
 
+
 class View:
     """The rows of one moment; made anew for each frame, and read at once: the model below it moves on."""
 

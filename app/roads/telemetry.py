@@ -55,7 +55,7 @@ class Telemetry:
 
     def __init__(self, sockets: Mapping[str, Path]) -> None:
         self._sockets = dict(sockets)
-        self._latest: dict[str, Received] = {}
+        self._latest: dict[str, tuple[float, bytes]] = {}
         self._lock = threading.Lock()
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rankdeck-telemetry", daemon=True)
@@ -68,12 +68,17 @@ class Telemetry:
         self._thread.start()
 
     def drain(self, max_reports: int | None = None) -> list[Received]:
-        """Return the newest report of each node that has spoken since it was last asked, of all or of so many."""
+        """Return the newest report of each node that has spoken since it was last asked, of all or of so many.
+
+        They are decoded here, and so only those that are wanted: what a busy console has no time for costs it nothing.
+        """
         with self._lock:
             if max_reports is None or len(self._latest) <= max_reports:
                 taken, self._latest = self._latest, {}
-                return list(taken.values())
-            return [self._latest.pop(node) for node in list(islice(self._latest, max_reports))]
+            else:
+                taken = {node: self._latest.pop(node) for node in list(islice(self._latest, max_reports))}
+        reports = (self._decoded(node, now_s, frame) for node, (now_s, frame) in taken.items())
+        return [report for report in reports if report is not None]
 
     def close(self) -> None:
         """End the thread and its sockets; blocks for at most about `POLL_S`."""
@@ -107,16 +112,17 @@ class Telemetry:
 
     def take(self, node: str, frame: bytes) -> None:
         """Take a frame that has come on whatever road; may be called from any thread."""
+        with self._lock:
+            self._latest[node] = (time.monotonic(), frame)
+
+    def _decoded(self, node: str, now_s: float, frame: bytes) -> Received | None:
         try:
-            report = decode_node_report(frame)
+            return Received(node, decode_node_report(frame), now_s, frame)
         except IncompatibleWireError as error:
             self.incompatible[node] = str(error)
-            return
         except MalformedMessageError:
             self.num_malformed[node] += 1
-            return
-        with self._lock:
-            self._latest[node] = Received(node, report, time.monotonic(), frame)
+        return None
 
 
 def _make_room(context: zmq.Context[zmq.Socket[bytes]], num_nodes: int) -> None:

@@ -128,9 +128,9 @@ class Session:
         Raises:
             IncompatibleAgentError: An agent speaks another version.
         """
+        self._take_reports()
         for node, detail in self._telemetry.incompatible.items():
             raise IncompatibleAgentError(node, detail)
-        self._take_reports()
         now_s = time.monotonic()
         diagnosis = self._diagnoser.observe(self._cluster, now_s)
         if self._keeper is not None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import gc
+import math
 import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import work
-from textual.app import App, SystemCommand
+from textual.app import SystemCommand
 
 from app.errors import AppError
 from app.tui.actions import PRIORITY_BINDINGS, VIEW_NAMES, available
@@ -19,6 +19,7 @@ from app.tui.footer import Footer
 from app.tui.main_screen import MainScreen
 from app.tui.masthead import Masthead
 from app.tui.stage import Stage
+from app.tui.strips import PacedApp, calm_collector
 from app.tui.theme import Look, textual_theme
 from app.tui.too_small import TooSmall, is_too_small
 from app.tui.views.ranks import RanksView
@@ -39,7 +40,7 @@ FRAMES_PER_S = 10
 """Logs move at this rate; above it the eye gains nothing and a slow terminal loses."""
 
 
-class Console(App[None]):
+class Console(PacedApp):
     """Shows a session until the person quits.
 
     Attributes:
@@ -88,9 +89,8 @@ class Console(App[None]):
         self.set_interval(1 / FRAMES_PER_S, self.frame)
 
     def on_ready(self) -> None:
-        """Take what lives as long as the console out of the collector's sight: its pauses fall from 80 ms to 2."""
-        gc.collect()
-        gc.freeze()
+        """Have the collector out of the way of keys."""
+        calm_collector()
 
     def on_resize(self, _event: Resize) -> None:
         """Say so when the terminal is too small to be of use; our size is the new one only after this message."""
@@ -160,17 +160,24 @@ class Console(App[None]):
         self.paint()
 
     def frame(self) -> None:
-        """Take what has come and paint it."""
+        """Take what has come and paint it, as far as the terminal is ready for it."""
         try:
             has_new_rows = self.stage.take_frame()
         except AppError as error:
             self.failure = error
             self.exit(return_code=error.exit_code)
             return
-        if has_new_rows:
+        stage = self.stage
+        stage.is_owed |= has_new_rows
+        if not self.may_move:
+            return
+        stage.max_bytes = self.pacer.slice_bytes
+        if stage.is_owed:
+            stage.is_owed = False
             self.paint()
         elif self.active == "logs":
             self.shown.redraw()
+        stage.max_bytes = math.inf
 
     def paint(self) -> None:
         """Build and paint all that is shown."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -43,6 +44,8 @@ class Stage:
         noticed_at_beat: When the newest notice came.
         farewell: What the console is doing on its way out; empty while it stays.
         frozen_s: How old the picture is that is frozen; None while it moves.
+        max_bytes: About how much a view may paint of what moves by itself; infinity while a person is answered.
+        is_owed: Whether something has been left out for want of room on the way to the terminal.
     """
 
     def __init__(self, look: Look, source: ConsoleSource) -> None:
@@ -55,6 +58,8 @@ class Stage:
         self.noticed_at_beat = 0
         self.farewell = ""
         self.frozen_s: float | None = None
+        self.max_bytes = math.inf
+        self.is_owed = False
         self._errors = LogMatches(ERRORS, self.logs)
         self._frozen_at_s = 0.0
         self._frozen_events: EventLog | None = None

@@ -1,6 +1,6 @@
 """The console on the sockets of `fleet_feeder`: a session and a screen as `rankdeck` opens them.
 
-    python -m tests.bench.fleet_console DIRECTORY NODES
+python -m tests.bench.fleet_console DIRECTORY NODES
 """
 
 from __future__ import annotations

@@ -38,7 +38,9 @@ KEPT_LINES = 4_000
 EPOCH = "bench"
 STEPS_HZ = 3.0
 PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.DATA)
-LINE = "step {step} epoch 3 loss {loss:.5f} lr 2.93e-04 grad-norm {norm:.4f} throughput {rate:.1f} tokens/s mem 61.2 GiB"
+LINE = (
+    "step {step} epoch 3 loss {loss:.5f} lr 2.93e-04 grad-norm {norm:.4f} throughput {rate:.1f} tokens/s mem 61.2 GiB"
+)
 """With its figures about 105 characters."""
 
 

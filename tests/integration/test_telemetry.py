@@ -82,6 +82,7 @@ def test_only_the_newest_report_of_a_node_is_kept(publishers: Publishers, teleme
 def test_bytes_that_are_no_report_are_counted_and_do_no_harm(publishers: Publishers, telemetry: Telemetry) -> None:
     def babble() -> int:
         publishers.send("a", b"\xc1\xff")
+        telemetry.drain()
         return telemetry.num_malformed["a"]
 
     until(babble, 5, "the malformed frame is counted")
@@ -102,6 +103,7 @@ def test_another_wire_version_is_kept_for_the_person_to_see(publishers: Publishe
 
     def send() -> str:
         publishers.send("a", frame)
+        telemetry.drain()
         return telemetry.incompatible.get("a", "")
 
     assert "version 99" in until(send, 5, "the version is noticed")

@@ -338,7 +338,7 @@ class JobModel:
         self.is_ending[rank] = report.is_ending
         self.observed_s[rank] = report.observed_s
         self.waited_s[rank] = report.waited_s
-        if len(report.worked_s) == len(Phase):
+        if len(report.worked_s) == len(PHASES):
             self.worked_s[:, rank] = report.worked_s
         stamp = int(self.stamp[rank]) + 1
         self.stamp[rank] = stamp

@@ -15,7 +15,7 @@ import selectors
 import threading
 import time
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import zmq
 
@@ -93,22 +93,19 @@ class Telemetry:
             _make_room(context, len(self._sockets))
             for node, path in self._sockets.items():
                 socket = _subscribe(context, path)
-                selector.register(socket.getsockopt(zmq.FD), selectors.EVENT_READ, (node, socket))
+                selector.register(cast("int", socket.get(zmq.FD)), selectors.EVENT_READ, (node, socket))
             while not self._is_closing.is_set():
                 for key, _ in selector.select(POLL_S):
                     self._receive(*key.data)
                 self._is_closing.wait(GATHER_S)
         finally:
-            selector.close()
             context.destroy(linger=0)
+            selector.close()
 
     def _receive(self, node: str, socket: zmq.Socket[bytes]) -> None:
         """Take what a socket has; its descriptor is silent until there is more only once there is nothing."""
-        try:
-            while True:
-                self.take(node, socket.recv(zmq.NOBLOCK))
-        except zmq.Again:
-            return
+        while cast("int", socket.get(zmq.EVENTS)) & zmq.POLLIN:
+            self.take(node, socket.recv(zmq.NOBLOCK))
 
     def take(self, node: str, frame: bytes) -> None:
         """Take a frame that has come on whatever road; may be called from any thread."""

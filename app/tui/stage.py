@@ -28,6 +28,11 @@ MAX_TOLD = 300
 """Characters of a notification: it covers a part of the screen, not all of it."""
 FRAMES_PER_VIEW = 2
 """The agents report five times a second: rows are made every second frame."""
+MAX_FRAMES_PER_VIEW = 10
+LOOK_SHARE = 0.08
+"""Of a core, for looking at the model: a look at 16,384 ranks takes ten times as long as one at 1,024, and comes less
+often."""
+FRAME_S = 0.1
 SEARCH_S = 0.01
 """What a frame may spend on looking for log lines: keys do not wait."""
 
@@ -65,6 +70,8 @@ class Stage:
         self._frozen_events: EventLog | None = None
         self._frozen_history: History | None = None
         self._num_rewinds = 0
+        self._next_look = 0
+        """Beat at which the model is looked at again."""
 
     @property
     def events(self) -> EventLog:
@@ -93,9 +100,12 @@ class Stage:
         self.take_logs(self.source.drain_logs())
         self.take_notices(self.source.drain_notices())
         self.search(self.errors)
-        if self.beat % FRAMES_PER_VIEW != 1:
+        if self.beat < self._next_look:
             return False
+        began_s = time.thread_time()
         view = self.source.view()
+        frames = math.ceil((time.thread_time() - began_s) / LOOK_SHARE / FRAME_S)
+        self._next_look = self.beat + max(FRAMES_PER_VIEW, min(MAX_FRAMES_PER_VIEW, frames))
         if self.frozen_s is None:
             self.take_view(view)
         else:

@@ -30,7 +30,7 @@ from textual.app import App
 from textual.cache import FIFOCache
 from textual.driver import Driver
 from textual.events import CursorPosition
-from textual.geometry import Region
+from textual.geometry import Region, Size
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -151,8 +151,14 @@ class DirectWidget(Widget):
     """A widget without borders, padding or tint that hands its lines straight to the compositor."""
 
     _strips: Sequence[Strip] = ()
+    _size: Size
     _strips_width = 0
     _next_line = 0
+
+    @property
+    def size(self) -> Size:
+        """What there is to paint on: all of it, which spares looking for borders at every line."""
+        return self._size
 
     def show(self, strips: Sequence[Strip], max_bytes: float = math.inf) -> bool:
         """Take all lines of the widget, and have those painted that are not as they were.

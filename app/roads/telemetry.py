@@ -67,6 +67,11 @@ class Telemetry:
         """Begin to receive; a socket that is not there yet is tried again until it is."""
         self._thread.start()
 
+    @property
+    def num_waiting(self) -> int:
+        """How many nodes have spoken since they were last asked."""
+        return len(self._latest)
+
     def drain(self, max_reports: int | None = None) -> list[Received]:
         """Return the newest report of each node that has spoken since it was last asked, of all or of so many.
 

@@ -48,10 +48,11 @@ if TYPE_CHECKING:
 DEFAULT_OPTIONS = SessionOptions()
 LOG_PERIOD_S = 0.2
 """Between two looks at whether a node has new log lines: below what a reader notices."""
-TAKE_S = 0.004
-"""What the loop spends at a time on folding in reports: a key waits no longer for it."""
 TAKE_PERIOD_S = 0.02
 TAKEN_AT_ONCE = 16
+NUM_TAKES = 25
+"""Reports are folded in a few at a time, so that a key waits for no more than these, and all of them in half a second:
+of a fleet that says more in that time only the newest."""
 MAX_PRINTED_BYTES = 4 * 2**20
 """Of lines that are kept for evidence, however old, beside reports: a rank that talks much must not push those out."""
 MAX_WAITING_LINES = 100_000
@@ -245,19 +246,17 @@ class Session:
 
     async def _follow_reports(self) -> None:
         while True:
-            self._take_reports()
+            for _ in range(math.ceil(self._telemetry.num_waiting / NUM_TAKES / TAKEN_AT_ONCE)):
+                self._take_reports()
+                await asyncio.sleep(0)
             await asyncio.sleep(TAKE_PERIOD_S)
 
     def _take_reports(self) -> None:
-        """Fold in what has arrived, for as long as a key may wait."""
-        deadline_s = time.monotonic() + TAKE_S
-        while reports := self._telemetry.drain(TAKEN_AT_ONCE):
-            for node, report, received_at_s, frame in reports:
-                self._cluster.apply(node, report, received_at_s)
-                self._log_wanted[node] = (report.epoch, report.log_seq)
-                self._keep(ReportHeard(received_at_s, node, frame))
-            if time.monotonic() >= deadline_s:
-                return
+        """Fold in some of what has arrived."""
+        for node, report, received_at_s, frame in self._telemetry.drain(TAKEN_AT_ONCE):
+            self._cluster.apply(node, report, received_at_s)
+            self._log_wanted[node] = (report.epoch, report.log_seq)
+            self._keep(ReportHeard(received_at_s, node, frame))
 
     async def _follow_logs(self) -> None:
         while True:

@@ -56,8 +56,7 @@ class _Chunk:
         self._text = bytes(self._text)
 
     def append(self, node_index: int, rank: int, text: str, *, is_stderr: bool) -> None:
-        self._text += text.encode()
-        self._text += b"\n"
+        self._text += f"{text}\n".encode()
         self._ends.append(len(self._text))
         self._nodes.append(node_index)
         self._ranks.append(rank)
@@ -124,8 +123,9 @@ class LogStore:
 
     def append(self, node: str, rank: int, text: str, *, is_stderr: bool) -> None:
         """Keep a line; `text` is clean and encodable."""
-        if len(self._chunks[-1]) == CHUNK_LINES:
-            self._chunks[-1].close()
+        chunk = self._chunks[-1]
+        if len(chunk) == CHUNK_LINES:
+            chunk.close()
             self._chunks.append(_Chunk())
             if len(self._chunks) > self._max_chunks:
                 self._chunks.popleft()

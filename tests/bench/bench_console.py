@@ -126,8 +126,8 @@ def p(values: list[float], percent: int) -> float:
 def row(name: str, found: Figures, goal: str = "") -> None:
     """Print a row of keys."""
     print(
-        f"  {name:34} key p50 {p(found.key_ms, 50):6.1f}  p90 {p(found.key_ms, 90):6.1f}  p99 {p(found.key_ms, 99):6.1f}"
-        f" ms  CPU {found.cpu_frac:5.1%}  {found.bytes_s / 1e3:6.1f} kB/s"
+        f"  {name:34} key p50 {p(found.key_ms, 50):6.1f}  p90 {p(found.key_ms, 90):6.1f}"
+        f"  p99 {p(found.key_ms, 99):6.1f} ms  CPU {found.cpu_frac:5.1%}  {found.bytes_s / 1e3:6.1f} kB/s"
         f"   noise: echo p99 {p(found.echo_ms, 99):5.1f} ms{goal and '   goal: ' + goal}",
         flush=True,
     )
@@ -234,7 +234,9 @@ def first_paint(bench: Bench) -> None:
                 rss, pss = person.memory_bytes()
                 maps = Path(f"/proc/{person.process.pid}/maps").read_text()
                 ssh = "is" if "cryptography" in maps else "is not"
-                held = f"{rss / MEBI:.0f} MiB resident, {pss / MEBI:.0f} MiB PSS with its job running; paramiko {ssh} loaded"
+                held = (
+                    f"{rss / MEBI:.0f} MiB resident, {pss / MEBI:.0f} MiB PSS, its job running; paramiko {ssh} loaded"
+                )
         finally:
             person.close()
     print(f"  {min(shown_ms):.0f} ms at best, median {p(shown_ms, 50):.0f}, worst {max(shown_ms):.0f}   goal: 500 ms")

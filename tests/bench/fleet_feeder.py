@@ -2,10 +2,10 @@
 
     python -m tests.bench.fleet_feeder DIRECTORY [--nodes 2048] [--hz 2] [--lines-s 2000] [--talkers 128]
 
-Each node has an agent's directory with an agent's two sockets: a ZeroMQ publisher, on which a real `NodeReport` of eight
-ranks goes out through the real codec, and a control socket that answers `PullLogs` with real lines. One process stands
-for all agents, so they share a ZeroMQ context; everything that crosses to the console is what agents send. It prints
-`ready` once all sockets are there, and ends with its standard input.
+Each node has an agent's directory with an agent's two sockets: a ZeroMQ publisher, on which a real `NodeReport` of
+eight ranks goes out through the real codec, and a control socket that answers `PullLogs` with real lines. One process
+stands for all agents, so they share a ZeroMQ context; everything that crosses to the console is what agents send. It
+prints `ready` once all sockets are there, and ends with its standard input.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agent.wire.codec import MAX_COMMAND_BYTES
 from agent.wire.commands import GetStatus, decode_command
 from agent.wire.fields import CONTROL_SOCKET, TELEMETRY_SOCKET
 from agent.wire.logs import MAX_PULLED_LINES, LogLine, Logs, PullLogs
-from agent.wire.replies import Refused, RefusalReason, Reply, Status, encode_reply
+from agent.wire.replies import RefusalReason, Refused, Reply, Status, encode_reply
 from agent.wire.reports import WorkerReport, encode_node_report
 from ddpcore.wire import Phase
 from tests.bench.bench_diagnosis import RANKS_PER_NODE, healthy, node_report
@@ -97,10 +97,14 @@ class FedNode:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer a console, line by line."""
-        while line := await reader.readline():
-            writer.write(encode_reply(self._answer(line)))
-            await writer.drain()
-        writer.close()
+        try:
+            while line := await reader.readline():
+                writer.write(encode_reply(self._answer(line)))
+                await writer.drain()
+        except ConnectionError:
+            return  # a console that is ended waits for no reply
+        finally:
+            writer.close()
 
     def _answer(self, line: bytes) -> Reply:
         match decode_command(line):

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import TYPE_CHECKING
 
 from textual.app import App, ComposeResult
 from textual.coordinate import Coordinate
 from textual.widgets import DataTable, RichLog, Static
 
-from app.rows import RankRow
 from tests.bench.fleet_console import FleetSession
 from tests.bench.fleet_feeder import node_directory, node_names
+
+if TYPE_CHECKING:
+    from app.rows import RankRow
 
 COLUMNS = ("rank", "node", "state", "step", "loss", "phase", "call", "wait", "memory", "age", "where")
 LOOK_S = 0.2

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.bench.screen_link import Link, Person, open_echo  # noqa: E402 - run by its path
+from tests.support.screen_link import Link, Person, open_echo  # noqa: E402 - run by its path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

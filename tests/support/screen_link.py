@@ -15,8 +15,10 @@ import select
 import signal
 import struct
 import subprocess
+import sys
 import termios
 import time
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
@@ -58,11 +60,12 @@ class Person:
         self.process = subprocess.Popen(
             argv, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env={**os.environ, **environment}
         )
-        os.close(slave)
         os.set_blocking(master, False)
+        # Held open, as a shell holds it: what the program leaves unread is the shell's.
+        self._slave = slave
         self._master = master
         self._link = link
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._events: list[tuple[float, int, Callable[[], object]]] = []
         """What is on its way: when it arrives, its number, what it does there."""
         self._num_events = 0
         self._wire_free_s = 0.0
@@ -111,6 +114,17 @@ class Person:
         memory = psutil.Process(self.process.pid).memory_full_info()
         return memory.rss, memory.pss
 
+    def unread(self) -> bytes:
+        """Return what was typed or answered and that the program, which has ended, has not read."""
+        mode = termios.tcgetattr(self._slave)
+        mode[3] &= ~termios.ICANON
+        termios.tcsetattr(self._slave, termios.TCSANOW, mode)
+        os.set_blocking(self._slave, False)
+        try:
+            return os.read(self._slave, READ_BYTES)
+        except BlockingIOError:
+            return b""
+
     def close(self) -> None:
         """End the program as a closed terminal does, and see it end."""
         if self.process.poll() is None:
@@ -121,6 +135,7 @@ class Person:
             if self.process.poll() is None:
                 self.process.kill()
                 self.process.wait()
+        os.close(self._slave)
         os.close(self._master)
 
     def _pump(self, end_s: float, is_done: Callable[[], bool]) -> None:
@@ -134,25 +149,19 @@ class Person:
             due_s = min(end_s, self._events[0][0] if self._events else end_s)
             reads = [self._master] if self._in_flight < MAX_IN_FLIGHT_BYTES else []
             ready, _, _ = select.select(reads, [], [], max(0.0, due_s - now_s))
-            if ready and not self._take():
-                time.sleep(0.01)
+            if ready:
+                self._take()
 
-    def _take(self) -> bool:
-        try:
-            data = os.read(self._master, READ_BYTES)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False  # the program has closed its side
+    def _take(self) -> None:
+        data = os.read(self._master, READ_BYTES)
         if self._link is None:
             self._arrive(data)
-            return True
+            return
         for start in range(0, len(data), SEGMENT_BYTES):
             segment = data[start : start + SEGMENT_BYTES]
             self._in_flight += len(segment)
             self._wire_free_s = max(self._wire_free_s, time.monotonic()) + len(segment) / self._link.bytes_s
-            self._later(self._wire_free_s + self._link.round_trip_s / 2, lambda segment=segment: self._land(segment))
-        return True
+            self._later(self._wire_free_s + self._link.round_trip_s / 2, partial(self._land, segment))
 
     def _land(self, segment: bytes) -> None:
         self._in_flight -= len(segment)
@@ -180,21 +189,15 @@ class Person:
             os.write(self._master, data)
         else:
             at_s = time.monotonic() + self._link.round_trip_s / 2
-            self._later(at_s, lambda: void(os.write(self._master, data)))
+            self._later(at_s, partial(os.write, self._master, data))
 
-    def _later(self, at_s: float, do: Callable[[], None]) -> None:
+    def _later(self, at_s: float, do: Callable[[], object]) -> None:
         self._num_events += 1
         heapq.heappush(self._events, (at_s, self._num_events, do))
 
 
-def void(_: object) -> None:
-    """Return nothing."""
-
-
 def open_echo() -> Person:
     """Return a person at a program that only says again what is typed: what a key costs here without any work."""
-    import sys  # noqa: PLC0415
-
     echo = Person([sys.executable, "-c", ECHO], {})
     echo.until_painted("!", 10.0)
     return echo

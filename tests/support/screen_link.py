@@ -1,4 +1,4 @@
-"""A person at a terminal, as tests and benchmarks need one: a real PTY, keys, what is painted and when; and a slow link.
+"""A person at a terminal, as tests and benchmarks need one: a real PTY, keys, what is painted; and a slow link.
 
 The link is that of an SSH session: what the program writes is taken from it at once, as sshd does, and waits in
 buffers of up to two megabytes for its turn on the wire; keys and the terminal's own answers travel the other way.

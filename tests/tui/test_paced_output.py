@@ -58,7 +58,7 @@ def test_a_terminal_that_answers_nothing_is_painted_and_its_keys_count() -> None
 
 
 def test_no_answer_is_left_for_the_shell() -> None:
-    with opened(Link(bytes_s=1e6, round_trip_s=0.3)) as person:
+    with opened(Link(bytes_s=1e6, round_trip_s=0.45)) as person:
         person.until_painted(QUESTION, 10)
         person.type(b"q")
         until(lambda: person.wait(0.05) or person.process.poll() is not None, 10, "the console has gone")

@@ -178,11 +178,10 @@ class EventLog:
     def _watch_verdicts(self, verdicts: Sequence[VerdictRow]) -> None:
         # A checkpoint or an evaluation that takes its usual time is no event.
         said = {_key(verdict): verdict for verdict in verdicts if verdict.severity is not Severity.QUIET}
-        blamed = {(verdict.job, verdict.cause, rank) for verdict in said.values() for rank in verdict.culprits}
-        for key, (verdict, since_s) in list(self._standing.items()):
-            if key in said:
-                continue
-            del self._standing[key]
+        over = [key for key in self._standing if key not in said]
+        blamed = {(verdict.job, verdict.cause, rank) for verdict in said.values() for rank in verdict.culprits if over}
+        for key in over:
+            verdict, since_s = self._standing.pop(key)
             is_on = any((verdict.job, verdict.cause, rank) in blamed for rank in verdict.culprits)
             if verdict.cause in NO_LONGER and not is_on:
                 text = _over_text(verdict, self.now_s - since_s)

@@ -170,15 +170,12 @@ class JobModel:
             self.num_ignored += 1
             return
         first, last = status.first_rank, status.first_rank + status.local_world_size
-        owners = self.node_of[first:last]
-        if last > self.world_size or np.any((owners != -1) & (owners != node)):
-            self.num_ignored += 1
-            return
         before = self.shares.get(node)
-        if before is None or (before.status.first_rank, before.status.local_world_size) != (
-            first,
-            status.local_world_size,
-        ):
+        if before is None or (before.status.first_rank, self._end_rank(before.status)) != (first, last):
+            owners = self.node_of[first:last]
+            if last > self.world_size or np.any((owners != -1) & (owners != node)):
+                self.num_ignored += 1
+                return
             self.node_of[self.node_of == node] = -1
             self.node_of[first:last] = node
         self.shares[node] = NodeShare(status, now_s)
@@ -338,7 +335,7 @@ class JobModel:
         self.is_ending[rank] = report.is_ending
         self.observed_s[rank] = report.observed_s
         self.waited_s[rank] = report.waited_s
-        if len(report.worked_s) == len(Phase):
+        if len(report.worked_s) == len(PHASES):
             self.worked_s[:, rank] = report.worked_s
         stamp = int(self.stamp[rank]) + 1
         self.stamp[rank] = stamp

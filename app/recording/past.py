@@ -44,5 +44,5 @@ def _size_bytes(record: Record) -> int:
         case ReportHeard(frame=frame):
             return _OTHER_BYTES + len(frame)
         case LinesHeard(lines=lines):
-            return _OTHER_BYTES + sum(_OTHER_BYTES + len(line.text) for line in lines)
+            return _OTHER_BYTES + _OTHER_BYTES * len(lines) + sum([len(line.text) for line in lines])
     return _OTHER_BYTES

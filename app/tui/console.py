@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from app.tui.filter_bar import FilterBar
 from app.tui.footer import Footer
 from app.tui.masthead import Masthead
 from app.tui.personal_app import PersonalApp
+from app.tui.strips import calm_collector
 from app.tui.theme import Look
 from app.tui.too_small import TooSmall, is_too_small
 from app.tui.views.ranks import RanksView
@@ -76,9 +77,8 @@ class Console(PersonalApp):
         self.set_interval(1 / FRAMES_PER_S, self.frame)
 
     def on_ready(self) -> None:
-        """Take what lives as long as the console out of the collector's sight: its pauses fall from 80 ms to 2."""
-        gc.collect()
-        gc.freeze()
+        """Have the collector out of the way of keys."""
+        calm_collector()
 
     def on_resize(self, _event: Resize) -> None:
         """Say so when the terminal is too small to be of use; our size is the new one only after this message."""
@@ -141,17 +141,24 @@ class Console(PersonalApp):
         self.paint()
 
     def frame(self) -> None:
-        """Take what has come and paint it."""
+        """Take what has come and paint it, as far as the terminal is ready for it."""
         try:
             has_new_rows = self.stage.take_frame()
         except AppError as error:
             self.failure = error
             self.exit(return_code=error.exit_code)
             return
-        if has_new_rows:
+        stage = self.stage
+        stage.is_owed |= has_new_rows
+        if not self.may_move:
+            return
+        stage.max_bytes = self.pacer.slice_bytes
+        if stage.is_owed:
+            stage.is_owed = False
             self.paint()
         elif self.active == "logs":
             self.shown.redraw()
+        stage.max_bytes = math.inf
 
     def paint(self) -> None:
         """Build and paint all that is shown."""

@@ -65,14 +65,15 @@ class LineView(DirectWidget):
         return max(0, self.size.height - len(self.head) - len(self.foot))
 
     def redraw(self) -> None:
-        """Build and paint, when there is room to paint on."""
+        """Build and paint what has changed, when there is room to paint on."""
         if self.size.width and self.size.height:
             self.build()
             if self.top > self._last_top:
                 # The body shrank under its window, or the window grew: other rows are in it now.
                 self.top = self._last_top
                 self.build()
-            self.refresh()
+            strips = [self.render_line(y) for y in range(self.size.height)]
+            self.stage.is_owed |= self.show(strips, self.stage.max_bytes)
 
     def line(self) -> Line:
         """Return an empty line."""

@@ -97,8 +97,7 @@ class Masthead(LineView):
 
     def _age_s(self) -> float | None:
         """Return how old the oldest of the newest reports is: what says that the picture is live."""
-        nodes = self.stage.view.nodes() if self.stage.view is not None else []
-        return max((node.age_s for node in nodes if node.age_s is not None), default=None)
+        return self.stage.view.oldest_age_s if self.stage.view is not None else None
 
     def _verdict(self) -> list[Line]:
         view = self.stage.view

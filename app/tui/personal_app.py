@@ -6,7 +6,7 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from textual.app import App, SystemCommand
+from textual.app import SystemCommand
 from textual.binding import Binding
 from textual.filter import NoColor
 
@@ -17,6 +17,7 @@ from app.tui.line_view import LineView
 from app.tui.main_screen import keyed_screen
 from app.tui.own_colours import OwnColours
 from app.tui.stage import Stage
+from app.tui.strips import PacedApp
 from app.tui.theme import textual_theme
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from app.tui.theme import Look
 
 
-class PersonalApp(App[None]):
+class PersonalApp(PacedApp):
     """What of the console a person may choose.
 
     Attributes:

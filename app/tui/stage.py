@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -28,6 +29,11 @@ MAX_TOLD = 300
 """Characters of a notification: it covers a part of the screen, not all of it."""
 FRAMES_PER_VIEW = 2
 """The agents report five times a second: rows are made every second frame."""
+MAX_FRAMES_PER_VIEW = 10
+LOOK_SHARE = 0.08
+"""Of a core, for looking at the model: a look at 16,384 ranks takes ten times as long as one at 1,024, and comes less
+often."""
+FRAME_S = 0.1
 SEARCH_S = 0.01
 """What a frame may spend on looking for log lines: keys do not wait."""
 
@@ -44,6 +50,8 @@ class Stage:
         noticed_at_beat: When the newest notice came.
         farewell: What the console is doing on its way out; empty while it stays.
         frozen_s: How old the picture is that is frozen; None while it moves.
+        max_bytes: About how much a view may paint of what moves by itself; infinity while a person is answered.
+        is_owed: Whether something has been left out for want of room on the way to the terminal.
     """
 
     def __init__(self, look: Look, source: ConsoleSource, keymap: Keymap) -> None:
@@ -57,11 +65,15 @@ class Stage:
         self.noticed_at_beat = 0
         self.farewell = ""
         self.frozen_s: float | None = None
+        self.max_bytes = math.inf
+        self.is_owed = False
         self._errors = LogMatches(ERRORS, self.logs)
         self._frozen_at_s = 0.0
         self._frozen_events: EventLog | None = None
         self._frozen_history: History | None = None
         self._num_rewinds = 0
+        self._next_look = 0
+        """Beat at which the model is looked at again."""
 
     @property
     def events(self) -> EventLog:
@@ -90,9 +102,12 @@ class Stage:
         self.take_logs(self.source.drain_logs())
         self.take_notices(self.source.drain_notices())
         self.search(self.errors)
-        if self.beat % FRAMES_PER_VIEW != 1:
+        if self.beat < self._next_look:
             return False
+        began_s = time.thread_time()
         view = self.source.view()
+        frames = math.ceil((time.thread_time() - began_s) / LOOK_SHARE / FRAME_S)
+        self._next_look = self.beat + max(FRAMES_PER_VIEW, min(MAX_FRAMES_PER_VIEW, frames))
         if self.frozen_s is None:
             self.take_view(view)
         else:

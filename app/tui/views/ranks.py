@@ -198,8 +198,7 @@ class RanksView(FilteredView):
             self._grid.put_counts(line, width - len(GRID_HINT) - 2)
             line.pad(width - len(GRID_HINT) - 1, palette.heading).put(GRID_HINT, palette.heading)
             return [line]
-        names = [node.node for node in view.nodes()]
-        self._table = Table(self.look, rank_columns(node_width(names), num_ranks=view.num_ranks), width)
+        self._table = Table(self.look, rank_columns(node_width(view.node_names), num_ranks=view.num_ranks), width)
         is_plain = self._order is RankOrder.RANK and not self.filter and not self.is_problems_only
         return [self._table.heading()] if is_plain else [line, self._table.heading()]
 

@@ -78,8 +78,7 @@ class StragglersView(LineView):
             return
         summary = pace.summary()
         self._num_rows = summary.num_rows
-        names = [node.node for node in view.nodes()]
-        columns = _columns(summary, view.num_ranks, node_width(names), self.size.width)
+        columns = _columns(summary, view.num_ranks, node_width(view.node_names), self.size.width)
         self._table = Table(self.look, columns, self.size.width)
         self.head = [self._title(summary), self._sentence(summary)]
         if self._num_rows:

@@ -144,9 +144,14 @@ class View:
             allow_faults=all(status.allow_faults for status in statuses),
             exit_code=next((code for code in codes if code), codes[0] if codes else None),
             detail=next((clean(status.detail, LINE_LIMIT) for status in statuses if status.detail), ""),
-            notes=[clean(note, LINE_LIMIT) for note in job.notes()],
+            notes=list(self.notes().values()),
             root_cause=root_cause_row(job, self._cluster.node_names, self._found.verdicts),
         )
+
+    def notes(self) -> dict[str, str]:
+        """Return the notes of the job by what they are about: their words change with each rank that joins."""
+        notes = {} if self._job is None else self._job.notes()
+        return {about: clean(note, LINE_LIMIT) for about, note in notes.items()}
 
     def _job_severity(self, state: str) -> Severity:
         found = self._found

@@ -40,6 +40,12 @@ class JobState(StrEnum):
 ENDED_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED, JobState.LOST})
 
 
+MAX_LOCAL_WORLD_SIZE = 4096
+"""Ranks of one job on one node."""
+
+LocalWorldSize = Annotated[int, msgspec.Meta(ge=1, le=MAX_LOCAL_WORLD_SIZE)]
+
+
 class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """A job on this node."""
 
@@ -81,7 +87,7 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     workdir: FilePath
     num_nodes: Annotated[int, msgspec.Meta(ge=1, le=65536)]
     node_rank: Rank
-    local_world_size: Annotated[int, msgspec.Meta(ge=1, le=4096)]
+    local_world_size: LocalWorldSize
     first_rank: Rank
     world_size: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
     master_addr: Name

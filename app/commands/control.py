@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.wire.jobs import ENDED_STATES, JobState
+from agent.wire.jobs import ENDED_STATES, MAX_LOCAL_WORLD_SIZE, JobState
 from app.commands.host_options import host_option, json_option, link_to, print_json, reaches
 from app.errors import AppError
 from app.faults import make_fault, told
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 POLL_S = 0.1
 END_PATIENCE_S = 300.0
 """`stop` waits for a step, a checkpoint and a grace period, which the job's own limits bound further."""
-MAX_RANKS = 4096
 
 
 @click.command()
@@ -62,7 +61,9 @@ def kill(*, job_id: str, host: str, is_json: bool, python: str, ssh_config: str)
 @click.argument("job_id", metavar="JOB")
 @host_option
 @click.option("--now", is_flag=True, help="Kill it at once, without an agreed step and a checkpoint")
-@click.option("--nproc-per-node", "num_ranks", type=click.IntRange(1, MAX_RANKS), help="Ranks [as many as before]")
+@click.option(
+    "--nproc-per-node", "num_ranks", type=click.IntRange(1, MAX_LOCAL_WORLD_SIZE), help="Ranks [as many as before]"
+)
 @json_option
 @reaches
 def restart(*, job_id: str, host: str, is_json: bool, python: str, ssh_config: str, **how: Any) -> None:

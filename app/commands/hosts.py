@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from agent.wire.jobs import MAX_LOCAL_WORLD_SIZE
 from app.commands.host_options import (
     SESSION_OPTIONS,
     evidence_option,
@@ -95,7 +96,7 @@ def down(*, host: str, kill_jobs: bool, is_json: bool, python: str, ssh_config: 
 @click.option(
     "--nproc-per-node",
     "num_ranks",
-    type=click.IntRange(1, 4096),
+    type=click.IntRange(1, MAX_LOCAL_WORLD_SIZE),
     help="Ranks [one for each GPU, without GPUs one for every two cores]",
 )
 @click.option("--share-gpus", "shares_gpus", is_flag=True, help="Let there be more ranks than GPUs")

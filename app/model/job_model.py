@@ -271,8 +271,8 @@ class JobModel:
         is_outside: NDArray[np.bool_] = np.isin(self.phase, (PHASE_CODE[Phase.STARTING], PHASE_CODE[Phase.JOINING]))
         return is_outside
 
-    def notes(self) -> list[str]:
-        """Return what limits what can be seen of the ranks, a sentence for each."""
+    def notes(self) -> dict[str, str]:
+        """Return what limits what can be seen of the ranks, a sentence for each, by what it is."""
         whys = (share.status.unprobed for share in self.shares.values())
         return self.oddities.notes(next(filter(None, whys), ""))
 

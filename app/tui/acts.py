@@ -61,7 +61,7 @@ async def _do(console: Console, doing: Awaitable[str]) -> None:
     try:
         said = await doing
     except AppError as error:
-        console.say(f"{error} {error.hint}".strip(), "error", "Not done")
+        console.say(f"{error}" + (f" ({error.hint})" if error.hint else ""), "error", "Not done")
     else:
         console.stage.take_notices([said])
         console.say(said)

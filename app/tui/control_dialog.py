@@ -11,7 +11,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from app.deeds import Deed, deed_question, deed_title
+from app.deeds import Deed, deed_question, deed_title, max_ranks
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from app.view import View
 
 ENDED = frozenset({"succeeded", "failed", "stopped", "lost"})
-MAX_RANKS = 131_072
 TITLES = {
     Deed.STOP: "Stop         after a step and a checkpoint",
     Deed.STOP_NOW: "Stop now     by SIGTERM",
@@ -127,10 +126,10 @@ class ControlScreen(ModalScreen[Wish | None]):
         """The number that was typed; 0 is none, or none that can be."""
         typed = self.query_one("#control-ranks", Input).value
         number = int(typed) if typed.isascii() and typed.isdigit() else 0
-        return number if self._job.num_nodes <= number <= MAX_RANKS else 0
+        return number if self._job.num_nodes <= number <= max_ranks(self._job.num_nodes) else 0
 
     def _tell(self) -> None:
-        deed, num_ranks = self._deed, self._num_ranks
+        deed, num_ranks, least = self._deed, self._num_ranks, self._job.num_nodes
         self.query_one("#control-size").display = deed.begins_again
         is_sound = bool(num_ranks) or not deed.begins_again
         sentence = (
@@ -142,7 +141,7 @@ class ControlScreen(ModalScreen[Wish | None]):
                 num_ranks=num_ranks if deed.begins_again else self._job.world_size,
             )
             if is_sound
-            else f"That many ranks cannot be: at least {self._job.num_nodes}, one on each node."
+            else f"That many ranks cannot be: at least {least}, one on each node, and at most {max_ranks(least):,}."
         )
         self.query_one("#control-sentence", Static).update(Text(self._shown(sentence)))
         yes = self.query_one("#control-yes", Button)

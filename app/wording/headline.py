@@ -98,7 +98,7 @@ def _starting(cluster: Cluster, job: JobModel, found: JobDiagnosis) -> Headline 
     is_joining = job.phase == PHASE_CODE[Phase.JOINING]
     apart = np.flatnonzero(found.facts.is_alive & job.is_outside & ~is_joining & ~job.is_unprobed)
     if len(apart) and job.oddities.ranks_with(Oddity.OWN_RANKS).issuperset(apart.tolist()):
-        return _line(Severity.QUIET, f"{_ranks(job)} running; {job.notes()[0]}")
+        return _line(Severity.QUIET, f"{_ranks(job)} running; {next(iter(job.notes().values()))}")
     if len(apart):
         return _awaited(cluster, job, apart.tolist(), "to open the process group")
     if bool((found.facts.is_alive & is_joining).any()):

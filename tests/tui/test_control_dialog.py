@@ -94,14 +94,14 @@ async def test_a_restart_with_another_number_of_ranks_says_both_numbers() -> Non
         assert control_of(source).asked == ["restart demo 8 agreed"]
 
 
-@pytest.mark.parametrize("typed", ["", "0", "1", "999999"])
+@pytest.mark.parametrize("typed", ["", "0", "1", "8193", "999999"])
 async def test_a_number_of_ranks_that_cannot_be_is_said_and_cannot_be_confirmed(typed: str) -> None:
     source = training()
     async with desk(source) as console:
         await choose(console, 3)
         console.console.screen.query_one(Input).value = typed
         await console.settle()
-        assert "That many ranks cannot be: at least 2" in console.text()
+        assert "That many ranks cannot be: at least 2, one on each node, and at most 8,192." in inside(console)
         assert console.console.screen.query_one("#control-yes", Button).disabled
 
 

@@ -46,6 +46,22 @@ async def test_enter_opens_the_selected_rank_and_escape_goes_back_to_where_it_wa
         assert console.console.query_one(RanksView).selected_rank == 3
 
 
+async def test_what_happened_to_several_ranks_is_told_of_each() -> None:
+    source = TalkingSource(SimCluster())
+    source.run(12)
+    source.sim.freeze(2)
+    source.sim.freeze(3)
+    source.run(5)
+    async with desk(source, (120, 50)) as console:
+        for rank in ("2", "3"):
+            await console.show("ranks")
+            await console.press("home", *["down"] * int(rank), "enter")
+            assert f"Ranks >  rank {rank}   demo-1" in console.text()
+            events = console.text().partition("EVENTS")[2]
+            assert "ranks 2-3 on demo-1 are frozen" in events
+            await console.press("escape")
+
+
 @pytest.mark.parametrize("view", ["overview", "barriers", "stragglers", "memory", "events"])
 async def test_enter_leads_from_other_views_to_the_rank_that_they_are_about(view: str) -> None:
     async with desk(frozen_source()) as console:

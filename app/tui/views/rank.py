@@ -127,7 +127,7 @@ class RankPage(LineView):
         log, palette, lines = self.stage.events, self.look.palette, []
         for index in range(len(log) - 1, max(-1, len(log) - 1 - MAX_EVENTS_LOOKED_AT), -1):
             event = log[index]
-            if event.rank == self.rank:
+            if self.rank in event.ranks:
                 age = seconds_cell(max(0.0, log.now_s - event.at_s))
                 line = self.line().put("  ").cell(age, 6, palette.faint, is_right=True).put(" ago  ", palette.faint)
                 glyph = self.look.glyphs.severities[event.severity]

@@ -60,6 +60,8 @@ class Stage:
         self._frozen_events: EventLog | None = None
         self._frozen_history: History | None = None
         self._num_rewinds = 0
+        self._logs_meanwhile: LogStore | None = None
+        """What a recording has printed since it went back while the picture was frozen."""
 
     @property
     def events(self) -> EventLog:
@@ -91,8 +93,10 @@ class Stage:
         if self.beat % FRAMES_PER_VIEW != 1:
             return False
         view = self.source.view()
+        if self.source.player is not None:
+            self._follow(self.source.player)
         if self.frozen_s is None:
-            self.take_view(view)
+            self.view = view
         else:
             self.frozen_s = max(0.0, view.now_s - self._frozen_at_s)
         return True
@@ -101,6 +105,8 @@ class Stage:
         """Let the picture stand still, or go on."""
         if self.frozen_s is not None:
             self.frozen_s = self._frozen_events = self._frozen_history = None
+            if self._logs_meanwhile is not None:
+                self.logs, self._logs_meanwhile = self._logs_meanwhile, None
         elif self.view is not None:
             self.view = self.view.still()
             self.frozen_s, self._frozen_at_s = 0.0, self.view.now_s
@@ -113,18 +119,15 @@ class Stage:
         while lines.search() and time.monotonic() < deadline_s:
             pass
 
-    def take_view(self, view: View) -> None:
-        """Make these rows the newest."""
-        self.view = view
-        if self.source.player is not None:
-            self._follow(self.source.player)
-
     def _follow(self, player: Player) -> None:
         """Let go of what was gathered of a recording once it has gone back."""
         if player.num_rewinds != self._num_rewinds:
             self._num_rewinds = player.num_rewinds
-            self.logs = LogStore()
             self.notices.clear()
+            if self.frozen_s is None:
+                self.logs = LogStore()
+            else:
+                self._logs_meanwhile = LogStore()
 
     def take_notices(self, sentences: Iterable[str]) -> None:
         """Clean and keep sentences about the session."""
@@ -139,7 +142,6 @@ class Stage:
 
     def take_logs(self, lines: Iterable[tuple[str, LogLine]]) -> None:
         """Clean and keep log lines."""
+        logs = self.logs if self._logs_meanwhile is None else self._logs_meanwhile
         for node, line in lines:
-            self.logs.append(
-                clean_name(node), line.rank, clean(line.text, LINE_LIMIT), is_stderr=line.stream == "stderr"
-            )
+            logs.append(clean_name(node), line.rank, clean(line.text, LINE_LIMIT), is_stderr=line.stream == "stderr")

@@ -43,6 +43,8 @@ class LogsView(FilteredView):
         self.side = 0
         self.marked: int | None = None
         self.is_collapsing = False
+        self._logs = stage.logs
+        """Those that the numbers here count."""
         self._matches: LogMatches | None = None
         self._collapsed: CollapsedLines | None = None
         self._anchor = 0
@@ -108,6 +110,8 @@ class LogsView(FilteredView):
         if cause is not None and self.shows_traceback:
             self.lines = self._traceback_lines(cause)
             return
+        if self._logs is not self.stage.logs:  # a recording has gone back: its lines are counted anew
+            self._logs, self.is_following, self.marked = self.stage.logs, True, None
         self._look_for_lines()
         self._collapse_lines()
         self.head.append(self._title())
@@ -158,10 +162,11 @@ class LogsView(FilteredView):
             place += direction
         return False
 
-    def pick(self, index: int, x: int) -> None:  # noqa: ARG002 (of a grid)
+    def pick(self, index: int, x: int) -> bool:  # noqa: ARG002 (of a grid)
         """Mark a line."""
         self.marked = None if self.shows_traceback else self._number(index)
         self.redraw()
+        return True
 
     @property
     def _picked(self) -> StoredLine | None:

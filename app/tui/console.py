@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import work
 from textual.app import App, SystemCommand
 
+from app.deeds import NOT_AGAIN
 from app.errors import AppError
 from app.tui.actions import PRIORITY_BINDINGS, VIEW_NAMES, available
 from app.tui.all_views import make_views
@@ -56,6 +57,8 @@ class Console(App[None]):
         self.stage = Stage(look, source)
         self.failure: AppError | None = None
         self.active = VIEW_NAMES[0]
+        self._left_undone = ""
+        """What a person has been warned of who wants to leave."""
         self.register_theme(textual_theme(look))
         self.theme = "rankdeck"
         self.set_class(look.is_ascii, "ascii")
@@ -136,9 +139,14 @@ class Console(App[None]):
         await ask_for_control(self)
 
     async def action_quit(self) -> None:
-        """End the session and leave; asked again, leave at once."""
+        """End the session and leave; asked again, leave at once. What is under way has to be left undone knowingly."""
         if self.stage.farewell:
             self.exit()
+            return
+        control = self.stage.source.control
+        if control is not None and control.doing and control.doing != self._left_undone:
+            self._left_undone = control.doing
+            self.say(f"{control.doing}. Without this console {NOT_AGAIN}; q again leaves.", "warning")
             return
         self.stage.farewell = f"leaving: {self.stage.source.leaving}"
         self._masthead.redraw()

@@ -37,7 +37,8 @@ class Stage:
     A picture may be frozen: then the views keep what they have, while all that comes is taken behind them.
 
     Attributes:
-        view: The newest rows; None before the first frame.
+        view: The rows that are shown; None before the first frame.
+        newest: The rows of now, also while the picture is frozen: what is done is done to these.
         notices: The newest sentences about the session.
         beat: Counts frames, for what moves while one waits.
         noticed_at_beat: When the newest notice came.
@@ -50,6 +51,7 @@ class Stage:
         self.source = source
         self.logs = LogStore()
         self.view: View | None = None
+        self.newest: View | None = None
         self.notices: deque[str] = deque(maxlen=MAX_NOTICES)
         self.beat = 0
         self.noticed_at_beat = 0
@@ -92,7 +94,7 @@ class Stage:
         self.search(self.errors)
         if self.beat % FRAMES_PER_VIEW != 1:
             return False
-        view = self.source.view()
+        self.newest = view = self.source.view()
         if self.source.player is not None:
             self._follow(self.source.player)
         if self.frozen_s is None:

@@ -17,6 +17,9 @@ MAX_NODES_NAMED = 3
 MAX_PIDS_NAMED = 4
 """Of each node."""
 
+NOT_AGAIN = "the job ends and will not begin again"
+"""What becomes of a restart that is left undone."""
+
 
 class Deed(StrEnum):
     """What can be done to a job as a whole."""

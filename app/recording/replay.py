@@ -168,7 +168,10 @@ class Replay:
 
     def farewell(self) -> str:
         """Return what a person should know about the file."""
-        return "rankdeck: the recording was cut short: what came last is not in it" if self._is_cut else ""
+        told = ["the recording was cut short: what came last is not in it"] if self._is_cut else []
+        if lost := self._playback.num_malformed:
+            told.append(f"{lost:,} report{'' if lost == 1 else 's'} in the recording could not be read")
+        return f"rankdeck: {'; '.join(told)}" if told else ""
 
     async def close(self) -> None:
         """Do nothing: nothing is held."""

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from agent.wire.machine import GpuWatchState
+from app.deeds import NOT_AGAIN
 from app.errors import AgentRefusedError, HostUnreachableError
 from app.headless import is_over
 from app.sessions.connection_keeper import ConnectionKeeper
@@ -57,6 +58,8 @@ class RemoteSession(LiveSession):
         what was known last, whatever becomes of the connection. Say it before `start`."""
         self._keeper: ConnectionKeeper | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._is_restarting = False
+        """Whether a restart was under way when the console last looked: leaving gives it up."""
         self.can_inject = False
         """True while the job that is shown allows faults."""
 
@@ -70,6 +73,8 @@ class RemoteSession(LiveSession):
         """What becomes of the job when the person leaves."""
         if self._request and not self._own_job_id:
             return "no job was started"
+        if self._is_restarting:
+            return NOT_AGAIN
         return "the job goes on" if self._is_certain else "the job may run"
 
     @property
@@ -135,6 +140,8 @@ class RemoteSession(LiveSession):
         if self._keeper is not None:
             self.session.put_trouble(self._link.host, self._keeper.trouble)
         view = super().view()
+        if self._is_open:
+            self._is_restarting = bool(self.session.control.doing)
         job = view.job()
         if job is not None and self._own_job_id in {"", job.job_id}:
             self._job_id = job.job_id
@@ -174,8 +181,8 @@ class RemoteSession(LiveSession):
         host, job = self._link.host, self._job_id
         if not job:
             return f"come back by: rankdeck attach --host {host}"
+        look = f"watch it: rankdeck attach --host {host}, look: rankdeck status --host {host}"
+        if self._is_restarting:
+            return f"{NOT_AGAIN}; {look}, begin it again: rankdeck restart {job} --host {host}"
         how = "goes on" if self._is_certain else "may run"
-        return (
-            f"job {job} {how}; watch it: rankdeck attach --host {host}, look: rankdeck status --host {host}, "
-            f"end it: rankdeck stop {job} --host {host}"
-        )
+        return f"job {job} {how}; {look}, end it: rankdeck stop {job} --host {host}"

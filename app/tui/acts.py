@@ -20,12 +20,12 @@ async def ask_for_fault(console: Console, selected: int) -> None:
     from app.tui.dialogs import FaultScreen, why_no_fault  # noqa: PLC0415 - the first frame does not pay for it
 
     stage = console.stage
-    view = stage.view
+    view = stage.newest
     why_not = why_no_fault(view, can_inject=stage.source.can_inject)
     if view is None or why_not:
         console.say(why_not, "warning")
         return
-    fault = await console.push_screen_wait(FaultScreen(stage, view.ranks(), selected))
+    fault = await console.push_screen_wait(FaultScreen(stage, view, selected))
     if fault is not None:
         await _do(console, stage.source.inject(fault))
 
@@ -35,7 +35,7 @@ async def ask_for_control(console: Console) -> None:
     from app.tui.control_dialog import ControlScreen  # noqa: PLC0415 - the first frame does not pay for it
 
     stage = console.stage
-    view, control = stage.view, stage.source.control
+    view, control = stage.newest, stage.source.control
     job = view.job() if view is not None else None
     if control is None:
         console.say("This console only looks on: nothing can be done to the job from here.", "warning")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from textual import work
 
+from app.deeds import NOT_AGAIN
 from app.errors import AppError
 from app.settings.schema import ConsoleSettings
 from app.tui.actions import VIEW_NAMES
@@ -51,6 +52,8 @@ class Console(PersonalApp):
         super().__init__(source, look or Look.chosen(settings), settings)
         self.failure: AppError | None = None
         self.active = settings.start_view
+        self._left_undone = ""
+        """What a person has been warned of who wants to leave."""
 
     def compose(self) -> ComposeResult:
         """Lay out the masthead, the views one upon the other, and the footer."""
@@ -117,9 +120,14 @@ class Console(PersonalApp):
         await ask_for_control(self)
 
     async def action_quit(self) -> None:
-        """End the session and leave; asked again, leave at once."""
+        """End the session and leave; asked again, leave at once. What is under way has to be left undone knowingly."""
         if self.stage.farewell:
             self.exit()
+            return
+        control = self.stage.source.control
+        if control is not None and control.doing and control.doing != self._left_undone:
+            self._left_undone = control.doing
+            self.say(f"{control.doing}. Without this console {NOT_AGAIN}; q again leaves.", "warning")
             return
         self.stage.farewell = f"leaving: {self.stage.source.leaving}"
         self._masthead.redraw()

@@ -108,11 +108,6 @@ class LogStore:
         """What the lines take of memory."""
         return sum(chunk.num_bytes for chunk in self._chunks)
 
-    @property
-    def num_held_back(self) -> int:
-        """Lines that have come since the store was held."""
-        return self._newest_end - self.end
-
     def hold(self, *, is_held: bool) -> None:
         """Show nothing that comes from now on, or all of it again."""
         self._held_end = self._newest_end if is_held else None

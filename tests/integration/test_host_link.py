@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import re
@@ -210,6 +211,33 @@ async def test_a_job_that_is_refused_leaves_the_session_to_be_closed(link: HostL
     assert session.leaving == "no job was started"
     await session.close()
     assert session.farewell() == ""
+
+
+@pytest.mark.ranks
+async def test_who_leaves_while_a_restart_waits_is_told_that_the_job_does_not_begin_again(
+    network: Network, link: HostLink
+) -> None:
+    link.bring_up()
+    (network["h1"].home / "stay.py").write_text("import signal\nsignal.sigwait({signal.SIGUSR2})\n")
+    session = RemoteSession(link, RunRequest(("stay.py",), "stay", num_ranks=1, is_probed=False))
+    await session.start()
+    try:
+        await until_async(lambda: (job := session.view().job()) is not None and job.state == "running", 60, "it runs")
+        assert session.leaving == "the job goes on"
+        restart = asyncio.create_task(session.session.control.restart("stay"))
+        await until_async(lambda: bool(session.session.control.doing), 10, "the job is asked to end")
+        session.view()
+
+        assert session.leaving == "the job ends and will not begin again"
+        restart.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await restart
+        words = session.farewell()
+        assert words.startswith("rankdeck: the job ends and will not begin again; watch it: rankdeck attach")
+        assert words.endswith("begin it again: rankdeck restart stay --host h1")
+    finally:
+        link.shut_down(kill_jobs=True)
+        await session.close()
 
 
 def test_no_agent_is_said_with_what_to_do(link: HostLink) -> None:

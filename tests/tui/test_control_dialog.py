@@ -117,6 +117,19 @@ async def test_a_job_that_has_ended_can_only_be_started_again() -> None:
         assert control_of(source).asked == ["restart demo None agreed"]
 
 
+async def test_a_frozen_picture_is_asked_about_as_it_is_now() -> None:
+    source = training()
+    async with desk(source) as console:
+        await console.press("f")
+        source.sim.kill(2)
+        await console.play(source, 25)
+        assert "running" in console.lines()[2]
+        await console.press("x")
+        assert "Start job demo again?" in console.text()
+        await console.press("escape", "F")
+        assert "rank 2, pid" not in inside(console)
+
+
 async def test_a_refusal_is_told_and_the_console_goes_on() -> None:
     source = training()
     control_of(source).refusal = AgentRefusedError("demo-0", "wrong_state", "job demo [b]has[/b] ended \x1b[2J")

@@ -146,7 +146,9 @@ class RankPage(LineView):
         count = len(self._prints)
         newest = [logs.line(self._prints.number(place)) for place in range(max(0, count - room), count)]
         lines = [log_line(self.look, stored, prefix_width(newest)) for stored in newest]
-        return self._section("LOG", lines or [self.line().put("  nothing printed yet", self.look.palette.faint)])
+        unsearched = self._prints.num_unsearched
+        none = f"{unsearched:,} older lines not searched yet" if unsearched else "nothing printed yet"
+        return self._section("LOG", lines or [self.line().put(f"  {none}", self.look.palette.faint)])
 
 
 def _held(row: MemoryRow) -> list[tuple[str, str]]:

@@ -135,11 +135,12 @@ class RanksView(FilteredView):
         self._is_chosen = True
         super().scroll_rows(rows)
 
-    def pick(self, index: int, x: int) -> None:
-        """Select the rank that was clicked."""
+    def pick(self, index: int, x: int) -> bool:
+        """Select the rank that was clicked; return whether it was one."""
         place = index if self._grid is None else self._grid.place_at(index, x)
         if place is not None:
             self._walk(place - self._place)
+        return place is not None
 
     def follow_culprit(self, view: View) -> int:
         """Select the first culprit for as long as nobody has moved the selection: its details are the ones wanted.

@@ -13,6 +13,7 @@ from app.commands.host_options import host_option, json_option, link_to, print_j
 from app.errors import AppError
 from app.faults import make_fault, told
 from app.headless import print_line
+from app.program import MAX_RANKS
 from app.sessions.remote_job import check_job_id, only_running_job
 from app.sessions.remote_session import RemoteSession
 from ddpcore.wire import DEFAULT_HOLD_S, DEFAULT_SLOW_FACTOR, FaultKind
@@ -23,13 +24,12 @@ if TYPE_CHECKING:
 
     from agent.wire.jobs import JobStatus
     from app.sessions.control import JobControl
-    from app.ssh.host_link import HostLink
+    from app.ssh.agent_link import AgentLink
     from ddpcore.wire import Fault
 
 POLL_S = 0.1
 END_PATIENCE_S = 300.0
 """`stop` waits for a step, a checkpoint and a grace period, which the job's own limits bound further."""
-MAX_RANKS = 4096
 
 
 @click.command()
@@ -126,7 +126,7 @@ async def _inject(session: RemoteSession, host: str, job_id: str, wanted: Fault)
 CONTROL_VERBS = (stop, kill, restart, fault)
 
 
-def _end(link: HostLink, job_id: str, ask: Callable[[JobControl], Awaitable[str]], *, is_json: bool) -> None:
+def _end(link: AgentLink, job_id: str, ask: Callable[[JobControl], Awaitable[str]], *, is_json: bool) -> None:
     with link:
         check_job_id(job_id)
         link.connect()

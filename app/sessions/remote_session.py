@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from agent.wire.reports import NodeReport
     from app.sessions.options import SessionOptions
     from app.sessions.remote_job import RunRequest
-    from app.ssh.host_link import HostLink
+    from app.ssh.agent_link import AgentLink
     from app.view import View
 
 
@@ -28,11 +28,11 @@ POLL_S = 0.1
 
 
 class RemoteSession(LiveSession):
-    """A session over an agent that a `HostLink` has found. Closing it closes the link; agent and job live on."""
+    """A session over an agent that a `AgentLink` has found. Closing it closes the link; agent and job live on."""
 
     def __init__(
         self,
-        link: HostLink,
+        link: AgentLink,
         request: RunRequest | None = None,
         options: SessionOptions = DEFAULT_OPTIONS,
     ) -> None:

@@ -51,6 +51,36 @@ def test_a_person_freezes_a_rank_sees_it_named_thaws_it_and_quits(house: DemoHou
     house.assert_nothing_is_left()
 
 
+def test_whoever_types_rankdeck_alone_is_led_to_the_demo_and_leaves_nothing_behind(house: DemoHouse) -> None:
+    terminal = Terminal(house.directory, house.environment, house.argv()[:-1], 80, 24)
+    terminal.until_it_shows("Watch a demo on this machine", 30)
+    assert "In a shell:  rankdeck demo" in terminal.text()
+
+    terminal.keys("1", "Enter")
+    terminal.until_it_shows("training", START_S)
+    terminal.keys("q")
+    screen = terminal.until_it_shows("exit code 0", 10)
+
+    assert "rankdeck: rankdeck demo" in screen
+    end_terminals(house.directory)
+    house.assert_nothing_is_left()
+
+
+def test_whoever_leaves_the_first_screen_has_done_nothing(house: DemoHouse) -> None:
+    terminal = Terminal(house.directory, house.environment, house.argv()[:-1], 80, 24)
+    terminal.until_it_shows("Watch a demo on this machine", 30)
+
+    terminal.keys("2", "Enter")
+    terminal.until_it_shows("no agent serves here yet", 30)
+    terminal.keys("Escape")
+    terminal.until_it_shows("Watch a demo on this machine", 10)
+    terminal.keys("q")
+
+    terminal.until_it_shows("exit code 0", 10)
+    end_terminals(house.directory)
+    house.assert_nothing_is_left()
+
+
 def test_a_closed_terminal_ends_the_demo(house: DemoHouse) -> None:
     terminal = Terminal(house.directory, house.environment, house.argv(), 80, 24)
     until(lambda: len(house.ranks()) == 4, START_S, "four ranks")

@@ -16,7 +16,8 @@ from textual.widgets.option_list import Option
 
 from app.program import run_argv
 from app.start import DEMO, HELP, Way, attach_argv, offers, replay_argv
-from app.tui.start_pages import FilePage, HostPage, ProgramPage, shell_line
+from app.tui.program_form import NewProgramScreen, shell_line
+from app.tui.start_pages import FilePage, HostPage
 from app.tui.theme import Look, textual_theme
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from textual.app import ComposeResult
 
-    from app.start import StartFacts
+    from app.start import Offer, StartFacts
 
 SENTENCE = "Which rank holds the others up, at which barrier, on which line, and why."
 
@@ -49,6 +50,7 @@ class StartApp(App[tuple[str, ...]]):
         self._facts = facts
         self._look_here = look_here
         self._offers = offers(facts)
+        self._is_asking = False
         self.register_theme(textual_theme(look))
         self.theme = "rankdeck"
         self.set_class(look.is_ascii, "ascii")
@@ -87,8 +89,10 @@ class StartApp(App[tuple[str, ...]]):
         self.query_one("#start-shell", Static).update(shell_line(self._look, offer.shell))
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Go on with it."""
-        self._go_on(self._offers[event.option_index].way)
+        """Go on with it; a second Enter, before the next page is there, is one too many."""
+        if not self._is_asking:
+            self._is_asking = True
+            self._go_on(self._offers[event.option_index])
 
     def action_mark(self, number: int) -> None:
         """Mark what a key stands for."""
@@ -99,14 +103,12 @@ class StartApp(App[tuple[str, ...]]):
         self.exit()
 
     @work
-    async def _go_on(self, way: Way) -> None:
-        offer = next(offer for offer in self._offers if offer.way is way)
+    async def _go_on(self, offer: Offer) -> None:
         if not offer.is_there:
             self.notify(self._look.shown(offer.note), severity="warning", markup=False)
-            return
-        argv = await self._argv(way)
-        if argv is not None:
+        elif (argv := await self._argv(offer.way)) is not None:
             self.exit(argv)
+        self._is_asking = False
 
     async def _argv(self, way: Way) -> tuple[str, ...] | None:
         """Ask what else must be known; None where the person goes back."""
@@ -123,7 +125,7 @@ class StartApp(App[tuple[str, ...]]):
                 return None if host is None else attach_argv(host)
             case Way.RUN:
                 while (host := await self._host(way)) is not None:
-                    program = await self.push_screen_wait(ProgramPage(self._look, host))
+                    program = await self.push_screen_wait(NewProgramScreen(self._look, host))
                     if program is not None:
                         return run_argv(host, program)
                 return None

@@ -1,4 +1,4 @@
-"""The pages behind the start screen: which host, which file, which program."""
+"""The pages behind the start screen: which host, which file."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, ClassVar
 from rich.text import Text
 from textual import work
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical
+from textual.containers import Vertical
 from textual.screen import ModalScreen
-from textual.widgets import Button, Input, OptionList, Static
+from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from app.program import Program, run_argv, shell_text
-from app.ssh.config import THIS_MACHINE
+from app.program import shell_text
 from app.start import Way, attach_argv, empty_text, file_choices, host_choices, replay_argv, shown_choices
-from app.tui.program_form import ProgramForm
+from app.tui.program_form import shell_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,12 +26,6 @@ if TYPE_CHECKING:
     from app.tui.theme import Look
 
 NOTE_GAP = 3
-SHELL_LEAD = "In a shell:  "
-
-
-def shell_line(look: Look, command: str) -> Text:
-    """Return the line that teaches the command."""
-    return Text(look.shown(SHELL_LEAD + command))
 
 
 class ListPage(ModalScreen[str | None]):
@@ -197,64 +190,3 @@ class FilePage(ListPage):
     def argv(self, value: str) -> tuple[str, ...]:
         """Return the command of the file."""
         return replay_argv(value, self._facts.home)
-
-
-class ProgramPage(ModalScreen[Program | None]):
-    """Which program: what is typed, what is wrong with it, and the command that starts it."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "Back")]
-
-    def __init__(self, look: Look, host: str) -> None:
-        super().__init__()
-        self._look = look
-        self._host = host
-
-    def compose(self) -> ComposeResult:
-        """Lay out the fields, the command and two buttons."""
-        form = ProgramForm(workdir="this directory") if self._host == THIS_MACHINE else ProgramForm()
-        body = Vertical(
-            form,
-            Static("", id="program-trouble", classes="sentence", markup=False),
-            Static("", id="program-shell", classes="shell", markup=False),
-            Horizontal(
-                Button("Back", id="program-no", compact=True),
-                Button("Start it", id="program-yes", compact=True),
-                classes="buttons",
-            ),
-            classes="dialog start",
-        )
-        body.border_title = Text(self._look.shown(f"Which program, on {self._host}?"))
-        body.border_subtitle = "tab goes round, Enter goes on, Esc goes back"
-        yield body
-
-    def on_mount(self) -> None:
-        """Begin at the command."""
-        self.query_one(ProgramForm).begin()
-        self._tell()
-
-    def on_input_changed(self, _event: Input.Changed) -> None:
-        """Say what that would do."""
-        self._tell()
-
-    def on_input_submitted(self, _event: Input.Submitted) -> None:
-        """Go on to the last step, if it can be taken."""
-        if not self.query_one(ProgramForm).trouble:
-            self.query_one("#program-yes").focus()
-
-    def on_button_pressed(self, event: Button.Pressed) -> None:
-        """Start it, or go back."""
-        self.dismiss(self.query_one(ProgramForm).read() if event.button.id == "program-yes" else None)
-
-    def action_cancel(self) -> None:
-        """Go back."""
-        self.dismiss(None)
-
-    def _tell(self) -> None:
-        form = self.query_one(ProgramForm)
-        trouble = form.trouble
-        command = "" if trouble else shell_text(run_argv(self._host, form.read()))
-        self.query_one("#program-trouble", Static).update(Text(self._look.shown(trouble)))
-        self.query_one("#program-trouble").display = bool(trouble)
-        self.query_one("#program-shell", Static).update(shell_line(self._look, command))
-        self.query_one("#program-shell").display = not trouble
-        self.query_one("#program-yes", Button).disabled = bool(trouble)

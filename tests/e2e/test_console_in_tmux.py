@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -79,6 +80,44 @@ def test_whoever_leaves_the_first_screen_has_done_nothing(house: DemoHouse) -> N
     terminal.until_it_shows("exit code 0", 10)
     end_terminals(house.directory)
     house.assert_nothing_is_left()
+
+
+def test_a_person_is_led_to_a_program_on_this_machine_and_starts_another_from_the_console(house: DemoHouse) -> None:
+    (house.home / "first.py").write_text("print('first is here')\n")
+    (house.home / "second.py").write_text("import sys; print('second has', sys.argv[1:])\n")
+    command = house.argv()[:-1]
+    terminal = Terminal(house.directory, house.environment, [*command], 120, 35)
+    terminal.until_it_shows("Start a program on a host, or here", 30)
+
+    terminal.keys("3", "Enter")
+    terminal.until_it_shows("Which host?", 10)
+    terminal.keys("Enter")
+    terminal.until_it_shows("Which program, on localhost?", 10)
+    terminal.tmux("send-keys", "-l", f"{house.home}/first.py")
+    terminal.keys("Tab", "Tab", "1")
+    terminal.until_it_shows("rankdeck run --host localhost --nproc-per-node 1", 10)
+    terminal.keys("Enter", "Enter")
+    terminal.until_it_shows("first is here", START_S)
+    terminal.until_it_shows("succeeded", 30)
+
+    terminal.keys("x")
+    terminal.until_it_shows("Start another program", 10)
+    terminal.keys("Down", "Enter")
+    terminal.until_it_shows("Start a program on localhost", 10)
+    terminal.keys("C-u")
+    terminal.tmux("send-keys", "-l", f"{house.home}/second.py 'a b'")
+    terminal.until_it_shows("second.py 'a b' on localhost", 10)
+    terminal.keys("Enter", "Right", "Enter")
+    terminal.until_it_shows("second has ['a b']", START_S)
+    terminal.until_it_shows("job second-", 10)
+    terminal.keys("8")
+    terminal.until_it_shows("on request: job second-", 10)
+
+    terminal.keys("q")
+    terminal.until_it_shows("exit code 0", 10)
+    down = [*command, "down", "localhost", "--kill-jobs"]
+    ended = subprocess.run(down, env=house.environment, capture_output=True, text=True, check=True)
+    assert "no job runs" in ended.stdout
 
 
 def test_a_closed_terminal_ends_the_demo(house: DemoHouse) -> None:

@@ -216,3 +216,18 @@ async def test_a_small_terminal_can_still_be_used() -> None:
         await screen.press("2", "enter", "enter")
 
     assert screen.app.return_value == ("attach", "--host", "localhost")
+
+
+async def test_an_impatient_enter_opens_no_second_page() -> None:
+    async with start(FULL) as screen:
+        ways = screen.app.screen.query_one("#start-ways", OptionList)
+        ways.highlighted = 1
+        ways.action_select()
+        ways.action_select()
+        await screen.settle()
+        await screen.press("escape")
+        assert "Watch a demo" in screen.text()
+        assert len(screen.app.screen_stack) == 1
+        await screen.press("enter", "enter")
+
+    assert screen.app.return_value == ("attach", "--host", "localhost")

@@ -58,6 +58,7 @@ class MemoryView(LineView):
         view = self.stage.view
         self.head, self.foot, self._num_ranks = [], [], 0
         if view is None or not view.num_ranks:
+            self.head = self.nothing_yet("MEMORY", "Once a job runs: what each rank holds, on which GPU.")
             return
         self._num_ranks = view.num_ranks
         self._summary = view.memory_summary()

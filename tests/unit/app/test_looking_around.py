@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -62,3 +63,11 @@ def test_evidence_is_listed_the_newest_first_and_nothing_else(tmp_path: Path) ->
     assert [file.path for file in found] == [str(tmp_path / "new.zip"), str(tmp_path / "old.zip")]
     assert [file.size_bytes for file in found] == [5, 300]
     assert kept_files(tmp_path / "missing") == []
+
+
+def test_looking_for_torch_does_not_import_it() -> None:
+    proof = "import sys; from app.commands.start import look_around; look_around(); sys.exit('torch' in sys.modules)"
+
+    done = subprocess.run([sys.executable, "-P", "-c", proof], capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 0, done.stderr

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.errors import HostUnreachableError, SessionError
+from app.errors import HostUnreachableError
 from app.safe_text import LINE_LIMIT, clean
 from app.ssh.agent_link import EXIT_NO_COMMAND, VERB_TIMEOUT_S, AgentLink
 from app.ssh.config import THIS_MACHINE
@@ -49,11 +49,9 @@ class LocalLink(AgentLink):
             done = subprocess.run(
                 argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=VERB_TIMEOUT_S, check=False
             )
-        except FileNotFoundError:
+        except OSError:
             return Finished(EXIT_NO_COMMAND, b"", "")
         except subprocess.TimeoutExpired as error:
             raise HostUnreachableError(self.host, f"{argv[0]} does not end") from error
-        except OSError as error:
-            raise SessionError(f"{argv[0]} cannot be run: {error.strerror}") from error
         lines = done.stderr.decode(errors="replace").strip().splitlines() or [""]
         return Finished(done.returncode, done.stdout, clean(lines[-1], LINE_LIMIT))

@@ -130,6 +130,9 @@ def shown_job(session: RemoteSession) -> tuple[str, str]:
 def test_a_python_without_rankdeck_and_none_at_all_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(AgentUnreachableError, match="/no/python does not run there"):
         LocalLink("/no/python").find()
+    (tmp_path / "file").touch()
+    with pytest.raises(AgentUnreachableError, match="file does not run there"):
+        LocalLink(str(tmp_path / "file")).find()
     bare = tmp_path / "python"
     bare.write_text(f"#!/bin/sh\nexec {sys.executable} -S -P -c 'import sys; sys.exit(\"No module named agent\")'\n")
     bare.chmod(0o700)

@@ -11,7 +11,7 @@ from textual.widgets import Button, OptionList
 from app.start import KeptFile, StartFacts
 from app.tui.start_app import StartApp
 from app.tui.theme import Look
-from tests.support.screens import assert_looks_as_before, screen_lines
+from tests.support.screens import assert_looks_as_before, screen_lines, screen_strips
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -187,6 +187,16 @@ async def test_the_command_stands_below_what_is_marked() -> None:
         assert "its agent serves" in screen.text()
         await screen.press("down")
         assert "In a shell: rankdeck attach --host gpu1" in screen.text()
+
+
+@pytest.mark.parametrize("has_colour", [True, False])
+async def test_what_is_marked_can_be_seen_also_without_colour(*, has_colour: bool) -> None:
+    async with start(FULL, look=Look(has_colour=has_colour)) as screen:
+        await screen.press("2", "enter", "down")
+        rows = [strip for strip in screen_strips(screen.app) if strip.text.strip("│ ") in {"gpu1", "gpu2"}]
+        marked, other = ([segment.style for segment in row if "gpu" in segment.text] for row in rows)
+
+        assert marked != other
 
 
 async def test_what_is_no_host_is_said_and_cannot_be_taken() -> None:

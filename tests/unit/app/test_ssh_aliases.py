@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.ssh.aliases import MAX_DEPTH, host_aliases
+from app.ssh.aliases import MAX_ALIASES, MAX_DEPTH, host_aliases
 
 CONFIG = """
 # Host commented
@@ -46,3 +46,9 @@ def test_files_that_include_each_other_end() -> None:
 def test_what_is_no_configuration_has_no_hosts() -> None:
     assert host_aliases("", lambda _: []) == []
     assert host_aliases("\x00\xff Host\nHost\nHostName x\n\n=\n", lambda _: []) == []
+
+
+def test_a_configuration_without_end_is_cut() -> None:
+    text = "Host " + " ".join(f"h{number}" for number in range(MAX_ALIASES + 5))
+
+    assert len(host_aliases(text, lambda _: [])) == MAX_ALIASES

@@ -24,8 +24,6 @@ from app.rows import (
     GpuRow,
     Headline,
     JobRow,
-    MemoryRow,
-    MemorySummary,
     NodeRow,
     Progress,
     RankRow,
@@ -54,6 +52,7 @@ if TYPE_CHECKING:
     from app.diagnosis.verdicts import Verdict
     from app.diagnosis.waits import Wait
     from app.figure_rows import Figure
+    from app.memory_rows import MemoryRow, MemorySummary
     from app.model.cluster import Cluster, Node
     from app.model.job_model import JobModel
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from agent.wire.jobs import JobStatus
     from app.sessions.control import JobControl
-    from app.ssh.host_link import HostLink
+    from app.ssh.agent_link import AgentLink
     from ddpcore.wire import Fault
 
 POLL_S = 0.1
@@ -127,7 +127,7 @@ async def _inject(session: RemoteSession, host: str, job_id: str, wanted: Fault)
 CONTROL_VERBS = (stop, kill, restart, fault)
 
 
-def _end(link: HostLink, job_id: str, ask: Callable[[JobControl], Awaitable[str]], *, is_json: bool) -> None:
+def _end(link: AgentLink, job_id: str, ask: Callable[[JobControl], Awaitable[str]], *, is_json: bool) -> None:
     with link:
         check_job_id(job_id)
         link.connect()

@@ -34,6 +34,8 @@ class Replay:
     leaving = "a recording is left as it was"
     can_inject = False
     control = None
+    starter = None
+    how_to_begin = ""
     told_of_evidence = ()
 
     def __init__(

@@ -11,7 +11,7 @@ from app.words import seconds_text
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from app.ssh.host_link import HostLink
+    from app.ssh.agent_link import AgentLink
 
 LOOK_S = 0.25
 """Between two looks at whether the connection stands; SSH itself takes seconds to notice."""
@@ -27,7 +27,7 @@ class ConnectionKeeper:
         failure: What ended the attempts: patience has, or the host is not who it was. None while there is hope.
     """
 
-    def __init__(self, link: HostLink, tell: Callable[[str], None], patience_s: float) -> None:
+    def __init__(self, link: AgentLink, tell: Callable[[str], None], patience_s: float) -> None:
         """`tell` takes a sentence about each change; `patience_s` is how long to try to come back."""
         self.trouble = ""
         self.failure: AppError | None = None

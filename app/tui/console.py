@@ -119,6 +119,13 @@ class Console(PersonalApp):
 
         await ask_for_control(self)
 
+    @work
+    async def action_start_program(self) -> None:
+        """Ask which program to start where no job runs, and start it."""
+        from app.tui.acts import ask_for_program  # noqa: PLC0415
+
+        await ask_for_program(self)
+
     async def action_quit(self) -> None:
         """End the session and leave; asked again, leave at once. What is under way has to be left undone knowingly."""
         if self.stage.farewell:

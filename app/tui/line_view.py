@@ -91,6 +91,11 @@ class LineView(DirectWidget):
         pointed.width = line.width
         return pointed.pad(self.size.width).laid_over(self.look.palette.selected)
 
+    def nothing_yet(self, title: str, sentence: str) -> list[Line]:
+        """Return the head of a view that has nothing to show: what there will be."""
+        heading = self.line().cell(f" {title}", self.size.width, self.look.palette.heading)
+        return [heading, self.line().cell(f" {sentence}", self.size.width, self.look.palette.muted)]
+
     @property
     def selected_rank(self) -> int | None:
         """The rank that a person looks at here: what is selected is about it; else the first culprit."""

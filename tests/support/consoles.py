@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from textual.strip import Strip
 
     from app.errors import AppError
+    from app.program import Program
     from app.settings.schema import ConsoleSettings
     from app.stacks.groups import NodeStacks
     from app.tui.source import ConsoleSource
@@ -62,6 +63,34 @@ class SimControl:
         return f"{what}: done"
 
 
+class SimStarter:
+    """Takes programs that are to be started.
+
+    Attributes:
+        started: Those that were.
+        programs: What was started before, the newest first.
+        refusal: Raised by everything from now on.
+    """
+
+    host = "gpu1"
+
+    def __init__(self, *programs: Program) -> None:
+        self.programs = list(programs)
+        self.started: list[Program] = []
+        self.refusal: AppError | None = None
+
+    async def past(self) -> list[Program]:
+        if self.refusal is not None:
+            raise self.refusal
+        return self.programs
+
+    async def start(self, program: Program) -> str:
+        self.started.append(program)
+        if self.refusal is not None:
+            raise self.refusal
+        return f"{program.text}: started"
+
+
 class SimSource:
     """A `ConsoleSource`: the rows come from a function, the rest is what a test puts in, or looks at afterwards.
 
@@ -80,6 +109,8 @@ class SimSource:
     leaving = "the session ends what it started"
     stall_s = 10.0
     player = None
+    starter: SimStarter | None = None
+    how_to_begin = ""
 
     def __init__(self, make_view: Callable[[], View], *, can_inject: bool = True) -> None:
         self.can_inject = can_inject

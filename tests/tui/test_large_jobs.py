@@ -22,7 +22,8 @@ from tests.support.screens import screen_strips
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from app.rows import MemoryRow, RankRow
+    from app.memory_rows import MemoryRow
+    from app.rows import RankRow
 
 NUM_RANKS = 1024
 RANKS_PER_NODE = 8

@@ -52,6 +52,7 @@ class BarriersView(LineView):
         view = self.stage.view
         self.lines, self.head, self._num_ranks = [], [], 0
         if view is None or not view.num_ranks:
+            self.head = self.nothing_yet("WAITS NOW", "Once a job runs: who waits for whom, where, and for how long.")
             return
         self.head = [self._title("WAITS NOW")]
         self._put_waits(view)

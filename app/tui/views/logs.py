@@ -118,6 +118,8 @@ class LogsView(FilteredView):
         self._look_for_lines()
         self._collapse_lines()
         self.head.append(self._title())
+        if not len(self.stage.logs):
+            self.head.append(self.line().put(" nothing printed yet", self.look.palette.muted))
         if self.is_following:
             self.top = self._last_top
             self._seen = self.stage.logs.end

@@ -14,7 +14,8 @@ from app.tui.rank_columns import node_width
 from app.words import bytes_cell, bytes_text
 
 if TYPE_CHECKING:
-    from app.rows import Finding, GpuRow, MemoryRow, MemorySummary, NodeRow
+    from app.memory_rows import MemoryRow, MemorySummary
+    from app.rows import Finding, GpuRow, NodeRow
     from app.tui.drawing import Line
     from app.tui.stage import Stage
     from app.view import View
@@ -59,6 +60,7 @@ class MemoryView(LineView):
         view = self.stage.view
         self.head, self.foot, self._num_ranks = [], [], 0
         if view is None or not view.num_ranks:
+            self.head = self.nothing_yet("MEMORY", "Once a job runs: what each rank holds, on which GPU.")
             return
         self._num_ranks = view.num_ranks
         self._summary = view.memory_summary()

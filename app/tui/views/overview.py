@@ -55,7 +55,8 @@ class OverviewView(LineView):
         """Return what there is to see before the first rank is known."""
         palette, glyphs = self.look.palette, self.look.glyphs
         lines = self._node_lines(view, MAX_NODES) if view is not None and view.num_nodes else []
-        lines.append(self._title("SESSION"))
+        if self.stage.notices:
+            lines.append(self._filled(self._title("SESSION")))
         for notice in self.stage.notices:
             lines.append(self.line().put(f" {glyphs.dot} ", palette.accent).put(notice))
         room = self.size.height - len(lines)

@@ -16,7 +16,8 @@ from app.wording.rank_words import rank_text
 from app.words import bytes_text, percent_text, seconds_cell
 
 if TYPE_CHECKING:
-    from app.rows import MemoryRow, RankRow
+    from app.memory_rows import MemoryRow
+    from app.rows import RankRow
     from app.tui.drawing import Line
     from app.tui.stage import Stage
     from app.view import View

@@ -85,6 +85,9 @@ class RanksView(FilteredView):
         if view is not None:
             self._selection.update(view, self._wanted)
         if view is None or table is None:
+            self.head = self.nothing_yet(
+                "RANKS", "Once a job runs, each rank has a row here: its state, step and line."
+            )
             return
         ranks = self._selection.ranks
         if self._wants_grid or (self._wants_grid is None and view.num_ranks >= GRID_FROM):

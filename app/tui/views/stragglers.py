@@ -75,6 +75,7 @@ class StragglersView(LineView):
         self.head, self.foot, self._num_rows = [], [], 0
         pace = view.pace if view is not None else None
         if view is None or pace is None:
+            self.head = self.nothing_yet("TIME OF EACH RANK", "Once a job runs: which rank costs the others time.")
             return
         summary = pace.summary()
         self._num_rows = summary.num_rows

@@ -54,7 +54,7 @@ class Bench:
     """Runs parts and prints rows."""
 
     def __init__(self, *, is_quick: bool) -> None:
-        self.num_keys = 25 if is_quick else 100
+        self.num_keys = 25 if is_quick else 80
         self.is_quick = is_quick
         self._dice = random.Random(1)
         self._echo = open_echo()

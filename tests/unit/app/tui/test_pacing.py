@@ -141,3 +141,15 @@ def test_a_terminal_that_was_given_away_owes_nothing() -> None:
 
     assert moves(pacer)
     assert pacer.slice_bytes == float("inf")
+
+
+def test_a_terminal_that_is_taken_again_is_asked_again() -> None:
+    pacer = Pacer()
+    for turn in range(MAX_UNANSWERED):
+        asked(pacer, turn * PATIENCE_S)
+        pacer.look((turn + 1) * PATIENCE_S)
+    assert pacer.ask(FRAME, 99.0) is None
+
+    pacer.begin_anew()
+
+    assert pacer.ask(FRAME, 100.0) is not None

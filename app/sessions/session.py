@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 DEFAULT_OPTIONS = SessionOptions()
 LOG_PERIOD_S = 0.2
 """Between two looks at whether a node has new log lines: below what a reader notices."""
+LOG_PULL_S = 0.008
+MAX_LOG_PERIOD_S = 2.0
+"""Where many nodes print, each is asked less often: so much longer for each, up to this."""
 TAKE_PERIOD_S = 0.02
 TAKEN_AT_ONCE = 16
 NUM_TAKES = 25
@@ -266,13 +269,15 @@ class Session:
 
     async def _follow_logs(self) -> None:
         while True:
+            num_pulls = 0
             for node, (epoch, newest) in list(self._log_wanted.items()):
                 known_epoch, cursor = self._log_cursor.get(node, (epoch, 0))
                 if known_epoch != epoch:
                     cursor = 0  # a new agent counts from one
                 if cursor < newest:
+                    num_pulls += 1
                     self._log_cursor[node] = (epoch, await self._pull(node, cursor))
-            await asyncio.sleep(LOG_PERIOD_S)
+            await asyncio.sleep(max(LOG_PERIOD_S, min(num_pulls * LOG_PULL_S, MAX_LOG_PERIOD_S)))
 
     async def _pull(self, node: str, cursor: int) -> int:
         """Pull what the node has after `cursor`; return the new cursor."""

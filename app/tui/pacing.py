@@ -104,7 +104,8 @@ class Pacer:
             self.is_pacing = False
 
     def begin_anew(self) -> None:
-        """Forget what was asked: the terminal was given away, or is another one."""
+        """Forget what was asked and learnt: the terminal was given away, or is another one."""
+        self.is_pacing = True
         self._open.clear()
         self._num_unanswered = 0
         self._round_trip_s = self._bytes_s = float("inf")

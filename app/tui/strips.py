@@ -264,7 +264,8 @@ class PacedDriver(Driver):
     def disable_input(self) -> None:
         """Let answers that are on their way come in before the terminal is given back."""
         deadline_s = time.monotonic() + LAST_ANSWER_S
-        while self._open_tags and time.monotonic() < deadline_s:
+        is_owed = cast("PacedApp", self._app).pacer.is_pacing
+        while is_owed and self._open_tags and time.monotonic() < deadline_s:
             time.sleep(LAST_ANSWER_LOOK_S)
         super().disable_input()  # type: ignore[safe-super]
 

@@ -54,7 +54,7 @@ class Bench:
     """Runs parts and prints rows."""
 
     def __init__(self, *, is_quick: bool) -> None:
-        self.num_keys = 25 if is_quick else 100
+        self.num_keys = 25 if is_quick else 80
         self.is_quick = is_quick
         self._dice = random.Random(1)
         self._echo = open_echo()
@@ -210,7 +210,7 @@ def stock(bench: Bench) -> None:
             rss, pss = person.memory_bytes()
             print(f"  memory: {rss / MEBI:.0f} MiB resident, {pss / MEBI:.0f} MiB PSS, log lines included")
         with console(directory, num_nodes, "stock_console") as person:
-            theirs = bench.watch(person, bench.walk(DOWN)[: 25 if bench.is_quick else 40])
+            theirs = bench.watch(person, bench.walk(DOWN)[: 10 if bench.is_quick else 25])
             row("DataTable and RichLog", theirs)
     cpu = theirs.cpu_frac / ours.cpu_frac
     keys = p(theirs.key_ms, 50) / p(ours.key_ms, 50)

@@ -42,7 +42,7 @@ class StockConsole(App[None]):
     async def on_mount(self) -> None:
         await self._session.start()
         self._table: DataTable[str] = self.query_one(DataTable)
-        self._log = self.query_one(RichLog)
+        self._lines = self.query_one(RichLog)
         self._keys = self._table.add_columns(*COLUMNS)
         self._table.focus()
         self.set_interval(LOOK_S, self._look)
@@ -62,7 +62,7 @@ class StockConsole(App[None]):
 
     def _take_lines(self) -> None:
         for node, line in self._session.drain_logs():
-            self._log.write(f"{node}:r{line.rank} {line.text}")
+            self._lines.write(f"{node}:r{line.rank} {line.text}")
 
 
 def _cells(row: RankRow) -> tuple[str, ...]:

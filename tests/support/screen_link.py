@@ -33,6 +33,8 @@ SEGMENT_BYTES = 1_448
 MAX_IN_FLIGHT_BYTES = 2 * 2**20
 """An SSH channel's window: what sshd takes from the program before it waits for the other side."""
 QUERY = re.compile(rb"\x1b\[6n|\x1b\[\?2026\$p|\x1b\[(\d+);(\d+)H")
+LOOK_S = 0.1
+"""Between two looks at whether what is waited for is so."""
 KEPT_BYTES = 4_096
 """Of what was painted before: a word may come in two pieces."""
 ECHO = "import os, tty; tty.setraw(0); os.write(1, b'!')\nwhile True: os.write(1, os.read(0, 64))"
@@ -73,13 +75,18 @@ class Person:
         self._kept = b""
         self._cursor = (1, 1)
         self._answers = True
+        self._answer = b""
         self._wanted = b""
-        self._seen_s: float | None = None
+        self._seen_s = 0.0
         self.num_bytes = 0
 
     def stop_answering(self) -> None:
         """Be a terminal that answers no question."""
         self._answers = False
+
+    def answer(self) -> None:
+        """Answer the last question."""
+        self._send_up(self._answer)
 
     def type(self, keys: bytes) -> None:
         """Press keys."""
@@ -89,14 +96,19 @@ class Person:
         """Look on for a while."""
         self._pump(time.monotonic() + seconds, lambda: False)
 
+    def wait_until(self, is_so: Callable[[], bool], within_s: float, what: str) -> None:
+        """Look on until something is so."""
+        self._pump(time.monotonic() + within_s, is_so)
+        assert is_so(), f"not within {within_s} s: {what}"
+
     def until_painted(self, words: str, within_s: float) -> float:
         """Return when these words were painted (`time.monotonic`); they must not have been on their way before."""
-        self._wanted, self._seen_s, self._kept = words.encode(), None, b""
-        self._pump(time.monotonic() + within_s, lambda: self._seen_s is not None)
-        seen_s, self._wanted = self._seen_s, b""
-        if seen_s is None:
+        self._wanted, self._kept = words.encode(), b""
+        self._pump(time.monotonic() + within_s, lambda: not self._wanted)
+        if self._wanted:
+            self._wanted = b""
             raise TimeoutError(f"{words!r} was not painted within {within_s} s; last: {self._kept[-300:]!r}")
-        return seen_s
+        return self._seen_s
 
     def key(self, keys: bytes, words: str, within_s: float = 30.0) -> float:
         """Press keys and return how long it takes until they are answered by these words, in seconds."""
@@ -146,7 +158,7 @@ class Person:
                 heapq.heappop(self._events)[2]()
             if is_done() or now_s >= end_s:
                 return
-            due_s = min(end_s, self._events[0][0] if self._events else end_s)
+            due_s = min(end_s, now_s + LOOK_S, self._events[0][0] if self._events else end_s)
             reads = [self._master] if self._in_flight < MAX_IN_FLIGHT_BYTES else []
             ready, _, _ = select.select(reads, [], [], max(0.0, due_s - now_s))
             if ready:
@@ -178,10 +190,12 @@ class Person:
                 continue
             if match[1] is not None:
                 self._cursor = (int(match[1]), int(match[2]))
-            elif self._answers:
-                row, column = self._cursor
-                is_place = match[0].endswith(b"6n")
-                self._send_up(f"\x1b[{row};{column}R".encode() if is_place else b"\x1b[?2026;2$y")
+                continue
+            row, column = self._cursor
+            is_place = match[0].endswith(b"6n")
+            self._answer = f"\x1b[{row};{column}R".encode() if is_place else b"\x1b[?2026;2$y"
+            if self._answers:
+                self.answer()
         self._kept = text[-KEPT_BYTES:]
 
     def _send_up(self, data: bytes) -> None:

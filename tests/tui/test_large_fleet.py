@@ -45,8 +45,8 @@ class MeteredConsole(StillConsole):
 
     def _display(self, screen: Screen[None], renderable: RenderableType | None) -> None:
         if isinstance(renderable, ChopsUpdate | LayoutUpdate):
-            is_part = isinstance(renderable, ChopsUpdate)
-            self.num_lines += len({y for y, _, _ in renderable.spans}) if is_part else self.size.height
+            lines = range(self.size.height)
+            self.num_lines += len({y for y, _, _ in renderable.spans} if isinstance(renderable, ChopsUpdate) else lines)
             self.num_bytes += len(renderable.render_segments(self.console))
         super()._display(screen, renderable)
 

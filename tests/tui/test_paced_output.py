@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.screen_link import Link, Person
-from tests.support.waiting import until
+from tests.support.screen_link import Person
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,8 +20,8 @@ QUESTION = "\x1b[6n"
 
 
 @contextmanager
-def opened(link: Link | None = None, *, answers: bool = True, **more: str) -> Iterator[Person]:
-    person = Person(ARGV, {**TERMINAL, **more}, link)
+def opened(*, answers: bool = True, **more: str) -> Iterator[Person]:
+    person = Person(ARGV, {**TERMINAL, **more})
     if not answers:
         person.stop_answering()
     try:
@@ -52,16 +51,18 @@ def test_a_terminal_that_answers_nothing_is_painted_and_its_keys_count() -> None
     with opened(answers=False) as person:
         person.key(b"2", "WAIT SHARE", 10)
         painted = person.num_bytes
-        until(lambda: person.wait(0.1) or person.num_bytes > painted + 20_000, 30, "it paints on")
+        person.wait_until(lambda: person.num_bytes > painted + 20_000, 30, "it paints on")
         with pytest.raises(TimeoutError):
             person.until_painted(QUESTION, 1)
 
 
 def test_no_answer_is_left_for_the_shell() -> None:
-    with opened(Link(bytes_s=1e6, round_trip_s=0.45)) as person:
+    with opened() as person:
+        person.stop_answering()
         person.until_painted(QUESTION, 10)
         person.type(b"q")
-        until(lambda: person.wait(0.05) or person.process.poll() is not None, 10, "the console has gone")
-        person.wait(0.5)
+        person.wait(0.3)  # the way back of the answer
+        person.answer()
+        person.wait_until(lambda: person.process.poll() is not None, 10, "the console has gone")
 
         assert person.unread() == b""

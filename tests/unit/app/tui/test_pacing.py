@@ -15,6 +15,14 @@ def asked(pacer: Pacer, now_s: float, num_bytes: int = FRAME) -> int:
     return tag
 
 
+def moves(pacer: Pacer) -> bool:
+    return pacer.may_move
+
+
+def is_choked(pacer: Pacer) -> bool:
+    return pacer.is_choked
+
+
 def over_a_link(pacer: Pacer, bytes_s: float, round_trip_s: float, num_paints: int = 20) -> None:
     """Paint large and small in turn, each answered when the link has carried it."""
     for turn in range(num_paints):
@@ -25,12 +33,12 @@ def over_a_link(pacer: Pacer, bytes_s: float, round_trip_s: float, num_paints: i
 
 def test_nothing_moves_while_an_answer_is_owed() -> None:
     pacer = Pacer()
-    assert pacer.may_move
+    assert moves(pacer)
     tag = asked(pacer, 0.0)
 
-    assert not pacer.may_move
+    assert not moves(pacer)
     pacer.answered(tag, 0.05)
-    assert pacer.may_move
+    assert moves(pacer)
 
 
 def test_a_later_answer_answers_earlier_questions_that_were_lost() -> None:
@@ -40,7 +48,7 @@ def test_a_later_answer_answers_earlier_questions_that_were_lost() -> None:
 
     pacer.answered(second, 0.2)
 
-    assert pacer.may_move
+    assert moves(pacer)
 
 
 def test_a_stray_answer_answers_nothing() -> None:
@@ -50,18 +58,18 @@ def test_a_stray_answer_answers_nothing() -> None:
     pacer.answered(tag + 1, 0.1)
     pacer.answered(77, 0.1)
 
-    assert not pacer.may_move
+    assert not moves(pacer)
 
 
 def test_keys_share_a_paint_only_once_the_link_is_behind_by_more_than_a_screenful() -> None:
     pacer = Pacer()
     first = asked(pacer, 0.0, CHOKED_BYTES)
-    assert not pacer.is_choked, "a single paint, however large, has nothing before it"
+    assert not is_choked(pacer), "a single paint, however large, has nothing before it"
 
     asked(pacer, 0.1, 1)
-    assert pacer.is_choked
+    assert is_choked(pacer)
     pacer.answered(first, 0.2)
-    assert not pacer.is_choked
+    assert not is_choked(pacer)
 
 
 def test_a_slice_is_what_the_link_carries_in_a_moment() -> None:
@@ -80,14 +88,14 @@ def test_a_terminal_that_never_answers_is_asked_no_more_and_painted_all_the_same
     now_s = 0.0
     for _ in range(MAX_UNANSWERED):
         asked(pacer, now_s)
-        assert not pacer.may_move
+        assert not moves(pacer)
         now_s += PATIENCE_S
         pacer.look(now_s)
-        assert pacer.may_move, "what moves goes on, if only every other second"
+        assert moves(pacer), "what moves goes on, if only every other second"
 
     assert not pacer.is_pacing
     assert pacer.ask(FRAME, now_s) is None
-    assert pacer.may_move
+    assert moves(pacer)
 
 
 def test_an_answer_that_comes_late_begins_the_pacing_again() -> None:
@@ -95,7 +103,7 @@ def test_an_answer_that_comes_late_begins_the_pacing_again() -> None:
     for turn in range(MAX_UNANSWERED):
         asked(pacer, turn * PATIENCE_S)
         pacer.look((turn + 1) * PATIENCE_S)
-    assert not pacer.is_pacing
+    assert pacer.ask(FRAME, 99.0) is None
 
     pacer.answered(0, 100.0)
 
@@ -110,9 +118,9 @@ def test_patience_with_one_answer_is_not_lost_to_another() -> None:
 
     pacer.look(PATIENCE_S)
 
-    assert not pacer.may_move
+    assert not moves(pacer)
     pacer.look(1.5 * PATIENCE_S)
-    assert pacer.may_move
+    assert moves(pacer)
 
 
 def test_no_tag_stands_for_two_open_questions() -> None:
@@ -131,5 +139,17 @@ def test_a_terminal_that_was_given_away_owes_nothing() -> None:
 
     pacer.begin_anew()
 
-    assert pacer.may_move
+    assert moves(pacer)
     assert pacer.slice_bytes == float("inf")
+
+
+def test_a_terminal_that_is_taken_again_is_asked_again() -> None:
+    pacer = Pacer()
+    for turn in range(MAX_UNANSWERED):
+        asked(pacer, turn * PATIENCE_S)
+        pacer.look((turn + 1) * PATIENCE_S)
+    assert pacer.ask(FRAME, 99.0) is None
+
+    pacer.begin_anew()
+
+    assert pacer.ask(FRAME, 100.0) is not None

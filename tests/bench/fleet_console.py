@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from app.presenting import show_session
 from app.sessions.live import LiveSession
 from app.sessions.options import SessionOptions
+from app.settings.schema import ConsoleSettings
 from tests.bench.fleet_feeder import node_directory, node_names
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def main() -> None:
     """Show the fleet until it is quit."""
     directory, num_nodes = sys.argv[1], int(sys.argv[2])
     directories = {name: node_directory(directory, index) for index, name in enumerate(node_names(num_nodes))}
-    sys.exit(asyncio.run(show_session(FleetSession(directories))))
+    sys.exit(asyncio.run(show_session(FleetSession(directories), ConsoleSettings())))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from app.view import View
 
 POLL_S = 0.1
+HEADLESS_PATIENCE_S = 600.0
+"""A script wants an end: for so long a connection that is lost is tried again. The screen never gives up."""
 STATUS_PATIENCE_S = 5.0
 """For the first reports of a node that has said that it serves."""
 STATUS_REPORTS_S = 1.0
@@ -261,7 +264,9 @@ async def _look(session: RemoteSession) -> View:
 
 def _present(session: RemoteSession, settings: Settings, *, is_json: bool, is_headless: bool) -> None:
     if is_headless or is_json or not is_terminal():
+        session.patience_s = HEADLESS_PATIENCE_S
         raise SystemExit(asyncio.run(print_session(session, is_json=is_json)))
+    session.patience_s = math.inf
     raise SystemExit(asyncio.run(show_session(session, settings.console)))
 
 

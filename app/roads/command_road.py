@@ -76,6 +76,8 @@ class StreamRoad:
             await self._drop()
 
     async def _exchange(self, command: Command) -> Reply:
+        if self._stream is not None and self._stream[0].at_eof():
+            await self._drop()  # it broke since the last command, so this one may go a new way
         if self._stream is None:
             self._stream = await self._open_stream()
         reader, writer = self._stream

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from typing import TYPE_CHECKING
 
 from agent.wire.machine import GpuWatchState
 from app.errors import AgentRefusedError, HostUnreachableError
 from app.headless import is_over
+from app.sessions.connection_keeper import ConnectionKeeper
 from app.sessions.live import LiveSession
 from app.sessions.remote_job import job_spec
 from app.sessions.session import DEFAULT_OPTIONS
@@ -16,6 +18,7 @@ from app.sessions.session import DEFAULT_OPTIONS
 if TYPE_CHECKING:
     from agent.wire.jobs import JobSpec
     from agent.wire.reports import NodeReport
+    from app.errors import AppError
     from app.sessions.options import SessionOptions
     from app.sessions.remote_job import RunRequest
     from app.ssh.host_link import HostLink
@@ -49,6 +52,11 @@ class RemoteSession(LiveSession):
         self._is_certain = True
         self._is_ended = False
         self._is_open = False
+        self.patience_s = 0.0
+        """How long a connection that is lost is tried again before `view` raises; while it is infinite, `view` shows
+        what was known last, whatever becomes of the connection. Say it before `start`."""
+        self._keeper: ConnectionKeeper | None = None
+        self._keeping: asyncio.Task[None] | None = None
         self.can_inject = False
         """True while the job that is shown allows faults."""
 
@@ -112,6 +120,9 @@ class RemoteSession(LiveSession):
         await asyncio.to_thread(self._link.open_road, lambda frame: self.session.take_frame(host, frame))
         await self.session.connect()
         self._is_open = True
+        if self.patience_s:
+            self._keeper = ConnectionKeeper(self._link, self._tell, self.patience_s)
+            self._keeping = asyncio.create_task(self._keeper.run(), name="rankdeck-connection")
         if not self._link.is_forwarded:
             self._notices.append(f"sshd of {host} forwards no sockets: going through `agent proxy` and `agent relay`")
 
@@ -119,17 +130,32 @@ class RemoteSession(LiveSession):
         """Return the rows of now.
 
         Raises:
-            HostUnreachableError: The connection is lost.
+            AppError: The connection is lost for good.
         """
+        if self._keeper is not None:
+            self.session.put_trouble(self._link.host, self._keeper.trouble)
         view = super().view()
         job = view.job()
         if job is not None and self._own_job_id in {"", job.job_id}:
             self._job_id = job.job_id
             self._is_ended = is_over(view)
             self.can_inject = job.allow_faults and not self.is_read_only
-        if self._is_open and not self._link.is_alive:
-            raise HostUnreachableError(self._link.host, "the connection is lost", self._way_back())
+        if self._is_open and math.isfinite(self.patience_s):
+            self._raise_for_lost_connection()
         return view
+
+    def _tell(self, sentence: str) -> None:
+        self._notices.append(sentence)  # another list after each drain
+
+    def _raise_for_lost_connection(self) -> None:
+        failure: AppError | None = None
+        if self._keeper is not None:
+            failure = self._keeper.failure
+        elif not self._link.is_alive:
+            failure = HostUnreachableError(self._link.host, "the connection is lost")
+        if failure is not None:
+            failure.hint = f"{failure.hint}; {self._way_back()}" if failure.hint else self._way_back()
+            raise failure
 
     def farewell(self) -> str:
         """Return how to come back to a job that goes on."""
@@ -138,6 +164,9 @@ class RemoteSession(LiveSession):
     async def close(self) -> None:
         """Stop listening and let go of the host."""
         self._is_open = False
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
         await self.session.close()
         await asyncio.to_thread(self._link.close)
 

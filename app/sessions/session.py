@@ -138,6 +138,10 @@ class Session:
         self.history.observe(view)
         return view
 
+    def put_trouble(self, node: str, words: str) -> None:
+        """Take why there is no way to a node at present; empty when there is one."""
+        self._cluster.put_trouble(node, words)
+
     def take_frame(self, node: str, frame: bytes) -> None:
         """Take a frame of telemetry that came by another road than the node's socket; may be called from any thread."""
         self._telemetry.take(node, frame)

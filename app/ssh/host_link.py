@@ -1,4 +1,4 @@
-"""One host over SSH: its agent found, brought up and ended there, and its sockets brought here.
+"""One host over SSH: its agent found, brought up and ended there, and its sockets brought here, again after a break.
 
 Everything here blocks, within bounds. After `open_road` there is a directory on this machine in which the host's agent
 seems to serve: whatever speaks to local agents speaks to this one. Where sshd forwards no sockets, commands go
@@ -77,9 +77,12 @@ class HostLink:
         self.host = access.host
         self._access = access
         self._near = TunnelDir()
+        self._lock = threading.Lock()
+        self._is_closed = False
         self._connection: SshConnection | None = None
         self._tunnels: list[Tunnel] = []
         self._relay: tuple[ByteChannel, threading.Thread] | None = None
+        self._on_frame: Callable[[bytes], None] | None = None
         self.place: AgentPlace | None = None
         """Where the agent serves; None before it is found."""
         self.is_forwarded = True
@@ -102,8 +105,18 @@ class HostLink:
         self.close()
 
     def connect(self) -> None:
-        """Log in; see `app.ssh.connection.connect`."""
-        self._connection = connect(self.host, self._access.ssh_config)
+        """Log in; see `app.ssh.connection.connect`.
+
+        Raises:
+            HostUnreachableError: Also when the link was closed meanwhile, by another thread.
+        """
+        connection = connect(self.host, self._access.ssh_config)
+        with self._lock:
+            if not self._is_closed:
+                self._connection = connection
+                return
+        connection.close()
+        raise HostUnreachableError(self.host, "the link to it is closed")
 
     def bring_up(self) -> AgentPlace:
         """Start the agent unless it serves already, and return where.
@@ -155,29 +168,50 @@ class HostLink:
             HostUnreachableError: The connection broke.
         """
         assert self.place is not None
-        assert self._connection is not None
-        connection, place = self._connection, self.place
+        self._on_frame = on_frame
+        place, near_control = self.place, self.directory / CONTROL_SOCKET
         far_control = f"{place.dir}/{CONTROL_SOCKET}"
         try:
-            connection.open_socket(far_control).close()
+            self._connected().open_socket(far_control).close()
         except ForwardingRefusedError:
             self.is_forwarded = False
-        near_control, near_telemetry = self.directory / CONTROL_SOCKET, self.directory / TELEMETRY_SOCKET
         if self.is_forwarded:
-            self._tunnels.append(Tunnel(near_control, lambda: connection.open_socket(far_control)))
             far_telemetry = f"{place.dir}/{TELEMETRY_SOCKET}"
-            self._tunnels.append(Tunnel(near_telemetry, lambda: connection.open_socket(far_telemetry)))
+            self._tunnels += [
+                Tunnel(near_control, lambda: self._connected().open_socket(far_control)),
+                Tunnel(self.directory / TELEMETRY_SOCKET, lambda: self._connected().open_socket(far_telemetry)),
+            ]
             return
-        proxy, relay = (self._argv(verb, "--dir", place.dir) for verb in ("proxy", "relay"))
-        self._tunnels.append(Tunnel(near_control, lambda: connection.open_process(proxy)))
-        channel = connection.open_process(relay)
-        thread = threading.Thread(target=_read_frames, args=(channel, on_frame), name="rankdeck-relay", daemon=True)
-        self._relay = (channel, thread)
-        thread.start()
+        proxy = self._argv("proxy", "--dir", place.dir)
+        self._tunnels.append(Tunnel(near_control, lambda: self._connected().open_process(proxy)))
+        self._start_relay()
+
+    def reconnect(self) -> None:
+        """Log in again after the connection was lost: what was brought here by `open_road` comes again.
+
+        Raises:
+            HostKeyError: The host is no longer known to be who it was.
+            HostUnreachableError: It still cannot be reached.
+            AgentUnreachableError: No agent serves there now.
+            IncompatibleAgentError: Another one serves there now, in another place or of another version.
+        """
+        lost, self._connection = self._connection, None
+        if lost is not None:
+            lost.close()
+        self.connect()
+        before = self.place
+        assert before is not None
+        place = self.find()
+        if place.dir != before.dir:
+            raise IncompatibleAgentError(self.host, f"its agent serves in {clean(place.dir)} now: begin anew")
+        if not self.is_forwarded:
+            self._end_relay()
+            self._start_relay()
 
     def close(self) -> None:
         """Let go of the host, of each part whatever the others raise; safe to call twice."""
-        relay, self._relay = self._relay, None
+        with self._lock:
+            self._is_closed = True
         tunnels, self._tunnels = self._tunnels, []
         with contextlib.ExitStack() as parts:  # from the last to the first
             parts.callback(self._near.remove)
@@ -185,11 +219,31 @@ class HostLink:
                 parts.callback(self._connection.close)
             for tunnel in tunnels:
                 parts.callback(tunnel.close)
-            if relay:
-                channel, thread = relay
-                parts.callback(thread.join, JOIN_S)
-                with contextlib.suppress(*CHANNEL_ERRORS):
-                    channel.close()
+            parts.callback(self._end_relay)
+
+    def _connected(self) -> SshConnection:
+        connection = self._connection  # another thread may be about to replace it
+        if connection is None:
+            raise HostUnreachableError(self.host, "not connected")
+        return connection
+
+    def _start_relay(self) -> None:
+        assert self.place is not None
+        assert self._on_frame is not None
+        channel = self._connected().open_process(self._argv("relay", "--dir", self.place.dir))
+        reading = (channel, self._on_frame)
+        thread = threading.Thread(target=_read_frames, args=reading, name="rankdeck-relay", daemon=True)
+        self._relay = (channel, thread)
+        thread.start()
+
+    def _end_relay(self) -> None:
+        relay, self._relay = self._relay, None
+        if relay is None:
+            return
+        channel, thread = relay
+        with contextlib.suppress(*CHANNEL_ERRORS):
+            channel.close()
+        thread.join(JOIN_S)
 
     def _argv(self, *arguments: str) -> list[str]:
         # -P: the directory that a login begins in may hold an `agent` of its own.
@@ -212,9 +266,7 @@ class HostLink:
 
         A login shell may print lines of its own before.
         """
-        if self._connection is None:
-            raise HostUnreachableError(self.host, "not connected")
-        done = self._connection.run(self._argv(*arguments), VERB_TIMEOUT_S)
+        done = self._connected().run(self._argv(*arguments), VERB_TIMEOUT_S)
         if done.exit_code == 0:
             return b"".join(done.stdout.strip().splitlines()[-1:])
         if done.exit_code == ExitCode.REFUSED:

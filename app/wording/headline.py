@@ -36,6 +36,9 @@ def node_headline(cluster: Cluster, diagnosis: Diagnosis) -> Headline | None:
     ]
     if late:
         age_s = max(facts.age_s or 0.0 for facts in diagnosis.nodes if facts.state in ("stale", "lost"))
+        troubles = sorted({cluster.nodes[name].trouble for name in late})
+        if troubles != [""] and len(troubles) == 1:
+            return _line(Severity.WARNING, f"no connection to {_names(late)} for {seconds_text(age_s)}: {troubles[0]}")
         has = "has" if len(late) == 1 else "have"
         return _line(Severity.WARNING, f"{_names(late)} {has} not reported for {seconds_text(age_s)}")
     silent = [

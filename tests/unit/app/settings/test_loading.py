@@ -144,6 +144,11 @@ def test_xdg_config_home_is_honoured_where_it_is_absolute(tmp_path: Path) -> Non
             2,
             "treshold: no such table; there are console, thresholds, keys; the nearest is thresholds",
         ),
+        (
+            '\nconsole = { theme = "x" }\n',
+            2,
+            "console.theme: 'x' is none of deck, light, contrast, ansi, plain",
+        ),
         ("console = 3\n", 1, "console is a table: write [console] above its settings"),
         ("[[keys]]\nquit = 'q'\n", 1, "keys is a table: write [keys] above its settings"),
         ("[thresholds]\nstall_s = '9'\n", 2, "thresholds.stall_s: '9' is no number of seconds"),

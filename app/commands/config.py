@@ -11,7 +11,6 @@ from app.commands.settings_options import load_settings, settings_options
 from app.errors import ExitCode
 from app.headless import print_line
 from app.safe_text import LINE_LIMIT, clean
-from app.tui.actions import ACTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -72,6 +71,8 @@ def _rows(loaded: Loaded, *, shows_origin: bool) -> list[tuple[str, ...]]:
 
 
 def _key_rows(loaded: Loaded) -> list[tuple[str, ...]]:
+    from app.tui.actions import ACTIONS  # noqa: PLC0415 - `--help` does not pay for it
+
     rows: list[tuple[str, ...]] = []
     for action in ACTIONS:
         name = f"keys.{action.name}"

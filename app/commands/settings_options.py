@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.settings.loading import load
-from app.tui.actions import ACTIONS
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -49,6 +46,9 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 def load_settings(assignments: Sequence[str], *, has_files: bool) -> Loaded:
     """Return what there is, and what is wrong with it."""
+    from app.settings.loading import load  # noqa: PLC0415 - `--help` does not pay for it
+    from app.tui.actions import ACTIONS  # noqa: PLC0415
+
     return load(ACTIONS, assignments, has_files=has_files)
 
 

@@ -30,24 +30,34 @@ class WrongValueError(ValueError):
     """A value does not fit its setting; the message says what would."""
 
 
-class Setting(msgspec.Struct, frozen=True):
-    """Something that a person may choose."""
+class _Named(msgspec.Struct, frozen=True):
+    """What every setting has."""
 
     name: str
     """With its table: `thresholds.stall_s`."""
     default: Value
     sentence: str
 
-    def take(self, value: object) -> Value:
+
+class Choice(_Named, frozen=True):
+    """One of some words; true and false may be written without quotes."""
+
+    choices: tuple[str, ...] = ()
+
+    def take(self, value: object) -> str:
         """Return a value of a TOML file as this setting keeps it.
 
         Raises:
             WrongValueError: It does not fit.
         """
-        raise NotImplementedError
+        word = str(value).lower() if isinstance(value, bool) else value
+        if isinstance(word, str) and word in self.choices:
+            return word
+        near = nearest_text(word, self.choices) if isinstance(word, str) else ""
+        raise WrongValueError(f"{repeated(value)} is none of {', '.join(self.choices)}{near}")
 
-    def take_text(self, text: str) -> Value:
-        """Return a value from the environment or the command line; raises as `take`."""
+    def take_text(self, text: str) -> str:
+        """Return a value of the environment or the command line; raises as `take`."""
         return self.take(text.strip())
 
     def shown(self, value: Value) -> str:
@@ -55,28 +65,14 @@ class Setting(msgspec.Struct, frozen=True):
         return str(value)
 
 
-class Choice(Setting, frozen=True):
-    """One of some words; true and false may be written without quotes."""
-
-    choices: tuple[str, ...] = ()
-
-    def take(self, value: object) -> str:
-        """Return the word."""
-        word = str(value).lower() if isinstance(value, bool) else value
-        if isinstance(word, str) and word in self.choices:
-            return word
-        near = nearest_text(word, self.choices) if isinstance(word, str) else ""
-        raise WrongValueError(f"{repeated(value)} is none of {', '.join(self.choices)}{near}")
-
-
-class Seconds(Setting, frozen=True):
+class Seconds(_Named, frozen=True):
     """A duration."""
 
     low: float = 0.0
     high: float = DAY_S
 
     def take(self, value: object) -> float:
-        """Return the seconds."""
+        """Return the seconds; see `Choice.take`."""
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise WrongValueError(f"{repeated(value)} is no number of seconds")
         if not self.low <= value <= self.high:
@@ -96,11 +92,11 @@ class Seconds(Setting, frozen=True):
         return f"{value:g}"
 
 
-class Keys(Setting, frozen=True):
+class Keys(_Named, frozen=True):
     """The keys of an action, by Textual's names; none of what only the palette does."""
 
     def take(self, value: object) -> tuple[str, ...]:
-        """Return the keys, each once."""
+        """Return the keys, each once; see `Choice.take`."""
         words = [value] if isinstance(value, str) else value
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise WrongValueError(f'{repeated(value)} is no key or list of keys: "x", ["x", "f2"], [] for none')
@@ -122,6 +118,10 @@ class Keys(Setting, frozen=True):
         """Return the keys as they stand on the screen."""
         keys = value if isinstance(value, tuple) else ()
         return " ".join(shown_key(key) for key in keys) or "(none)"
+
+
+Setting = Choice | Seconds | Keys
+"""Something that a person may choose."""
 
 
 class Bindable(Protocol):

@@ -97,8 +97,8 @@ def _coloured_palette(colours: Colours) -> Palette:
 def _terminal_palette() -> Palette:
     """Return a palette of the terminal's own colours, whatever its ground is.
 
-    Of its sixteen only red and magenta are readable on black and on white alike, in the palettes that terminals come
-    with (xterm's: 3.6 and 5.9 to 1, 4.7 and 4.5 to 1): all else is weight, reversal, and its own ink on its own ground.
+    Of the first eight only red and magenta are readable on black and on white alike (xterm's: 3.6 and 5.8 to 1, 4.5 and
+    4.7 to 1), and the bright ones are greys in some palettes: all else is weight, reversal, and the terminal's own ink.
     """
     plain = plain_palette()
     magenta, red = Style(color="magenta"), Style(color="red")

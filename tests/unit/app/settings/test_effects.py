@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
 
 from app.commands.evidence import replay
+from app.commands.host_options import session_options
+from app.diagnosis.rank_facts import Thresholds
+from app.evidence.bundle import Evidence, encode_bundle
 from app.recording.records import encode_recording
+from app.sessions.demo import Demo, DemoOptions
+from app.settings.loading import load
 from app.settings.schema import TABLE
+from app.tui.actions import ACTIONS
 from tests.support.recordings import recording_of
 from tests.support.sim import SimCluster
 from tests.support.sim_program import Training
@@ -93,3 +101,26 @@ def test_a_threshold_changes_what_is_said(
 
     assert usual != others
     assert {cause} == {one for one, _ in (*usual, *others)}
+
+
+async def test_a_live_session_judges_by_the_thresholds_that_were_chosen() -> None:
+    chosen = load(ACTIONS, ["thresholds.stall_s=33"], has_files=False, environ={}).settings()
+    how = {"recording": None, "is_read_only": False, "settings": chosen}
+    options = session_options(evidence_dir=None, keeps_none=True, **how)
+
+    demo = Demo(DemoOptions(num_ranks=1, session=options))
+    try:
+        assert demo.stall_s == 33.0
+    finally:
+        await demo.close()
+
+
+def test_evidence_tells_what_was_said_by_the_thresholds_of_its_session() -> None:
+    def about(thresholds: Thresholds) -> str:
+        recording = recording_of(stalled())
+        kept = Evidence(recording.opening, recording.records, {}, [], {}, thresholds)
+        with zipfile.ZipFile(io.BytesIO(encode_bundle(kept))) as bundle:
+            return next(bundle.read(name).decode() for name in bundle.namelist() if name.endswith("about.txt"))
+
+    assert "What was said" not in about(Thresholds())
+    assert "rank 1" in about(Thresholds(stall_s=3.0)).partition("What was said")[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,8 +13,6 @@ from app.settings.loading import load, user_file
 from app.tui.actions import ACTIONS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from app.settings.loading import Loaded
 
 
@@ -109,6 +108,18 @@ def test_a_project_file_can_only_choose_looks_keys_and_thresholds(desk: Desk) ->
     }
 
 
+def test_the_example_of_the_readme_is_accepted_and_changes_every_thing_it_names(desk: Desk) -> None:
+    readme = (Path(__file__).parents[4] / "README.md").read_text()
+    example = readme.partition("<!-- settings -->\n```toml\n")[2].partition("```\n<!-- /settings -->")[0]
+    desk.user.write_text(example)
+
+    loaded = desk.load()
+
+    assert lines(loaded) == []
+    assert len([entry for entry in loaded.entries.values() if entry.origin.is_file]) == 12
+    assert loaded.settings().console.keys["stacks"] == ("t", "f4")
+
+
 def test_xdg_config_home_is_honoured_where_it_is_absolute(tmp_path: Path) -> None:
     assert user_file({"XDG_CONFIG_HOME": "/x"}, tmp_path).as_posix() == "/x/rankdeck/config.toml"
     assert user_file({"XDG_CONFIG_HOME": "x"}, tmp_path) == tmp_path / ".config" / "rankdeck" / "config.toml"
@@ -132,6 +143,11 @@ def test_xdg_config_home_is_honoured_where_it_is_absolute(tmp_path: Path) -> Non
             "\n[treshold]\nstall_s = 1\n",
             2,
             "treshold: no such table; there are console, thresholds, keys; the nearest is thresholds",
+        ),
+        (
+            '\nconsole = { theme = "x" }\n',
+            2,
+            "console.theme: 'x' is none of deck, light, contrast, ansi, plain",
         ),
         ("console = 3\n", 1, "console is a table: write [console] above its settings"),
         ("[[keys]]\nquit = 'q'\n", 1, "keys is a table: write [keys] above its settings"),

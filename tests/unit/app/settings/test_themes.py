@@ -93,6 +93,23 @@ def test_the_inks_of_ranks_are_not_twice_the_same(name: str, colours: Colours) -
     assert len(set(colours.ranks)) == len(colours.ranks)
 
 
+def test_of_a_terminals_own_colours_only_red_and_magenta_can_be_read_on_black_and_on_white() -> None:
+    xterm = {
+        "black": "#000000",
+        "red": "#cd0000",
+        "green": "#00cd00",
+        "yellow": "#cdcd00",
+        "blue": "#0000ee",
+        "magenta": "#cd00cd",
+        "cyan": "#00cdcd",
+        "white": "#e5e5e5",
+    }
+
+    readable = [name for name, rgb in xterm.items() if min(contrast(rgb, "#000000"), contrast(rgb, "#ffffff")) >= 3.5]
+
+    assert readable == ["red", "magenta"]
+
+
 def test_only_the_light_theme_calls_itself_light_and_its_ground_is() -> None:
     for name, colours in COLOURED.items():
         assert THEMES[name].is_dark is (contrast(colours.ground, "#000000") < contrast(colours.ground, "#ffffff"))

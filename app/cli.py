@@ -17,11 +17,13 @@ from app.commands.host_options import read_only_option, record_option
 from app.commands.hosts import HOST_VERBS
 from app.commands.serve import serve
 from app.commands.settings_options import takes_settings
+from app.commands.start import ask_what_to_do
 from app.errors import AppError, ExitCode
 from app.evidence.store import check_directory
 from app.faults import AT_START, parse_fault
 from app.headless import print_line
 from app.presenting import is_terminal, print_session, show_session
+from app.program import shell_text
 from app.sessions.demo import (
     CONSOLE_STEPS,
     DEFAULT_RANKS,
@@ -34,10 +36,21 @@ from app.sessions.demo import (
 from app.sessions.options import SessionOptions
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
 @click.version_option(version("rankdeck"), prog_name="rankdeck")
-def rankdeck() -> None:
-    """Watch a PyTorch DDP job live: which rank holds the others up, at which barrier, on which line, and why."""
+@click.pass_context
+def rankdeck(context: click.Context) -> None:
+    """Watch a PyTorch DDP job live: which rank holds the others up, at which barrier, on which line, and why.
+
+    Alone, in a terminal, it asks what to do.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if not is_terminal():
+        raise click.exceptions.NoArgsIsHelpError(context)
+    if chosen := ask_what_to_do():
+        print_line(f"rankdeck: {shell_text(chosen)}")
+        rankdeck.main(list(chosen), prog_name="rankdeck", standalone_mode=False)
 
 
 @rankdeck.command()

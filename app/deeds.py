@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from agent.wire.jobs import MAX_LOCAL_WORLD_SIZE
+from app.model.cluster import MAX_WORLD_SIZE
 from app.words import ranks_text
 
 if TYPE_CHECKING:
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
 MAX_NODES_NAMED = 3
 MAX_PIDS_NAMED = 4
 """Of each node."""
+
+NOT_AGAIN = "the job ends and will not begin again"
+"""What becomes of a restart that is left undone."""
 
 
 class Deed(StrEnum):
@@ -39,6 +44,11 @@ DEED_EFFECTS = {
     Deed.RESTART_NOW: "are killed at once: what is not saved is lost; then the job begins again",
 }
 """What becomes of the ranks."""
+
+
+def max_ranks(num_nodes: int) -> int:
+    """Return how many ranks a job can have on so many nodes: what agents take and this console believes."""
+    return min(MAX_WORLD_SIZE, num_nodes * MAX_LOCAL_WORLD_SIZE)
 
 
 def deed_title(deed: Deed, job: JobRow, *, has_ended: bool) -> str:

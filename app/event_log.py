@@ -16,7 +16,7 @@ from app.safe_text import LINE_LIMIT, clean
 from app.words import ranks_text, seconds_text
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
 
     from app.rows import JobRow, VerdictRow
     from app.view import View
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 MAX_EVENTS = 10_000
 MAX_NODES_NAMED = 4
 """Of nodes that change alike at one moment."""
+
+NOTE_SETTLES_S = 1.5
+"""Ranks come one by one; agents report twice a second at most."""
 
 _NODE_SEVERITY = {"up": Severity.OK, "stale": Severity.WARNING, "lost": Severity.CRITICAL}
 _JOB_SEVERITY = {
@@ -75,8 +78,36 @@ class Event(msgspec.Struct, frozen=True):
     severity: Severity
     text: str
     """A clean sentence."""
-    rank: int | None = None
-    """The one that it is about, or the first of them."""
+    ranks: tuple[int, ...] = ()
+    """Those that it is about."""
+
+    @property
+    def rank(self) -> int | None:
+        """The first of them."""
+        return self.ranks[0] if self.ranks else None
+
+
+class NoteWatch:
+    """Says each note of a job once, with the ranks that have come together: not again for one that joins later."""
+
+    def __init__(self) -> None:
+        self._standing: dict[str, tuple[str, float]] = {}
+        self._told: set[str] = set()
+
+    def news(self, notes: Mapping[str, str], now_s: float) -> list[str]:
+        """Return what is to be said now of the notes that stand, given by what they are about."""
+        self._told &= notes.keys()
+        self._standing = {
+            about: before if (before := self._standing.get(about)) and before[0] == note else (note, now_s)
+            for about, note in notes.items()
+        }
+        news = {
+            about: note
+            for about, (note, since_s) in self._standing.items()
+            if about not in self._told and now_s - since_s >= NOTE_SETTLES_S
+        }
+        self._told.update(news)
+        return list(news.values())
 
 
 class EventLog:
@@ -96,6 +127,7 @@ class EventLog:
         self._node_states: dict[str, str] = {}
         self._broken_gpus: set[str] = set()
         self._job: JobRow | None = None
+        self._notes = NoteWatch()
 
     def still(self) -> EventLog:
         """Return the events until now, to which nothing will be added."""
@@ -120,12 +152,12 @@ class EventLog:
         now_s: float,
         kind: EventKind = EventKind.DONE,
         severity: Severity = Severity.OK,
-        rank: int | None = None,
+        ranks: Sequence[int] = (),
     ) -> None:
         """Take what was done, in a sentence, or another event."""
         if len(self._events) == MAX_EVENTS:
             self.num_dropped += 1
-        self._events.append(Event(now_s, kind, severity, clean(text, LINE_LIMIT), rank))
+        self._events.append(Event(now_s, kind, severity, clean(text, LINE_LIMIT), tuple(ranks)))
 
     def observe(self, view: View) -> None:
         """Look at the model once more, and keep what is new."""
@@ -134,6 +166,8 @@ class EventLog:
         job = view.job()
         if job is not None:
             self._watch_job(job)
+            for note in self._notes.news(view.notes(), view.now_s):
+                self.tell(note, self.now_s, EventKind.NOTE, Severity.QUIET)
         self._watch_gpus(view.broken_gpus())
         self._watch_verdicts(view.verdicts())
 
@@ -160,10 +194,8 @@ class EventLog:
             self.tell(f"job {job.job_id}{attempt}: {job.state}{code}", self.now_s, EventKind.JOB, severity)
         cause = job.root_cause
         if cause is not None and (known is None or known.root_cause is None):
-            self.tell(f"root cause: {cause.text}", self.now_s, EventKind.JOB, Severity.CRITICAL, cause.rank)
-        for note in job.notes:
-            if known is None or note not in known.notes:
-                self.tell(note, self.now_s, EventKind.NOTE, Severity.QUIET)
+            ranks = () if cause.rank is None else (cause.rank,)
+            self.tell(f"root cause: {cause.text}", self.now_s, EventKind.JOB, Severity.CRITICAL, ranks)
         # What a program finds on the disk when it begins is not an event.
         step = job.checkpoint_step
         if step is not None and known is not None and known.checkpoint_step != step:
@@ -178,23 +210,18 @@ class EventLog:
     def _watch_verdicts(self, verdicts: Sequence[VerdictRow]) -> None:
         # A checkpoint or an evaluation that takes its usual time is no event.
         said = {_key(verdict): verdict for verdict in verdicts if verdict.severity is not Severity.QUIET}
-        blamed = {(verdict.job, verdict.cause, rank) for verdict in said.values() for rank in verdict.culprits}
-        for key, (verdict, since_s) in list(self._standing.items()):
-            if key in said:
-                continue
-            del self._standing[key]
+        over = [key for key in self._standing if key not in said]
+        blamed = {(verdict.job, verdict.cause, rank) for verdict in said.values() for rank in verdict.culprits if over}
+        for key in over:
+            verdict, since_s = self._standing.pop(key)
             is_on = any((verdict.job, verdict.cause, rank) in blamed for rank in verdict.culprits)
             if verdict.cause in NO_LONGER and not is_on:
                 text = _over_text(verdict, self.now_s - since_s)
-                self.tell(text, self.now_s, EventKind.OVER, rank=_first(verdict))
+                self.tell(text, self.now_s, EventKind.OVER, ranks=verdict.culprits)
         for key, verdict in said.items():
             if key not in self._standing:
                 self._standing[key] = (verdict, self.now_s)
-                self.tell(verdict.text, self.now_s, EventKind.VERDICT, verdict.severity, _first(verdict))
-
-
-def _first(verdict: VerdictRow) -> int | None:
-    return verdict.culprits[0] if verdict.culprits else None
+                self.tell(verdict.text, self.now_s, EventKind.VERDICT, verdict.severity, verdict.culprits)
 
 
 def _key(verdict: VerdictRow) -> Hashable:

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from app.errors import ExitCode
+from app.event_log import NoteWatch
 from app.rows import Cause, Severity
 from app.status_object import status_object
 from app.words import bytes_text
@@ -80,7 +81,7 @@ class Headless:
         self._named_at_s: float | None = None
         self._over_at_s: float | None = None
         self._said_at_s = float("-inf")
-        self._said_notes: set[str] = set()
+        self._notes = NoteWatch()
 
     async def run(self) -> tuple[View, bool]:
         """Start the job and follow it; return the last view and whether an injected fault went unnamed.
@@ -109,11 +110,8 @@ class Headless:
         elapsed = f"{now_s - self._followed.started_at_s:6.1f} s"
         for notice in self._followed.drain_notices():
             print_line(f"{elapsed}  {notice}")
-        job = view.job()
-        for note in job.notes if job is not None else ():
-            if note not in self._said_notes:
-                self._said_notes.add(note)
-                print_line(f"{elapsed}  note: {note}")
+        for note in self._notes.news(view.notes(), now_s):
+            print_line(f"{elapsed}  note: {note}")
         if now_s - self._said_at_s >= LINE_PERIOD_S:
             self._said_at_s = now_s
             print_line(f"{elapsed}  {view.headline().text}")

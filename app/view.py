@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cached_property, partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from agent.wire.machine import HostReport
-from app.model.job_model import WORST_FIRST, Process
+from agent.wire.machine import GpuWatchState
+from app.model.job_model import WORST_FIRST
 from app.model.outside import epoch_of
 from app.model.still import still_cluster
 from app.rows import (
@@ -23,8 +24,6 @@ from app.rows import (
     GpuRow,
     Headline,
     JobRow,
-    MemoryRow,
-    MemorySummary,
     NodeRow,
     Progress,
     RankRow,
@@ -36,22 +35,24 @@ from app.wording.gpu_words import BrokenGpu, broken_gpus, findings, gpu_rows
 from app.wording.headline import job_headline, node_headline, wait_text
 from app.wording.job_figures import job_figures
 from app.wording.memory_words import JobMemory
+from app.wording.node_words import node_row, node_severity
 from app.wording.pace_words import JobPace
 from app.wording.rank_table import RankTable
 from app.wording.rank_words import rank_row
 from app.wording.root_cause import root_cause_row
 from app.wording.verdict_words import hint, sentence
-from app.words import finite, place_text, ranges_text
+from app.words import finite, place_text
 from ddpcore.wire import TrainingReport
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from app.diagnosis.diagnoser import Diagnosis
     from app.diagnosis.rank_pace import RankPace
     from app.diagnosis.verdicts import Verdict
     from app.diagnosis.waits import Wait
     from app.figure_rows import Figure
+    from app.memory_rows import MemoryRow, MemorySummary
     from app.model.cluster import Cluster, Node
     from app.model.job_model import JobModel
 
@@ -59,15 +60,6 @@ MAX_PLACES_ASKED = 64
 """Waiting ranks whose lines are compared for the most common one: they stand at the same line, or nearly all do."""
 LATE_WAIT_S = 5.0
 """From here a current wait is worth a warning, half-way to a stall."""
-LITTLE_MEMORY_FRAC = 0.05
-"""A node with less memory available than this is about to lose a process."""
-
-NODE_SEVERITY = {
-    "connecting": Severity.QUIET,
-    "up": Severity.OK,
-    "stale": Severity.WARNING,
-    "lost": Severity.CRITICAL,
-}
 
 
 class View:
@@ -151,9 +143,14 @@ class View:
             allow_faults=all(status.allow_faults for status in statuses),
             exit_code=next((code for code in codes if code), codes[0] if codes else None),
             detail=next((clean(status.detail, LINE_LIMIT) for status in statuses if status.detail), ""),
-            notes=[clean(note, LINE_LIMIT) for note in job.notes()],
+            notes=list(self.notes().values()),
             root_cause=root_cause_row(job, self._cluster.node_names, self._found.verdicts),
         )
+
+    def notes(self) -> dict[str, str]:
+        """Return the notes of the job by what they are about: their words change with each rank that joins."""
+        notes = {} if self._job is None else self._job.notes()
+        return {about: clean(note, LINE_LIMIT) for about, note in notes.items()}
 
     def _job_severity(self, state: str) -> Severity:
         found = self._found
@@ -180,39 +177,38 @@ class View:
         nodes = zip(self._cluster.nodes.values(), self._diagnosis.nodes, strict=True)
         return [(clean_name(node.name), facts.state) for node, facts in nodes]
 
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes there are."""
+        return len(self._cluster.nodes)
+
+    @property
+    def node_names(self) -> list[str]:
+        """The names of all nodes, in the order of the cluster."""
+        return [clean_name(name) for name in self._cluster.node_names]
+
+    @property
+    def oldest_age_s(self) -> float | None:
+        """How old the oldest of the nodes' newest reports is; None before the first."""
+        return max((facts.age_s for facts in self._diagnosis.nodes if facts.age_s is not None), default=None)
+
     def nodes(self) -> list[NodeRow]:
-        """Return a row per node, in the order of the cluster."""
+        """Return a row per node, in the order of the cluster; of many nodes, ask for the few that are shown."""
         return [self._node_row(node) for node in self._cluster.nodes.values()]
 
+    def first_nodes(self, max_rows: int, *, odd_first: bool = False) -> list[NodeRow]:
+        """Return rows of the first nodes; where wanted, of those first that are not well or have a culprit."""
+        nodes: Iterable[Node] = self._cluster.nodes.values()
+        if odd_first:
+            blamed = {node for verdict in self._diagnosis.verdicts for node in verdict.nodes}
+            nodes = sorted(nodes, key=lambda node: node.name not in blamed and self._is_well(node))
+        return [self._node_row(node) for node in islice(nodes, max_rows)]
+
+    def _is_well(self, node: Node) -> bool:
+        return node_severity(node, self._diagnosis.nodes[node.index]) is Severity.OK
+
     def _node_row(self, node: Node) -> NodeRow:
-        facts, report = self._diagnosis.nodes[node.index], node.report
-        ranks = [] if self._job is None else self._job.ranks_of(node.index)
-        num_running = 0
-        if ranks and self._job is not None and self._found is not None:
-            process = self._job.process[ranks]
-            num_running = int((self._found.facts.is_alive[ranks] & (process != Process.UNSEEN)).sum())
-        total = report.memory_total_bytes if report is not None else 0
-        free = min(report.memory_available_bytes, total) if report is not None else 0
-        severity = NODE_SEVERITY[facts.state]
-        if severity is Severity.OK and total and free < LITTLE_MEMORY_FRAC * total:
-            severity = Severity.WARNING
-        return NodeRow(
-            node=clean_name(node.name),
-            hostname="" if report is None else clean_name(report.hostname),
-            state=facts.state,
-            severity=severity,
-            ranks=ranges_text(ranks),
-            num_running=num_running,
-            num_ranks=len(ranks),
-            cpu_frac=None if report is None else finite(report.cpu_frac),
-            memory_used_bytes=total - free if total else None,
-            memory_total_bytes=total or None,
-            agent_rss_bytes=None if report is None else report.agent_rss_bytes or None,
-            gpu_watch="" if report is None else report.gpus.state,
-            gpu_detail="" if report is None else clean(report.gpus.detail, LINE_LIMIT),
-            **msgspec.structs.asdict(HostReport() if report is None else report.host),
-            age_s=facts.age_s,
-        )
+        return node_row(node, self._diagnosis.nodes[node.index], self._job, self._found)
 
     def ranks(self, wanted: Sequence[int] | None = None) -> list[RankRow]:
         """Return rows of the wanted ranks that exist, in the order asked for; of all ranks without an argument."""
@@ -340,7 +336,9 @@ class View:
 
     def gpu_findings(self, gpus: Sequence[GpuRow]) -> list[Finding]:
         """Return what is wrong with these GPUs, with their use, or with the look at GPUs; the worst first."""
-        return findings(gpus, self.nodes())
+        return findings(
+            gpus, [self._node_row(node) for node in self._cluster.nodes.values() if _is_gpu_watch_silent(node)]
+        )
 
     def broken_gpus(self) -> list[str]:
         """Return a sentence about each GPU on which something has broken, in the order of the nodes."""
@@ -354,6 +352,10 @@ class View:
         """Return what is wrong with the GPUs of a verdict's culprits: it may be why."""
         culprits = set(verdict.culprits)
         return [gpu.text for gpu in self._broken_gpus if culprits.intersection(gpu.ranks)][:1]
+
+
+def _is_gpu_watch_silent(node: Node) -> bool:
+    return node.report is not None and node.report.gpus.state is GpuWatchState.SILENT
 
 
 def _given(pace: RankPace) -> RankPace:

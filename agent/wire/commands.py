@@ -9,7 +9,7 @@ import msgspec
 
 from agent.wire.codec import decode_line
 from agent.wire.fields import JobId, Port
-from agent.wire.jobs import JobSpec
+from agent.wire.jobs import JobSpec, LocalWorldSize
 from agent.wire.logs import PullLogs, ReadLog
 from agent.wire.stacks import GetStacks
 from ddpcore.wire import (
@@ -54,7 +54,7 @@ class PrepareAgain(msgspec.Struct, frozen=True, tag="prepare_again", forbid_unkn
     """Above that of the one that has ended; the same on all nodes."""
     first_rank: Rank
     """This and the next two as in `JobSpec`."""
-    local_world_size: Annotated[int, msgspec.Meta(ge=1, le=4096)]
+    local_world_size: LocalWorldSize
     world_size: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
     master_port: Port | None = None
     """None is as the job was first asked for."""

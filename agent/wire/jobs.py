@@ -40,6 +40,13 @@ class JobState(StrEnum):
 ENDED_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED, JobState.LOST})
 
 
+MAX_LOCAL_WORLD_SIZE = 4096
+"""Ranks of one job on one node."""
+MAX_RESTARTS = 1000
+
+LocalWorldSize = Annotated[int, msgspec.Meta(ge=1, le=MAX_LOCAL_WORLD_SIZE)]
+
+
 class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """A job on this node."""
 
@@ -81,7 +88,7 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     workdir: FilePath
     num_nodes: Annotated[int, msgspec.Meta(ge=1, le=65536)]
     node_rank: Rank
-    local_world_size: Annotated[int, msgspec.Meta(ge=1, le=4096)]
+    local_world_size: LocalWorldSize
     first_rank: Rank
     world_size: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
     master_addr: Name
@@ -106,7 +113,7 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     """False leaves the ranks without a probe: they are watched from outside, by their processes and their output."""
     shares_gpus: bool = False
     """More ranks than GPUs are meant so."""
-    max_restarts: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
+    max_restarts: Annotated[int, msgspec.Meta(ge=0, le=MAX_RESTARTS)] = 0
     """How often the node begins a failed job again by itself; over several nodes that is the console's to do, or, in an
     elastic job, torchrun's."""
     elastic_min_nodes: Annotated[int, msgspec.Meta(ge=0, le=65536)] = 0

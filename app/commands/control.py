@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.wire.jobs import ENDED_STATES, JobState
+from agent.wire.jobs import ENDED_STATES, MAX_LOCAL_WORLD_SIZE, JobState
 from app.commands.host_options import host_option, json_option, link_to, print_json, reaches
 from app.errors import AppError
 from app.faults import make_fault, told
@@ -23,13 +23,12 @@ if TYPE_CHECKING:
 
     from agent.wire.jobs import JobStatus
     from app.sessions.control import JobControl
-    from app.ssh.host_link import HostLink
+    from app.ssh.agent_link import AgentLink
     from ddpcore.wire import Fault
 
 POLL_S = 0.1
 END_PATIENCE_S = 300.0
 """`stop` waits for a step, a checkpoint and a grace period, which the job's own limits bound further."""
-MAX_RANKS = 4096
 
 
 @click.command()
@@ -62,7 +61,9 @@ def kill(*, job_id: str, host: str, is_json: bool, python: str, ssh_config: str)
 @click.argument("job_id", metavar="JOB")
 @host_option
 @click.option("--now", is_flag=True, help="Kill it at once, without an agreed step and a checkpoint")
-@click.option("--nproc-per-node", "num_ranks", type=click.IntRange(1, MAX_RANKS), help="Ranks [as many as before]")
+@click.option(
+    "--nproc-per-node", "num_ranks", type=click.IntRange(1, MAX_LOCAL_WORLD_SIZE), help="Ranks [as many as before]"
+)
 @json_option
 @reaches
 def restart(*, job_id: str, host: str, is_json: bool, python: str, ssh_config: str, **how: Any) -> None:
@@ -126,7 +127,7 @@ async def _inject(session: RemoteSession, host: str, job_id: str, wanted: Fault)
 CONTROL_VERBS = (stop, kill, restart, fault)
 
 
-def _end(link: HostLink, job_id: str, ask: Callable[[JobControl], Awaitable[str]], *, is_json: bool) -> None:
+def _end(link: AgentLink, job_id: str, ask: Callable[[JobControl], Awaitable[str]], *, is_json: bool) -> None:
     with link:
         check_job_id(job_id)
         link.connect()

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
+from click.core import ParameterSource
 
-from app.errors import SessionError
+from app.errors import SessionError, UsageError
 from app.evidence.store import check_directory, default_directory
 from app.headless import print_line
 from app.rows import SCHEMA
 from app.sessions.options import SessionOptions
+from app.ssh.config import THIS_MACHINE
+from app.ssh.local_link import LocalLink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from app.ssh.host_link import HostLink
+    from app.ssh.agent_link import AgentLink
 
 _access_options = (
     click.option(
@@ -37,7 +41,11 @@ _access_options = (
         help="Read instead of ~/.ssh/config",
     ),
 )
-host_option = click.option("--host", required=True, help="An alias of ~/.ssh/config, user@host, or user@host:port")
+host_option = click.option(
+    "--host",
+    required=True,
+    help=f"An alias of ~/.ssh/config, user@host, user@host:port, or {THIS_MACHINE}: this machine, without SSH",
+)
 json_option = click.option("--json", "is_json", is_flag=True, help="One JSON object on stdout")
 evidence_option = click.option(
     "--evidence",
@@ -67,11 +75,28 @@ def reaches(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def link_to(host: str, python: str, ssh_config: str) -> HostLink:
-    """Return the way to a host, which is not gone yet."""
+def link_to(host: str, python: str, ssh_config: str) -> AgentLink:
+    """Return the way to a host, which is not gone yet; on this machine our own Python will do, unless one is named."""
+    if host == THIS_MACHINE:
+        is_named = click.get_current_context().get_parameter_source("python") is ParameterSource.COMMANDLINE
+        return LocalLink(python if is_named else "")
     from app.ssh.host_link import Access, HostLink  # noqa: PLC0415 - only who goes to another host pays for paramiko
 
     return HostLink(Access(host, python, ssh_config))
+
+
+def workdir_on(host: str, workdir: str) -> str:
+    """Return where a program runs: the home of a host, and on this machine where the person is.
+
+    Raises:
+        UsageError: That directory is gone.
+    """
+    if host != THIS_MACHINE:
+        return workdir or "~"
+    try:
+        return os.path.abspath(os.path.expanduser(workdir))  # noqa: PTH100, PTH111 - `..` of a link is the person's
+    except FileNotFoundError as error:
+        raise UsageError("this directory is gone", "say --workdir") from error
 
 
 def session_options(*, evidence_dir: Path | None, keeps_none: bool, **how: Any) -> SessionOptions:

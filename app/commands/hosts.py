@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from agent.wire.jobs import MAX_LOCAL_WORLD_SIZE, MAX_RESTARTS
 from app.commands.host_options import (
     SESSION_OPTIONS,
     evidence_option,
@@ -22,21 +24,23 @@ from app.commands.host_options import (
     read_only_option,
     record_option,
     session_options,
+    workdir_on,
 )
 from app.commands.settings_options import takes_settings
 from app.errors import AgentUnreachableError, ExitCode
 from app.headless import exit_code, print_line
 from app.presenting import is_terminal, print_session, print_summary, show_session
+from app.program import check_command
 from app.safe_text import LINE_LIMIT, clean
 from app.sessions.options import SessionOptions
 from app.sessions.remote_job import (
     RunRequest,
-    check_command,
     check_job_id,
     check_metrics,
     make_job_id,
 )
 from app.sessions.remote_session import RemoteSession
+from app.ssh.config import THIS_MACHINE
 from app.stacks.groups import picture_of, stacks_object
 from app.stacks.words import picture_lines, summary_text
 from app.status_object import status_object
@@ -47,6 +51,8 @@ if TYPE_CHECKING:
     from app.view import View
 
 POLL_S = 0.1
+HEADLESS_PATIENCE_S = 600.0
+"""A script wants an end: for so long a connection that is lost is tried again. The screen never gives up."""
 STATUS_PATIENCE_S = 5.0
 """For the first reports of a node that has said that it serves."""
 STATUS_REPORTS_S = 1.0
@@ -92,14 +98,18 @@ def down(*, host: str, kill_jobs: bool, is_json: bool, python: str, ssh_config: 
 @click.option(
     "--nproc-per-node",
     "num_ranks",
-    type=click.IntRange(1, 4096),
+    type=click.IntRange(1, MAX_LOCAL_WORLD_SIZE),
     help="Ranks [one for each GPU, without GPUs one for every two cores]",
 )
 @click.option("--share-gpus", "shares_gpus", is_flag=True, help="Let there be more ranks than GPUs")
-@click.option("--workdir", default="~", show_default=True, help="Directory there that the program runs in")
+@click.option(
+    "--workdir", default="", help=f"Directory there that the program runs in [home; on {THIS_MACHINE} this directory]"
+)
 @click.option("--job-python", default="", help="The Python there that has torch [the agent's own]")
 @click.option("--name", default="", help="What to call the job [the program's name and a number]")
-@click.option("--max-restarts", type=click.IntRange(0, 1000), default=0, show_default=True, help="After a failure")
+@click.option(
+    "--max-restarts", type=click.IntRange(0, MAX_RESTARTS), default=0, show_default=True, help="After a failure"
+)
 @click.option(
     "--abandon-after",
     "abandon_s",
@@ -137,7 +147,7 @@ def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: boo
         job_id=check_job_id(job["name"] or make_job_id(command, secrets.token_hex(2))),
         num_ranks=job["num_ranks"],
         python=job["job_python"],
-        workdir=job["workdir"],
+        workdir=workdir_on(host, job["workdir"]),
         max_restarts=job["max_restarts"],
         abandon_s=job["abandon_s"],
         shares_gpus=job["shares_gpus"],
@@ -261,7 +271,9 @@ async def _look(session: RemoteSession) -> View:
 
 def _present(session: RemoteSession, settings: Settings, *, is_json: bool, is_headless: bool) -> None:
     if is_headless or is_json or not is_terminal():
+        session.patience_s = HEADLESS_PATIENCE_S
         raise SystemExit(asyncio.run(print_session(session, is_json=is_json)))
+    session.patience_s = math.inf
     raise SystemExit(asyncio.run(show_session(session, settings.console)))
 
 

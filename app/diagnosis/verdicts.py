@@ -82,6 +82,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """For EXITED and FEWER_CALLS: ranks that lost their connection to a culprit."""
     sides: tuple[Side, ...] = ()
     """For MISMATCH."""
+    trouble: str = ""
+    """For NODE_LOST: why there is no way to the nodes from here, where it is that."""
     cost_frac: float | None = None
     """For STRAGGLER: what it costs of the step time. For INPUT_BOUND: the share of time that goes into input."""
     earlier_cost: EarlierCost | None = None
@@ -187,7 +189,10 @@ def node_lost(evidence: Evidence) -> list[Verdict]:
     for some in by_node(evidence, np.flatnonzero(evidence.facts.is_lost)):
         owners = np.unique(evidence.job.node_of[some]).tolist()
         heard_s = min(evidence.job.shares[owner].received_s for owner in owners)
-        verdicts.append(name(evidence, Cause.NODE_LOST, some.tolist(), for_s=evidence.now_s - heard_s))
+        nodes = (evidence.cluster.nodes[evidence.cluster.node_names[owner]] for owner in owners)
+        troubles = sorted({node.trouble for node in nodes})
+        verdict = name(evidence, Cause.NODE_LOST, some.tolist(), for_s=evidence.now_s - heard_s)
+        verdicts.append(msgspec.structs.replace(verdict, trouble=troubles[0] if len(troubles) == 1 else ""))
     return verdicts
 
 

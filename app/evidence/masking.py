@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from agent.wire.reports import decode_node_report, encode_node_report
 from agent.wire.secret_mask import masked_text, may_hold_secret
 from agent.wire.stacks import Stacks
 from app.recording.records import LinesHeard, NoticeHeard, ReportHeard, StacksHeard
+from ddpcore.wire import DECODE_ERRORS
 
 if TYPE_CHECKING:
     from app.recording.records import Record
@@ -33,7 +35,15 @@ def masked(record: Record) -> Record:
 def _masked_frame(frame: bytes) -> bytes:
     if not may_hold_secret(frame):
         return frame  # nearly all: only tracebacks and the like hold text of a program
-    return msgspec.msgpack.encode(masked_values(msgspec.msgpack.decode(frame)))
+    try:
+        return _masked_packed(frame)
+    except DECODE_ERRORS:
+        # A field that this version does not know may hold what only a typed decoder, which skips it, gets over.
+        return _masked_packed(encode_node_report(decode_node_report(frame)))
+
+
+def _masked_packed(packed: bytes) -> bytes:
+    return msgspec.msgpack.encode(masked_values(msgspec.msgpack.decode(packed)))
 
 
 def masked_values(value: Any) -> Any:

@@ -36,7 +36,7 @@ def _holds(event: Event, term: Term) -> bool:
         case WordTerm(words=words):
             return event.severity in words
         case NumberTerm():
-            return event.rank is not None and bool(term.among(np.array([event.rank]))[0])
+            return bool(term.among(np.array(event.ranks, np.int64)).any())
         case _:
             assert isinstance(term, TextTerm), "no key of an event is a name or a figure"
             return term.pattern.is_in(event.text)

@@ -33,7 +33,7 @@ MAX_TERMS = 32
 MAX_NUMBER = 2**53
 _KEY = re.compile(r"([A-Za-z_]\w*)(!=|<=|>=|=|<|>)", re.ASCII)
 _RANGE = re.compile(r"(\d{1,15})(-(\d{1,15})?)?", re.ASCII)
-_FIGURE = re.compile(r"(\d[\d,_]*(?:\.\d*)?|\.\d+)\s*([A-Za-z%]*)", re.ASCII)
+_FIGURE = re.compile(r"((?:\d{1,3}(?:[,_]\d{3})+|\d+)(?:\.\d*)?|\.\d+)\s*([A-Za-z%]*)", re.ASCII)
 
 
 class _WrongError(Exception):
@@ -211,6 +211,8 @@ def _figure(key: Key, value: str, at: int) -> float:
     match = _FIGURE.fullmatch(value)
     units = dict(key.units)
     if match is None or match.group(2).lower() not in units:
+        if "," in value:
+            raise _WrongError(f"{value} is no {key.name}: commas part thousands, a point the rest: 1,000.5", at)
         said = f"{value} is no {key.name}: " if value else ""
         raise _WrongError(f"{said}behind {key.name} stands {_wanted(key)}", at)
     return float(match.group(1).replace(",", "").replace("_", "")) * units[match.group(2).lower()]

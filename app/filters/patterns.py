@@ -20,6 +20,13 @@ MAX_PATTERN_CHARS = 1000
 _MAX_MEMORY_BYTES = 8 * 2**20
 _NOT_TEXT = re.compile(r"\\[pP](?:\{\^?\w+\}|\w)|\\.|\(\?P?<\w+>", re.DOTALL)
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+_TOKEN = re.compile(
+    r"""\\Q.*?(?:\\E|$) | \[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]   # texts and classes stand for themselves
+    | (?P<unfit>\\[ACz] | \(\?[a-zA-Z]*-[a-zA-Z]*m[a-zA-Z]*[:)]) | \\.""",
+    re.DOTALL | re.VERBOSE,
+)
+r"""`unfit` is what would mean another thing where many lines are searched at once: \A, \z, ^ and $ without the flag m;
+and \C, which also matches line ends and halves of characters."""
 
 
 class PatternError(ValueError):
@@ -46,6 +53,8 @@ class TextPattern:
         if len(source) > MAX_PATTERN_CHARS:
             raise PatternError(f"it is longer than {MAX_PATTERN_CHARS} characters")
         source = _HALF_CHARACTER.sub("\ufffd", source)
+        if unfit := next(filter(None, (token["unfit"] for token in _TOKEN.finditer(source))), ""):
+            raise PatternError(f"{unfit} is not taken: ^ and $ are the begin and the end of a line, . a character")
         options = re2.Options()
         options.log_errors = False
         options.never_nl = True

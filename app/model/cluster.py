@@ -38,6 +38,7 @@ class Node:
         back_s: When it was first heard, or first heard again after a gap.
         num_ignored: Reports, or parts of them, that were refused.
         may_have_broken_gpus: Whether its newest report tells of anything that broken GPUs show.
+        trouble: Why there is no way to it from here, as far as that is known; empty while there is one.
     """
 
     def __init__(self, name: str, index: int) -> None:
@@ -48,6 +49,7 @@ class Node:
         self.back_s = float("-inf")
         self.num_ignored = 0
         self.may_have_broken_gpus = False
+        self.trouble = ""
         self.old_epochs: deque[str] = deque(maxlen=MAX_OLD_EPOCHS)
 
     def is_newer(self, report: NodeReport) -> bool:
@@ -69,6 +71,10 @@ class Cluster:
         """The newest attempt of each job, oldest job first."""
         self.num_unknown_nodes = 0
         """Reports under a name that is not a node of this cluster."""
+
+    def put_trouble(self, node: str, words: str) -> None:
+        """Take why there is no way to a node at present; empty when there is one."""
+        self.nodes[node].trouble = words
 
     def apply(self, node: str, report: NodeReport, now_s: float) -> None:
         """Fold in a node's report. Nothing that a peer says raises: it becomes state or is counted."""

@@ -170,15 +170,12 @@ class JobModel:
             self.num_ignored += 1
             return
         first, last = status.first_rank, status.first_rank + status.local_world_size
-        owners = self.node_of[first:last]
-        if last > self.world_size or np.any((owners != -1) & (owners != node)):
-            self.num_ignored += 1
-            return
         before = self.shares.get(node)
-        if before is None or (before.status.first_rank, before.status.local_world_size) != (
-            first,
-            status.local_world_size,
-        ):
+        if before is None or (before.status.first_rank, self._end_rank(before.status)) != (first, last):
+            owners = self.node_of[first:last]
+            if last > self.world_size or np.any((owners != -1) & (owners != node)):
+                self.num_ignored += 1
+                return
             self.node_of[self.node_of == node] = -1
             self.node_of[first:last] = node
         self.shares[node] = NodeShare(status, now_s)
@@ -274,8 +271,8 @@ class JobModel:
         is_outside: NDArray[np.bool_] = np.isin(self.phase, (PHASE_CODE[Phase.STARTING], PHASE_CODE[Phase.JOINING]))
         return is_outside
 
-    def notes(self) -> list[str]:
-        """Return what limits what can be seen of the ranks, a sentence for each."""
+    def notes(self) -> dict[str, str]:
+        """Return what limits what can be seen of the ranks, a sentence for each, by what it is."""
         whys = (share.status.unprobed for share in self.shares.values())
         return self.oddities.notes(next(filter(None, whys), ""))
 
@@ -338,7 +335,7 @@ class JobModel:
         self.is_ending[rank] = report.is_ending
         self.observed_s[rank] = report.observed_s
         self.waited_s[rank] = report.waited_s
-        if len(report.worked_s) == len(Phase):
+        if len(report.worked_s) == len(PHASES):
             self.worked_s[:, rank] = report.worked_s
         stamp = int(self.stamp[rank]) + 1
         self.stamp[rank] = stamp

@@ -58,17 +58,16 @@ class Oddities:
         """Return the ranks of which an oddity is true."""
         return set(self._ranks.get(word, ()))
 
-    def notes(self, why_unprobed: str) -> list[str]:
-        """Return a sentence for each oddity, with the ranks that it is true of."""
+    def notes(self, why_unprobed: str) -> dict[str, str]:
+        """Return a sentence for each oddity, with the ranks that it is true of, by the oddity."""
         told = {word: sorted(ranks) for word, ranks in sorted(self._ranks.items()) if ranks}
-        notes = []
+        notes = {}
         if unprobed := told.pop(UNPROBED, []):
             have = "has" if len(unprobed) == 1 else "have"
             because = why_unprobed or "torch not imported, or one that loads no probe"
-            notes.append(
-                f"{ranks_text(unprobed)} {have} no probe ({because}): watched from outside, by process and output"
-            )
-        return notes + [f"{ranks_text(ranks)}: {_WORDS[word]}" for word, ranks in told.items()]
+            outside = "watched from outside, by process and output"
+            notes[UNPROBED] = f"{ranks_text(unprobed)} {have} no probe ({because}): {outside}"
+        return notes | {word: f"{ranks_text(ranks)}: {_WORDS[word]}" for word, ranks in told.items()}
 
 
 def _of_report(report: RankReport) -> tuple[str, ...]:

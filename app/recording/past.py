@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from app.recording.records import LinesHeard, ReportHeard
+from app.recording.records import size_bytes
 
 if TYPE_CHECKING:
     from app.recording.records import Record
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 MAX_AGE_S = 120.0
 MAX_BYTES = 16 * 2**20
 """Two minutes of five nodes with eight ranks and GPUs, seconds of hundreds: the agents themselves keep ten minutes."""
-_OTHER_BYTES = 512
-"""Roughly, of what else a record holds."""
 
 
 class Past:
@@ -29,20 +27,11 @@ class Past:
     def add(self, record: Record) -> None:
         """Keep a record, and let go of what is too old or too much."""
         self._records.append(record)
-        self._num_bytes += _size_bytes(record)
+        self._num_bytes += size_bytes(record)
         oldest_s = record.at_s - self._max_age_s
         while self._records and (self._num_bytes > self._max_bytes or self._records[0].at_s < oldest_s):
-            self._num_bytes -= _size_bytes(self._records.popleft())
+            self._num_bytes -= size_bytes(self._records.popleft())
 
     def records(self) -> list[Record]:
         """Return what is kept, the oldest first."""
         return list(self._records)
-
-
-def _size_bytes(record: Record) -> int:
-    match record:
-        case ReportHeard(frame=frame):
-            return _OTHER_BYTES + len(frame)
-        case LinesHeard(lines=lines):
-            return _OTHER_BYTES + sum(_OTHER_BYTES + len(line.text) for line in lines)
-    return _OTHER_BYTES

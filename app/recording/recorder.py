@@ -29,6 +29,7 @@ from app.recording.records import (
     LinesHeard,
     Opening,
     RecordPacker,
+    size_bytes,
 )
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ SETTLE_S = 1.0
 """What a crash may cost."""
 MAX_WAITING = 10_000
 """Records that the disk has not taken yet; more are lost, and counted."""
+MAX_WAITING_BYTES = 64 * 2**20
+"""Of them all: ten thousand reports of 60 kB would hold 593 MiB."""
 CLOSE_S = 10.0
 """For the last of them to be written."""
 
@@ -72,6 +75,8 @@ class Recorder:
         self._nodes = list(nodes)
         self._mask = mask
         self._max_bytes = max_bytes
+        self._num_waiting_bytes = 0
+        self._size_lock = threading.Lock()
         self._waiting: queue.Queue[Record | None] = queue.Queue(MAX_WAITING)
         self._notices: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._older = path.with_name(f"{path.name}.1")
@@ -90,9 +95,12 @@ class Recorder:
 
     def add(self, record: Record) -> None:
         """Take a record whose time is of the monotonic clock."""
-        try:
-            self._waiting.put_nowait(record)
-        except queue.Full:
+        with self._size_lock:
+            if self._num_waiting_bytes < MAX_WAITING_BYTES:
+                with contextlib.suppress(queue.Full):
+                    self._waiting.put_nowait(record)
+                    self._num_waiting_bytes += size_bytes(record)
+                    return
             if not self.num_lost:
                 self._notices.put(f"the disk is too slow for the recording {self._path}: not all of it is kept")
             self.num_lost += 1
@@ -112,16 +120,17 @@ class Recorder:
             while self._write_some():
                 pass
             self._file.finish()
-        except OSError as error:
+        except (OSError, ValueError, TypeError) as error:  # the last two: a record that cannot be encoded
             self._file.close()
-            self._notices.put(f"the recording {self._path} has ended: {error.strerror}")
-            while self._waiting.get() is not None:
+            why = error.strerror if isinstance(error, OSError) else error
+            self._notices.put(f"the recording {self._path} has ended: {why}")
+            while self._next(None) is not None:
                 pass
 
     def _write_some(self) -> bool:
         """Write a record, or settle what is written; return False at the end."""
         try:
-            record = self._waiting.get(timeout=self._file.settle_in_s())
+            record = self._next(self._file.settle_in_s())
         except queue.Empty:
             self._file.settle()
             return True
@@ -134,25 +143,32 @@ class Recorder:
         self._file.write(self._mask(record))
         return True
 
+    def _next(self, timeout_s: float | None) -> Record | None:
+        """Return what has waited longest; None is the end."""
+        record = self._waiting.get(timeout=timeout_s)
+        if record is not None:
+            with self._size_lock:
+                self._num_waiting_bytes -= size_bytes(record)
+        return record
+
 
 class _Part:
-    """One file of a recording."""
+    """One file of a recording; it begins with the first record, since that is when its clock does."""
 
     def __init__(self, path: Path, nodes: list[str]) -> None:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._file = os.fdopen(fd, "wb", buffering=0)
+        self._nodes = nodes
         self._packer = RecordPacker()
         self._begin_s: float | None = None
         self._num_records = 0
         self._num_lines = 0
         self._settled_s = time.monotonic()
-        self._is_settled = False
-        made_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        opening = Opening(FORMAT_VERSION, WIRE_VERSION, version("rankdeck"), made_at, nodes, is_live=True)
-        self._put(self._packer.pack(opening))
+        self._is_settled = True
 
     def write(self, record: Record) -> None:
         if self._begin_s is None:
+            self._open()
             self._begin_s = record.at_s
         self._num_records += 1
         self._num_lines += len(record.lines) if isinstance(record, LinesHeard) else 0
@@ -178,11 +194,18 @@ class _Part:
 
     def finish(self) -> None:
         with self._file:
+            if self._begin_s is None:
+                self._open()
             self._put(self._packer.finish())
 
     def close(self) -> None:
         """Let go of the file as it is."""
         self._file.close()
+
+    def _open(self) -> None:
+        made_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        opening = Opening(FORMAT_VERSION, WIRE_VERSION, version("rankdeck"), made_at, self._nodes, is_live=True)
+        self._put(self._packer.pack(opening))
 
     def _put(self, packed: bytes) -> None:
         while packed:

@@ -32,6 +32,8 @@ MAX_NODES = 16_384
 MAX_RECORD_BYTES = 2 * MAX_NODE_REPORT_BYTES
 _PIECE_BYTES = 2**20
 _LENGTH = struct.Struct("<I")
+_OTHER_BYTES = 512
+"""Roughly, of what else a record holds."""
 
 
 class MalformedRecordingError(ValueError):
@@ -89,6 +91,17 @@ class NoticeHeard(msgspec.Struct, frozen=True, tag="notice"):
 
 
 Record = ReportHeard | LinesHeard | StacksHeard | NoticeHeard
+
+
+def size_bytes(record: Record) -> int:
+    """Return roughly what a record holds in memory; stacks, which are asked for by hand, are not looked into."""
+    match record:
+        case ReportHeard(frame=frame):
+            return _OTHER_BYTES + len(frame)
+        case LinesHeard(lines=lines):
+            return _OTHER_BYTES + _OTHER_BYTES * len(lines) + sum([len(line.text) for line in lines])
+    return _OTHER_BYTES
+
 
 _encoder = msgspec.msgpack.Encoder()
 _opening_decoder = msgspec.msgpack.Decoder(Opening)

@@ -34,6 +34,8 @@ class Replay:
     leaving = "a recording is left as it was"
     can_inject = False
     control = None
+    starter = None
+    how_to_begin = ""
     told_of_evidence = ()
 
     def __init__(
@@ -168,7 +170,10 @@ class Replay:
 
     def farewell(self) -> str:
         """Return what a person should know about the file."""
-        return "rankdeck: the recording was cut short: what came last is not in it" if self._is_cut else ""
+        told = ["the recording was cut short: what came last is not in it"] if self._is_cut else []
+        if lost := self._playback.num_malformed:
+            told.append(f"{lost:,} report{'' if lost == 1 else 's'} in the recording could not be read")
+        return f"rankdeck: {'; '.join(told)}" if told else ""
 
     async def close(self) -> None:
         """Do nothing: nothing is held."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from agent.wire.codec import MAX_COMMAND_BYTES, MalformedMessageError
 from agent.wire.commands import Command, encode_command
 from agent.wire.fields import CONTROL_SOCKET
-from agent.wire.replies import Refused, Reply, decode_reply
+from agent.wire.replies import RefusalReason, Refused, Reply, decode_reply
 from app.errors import AgentRefusedError, AgentUnreachableError
 from app.safe_text import LINE_LIMIT, clean
 
@@ -76,6 +76,8 @@ class StreamRoad:
             await self._drop()
 
     async def _exchange(self, command: Command) -> Reply:
+        if self._stream is not None and self._stream[0].at_eof():
+            await self._drop()  # it broke since the last command, so this one may go a new way
         if self._stream is None:
             self._stream = await self._open_stream()
         reader, writer = self._stream
@@ -158,6 +160,11 @@ def taken(node: str, reply: Reply) -> Reply:
     if isinstance(reply, Refused):
         raise AgentRefusedError(node, reply.reason.value, clean(reply.message, LINE_LIMIT))
     return reply
+
+
+def knows_no_job(answer: object) -> bool:
+    """Return whether an answer is the refusal of a node that does not know the job."""
+    return isinstance(answer, AgentRefusedError) and answer.reason == RefusalReason.UNKNOWN_JOB
 
 
 def _words(error: Exception) -> str:

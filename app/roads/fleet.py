@@ -22,7 +22,8 @@ from agent.wire.commands import (
 from agent.wire.logs import LogLine, Logs, PullLogs
 from agent.wire.replies import Accepted, Reply, Status
 from app.errors import AgentRefusedError, AppError, IncompatibleAgentError
-from app.roads.command_road import taken
+from app.roads.command_road import knows_no_job, taken
+from app.words import nodes_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -92,9 +93,27 @@ class Fleet:
             raise IncompatibleAgentError(node, f"it answered a request for its status with {type(reply).__name__}")
         return reply.report
 
-    async def kill(self, job_id: str, nodes: Sequence[str] | None = None) -> None:
-        """End every process of a job, at once; ask all nodes even if one fails, then raise the first failure."""
-        await self._ask_all(list(nodes or self._roads), Kill(job_id))
+    async def kill(self, job_id: str) -> list[str]:
+        """End every process of a job, at once; return the nodes it was killed on: all that know it.
+
+        Every node is asked, whatever becomes of the others.
+
+        Raises:
+            AgentRefusedError: None of them knows it.
+            AppError: The first failure of one that may; the hint names those it was killed on.
+        """
+        asked = (self.ask(node, Kill(job_id)) for node in self._roads)
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        killed = [node for node, result in zip(self._roads, results, strict=True) if isinstance(result, Accepted)]
+        failures = [result for result in results if isinstance(result, BaseException)]
+        failure = next((failure for failure in failures if not knows_no_job(failure)), None)
+        if failure is None and not killed:
+            raise failures[0]
+        if failure is not None:
+            if isinstance(failure, AppError) and killed:
+                failure.hint = f"job {job_id} was killed on {nodes_text(killed)}"
+            raise failure
+        return killed
 
     async def inject(self, node: str, job_id: str, fault: Fault) -> None:
         """Do harm to one rank.

@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from agent.wire.replies import RefusalReason
 from agent.wire.stacks import GetStacks, Stacks
 from app.errors import AgentRefusedError, AppError, IncompatibleAgentError
-from app.roads.command_road import open_local_road, taken
+from app.roads.command_road import knows_no_job, open_local_road, taken
 from app.safe_text import LINE_LIMIT, clean
 from app.stacks.groups import NodeStacks
 
@@ -40,11 +39,11 @@ async def fetch_stacks(
     errors = [answer for answer in answers if isinstance(answer, AppError)]
     if len(errors) == len(answers):
         # That a node does not know the job says less than that another one does not answer.
-        raise next((error for error in errors if not _knows_no_job(error)), errors[0])
+        raise next((error for error in errors if not knows_no_job(error)), errors[0])
     return [
         NodeStacks(node, None, trouble_text(answer)) if isinstance(answer, AppError) else NodeStacks(node, answer)
         for node, answer in zip(directories, answers, strict=True)
-        if not _knows_no_job(answer)
+        if not knows_no_job(answer)
     ]
 
 
@@ -64,7 +63,3 @@ async def _of_node(node: str, directory: Path, python: str, command: GetStacks) 
     if not isinstance(reply, Stacks):
         return IncompatibleAgentError(node, f"it answered a request for stacks with {type(reply).__name__}")
     return reply
-
-
-def _knows_no_job(answer: Stacks | AppError) -> bool:
-    return isinstance(answer, AgentRefusedError) and answer.reason == RefusalReason.UNKNOWN_JOB

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from agent.wire.jobs import ENDED_STATES
 from agent.wire.replies import RefusalReason
 from app.errors import AgentRefusedError
-from app.sessions.shares import next_attempt
+from app.sessions.shares import next_attempt, next_shares
 from app.words import nodes_text
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class JobControl:
         self._nodes = list(nodes)
         self._tell = tell
         self._num_wishes = 0
+        self._beginning = asyncio.Lock()
+        """Held while the nodes are asked to begin an attempt."""
 
     async def stop(self, job_id: str, *, is_agreed: bool) -> str:
         """End a job in an orderly way; return what was asked, before it has ended.
@@ -51,20 +53,19 @@ class JobControl:
         Raises:
             AppError: No node knows it, or one did not answer.
         """
-        self._wish()
+        await self._wish()
         await self._end(job_id, is_agreed=is_agreed)
         how = "to end after a step and a checkpoint" if is_agreed else "by SIGTERM to end"
         return self._told(f"job {job_id} was asked {how}")
 
     async def kill(self, job_id: str) -> str:
-        """End every process of a job; return what was done.
+        """End every process of a job, on every node that can be asked; return what was done.
 
         Raises:
             AppError: No node knows it, or one did not answer.
         """
-        self._wish()
-        nodes = list(await self.statuses(job_id))
-        await self._fleet().kill(job_id, nodes)
+        await self._wish()
+        nodes = await self._fleet().kill(job_id)
         return self._told(f"job {job_id} was killed on {nodes_text(nodes)}")
 
     async def restart(self, job_id: str, num_ranks: int | None = None, *, is_at_once: bool = False) -> str:
@@ -80,23 +81,23 @@ class JobControl:
         Raises:
             AppError: A node refused or did not answer; what had been prepared is taken back.
         """
-        wish = self._wish()
+        wish = await self._wish()
         statuses = await self.statuses(job_id)
+        next_shares(statuses, num_ranks)  # what cannot begin again is not ended for it
         try:
             if not has_ended(statuses):
                 self.doing = f"restart: waiting for attempt {_attempt(statuses)} to end"
                 if is_at_once:
-                    await self._fleet().kill(job_id, list(statuses))
+                    await self._fleet().kill(job_id)
                 else:
                     await self._end(job_id, is_agreed=True)
-                statuses = await self._ended(job_id, wish)
-            if wish != self._num_wishes:
-                return self._told(f"the restart of job {job_id} was given up for another wish")
-            self.doing = "restart: beginning again"
-            begun = await self._begin(job_id, num_ranks)
+                await self._ended(job_id, wish)
+            begun = await self._begin(job_id, num_ranks, wish)
         finally:
             if wish == self._num_wishes:
                 self.doing = ""
+        if begun is None:
+            return self._told(f"the restart of job {job_id} was given up for another wish")
         ranks = f"{begun.world_size} rank{'' if begun.world_size == 1 else 's'}"
         return self._told(f"job {job_id} begins again: attempt {begun.attempt} with {ranks}")
 
@@ -120,33 +121,46 @@ class JobControl:
             raise AgentRefusedError(nodes_text(self._nodes), RefusalReason.UNKNOWN_JOB, words)
         return found
 
-    def _wish(self) -> int:
-        """Take the place of what is wished for until now; return the number of this wish."""
+    async def _wish(self) -> int:
+        """Take the place of what is wished for until now; return the number of this wish.
+
+        An attempt that is just being begun has begun then: what ends a job would else come too early.
+        """
         self.doing = ""
         self._num_wishes += 1
-        return self._num_wishes
+        wish = self._num_wishes
+        async with self._beginning:
+            return wish
 
     async def _end(self, job_id: str, *, is_agreed: bool) -> None:
         statuses = await self.statuses(job_id)
         await self._fleet().stop(job_id, list(statuses), is_agreed=is_agreed)
 
-    async def _ended(self, job_id: str, wish: int) -> dict[str, JobStatus]:
-        """Return how a job stands once it has ended everywhere, or once something else is wished for."""
+    async def _ended(self, job_id: str, wish: int) -> None:
+        """Return once a job has ended everywhere, or something else is wished for."""
         while True:
-            statuses = await self.statuses(job_id)
-            if has_ended(statuses) or wish != self._num_wishes:
-                return statuses
+            if has_ended(await self.statuses(job_id)) or wish != self._num_wishes:
+                return
             await asyncio.sleep(POLL_S)
 
-    async def _begin(self, job_id: str, num_ranks: int | None) -> PrepareAgain:
-        """Begin the next attempt, once nothing of the last one is left; return what the first node was asked."""
+    async def _begin(self, job_id: str, num_ranks: int | None, wish: int) -> PrepareAgain | None:
+        """Begin the next attempt, once nothing of the last one is left.
+
+        Returns:
+            What the first node was asked; None, and nothing is begun, once something else is wished for.
+        """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + LEFTOVERS_PATIENCE_S
         while True:
             # Anew each time: a node that had prepared it before another refused has had that attempt.
-            commands = next_attempt(await self.statuses(job_id), num_ranks)
+            statuses = await self.statuses(job_id)
             try:
-                await self._fleet().start_again(commands)
+                async with self._beginning:
+                    if wish != self._num_wishes:
+                        return None
+                    self.doing = "restart: beginning again"
+                    commands = next_attempt(statuses, num_ranks)
+                    await self._fleet().start_again(commands)
             except AgentRefusedError as error:
                 if error.reason != RefusalReason.WRONG_STATE or loop.time() > deadline_s:
                     raise

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from app.history import History
     from app.sessions.control import JobControl
     from app.sessions.options import SessionOptions
+    from app.sessions.starting import JobStarter
     from app.stacks.groups import NodeStacks
     from app.view import View
     from ddpcore.wire import Fault
@@ -28,6 +29,7 @@ class LiveSession:
     """A part of `app.tui.source.ConsoleSource`: the rest is what each kind of session does differently."""
 
     player = None
+    starter: JobStarter | None = None
 
     def __init__(
         self,
@@ -50,6 +52,11 @@ class LiveSession:
     def control(self) -> JobControl | None:
         """What acts on the job; None where only looking is allowed."""
         return None if self.is_read_only else self.session.control
+
+    @property
+    def how_to_begin(self) -> str:
+        """What to do while there is no job; nothing where one comes by itself."""
+        return ""
 
     @property
     def stall_s(self) -> float:

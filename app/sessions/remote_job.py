@@ -14,7 +14,7 @@ from app.safe_text import clean_name
 
 if TYPE_CHECKING:
     from agent.wire.reports import NodeReport
-    from app.ssh.host_link import AgentPlace
+    from app.ssh.agent_link import AgentPlace
 
 LOOPBACK = "127.0.0.1"
 _NOT_IN_IDS = re.compile(r"[^a-z0-9]+")
@@ -54,18 +54,6 @@ def check_job_id(job_id: str) -> str:
     if not _JOB_ID.fullmatch(job_id):
         raise UsageError(f"{job_id!r} cannot be a job's name", "up to 64 of a-z, 0-9 and -, not beginning with -")
     return job_id
-
-
-def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a command that can travel as JSON.
-
-    Raises:
-        UsageError: An argument is not UTF-8.
-    """
-    for text in command:
-        if not text.isascii() and text.encode(errors="replace").decode() != text:
-            raise UsageError(f"the argument {text!a} is not UTF-8")
-    return command
 
 
 def check_metrics(patterns: tuple[str, ...]) -> tuple[str, ...]:

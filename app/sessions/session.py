@@ -49,6 +49,14 @@ if TYPE_CHECKING:
 DEFAULT_OPTIONS = SessionOptions()
 LOG_PERIOD_S = 0.2
 """Between two looks at whether a node has new log lines: below what a reader notices."""
+LOG_PULL_S = 0.008
+MAX_LOG_PERIOD_S = 2.0
+"""Where many nodes print, each is asked less often: so much longer for each, up to this."""
+TAKE_PERIOD_S = 0.02
+TAKEN_AT_ONCE = 16
+NUM_TAKES = 25
+"""Reports are folded in a few at a time, so that a key waits for no more than these, and all of them in half a second:
+of a fleet that says more in that time only the newest."""
 MAX_PRINTED_BYTES = 4 * 2**20
 """Of lines that are kept for evidence, however old, beside reports: a rank that talks much must not push those out."""
 MAX_WAITING_LINES = 100_000
@@ -88,7 +96,7 @@ class Session:
         self._log_lines: deque[tuple[str, LogLine]] = deque(maxlen=MAX_WAITING_LINES)
         self._log_cursor: dict[str, tuple[str, int]] = {}
         self._log_wanted: dict[str, tuple[str, int]] = {}
-        self._log_task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def fleet(self) -> Fleet:
@@ -110,24 +118,24 @@ class Session:
         self._fleet = Fleet(roads)
         self._keeper = EvidenceKeeper(self, self._evidence_dir) if self._evidence_dir else None
         self._telemetry.start()
-        self._log_task = asyncio.create_task(self._follow_logs(), name="rankdeck-logs")
+        self._tasks = [
+            asyncio.create_task(self._follow_reports(), name="rankdeck-reports"),
+            asyncio.create_task(self._follow_logs(), name="rankdeck-logs"),
+        ]
 
     async def start_job(self, specs: Mapping[str, JobSpec]) -> None:
         """Start a job over its nodes, all or nothing; see `Fleet.start`."""
         await self._fleet.start(specs)
 
     def view(self) -> View:
-        """Take what has arrived and return the rows of now.
+        """Take what has arrived and return the rows of now; of a large fleet the rest is taken between two looks.
 
         Raises:
             IncompatibleAgentError: An agent speaks another version.
         """
+        self._take_reports()
         for node, detail in self._telemetry.incompatible.items():
             raise IncompatibleAgentError(node, detail)
-        for node, report, received_at_s, frame in self._telemetry.drain():
-            self._cluster.apply(node, report, received_at_s)
-            self._log_wanted[node] = (report.epoch, report.log_seq)
-            self._keep(ReportHeard(received_at_s, node, frame))
         now_s = time.monotonic()
         diagnosis = self._diagnoser.observe(self._cluster, now_s)
         if self._keeper is not None:
@@ -137,6 +145,10 @@ class Session:
         self.events.observe(view)
         self.history.observe(view)
         return view
+
+    def put_trouble(self, node: str, words: str) -> None:
+        """Take why there is no way to a node at present; empty when there is one."""
+        self._cluster.put_trouble(node, words)
 
     def take_frame(self, node: str, frame: bytes) -> None:
         """Take a frame of telemetry that came by another road than the node's socket; may be called from any thread."""
@@ -228,9 +240,9 @@ class Session:
         """Stop listening and let go of the roads; the agents live on."""
         if self._keeper is not None:
             await self._keeper.close()
-        if self._log_task is not None:
-            self._log_task.cancel()
-            await asyncio.gather(self._log_task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._fleet.close()
         self._telemetry.close()
         if self._recorder is not None:
@@ -241,15 +253,31 @@ class Session:
         if self._recorder is not None:
             self._recorder.add(record)
 
+    async def _follow_reports(self) -> None:
+        while True:
+            for _ in range(math.ceil(self._telemetry.num_waiting / NUM_TAKES / TAKEN_AT_ONCE)):
+                self._take_reports()
+                await asyncio.sleep(0)
+            await asyncio.sleep(TAKE_PERIOD_S)
+
+    def _take_reports(self) -> None:
+        """Fold in some of what has arrived."""
+        for node, report, received_at_s, frame in self._telemetry.drain(TAKEN_AT_ONCE):
+            self._cluster.apply(node, report, received_at_s)
+            self._log_wanted[node] = (report.epoch, report.log_seq)
+            self._keep(ReportHeard(received_at_s, node, frame))
+
     async def _follow_logs(self) -> None:
         while True:
+            num_pulls = 0
             for node, (epoch, newest) in list(self._log_wanted.items()):
                 known_epoch, cursor = self._log_cursor.get(node, (epoch, 0))
                 if known_epoch != epoch:
                     cursor = 0  # a new agent counts from one
                 if cursor < newest:
+                    num_pulls += 1
                     self._log_cursor[node] = (epoch, await self._pull(node, cursor))
-            await asyncio.sleep(LOG_PERIOD_S)
+            await asyncio.sleep(max(LOG_PERIOD_S, min(num_pulls * LOG_PULL_S, MAX_LOG_PERIOD_S)))
 
     async def _pull(self, node: str, cursor: int) -> int:
         """Pull what the node has after `cursor`; return the new cursor."""

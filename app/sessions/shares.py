@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from agent.wire.commands import PrepareAgain
 from agent.wire.jobs import ENDED_STATES
+from app.deeds import max_ranks
 from app.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,6 +21,38 @@ def even_shares(num_ranks: int, num_nodes: int) -> list[int]:
     return [share + (index < rest) for index in range(num_nodes)]
 
 
+def next_shares(statuses: Mapping[str, JobStatus], num_ranks: int | None) -> dict[str, int]:
+    """Return how many ranks each node of a job gets in its next attempt, the one with node rank 0 first.
+
+    Args:
+        statuses: By node: all of the job's, whether it has ended or not.
+        num_ranks: None leaves every node as many as it had; else they are spread evenly.
+
+    Raises:
+        UsageError: A node of the job is missing, or the ranks are too few or too many for its nodes.
+    """
+    in_order = sorted(statuses.items(), key=lambda item: item[1].node_rank)
+    first = in_order[0][1]
+    count = len(in_order)
+    if count < first.num_nodes:
+        raise UsageError(
+            f"only {count} of the {first.num_nodes} nodes of job {first.job_id} know it",
+            "start it anew: rankdeck run",
+        )
+    shares: Sequence[int] = [status.local_world_size for _, status in in_order]
+    wanted = sum(shares) if num_ranks is None else num_ranks
+    if not count <= wanted <= max_ranks(count):
+        where = f"job {first.job_id} runs on {count} node{'' if count == 1 else 's'}"
+        wrong = "few" if wanted < count else "many"
+        raise UsageError(
+            f"{where}: {wanted} rank{' is' if wanted == 1 else 's are'} too {wrong}",
+            f"it can have {count} to {max_ranks(count)}",
+        )
+    if num_ranks is not None:
+        shares = even_shares(num_ranks, count)
+    return {node: share for (node, _), share in zip(in_order, shares, strict=True)}
+
+
 def next_attempt(statuses: Mapping[str, JobStatus], num_ranks: int | None) -> dict[str, PrepareAgain]:
     """Return what each node of a job that has ended is asked to prepare, the one with node rank 0 first.
 
@@ -28,26 +61,15 @@ def next_attempt(statuses: Mapping[str, JobStatus], num_ranks: int | None) -> di
         num_ranks: None leaves every node as many as it had; else they are spread evenly.
 
     Raises:
-        UsageError: The job still runs, a node of it is missing, or the nodes are more than the ranks.
+        UsageError: The job still runs, or see `next_shares`.
     """
-    in_order = sorted(statuses.items(), key=lambda item: item[1].node_rank)
-    first = in_order[0][1]
+    job_id = next(iter(statuses.values())).job_id
     if any(status.state not in ENDED_STATES for status in statuses.values()):
-        raise UsageError(f"job {first.job_id} has not ended")
-    if len(in_order) < first.num_nodes:
-        raise UsageError(
-            f"only {len(in_order)} of the {first.num_nodes} nodes of job {first.job_id} know it",
-            "start it anew: rankdeck run",
-        )
-    if num_ranks is None:
-        shares: Sequence[int] = [status.local_world_size for _, status in in_order]
-    elif num_ranks < len(in_order):
-        raise UsageError(f"job {first.job_id} runs on {len(in_order)} nodes: {num_ranks} ranks are too few")
-    else:
-        shares = even_shares(num_ranks, len(in_order))
+        raise UsageError(f"job {job_id} has not ended")
+    shares = next_shares(statuses, num_ranks)
     attempt = 1 + max(status.attempt for status in statuses.values())
     commands, first_rank = {}, 0
-    for (node, status), share in zip(in_order, shares, strict=True):
-        commands[node] = PrepareAgain(status.job_id, attempt, first_rank, share, sum(shares))
+    for node, share in shares.items():
+        commands[node] = PrepareAgain(job_id, attempt, first_rank, share, sum(shares.values()))
         first_rank += share
     return commands

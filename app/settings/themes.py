@@ -85,7 +85,7 @@ _DECK = Colours(
     cell=Ink("#0f1318", "#ffffff"),
     alarm=Ink("#ffe3d6", "#4a1a0d"),
     caution=Ink("#ffe7b8", "#3a2c0c"),
-    ranks=("#56b4e9", "#f0b040", "#2bbf91", "#d58fc0", "#f0e442", "#5aa0e0", "#ff7a45"),
+    ranks=("#56b4e9", "#f0b040", "#2bc191", "#d58fc0", "#f0e442", "#5aa0e0", "#ff7a45"),
 )
 _LIGHT = Colours(
     ground="#fcfbf8",

@@ -12,6 +12,8 @@ import msgspec
 from app.errors import UsageError
 
 DEFAULT_PORT = 22
+THIS_MACHINE = "localhost"
+"""Is not gone to by SSH; whoever wants an sshd of this machine writes `user@localhost` or `localhost:22`."""
 _DESTINATION = re.compile(
     r"(?:(?P<user>[A-Za-z0-9._+-]+)@)?"
     r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\])"

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -25,7 +25,7 @@ from paramiko.pkey import UnknownKeyType
 from app.errors import HostUnreachableError
 from app.safe_text import LINE_LIMIT, clean
 from app.ssh.config import Destination, SshSettings, parse_destination, parse_jumps
-from app.ssh.remote_command import command_line
+from app.ssh.remote_command import Finished, command_line
 from app.ssh.way import agent_socket, check_key, dial, known_hosts, resolve
 
 if TYPE_CHECKING:
@@ -52,15 +52,6 @@ _WEAK = {
 
 # What paramiko logs, it also raises; said twice, and on a screen that somebody else draws, it is in the way.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
-
-
-class Finished(NamedTuple):
-    """How a program on a host ended."""
-
-    exit_code: int
-    stdout: bytes
-    said: str
-    """The last line of its standard error, safe to show."""
 
 
 class ForwardingRefusedError(HostUnreachableError):

@@ -7,12 +7,21 @@ every shell that follows POSIX, and in fish as long as no backslash stands befor
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from app.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+class Finished(NamedTuple):
+    """How a program on a host ended."""
+
+    exit_code: int
+    stdout: bytes
+    said: str
+    """The last line of its standard error, safe to show."""
 
 
 def command_line(argv: Sequence[str]) -> str:

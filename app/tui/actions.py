@@ -23,6 +23,7 @@ class Action(NamedTuple):
         footer: Place in the footer, the lowest stays longest; 0 is not in it.
         is_fault: Only there where faults may be injected.
         is_control: Only there where something may be done to the job.
+        is_start: Only there where another program can be started.
         is_replay: Only there where a recording is played.
         in_palette: False for what only makes sense on a key.
     """
@@ -35,6 +36,7 @@ class Action(NamedTuple):
     footer: int = 0
     is_fault: bool = False
     is_control: bool = False
+    is_start: bool = False
     is_replay: bool = False
     in_palette: bool = True
 
@@ -265,6 +267,14 @@ ACTIONS = (
         is_control=True,
     ),
     Action(
+        "start_program",
+        "app.start_program",
+        "",
+        "Start a program",
+        "Start another program on this host, where no job runs any more, after asking.",
+        is_start=True,
+    ),
+    Action(
         "fault",
         "app.fault",
         "F",
@@ -321,5 +331,6 @@ def available(source: ConsoleSource) -> list[Action]:
         for action in ACTIONS
         if (source.can_inject or not action.is_fault)
         and (source.control is not None or not action.is_control)
+        and (source.starter is not None or not action.is_start)
         and (is_replay or not action.is_replay)
     ]

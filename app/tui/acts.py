@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from app.deeds import Deed
 from app.errors import AppError
+from app.headless import ENDED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -20,31 +21,58 @@ async def ask_for_fault(console: Console, selected: int) -> None:
     from app.tui.dialogs import FaultScreen, why_no_fault  # noqa: PLC0415 - the first frame does not pay for it
 
     stage = console.stage
-    view = stage.view
+    view = stage.newest
     why_not = why_no_fault(view, can_inject=stage.source.can_inject)
     if view is None or why_not:
         console.say(why_not, "warning")
         return
-    fault = await console.push_screen_wait(FaultScreen(stage, view.ranks(), selected))
+    fault = await console.push_screen_wait(FaultScreen(stage, view, selected))
     if fault is not None:
         await _do(console, stage.source.inject(fault))
 
 
 async def ask_for_control(console: Console) -> None:
     """Ask what to do to the job as a whole, and do it."""
-    from app.tui.control_dialog import ControlScreen  # noqa: PLC0415 - the first frame does not pay for it
+    from app.tui.control_dialog import ANOTHER, ControlScreen, Wish  # noqa: PLC0415 - the first frame does not pay
 
     stage = console.stage
-    view, control = stage.view, stage.source.control
+    view, control = stage.newest, stage.source.control
     job = view.job() if view is not None else None
     if control is None:
         console.say("This console only looks on: nothing can be done to the job from here.", "warning")
     elif view is None or job is None:
-        console.say("There is no job yet to act on.", "warning")
+        if view is not None and stage.source.starter is not None:
+            await ask_for_program(console)
+        else:
+            console.say("There is no job yet to act on.", "warning")
     else:
         wish = await console.push_screen_wait(ControlScreen(stage, view, job))
-        if wish is not None:
+        if wish == ANOTHER:
+            await ask_for_program(console)
+        elif isinstance(wish, Wish):
             await _do(console, _fulfil(control, job.job_id, wish))
+
+
+async def ask_for_program(console: Console) -> None:
+    """Ask which program to start, and start it; not beside a job that runs."""
+    from app.tui.program_form import AnotherProgramScreen  # noqa: PLC0415 - the first frame does not pay for it
+
+    stage = console.stage
+    starter, view = stage.source.starter, stage.newest
+    job = view.job() if view is not None else None
+    if starter is None:
+        console.say("No program can be started from this console.", "warning")
+    elif job is not None and job.state not in ENDED:
+        console.say(f"Job {job.job_id} runs on {starter.host}: end it first (x), then start another one.", "warning")
+    else:
+        try:
+            past = await starter.past()
+        except AppError as error:
+            _say_not_done(console, error)
+            return
+        program = await console.push_screen_wait(AnotherProgramScreen(stage.look, starter.host, past))
+        if program is not None:
+            await _do(console, starter.start(program))
 
 
 def _fulfil(control: Control, job_id: str, wish: Wish) -> Awaitable[str]:
@@ -61,7 +89,11 @@ async def _do(console: Console, doing: Awaitable[str]) -> None:
     try:
         said = await doing
     except AppError as error:
-        console.say(f"{error} {error.hint}".strip(), "error", "Not done")
+        _say_not_done(console, error)
     else:
         console.stage.take_notices([said])
         console.say(said)
+
+
+def _say_not_done(console: Console, error: AppError) -> None:
+    console.say(f"{error} {error.hint}".strip(), "error", "Not done")

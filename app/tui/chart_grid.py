@@ -93,10 +93,12 @@ def time_axis(span_s: float, width: int, newest: str = "now") -> Axis:
     return Axis(frozenset(ticks), words[:width])
 
 
-def _age_text(age_s: float) -> str:
+def _age_text(age_s: int) -> str:
+    """Return `5 s`, `1 h 15 min`, `2 d` or `1 d 12 h`."""
     if age_s < 10:
-        return f"{age_s:.0f} s"
-    return seconds_text(age_s) if age_s < DAY_S else f"{age_s / DAY_S:.0f} d"
+        return f"{age_s} s"
+    days, rest_s = divmod(age_s, DAY_S)
+    return " ".join([f"{days} d"] * (days > 0) + [seconds_text(rest_s)] * (rest_s > 0))
 
 
 def nice_above(value: float, base: float = 10.0) -> float:

@@ -9,7 +9,11 @@ import re
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from app.tui.log_matches import LogMatches
     from app.tui.log_store import LogStore, StoredLine
 
@@ -40,8 +44,10 @@ class CollapsedLines:
         """By text: how many rows there had ever been when it came, up to its own."""
         self._num_dropped = 0
         newest = logs.end if matches is None else len(matches)
-        oldest = max(0 if matches is not None else logs.first, newest - MAX_LINES)
+        begin = logs.first if matches is None else 0
+        oldest = max(begin, newest - MAX_LINES)
         self._next = oldest if matches is None or oldest >= newest else matches.number(oldest)
+        self._oldest = logs.first if oldest == begin else self._next
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -49,6 +55,16 @@ class CollapsedLines:
     def number(self, place: int) -> int:
         """Return the number of the first line of a row."""
         return self._numbers[place]
+
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        """The numbers of the first lines of all rows."""
+        return np.array(self._numbers, np.int64)
+
+    @property
+    def num_lines(self) -> int:
+        """How many of the newest lines are, where they are wanted, in rows."""
+        return self.logs.end - max(self._oldest, self.logs.first)
 
     def place_of(self, number: int) -> int:
         """Return the place of the first row that does not begin before a line."""

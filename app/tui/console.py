@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import gc
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from textual import work
 
+from app.deeds import NOT_AGAIN
 from app.errors import AppError
 from app.settings.schema import ConsoleSettings
 from app.tui.actions import VIEW_NAMES
@@ -16,6 +17,7 @@ from app.tui.filter_bar import FilterBar
 from app.tui.footer import Footer
 from app.tui.masthead import Masthead
 from app.tui.personal_app import PersonalApp
+from app.tui.strips import calm_collector
 from app.tui.theme import Look
 from app.tui.too_small import TooSmall, is_too_small
 from app.tui.views.ranks import RanksView
@@ -50,6 +52,8 @@ class Console(PersonalApp):
         super().__init__(source, look or Look.chosen(settings), settings)
         self.failure: AppError | None = None
         self.active = settings.start_view
+        self._left_undone = ""
+        """What a person has been warned of who wants to leave."""
 
     def compose(self) -> ComposeResult:
         """Lay out the masthead, the views one upon the other, and the footer."""
@@ -76,9 +80,8 @@ class Console(PersonalApp):
         self.set_interval(1 / FRAMES_PER_S, self.frame)
 
     def on_ready(self) -> None:
-        """Take what lives as long as the console out of the collector's sight: its pauses fall from 80 ms to 2."""
-        gc.collect()
-        gc.freeze()
+        """Have the collector out of the way of keys."""
+        calm_collector()
 
     def on_resize(self, _event: Resize) -> None:
         """Say so when the terminal is too small to be of use; our size is the new one only after this message."""
@@ -116,10 +119,22 @@ class Console(PersonalApp):
 
         await ask_for_control(self)
 
+    @work
+    async def action_start_program(self) -> None:
+        """Ask which program to start where no job runs, and start it."""
+        from app.tui.acts import ask_for_program  # noqa: PLC0415
+
+        await ask_for_program(self)
+
     async def action_quit(self) -> None:
-        """End the session and leave; asked again, leave at once."""
+        """End the session and leave; asked again, leave at once. What is under way has to be left undone knowingly."""
         if self.stage.farewell:
             self.exit()
+            return
+        control = self.stage.source.control
+        if control is not None and control.doing and control.doing != self._left_undone:
+            self._left_undone = control.doing
+            self.say(f"{control.doing}. Without this console {NOT_AGAIN}; q again leaves.", "warning")
             return
         self.stage.farewell = f"leaving: {self.stage.source.leaving}"
         self._masthead.redraw()
@@ -141,17 +156,24 @@ class Console(PersonalApp):
         self.paint()
 
     def frame(self) -> None:
-        """Take what has come and paint it."""
+        """Take what has come and paint it, as far as the terminal is ready for it."""
         try:
             has_new_rows = self.stage.take_frame()
         except AppError as error:
             self.failure = error
             self.exit(return_code=error.exit_code)
             return
-        if has_new_rows:
+        stage = self.stage
+        stage.is_owed |= has_new_rows
+        if not self.may_move:
+            return
+        stage.max_bytes = self.pacer.slice_bytes
+        if stage.is_owed:
+            stage.is_owed = False
             self.paint()
         elif self.active == "logs":
             self.shown.redraw()
+        stage.max_bytes = math.inf
 
     def paint(self) -> None:
         """Build and paint all that is shown."""

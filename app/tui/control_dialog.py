@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple
 
 from rich.text import Text
 from textual.binding import Binding, BindingType
@@ -11,7 +11,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from app.deeds import Deed, deed_question, deed_title
+from app.deeds import Deed, deed_question, deed_title, max_ranks
+from app.headless import ENDED
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from app.tui.stage import Stage
     from app.view import View
 
-ENDED = frozenset({"succeeded", "failed", "stopped", "lost"})
-MAX_RANKS = 131_072
 TITLES = {
     Deed.STOP: "Stop         after a step and a checkpoint",
     Deed.STOP_NOW: "Stop now     by SIGTERM",
@@ -43,7 +42,12 @@ class Wish(NamedTuple):
     num_ranks: int | None
 
 
-class ControlScreen(ModalScreen[Wish | None]):
+ANOTHER: Final = "another"
+"""What is wished for where another program is to be started."""
+ANOTHER_TITLE = "Start another program"
+
+
+class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
     """Asks what to do to the job, then once more; whoever only presses Enter does nothing."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -59,10 +63,12 @@ class ControlScreen(ModalScreen[Wish | None]):
         self._job = job
         self._has_ended = job.state in ENDED
         self._deeds = [Deed.RESTART] if self._has_ended else list(Deed)
+        self._starter = stage.source.starter
 
     def compose(self) -> ComposeResult:
         """Lay out what can be done, the number of ranks, a sentence and two buttons."""
         titles = ["Start again"] if self._has_ended else [TITLES[deed] for deed in self._deeds]
+        titles += [ANOTHER_TITLE] if self._starter is not None else []
         body = Vertical(
             OptionList(*(Option(Text(title)) for title in titles), id="control-deeds", markup=False),
             Horizontal(
@@ -99,7 +105,11 @@ class ControlScreen(ModalScreen[Wish | None]):
 
     def on_option_list_option_selected(self, _event: OptionList.OptionSelected) -> None:
         """Go on to the number of ranks, or to the last question, which stands on `Do nothing`."""
-        self.query_one("#control-ranks" if self._deed.begins_again else "#control-no").focus()
+        if self._is_another and self._has_ended:
+            self.dismiss(ANOTHER)
+            return
+        asks_ranks = self._deed.begins_again and not self._is_another
+        self.query_one("#control-ranks" if asks_ranks else "#control-no").focus()
 
     def on_input_submitted(self, _event: Input.Submitted) -> None:
         """Go on to the last question."""
@@ -110,6 +120,9 @@ class ControlScreen(ModalScreen[Wish | None]):
         if event.button.id != "control-yes":
             self.dismiss(None)
             return
+        if self._is_another:
+            self.dismiss(ANOTHER)
+            return
         num_ranks = self._num_ranks
         is_other = self._deed.begins_again and num_ranks != self._job.world_size
         self.dismiss(Wish(self._deed, num_ranks if is_other else None))
@@ -119,18 +132,30 @@ class ControlScreen(ModalScreen[Wish | None]):
         self.dismiss(None)
 
     @property
+    def _place(self) -> int:
+        return self.query_one("#control-deeds", OptionList).highlighted or 0
+
+    @property
+    def _is_another(self) -> bool:
+        return self._place == len(self._deeds)
+
+    @property
     def _deed(self) -> Deed:
-        return self._deeds[self.query_one("#control-deeds", OptionList).highlighted or 0]
+        """What is marked; where that is another program, what comes before it."""
+        return self._deeds[min(self._place, len(self._deeds) - 1)]
 
     @property
     def _num_ranks(self) -> int:
         """The number that was typed; 0 is none, or none that can be."""
         typed = self.query_one("#control-ranks", Input).value
         number = int(typed) if typed.isascii() and typed.isdigit() else 0
-        return number if self._job.num_nodes <= number <= MAX_RANKS else 0
+        return number if self._job.num_nodes <= number <= max_ranks(self._job.num_nodes) else 0
 
     def _tell(self) -> None:
-        deed, num_ranks = self._deed, self._num_ranks
+        if self._is_another and self._starter is not None:
+            self._tell_another(self._starter.host)
+            return
+        deed, num_ranks, least = self._deed, self._num_ranks, self._job.num_nodes
         self.query_one("#control-size").display = deed.begins_again
         is_sound = bool(num_ranks) or not deed.begins_again
         sentence = (
@@ -142,10 +167,23 @@ class ControlScreen(ModalScreen[Wish | None]):
                 num_ranks=num_ranks if deed.begins_again else self._job.world_size,
             )
             if is_sound
-            else f"That many ranks cannot be: at least {self._job.num_nodes}, one on each node."
+            else f"That many ranks cannot be: at least {least}, one on each node, and at most {max_ranks(least):,}."
         )
         self.query_one("#control-sentence", Static).update(Text(self._shown(sentence)))
         yes = self.query_one("#control-yes", Button)
         yes.label = Text(deed_title(deed, self._job, has_ended=self._has_ended))
         yes.disabled = not is_sound
+        yes.refresh(layout=True)
+
+    def _tell_another(self, host: str) -> None:
+        self.query_one("#control-size").display = False
+        sentence = (
+            f"Another program on {host}: which one, and with how many ranks, is asked next."
+            if self._has_ended
+            else f"Job {self._job.job_id} runs on {host}: end it first, then start another one here."
+        )
+        self.query_one("#control-sentence", Static).update(Text(self._shown(sentence)))
+        yes = self.query_one("#control-yes", Button)
+        yes.label = Text(ANOTHER_TITLE)
+        yes.disabled = not self._has_ended
         yes.refresh(layout=True)

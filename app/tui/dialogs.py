@@ -15,11 +15,10 @@ from textual.widgets.option_list import Option
 
 from app.rows import RankState
 from app.tui.actions import available
+from app.tui.rank_grid import GRID_FROM
 from ddpcore.wire import DEFAULT_HOLD_S, DEFAULT_SLOW_FACTOR, Fault, FaultKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from textual.app import ComposeResult
     from textual.events import Key
 
@@ -84,6 +83,14 @@ def why_no_fault(view: View | None, *, can_inject: bool) -> str:
     return "" if can_inject else "This job does not allow faults: start it with rankdeck run --allow-faults."
 
 
+def ranks_to_choose(view: View, selected: int) -> list[RankRow]:
+    """Return the ranks that are listed: all, but of those of a large job the selected one and the culprits."""
+    if view.num_ranks < GRID_FROM:
+        return view.ranks()
+    culprits = [rank for verdict in view.verdicts() for rank in verdict.culprits]
+    return view.ranks(sorted({min(selected, view.num_ranks - 1), *culprits[:GRID_FROM]}))
+
+
 class HelpScreen(ModalScreen[None]):
     """Every action of the table and its keys."""
 
@@ -131,17 +138,20 @@ class FaultScreen(ModalScreen[Fault | None]):
         Binding("right", "app.focus_next", "On", show=False),
     ]
 
-    def __init__(self, stage: Stage, ranks: Sequence[RankRow], selected: int) -> None:
+    def __init__(self, stage: Stage, view: View, selected: int) -> None:
         super().__init__()
+        self._ranks = ranks_to_choose(view, selected)
+        self._has_others = len(self._ranks) < view.num_ranks
         self._glyphs = stage.look.glyphs
         self._shown = stage.look.shown
-        self._ranks = list(ranks)
         self._selected = selected
 
     def compose(self) -> ComposeResult:
         """Lay out two lists, a sentence and two buttons."""
         kinds = [Option(Text(harm.title)) for harm in HARMS]
         ranks = [Option(self._rank_text(row), id=f"rank-{row.rank}") for row in self._ranks]
+        if self._has_others:
+            ranks.append(Option(Text("others: select one in the Ranks view first"), disabled=True))
         body = Vertical(
             Horizontal(
                 OptionList(*kinds, id="fault-kinds", markup=False),

@@ -65,14 +65,19 @@ class LineView(DirectWidget):
         return max(0, self.size.height - len(self.head) - len(self.foot))
 
     def redraw(self) -> None:
-        """Build and paint, when there is room to paint on."""
+        """Build and paint what has changed, when there is room to paint on."""
         if self.size.width and self.size.height:
+            is_in_sight = self.has_selection and self.top <= self.selected < self.top + self.body_height
             self.build()
-            if self.top > self._last_top:
-                # The body shrank under its window, or the window grew: other rows are in it now.
-                self.top = self._last_top
+            # The body shrank under its window, or the window grew: other rows are in it now.
+            top = min(self.top, self._last_top)
+            if is_in_sight:  # a foot that has grown does not hide it
+                top = max(top, self.selected - self.body_height + 1)
+            if top != self.top:
+                self.top = top
                 self.build()
-            self.refresh()
+            strips = [self.render_line(y) for y in range(self.size.height)]
+            self.stage.is_owed |= self.show(strips, self.stage.max_bytes)
 
     def line(self) -> Line:
         """Return an empty line."""
@@ -85,6 +90,11 @@ class LineView(DirectWidget):
         pointed.segments += [Segment(first.text[1:], first.style), *others] if len(first.text) > 1 else others
         pointed.width = line.width
         return pointed.pad(self.size.width).laid_over(self.look.palette.selected)
+
+    def nothing_yet(self, title: str, sentence: str) -> list[Line]:
+        """Return the head of a view that has nothing to show: what there will be."""
+        heading = self.line().cell(f" {title}", self.size.width, self.look.palette.heading)
+        return [heading, self.line().cell(f" {sentence}", self.size.width, self.look.palette.muted)]
 
     @property
     def selected_rank(self) -> int | None:
@@ -103,18 +113,18 @@ class LineView(DirectWidget):
             return "how things stand", view.headline().text
         return "the verdict", "\n".join(filter(None, (verdicts[0].text, verdicts[0].hint)))
 
-    def pick(self, index: int, x: int) -> None:  # noqa: ARG002 (of a grid)
-        """Select a row that was clicked in some column, where rows are selected."""
+    def pick(self, index: int, x: int) -> bool:  # noqa: ARG002 (of a grid)
+        """Select a row that was clicked in some column, where rows are selected; return whether something is there."""
         if self.has_selection:
             self.move(index - self.selected)
+        return True
 
     def on_click(self, event: Click) -> None:
         """Select the row; clicked twice, it is opened."""
         index = self.top + event.y - len(self.head)
-        if len(self.head) <= event.y < len(self.head) + self.body_height and index < self.num_rows:
-            self.pick(index, event.x)
-            if event.chain == 2:
-                self.app.call_later(self.app.run_action, "screen.open")
+        is_row = len(self.head) <= event.y < len(self.head) + self.body_height and index < self.num_rows
+        if is_row and self.pick(index, event.x) and event.chain == 2:
+            self.app.call_later(self.app.run_action, "screen.open")
 
     def render_line(self, y: int) -> Strip:
         """Return line `y` of the widget."""

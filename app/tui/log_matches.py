@@ -8,10 +8,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from app.filters.lines import lines_of
 from app.tui.log_store import CHUNK_LINES
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from app.filters.lines import LineWish
     from app.tui.log_store import LogStore
 
@@ -49,6 +53,11 @@ class LogMatches:
     def number(self, place: int) -> int:
         """Return the number of the line at a place."""
         return self._older[-1 - place] if place < len(self._older) else self._newer[place - len(self._older)]
+
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        """The numbers of all of them."""
+        return np.array([*reversed(self._older), *self._newer], np.int64)
 
     def place_of(self, number: int) -> int:
         """Return the place of the first wanted line that is not before a line."""

@@ -16,8 +16,8 @@ import numpy as np
 from app.filters.lines import LogPiece
 
 CHUNK_LINES = 4096
-MAX_LINES = 262_144
-"""About 30 MB of ordinary log lines."""
+MAX_LINES = 1_048_576
+"""About 140 MB of lines of 120 characters, once there are so many."""
 
 
 class StoredLine(NamedTuple):
@@ -36,18 +36,27 @@ class _Chunk:
     __slots__ = ("_ends", "_nodes", "_ranks", "_stderr", "_text")
 
     def __init__(self) -> None:
-        self._text = bytearray()
-        self._ends = array("Q", [0])
-        self._nodes = array("L")
-        self._ranks = array("q")
+        self._text: bytearray | bytes = bytearray()
+        self._ends = array("I", [0])
+        self._nodes = array("I")
+        self._ranks = array("i")
         self._stderr = bytearray()
 
     def __len__(self) -> int:
         return len(self._ranks)
 
+    @property
+    def num_bytes(self) -> int:
+        """What it takes of memory, without its objects' heads."""
+        packed = (self._ends, self._nodes, self._ranks)
+        return len(self._text) + len(self._stderr) + sum(len(column) * column.itemsize for column in packed)
+
+    def close(self) -> None:
+        """Let go of the room that was kept for more."""
+        self._text = bytes(self._text)
+
     def append(self, node_index: int, rank: int, text: str, *, is_stderr: bool) -> None:
-        self._text += text.encode()
-        self._text += b"\n"
+        self._text += f"{text}\n".encode()
         self._ends.append(len(self._text))
         self._nodes.append(node_index)
         self._ranks.append(rank)
@@ -95,9 +104,9 @@ class LogStore:
         return self.end - self._first
 
     @property
-    def num_held_back(self) -> int:
-        """Lines that have come since the store was held."""
-        return self._newest_end - self.end
+    def num_bytes(self) -> int:
+        """What the lines take of memory."""
+        return sum(chunk.num_bytes for chunk in self._chunks)
 
     def hold(self, *, is_held: bool) -> None:
         """Show nothing that comes from now on, or all of it again."""
@@ -109,7 +118,9 @@ class LogStore:
 
     def append(self, node: str, rank: int, text: str, *, is_stderr: bool) -> None:
         """Keep a line; `text` is clean and encodable."""
-        if len(self._chunks[-1]) == CHUNK_LINES:
+        chunk = self._chunks[-1]
+        if len(chunk) == CHUNK_LINES:
+            chunk.close()
             self._chunks.append(_Chunk())
             if len(self._chunks) > self._max_chunks:
                 self._chunks.popleft()

@@ -97,8 +97,7 @@ class Masthead(LineView):
 
     def _age_s(self) -> float | None:
         """Return how old the oldest of the newest reports is: what says that the picture is live."""
-        nodes = self.stage.view.nodes() if self.stage.view is not None else []
-        return max((node.age_s for node in nodes if node.age_s is not None), default=None)
+        return self.stage.view.oldest_age_s if self.stage.view is not None else None
 
     def _verdict(self) -> list[Line]:
         view = self.stage.view
@@ -108,8 +107,15 @@ class Masthead(LineView):
             return self._band(Severity.QUIET, "waiting for the first report", "")
         headline: Headline = view.headline()
         verdicts = view.verdicts()
-        hint = verdicts[0].hint if verdicts and headline.severity is not Severity.OK else ""
+        hint = verdicts[0].hint if verdicts and headline.severity is not Severity.OK else self._how_to_begin()
         return self._band(headline.severity, headline.text, hint)
+
+    def _how_to_begin(self) -> str:
+        """Return what to do where all nodes are there and no job is, nor comes by itself."""
+        view = self.stage.view
+        if view is None or view.job() is not None or any(state != "up" for _, state in view.node_states()):
+            return ""
+        return self.stage.source.how_to_begin
 
     def _band(self, severity: Severity, text: str, hint: str) -> list[Line]:
         palette, glyphs = self.look.palette, self.look.glyphs
@@ -136,7 +142,9 @@ class Masthead(LineView):
         if severity is not Severity.QUIET or self.stage.view is None:
             return severity is Severity.QUIET
         job = self.stage.view.job()
-        return bool(self.stage.farewell) or job is None or job.exit_code is None
+        if job is None:
+            return bool(self.stage.farewell) or not self._how_to_begin()
+        return bool(self.stage.farewell) or job.exit_code is None
 
     def _job(self) -> Line:
         line = self.line().pad(1)

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from textual.app import App, SystemCommand
+from textual.app import SystemCommand
 from textual.binding import Binding
-from textual.filter import NoColor
 
-from app.settings.themes import THEMES
 from app.tui.actions import available
 from app.tui.keymap import Keymap
 from app.tui.line_view import LineView
 from app.tui.main_screen import keyed_screen
 from app.tui.stage import Stage
-from app.tui.theme import textual_theme
+from app.tui.strips import PacedApp
+from app.tui.themed_app import ThemedApp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from textual.binding import BindingType
-    from textual.filter import LineFilter
     from textual.screen import Screen
 
     from app.settings.schema import ConsoleSettings
@@ -30,7 +27,7 @@ if TYPE_CHECKING:
     from app.tui.theme import Look
 
 
-class PersonalApp(App[None]):
+class PersonalApp(ThemedApp[None], PacedApp):
     """What of the console a person may choose.
 
     Attributes:
@@ -42,16 +39,9 @@ class PersonalApp(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c,ctrl+q", "quit", show=False, priority=True, system=True)]
 
     def __init__(self, source: ConsoleSource, look: Look, settings: ConsoleSettings) -> None:
-        # The settings have heeded it already; Textual would gray out a theme that a person has named all the same.
-        os.environ.pop("NO_COLOR", None)
-        super().__init__()
+        super().__init__(look)
         self.use_command_palette = True
         self.stage = Stage(look, source, Keymap(settings.keys))
-        self._no_colours = NoColor()
-        for name in THEMES:
-            self.register_theme(textual_theme(name))
-        self._wear(look.theme)
-        self.set_class(look.is_ascii, "ascii")
 
     def get_default_screen(self) -> Screen[None]:
         """Return the screen with the person's keys."""
@@ -65,22 +55,12 @@ class PersonalApp(App[None]):
                 keys = self.stage.keymap.shown(action.name)
                 yield SystemCommand(f"{action.title}  {keys}" if keys else action.title, action.help, run)
 
-    def get_line_filters(self) -> Sequence[LineFilter]:
-        """Take all colours away where none are wanted, also those that a stock widget brings."""
-        filters = super().get_line_filters()
-        return filters if self.stage.look.has_colour else [*filters, self._no_colours]
-
     def action_wear(self, theme: str) -> None:
         """Change the colours of everything."""
-        self._wear(theme)
+        self.wear(theme)
         self.refresh_css(animate=False)
         for screen in self.screen_stack:
             screen.refresh(layout=True)
             for view in screen.query(LineView):
                 if view.display:
                     view.redraw()
-
-    def _wear(self, theme: str) -> None:
-        self.stage.look.wear(theme)
-        self.no_color = not self.stage.look.has_colour
-        self.theme = theme

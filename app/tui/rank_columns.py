@@ -47,7 +47,7 @@ def rank_columns(node_width: int, *, num_ranks: int) -> list[Column[RankRow]]:
 
 def node_width(names: Sequence[str]) -> int:
     """Return the cells that the longest of some node names needs."""
-    return max((len(name) for name in names), default=0)
+    return max(map(len, names), default=0)
 
 
 def paint_rank(line: Line, row: RankRow, width: int) -> None:

@@ -46,19 +46,20 @@ class RankGrid:
         look, first = self._look, index * self.per_line
         ranks = self._ranks[first : first + self.per_line]
         line = Line(look).put(" ").cell(str(ranks[0]), self._label_width, look.palette.muted, is_right=True).put(" ")
-        run, run_style = "", look.palette.ink
+        looks = [(look.glyphs.states[state], look.state_style(state)) for state in STATES]
+        run, run_code = "", -1
         for offset, code in enumerate(self._states[ranks].tolist()):
-            state = STATES[code]
-            style = look.state_style(state)
-            if first + offset == selected_place:
-                style = style + look.palette.cell
             gap = "" if offset % GROUP else " "
-            if style == run_style:
-                run += gap + look.glyphs.states[state]
+            is_selected = first + offset == selected_place
+            if code == run_code and not is_selected:
+                run += gap + looks[code][0]
                 continue
-            line.put(run + gap, run_style)
-            run, run_style = look.glyphs.states[state], style
-        return line.put(run, run_style)
+            line.put(run + gap, looks[run_code][1] if run_code >= 0 else None)
+            run, run_code = looks[code][0], code
+            if is_selected:
+                line.put(run, looks[code][1] + look.palette.cell)
+                run = ""
+        return line.put(run, looks[run_code][1])
 
     def place_at(self, index: int, x: int) -> int | None:
         """Return the place of the cell in a column of a line; None where there is none."""

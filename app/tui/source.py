@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from agent.wire.logs import LogLine
     from app.event_log import EventLog
     from app.history import History
+    from app.program import Program
     from app.stacks.groups import NodeStacks
     from app.view import View
     from ddpcore.wire import Fault
@@ -62,6 +63,31 @@ class Control(Protocol):
         ...
 
 
+class Starter(Protocol):
+    """What starts another program where the last job has ended, or where there is none."""
+
+    @property
+    def host(self) -> str:
+        """Where it starts it, as a person calls the host."""
+        ...
+
+    async def past(self) -> Sequence[Program]:
+        """Return what was started before, the newest first; what looks like a secret may be hidden in it.
+
+        Raises:
+            AppError: The host does not answer.
+        """
+        ...
+
+    async def start(self, program: Program) -> str:
+        """Start it, and follow it from now on; return a clean sentence that says so.
+
+        Raises:
+            AppError: A job runs there already, or the host refused; nothing of the program runs then.
+        """
+        ...
+
+
 class ConsoleSource(Protocol):
     """A session as the screen sees it.
 
@@ -82,6 +108,16 @@ class ConsoleSource(Protocol):
     @property
     def control(self) -> Control | None:
         """What acts on the job; None where only looking is allowed, which takes the action off keys and palette."""
+        ...
+
+    @property
+    def starter(self) -> Starter | None:
+        """What starts another program; None where none can be started from here."""
+        ...
+
+    @property
+    def how_to_begin(self) -> str:
+        """What to do while there is no job, in a few clean words; empty where one comes by itself."""
         ...
 
     @property

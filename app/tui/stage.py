@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -28,6 +29,11 @@ MAX_TOLD = 300
 """Characters of a notification: it covers a part of the screen, not all of it."""
 FRAMES_PER_VIEW = 2
 """The agents report five times a second: rows are made every second frame."""
+MAX_FRAMES_PER_VIEW = 10
+LOOK_SHARE = 0.08
+"""Of a core, for looking at the model: a look at 16,384 ranks takes ten times as long as one at 1,024, and comes less
+often."""
+FRAME_S = 0.1
 SEARCH_S = 0.01
 """What a frame may spend on looking for log lines: keys do not wait."""
 
@@ -38,12 +44,15 @@ class Stage:
     A picture may be frozen: then the views keep what they have, while all that comes is taken behind them.
 
     Attributes:
-        view: The newest rows; None before the first frame.
+        view: The rows that are shown; None before the first frame.
+        newest: The rows of now, also while the picture is frozen: what is done is done to these.
         notices: The newest sentences about the session.
         beat: Counts frames, for what moves while one waits.
         noticed_at_beat: When the newest notice came.
         farewell: What the console is doing on its way out; empty while it stays.
         frozen_s: How old the picture is that is frozen; None while it moves.
+        max_bytes: About how much a view may paint of what moves by itself; infinity while a person is answered.
+        is_owed: Whether something has been left out for want of room on the way to the terminal.
     """
 
     def __init__(self, look: Look, source: ConsoleSource, keymap: Keymap) -> None:
@@ -52,16 +61,23 @@ class Stage:
         self.keymap = keymap
         self.logs = LogStore()
         self.view: View | None = None
+        self.newest: View | None = None
         self.notices: deque[str] = deque(maxlen=MAX_NOTICES)
         self.beat = 0
         self.noticed_at_beat = 0
         self.farewell = ""
         self.frozen_s: float | None = None
+        self.max_bytes = math.inf
+        self.is_owed = False
         self._errors = LogMatches(ERRORS, self.logs)
         self._frozen_at_s = 0.0
         self._frozen_events: EventLog | None = None
         self._frozen_history: History | None = None
         self._num_rewinds = 0
+        self._next_look = 0
+        """Beat at which the model is looked at again."""
+        self._logs_meanwhile: LogStore | None = None
+        """What a recording has printed since it went back while the picture was frozen."""
 
     @property
     def events(self) -> EventLog:
@@ -90,11 +106,16 @@ class Stage:
         self.take_logs(self.source.drain_logs())
         self.take_notices(self.source.drain_notices())
         self.search(self.errors)
-        if self.beat % FRAMES_PER_VIEW != 1:
+        if self.beat < self._next_look:
             return False
-        view = self.source.view()
+        began_s = time.thread_time()
+        self.newest = view = self.source.view()
+        frames = math.ceil((time.thread_time() - began_s) / LOOK_SHARE / FRAME_S)
+        self._next_look = self.beat + max(FRAMES_PER_VIEW, min(MAX_FRAMES_PER_VIEW, frames))
+        if self.source.player is not None:
+            self._follow(self.source.player)
         if self.frozen_s is None:
-            self.take_view(view)
+            self.view = view
         else:
             self.frozen_s = max(0.0, view.now_s - self._frozen_at_s)
         return True
@@ -103,6 +124,8 @@ class Stage:
         """Let the picture stand still, or go on."""
         if self.frozen_s is not None:
             self.frozen_s = self._frozen_events = self._frozen_history = None
+            if self._logs_meanwhile is not None:
+                self.logs, self._logs_meanwhile = self._logs_meanwhile, None
         elif self.view is not None:
             self.view = self.view.still()
             self.frozen_s, self._frozen_at_s = 0.0, self.view.now_s
@@ -115,18 +138,15 @@ class Stage:
         while lines.search() and time.monotonic() < deadline_s:
             pass
 
-    def take_view(self, view: View) -> None:
-        """Make these rows the newest."""
-        self.view = view
-        if self.source.player is not None:
-            self._follow(self.source.player)
-
     def _follow(self, player: Player) -> None:
         """Let go of what was gathered of a recording once it has gone back."""
         if player.num_rewinds != self._num_rewinds:
             self._num_rewinds = player.num_rewinds
-            self.logs = LogStore()
             self.notices.clear()
+            if self.frozen_s is None:
+                self.logs = LogStore()
+            else:
+                self._logs_meanwhile = LogStore()
 
     def take_notices(self, sentences: Iterable[str]) -> None:
         """Clean and keep sentences about the session."""
@@ -141,7 +161,6 @@ class Stage:
 
     def take_logs(self, lines: Iterable[tuple[str, LogLine]]) -> None:
         """Clean and keep log lines."""
+        logs = self.logs if self._logs_meanwhile is None else self._logs_meanwhile
         for node, line in lines:
-            self.logs.append(
-                clean_name(node), line.rank, clean(line.text, LINE_LIMIT), is_stderr=line.stream == "stderr"
-            )
+            logs.append(clean_name(node), line.rank, clean(line.text, LINE_LIMIT), is_stderr=line.stream == "stderr")

@@ -3,27 +3,54 @@
 Textual 8 paints a widget's lines through a cache of decorated strips, and a strip caches its own cuts inside itself: a
 live view pays for both on every line and leaves cyclic garbage behind, which the collector then stops the screen for.
 Live views have no borders, padding or tint, so they hand their lines over directly, as strips that remember nothing.
-`RANKDECK_STOCK_STRIPS=1` goes back to the stock way; the picture is the same.
+A strip is written with what changes from one of its segments to the next, not with every style in full, and only lines
+that have changed are written at all. `RANKDECK_STOCK_STRIPS=1` goes back to the stock way; the picture is the same.
 
-Source: textual.strip.Strip, textual.widget.Widget.render_lines and textual._compositor of Textual 8.2.8.
+Textual writes each paint into a queue, and whatever lies between it and the eye queues it again. `PacedApp` ends each
+paint in a question to the terminal and has `app.tui.pacing` decide by the answers; `RANKDECK_PACING=0` goes back.
+
+Source: textual.strip.Strip, textual.widget.Widget.render_lines, textual._compositor, textual.driver.Driver and
+textual.drivers.linux_driver of Textual 8.2.8.
 """
 
 from __future__ import annotations
 
+import gc
+import math
 import os
-from typing import TYPE_CHECKING, Any
+import time
+from contextlib import ExitStack
+from functools import lru_cache
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, cast
 
+from rich.color import ColorSystem
+from rich.style import Style
+from textual.app import App
 from textual.cache import FIFOCache
+from textual.driver import Driver
+from textual.events import CursorPosition
+from textual.geometry import Region, Size
 from textual.strip import Strip
 from textual.widget import Widget
 
+from app.tui.pacing import Pacer
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
+    from rich.console import Console
     from rich.segment import Segment
-    from textual.geometry import Region
+    from textual.message import Message
 
+HAS_PACING = os.environ.get("RANKDECK_PACING", "") != "0"
 HAS_STOCK_STRIPS = os.environ.get("RANKDECK_STOCK_STRIPS", "") == "1"
+
+
+YOUNG_OBJECTS = 20_000
+"""Made and not yet let go of before the collector looks at them; the reports of a fleet are more than Python's 700."""
+STYLE_BYTES = 20
+"""What it takes to turn the terminal to another colour."""
 
 
 class _NoCache(FIFOCache[Any, Any]):
@@ -61,6 +88,59 @@ class LiveStrip(Strip):
         self._link_ids = None
         self._cell_count = None
 
+    def divide(self, cuts: Iterable[int]) -> list[Strip]:
+        """Return its parts; where nothing lies over it, itself."""
+        places = list(cuts)
+        if places == [self._cell_length]:
+            return [self]
+        return [LiveStrip(part._segments, part.cell_length) for part in super().divide(places)]
+
+    def render(self, console: Console) -> str:
+        """Return what is written to the terminal."""
+        color_system = console._color_system or ColorSystem.TRUECOLOR
+        written: list[str] = []
+        before = _PLAIN
+        for text, style, _ in self._segments:
+            now = style or _PLAIN
+            if now is not before:
+                written.append(_turn(before, now, color_system))
+                before = now
+            written.append(text)
+        written.append(_turn(before, _PLAIN, color_system))
+        return "".join(written)
+
+
+_PLAIN = Style.null()
+
+
+@lru_cache(maxsize=4096)
+def _turn(before: Style, now: Style, color_system: ColorSystem) -> str:
+    """Return what turns the terminal from one style to another."""
+    if before == now:
+        return ""
+    if before.without_color == now.without_color and before.bgcolor == now.bgcolor and now.color is not None:
+        return f"\x1b[{_codes(Style(color=now.color), color_system)}m"
+    codes = _codes(now, color_system)
+    if before == _PLAIN:
+        return f"\x1b[{codes}m" if codes else ""
+    return f"\x1b[0;{codes}m" if codes else "\x1b[0m"
+
+
+def _codes(style: Style, color_system: ColorSystem) -> str:
+    """Return the numbers of a style that has no link, as in `ESC [ numbers m`."""
+    return style.render("m", color_system=color_system).partition("m")[0].removeprefix("\x1b[")
+
+
+def calm_collector() -> None:
+    """Take what lives as long as the app out of the collector's sight: its pauses fall from 80 ms to 2.
+
+    Reports are many, live for half a second each and hold no cycles: at Python's own pace the collector would look
+    through all of them several times a second.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
+
 
 def make_strip(segments: Sequence[Segment], cell_length: int) -> Strip:
     """Return one painted line of `cell_length` cells."""
@@ -68,13 +148,175 @@ def make_strip(segments: Sequence[Segment], cell_length: int) -> Strip:
 
 
 class DirectWidget(Widget):
-    """A widget without borders, padding or tint that hands `render_line` straight to the compositor."""
+    """A widget without borders, padding or tint that hands its lines straight to the compositor."""
+
+    _strips: Sequence[Strip] = ()
+    _size: Size
+    _strips_width = 0
+    _next_line = 0
+
+    @property
+    def size(self) -> Size:
+        """What there is to paint on: all of it, which spares looking for borders at every line."""
+        return self._size
+
+    def show(self, strips: Sequence[Strip], max_bytes: float = math.inf) -> bool:
+        """Take all lines of the widget, and have those painted that are not as they were.
+
+        Args:
+            strips: The lines.
+            max_bytes: About how much of it may be painted now; what is left out is told apart the next time.
+
+        Returns:
+            Whether anything was left out.
+        """
+        before, self._strips = self._strips, strips
+        is_resized = len(before) != len(strips) or self._strips_width != self.size.width
+        self._strips_width = self.size.width
+        if HAS_STOCK_STRIPS or is_resized:
+            self.refresh()
+            return False
+        pairs = zip(before, strips, strict=True)
+        changed = [y for y, (old, new) in enumerate(pairs) if old._segments != new._segments]
+        painted = changed if max_bytes == math.inf else self._first(changed, max_bytes)
+        if len(painted) < len(changed):
+            kept = list(before)
+            for y in painted:
+                kept[y] = strips[y]
+            self._strips = kept
+        if painted:
+            self.refresh(*_regions(painted, self.size.width))
+        return len(painted) < len(changed)
+
+    def _first(self, changed: list[int], max_bytes: float) -> list[int]:
+        """Return as many lines as may be painted, at least one, going on from where it was left off the last time."""
+        in_turn = [y for y in changed if y >= self._next_line] + [y for y in changed if y < self._next_line]
+        taken: list[int] = []
+        room = max_bytes
+        for y in in_turn:
+            if taken and room <= 0:
+                self._next_line = y
+                break
+            room -= sum(len(text) + STYLE_BYTES for text, _, _ in self._strips[y]._segments)
+            taken.append(y)
+        return sorted(taken)
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """Return the lines of a region of the widget."""
         if HAS_STOCK_STRIPS:
             return super().render_lines(crop)
-        strips = [self.render_line(y) for y in crop.line_range]
+        # Until it has been built for a new size, what is there is fitted to it.
+        is_current = len(self._strips) == self.size.height and self._strips_width == self.size.width
+        strips = [self._strips[y] if is_current else self.render_line(y) for y in crop.line_range]
         if crop.x == 0 and crop.width == self.size.width:
             return strips
         return [strip.crop(crop.x, crop.right) for strip in strips]
+
+
+def _regions(lines: list[int], width: int) -> list[Region]:
+    """Return the lines as regions of neighbours."""
+    runs = (list(run) for _, run in groupby(enumerate(lines), key=lambda numbered: numbered[1] - numbered[0]))
+    return [Region(0, run[0][1], width, len(run)) for run in runs]
+
+
+QUESTION_ROW = 2
+"""Where the cursor stands when it is asked after; the answers in the first row are those of F3 with another key."""
+
+
+LAST_ANSWER_S = 0.5
+"""How long an answer is waited for on the way out: a shell would take it for keys."""
+LAST_ANSWER_LOOK_S = 0.01
+
+
+class PacedDriver(Driver):
+    """What is added to the driver of a terminal: it counts what is written, asks, and hears the answers."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.num_bytes = 0
+        self._open_tags: set[int] = set()
+        super().__init__(*args, **kwargs)
+
+    def write(self, data: str) -> None:
+        """Write and count."""
+        self.num_bytes += len(data)
+        super().write(data)  # type: ignore[safe-super]  # the terminal's driver comes next
+
+    def ask(self, tag: int) -> None:
+        """Ask where the cursor is, from a column of its own; it stays where it was."""
+        self._open_tags.add(tag)
+        super().write(f"\x1b7\x1b[{QUESTION_ROW};{tag + 1}H\x1b[6n\x1b8")  # type: ignore[safe-super]
+        self.flush()
+
+    def start_application_mode(self) -> None:
+        """Take the terminal, or take it again."""
+        self._open_tags.clear()
+        cast("PacedApp", self._app).pacer.begin_anew()
+        super().start_application_mode()  # type: ignore[safe-super]
+
+    def process_message(self, message: Message) -> None:
+        """Take the answers out of what comes from the terminal; called by the input's thread."""
+        if isinstance(message, CursorPosition) and message.y == QUESTION_ROW - 1:
+            self._open_tags.discard(message.x)
+            self._loop.call_soon_threadsafe(cast("PacedApp", self._app).take_answer, message.x)
+            return
+        super().process_message(message)
+
+    def disable_input(self) -> None:
+        """Let answers that are on their way come in before the terminal is given back."""
+        deadline_s = time.monotonic() + LAST_ANSWER_S
+        is_owed = cast("PacedApp", self._app).pacer.is_pacing
+        while is_owed and self._open_tags and time.monotonic() < deadline_s:
+            time.sleep(LAST_ANSWER_LOOK_S)
+        super().disable_input()  # type: ignore[safe-super]
+
+
+class PacedApp(App[None]):
+    """An app whose paints end in a question to the terminal, and that knows when to paint.
+
+    Attributes:
+        pacer: Decides.
+    """
+
+    def __init__(self, *, ansi_color: bool | None = None) -> None:
+        self.pacer = Pacer()
+        self._num_bytes_seen = 0
+        self._holding = ExitStack()
+        self._is_holding = False
+        super().__init__(ansi_color=ansi_color)
+
+    def get_driver_class(self) -> type[Driver]:
+        """Return the terminal's driver, or the browser's, with what paces it."""
+        driver_class = super().get_driver_class()
+        return type("PacedDriver", (PacedDriver, driver_class), {}) if HAS_PACING else driver_class
+
+    @property
+    def may_move(self) -> bool:
+        """Whether what moves by itself may be painted now; look from time to time."""
+        self.pacer.look(time.monotonic())
+        self._let_go()
+        return self.pacer.may_move
+
+    def post_display_hook(self) -> None:
+        """End a paint in a question."""
+        driver = self._driver
+        if not isinstance(driver, PacedDriver) or driver.num_bytes == self._num_bytes_seen:
+            return
+        num_bytes, self._num_bytes_seen = driver.num_bytes - self._num_bytes_seen, driver.num_bytes
+        tag = self.pacer.ask(num_bytes, time.monotonic())
+        if tag is not None:
+            driver.ask(tag)
+        if self.pacer.is_choked and not self._is_holding:
+            self._is_holding = True
+            self._holding.enter_context(self.batch_update())
+
+    def take_answer(self, tag: int) -> None:
+        """Take an answer of the terminal."""
+        self.pacer.answered(tag, time.monotonic())
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Paint what was held, once the link has room for it."""
+        if self._is_holding and not self.pacer.is_choked:
+            self._is_holding = False
+            self._holding.close()
+            self.screen.check_idle()

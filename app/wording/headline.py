@@ -36,6 +36,9 @@ def node_headline(cluster: Cluster, diagnosis: Diagnosis) -> Headline | None:
     ]
     if late:
         age_s = max(facts.age_s or 0.0 for facts in diagnosis.nodes if facts.state in ("stale", "lost"))
+        troubles = sorted({cluster.nodes[name].trouble for name in late})
+        if troubles != [""] and len(troubles) == 1:
+            return _line(Severity.WARNING, f"no connection to {_names(late)} for {seconds_text(age_s)}: {troubles[0]}")
         has = "has" if len(late) == 1 else "have"
         return _line(Severity.WARNING, f"{_names(late)} {has} not reported for {seconds_text(age_s)}")
     silent = [
@@ -95,7 +98,7 @@ def _starting(cluster: Cluster, job: JobModel, found: JobDiagnosis) -> Headline 
     is_joining = job.phase == PHASE_CODE[Phase.JOINING]
     apart = np.flatnonzero(found.facts.is_alive & job.is_outside & ~is_joining & ~job.is_unprobed)
     if len(apart) and job.oddities.ranks_with(Oddity.OWN_RANKS).issuperset(apart.tolist()):
-        return _line(Severity.QUIET, f"{_ranks(job)} running; {job.notes()[0]}")
+        return _line(Severity.QUIET, f"{_ranks(job)} running; {next(iter(job.notes().values()))}")
     if len(apart):
         return _awaited(cluster, job, apart.tolist(), "to open the process group")
     if bool((found.facts.is_alive & is_joining).any()):

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from app.memory_rows import MemoryRow, MemorySummary
 from app.model.job_model import Process
-from app.rows import OLD_S, MemoryRow, MemorySummary, Severity
+from app.rows import OLD_S, Severity
 from app.safe_text import clean_name
 from app.wording.gpu_words import held_by
 from app.words import bytes_text, percent_text, ranks_text, seconds_text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import site
 import sys
 import sysconfig
 from pathlib import Path
@@ -31,18 +32,21 @@ _OWN_EXAMPLES = f"{_OWN}examples/"
 def code_roots() -> CodeRoots:
     """Return the roots of this process, once its import of torch has begun."""
     torch_file = sys.modules["torch"].__file__ or ""
-    paths = sysconfig.get_paths()
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     return CodeRoots(
         torch=_spellings(Path(torch_file).parent),
         ddpcore=_spellings(Path(__file__).parents[1]),
-        libraries=tuple(
-            spelling
-            for name in ("stdlib", "platstdlib", "purelib", "platlib")
-            for spelling in _spellings(Path(paths[name]))
-        ),
+        libraries=tuple(dict.fromkeys(spelling for path in _library_paths() for spelling in _spellings(path))),
         main_file=main or "",
     )
+
+
+def _library_paths() -> list[Path]:
+    """Return where the standard library is, and what was installed: here, for the user, by Debian, or below a venv."""
+    paths = sysconfig.get_paths()
+    installed = [path for entry in sys.path if (path := Path(entry)).name in {"site-packages", "dist-packages"}]
+    known = (Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    return [*known, Path(site.getusersitepackages()), *installed]
 
 
 def caller_line() -> StackLine:

@@ -376,17 +376,21 @@ def _end() -> None:
         _forget()
 
 
+_NO_NUMBER = (TypeError, ValueError, RuntimeError, OverflowError)
+"""What turning a program's value into a number may raise: infinity is no step, 10**400 no loss."""
+
+
 def _to_float(loss: SupportsFloat | None) -> float | None:
     try:
         # A tensor's item() takes no notice of gradients, its float() warns of them.
         item = getattr(loss, "item", None)
         return None if loss is None else float(item() if item else loss)
-    except (TypeError, ValueError, RuntimeError):
+    except _NO_NUMBER:
         return None
 
 
 def _to_int(value: int | None) -> int | None:
     try:
         return None if value is None else int(value)
-    except (TypeError, ValueError, RuntimeError):
+    except _NO_NUMBER:
         return None

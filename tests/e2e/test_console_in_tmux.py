@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -49,6 +50,77 @@ def test_a_person_freezes_a_rank_sees_it_named_thaws_it_and_quits(house: DemoHou
     terminal.until_it_shows("exit code 0", 10)
     end_terminals(house.directory)
     house.assert_nothing_is_left()
+
+
+def test_whoever_types_rankdeck_alone_is_led_to_the_demo_and_leaves_nothing_behind(house: DemoHouse) -> None:
+    terminal = Terminal(house.directory, house.environment, house.argv()[:-1], 80, 24)
+    terminal.until_it_shows("Watch a demo on this machine", 30)
+    assert "In a shell:  rankdeck demo" in terminal.text()
+
+    terminal.keys("1", "Enter")
+    terminal.until_it_shows("training", START_S)
+    terminal.keys("q")
+    screen = terminal.until_it_shows("exit code 0", 10)
+
+    assert "rankdeck: rankdeck demo" in screen
+    end_terminals(house.directory)
+    house.assert_nothing_is_left()
+
+
+def test_whoever_leaves_the_first_screen_has_done_nothing(house: DemoHouse) -> None:
+    terminal = Terminal(house.directory, house.environment, house.argv()[:-1], 80, 24)
+    terminal.until_it_shows("Watch a demo on this machine", 30)
+
+    terminal.keys("2", "Enter")
+    terminal.until_it_shows("no agent serves here yet", 30)
+    terminal.keys("Escape")
+    terminal.until_it_shows("Watch a demo on this machine", 10)
+    terminal.keys("q")
+
+    terminal.until_it_shows("exit code 0", 10)
+    end_terminals(house.directory)
+    house.assert_nothing_is_left()
+
+
+def test_a_person_is_led_to_a_program_on_this_machine_and_starts_another_from_the_console(house: DemoHouse) -> None:
+    (house.home / "first.py").write_text("print('first is here')\n")
+    (house.home / "second.py").write_text("import sys; print('second has', sys.argv[1:])\n")
+    command = house.argv()[:-1]
+    terminal = Terminal(house.directory, house.environment, [*command], 120, 35)
+    terminal.until_it_shows("Start a program on a host, or here", 30)
+
+    terminal.keys("3", "Enter")
+    terminal.until_it_shows("Which host?", 10)
+    terminal.keys("Enter")
+    terminal.until_it_shows("Which program, on localhost?", 10)
+    terminal.tmux("send-keys", "-l", f"{house.home}/first.py")
+    terminal.until_it_shows("first.py", 10)
+    terminal.key_that_marks("Enter", "Start it", 10)
+    terminal.keys("Enter")
+    terminal.until_it_shows("first is here", START_S)
+    terminal.until_it_shows("succeeded", 30)
+
+    terminal.keys("x")
+    terminal.until_it_shows("Start another program", 10)
+    terminal.key_that_marks("Down", "Start another program", 10)
+    terminal.keys("Enter")
+    terminal.until_it_shows("Start a program on localhost", 10)
+    terminal.keys("C-u")
+    terminal.tmux("send-keys", "-l", f"{house.home}/second.py 'a b'")
+    terminal.until_it_shows("second.py 'a b'", 10)
+    terminal.key_that_marks("Enter", "Do nothing", 10)
+    terminal.key_that_marks("Right", "Start it", 10)
+    terminal.keys("Enter")
+    terminal.until_it_shows("second has ['a b']", START_S)
+    terminal.until_it_shows("job second-", 10)
+    terminal.keys("8")
+    terminal.until_it_shows("on request: job second-", 10)
+
+    terminal.keys("q")
+    terminal.until_it_shows("exit code 0", 10)
+    down = [*command, "down", "localhost", "--kill-jobs"]
+    ended = subprocess.run(down, env=house.environment, capture_output=True, text=True, check=True)
+    assert "no job runs" in ended.stdout
 
 
 def test_a_closed_terminal_ends_the_demo(house: DemoHouse) -> None:

@@ -15,6 +15,7 @@ from agent.wire.fields import CONTROL_SOCKET
 from agent.wire.replies import Accepted, RefusalReason, Refused, encode_reply
 from app.errors import AgentRefusedError, AgentUnreachableError
 from app.roads.command_road import ProcessRoad, StreamRoad, open_local_road, taken
+from tests.support.waiting import until_async
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,6 +83,20 @@ async def test_an_agent_that_hangs_up_is_unreachable_and_the_next_command_dials_
 
         with pytest.raises(AgentUnreachableError, match="demo-0 does not answer: it closed the connection"):
             await road.request(Kill("demo"))
+
+        assert await road.request(Kill("demo")) == Accepted()
+        await road.close()
+
+
+async def test_a_stream_that_broke_between_two_commands_costs_none_of_them(tmp_path: Path) -> None:
+    async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await reader.readline():
+            writer.write(encode_reply(Accepted()))
+
+    async with listening(tmp_path, answer_once):
+        road = StreamRoad("demo-0", lambda: asyncio.open_unix_connection(tmp_path / CONTROL_SOCKET))
+        assert await road.request(Kill("demo")) == Accepted()
+        await until_async(lambda: road._stream is not None and road._stream[0].at_eof(), 5, "the end is heard")
 
         assert await road.request(Kill("demo")) == Accepted()
         await road.close()

@@ -35,7 +35,7 @@ def job() -> Iterator[RealRanks]:
 
 def rank_1_waits_in_the_block(reports: Reports) -> bool:
     waiting = group(reports[1], BLOCK)
-    return waiting is not None and waiting.is_waiting
+    return waiting is not None and waiting.is_waiting and group(reports[0], BLOCK) is not None
 
 
 def test_the_one_left_waiting_names_rank_count_and_lines_and_the_block_before_was_shown(job: RealRanks) -> None:

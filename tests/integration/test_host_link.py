@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import os
+import re
 import stat
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +17,7 @@ from agent.wire.reports import WIRE_VERSION
 from app.errors import (
     AgentRefusedError,
     AgentUnreachableError,
+    AppError,
     HostUnreachableError,
     IncompatibleAgentError,
     UsageError,
@@ -89,6 +94,111 @@ async def test_a_lost_connection_ends_the_session_with_the_way_back(network: Net
     await session.close()
 
 
+async def told(session: RemoteSession, words: str) -> str:
+    """Return the sentence of the session that holds some words, once it has come."""
+    heard: list[str] = []
+
+    def is_told() -> bool:
+        session.view()
+        heard.extend(session.drain_notices())
+        return any(words in notice for notice in heard)
+
+    await until_async(is_told, 60, f"{words!r} is told")
+    return next(notice for notice in heard if words in notice)
+
+
+@pytest.mark.parametrize("network", [(), ("AllowStreamLocalForwarding no",)], indirect=True, ids=["sockets", "proxy"])
+async def test_a_lost_connection_comes_back_and_reports_and_commands_with_it(network: Network, link: HostLink) -> None:
+    place = link.bring_up()
+    session = RemoteSession(link)
+    session.patience_s = math.inf
+    await session.start()
+    await until_async(lambda: session.view().nodes()[0].state == "up", 10, "reports come")
+
+    for _ in range(2):
+        network["h1"].drop_sessions()
+
+        assert "it is tried again" in await told(session, "h1: the connection is lost")
+        await told(session, "h1: the connection is back after")
+        await until_async(lambda: (session.view().nodes()[0].age_s or 9) < 1, 20, "reports come again")
+        assert (await session.session.fleet.report("h1")).epoch == place.epoch
+    await session.close()
+
+
+async def test_while_a_host_is_cut_off_its_picture_is_old_and_says_why(network: Network, link: HostLink) -> None:
+    link.bring_up()
+    session = RemoteSession(link)
+    session.patience_s = math.inf
+    await session.start()
+    await until_async(lambda: session.view().nodes()[0].state == "up", 10, "reports come")
+    network["h1"].pull_cable()
+
+    await told(session, "does not answer")
+    await until_async(lambda: session.view().nodes()[0].state == "lost", 20, "the node is lost")
+    text = session.view().headline().text
+    assert re.fullmatch(r"no connection to h1 for \d+ s: h1: .* does not answer in 3 s", text), text
+
+    network["h1"].plug_in_cable()
+    await told(session, "h1: the connection is back after")
+    await until_async(lambda: session.view().nodes()[0].state == "up", 20, "reports come again")
+    assert "no connection" not in session.view().headline().text
+    await session.close()
+
+
+async def test_a_host_that_shows_another_key_afterwards_is_not_gone_back_to(network: Network, link: HostLink) -> None:
+    link.bring_up()
+    session = RemoteSession(link)
+    session.patience_s = math.inf
+    await session.start()
+    network["h1"].change_host_key()
+    network["h1"].drop_sessions()
+
+    await told(session, "THE HOST KEY OF")
+    network.trust_all()  # too late: whoever answers to the name now is not asked again
+    with pytest.raises(AgentUnreachableError):
+        await session.session.fleet.report("h1")
+    session.view()
+    assert not link.is_alive
+    await session.close()
+
+
+async def test_without_a_screen_patience_ends_with_the_way_back(network: Network, link: HostLink) -> None:
+    link.bring_up()
+    session = RemoteSession(link)
+    session.patience_s = 0.1
+    await session.start()
+    network["h1"].stop_sshd()
+    network["h1"].drop_sessions()
+    await until_async(lambda: not link.is_alive, 10, "the loss is noticed")
+
+    failures: list[AppError] = []
+
+    def has_given_up() -> bool:
+        try:
+            session.view()
+        except AppError as error:
+            failures.append(error)
+        return bool(failures)
+
+    await until_async(has_given_up, 20, "patience ends")
+    assert "refuses connections" in str(failures[0])
+    assert failures[0].hint == "is sshd running there?; come back by: rankdeck attach --host h1"
+    await session.close()
+
+
+async def test_a_session_that_is_closed_while_it_comes_back_leaves_nothing(network: Network, link: HostLink) -> None:
+    link.bring_up()
+    session = RemoteSession(link)
+    session.patience_s = math.inf
+    await session.start()
+    network["h1"].drop_sessions()
+    await until_async(lambda: not link.is_alive, 10, "the loss is noticed")
+    await session.close()
+
+    assert not link.directory.exists()
+    await until_async(lambda: not any("paramiko" in str(thread) for thread in threading.enumerate()), 20, "SSH ends")
+
+
 async def test_a_job_that_is_refused_leaves_the_session_to_be_closed(link: HostLink) -> None:
     link.bring_up()
     session = RemoteSession(link, RunRequest(("missing.py",), "t"))
@@ -101,6 +211,33 @@ async def test_a_job_that_is_refused_leaves_the_session_to_be_closed(link: HostL
     assert session.leaving == "no job was started"
     await session.close()
     assert session.farewell() == ""
+
+
+@pytest.mark.ranks
+async def test_who_leaves_while_a_restart_waits_is_told_that_the_job_does_not_begin_again(
+    network: Network, link: HostLink
+) -> None:
+    link.bring_up()
+    (network["h1"].home / "stay.py").write_text("import signal\nsignal.sigwait({signal.SIGUSR2})\n")
+    session = RemoteSession(link, RunRequest(("stay.py",), "stay", num_ranks=1, is_probed=False))
+    await session.start()
+    try:
+        await until_async(lambda: (job := session.view().job()) is not None and job.state == "running", 60, "it runs")
+        assert session.leaving == "the job goes on"
+        restart = asyncio.create_task(session.session.control.restart("stay"))
+        await until_async(lambda: bool(session.session.control.doing), 10, "the job is asked to end")
+        session.view()
+
+        assert session.leaving == "the job ends and will not begin again"
+        restart.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await restart
+        words = session.farewell()
+        assert words.startswith("rankdeck: the job ends and will not begin again; watch it: rankdeck attach")
+        assert words.endswith("begin it again: rankdeck restart stay --host h1")
+    finally:
+        link.shut_down(kill_jobs=True)
+        await session.close()
 
 
 def test_no_agent_is_said_with_what_to_do(link: HostLink) -> None:

@@ -82,6 +82,7 @@ def test_only_the_newest_report_of_a_node_is_kept(publishers: Publishers, teleme
 def test_bytes_that_are_no_report_are_counted_and_do_no_harm(publishers: Publishers, telemetry: Telemetry) -> None:
     def babble() -> int:
         publishers.send("a", b"\xc1\xff")
+        telemetry.drain()
         return telemetry.num_malformed["a"]
 
     until(babble, 5, "the malformed frame is counted")
@@ -102,6 +103,7 @@ def test_another_wire_version_is_kept_for_the_person_to_see(publishers: Publishe
 
     def send() -> str:
         publishers.send("a", frame)
+        telemetry.drain()
         return telemetry.incompatible.get("a", "")
 
     assert "version 99" in until(send, 5, "the version is noticed")
@@ -114,3 +116,28 @@ def test_closing_ends_the_thread_even_if_nothing_ever_spoke(tmp_path: Path) -> N
     telemetry.close()
 
     assert telemetry.drain() == []
+
+
+def test_more_nodes_than_a_context_has_sockets_by_itself_are_heard(publishers: Publishers, tmp_path: Path) -> None:
+    silent = {f"silent-{number}": tmp_path / f"{number}.sock" for number in range(1100)}
+    telemetry = Telemetry({**silent, **publishers.paths})
+    telemetry.start()
+    try:
+        (received,) = received_after(publishers, telemetry, "b", encode_node_report(node_report(1)))
+    finally:
+        telemetry.close()
+
+    assert received.node == "b"
+
+
+def test_of_many_nodes_some_are_taken_and_the_others_wait(telemetry: Telemetry) -> None:
+    for turn in (1, 2):
+        for name in ("a", "b"):
+            telemetry.take(name, encode_node_report(node_report(turn)))
+    assert telemetry.num_waiting == 2
+
+    (first,) = telemetry.drain(1)
+    (second,) = telemetry.drain(1)
+
+    assert [(one.node, one.report.report_seq) for one in (first, second)] == [("a", 2), ("b", 2)]
+    assert telemetry.drain(1) == []

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from app.filters.events import EVENT_KEYS
 from app.filters.language import MAX_FILTER_CHARS, read_filter
 from app.filters.lines import LOG_KEYS, LineWish, lines_of
-from app.filters.patterns import literal
+from app.filters.patterns import PatternError, TextPattern, literal
 from app.filters.ranks import RANK_KEYS
 from app.filters.terms import Filter, Key, NumberTerm, TextTerm, WrongFilter
 from app.tui.log_store import LogStore
@@ -39,6 +39,9 @@ PARTS = st.sampled_from(
     ]
 )
 TYPED = st.one_of(st.text(max_size=60), st.lists(PARTS, max_size=12).map("".join))
+MARKS = st.sampled_from("ab\u00e9.*+?|()[]^$\\")
+ESCAPES = st.sampled_from("CAznbBsWQE").map("\\{}".format)
+FLAGS = st.sampled_from(["(?:", "[^", "(?-m)", "(?-m:", "(?is-m:", "(?s)", "(?U)", "{2}", "\\x0a", "\\pL"])
 CLEAN = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Zl", "Zp"]), max_size=12)
 
 
@@ -94,3 +97,25 @@ def test_many_lines_at_once_are_shown_as_each_alone_would_be(lines: list[str], w
     found = lines_of(store.piece(0, store.end), LineWish(read)).tolist()
 
     assert found == [place for place, line in enumerate(lines) if term.pattern.is_in(line) is not is_inverse]
+
+
+@given(
+    lines=st.lists(st.text("ab\u00e9\u4e16 ", max_size=4), min_size=1, max_size=6),
+    source=st.lists(MARKS | ESCAPES | FLAGS, min_size=1, max_size=6).map("".join),
+)
+def test_a_pattern_that_is_taken_finds_the_same_in_many_lines_as_in_each(lines: list[str], source: str) -> None:
+    try:
+        pattern = TextPattern(source)
+    except PatternError:
+        return
+    store = LogStore()
+    for line in lines:
+        store.append("gpu1", 0, line, is_stderr=False)
+    wish = LineWish(Filter(source, (TextTerm(pattern),)))
+
+    found = lines_of(store.piece(0, store.end), wish).tolist()
+
+    assert found == [place for place, line in enumerate(lines) if pattern.is_in(line)]
+    for line in lines:
+        first, stop = pattern.span(line) or (0, 0)
+        assert 0 <= first <= stop <= len(line)

@@ -10,7 +10,7 @@ from agent.wire.logs import LogLine
 from app.event_log import EventLog
 from app.history import History
 from app.tui.actions import VIEW_NAMES
-from app.tui.console import Console
+from app.tui.console import DEFAULT_SETTINGS, Console
 from app.tui.theme import Look
 from tests.support.screens import screen_lines, screen_strips
 from tests.support.sim import SimCluster
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from textual.strip import Strip
 
     from app.errors import AppError
+    from app.program import Program
+    from app.settings.schema import ConsoleSettings
     from app.stacks.groups import NodeStacks
     from app.tui.source import ConsoleSource
     from app.view import View
@@ -61,6 +63,34 @@ class SimControl:
         return f"{what}: done"
 
 
+class SimStarter:
+    """Takes programs that are to be started.
+
+    Attributes:
+        started: Those that were.
+        programs: What was started before, the newest first.
+        refusal: Raised by everything from now on.
+    """
+
+    host = "gpu1"
+
+    def __init__(self, *programs: Program) -> None:
+        self.programs = list(programs)
+        self.started: list[Program] = []
+        self.refusal: AppError | None = None
+
+    async def past(self) -> list[Program]:
+        if self.refusal is not None:
+            raise self.refusal
+        return self.programs
+
+    async def start(self, program: Program) -> str:
+        self.started.append(program)
+        if self.refusal is not None:
+            raise self.refusal
+        return f"{program.text}: started"
+
+
 class SimSource:
     """A `ConsoleSource`: the rows come from a function, the rest is what a test puts in, or looks at afterwards.
 
@@ -79,6 +109,8 @@ class SimSource:
     leaving = "the session ends what it started"
     stall_s = 10.0
     player = None
+    starter: SimStarter | None = None
+    how_to_begin = ""
 
     def __init__(self, make_view: Callable[[], View], *, can_inject: bool = True) -> None:
         self.can_inject = can_inject
@@ -219,10 +251,13 @@ class Desk:
 
 @asynccontextmanager
 async def desk(
-    source: ConsoleSource, size: tuple[int, int] = (120, 35), look: Look | None = None
+    source: ConsoleSource,
+    size: tuple[int, int] = (120, 35),
+    look: Look | None = None,
+    settings: ConsoleSettings = DEFAULT_SETTINGS,
 ) -> AsyncIterator[Desk]:
     """Open a console that is held still, with one frame taken."""
-    console = StillConsole(source, look or Look())
+    console = StillConsole(source, look or Look(), settings)
     async with console.run_test(size=size, notifications=True) as pilot:
         opened = Desk(console, pilot)
         await opened.settle()

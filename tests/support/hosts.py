@@ -174,8 +174,7 @@ class Host:
         assert self._init
         for process in self._init.children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                # The listener is init's own child, everything else of sshd's is a session's.
-                if process.name() in SSHD_NAMES and process.ppid() != self._init.pid:
+                if process.name() in SSHD_NAMES and "[listener]" not in " ".join(process.cmdline()):
                     process.kill()
 
     def change_host_key(self) -> None:
@@ -199,6 +198,10 @@ class Host:
     def pull_cable(self) -> None:
         """Let every packet vanish."""
         _ip("-n", self._network.switch, "link", "set", self._port, "nomaster")
+
+    def plug_in_cable(self) -> None:
+        """Undo `pull_cable`."""
+        _ip("-n", self._network.switch, "link", "set", self._port, "master", "br0")
 
     def end(self) -> None:
         """Kill the host whole, and take away its network."""

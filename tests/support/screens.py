@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,12 +25,12 @@ _written: list[str] = []
 """Differences of the pictures that the present test has written anew."""
 
 
-def screen_strips(app: App[None]) -> list[Strip]:
+def screen_strips(app: App[Any]) -> list[Strip]:
     """Return the painted lines of the screen on top, notifications included."""
     return app.screen._compositor.render_strips()
 
 
-def screen_lines(app: App[None]) -> list[str]:
+def screen_lines(app: App[Any]) -> list[str]:
     """Return the screen's text, line by line, without blanks at the ends."""
     return [strip.text.rstrip() for strip in screen_strips(app)]
 

@@ -35,6 +35,16 @@ class Terminal:
     def keys(self, *keys: str) -> None:
         self.tmux("send-keys", *keys)
 
+    def key_that_marks(self, key: str, words: str, within_s: float) -> None:
+        """Press a key, and wait until a line looks otherwise: a key that is pressed sooner would go where it was."""
+        before = self._look_of(words)
+        self.keys(key)
+        until(lambda: self._look_of(words) != before, within_s, f"{key} marks {words!r}")
+
+    def _look_of(self, words: str) -> list[str]:
+        """Return the lines that hold some words, with their colours."""
+        return [line for line in self.tmux("capture-pane", "-e", "-p").splitlines() if words in line]
+
     def until_it_shows(self, words: str, within_s: float) -> str:
         until(lambda: words in self.text(), within_s, f"the screen shows {words!r}:\n{self.text()}")
         return self.text()

@@ -108,6 +108,25 @@ async def test_q_closes_the_session_once_and_leaves() -> None:
     assert console.console.return_code == 0
 
 
+async def test_q_leaves_a_restart_undone_only_when_asked_again() -> None:
+    source = frozen_source()
+    assert source.control is not None
+    async with desk(source, (120, 35)) as console:
+        for number in (0, 1):
+            source.control.doing = f"restart: waiting for attempt {number} to end"
+            await console.press("q")
+            *_, told = console.console._notifications
+            assert told.message == (
+                f"restart: waiting for attempt {number} to end. "
+                "Without this console the job ends and will not begin again; q again leaves."
+            )
+            assert source.num_closed == 0
+        await console.press("q")
+        await until_async(lambda: not console.console.is_running, 5, "the console has left")
+
+    assert source.num_closed == 1
+
+
 async def test_ctrl_c_leaves_from_within_a_dialog() -> None:
     source = frozen_source()
     async with desk(source) as console:

@@ -94,14 +94,14 @@ async def test_a_restart_with_another_number_of_ranks_says_both_numbers() -> Non
         assert control_of(source).asked == ["restart demo 8 agreed"]
 
 
-@pytest.mark.parametrize("typed", ["", "0", "1", "999999"])
+@pytest.mark.parametrize("typed", ["", "0", "1", "8193", "999999"])
 async def test_a_number_of_ranks_that_cannot_be_is_said_and_cannot_be_confirmed(typed: str) -> None:
     source = training()
     async with desk(source) as console:
         await choose(console, 3)
         console.console.screen.query_one(Input).value = typed
         await console.settle()
-        assert "That many ranks cannot be: at least 2" in console.text()
+        assert "That many ranks cannot be: at least 2, one on each node, and at most 8,192." in inside(console)
         assert console.console.screen.query_one("#control-yes", Button).disabled
 
 
@@ -115,6 +115,19 @@ async def test_a_job_that_has_ended_can_only_be_started_again() -> None:
         assert "Kill" not in console.text()
         await console.press("enter", "enter", "right", "enter")
         assert control_of(source).asked == ["restart demo None agreed"]
+
+
+async def test_a_frozen_picture_is_asked_about_as_it_is_now() -> None:
+    source = training()
+    async with desk(source) as console:
+        await console.press("f")
+        source.sim.kill(2)
+        await console.play(source, 25)
+        assert "running" in console.lines()[2]
+        await console.press("x")
+        assert "Start job demo again?" in console.text()
+        await console.press("escape", "F")
+        assert "rank 2, pid" not in inside(console)
 
 
 async def test_a_refusal_is_told_and_the_console_goes_on() -> None:

@@ -144,3 +144,34 @@ async def test_a_recording_that_goes_back_has_the_events_up_to_that_moment() -> 
         replay.skip(-60)
         await console.frames()
         assert "✖ verdict" not in console.text()
+
+
+async def test_between_going_back_and_the_next_frame_the_events_are_those_that_are_shown() -> None:
+    replay = Replay(frozen_recording(), clock=Watch())
+    async with desk(replay, (100, 24)) as console:
+        await console.show("events")
+        replay.skip(60)
+        await console.frames(60)
+        await console.press("end", "comma", "y", "enter", "escape", "up", "pageup")
+        assert "rank 2 on demo-1 is frozen" in console.console.clipboard
+
+        await console.frames()
+        await console.press("home", "y")
+        assert "rank 2 on demo-1 is frozen" not in console.console.clipboard
+
+
+async def test_the_selected_event_stays_in_sight_when_what_is_in_full_takes_its_room() -> None:
+    source = TalkingSource(SimCluster())
+    async with desk(source, (80, 24)) as console:
+        for number in range(60):
+            text = "a long story " * 20 if number == 30 else f"thing {number}"
+            source.events.tell(text, source.sim.now_s)
+        await console.frames()
+        await console.show("events")
+        await console.press("home", *["down"] * 30)
+        assert "a long story" in selected(console)
+        assert "IN FULL" in console.text()
+
+        view_of(console).scroll_rows(-9)
+        await console.settle()
+        assert not any(line.startswith("▸") for line in console.lines()), "the wheel moves the window alone"

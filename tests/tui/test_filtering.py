@@ -7,6 +7,7 @@ import re
 import pytest
 
 from app.tui.filter_bar import FilterBar
+from app.tui.log_matches import LogMatches
 from app.tui.log_store import CHUNK_LINES
 from app.tui.views.events import EventsView
 from app.tui.views.logs import LogsView
@@ -242,6 +243,36 @@ async def test_e_goes_from_error_to_error_and_says_when_there_is_none() -> None:
         await type_filter(console, "!150")
         await console.press("enter", "e")
         assert logs.marked == 20
+
+
+async def test_e_finds_the_errors_among_many_that_are_hidden_without_asking_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = SimSource(SimCluster().view)
+    async with desk(source, (120, 24)) as console:
+        stage, logs = console.console.stage, console.console.query_one(LogsView)
+        for number in range(4 * CHUNK_LINES):
+            is_far = number in {100, 9000}
+            stage.logs.append("demo-0", 1 if is_far else number % 2 * 2, f"ValueError: {number}.", is_stderr=True)
+        await console.show("logs")
+        await type_filter(console, "rank=1")
+        await console.press("enter")
+        while stage.errors.num_unsearched or "not searched yet" in console.text():
+            await console.frames(1)
+        asked: list[int] = []
+        real = LogMatches.place_of
+
+        def counted(of: LogMatches, number: int) -> int:
+            asked.append(number)
+            return real(of, number)
+
+        monkeypatch.setattr(LogMatches, "place_of", counted)
+
+        for key, found in (("e", 9000), ("E", 100), ("e", 9000), ("e", 9000)):
+            await console.press(key)
+            assert logs.marked == found
+        assert "further down." in console.text()
+        assert len(asked) < 100
 
 
 async def test_e_says_when_there_has_been_no_error() -> None:

@@ -14,6 +14,7 @@ from app.tui.actions import VIEW_NAMES
 from app.tui.views.logs import LogsView
 from app.tui.views.ranks import RanksView
 from app.view import View
+from ddpcore.wire import Fault, FaultKind
 from tests.support.consoles import Desk, SimSource, desk
 from tests.support.node_reports import group_report, job_status, node_report, rank_report, worker_report
 from tests.support.screens import screen_strips
@@ -21,7 +22,8 @@ from tests.support.screens import screen_strips
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from app.rows import MemoryRow, RankRow
+    from app.memory_rows import MemoryRow
+    from app.rows import RankRow
 
 NUM_RANKS = 1024
 RANKS_PER_NODE = 8
@@ -174,3 +176,16 @@ async def test_keys_work_between_frames(large_view: CountingView) -> None:
         await console.press("2", "v", "down")
 
         assert console.console.query_one(RanksView).selected == FROZEN + 1
+
+
+async def test_a_fault_is_asked_for_without_a_row_for_each_rank(large_view: CountingView) -> None:
+    source = SimSource(lambda: large_view)
+    async with desk(source, (120, HEIGHT)) as console:
+        await console.press("2", "v", "home", "down", "down")
+        assert await made_by(console, "F") <= 2 * HEIGHT
+        assert "others: select one in the Ranks view first" in console.text()
+        await console.press("escape", "F", "enter", "down")
+        assert f"Freeze rank {FROZEN}" in console.text()
+        await console.press("down", "up", "up", "enter", "right", "enter")
+
+        assert source.injected == [Fault(FaultKind.FREEZE, 2)]

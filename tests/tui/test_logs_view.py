@@ -6,6 +6,7 @@ import re
 
 from textual.events import MouseScrollUp
 
+from app.tui.collapsed_lines import MAX_LINES
 from app.tui.log_store import CHUNK_LINES, LogStore
 from app.tui.views.logs import LogsView
 from tests.support.consoles import Desk, SimSource, desk
@@ -153,3 +154,24 @@ async def test_lines_that_ranks_print_alike_are_one_row_until_each_is_wanted_aga
         assert "ranks" not in "\n".join(console.lines()[4:])
         assert "201 lines" not in console.text()
         assert "202 lines" in console.text()
+
+
+async def test_of_more_lines_than_are_collapsed_it_says_of_how_many() -> None:
+    source = SimSource(SimCluster().view)
+    async with desk(source, (100, 24)) as console:
+        stage = console.console.stage
+        for number in range(MAX_LINES + 15):
+            stage.logs.append("demo-0", number % 4, f"line {number // 4}.", is_stderr=False)
+        await console.press("c")
+        await until_frames(console, "LOGS  12,5")
+
+        assert "LOGS  12,501 of the newest 50,000 lines" in console.text()
+
+
+async def until_frames(console: Desk, words: str) -> None:
+    """Let frames come until words are there."""
+    for _ in range(1000):
+        if words in console.text():
+            return
+        await console.frames(1)
+    raise AssertionError(console.text())

@@ -105,6 +105,18 @@ async def test_a_click_selects_a_cell(source: SimSource) -> None:
             assert ranks.selected_rank == rank
 
 
+async def test_two_clicks_beside_the_cells_open_nothing(source: SimSource) -> None:
+    async with desk(source, (80, 24)) as console:
+        await console.show("ranks")
+        for offset in ((3, 1), (15, 1)):  # the label of a line, and a gap
+            await console.pilot.click("#ranks", offset=offset, times=2)
+            await console.settle()
+            assert console.console.active == "ranks"
+        await console.pilot.click("#ranks", offset=(16, 2), times=2)
+        await console.settle()
+        assert "Ranks >  rank 72" in console.text()
+
+
 async def test_a_line_of_the_grid_is_few_segments(source: SimSource) -> None:
     async with desk(source, (200, 50)) as console:
         await console.show("ranks")

@@ -7,6 +7,7 @@ import base64
 import pytest
 
 from app.tui.line_view import LineView
+from app.tui.log_store import CHUNK_LINES
 from app.tui.views.logs import LogsView
 from app.tui.views.rank import RankPage
 from app.tui.views.ranks import RanksView
@@ -44,6 +45,22 @@ async def test_enter_opens_the_selected_rank_and_escape_goes_back_to_where_it_wa
         await console.press("escape")
         assert console.console.active == "ranks"
         assert console.console.query_one(RanksView).selected_rank == 3
+
+
+async def test_what_happened_to_several_ranks_is_told_of_each() -> None:
+    source = TalkingSource(SimCluster())
+    source.run(12)
+    source.sim.freeze(2)
+    source.sim.freeze(3)
+    source.run(5)
+    async with desk(source, (120, 50)) as console:
+        for rank in ("2", "3"):
+            await console.show("ranks")
+            await console.press("home", *["down"] * int(rank), "enter")
+            assert f"Ranks >  rank {rank}   demo-1" in console.text()
+            events = console.text().partition("EVENTS")[2]
+            assert "ranks 2-3 on demo-1 are frozen" in events
+            await console.press("escape")
 
 
 @pytest.mark.parametrize("view", ["overview", "barriers", "stragglers", "memory", "events"])
@@ -100,6 +117,25 @@ async def test_a_rank_that_waits_stands_still_and_one_that_costs_is_opened_from_
         await console.press("escape", "down", "enter")
 
         assert console.console.query_one(RankPage).rank != 1
+
+
+async def test_lines_that_have_not_been_searched_for_those_of_the_rank_are_not_said_to_be_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("app.tui.stage.SEARCH_S", 0.0)
+    async with desk(frozen_source()) as console:
+        logs = console.console.stage.logs
+        logs.append("demo-1", 3, "first and last words", is_stderr=False)
+        for number in range(20 * CHUNK_LINES):
+            logs.append("demo-0", 0, f"step {number}", is_stderr=False)
+        await console.show("ranks")
+        await console.press("end", "enter")
+        assert "older lines not searched yet" in console.text()
+        assert "nothing printed yet" not in console.text()
+        while "not searched yet" in console.text():
+            await console.frames()
+
+        assert "first and last words" in console.text()
 
 
 async def test_the_page_follows_what_happens_to_its_rank() -> None:

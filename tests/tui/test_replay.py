@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from agent.wire.logs import LogLine
+from app.recording.records import LinesHeard
 from app.recording.replay import Replay
 from tests.support.consoles import desk
-from tests.support.recordings import Watch, frozen_recording
+from tests.support.recordings import Watch, frozen_recording, recording_of
 from tests.support.screens import assert_looks_as_before
+from tests.support.sim import SimCluster
 
 
 async def test_one_jumps_to_the_verdict_sees_the_stacks_and_goes_back() -> None:
@@ -57,3 +60,47 @@ async def test_a_replay_looks_as_it_did() -> None:
             watch.now_s += 5.0
             await console.frames()
             assert_looks_as_before(f"replay-{width}x{height}", console.lines())
+
+
+async def test_log_lines_are_there_after_going_back_in_a_frozen_picture() -> None:
+    watch = Watch()
+    async with desk(Replay(frozen_recording(), clock=watch), (120, 35)) as console:
+        watch.now_s += 16.0
+        await console.frames(40)
+        await console.show("logs")
+        assert "step 1 loss 5.3" in console.text()
+
+        await console.press("f", "comma")
+        await console.frames(40)
+        assert "replay 0:06/" in console.lines()[0]
+        assert "step 1 loss 5.3" in console.text(), "the picture stands still"
+        assert "LOGS  2 lines" in console.text()
+
+        await console.press("f")
+        await console.frames(4)
+        assert "step 1 loss 5.3" in console.text()
+        assert "LOGS  2 lines" in console.text()
+
+
+async def test_who_has_scrolled_up_follows_the_lines_again_once_the_recording_has_gone_back() -> None:
+    sim = SimCluster()
+    sim.run(20)
+    printed = [
+        LinesHeard(number / 5, "demo-0", [LogLine(number, 0, "stdout", f"line {number}.")]) for number in range(1, 91)
+    ]
+    watch = Watch()
+    async with desk(Replay(recording_of(sim, *printed), clock=watch), (80, 24)) as console:
+        await console.show("logs")
+        watch.now_s += 18.0
+        await console.frames(40)
+        await console.press("pageup")
+        assert "End follows" in console.text()
+
+        await console.press("comma")
+        await console.frames(4)
+        assert "following" in console.text()
+        assert "line 40." in console.text()
+        await console.press("up")
+        watch.now_s += 2.0
+        await console.frames(4)
+        assert "10 new below, End follows" in console.text()

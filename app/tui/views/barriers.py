@@ -52,6 +52,7 @@ class BarriersView(LineView):
         view = self.stage.view
         self.lines, self.head, self._num_ranks = [], [], 0
         if view is None or not view.num_ranks:
+            self.head = self.nothing_yet("WAITS NOW", "Once a job runs: who waits for whom, where, and for how long.")
             return
         self.head = [self._title("WAITS NOW")]
         self._put_waits(view)
@@ -68,11 +69,10 @@ class BarriersView(LineView):
 
     def _put_shares(self, view: View) -> None:
         width = self.size.width
-        names = [node.node for node in view.nodes()]
         self._num_ranks = min(view.num_ranks, MAX_SHARED_RANKS)
         columns: list[Column[RankRow]] = [
             Column("RANK", max(4, len(str(view.num_ranks))), 0, paint_rank, is_right=True),
-            Column("NODE", max(4, min(16, node_width(names))), 2, paint_node),
+            Column("NODE", max(4, min(16, node_width(view.node_names))), 2, paint_node),
             Column("STATE", STATE_WIDTH, 1, paint_state),
             Column("SHARE OF THE LAST SECONDS SPENT WAITING", max(40, min(width - 66, 100)), 0, paint_share),
         ]

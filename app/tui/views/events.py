@@ -34,7 +34,9 @@ class EventsView(FilteredView):
         self._shown: list[int] = []
         """Numbers of the events that are shown, counted from the first that ever was."""
         self._num_looked_at = 0
-        self._wanted_of: EventLog | None = None
+        self._log = stage.events
+        """Those that `_shown` counts: a recording that goes back has others at once, before it is painted."""
+        self._is_wish_new = False
 
     @property
     def num_rows(self) -> int:
@@ -83,7 +85,7 @@ class EventsView(FilteredView):
 
     def wish_changed(self) -> None:
         """Look at all events anew."""
-        self._wanted_of = None
+        self._is_wish_new = True
 
     def move(self, rows: int) -> None:
         """Move the selection; at the last event, follow again."""
@@ -95,20 +97,16 @@ class EventsView(FilteredView):
         self.is_following = False
         super().scroll_rows(rows)
 
-    @property
-    def _log(self) -> EventLog:
-        return self.stage.events
-
     def _event(self, index: int) -> Event:
         return self._log[self._shown[index] - self._log.num_dropped]
 
     def _look_at_new(self) -> None:
         """Take what has come into what is shown, and what was dropped out of it."""
-        log = self._log
+        log = self.stage.events
         end = log.num_dropped + len(log)
-        if self._wanted_of is not log or end < self._num_looked_at:
+        if self._is_wish_new or self._log is not log:
             selected = self._shown[self.selected] if self.selected < len(self._shown) else 0
-            self._wanted_of, self._shown, self._num_looked_at = log, [], log.num_dropped
+            self._is_wish_new, self._log, self._shown, self._num_looked_at = False, log, [], log.num_dropped
         else:
             selected = -1
         num_gone = bisect_left(self._shown, log.num_dropped)

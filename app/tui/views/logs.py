@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 from rich.cells import cell_len
 
 from app.filters.lines import LOG_KEYS, LineWish
@@ -14,6 +15,8 @@ from app.tui.log_matches import LogMatches
 from app.words import ranks_text
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from app.rows import RootCauseRow
     from app.tui.drawing import Line
     from app.tui.log_store import StoredLine
@@ -43,6 +46,8 @@ class LogsView(FilteredView):
         self.side = 0
         self.marked: int | None = None
         self.is_collapsing = False
+        self._logs = stage.logs
+        """Those that the numbers here count."""
         self._matches: LogMatches | None = None
         self._collapsed: CollapsedLines | None = None
         self._anchor = 0
@@ -108,9 +113,13 @@ class LogsView(FilteredView):
         if cause is not None and self.shows_traceback:
             self.lines = self._traceback_lines(cause)
             return
+        if self._logs is not self.stage.logs:  # a recording has gone back: its lines are counted anew
+            self._logs, self.is_following, self.marked = self.stage.logs, True, None
         self._look_for_lines()
         self._collapse_lines()
         self.head.append(self._title())
+        if not len(self.stage.logs):
+            self.head.append(self.line().put(" nothing printed yet", self.look.palette.muted))
         if self.is_following:
             self.top = self._last_top
             self._seen = self.stage.logs.end
@@ -143,25 +152,24 @@ class LogsView(FilteredView):
 
         Where the newest lines are followed nothing comes next: both go to the newest error.
         """
-        errors, direction = self.stage.errors, -1 if self.is_following else direction
-        from_number = self._anchor_of_errors(direction)
-        place = errors.place_of(from_number) - (direction < 0)
-        while 0 <= place < len(errors):
-            number = errors.number(place)
-            if self._is_shown(number):
-                self.show_traceback(is_wanted=False)
-                self.is_following, self.marked = False, number
-                above = max(0, self._place_of(number) - self.body_height // 3)
-                self._anchor = self._number(above)
-                self.redraw()
-                return True
-            place += direction
-        return False
+        direction = -1 if self.is_following else direction
+        errors = self._shown_errors()
+        place = int(np.searchsorted(errors, self._anchor_of_errors(direction))) - (direction < 0)
+        if not 0 <= place < len(errors):
+            return False
+        number = int(errors[place])
+        self.show_traceback(is_wanted=False)
+        self.is_following, self.marked = False, number
+        above = max(0, self._place_of(number) - self.body_height // 3)
+        self._anchor = self._number(above)
+        self.redraw()
+        return True
 
-    def pick(self, index: int, x: int) -> None:  # noqa: ARG002 (of a grid)
+    def pick(self, index: int, x: int) -> bool:  # noqa: ARG002 (of a grid)
         """Mark a line."""
         self.marked = None if self.shows_traceback else self._number(index)
         self.redraw()
+        return True
 
     @property
     def _picked(self) -> StoredLine | None:
@@ -180,6 +188,13 @@ class LogsView(FilteredView):
         if self.marked is not None and first <= self.marked <= last:
             return self.marked + (direction > 0)
         return first if direction > 0 else last + 1
+
+    def _shown_errors(self) -> NDArray[np.int64]:
+        """Return the numbers of the rows at level error, the oldest first."""
+        errors = self.stage.errors.numbers
+        if self._listed is None:
+            return errors[errors >= self.stage.logs.first]
+        return np.intersect1d(errors, self._listed.numbers, assume_unique=True)
 
     def _look_for_lines(self) -> None:
         """Look for the wanted lines a while longer, where not all are wanted."""
@@ -220,10 +235,6 @@ class LogsView(FilteredView):
     def _place_of(self, number: int) -> int:
         return max(0, number - self.stage.logs.first) if self._listed is None else self._listed.place_of(number)
 
-    def _is_shown(self, number: int) -> bool:
-        place = self._place_of(number)
-        return place < self.num_rows and self._number(place) == number
-
     def _shown(self) -> range:
         return range(self.top, min(self.num_rows, self.top + self.body_height))
 
@@ -263,7 +274,10 @@ class LogsView(FilteredView):
     def _title(self) -> Line:
         palette, logs = self.look.palette, self.stage.logs
         shown = "" if self._listed is None else f"{self.num_rows:,} of "
-        line = self.line().put(f" LOGS  {shown}{len(logs):,} lines", palette.heading)
+        num_lines = len(logs)
+        if self._collapsed is not None and self._collapsed.num_lines < num_lines:
+            shown, num_lines = f"{shown}the newest ", self._collapsed.num_lines
+        line = self.line().put(f" LOGS  {shown}{num_lines:,} lines", palette.heading)
         if logs.first and self._matches is None:
             line.put(f", {logs.first:,} older dropped", palette.heading)
         self.put_wish(line)

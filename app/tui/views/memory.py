@@ -10,10 +10,12 @@ from app.tui.drawing import wrapped
 from app.tui.gpu_columns import gpu_columns
 from app.tui.line_view import LineView
 from app.tui.node_columns import paint_node_memory, paint_node_name, report_column
+from app.tui.rank_columns import node_width
 from app.words import bytes_cell, bytes_text
 
 if TYPE_CHECKING:
-    from app.rows import Finding, GpuRow, MemoryRow, MemorySummary, NodeRow
+    from app.memory_rows import MemoryRow, MemorySummary
+    from app.rows import Finding, GpuRow, NodeRow
     from app.tui.drawing import Line
     from app.tui.stage import Stage
     from app.view import View
@@ -58,6 +60,7 @@ class MemoryView(LineView):
         view = self.stage.view
         self.head, self.foot, self._num_ranks = [], [], 0
         if view is None or not view.num_ranks:
+            self.head = self.nothing_yet("MEMORY", "Once a job runs: what each rank holds, on which GPU.")
             return
         self._num_ranks = view.num_ranks
         self._summary = view.memory_summary()
@@ -65,14 +68,14 @@ class MemoryView(LineView):
         self._rows = {row.rank: row for row in view.memory(wanted)}
         has_gpus = any(row.gpu is not None or row.torch_reserved_bytes is not None for row in self._rows.values())
         self._table = Table(self.look, self._gpu_columns(view) if has_gpus else self._columns(view), self.size.width)
-        nodes, gpus = view.nodes(), view.oddest_gpus(MAX_GPU_ROWS)
+        gpus = view.oddest_gpus(MAX_GPU_ROWS)
         self.head = [self._sentence(), *self._finding_lines(view.gpu_findings(gpus)), self._table.heading()]
         room = self.size.height - len(self.head) - min(MIN_RANK_ROWS, self._num_ranks)
-        self.foot = self._node_lines(nodes, room)
+        self.foot = self._node_lines(view, room)
         self.foot = self._gpu_lines(gpus, view.num_gpus, room - len(self.foot)) + self.foot
 
     def _first_columns(self, view: View) -> list[Column[MemoryRow]]:
-        nodes = max((len(node.node) for node in view.nodes()), default=4)
+        nodes = node_width(view.node_names)
         return [
             Column("RANK", max(4, len(str(view.num_ranks))), 0, _paint_rank, is_right=True, is_lasting=True),
             Column("NODE", max(4, min(16, nodes)), 2, _paint_node, is_lasting=True),
@@ -133,19 +136,14 @@ class MemoryView(LineView):
             lines.append(self.line().put(f" and {num_gpus - num_shown} more GPUs", self.look.palette.muted))
         return lines
 
-    def _node_lines(self, nodes: list[NodeRow], room: int) -> list[Line]:
+    def _node_lines(self, view: View, room: int) -> list[Line]:
         room = max(0, min(MAX_NODE_ROWS, room - 2))
         if not room:
             return []
+        nodes = view.first_nodes(room)
         has_swap = any(node.swap_total_bytes for node in nodes)
         columns: list[Column[NodeRow]] = [
-            Column(
-                "NODE",
-                max(4, min(16, max((len(node.node) for node in nodes), default=4))),
-                0,
-                paint_node_name,
-                is_lasting=True,
-            ),
+            Column("NODE", max(4, min(16, node_width(view.node_names))), 0, paint_node_name, is_lasting=True),
             Column("RANKS", 9, 1, _paint_ranks, is_lasting=True),
             Column("MEMORY OF THE HOST", 30, 0, paint_node_memory, is_flexible=True),
             Column("/DEV/SHM", 11, 0, _paint_shm, is_right=True),
@@ -159,9 +157,9 @@ class MemoryView(LineView):
         table = Table(self.look, columns, self.size.width)
         heading = table.heading()
         heading.fit(self.size.width, self.look.palette.heading)
-        lines = [self.line(), heading, *(table.row(node) for node in nodes[:room])]
-        if len(nodes) > room:
-            lines.append(self.line().put(f" and {len(nodes) - room} more nodes", self.look.palette.muted))
+        lines = [self.line(), heading, *(table.row(node) for node in nodes)]
+        if view.num_nodes > room:
+            lines.append(self.line().put(f" and {view.num_nodes - room} more nodes", self.look.palette.muted))
         return lines
 
     def _paint_bar(self, line: Line, row: MemoryRow, width: int) -> None:

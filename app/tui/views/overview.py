@@ -54,8 +54,9 @@ class OverviewView(LineView):
     def _start(self, view: View | None) -> list[Line]:
         """Return what there is to see before the first rank is known."""
         palette, glyphs = self.look.palette, self.look.glyphs
-        lines = self._node_lines(view, MAX_NODES) if view is not None and view.nodes() else []
-        lines.append(self._title("SESSION"))
+        lines = self._node_lines(view, MAX_NODES) if view is not None and view.num_nodes else []
+        if self.stage.notices:
+            lines.append(self._filled(self._title("SESSION")))
         for notice in self.stage.notices:
             lines.append(self.line().put(f" {glyphs.dot} ", palette.accent).put(notice))
         room = self.size.height - len(lines)
@@ -65,23 +66,19 @@ class OverviewView(LineView):
         return self.line().put(f" {text}", self.look.palette.heading).put(note, self.look.palette.heading)
 
     def _node_lines(self, view: View, room: int) -> list[Line]:
-        nodes = view.nodes()
-        has_more = len(nodes) > room
+        has_more = view.num_nodes > room
         # Odd nodes first, and those of the culprits, so that the ones left out are those that are well.
-        odd = {verdict.node for verdict in view.verdicts()}
-        is_well = {node.node: node.severity is Severity.OK and node.node not in odd for node in nodes}
-        shown = sorted(nodes, key=lambda node: is_well[node.node])[: room - 1] if has_more else nodes
+        shown = view.first_nodes(room - has_more, odd_first=has_more)
         table_width = min(self.size.width, MAX_NODE_TABLE_WIDTH)
-        table = Table(self.look, node_columns(node_width([node.node for node in nodes])), table_width)
+        table = Table(self.look, node_columns(node_width(view.node_names)), table_width)
         lines = [self._filled(table.heading()), *(table.row(node) for node in shown)]
         if has_more:
-            lines.append(self.line().put(f" and {len(nodes) - len(shown):,} more nodes", self.look.palette.muted))
+            lines.append(self.line().put(f" and {view.num_nodes - len(shown):,} more nodes", self.look.palette.muted))
         return lines
 
     def _ranks(self, view: View, room: int) -> list[Line]:
         num_ranks = view.num_ranks
-        names = [node.node for node in view.nodes()]
-        table = Table(self.look, rank_columns(node_width(names), num_ranks=num_ranks), self.size.width)
+        table = Table(self.look, rank_columns(node_width(view.node_names), num_ranks=num_ranks), self.size.width)
         if num_ranks < room:
             return [self._filled(table.heading()), *(table.row(row) for row in view.ranks(range(num_ranks)))]
         # The culprits stand in the picture whatever their number is, the others fill it up in order.

@@ -16,7 +16,8 @@ from app.wording.rank_words import rank_text
 from app.words import bytes_text, percent_text, seconds_cell
 
 if TYPE_CHECKING:
-    from app.rows import MemoryRow, RankRow
+    from app.memory_rows import MemoryRow
+    from app.rows import RankRow
     from app.tui.drawing import Line
     from app.tui.stage import Stage
     from app.view import View
@@ -127,7 +128,7 @@ class RankPage(LineView):
         log, palette, lines = self.stage.events, self.look.palette, []
         for index in range(len(log) - 1, max(-1, len(log) - 1 - MAX_EVENTS_LOOKED_AT), -1):
             event = log[index]
-            if event.rank == self.rank:
+            if self.rank in event.ranks:
                 age = seconds_cell(max(0.0, log.now_s - event.at_s))
                 line = self.line().put("  ").cell(age, 6, palette.faint, is_right=True).put(" ago  ", palette.faint)
                 glyph = self.look.glyphs.severities[event.severity]
@@ -146,7 +147,9 @@ class RankPage(LineView):
         count = len(self._prints)
         newest = [logs.line(self._prints.number(place)) for place in range(max(0, count - room), count)]
         lines = [log_line(self.look, stored, prefix_width(newest)) for stored in newest]
-        return self._section("LOG", lines or [self.line().put("  nothing printed yet", self.look.palette.faint)])
+        unsearched = self._prints.num_unsearched
+        none = f"{unsearched:,} older lines not searched yet" if unsearched else "nothing printed yet"
+        return self._section("LOG", lines or [self.line().put(f"  {none}", self.look.palette.faint)])
 
 
 def _held(row: MemoryRow) -> list[tuple[str, str]]:

@@ -85,6 +85,9 @@ class RanksView(FilteredView):
         if view is not None:
             self._selection.update(view, self._wanted)
         if view is None or table is None:
+            self.head = self.nothing_yet(
+                "RANKS", "Once a job runs, each rank has a row here: its state, step and line."
+            )
             return
         ranks = self._selection.ranks
         if self._wants_grid or (self._wants_grid is None and view.num_ranks >= GRID_FROM):
@@ -135,11 +138,12 @@ class RanksView(FilteredView):
         self._is_chosen = True
         super().scroll_rows(rows)
 
-    def pick(self, index: int, x: int) -> None:
-        """Select the rank that was clicked."""
+    def pick(self, index: int, x: int) -> bool:
+        """Select the rank that was clicked; return whether it was one."""
         place = index if self._grid is None else self._grid.place_at(index, x)
         if place is not None:
             self._walk(place - self._place)
+        return place is not None
 
     def follow_culprit(self, view: View) -> int:
         """Select the first culprit for as long as nobody has moved the selection: its details are the ones wanted.
@@ -198,8 +202,7 @@ class RanksView(FilteredView):
             self._grid.put_counts(line, width - len(GRID_HINT) - 2)
             line.pad(width - len(GRID_HINT) - 1, palette.heading).put(GRID_HINT, palette.heading)
             return [line]
-        names = [node.node for node in view.nodes()]
-        self._table = Table(self.look, rank_columns(node_width(names), num_ranks=view.num_ranks), width)
+        self._table = Table(self.look, rank_columns(node_width(view.node_names), num_ranks=view.num_ranks), width)
         is_plain = self._order is RankOrder.RANK and not self.filter and not self.is_problems_only
         return [self._table.heading()] if is_plain else [line, self._table.heading()]
 

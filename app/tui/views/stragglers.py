@@ -75,11 +75,11 @@ class StragglersView(LineView):
         self.head, self.foot, self._num_rows = [], [], 0
         pace = view.pace if view is not None else None
         if view is None or pace is None:
+            self.head = self.nothing_yet("TIME OF EACH RANK", "Once a job runs: which rank costs the others time.")
             return
         summary = pace.summary()
         self._num_rows = summary.num_rows
-        names = [node.node for node in view.nodes()]
-        columns = _columns(summary, view.num_ranks, node_width(names), self.size.width)
+        columns = _columns(summary, view.num_ranks, node_width(view.node_names), self.size.width)
         self._table = Table(self.look, columns, self.size.width)
         self.head = [self._title(summary), self._sentence(summary)]
         if self._num_rows:

@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.event_log import MAX_EVENTS, EventKind, EventLog
+from app.diagnosis.diagnoser import Diagnoser
+from app.event_log import MAX_EVENTS, NOTE_SETTLES_S, EventKind, EventLog, NoteWatch
+from app.model.cluster import Cluster
 from app.rows import Severity
+from app.view import View
+from ddpcore.wire import Oddity
+from tests.support.node_reports import job_status, node_report, rank_report, worker_report
 from tests.support.sim import SimCluster
 
 if TYPE_CHECKING:
@@ -74,6 +79,45 @@ def test_one_more_culprit_is_news_and_no_end(witness: Witness) -> None:
 
     assert len(witness.told(EventKind.VERDICT)) == 2
     assert witness.told(EventKind.OVER) == []
+
+
+def test_an_event_is_about_all_ranks_that_it_names(witness: Witness) -> None:
+    witness.run(12)
+    witness.sim.freeze(2)
+    witness.sim.freeze(3)
+    witness.run(3)
+    witness.sim.thaw(2)
+    witness.sim.thaw(3)
+    witness.run(5)
+
+    both = [event for event in witness.events if "2-3" in event.text]
+    assert {event.kind for event in both} == {EventKind.VERDICT, EventKind.OVER}
+    assert {event.ranks for event in both} == {(2, 3)}
+    assert {event.rank for event in both} == {2}
+
+
+def test_a_note_is_told_once_with_the_ranks_that_come_together() -> None:
+    log, cluster, diagnoser = EventLog(), Cluster(["n0"]), Diagnoser()
+    num_ranks = [*range(1, 33), *[32] * 20, *[33] * 20]
+    for look, count in enumerate(num_ranks):
+        workers = [
+            worker_report(rank, rank_report(rank, 64, oddities=[Oddity.DEBUG_DETAIL], local_rank=rank), local_rank=rank)
+            for rank in range(count)
+        ]
+        job = job_status(world_size=64, num_nodes=1, local_world_size=64)
+        now_s = 100.0 + look / 5
+        cluster.apply("n0", node_report(look + 1, [job], workers), now_s)
+        log.observe(View(cluster, diagnoser.observe(cluster, now_s), now_s))
+
+    (told,) = [log[index].text for index in range(len(log)) if log[index].kind is EventKind.NOTE]
+    assert told.startswith("ranks 0-31: TORCH_DISTRIBUTED_DEBUG=DETAIL")
+
+
+def test_a_note_that_comes_back_is_told_again() -> None:
+    watch = NoteWatch()
+    looks = [{"off": "rank 0: off"}, {"off": "rank 0: off"}, {}, {"off": "rank 1: off"}, {"off": "rank 1: off"}]
+    told = [watch.news(notes, NOTE_SETTLES_S * look) for look, notes in enumerate(looks)]
+    assert told == [[], ["rank 0: off"], [], [], ["rank 1: off"]]
 
 
 def test_a_job_that_fails_says_why(witness: Witness) -> None:

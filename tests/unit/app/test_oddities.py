@@ -25,7 +25,7 @@ def test_each_oddity_is_said_once_with_its_ranks_and_taken_back() -> None:
         oddities.put(rank, rank_report(rank, oddities=[Oddity.RECORDER_OFF, Oddity.DEBUG_DETAIL]), is_unprobed=False)
     oddities.put(2, rank_report(2, recorder_missing=True), is_unprobed=False)
 
-    notes = oddities.notes("")
+    notes = list(oddities.notes("").values())
 
     assert [note.partition(":")[0] for note in notes] == ["ranks 0-1, 3", "rank 2", "ranks 0-1, 3"]
     assert "TORCH_DISTRIBUTED_DEBUG=DETAIL" in notes[0]
@@ -34,17 +34,18 @@ def test_each_oddity_is_said_once_with_its_ranks_and_taken_back() -> None:
     assert len(oddities.of_rank(0)) == 2
     for rank in range(4):
         oddities.put(rank, rank_report(rank), is_unprobed=False)
-    assert (oddities.notes(""), oddities.of_rank(0)) == ([], [])
+    assert (oddities.notes(""), oddities.of_rank(0)) == ({}, [])
 
 
 def test_ranks_without_a_probe_are_said_to_be_watched_from_outside_and_why() -> None:
     oddities = Oddities()
     oddities.put(0, None, is_unprobed=True)
-    assert oddities.notes("as asked") == [
+    assert list(oddities.notes("as asked").values()) == [
         "rank 0 has no probe (as asked): watched from outside, by process and output",
     ]
     oddities.put(1, None, is_unprobed=True)
-    assert oddities.notes("")[0].startswith("ranks 0-1 have no probe (torch not imported, or one that loads no probe)")
+    (note,) = oddities.notes("").values()
+    assert note.startswith("ranks 0-1 have no probe (torch not imported, or one that loads no probe)")
     assert oddities.of_rank(0) == []
 
 

@@ -10,16 +10,16 @@ from agent.wire.jobs import JobState, JobStatus
 from agent.wire.machine import GpuFigures, GpuReport, GpusReport, GpuWatchState
 from agent.wire.reports import NodeReport
 from app.errors import UsageError
+from app.program import check_command
 from app.sessions.remote_job import (
     RunRequest,
-    check_command,
     check_job_id,
     check_metrics,
     job_spec,
     make_job_id,
     only_running_job,
 )
-from app.ssh.host_link import AgentPlace
+from app.ssh.agent_link import AgentPlace
 
 PLACE = AgentPlace(ready=True, dir="/s", python="/opt/python", home="/home/ada", wire_version=1)
 

@@ -57,6 +57,11 @@ def test_other_ranks_are_spread_evenly() -> None:
     ]
 
 
+def test_as_many_ranks_as_the_agents_take_can_be_asked_for() -> None:
+    for command in next_attempt(two_nodes(), 8192).values():
+        assert decode_command(encode_command(command)) == command
+
+
 def test_the_next_attempt_is_above_that_of_every_node() -> None:
     commands = next_attempt(two_nodes(attempt=7), None)
     assert {command.attempt for command in commands.values()} == {8}
@@ -67,7 +72,8 @@ def test_the_next_attempt_is_above_that_of_every_node() -> None:
     [
         (two_nodes(state=JobState.STOPPING), None, "job gpt has not ended"),
         ({"a": status(0, 3, 0, 4)}, None, "only 1 of the 2 nodes of job gpt know it"),
-        (two_nodes(), 1, "runs on 2 nodes: 1 ranks are too few"),
+        (two_nodes(), 1, "runs on 2 nodes: 1 rank is too few"),
+        (two_nodes(), 8193, "runs on 2 nodes: 8193 ranks are too many"),
     ],
 )
 def test_what_cannot_begin_again_is_refused(statuses: dict[str, JobStatus], num_ranks: int | None, words: str) -> None:

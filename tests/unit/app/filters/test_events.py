@@ -12,20 +12,23 @@ from app.rows import Severity
 
 EVENTS = (
     Event(1.0, EventKind.NODE, Severity.OK, "node gpu1: up"),
-    Event(2.0, EventKind.VERDICT, Severity.CRITICAL, "rank 2 on gpu1 is frozen", 2),
-    Event(3.0, EventKind.OVER, Severity.OK, "rank 2: no longer frozen, after 4.2 s", 2),
+    Event(2.0, EventKind.VERDICT, Severity.CRITICAL, "rank 2 on gpu1 is frozen", (2,)),
+    Event(3.0, EventKind.OVER, Severity.OK, "rank 2: no longer frozen, after 4.2 s", (2,)),
+    Event(4.0, EventKind.VERDICT, Severity.WARNING, "ranks 3-4 on gpu1 are slow", (3, 4)),
 )
 
 
 @pytest.mark.parametrize(
     ("text", "is_problems_only", "places"),
     [
-        ("", False, [0, 1, 2]),
-        ("", True, [1]),
-        ("kind=verdict,over", False, [1, 2]),
-        ("!severity=ok", False, [1]),
+        ("", False, [0, 1, 2, 3]),
+        ("", True, [1, 3]),
+        ("kind=verdict,over", False, [1, 2, 3]),
+        ("!severity=ok", False, [1, 3]),
         ("rank=2", False, [1, 2]),
-        ("!rank=2", False, [0]),
+        ("rank=4", False, [3]),
+        ("rank=5", False, []),
+        ("!rank=2", False, [0, 3]),
         ("FROZEN", False, []),
         ("frozen !/no longer/", False, [1]),
     ],

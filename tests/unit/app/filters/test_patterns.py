@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -54,6 +56,42 @@ def test_a_span_counts_characters() -> None:
 def test_what_is_no_pattern_is_refused_with_a_reason(source: str) -> None:
     with pytest.raises(PatternError, match=r"."):
         TextPattern(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "unfit"),
+    [
+        (r"\C", r"\C"),
+        (r"\\\C$", r"\C"),
+        (r"\Aepoch", r"\A"),
+        (r"epoch 2\z", r"\z"),
+        (r"\Qa\E\z", r"\z"),
+        (r"[\]]\A", r"\A"),
+        ("(?-m)^epoch", "(?-m)"),
+        ("x(?i-sm:^epoch)", "(?i-sm:"),
+    ],
+)
+def test_what_would_split_a_character_or_not_keep_to_its_line_is_refused(source: str, unfit: str) -> None:
+    with pytest.raises(PatternError, match=f"^{re.escape(unfit)} is not taken: "):
+        TextPattern(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (r"\\C", r"a\Com"),
+        (r"\\\\A", r"a\\A"),
+        (r"\Q\C\z(?-m)\E!", r"\C\z(?-m)!"),
+        (r"[(?-m:)]+\d", "(?-m:)1"),
+        (r"[]\](?-m)]+\d", "](?-m)1"),
+        (r"[[:^alpha:](?-m)]+\d", "(?-m)1"),
+        (r"(?m)^\pCm|(?-s:m)", "m"),
+        (r"\(?-m", "-m"),
+    ],
+)
+def test_what_only_looks_like_it_is_searched_for(source: str, text: str) -> None:
+    assert TextPattern(source, is_case_exact=True).span(text) is not None
+    assert TextPattern(source).lines_in(*packed("", text)).tolist()[-1:] == [1]
 
 
 @pytest.mark.parametrize("source", ["(a+)+$", "(a|aa)+$", "(.*)(.*)(.*)(.*)(.*)[^a]$", "(x+x+)+y"])

@@ -72,6 +72,20 @@ def test_reports_that_cannot_be_decoded_are_counted_and_the_rest_is_played() -> 
     assert playback.view().num_ranks == 4
 
 
+def test_reports_that_cannot_be_decoded_are_told_of_in_the_end() -> None:
+    sim = SimCluster()
+    sim.run(8)
+    for num_odd, told in (
+        (0, ""),
+        (1, "rankdeck: 1 report in the recording could not be read"),
+        (2, "rankdeck: 2 reports in the recording could not be read"),
+    ):
+        replay = Replay(recording_of(sim, *[ReportHeard(2.0, "demo-0", b"nonsense")] * num_odd))
+        for _ in replay.play_to_end():
+            pass
+        assert replay.farewell() == told
+
+
 def test_it_goes_at_its_speed_stands_still_when_told_and_stays_at_the_end() -> None:
     watch = Watch()
     replay = Replay(RECORDING, clock=watch)

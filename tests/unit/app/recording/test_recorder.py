@@ -8,13 +8,16 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from agent.wire.logs import LogLine
-from agent.wire.reports import WIRE_VERSION
+from agent.wire.reports import WIRE_VERSION, decode_node_report, encode_node_report
 from app.diagnosis.rank_facts import Thresholds
 from app.errors import SessionError
 from app.evidence.masking import masked
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from app.recording.records import Recording
+    from app.recording.records import Record, Recording
 
 FROZEN = frozen_recording()
 BEGAN_S = 5000.0
@@ -134,6 +137,85 @@ def test_a_full_disk_ends_the_recording_and_not_the_session(path: Path, monkeypa
     assert recorder.drain_notices() == [f"the recording {path} has ended: No space left on device"]
     recorder.close()
     assert recorder.drain_notices() == []
+
+
+def test_a_record_that_cannot_be_written_ends_the_recording_with_a_notice(path: Path) -> None:
+    recorder = make(path)
+    recorder.add(NoticeHeard(BEGAN_S, "heard"))
+    recorder.add(NoticeHeard(BEGAN_S + 1, "half a \ud800"))
+    until(lambda: not recorder._notices.empty())
+    (told,) = recorder.drain_notices()
+    assert told.startswith(f"the recording {path} has ended: 'utf-8' codec can't encode character")
+    recorder.add(NoticeHeard(BEGAN_S + 2, "more"))
+    recorder.close()
+    assert not recorder._thread.is_alive()
+    assert recorder.drain_notices() == []
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [b"\xa1x\xa2\xff\xfe", b"\xa1x\x81\x81\x01\x02\x03", b"\xa1x" + b"\x91" * 700 + b"\xc0"],
+    ids=["text that is not UTF-8", "a map as a name", "lists in lists"],
+)
+def test_a_report_with_a_strange_field_of_another_version_is_kept_without_it_and_masked(
+    path: Path, strange: bytes
+) -> None:
+    report = next(record for record in FROZEN.records if isinstance(record, ReportHeard))
+    secret = msgspec.structs.replace(decode_node_report(report.frame), hostname="hf_abcdefghijklmnopqrstuvwxyz1234")
+    frame = encode_node_report(secret)
+    assert frame[0] == 0xDE, "a map, its length in two bytes"
+    longer = frame[:2] + bytes([frame[2] + 1]) + frame[3:] + strange
+    assert decode_node_report(longer) == secret
+    recorder = make(path)
+    recorder.add(ReportHeard(BEGAN_S, "demo-0", longer))
+    recorder.add(NoticeHeard(BEGAN_S, "goes on"))
+    recorder.close()
+    assert recorder.drain_notices() == []
+    kept, notice = read(path).records
+    assert isinstance(kept, ReportHeard)
+    assert isinstance(notice, NoticeHeard)
+    shown = decode_node_report(kept.frame)
+    assert shown == msgspec.structs.replace(secret, hostname=shown.hostname)
+    assert "hf_abcdefgh" not in shown.hostname
+
+
+def test_what_waits_for_a_slow_disk_is_bounded_by_its_size(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING_BYTES", 100_000)
+    goes_on = threading.Event()
+
+    def slow(record: Record) -> Record:
+        assert goes_on.wait(10)
+        return record
+
+    recorder = Recorder(path, FROZEN.opening.nodes, slow)
+    for number in range(50):
+        recorder.add(ReportHeard(BEGAN_S + number, "demo-0", bytes(30_000)))
+    assert 45 <= recorder.num_lost <= 47
+    assert recorder.drain_notices() == [f"the disk is too slow for the recording {path}: not all of it is kept"]
+    goes_on.set()
+    until(lambda: recorder._num_waiting_bytes == 0)
+    num_lost = recorder.num_lost
+    recorder.add(NoticeHeard(BEGAN_S + 60, "there is room again"))
+    recorder.close()
+    assert recorder.num_lost == num_lost
+    assert len(read(path).records) == 51 - num_lost
+
+
+def test_the_clock_of_a_recording_begins_with_what_is_heard_first(path: Path) -> None:
+    recorder = make(path)
+    made_at = datetime.now(UTC).replace(microsecond=0)
+    until(lambda: datetime.now(UTC) >= made_at + timedelta(seconds=1))
+    heard_at = datetime.now(UTC).replace(microsecond=0)
+    recorder.add(NoticeHeard(BEGAN_S, "first"))
+    recorder.close()
+    assert clock_text(read(path), 0.0) >= f"{heard_at:%H:%M:%S}Z"
+
+
+def test_a_recording_of_nothing_is_one(path: Path) -> None:
+    make(path).close()
+    found = read(path)
+    assert found.records == []
+    assert not found.is_cut
 
 
 def test_what_the_disk_cannot_take_in_time_is_counted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

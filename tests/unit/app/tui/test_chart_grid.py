@@ -60,6 +60,8 @@ def test_charts_fill_the_screen_and_do_not_overflow_it(num_charts: int, width: i
         (600.0, 40, "10 min ago        5 min              now"),
         (5400.0, 90, "        1 h 15 min ago       1 h         45 min         30 min         15 min          now"),
         (260_000.0, 60, "3 d ago            2 d                1 d                now"),
+        (129_600.0, 60, "1 d 12 h ago       1 d               12 h                now"),
+        (129_600.0, 90, "1 d 12 h ago                 1 d          18 h           12 h            6 h           now"),
         (3.0, 60, "3 s ago            2 s                1 s                now"),
         (31.0, 34, "30 s ago       15 s            now"),
         (30.0, 5, "  now"),

@@ -94,3 +94,22 @@ def test_rows_whose_lines_are_dropped_go_and_lines_far_back_are_left_out() -> No
     assert few.search()
     assert len(few) == PIECE_LINES
     assert few.number(0) == 10
+    assert few.num_lines == MAX_LINES
+    told(large, (0, "one more"))
+    assert few.num_lines == MAX_LINES + 1
+    assert collapsed.num_lines == len(store)
+
+
+def test_of_many_wanted_lines_the_newest_are_rows() -> None:
+    store = LogStore()
+    told(store, *((0, f"step {number}") for number in range(MAX_LINES + 10)), (1, "other"))
+    read = read_filter("step", LOG_KEYS)
+    assert isinstance(read, Filter)
+    matches = LogMatches(LineWish(read), store)
+    while matches.search():
+        pass
+    collapsed = CollapsedLines(store, matches)
+
+    assert collapsed.num_lines == MAX_LINES + 1
+    assert collapsed.search()
+    assert collapsed.numbers.tolist() == list(range(10, 10 + PIECE_LINES))

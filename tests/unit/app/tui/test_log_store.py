@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.filters.lines import ERRORS
 from app.tui import log_store
+from app.tui.log_matches import LogMatches
 from app.tui.log_store import CHUNK_LINES, LogStore, StoredLine
 
 LINES = st.lists(
@@ -62,3 +64,26 @@ def test_a_line_costs_little_more_than_its_text() -> None:
     chunk = store._chunks[0]
     held = len(chunk._text) + sum(len(part) * part.itemsize for part in (chunk._ends, chunk._nodes, chunk._ranks))
     assert held + len(chunk._stderr) < CHUNK_LINES * (80 + 32)
+
+
+def test_a_line_takes_little_more_than_its_text() -> None:
+    logs, text = LogStore(), "x" * 120
+    for number in range(10 * CHUNK_LINES):
+        logs.append(f"node-{number % 2048}", number % 16384, text, is_stderr=False)
+
+    # A million of them take 134 MB by this count; the goal is 200 MB as the system counts.
+    assert logs.num_bytes / len(logs) <= len(text) + 16
+
+
+def test_a_search_looks_at_each_line_once() -> None:
+    logs = LogStore()
+    for number in range(10 * CHUNK_LINES + 1):
+        logs.append("node", 0, f"step {number}", is_stderr=False)
+    matches = LogMatches(ERRORS, logs)
+
+    num_pieces = 0
+    while matches.search():
+        num_pieces += 1
+
+    assert num_pieces == 11
+    assert not matches.num_unsearched

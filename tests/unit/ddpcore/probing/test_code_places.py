@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import site
 import subprocess
 import sys
 import threading
@@ -15,6 +16,8 @@ from ddpcore.probing.code_places import StackWalk, caller_line, code_roots, stac
 from ddpcore.probing.stack import CodeRoots, StackReader
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ddpcore.probing.samples import StackLine
 
 CHURN = """
@@ -144,6 +147,22 @@ def test_the_caller_s_line_is_the_innermost_that_is_not_ddpcore_s_own() -> None:
 
     assert (file, function) == (__file__, "call")
     assert line == call.__code__.co_firstlineno + 1
+
+
+def test_what_is_installed_outside_this_environment_is_no_user_s_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    debian, base, own = tmp_path / "python3/dist-packages", tmp_path / "base/site-packages", tmp_path / "home/project"
+    user = tmp_path / "local/lib/site-packages"
+    for directory in (own, debian, base):
+        monkeypatch.syspath_prepend(str(directory))
+    monkeypatch.setattr(site, "USER_SITE", str(user))
+
+    reader = StackReader(code_roots())
+
+    for directory in (debian, base, user):
+        assert not reader.is_own(f"{directory}/numpy/linalg.py", "norm")
+    assert reader.is_own(f"{own}/train.py", "main")
 
 
 def test_the_roots_tell_torch_ddpcore_and_libraries_apart() -> None:

@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import torch
 
@@ -352,10 +353,17 @@ def test_without_a_probe_a_step_is_nothing_and_never_an_error() -> None:
         (torch.tensor([1.5]), 1.5),
         (torch.ones(3), None),
         ("no number", None),
+        (10**400, None),
+        (float("inf"), float("inf")),
     ],
 )
 def test_a_loss_that_is_no_number_is_left_out(loss: object, taken: float | None) -> None:
     assert probe._to_float(loss) == taken  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan"), np.float64("-inf"), "no number", torch.ones(3)])
+def test_a_step_or_an_epoch_that_is_no_number_is_left_out(number: object) -> None:
+    assert probe._to_int(number) is None  # type: ignore[arg-type]
 
 
 def current_phases() -> tuple[Phase, ...]:

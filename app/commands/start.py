@@ -1,0 +1,106 @@
+"""`rankdeck` alone, in a terminal: looks at what is there, and lets a person choose by a screen what to do."""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import os
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.commands.settings_options import read_settings
+from app.errors import AppError
+from app.evidence.store import default_directory
+from app.ssh.aliases import host_aliases
+from app.ssh.local_link import LocalLink
+from app.start import KeptFile, StartFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SSH_CONFIG = "~/.ssh/config"
+SSH_CONFIG_VARIABLE = "RANKDECK_SSH_CONFIG"
+MAX_CONFIG_FILES = 256
+MAX_CONFIG_BYTES = 1 << 20
+MAX_KEPT = 100
+
+
+def ask_what_to_do() -> tuple[str, ...]:
+    """Return the arguments of the command that a person has chosen; empty when they left.
+
+    Raises:
+        UsageError: The settings are wrong.
+    """
+    from app.tui.start_app import StartApp  # noqa: PLC0415 - only the screen pays for Textual
+    from app.tui.theme import Look  # noqa: PLC0415 - as above
+
+    look = Look.chosen(read_settings((), has_files=True).console)
+    return StartApp(look_around(), look_here, look).run() or ()
+
+
+def look_around() -> StartFacts:
+    """Return what is there, without importing torch and without asking any host."""
+    config_file = os.environ.get(SSH_CONFIG_VARIABLE) or SSH_CONFIG
+    directory = default_directory()
+    return StartFacts(
+        home=str(Path.home()),
+        has_torch=importlib.util.find_spec("torch") is not None,
+        python=sys.executable,
+        config_file=config_file,
+        hosts=known_hosts(Path(config_file).expanduser()),
+        evidence_dir=str(directory),
+        kept=tuple(kept_files(directory)),
+    )
+
+
+def look_here() -> str:
+    """Return what is known of the agent on this machine; blocks for as long as a Python takes to start."""
+    try:
+        LocalLink().find()
+    except AppError:
+        return "this machine; no agent serves here yet"
+    return "this machine; its agent serves"
+
+
+def known_hosts(config_file: Path) -> tuple[str, ...] | None:
+    """Return the hosts that a configuration of ssh names, and those it includes; None where it cannot be read."""
+    num_left = MAX_CONFIG_FILES
+
+    def included(pattern: str) -> Iterator[str]:
+        nonlocal num_left
+        place = Path(pattern).expanduser()
+        # As ssh does for a person's own file, whichever that is.
+        for path in sorted(glob.glob(str(Path("~/.ssh").expanduser() / place))):  # noqa: PTH207 - it may be absolute
+            if num_left and (text := _text(Path(path))) is not None:
+                num_left -= 1
+                yield text
+
+    text = _text(config_file)
+    return None if text is None else tuple(host_aliases(text, included))
+
+
+def kept_files(directory: Path) -> list[KeptFile]:
+    """Return the evidence in a directory, the newest first."""
+    now = time.time()  # noqa: TID251 - files carry wall time
+    found = []
+    try:
+        for path in islice(directory.iterdir(), 10_000):
+            status = path.lstat()
+            if path.suffix == ".zip" and path.is_file() and not path.is_symlink():
+                found.append(KeptFile(str(path), max(0.0, now - status.st_mtime), status.st_size))
+    except OSError:
+        pass  # there is none, or it is another's: then there is nothing to show
+    return sorted(found, key=lambda file: file.age_s)[:MAX_KEPT]
+
+
+def _text(path: Path) -> str | None:
+    try:
+        if not path.is_file():
+            return None  # a pipe would be waited for
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(MAX_CONFIG_BYTES)
+    except OSError:
+        return None

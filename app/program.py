@@ -1,0 +1,129 @@
+"""A program that a person wants to start: what was typed, judged, and the command of a shell that does the same."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import NamedTuple
+
+import msgspec
+
+from agent.wire.jobs import MAX_LOCAL_WORLD_SIZE, MAX_RESTARTS
+from agent.wire.secret_mask import MASK
+from app.errors import UsageError
+from app.safe_text import LINE_LIMIT, clean
+
+_PYTHON = re.compile(r"(?:.*/)?(?:python[0-9.]*|torchrun)")
+
+
+class Program(msgspec.Struct, frozen=True):
+    """What is to be started on a host."""
+
+    command: tuple[str, ...]
+    """`train.py ...` or `-m pkg.train ...`, as after torchrun's own options."""
+    num_ranks: int | None = None
+    """None: one for each GPU of the host, without GPUs one for every two cores."""
+    max_restarts: int = 0
+    workdir: str = ""
+    """Where it runs there; empty is the home of the host, on this machine this directory."""
+    python: str = ""
+    """Of the ranks; empty is the agent's own."""
+
+    @property
+    def text(self) -> str:
+        """The command as it is typed."""
+        return shlex.join(self.command)
+
+
+class Typed(NamedTuple):
+    """A program as it is typed, field by field."""
+
+    command: str = ""
+    num_ranks: str = ""
+    max_restarts: str = ""
+    workdir: str = ""
+    python: str = ""
+
+
+def typed(program: Program) -> Typed:
+    """Return what a person would type for a program."""
+    num_ranks = "" if program.num_ranks is None else str(program.num_ranks)
+    max_restarts = str(program.max_restarts) if program.max_restarts else ""
+    return Typed(program.text, num_ranks, max_restarts, program.workdir, program.python)
+
+
+def read_program(fields: Typed) -> Program:
+    """Return the program that a person has typed.
+
+    Raises:
+        UsageError: It cannot be one; the sentence says what to type instead.
+    """
+    try:
+        command = tuple(shlex.split(fields.command))
+    except ValueError as error:
+        raise UsageError("a quote is open in the command") from error
+    if not command:
+        raise UsageError("type the program and its arguments: train.py --epochs 3, or -m package.module")
+    if _PYTHON.fullmatch(command[0]):
+        raise UsageError(f"leave {clean(command[0])} away: torchrun starts the ranks, each with that Python")
+    if any(word == MASK or word.endswith(f"={MASK}") for word in command):
+        raise UsageError(f"what looked like a secret is hidden as {MASK}: type it again")
+    return Program(
+        check_command(command),
+        _number(fields.num_ranks, "ranks", 1, MAX_LOCAL_WORLD_SIZE),
+        _number(fields.max_restarts, "restarts", 0, MAX_RESTARTS) or 0,
+        fields.workdir.strip(),
+        fields.python.strip(),
+    )
+
+
+def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a command that can travel as JSON.
+
+    Raises:
+        UsageError: An argument is not UTF-8.
+    """
+    for text in command:
+        if not text.isascii() and text.encode(errors="replace").decode() != text:
+            raise UsageError(f"the argument {text!a} is not UTF-8")
+    return command
+
+
+def run_argv(host: str, program: Program) -> tuple[str, ...]:
+    """Return the arguments of `rankdeck` that start a program on a host."""
+    given = (
+        ("--nproc-per-node", "" if program.num_ranks is None else str(program.num_ranks)),
+        ("--max-restarts", str(program.max_restarts or "")),
+        ("--workdir", program.workdir),
+        ("--job-python", program.python),
+    )
+    options = [word for name, value in given if value for word in (name, value)]
+    return ("run", "--host", host, *options, "--", *program.command)
+
+
+def shell_text(argv: tuple[str, ...]) -> str:
+    """Return a command of ours for a shell, clean."""
+    return clean(shlex.join(("rankdeck", *argv)), LINE_LIMIT)
+
+
+def start_question(host: str, program: Program) -> str:
+    """Return the question that is asked before a program is started: it names the host, the ranks and the command."""
+    if program.num_ranks is None:
+        ranks = "one rank for each GPU, without GPUs one for every two cores"
+    else:
+        ranks = f"{program.num_ranks} rank{'' if program.num_ranks == 1 else 's'}"
+    again = f"; after a failure it begins again, {program.max_restarts} times at most" if program.max_restarts else ""
+    place = f" in {program.workdir}" if program.workdir else ""
+    python = f", with {program.python}" if program.python else ""
+    return clean(f"Start {program.text} on {host}{place}? {ranks[:1].upper()}{ranks[1:]}{python}{again}.", LINE_LIMIT)
+
+
+def _number(text: str, what: str, lowest: int, highest: int) -> int | None:
+    """Return a number that was typed, None for none."""
+    text = text.strip()
+    if not text:
+        return None
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 8 else -1
+    if not lowest <= number <= highest:
+        raise UsageError(f"{clean(text)} {what} cannot be: {lowest} to {highest}, or none for the usual")
+    return number

@@ -1,0 +1,73 @@
+"""Brings a lost connection to a host back, with pauses that grow: until then what is shown is old, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from app.errors import AppError, HostKeyError, IncompatibleAgentError
+from app.words import seconds_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from app.ssh.agent_link import AgentLink
+
+LOOK_S = 0.25
+"""Between two looks at whether the connection stands; SSH itself takes seconds to notice."""
+FIRST_PAUSE_S = 0.5
+MAX_PAUSE_S = 15.0
+
+
+class ConnectionKeeper:
+    """Watches one host's connection, in a task of the session's loop.
+
+    Attributes:
+        trouble: Why there is no connection, in words; empty while there is one.
+        failure: What ended the attempts: patience has, or the host is not who it was. None while there is hope.
+    """
+
+    def __init__(self, link: AgentLink, tell: Callable[[str], None], patience_s: float) -> None:
+        """`tell` takes a sentence about each change; `patience_s` is how long to try to come back."""
+        self.trouble = ""
+        self.failure: AppError | None = None
+        self._link = link
+        self._tell = tell
+        self._patience_s = patience_s
+
+    async def run(self) -> None:
+        """Keep the connection until there is no hope; cancel it to leave."""
+        while self.failure is None:
+            if self._link.is_alive:
+                await asyncio.sleep(LOOK_S)
+            else:
+                await self._bring_back()
+
+    async def _bring_back(self) -> None:
+        host, loop = self._link.host, asyncio.get_running_loop()
+        lost_at_s, pause_s = loop.time(), FIRST_PAUSE_S
+        self.trouble = "the connection is lost"
+        self._tell(f"{host}: the connection is lost; it is tried again, the job goes on meanwhile")
+        while True:
+            error = await self._try()
+            away_s = loop.time() - lost_at_s
+            if error is None:
+                self.trouble = ""
+                self._tell(f"{host}: the connection is back after {seconds_text(away_s)}")
+                return
+            if str(error) != self.trouble:
+                self.trouble = str(error)
+                self._tell(self.trouble)
+            if isinstance(error, (HostKeyError, IncompatibleAgentError)) or away_s >= self._patience_s:
+                self.failure = error
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    async def _try(self) -> AppError | None:
+        """Return why there is still no connection; None if there is one."""
+        try:
+            await asyncio.to_thread(self._link.reconnect)
+        except AppError as error:
+            return error
+        return None

@@ -1,0 +1,200 @@
+"""The agent of a host, found, brought up and ended there, whichever way leads to the host.
+
+Everything here blocks, within bounds.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+
+from agent.wire.codec import MalformedMessageError
+from agent.wire.replies import Accepted, decode_reply
+from agent.wire.reports import WIRE_VERSION
+from app.errors import AgentRefusedError, AgentUnreachableError, ExitCode, IncompatibleAgentError
+from app.safe_text import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from app.ssh.remote_command import Finished
+
+VERB_TIMEOUT_S = 45.0
+"""A start of Python on a busy machine, twice, and an agent that takes up its jobs."""
+EXIT_NO_COMMAND = 127
+EXIT_CANNOT_EXECUTE = 126
+_OLD_PYTHON = "python -h"
+"""In what a Python before 3.11 says of the option -P: "Try `python -h' for more information."."""
+_OLD_RANKDECK = ("No such command", "No such option")
+"""In what click says of a verb or an option that its program does not have."""
+
+
+class AgentPlace(msgspec.Struct, frozen=True):
+    """What the agent says of itself; the schema is `agent.service.whereabouts`."""
+
+    ready: bool
+    dir: str
+    python: str
+    home: str
+    wire_version: int
+    node: str = ""
+    epoch: str = ""
+    pid: int = 0
+    is_new: bool = False
+    rankdeck: str = ""
+
+
+class AgentLink(ABC):
+    """The way to a host and its agent; the `with` block closes it, and leaves what runs there alone.
+
+    Attributes:
+        host: As a person calls it.
+        place: Where the agent serves; None before it is found.
+        is_forwarded: False when the agent's sockets cannot be brought here.
+    """
+
+    def __init__(self, host: str, python: str) -> None:
+        """`python` is the interpreter there that has rankdeck."""
+        self.host = host
+        self.place: AgentPlace | None = None
+        self.is_forwarded = True
+        self._python = python
+
+    @property
+    @abstractmethod
+    def directory(self) -> Path:
+        """Where the agent's sockets are on this machine."""
+
+    @property
+    @abstractmethod
+    def is_alive(self) -> bool:
+        """False once the connection is lost."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def connect(self) -> None:
+        """Go there.
+
+        Raises:
+            HostUnreachableError: It cannot be reached, or does not let us in.
+        """
+
+    def bring_up(self) -> AgentPlace:
+        """Start the agent unless it serves already, and return where.
+
+        Raises:
+            AgentUnreachableError: It does not start; its own words are in the message.
+            IncompatibleAgentError: It speaks another version.
+        """
+        self.place = self._ask_place("serve", "--daemon")
+        return self.place
+
+    def find(self) -> AgentPlace:
+        """Return where the agent serves.
+
+        Raises:
+            AgentUnreachableError: None does.
+            IncompatibleAgentError: It speaks another version.
+        """
+        place = self._ask_place("where")
+        if not place.ready:
+            raise AgentUnreachableError(self.host, "none serves there", f"rankdeck up {self.host}")
+        self.place = place
+        return place
+
+    def shut_down(self, *, kill_jobs: bool) -> int:
+        """End the agent; returns when it is gone, with the number of jobs that go on.
+
+        Raises:
+            AgentUnreachableError: None serves there.
+            AgentRefusedError: It does not want to.
+        """
+        options = ("--kill-jobs",) if kill_jobs else ()
+        line = self._run("shutdown", *options)
+        try:
+            reply = decode_reply(line)
+        except MalformedMessageError as error:
+            raise AgentUnreachableError(self.host, clean(str(error))) from error
+        if not isinstance(reply, Accepted):
+            raise AgentRefusedError(self.host, "shutdown", clean(str(reply)))
+        return reply.num_jobs_left or 0
+
+    @abstractmethod
+    def open_road(self, on_frame: Callable[[bytes], None]) -> None:
+        """Bring the agent's sockets here.
+
+        Args:
+            on_frame: Called from a thread with each frame of telemetry, where it cannot come through a socket.
+
+        Raises:
+            HostUnreachableError: The connection broke.
+        """
+
+    @abstractmethod
+    def reconnect(self) -> None:
+        """Go there again after the connection was lost: what `open_road` brought here comes again.
+
+        Raises:
+            HostKeyError: The host is no longer known to be who it was.
+            HostUnreachableError: It still cannot be reached.
+            AgentUnreachableError: No agent serves there now.
+            IncompatibleAgentError: Another one serves there now, in another place or of another version.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the host; safe to call twice."""
+
+    @abstractmethod
+    def _execute(self, argv: Sequence[str]) -> Finished:
+        """Run a program there to its end, for `VERB_TIMEOUT_S` at most.
+
+        Raises:
+            HostUnreachableError: It could not be run to its end.
+        """
+
+    def _argv(self, *arguments: str) -> list[str]:
+        # -P: the directory that a login begins in may hold an `agent` of its own.
+        return [self._python, "-P", "-m", "agent", *arguments]
+
+    def _ask_place(self, *arguments: str) -> AgentPlace:
+        line = self._run(*arguments)
+        try:
+            place = msgspec.json.decode(line, type=AgentPlace)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            detail = f"`agent {arguments[0]}` there says something else: {clean(str(error))}"
+            raise IncompatibleAgentError(self.host, detail) from error
+        if place.wire_version != WIRE_VERSION:
+            detail = f"the agent speaks wire version {place.wire_version}, this console {WIRE_VERSION}"
+            raise IncompatibleAgentError(self.host, detail)
+        return place
+
+    def _run(self, *arguments: str) -> bytes:
+        """Run a verb of the agent there, and return its answer: the last line that was printed.
+
+        A login shell may print lines of its own before.
+        """
+        done = self._execute(self._argv(*arguments))
+        if done.exit_code == 0:
+            return b"".join(done.stdout.strip().splitlines()[-1:])
+        if done.exit_code == ExitCode.REFUSED:
+            raise AgentRefusedError(self.host, arguments[0], done.said)
+        python = self._python
+        if done.exit_code in (EXIT_NO_COMMAND, EXIT_CANNOT_EXECUTE):
+            raise AgentUnreachableError(self.host, f"{python} does not run there", "name one: --python")
+        if "No module named" in done.said:
+            hint = f"install rankdeck there ({python} -m pip install rankdeck), or name another Python: --python"
+            raise AgentUnreachableError(self.host, f"{python} has no rankdeck ({done.said})", hint)
+        if _OLD_PYTHON in done.said:
+            raise IncompatibleAgentError(self.host, f"{python} is older than 3.11: name a newer one by --python")
+        if any(words in done.said for words in _OLD_RANKDECK):
+            raise IncompatibleAgentError(self.host, f"rankdeck there is another version ({done.said})")
+        raise AgentUnreachableError(self.host, done.said.removeprefix("agent: ") or f"exit code {done.exit_code}")

@@ -1,0 +1,203 @@
+"""A fleet that is only said to be there: what its agents would publish and answer, on as many Unix sockets.
+
+    python -m tests.bench.fleet_feeder DIRECTORY [--nodes 2048] [--hz 2] [--lines-s 2000] [--talkers 128]
+
+Each node has an agent's directory with an agent's two sockets: a ZeroMQ publisher, on which a real `NodeReport` of
+eight ranks goes out through the real codec, and a control socket that answers `PullLogs` with real lines. One process
+stands for all agents, so they share a ZeroMQ context; everything that crosses to the console is what agents send. It
+prints `ready` once all sockets are there, and ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import sys
+import time
+from collections import deque
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from agent.roads.publisher import SEND_HIGH_WATER_MARK
+from agent.wire.codec import MAX_COMMAND_BYTES
+from agent.wire.commands import GetStatus, decode_command
+from agent.wire.fields import CONTROL_SOCKET, TELEMETRY_SOCKET
+from agent.wire.logs import MAX_PULLED_LINES, LogLine, Logs, PullLogs
+from agent.wire.replies import RefusalReason, Refused, Reply, Status, encode_reply
+from agent.wire.reports import WorkerReport, encode_node_report
+from ddpcore.wire import Phase
+from tests.bench.bench_diagnosis import RANKS_PER_NODE, healthy, node_report
+
+TICK_S = 0.01
+KEPT_LINES = 4_000
+"""Of a node: an agent keeps more, a console that follows asks for none of those."""
+EPOCH = "bench"
+STEPS_HZ = 3.0
+PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.DATA)
+LINE = (
+    "step {step} epoch 3 loss {loss:.5f} lr 2.93e-04 grad-norm {norm:.4f} throughput {rate:.1f} tokens/s mem 61.2 GiB"
+)
+"""With its figures about 105 characters."""
+
+
+class FedNode:
+    """One agent: its newest report, and the lines that its ranks have printed."""
+
+    def __init__(self, index: int, num_nodes: int) -> None:
+        self.index = index
+        report = node_report(index, num_nodes, num_nodes * RANKS_PER_NODE, 1, healthy)
+        workers = [_with_shares(worker) for worker in report.workers]
+        self._first = msgspec.structs.replace(report, epoch=EPOCH, workers=workers)
+        self.report = self._first
+        self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
+        self._num_lines = 0
+
+    def frame(self, turn: int, now_s: float) -> bytes:
+        """Return the next report: every rank a little further."""
+        workers = [self._further(worker, turn, now_s) for worker in self._first.workers]
+        self.report = msgspec.structs.replace(
+            self._first, report_seq=turn, log_seq=self._num_lines, cpu_frac=0.4 + 0.01 * (turn % 7), workers=workers
+        )
+        return encode_node_report(self.report)
+
+    def _further(self, worker: WorkerReport, turn: int, now_s: float) -> WorkerReport:
+        first = worker.report
+        assert first is not None
+        step = int(now_s * STEPS_HZ)
+        seq = 10 * step + worker.rank % 3
+        group = msgspec.structs.replace(
+            first.groups[0], enqueued_seq=seq, completed_seq=seq - (worker.rank % 2), waiting_s=0.05 * (worker.rank % 2)
+        )
+        report = msgspec.structs.replace(
+            first,
+            report_seq=turn,
+            step=step,
+            steps_done=step,
+            loss=2.5 + 0.001 * ((turn * 7 + worker.rank) % 100),
+            phase=PHASES[(turn + worker.rank) % len(PHASES)],
+            groups=[group],
+            observed_s=now_s,
+            waited_s=now_s * (0.2 + 0.02 * (worker.rank % 7)),
+        )
+        return msgspec.structs.replace(
+            worker, report=report, seen_s=now_s, cpu_s=now_s, cpu_cores=1.0, rss_bytes=worker.rss_bytes + 4096 * turn
+        )
+
+    def print(self, num_lines: int, turn: int) -> None:
+        """Let the ranks print."""
+        for count in range(num_lines):
+            self._num_lines += 1
+            rank = self.index * RANKS_PER_NODE + (turn + count) % RANKS_PER_NODE
+            text = LINE.format(step=turn, loss=2.5 + rank * 1e-4, norm=0.8 + count * 1e-3, rate=48_000 + rank)
+            self._lines.append(LogLine(self._num_lines, rank, "stdout", text))
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer a console, line by line."""
+        try:
+            while line := await reader.readline():
+                writer.write(encode_reply(self._answer(line)))
+                await writer.drain()
+        except ConnectionError:
+            return  # a console that is ended waits for no reply
+        finally:
+            writer.close()
+
+    def _answer(self, line: bytes) -> Reply:
+        match decode_command(line):
+            case PullLogs(since_seq=since):
+                kept_from = self._num_lines - len(self._lines) + 1
+                skipped = max(0, since + 1 - kept_from)
+                wanted = [self._lines[place] for place in range(skipped, len(self._lines))][:MAX_PULLED_LINES]
+                return Logs(EPOCH, kept_from, wanted)
+            case GetStatus():
+                return Status(self.report)
+            case command:
+                return Refused(RefusalReason.UNKNOWN_JOB, f"a fleet on paper takes no {type(command).__name__}")
+
+
+def _with_shares(worker: WorkerReport) -> WorkerReport:
+    assert worker.report is not None
+    shares = [0.0, 0.0, 0.5, 1.5, 3.0, 0.4, 0.1, 0.0, 0.0, 0.2]
+    report = msgspec.structs.replace(worker.report, worked_s=shares[: len(Phase)])
+    return msgspec.structs.replace(worker, report=report)
+
+
+class Feeder:
+    """All nodes, their sockets and their beat."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._nodes = [FedNode(index, options.nodes) for index in range(options.nodes)]
+        context = zmq.Context()
+        context.set(zmq.MAX_SOCKETS, options.nodes + 64)
+        self._sockets = [self._publisher(context, index) for index in range(options.nodes)]
+
+    def _publisher(self, context: zmq.Context[zmq.Socket[bytes]], index: int) -> zmq.Socket[bytes]:
+        directory = node_directory(self._options.directory, index)
+        directory.mkdir(parents=True)
+        socket = context.socket(zmq.PUB)
+        socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.bind(f"ipc://{directory / TELEMETRY_SOCKET}")
+        return socket
+
+    async def run(self) -> None:
+        """Publish until standard input ends."""
+        for index, node in enumerate(self._nodes):
+            path = node_directory(self._options.directory, index) / CONTROL_SOCKET
+            await asyncio.start_unix_server(partial(_serve, node), path, limit=MAX_COMMAND_BYTES)
+        gc.collect()
+        gc.freeze()
+        print("ready", flush=True)
+        ending = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
+        period_s, begun_s, num_sent, num_printed = 1 / self._options.hz, time.monotonic(), 0, 0
+        per_talker = max(1, round(self._options.lines_s / self._options.hz / max(1, self._options.talkers)))
+        while not ending.done():
+            due = int((time.monotonic() - begun_s) / period_s * len(self._nodes))
+            # A feeder that falls behind by a second leaves reports out, as an agent would.
+            num_sent = max(num_sent, due - len(self._nodes) * self._options.hz)
+            while num_sent < due:
+                turn, index = divmod(num_sent, len(self._nodes))
+                node = self._nodes[index]
+                if self._options.lines_s and index % max(1, len(self._nodes) // self._options.talkers) == 0:
+                    node.print(per_talker, turn)
+                    num_printed += per_talker
+                frame = node.frame(turn + 2, time.monotonic() - begun_s + 60.0)
+                self._sockets[index].send(frame, zmq.NOBLOCK)
+                num_sent += 1
+            await asyncio.sleep(TICK_S)
+        spent_s = time.monotonic() - begun_s
+        print(f"{num_sent / spent_s:.0f} reports/s, {num_printed / spent_s:.0f} lines/s", flush=True)
+
+
+async def _serve(node: FedNode, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await node.serve(reader, writer)
+
+
+def node_directory(directory: str | Path, index: int) -> Path:
+    """Return where the sockets of a node are."""
+    return Path(directory, f"node-{index:04}")
+
+
+def node_names(num_nodes: int) -> list[str]:
+    """Return the nodes' names."""
+    return [f"node-{index:04}" for index in range(num_nodes)]
+
+
+def main() -> None:
+    """Feed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory")
+    parser.add_argument("--nodes", type=int, default=2048)
+    parser.add_argument("--hz", type=int, default=2)
+    parser.add_argument("--lines-s", type=int, default=2000)
+    parser.add_argument("--talkers", type=int, default=128, help="nodes whose ranks print")
+    asyncio.run(Feeder(parser.parse_args()).run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""This machine as a host: the same agent and the same session, without SSH between."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from app.errors import AgentRefusedError, AgentUnreachableError, HostUnreachableError, UsageError
+from app.program import Program
+from app.sessions.options import SessionOptions
+from app.sessions.remote_job import RunRequest
+from app.sessions.remote_session import RemoteSession
+from app.ssh import local_link
+from app.ssh.local_link import LocalLink
+from tests.support.waiting import until_async
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+START_S = 60.0
+
+
+@pytest.fixture
+def state_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A short-named home of states, so that no agent of the person is met."""
+    with tempfile.TemporaryDirectory(prefix="rdl-", dir="/tmp") as directory:
+        monkeypatch.setenv("XDG_STATE_HOME", directory)
+        yield Path(directory)
+
+
+async def test_the_agent_of_this_machine_is_brought_up_watched_and_ended(state_home: Path) -> None:
+    with LocalLink() as link:
+        link.connect()
+        with pytest.raises(AgentUnreachableError, match="none serves there"):
+            link.find()
+        assert link.bring_up().is_new
+        assert not link.bring_up().is_new
+        session = RemoteSession(link)
+        try:
+            await session.start()
+            assert link.directory.is_relative_to(state_home)
+            await until_async(lambda: session.view().nodes()[0].state == "up", 10, "reports come")
+            assert [row.node for row in session.view().nodes()] == ["localhost"]
+            assert session.title == "rankdeck on localhost"
+        finally:
+            await session.close()
+            assert link.shut_down(kill_jobs=True) == 0
+
+
+@pytest.mark.ranks
+async def test_another_program_is_started_where_no_job_runs_followed_and_told(state_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "wait.py").write_text("import signal\nsignal.sigwait({signal.SIGTERM})\n")
+    program = Program(("wait.py", "--name", "a b"), 1, workdir=str(tmp_path))
+    with LocalLink() as link:
+        link.bring_up()
+        session = RemoteSession(link)
+        try:
+            await session.start()
+            starter = session.starter
+            assert starter is not None
+            assert await starter.past() == []
+            await until_async(lambda: session.view().nodes()[0].state == "up", 10, "reports come")
+            assert "x starts a program here" in session.how_to_begin
+            with pytest.raises(AgentRefusedError, match="no_script"):
+                await starter.start(Program(("missing.py",), 1, workdir=str(tmp_path)))
+            assert (session.watched_job, session.farewell()) == ("", "")
+
+            told = await starter.start(program)
+            job_id = session.watched_job
+            assert told == f"job {job_id} started on localhost with 1 rank: wait.py --name 'a b'"
+            assert any(event.text == f"on request: {told}" for event in session.events.newest_first())
+            assert session.how_to_begin == ""
+            await until_async(lambda: shown_job(session) == (job_id, "running"), START_S, "the job runs")
+            assert f"job {job_id} goes on" in session.farewell()
+            with pytest.raises(UsageError, match=f"job {job_id} runs on localhost"):
+                await starter.start(program)
+
+            await session.session.control.kill(job_id)
+            await until_async(lambda: shown_job(session) == (job_id, "stopped"), START_S, "the job ends")
+            assert session.farewell() == ""
+            assert await starter.past() == [program]
+            await starter.start(Program(("wait.py",), 1, 3, str(tmp_path)))
+            second = session.watched_job
+            assert second != job_id
+            await until_async(lambda: shown_job(session) == (second, "running"), START_S, "the next one is followed")
+
+            other = RemoteSession(link, None, SessionOptions(is_read_only=True))
+            assert (other.starter, other.control) == (None, None)
+            assert other.how_to_begin == "rankdeck run --host localhost -- train.py"
+        finally:
+            await session.close()
+            assert link.shut_down(kill_jobs=True) == 0
+
+
+@pytest.mark.ranks
+async def test_what_another_console_started_is_known_with_its_secrets_hidden(state_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "end.py").touch()
+    request = RunRequest(("end.py", "--token", "hush"), "first", 1, workdir=str(tmp_path), max_restarts=2)
+    with LocalLink() as link:
+        link.bring_up()
+        try:
+            assert await past_of(RemoteSession(link, request)) == [Program(request.command, 1, 2, str(tmp_path))]
+            hidden = Program(("end.py", "--token", "***"), 1, 2, str(tmp_path))
+            assert await past_of(RemoteSession(link)) == [hidden]
+        finally:
+            link.shut_down(kill_jobs=True)
+
+
+async def past_of(session: RemoteSession) -> list[Program]:
+    """Return what a session can start again, once the job `first` has ended."""
+    try:
+        await session.start()
+        await until_async(lambda: shown_job(session) == ("first", "succeeded"), START_S, "it ends")
+        assert session.starter is not None
+        return await session.starter.past()
+    finally:
+        await session.close()
+
+
+def shown_job(session: RemoteSession) -> tuple[str, str]:
+    """Return the job that is shown, and how it stands; `starting` is running, too."""
+    job = session.view().job()
+    return ("", "") if job is None else (job.job_id, "running" if job.state == "starting" else job.state)
+
+
+def test_a_python_without_rankdeck_and_none_at_all_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(AgentUnreachableError, match="/no/python does not run there"):
+        LocalLink("/no/python").find()
+    (tmp_path / "file").touch()
+    with pytest.raises(AgentUnreachableError, match="file does not run there"):
+        LocalLink(str(tmp_path / "file")).find()
+    bare = tmp_path / "python"
+    bare.write_text(f"#!/bin/sh\nexec {sys.executable} -S -P -c 'import sys; sys.exit(\"No module named agent\")'\n")
+    bare.chmod(0o700)
+    with pytest.raises(AgentUnreachableError, match="has no rankdeck"):
+        LocalLink(str(bare)).find()
+
+
+def test_a_python_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging = tmp_path / "python"
+    hanging.write_text("#!/bin/sh\nexec sleep 600\n")
+    hanging.chmod(0o700)
+    monkeypatch.setattr(local_link, "VERB_TIMEOUT_S", 0.2)
+    with pytest.raises(HostUnreachableError, match="does not end"):
+        LocalLink(str(hanging)).find()

@@ -1,0 +1,26 @@
+"""The console on a simulated training, in whatever terminal this is: python -m tests.support.sim_console."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.tui.console import Console
+from tests.support.consoles import FRAME_S, TalkingSource
+from tests.support.sim import SimCluster
+
+if TYPE_CHECKING:
+    from app.view import View
+
+
+class RunningSource(TalkingSource):
+    """Simulated time passes with every look at it."""
+
+    def view(self) -> View:
+        self.run(2 * FRAME_S)
+        return super().view()
+
+
+if __name__ == "__main__":
+    simulation = SimCluster()
+    simulation.run_to_step(3)
+    Console(RunningSource(simulation)).run()

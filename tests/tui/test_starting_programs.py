@@ -1,0 +1,200 @@
+"""Another program from the console: asked, judged and started only where no job runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from textual.widgets import Button, Input
+
+from app.diagnosis.diagnoser import Diagnoser
+from app.errors import AgentUnreachableError, UsageError
+from app.model.cluster import Cluster
+from app.program import Program
+from app.tui.actions import VIEW_NAMES
+from app.view import View
+from tests.support.consoles import SimSource, SimStarter, TalkingSource, desk
+from tests.support.node_reports import node_report
+from tests.support.screens import assert_looks_as_before
+from tests.support.sim import SimCluster
+
+if TYPE_CHECKING:
+    from tests.support.consoles import Desk
+
+NOW_S = 100.0
+SIZES = ((80, 24), (120, 35), (200, 50))
+LAST = Program(("train.py", "--epochs", "3"), 4, 2, "/home/ada/project", "/opt/python")
+BEFORE = Program(("-m", "pkg.eval"))
+
+
+def idle() -> tuple[SimSource, SimStarter]:
+    """A host whose agent reports, and that has no job."""
+    cluster, diagnoser = Cluster(["gpu1"]), Diagnoser()
+    cluster.apply("gpu1", node_report(1, workers=[], jobs=[]), NOW_S)
+    source = SimSource(lambda: View(cluster, diagnoser.observe(cluster, NOW_S), NOW_S), can_inject=False)
+    source.starter = starter = SimStarter()
+    source.how_to_begin = "x starts a program here; or: rankdeck run --host gpu1 -- train.py"
+    return source, starter
+
+
+def ended(*past: Program) -> tuple[TalkingSource, SimStarter]:
+    """A training that has failed, on a host where another program can be started."""
+    source = TalkingSource(SimCluster())
+    source.run(12)
+    source.sim.kill(2)
+    source.run(20)
+    source.starter = starter = SimStarter(*past)
+    return source, starter
+
+
+def inside(console: Desk) -> str:
+    text = " ".join(console.lines())
+    return " ".join(text.replace("│", " ").replace("▌", " ").split())
+
+
+def field(console: Desk, name: str) -> str:
+    return console.console.screen.query_one(f"#program-{name}", Input).value
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_the_questions_look_as_before(size: tuple[int, int]) -> None:
+    source, _ = ended(LAST, BEFORE)
+    async with desk(source, size) as console:
+        await console.press("x", "down")
+        assert_looks_as_before(f"another-{size[0]}x{size[1]}", console.lines())
+        await console.press("enter")
+        assert_looks_as_before(f"program-{size[0]}x{size[1]}", console.lines())
+
+
+@pytest.mark.parametrize("size", SIZES[:2], ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_a_host_without_a_job_looks_as_before(size: tuple[int, int]) -> None:
+    source, _ = idle()
+    async with desk(source, size) as console:
+        assert_looks_as_before(f"idle-overview-{size[0]}x{size[1]}", console.lines())
+
+
+@pytest.mark.parametrize("name", VIEW_NAMES)
+async def test_every_view_of_a_host_without_a_job_says_what_to_do_and_what_there_will_be(name: str) -> None:
+    source, _ = idle()
+    async with desk(source, (80, 24)) as console:
+        await console.show(name)
+
+        assert "1 node up, no job yet" in console.text()
+        assert "x starts a program here; or: rankdeck run --host gpu1 -- train.py" in console.text()
+        body = [line for line in console.lines()[4:-1] if line.strip()]
+        assert body, "the view is not blank"
+
+
+async def test_where_a_job_comes_by_itself_nothing_is_said_of_how_to_begin() -> None:
+    source, _ = idle()
+    source.how_to_begin = ""
+    async with desk(source) as console:
+        assert console.lines()[2].strip() == ""
+
+
+async def test_without_a_job_the_key_leads_to_the_program_and_enter_alone_starts_nothing() -> None:
+    source, starter = idle()
+    async with desk(source) as console:
+        await console.press("x")
+        assert "Start a program on gpu1" in console.text()
+        assert "type the program and its arguments" in inside(console)
+        assert console.console.screen.query_one("#program-yes", Button).disabled
+        await console.press("enter", *"a", "enter", "enter")
+        assert len(console.console.screen_stack) == 1
+        await console.press("x", *"a", "escape")
+        assert starter.started == []
+
+
+async def test_a_program_is_started_with_what_was_typed_and_told() -> None:
+    source, starter = idle()
+    async with desk(source) as console:
+        await console.press("x", *"eval", "tab", "tab", "2", "enter")
+        assert "Start eval on gpu1? 2 ranks." in inside(console)
+        await console.press("right", "enter")
+        await console.frames()
+
+        assert starter.started == [Program(("eval",), 2)]
+        assert "eval: started" in console.text()
+
+
+async def test_the_last_program_is_filled_in_and_up_leads_to_those_before() -> None:
+    source, starter = ended(LAST, BEFORE)
+    async with desk(source) as console:
+        await console.press("x", "down", "enter")
+        assert [field(console, name) for name in ("command", "num_ranks", "max_restarts", "workdir", "python")] == [
+            "train.py --epochs 3",
+            "4",
+            "2",
+            "/home/ada/project",
+            "/opt/python",
+        ]
+        await console.press("up")
+        assert field(console, "command") == "-m pkg.eval"
+        await console.press("up", "down")
+        assert field(console, "command") == "train.py --epochs 3"
+        await console.press("enter", "right", "enter")
+
+        assert starter.started == [LAST]
+
+
+async def test_what_was_hidden_as_a_secret_must_be_typed_again() -> None:
+    source, starter = ended(Program(("train.py", "--token", "***")))
+    async with desk(source) as console:
+        await console.press("x", "down", "enter")
+        assert "what looked like a secret is hidden as ***: type it again" in inside(console)
+        assert console.console.screen.query_one("#program-yes", Button).disabled
+        await console.press("escape")
+        assert starter.started == []
+
+
+async def test_beside_a_job_that_runs_nothing_is_started_and_it_is_said_what_to_do() -> None:
+    source = TalkingSource(SimCluster())
+    source.run(12)
+    source.starter = starter = SimStarter(LAST)
+    async with desk(source) as console:
+        await console.press("x", *["down"] * 5)
+        assert "Job demo runs on gpu1: end it first, then start another one here." in inside(console)
+        assert console.console.screen.query_one("#control-yes", Button).disabled
+        await console.press("enter", "enter")
+        await console.console.run_action("start_program")
+        await console.settle()
+        (said,) = console.console._notifications
+        assert said.message == "Job demo runs on gpu1: end it first (x), then start another one."
+        assert starter.started == []
+        assert len(console.console.screen_stack) == 1
+
+
+async def test_where_no_program_can_be_started_it_is_not_offered() -> None:
+    source, _ = ended()
+    source.starter = None
+    async with desk(source) as console:
+        await console.press("x")
+        assert "Start job demo again?" in console.text()
+        assert "another program" not in console.text()
+        await console.press("escape")
+        await console.console.run_action("start_program")
+        await console.settle()
+        assert "No program can be started from this console." in console.text()
+
+
+async def test_a_host_that_does_not_answer_and_one_that_refuses_are_told() -> None:
+    source, starter = ended(LAST)
+    async with desk(source) as console:
+        starter.refusal = AgentUnreachableError("gpu1", "no reply in 10 s")
+        await console.press("x", "down", "enter")
+        assert "Not done" in console.text()
+        assert "no reply in 10 s" in inside(console)
+        starter.refusal = None
+        await console.press("x", "down", "enter")
+        starter.refusal = UsageError("job eval runs on gpu1", "end it first")
+        await console.press("enter", "right", "enter")
+        assert "job eval runs on gpu1 end it first" in inside(console)
+
+
+async def test_the_palette_knows_it_only_where_it_can_be_done() -> None:
+    for starter in (SimStarter(), None):
+        source, _ = ended()
+        source.starter = starter
+        async with desk(source) as console:
+            await console.press("ctrl+p", *("space" if key == " " else key for key in "a program"))
+            assert ("Start a program" in console.text()) == (starter is not None)

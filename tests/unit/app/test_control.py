@@ -1,0 +1,173 @@
+"""The order of what people wish for a job, over roads that a test blocks, breaks or lets refuse."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from agent.wire.commands import (
+    Command,
+    Commit,
+    GetStatus,
+    Kill,
+    PrepareAgain,
+    Stop,
+    decode_command,
+    encode_command,
+)
+from agent.wire.jobs import JobState, JobStatus
+from agent.wire.replies import Accepted, RefusalReason, Refused, Reply, Status
+from app.errors import AgentRefusedError, AgentUnreachableError, UsageError
+from app.roads.fleet import Fleet
+from app.sessions.control import JobControl
+from tests.support.node_reports import job_status, node_report
+from tests.support.waiting import until_async
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LEFTOVERS = Refused(RefusalReason.WRONG_STATE, "processes of the last attempt are still there")
+STRANGE = Refused(RefusalReason.UNKNOWN_JOB, "there is no job j on this node; those here: none")
+
+
+class NodeRoad:
+    """The road to a node with at most one job, which ends at once when it is told to.
+
+    Attributes:
+        heard: The commands that came, without those that ask how it is.
+        status: Of the job; None while the node knows none.
+        answers: What is said to a kind of command, instead of carrying it out; an exception is raised.
+        gate: While it is not set, a `PrepareAgain` is not answered.
+    """
+
+    def __init__(self, status: JobStatus | None) -> None:
+        self.heard: list[Command] = []
+        self.status = status
+        self.answers: dict[type[Command], Callable[[], Reply]] = {}
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def request(self, command: Command) -> Reply:
+        command = decode_command(encode_command(command))
+        if not isinstance(command, GetStatus):
+            self.heard.append(command)
+        if isinstance(command, PrepareAgain):
+            await self.gate.wait()
+        if answer := self.answers.get(type(command)):
+            return answer()
+        if isinstance(command, GetStatus):
+            return Status(node_report(1, [] if self.status is None else [self.status], []))
+        if self.status is None:
+            return STRANGE
+        match command:
+            case PrepareAgain(attempt=attempt, world_size=world_size):
+                self._become(state=JobState.PREPARED, attempt=attempt, world_size=world_size)
+            case Commit():
+                self._become(state=JobState.RUNNING)
+            case Stop() | Kill() if self.status.state in {JobState.RUNNING, JobState.PREPARED}:
+                self._become(state=JobState.STOPPED)
+        return Accepted()
+
+    async def close(self) -> None:
+        """There is nothing to let go of."""
+
+    def kinds(self) -> list[str]:
+        """Return what came, by the names of the commands."""
+        return [type(command).__name__ for command in self.heard]
+
+    def _become(self, **changes: object) -> None:
+        assert self.status is not None
+        self.status = msgspec.structs.replace(self.status, **changes)
+
+
+def road(state: JobState = JobState.RUNNING, num_nodes: int = 1) -> NodeRoad:
+    """Return the road to a node with job `j`, of which it runs two ranks."""
+    shape = {"world_size": 2 * num_nodes, "num_nodes": num_nodes, "local_world_size": 2}
+    return NodeRoad(job_status(job_id="j", state=state, attempt=0, **shape))
+
+
+def control_over(**roads: NodeRoad) -> JobControl:
+    fleet = Fleet(roads)
+    return JobControl(lambda: fleet, list(roads), lambda _sentence: None)
+
+
+def unreachable(node: str) -> Callable[[], Reply]:
+    def raise_it() -> Reply:
+        raise AgentUnreachableError(node, "no reply in 10 s")
+
+    return raise_it
+
+
+@pytest.mark.parametrize("is_at_once", [False, True])
+@pytest.mark.parametrize(
+    ("num_nodes", "num_ranks", "words"),
+    [(1, 5000, "5000 ranks are too many"), (1, 0, "0 ranks are too few"), (2, None, "only 1 of the 2 nodes")],
+)
+async def test_a_job_that_cannot_begin_again_is_not_ended_for_it(
+    num_nodes: int, num_ranks: int | None, words: str, *, is_at_once: bool
+) -> None:
+    node = road(num_nodes=num_nodes)
+    with pytest.raises(UsageError, match=words):
+        await control_over(n0=node).restart("j", num_ranks, is_at_once=is_at_once)
+    assert node.heard == []
+
+
+@pytest.mark.parametrize("wish", ["kill", "stop"])
+async def test_what_ends_a_job_is_the_last_word_while_its_next_attempt_waits_for_leftovers(wish: str) -> None:
+    node = road(JobState.STOPPED)
+    node.answers[PrepareAgain] = lambda: LEFTOVERS
+    control = control_over(n0=node)
+    restart = asyncio.create_task(control.restart("j"))
+    await until_async(lambda: node.heard, 10, "the restart to be refused")
+
+    await (control.kill("j") if wish == "kill" else control.stop("j", is_agreed=True))
+    del node.answers[PrepareAgain]
+
+    assert await restart == "the restart of job j was given up for another wish"
+    assert control.doing == ""
+    assert "Commit" not in node.kinds()
+    assert node.status is not None
+    assert node.status.state is JobState.STOPPED
+
+
+@pytest.mark.parametrize("wish", ["kill", "stop"])
+async def test_what_ends_a_job_ends_the_attempt_that_is_just_being_begun(wish: str) -> None:
+    node = road(JobState.STOPPED)
+    node.gate.clear()
+    control = control_over(n0=node)
+    restart = asyncio.create_task(control.restart("j"))
+    await until_async(lambda: node.heard, 10, "the attempt to be prepared")
+    end = asyncio.create_task(control.kill("j") if wish == "kill" else control.stop("j", is_agreed=True))
+    await asyncio.sleep(0)
+
+    node.gate.set()
+
+    assert await restart == "job j begins again: attempt 1 with 2 ranks"
+    await end
+    assert node.kinds() == ["PrepareAgain", "Commit", wish.capitalize()]
+    assert node.status is not None
+    assert node.status.state is JobState.STOPPED
+
+
+async def test_a_kill_reaches_the_other_nodes_when_one_is_silent_and_says_so() -> None:
+    silent, other, strange = road(), road(), NodeRoad(None)
+    for kind in (GetStatus, Kill):
+        silent.answers[kind] = unreachable("n0")
+    with pytest.raises(AgentUnreachableError, match="the agent on n0 does not answer") as caught:
+        await control_over(n0=silent, n1=other, n2=strange).kill("j")
+    assert caught.value.hint == "job j was killed on n1"
+    assert other.status is not None
+    assert other.status.state is JobState.STOPPED
+
+
+async def test_a_kill_names_the_nodes_that_know_the_job() -> None:
+    told = await control_over(n0=NodeRoad(None), n1=road(), n2=road()).kill("j")
+    assert told == "job j was killed on n1 and n2"
+
+
+async def test_a_kill_of_what_no_node_knows_is_refused() -> None:
+    with pytest.raises(AgentRefusedError, match="there is no job j"):
+        await control_over(n0=NodeRoad(None), n1=NodeRoad(None)).kill("j")

@@ -16,7 +16,7 @@ from app.settings.layers import Origin, Trouble
 from app.settings.nearness import nearest_text
 from app.settings.schema import repeated
 from app.settings.toml_lines import NotTomlError, parse
-from app.ssh.config import parse_destination
+from app.ssh.config import THIS_MACHINE, parse_destination
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -31,14 +31,14 @@ MAX_RANKS = 4096
 GPU = "gpu"
 """What `nproc` says for one rank for each GPU."""
 LOCAL = "local"
-"""The machine of the console, without SSH."""
+"""Another name of this machine."""
 
 
 class HostEntry(msgspec.Struct, frozen=True):
     """A host and how it is used; empty fields leave the choice to the commands."""
 
     host: str
-    """An alias of ~/.ssh/config, `user@host`, `user@host:port`, or `local`."""
+    """An alias of ~/.ssh/config, `user@host`, `user@host:port`, or `localhost`: this machine, without SSH."""
     num_ranks: int | None = None
     """None is one for each GPU, without GPUs one for every two cores."""
     python: str = ""
@@ -182,12 +182,11 @@ def _text(value: object) -> str:
 
 def _host(value: object) -> str:
     text = _text(value)
-    if text != LOCAL:
-        try:
-            parse_destination(text)
-        except UsageError as error:
-            raise _WrongError(str(error)) from None
-    return text
+    try:
+        parse_destination(text)
+    except UsageError as error:
+        raise _WrongError(str(error)) from None
+    return THIS_MACHINE if text == LOCAL else text
 
 
 def _num_ranks(value: object) -> int | None:

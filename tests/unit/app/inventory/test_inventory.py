@@ -46,7 +46,7 @@ def test_hosts_have_what_is_said_of_them_and_else_what_is_said_of_all() -> None:
         (
             HostEntry("gpu1", None, "~/venvs/train/bin/python", ""),
             HostEntry("me@gpu2:2222", 4, "python3.12", "~/project"),
-            HostEntry("local", None, "~/venvs/train/bin/python", ""),
+            HostEntry("localhost", None, "~/venvs/train/bin/python", ""),
         ),
     )
 

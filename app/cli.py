@@ -15,9 +15,11 @@ from app.commands.control import CONTROL_VERBS
 from app.commands.evidence import evidence, replay
 from app.commands.host_options import read_only_option, record_option
 from app.commands.hosts import HOST_VERBS
+from app.commands.init import init
 from app.commands.serve import serve
 from app.commands.settings_options import takes_settings
 from app.commands.start import ask_what_to_do
+from app.commands.up_down import down, up
 from app.errors import AppError, ExitCode
 from app.evidence.store import check_directory
 from app.faults import AT_START, parse_fault
@@ -95,7 +97,7 @@ def demo(*, headless: bool, is_json: bool, fault: str | None, steps: int | None,
     raise SystemExit(asyncio.run(show_session(Demo(options), how["settings"].console)))
 
 
-for verb in (*HOST_VERBS, *CONTROL_VERBS, config, evidence, replay, serve):
+for verb in (init, up, down, *HOST_VERBS, *CONTROL_VERBS, config, evidence, replay, serve):
     rankdeck.add_command(verb)
 
 

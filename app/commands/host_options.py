@@ -75,11 +75,17 @@ def reaches(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def link_to(host: str, python: str, ssh_config: str) -> AgentLink:
-    """Return the way to a host, which is not gone yet; on this machine our own Python will do, unless one is named."""
+def link_to(host: str, python: str, ssh_config: str, usual_python: str = "") -> AgentLink:
+    """Return the way to a host, which is not gone yet.
+
+    What the command line says of the Python counts, then `usual_python`, which the inventory has; then on this machine
+    our own, on another what the environment says, or the default.
+    """
+    is_named = click.get_current_context().get_parameter_source("python") is ParameterSource.COMMANDLINE
     if host == THIS_MACHINE:
-        is_named = click.get_current_context().get_parameter_source("python") is ParameterSource.COMMANDLINE
-        return LocalLink(python if is_named else "")
+        return LocalLink(python if is_named else usual_python)
+    if not is_named:
+        python = usual_python or python
     from app.ssh.host_link import Access, HostLink  # noqa: PLC0415 - only who goes to another host pays for paramiko
 
     return HostLink(Access(host, python, ssh_config))

@@ -1,4 +1,4 @@
-"""The verbs that reach one host over SSH and do no harm to a job there: up, run, attach, status, stacks, down."""
+"""The verbs that reach one host and do no harm to a job there: run, attach, status, stacks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from app.errors import AgentUnreachableError, ExitCode
 from app.headless import exit_code, print_line
 from app.presenting import is_terminal, print_session, print_summary, show_session
 from app.program import check_command
-from app.safe_text import LINE_LIMIT, clean
 from app.sessions.options import SessionOptions
 from app.sessions.remote_job import (
     RunRequest,
@@ -57,40 +56,6 @@ STATUS_PATIENCE_S = 5.0
 """For the first reports of a node that has said that it serves."""
 STATUS_REPORTS_S = 1.0
 """A second of reports: rates need two, and a wait must have been seen twice to be one."""
-
-
-@click.command()
-@click.argument("host")
-@json_option
-@reaches
-def up(*, host: str, is_json: bool, python: str, ssh_config: str) -> None:
-    """Start the agent of a host, in the background, unless it serves already."""
-    with link_to(host, python, ssh_config) as link:
-        link.connect()
-        place = link.bring_up()
-    if is_json:
-        epoch, directory = clean(place.epoch), clean(place.dir, LINE_LIMIT)
-        print_json({"host": host, "is_new": place.is_new, "pid": place.pid, "epoch": epoch, "dir": directory})
-        return
-    how = "is up" if place.is_new else "was up already"
-    click.echo(clean(f"the agent on {host} {how} (pid {place.pid}, {place.dir})"))
-
-
-@click.command()
-@click.argument("host")
-@click.option("--kill-jobs", is_flag=True, help="Kill its jobs first; without this they go on")
-@json_option
-@reaches
-def down(*, host: str, kill_jobs: bool, is_json: bool, python: str, ssh_config: str) -> None:
-    """End the agent of a host; its jobs go on without it, until the next agent takes them up."""
-    with link_to(host, python, ssh_config) as link:
-        link.connect()
-        num_left = link.shut_down(kill_jobs=kill_jobs)
-    if is_json:
-        print_json({"host": host, "num_jobs_left": num_left})
-        return
-    left = {0: "no job runs", 1: "one job goes on"}.get(num_left, f"{num_left} jobs go on")
-    click.echo(f"the agent on {host} is down; {left}")
 
 
 @click.command()
@@ -231,7 +196,7 @@ def stacks(*, job_id: str, host: str, is_json: bool, python: str, ssh_config: st
     click.echo("\n".join(line.text for line in picture_lines(picture, is_whole=how["is_whole"])))
 
 
-HOST_VERBS = (up, run, attach, status, stacks, down)
+HOST_VERBS = (run, attach, status, stacks)
 
 
 async def _take_stacks(session: RemoteSession, job_id: str, *, is_native: bool) -> StackPicture:

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import glob
 import importlib.util
-import os
 import sys
 import time
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from app.commands.settings_options import read_settings
+from app.commands.ssh_hosts import known_hosts, ssh_config_file
 from app.errors import AppError
 from app.evidence.store import default_directory
-from app.ssh.aliases import host_aliases
 from app.ssh.local_link import LocalLink
 from app.start import KeptFile, StartFacts
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-SSH_CONFIG = "~/.ssh/config"
-SSH_CONFIG_VARIABLE = "RANKDECK_SSH_CONFIG"
-MAX_CONFIG_FILES = 256
-MAX_CONFIG_BYTES = 1 << 20
 MAX_KEPT = 100
 
 
@@ -43,7 +33,7 @@ def ask_what_to_do() -> tuple[str, ...]:
 
 def look_around() -> StartFacts:
     """Return what is there, without importing torch and without asking any host."""
-    config_file = os.environ.get(SSH_CONFIG_VARIABLE) or SSH_CONFIG
+    config_file = ssh_config_file()
     directory = default_directory()
     return StartFacts(
         home=str(Path.home()),
@@ -65,23 +55,6 @@ def look_here() -> str:
     return "this machine; its agent serves"
 
 
-def known_hosts(config_file: Path) -> tuple[str, ...] | None:
-    """Return the hosts that a configuration of ssh names, and those it includes; None where it cannot be read."""
-    num_left = MAX_CONFIG_FILES
-
-    def included(pattern: str) -> Iterator[str]:
-        nonlocal num_left
-        place = Path(pattern).expanduser()
-        # As ssh does for a person's own file, whichever that is.
-        for path in sorted(glob.glob(str(Path("~/.ssh").expanduser() / place))):  # noqa: PTH207 - it may be absolute
-            if num_left and (text := _text(Path(path))) is not None:
-                num_left -= 1
-                yield text
-
-    text = _text(config_file)
-    return None if text is None else tuple(host_aliases(text, included))
-
-
 def kept_files(directory: Path) -> list[KeptFile]:
     """Return the evidence in a directory, the newest first."""
     now = time.time()  # noqa: TID251 - files carry wall time
@@ -94,13 +67,3 @@ def kept_files(directory: Path) -> list[KeptFile]:
     except OSError:
         pass  # there is none, or it is another's: then there is nothing to show
     return sorted(found, key=lambda file: file.age_s)[:MAX_KEPT]
-
-
-def _text(path: Path) -> str | None:
-    try:
-        if not path.is_file():
-            return None  # a pipe would be waited for
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return file.read(MAX_CONFIG_BYTES)
-    except OSError:
-        return None

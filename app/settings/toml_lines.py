@@ -43,6 +43,8 @@ class NotTomlError(ValueError):
 def parse(text: str) -> tuple[dict[str, Any], Mapping[Path, int]]:
     """Return what a text says, and in which line each of its tables and keys is first named.
 
+    The tables of an array are named by their places in it: `("node", "0", "host")`.
+
     Raises:
         NotTomlError: It is not TOML.
     """
@@ -67,6 +69,7 @@ class _Walk:
         self._at = 0
         self._line = 1
         self._found: dict[Path, int] = {}
+        self._num_tables: dict[Path, int] = {}
 
     def lines(self) -> Mapping[Path, int]:
         table: Path = ()
@@ -74,9 +77,13 @@ class _Walk:
         while self._at < len(self._text):
             line = self._line
             if self._text[self._at] == "[":
+                num_brackets = 0
                 while self._text[self._at] == "[":
                     self._step()
+                    num_brackets += 1
                 table = self._key()
+                if num_brackets > 1:
+                    table = self._next_of(table)
                 while self._at < len(self._text) and self._text[self._at] == "]":
                     self._step()
                 self._put(table, line)
@@ -87,6 +94,12 @@ class _Walk:
                 self._value()
             self._skip(_BLANK)
         return self._found
+
+    def _next_of(self, table: Path) -> Path:
+        """Return the path of one more table of an array, by its place there."""
+        number = self._num_tables.get(table, 0)
+        self._num_tables[table] = number + 1
+        return (*table, str(number))
 
     def _put(self, path: Path, line: int) -> None:
         for size in range(1, len(path) + 1):

@@ -95,6 +95,9 @@ class Desk:
         assert code in codes, stderr
         answer: dict[str, Any] = json.loads(stdout)
         assert answer["schema"] == 1
+        if arguments[0] in {"up", "down"}:
+            (row,) = answer["hosts"]
+            return dict(row)
         return answer
 
     def step(self) -> int:

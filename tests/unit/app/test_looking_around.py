@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.commands.start import kept_files, known_hosts, look_around
+from app.commands.ssh_hosts import known_hosts
+from app.commands.start import kept_files, look_around
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,0 +1,71 @@
+"""The inventory of the directory that a command is run in: the nearest `rankdeck.toml`, from there upwards."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.errors import UsageError
+from app.inventory.inventory import HostEntry, Inventory, read_inventory
+from app.regular_file import NotRegularError, TooLargeError, read_regular_file
+from app.safe_text import LINE_LIMIT, clean
+from app.settings.loading import MAX_FILE_BYTES, project_file
+from app.ssh.config import parse_destination
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def load_inventory() -> Inventory:
+    """Return what the nearest file says of hosts; an empty inventory where there is none.
+
+    Raises:
+        UsageError: It cannot be read, or something in it cannot be.
+    """
+    try:
+        path = project_file(Path.cwd())
+    except OSError:
+        return Inventory()  # the directory is gone
+    return Inventory() if path is None else read_inventory(text_of(path), clean(str(path), LINE_LIMIT))
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a file that a person has written.
+
+    Raises:
+        UsageError: It cannot be read, or is no text.
+    """
+    shown = clean(str(path), LINE_LIMIT)
+    try:
+        return read_regular_file(path, MAX_FILE_BYTES).decode().removeprefix("\ufeff")
+    except OSError as error:
+        raise UsageError(f"{shown} cannot be read: {error.strerror}") from error
+    except NotRegularError:
+        raise UsageError(f"{shown} is not a file") from None
+    except TooLargeError:
+        raise UsageError(f"{shown} is larger than {MAX_FILE_BYTES >> 20} MiB") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{shown} is not UTF-8") from None
+
+
+def named_hosts(names: Sequence[str], exclude: Sequence[str] = ()) -> tuple[HostEntry, ...]:
+    """Return the hosts that a person means: patterns of the inventory, or any other host; all of it without a name.
+
+    Raises:
+        UsageError: Nothing is meant by a name, or there is nothing to choose from.
+    """
+    inventory = load_inventory()
+    if not inventory.hosts and (exclude or not names):
+        raise UsageError("there is no inventory to choose hosts from", "name a HOST, or write one: rankdeck init")
+    if not names:
+        return inventory.chosen((), exclude)
+    found: dict[str, HostEntry] = {}
+    for name in names:
+        matching = [entry for entry in inventory.hosts if fnmatchcase(entry.host, name)]
+        if not matching:
+            parse_destination(name)
+            matching = [HostEntry(name)]
+        found.update((entry.host, entry) for entry in matching)
+    left = Inventory("", tuple(found.values()))
+    return left.chosen((), exclude) if exclude else left.hosts

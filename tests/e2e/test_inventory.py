@@ -1,0 +1,171 @@
+"""`rankdeck init` writes what it finds, after asking; `up` and `down` reach every host of it, whatever one does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from app.inventory.inventory import HostEntry, read_inventory
+from tests.support.hosts import Network, require_hosts
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SSH_CONFIG = "Host gpu1 gpu2 login\n  User me\nHost *\n  Port 22\n"
+HOSTFILE = "gpu1 slots=8\ngpu2 slots=4\n"
+
+
+class Shell:
+    """A directory in which a person calls the command."""
+
+    def __init__(self, directory: Path, **environ: str) -> None:
+        self.directory = directory
+        self._environ = {**os.environ, "HOME": str(directory), **environ}
+        for name in ("RANKDECK_CONFIG", "XDG_CONFIG_HOME", "SLURM_JOB_NODELIST"):
+            if name not in environ:
+                self._environ.pop(name, None)
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "app", *arguments],
+            cwd=self.directory,
+            env=self._environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout, done.stderr
+
+    @property
+    def hosts(self) -> list[HostEntry]:
+        text = (self.directory / "rankdeck.toml").read_text()
+        return list(read_inventory(text, "rankdeck.toml").hosts)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh/config").write_text(SSH_CONFIG)
+    (tmp_path / "hosts").write_text(HOSTFILE)
+    return Shell(tmp_path)
+
+
+def test_nothing_is_written_unasked(shell: Shell) -> None:
+    code, stdout, stderr = shell.run("init")
+
+    assert (code, 'host = "gpu1"' in stdout) == (2, True)
+    assert stderr == "rankdeck: nothing was written (--yes writes without asking)\n"
+    assert not (shell.directory / "rankdeck.toml").exists()
+
+
+def test_hosts_come_from_the_configuration_of_ssh(shell: Shell) -> None:
+    code, stdout, _ = shell.run("init", "--yes", "--exclude", "log*", "--name", "lab")
+
+    assert code == 0
+    assert shell.hosts == [HostEntry("gpu1"), HostEntry("gpu2")]
+    assert (shell.directory / "rankdeck.toml").read_text() == stdout
+    code, _, stderr = shell.run("init", "--yes")
+    assert (code, "rankdeck.toml has hosts already" in stderr) == (2, True)
+
+
+def test_hosts_come_from_a_hostfile_and_settings_stay(shell: Shell) -> None:
+    (shell.directory / "rankdeck.toml").write_text('[console]\ntheme = "light"\n')
+    code, _, _ = shell.run("init", "--yes", "--hostfile", "hosts", "--include", "gpu2")
+
+    assert (code, shell.hosts) == (0, [HostEntry("gpu2", 4)])
+    assert (shell.directory / "rankdeck.toml").read_text().startswith('[console]\ntheme = "light"\n')
+    assert json.loads(shell.run("config", "--json")[1])["schema"] == 1
+
+
+def test_hosts_come_from_the_slurm_allocation_of_the_shell(shell: Shell) -> None:
+    tools = shell.directory / "bin"
+    tools.mkdir()
+    (tools / "scontrol").write_text('#!/bin/sh\n[ "$*" = "show hostnames -- n[1-2]" ] && printf "n1\\nn2\\n"\n')
+    (tools / "scontrol").chmod(0o700)
+    inside = Shell(
+        shell.directory,
+        PATH=f"{tools}:{os.environ['PATH']}",
+        SLURM_JOB_NODELIST="n[1-2]",
+        SLURM_TASKS_PER_NODE="8(x2)",
+    )
+
+    assert inside.run("init", "--yes")[0] == 0
+    assert shell.hosts == [HostEntry("n1", 8), HostEntry("n2", 8)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (("init", "--hostfile", "none"), 2, "none cannot be read: No such file"),
+        (("init", "--from", "ssh", "--hostfile", "hosts"), 2, "do not fit together"),
+        (("init", "--from", "slurm"), 2, "in no Slurm allocation"),
+        (("init", "--include", "tpu*"), 2, "'tpu*' matches no host of the inventory"),
+        (("init", "--yes", "--output", "no/where.toml"), 2, "cannot be written: No such file"),
+        (("up",), 2, "there is no inventory to choose hosts from (name a HOST, or write one: rankdeck init)"),
+        (("up", "$(reboot)"), 2, "'$(reboot)' is not a host"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(shell: Shell, arguments: tuple[str, ...], code: int, told: str) -> None:
+    got, _, stderr = shell.run(*arguments)
+
+    assert (got, len(stderr.splitlines())) == (code, 1)
+    assert told in stderr
+
+
+def test_a_wrong_inventory_is_said_with_its_line(shell: Shell) -> None:
+    (shell.directory / "rankdeck.toml").write_text('[[node]]\nhost = "a"\nnpro = 2\n')
+    code, _, stderr = shell.run("up")
+
+    assert code == 2
+    assert "rankdeck.toml:3: npro: no such key of node; the nearest is nproc" in stderr
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    require_hosts()
+    with Network("h1", "h2", "h3") as network:
+        yield network
+
+
+def test_agents_of_all_hosts_come_up_and_go_down_and_one_that_cannot_stops_no_other(
+    network: Network, tmp_path: Path
+) -> None:
+    shell = Shell(
+        tmp_path,
+        RANKDECK_PYTHON=sys.executable,
+        RANKDECK_SSH_CONFIG=str(network.ssh_config),
+        XDG_RUNTIME_DIR=str(network.directory),
+    )
+    assert shell.run("init", "--yes")[0] == 0
+    assert [entry.host for entry in shell.hosts] == ["h1", "h2", "h3"]
+    network["h2"].stop_sshd()
+
+    code, stdout, stderr = shell.run("up")
+
+    assert code == 3
+    assert [line.split(" (")[0] for line in stdout.splitlines()] == ["the agent on h1 is up", "the agent on h3 is up"]
+    assert "h2: " in stderr
+    assert "refuses connections" in stderr
+    code, stdout, _ = shell.run("down", "--json", "--exclude", "h2")
+    assert (code, json.loads(stdout)) == (
+        0,
+        {
+            "schema": 1,
+            "hosts": [{"host": host, "error": None, "hint": "", "num_jobs_left": 0} for host in ("h1", "h3")],
+        },
+    )
+    code, stdout, stderr = shell.run("down", "--json")
+    assert code == 3
+    assert [bool(row["error"]) for row in json.loads(stdout)["hosts"]] == [True, True, True]
+    for host in network.hosts.values():
+        until(lambda host=host: host.processes() == [], 10, "nothing runs on the host")  # type: ignore[misc]

@@ -53,6 +53,7 @@ class Stage:
         frozen_s: How old the picture is that is frozen; None while it moves.
         max_bytes: About how much a view may paint of what moves by itself; infinity while a person is answered.
         is_owed: Whether something has been left out for want of room on the way to the terminal.
+        max_frames_per_view: From look to look at the model, however long one takes.
     """
 
     def __init__(self, look: Look, source: ConsoleSource, keymap: Keymap) -> None:
@@ -69,6 +70,7 @@ class Stage:
         self.frozen_s: float | None = None
         self.max_bytes = math.inf
         self.is_owed = False
+        self.max_frames_per_view = MAX_FRAMES_PER_VIEW
         self._errors = LogMatches(ERRORS, self.logs)
         self._frozen_at_s = 0.0
         self._frozen_events: EventLog | None = None
@@ -111,7 +113,7 @@ class Stage:
         began_s = time.thread_time()
         self.newest = view = self.source.view()
         frames = math.ceil((time.thread_time() - began_s) / LOOK_SHARE / FRAME_S)
-        self._next_look = self.beat + max(FRAMES_PER_VIEW, min(MAX_FRAMES_PER_VIEW, frames))
+        self._next_look = self.beat + max(FRAMES_PER_VIEW, min(self.max_frames_per_view, frames))
         if self.source.player is not None:
             self._follow(self.source.player)
         if self.frozen_s is None:

@@ -149,6 +149,7 @@ async def test_looks_at_the_model_are_rarer_the_more_they_cost(fleet: MovingFlee
     quick, long = SimSource(lambda: fleet.view), SimSource(look_long)
     for source in (quick, long):
         async with desk(source) as opened:
+            opened.console.stage.max_frames_per_view = MAX_FRAMES_PER_VIEW
             before = source.num_views
             await opened.frames(4 * MAX_FRAMES_PER_VIEW)
             source.num_views -= before

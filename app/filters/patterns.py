@@ -1,4 +1,4 @@
-"""Text that is searched for: RE2 alone, so that no pattern can hold the console up.
+"""Text that is searched for: RE2 alone, whose time grows with the text and not with its powers.
 
 Python's own engine backtracks and holds the interpreter meanwhile; RE2 takes time linear in the text whatever the
 pattern is, within a bound of memory, and refuses what would need more.

@@ -84,6 +84,9 @@ class CollapsedLines:
             self._next = numbers[-1] + 1
         return bool(numbers)
 
+    def pace(self, took_s: float) -> None:
+        """Do nothing: what a line takes does not depend on what is looked for."""
+
     def _piece(self) -> list[int]:
         first = max(self._next, self.logs.first)
         if self.matches is None:

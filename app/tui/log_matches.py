@@ -11,13 +11,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from app.filters.lines import lines_of
-from app.tui.log_store import CHUNK_LINES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from app.filters.lines import LineWish
     from app.tui.log_store import LogStore
+
+FIRST_PIECE_BYTES = 4096
+MAX_PIECE_BYTES = 2**20
+PIECE_S = 0.003
+"""Of RE2 that has given up its automaton: it takes up to 6 us a byte then, else less than 1 ns. What a piece takes is
+known only afterwards, so that sizes are felt for."""
 
 
 class LogMatches:
@@ -26,11 +31,13 @@ class LogMatches:
     Attributes:
         wish: What is wanted.
         logs: Where it is looked for.
+        piece_bytes: How much is looked at in one go, give or take a line.
     """
 
     def __init__(self, wish: LineWish, logs: LogStore) -> None:
         self.wish = wish
         self.logs = logs
+        self.piece_bytes = FIRST_PIECE_BYTES
         self._older: list[int] = []
         """Found on the way back, the newest first."""
         self._newer: list[int] = []
@@ -84,14 +91,20 @@ class LogMatches:
         self.forget_dropped()
         logs = self.logs
         if self._high < logs.end:
-            piece = logs.piece(self._high, logs.end)
+            piece = logs.piece(self._high, self.piece_bytes)
             self._newer += (lines_of(piece, self.wish) + self._high).tolist()
             self._high += len(piece.ends)
             return True
         if self._low > logs.first:
-            first = logs.first + (self._low - 1 - logs.first) // CHUNK_LINES * CHUNK_LINES
-            found = lines_of(logs.piece(first, self._low), self.wish) + first
-            self._older += found[::-1].tolist()
-            self._low = first
+            piece = logs.piece_before(self._low, self.piece_bytes)
+            self._low -= len(piece.ends)
+            self._older += (lines_of(piece, self.wish) + self._low)[::-1].tolist()
             return True
         return False
+
+    def pace(self, took_s: float) -> None:
+        """Take how long the last go has taken: the next one is larger, or smaller."""
+        if took_s < PIECE_S:
+            self.piece_bytes = min(MAX_PIECE_BYTES, 2 * self.piece_bytes)
+        elif took_s > 2 * PIECE_S:
+            self.piece_bytes = max(1, self.piece_bytes // 2)

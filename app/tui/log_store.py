@@ -8,6 +8,7 @@ is one deletion. A store that is held goes on taking lines and shows none of the
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections import deque
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ from app.filters.lines import LogPiece
 CHUNK_LINES = 4096
 MAX_LINES = 1_048_576
 """About 140 MB of lines of 120 characters, once there are so many."""
+MAX_BYTES = 192 * 2**20
+"""Of longer lines fewer are kept."""
 
 
 class StoredLine(NamedTuple):
@@ -66,6 +69,14 @@ class _Chunk:
         text = self._text[self._ends[index] : self._ends[index + 1] - 1].decode()
         return StoredLine(nodes[self._nodes[index]], self._ranks[index], bool(self._stderr[index]), text)
 
+    def stop_within(self, first: int, stop: int, max_bytes: int) -> int:
+        """Return up to where lines from one on are no more than some bytes; one line at least."""
+        return max(first + 1, bisect_right(self._ends, self._ends[first] + max_bytes, first, stop + 1) - 1)
+
+    def first_within(self, first: int, stop: int, max_bytes: int) -> int:
+        """Return from where on lines up to one are no more than some bytes; one line at least."""
+        return min(stop - 1, bisect_left(self._ends, self._ends[stop] - max_bytes, first, stop))
+
     def piece(self, first: int, stop: int, nodes: list[str]) -> LogPiece:
         begin = self._ends[first]
         return LogPiece(
@@ -79,10 +90,12 @@ class _Chunk:
 
 
 class LogStore:
-    """The newest `max_lines` lines, give or take a chunk, by number."""
+    """The newest lines, by number: `max_lines` of them or `max_bytes`, give or take a chunk."""
 
-    def __init__(self, max_lines: int = MAX_LINES) -> None:
+    def __init__(self, max_lines: int = MAX_LINES, max_bytes: int = MAX_BYTES) -> None:
         self._max_chunks = max(1, -(-max_lines // CHUNK_LINES))
+        self._max_bytes = max_bytes
+        self._num_closed_bytes = 0
         self._chunks: deque[_Chunk] = deque([_Chunk()])
         self._first = 0
         self._nodes: list[str] = []
@@ -121,9 +134,12 @@ class LogStore:
         chunk = self._chunks[-1]
         if len(chunk) == CHUNK_LINES:
             chunk.close()
+            self._num_closed_bytes += chunk.num_bytes
             self._chunks.append(_Chunk())
-            if len(self._chunks) > self._max_chunks:
-                self._chunks.popleft()
+            while len(self._chunks) > self._max_chunks or (
+                self._num_closed_bytes > self._max_bytes and len(self._chunks) > 1
+            ):
+                self._num_closed_bytes -= self._chunks.popleft().num_bytes
                 self._first += CHUNK_LINES
         index = self._node_index.get(node)
         if index is None:
@@ -142,8 +158,15 @@ class LogStore:
         chunk, index = divmod(number - self._first, CHUNK_LINES)
         return self._chunks[chunk].line(index, self._nodes)
 
-    def piece(self, first: int, stop: int) -> LogPiece:
-        """Return kept lines from one on, as many as lie together and are before `stop`."""
+    def piece(self, first: int, max_bytes: int) -> LogPiece:
+        """Return kept lines from one on, as many as lie together and are no more than some bytes; one at least."""
         chunk, index = divmod(first - self._first, CHUNK_LINES)
-        last = min(stop, self.end, self._first + (chunk + 1) * CHUNK_LINES)
-        return self._chunks[chunk].piece(index, index + last - first, self._nodes)
+        last = min(self.end - self._first - chunk * CHUNK_LINES, CHUNK_LINES)
+        packed = self._chunks[chunk]
+        return packed.piece(index, packed.stop_within(index, last, max_bytes), self._nodes)
+
+    def piece_before(self, stop: int, max_bytes: int) -> LogPiece:
+        """Return the kept lines that end before one, chosen alike."""
+        chunk, index = divmod(stop - 1 - self._first, CHUNK_LINES)
+        packed = self._chunks[chunk]
+        return packed.piece(packed.first_within(0, index + 1, max_bytes), index + 1, self._nodes)

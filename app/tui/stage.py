@@ -136,9 +136,11 @@ class Stage:
 
     def search(self, lines: LogMatches | CollapsedLines) -> None:
         """Look for log lines for as long as a frame may."""
-        deadline_s = time.monotonic() + SEARCH_S
-        while lines.search() and time.monotonic() < deadline_s:
-            pass
+        now_s = time.monotonic()
+        deadline_s = now_s + SEARCH_S
+        while now_s < deadline_s and lines.search():
+            began_s, now_s = now_s, time.monotonic()
+            lines.pace(now_s - began_s)
 
     def _follow(self, player: Player) -> None:
         """Let go of what was gathered of a recording once it has gone back."""

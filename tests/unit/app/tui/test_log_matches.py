@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from itertools import cycle
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from app.filters.language import read_filter
 from app.filters.lines import LOG_KEYS, LineWish
 from app.filters.terms import Filter
-from app.tui.log_matches import LogMatches
+from app.tui.log_matches import FIRST_PIECE_BYTES, MAX_PIECE_BYTES, PIECE_S, LogMatches
 from app.tui.log_store import CHUNK_LINES, LogStore
 
 
@@ -32,6 +39,7 @@ def test_old_lines_are_found_from_the_newest_back_and_new_ones_first() -> None:
     store = LogStore()
     talk(store, 2 * CHUNK_LINES + 100)
     matches = LogMatches(wish("7"), store)
+    matches.piece_bytes = MAX_PIECE_BYTES
     assert (len(matches), matches.num_unsearched) == (0, store.end)
 
     assert matches.search()
@@ -104,3 +112,55 @@ def test_a_store_that_is_held_shows_what_was_there_and_loses_nothing() -> None:
     store.hold(is_held=False)
     assert len(store) == CHUNK_LINES
     assert store.line(store.first).text == f"line {CHUNK_LINES}"
+
+
+@given(
+    texts=st.lists(st.text(st.sampled_from("a7 é\u4e16"), max_size=30), min_size=1, max_size=60),
+    num_before=st.integers(0, 60),
+    sizes=st.lists(st.integers(1, 200), min_size=1),
+)
+def test_the_same_lines_are_found_whatever_the_pieces_are(texts: list[str], num_before: int, sizes: list[int]) -> None:
+    store = LogStore()
+    for text in texts[:num_before]:
+        store.append("gpu1", 0, text, is_stderr=False)
+    matches = LogMatches(wish("7"), store)
+    for text in texts[num_before:]:
+        store.append("gpu1", 0, text, is_stderr=False)
+    size = cycle(sizes)
+    matches.piece_bytes = next(size)
+    while matches.search():
+        matches.piece_bytes = next(size)
+
+    assert numbers(matches) == [number for number, text in enumerate(texts) if "7" in text]
+
+
+def test_pieces_grow_while_they_are_quick_and_shrink_where_the_pattern_is_slow() -> None:
+    matches = LogMatches(wish("7"), LogStore())
+    matches.pace(PIECE_S / 2)
+    assert matches.piece_bytes == 2 * FIRST_PIECE_BYTES
+    matches.pace(1.5 * PIECE_S)
+    assert matches.piece_bytes == 2 * FIRST_PIECE_BYTES
+    for _ in range(40):
+        matches.pace(3 * PIECE_S)
+    assert matches.piece_bytes == 1
+    for _ in range(40):
+        matches.pace(0)
+    assert matches.piece_bytes == MAX_PIECE_BYTES
+
+
+def test_a_pattern_that_is_slow_is_searched_a_little_at_a_time() -> None:
+    store = LogStore()
+    digits = Random(0)
+    for _ in range(CHUNK_LINES):
+        store.append("gpu1", 0, "".join(digits.choices("0123456789abcdef .", k=400)), is_stderr=False)
+    matches = LogMatches(wish(r"/\d.{200}error/"), store)
+    spent_s = []
+    for _ in range(12):
+        began_s = time.thread_time()
+        assert matches.search()
+        spent_s.append(time.thread_time() - began_s)
+        matches.pace(spent_s[-1])
+
+    # The whole chunk would take seconds; how long a piece takes is this machine's, how it falls is ours.
+    assert matches.piece_bytes < FIRST_PIECE_BYTES
+    assert matches.num_unsearched > CHUNK_LINES / 2

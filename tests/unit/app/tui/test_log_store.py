@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from app.filters.lines import ERRORS
 from app.tui import log_store
-from app.tui.log_matches import LogMatches
+from app.tui.log_matches import MAX_PIECE_BYTES, LogMatches
 from app.tui.log_store import CHUNK_LINES, LogStore, StoredLine
 
 LINES = st.lists(
@@ -80,6 +80,7 @@ def test_a_search_looks_at_each_line_once() -> None:
     for number in range(10 * CHUNK_LINES + 1):
         logs.append("node", 0, f"step {number}", is_stderr=False)
     matches = LogMatches(ERRORS, logs)
+    matches.piece_bytes = MAX_PIECE_BYTES
 
     num_pieces = 0
     while matches.search():
@@ -87,3 +88,22 @@ def test_a_search_looks_at_each_line_once() -> None:
 
     assert num_pieces == 11
     assert not matches.num_unsearched
+
+
+def test_long_lines_are_bounded_by_their_bytes() -> None:
+    logs = LogStore(max_bytes=4 * 2**20)
+    for number in range(4 * CHUNK_LINES):
+        logs.append("node", 0, f"{number:0512}", is_stderr=False)
+
+    assert logs.num_bytes <= 4 * 2**20 + 2 * CHUNK_LINES * 530
+    assert 0 < len(logs) < 4 * CHUNK_LINES
+    assert logs.line(logs.end - 1).text == f"{4 * CHUNK_LINES - 1:0512}"
+    assert logs.line(logs.first).text == f"{logs.first:0512}"
+
+
+def test_one_chunk_is_kept_however_much_it_holds() -> None:
+    logs = LogStore(max_bytes=1)
+    for number in range(CHUNK_LINES + 1):
+        logs.append("node", 0, str(number), is_stderr=False)
+
+    assert (logs.first, logs.end) == (CHUNK_LINES, CHUNK_LINES + 1)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from app.trend import Trend
+from app.wait_history import WaitHistory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,6 +138,7 @@ class JobHistory:
 
     Attributes:
         loss: The mean loss over the steps of the newest attempt.
+        waits: Those that are over.
         figures: The newest ones.
         begun_s: When the job was seen first.
         now_s: When it was looked at last; its end, once it is over.
@@ -147,6 +149,7 @@ class JobHistory:
 
     def __init__(self) -> None:
         self.loss = Trend()
+        self.waits = WaitHistory()
         self.figures: Sequence[Figure] = ()
         self.begun_s: float | None = None
         self.now_s = 0.0
@@ -163,6 +166,7 @@ class JobHistory:
 
     def observe(self, view: View, job: JobRow) -> None:
         """Look at the job once more, and keep what is new."""
+        self.waits.observe(view, job.job_id)
         if job.step is not None and job.loss is not None:
             self.loss.add(job.step, job.loss)
         figures = view.figures() if self._rings.is_due(view.now_s) else None

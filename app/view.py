@@ -232,9 +232,15 @@ class View:
     def barriers(self) -> list[BarrierRow]:
         """Return the current waits, the longest first."""
         waits = sorted(self._diagnosis.waits, key=lambda wait: -wait.waited_s)
-        return [self._barrier_row(wait) for wait in waits]
+        return [self.barrier_row(wait) for wait in waits]
 
-    def _barrier_row(self, wait: Wait) -> BarrierRow:
+    @property
+    def waits(self) -> Sequence[Wait]:
+        """The current waits of all jobs, as the diagnosis has them."""
+        return self._diagnosis.waits
+
+    def barrier_row(self, wait: Wait) -> BarrierRow:
+        """Return the row of one of them."""
         job = self._cluster.jobs[wait.job]
         waiting, missing = wait.waiting.tolist(), wait.missing.tolist()
         places = Counter(_place_of(job, rank) for rank in waiting[:MAX_PLACES_ASKED])

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     Flags = NDArray[np.bool_]
     Ranks = NDArray[np.int64]
+    Moments = NDArray[np.float64]
 
 STATES = tuple(RankState)
 STATE_CODE = {state: code for code, state in enumerate(STATES)}

@@ -16,7 +16,7 @@ from ddpcore.wire import FIRST_GROUP
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from app.diagnosis.rank_facts import Flags, RankFacts, Ranks, Thresholds
+    from app.diagnosis.rank_facts import Flags, Moments, RankFacts, Ranks, Thresholds
     from app.model.group_table import GroupTable
     from app.model.job_model import JobModel
 
@@ -46,6 +46,8 @@ class Wait(msgspec.Struct, frozen=True, eq=False):
     """Whether it is known of every member that it waits, has called or is missing."""
     stuck: Ranks
     """Members that have called it, do not have it behind them and cannot move: they hold it up like a missing one."""
+    since_s: Moments
+    """When each of `waiting` called it."""
 
 
 class Knot(msgspec.Struct, frozen=True, eq=False):
@@ -126,6 +128,7 @@ def _wait_in(
         waited_s=max(0.0, now_s - first_s),
         is_settled=not bool((is_behind & ~is_missing).any()),
         stuck=members[is_stuck],
+        since_s=since_s,
     )
 
 

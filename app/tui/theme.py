@@ -50,6 +50,8 @@ class Glyphs(NamedTuple):
     attempt: str
     thick: str
     dotted: str
+    levels: str
+    """From little to all; none reaches the line above."""
 
 
 UNICODE_GLYPHS = Glyphs(
@@ -93,6 +95,7 @@ UNICODE_GLYPHS = Glyphs(
     attempt="\u21bb",
     thick="\u2836\u2836",
     dotted="\u2802\u2802",
+    levels="\u2581\u2582\u2583\u2584\u2585\u2586\u2587",
 )
 ASCII_GLYPHS = Glyphs(
     states={
@@ -130,6 +133,7 @@ ASCII_GLYPHS = Glyphs(
     attempt="A",
     thick="**",
     dotted="..",
+    levels="123456789",
 )
 
 SEVERITY_WORDS = {

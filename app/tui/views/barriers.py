@@ -1,33 +1,50 @@
-"""Who waits for whom now, and how the waiting is shared out when nobody is stuck."""
+"""Who waits for whom now, who waited for whom before, and how the waiting is shared out when nobody is stuck."""
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from app.rows import Severity
+from app.rows import RankState, Severity
 from app.tui.columns import Column, Table
 from app.tui.line_view import LineView
 from app.tui.rank_columns import STATE_WIDTH, node_width, paint_node, paint_rank, paint_share, paint_state
-from app.tui.wait_lines import wait_block
+from app.tui.wait_lines import wait_block, wait_line
+from app.wait_history import MIN_WAIT_S
+from app.words import seconds_cell
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from app.rows import RankRow
     from app.tui.drawing import Line
     from app.tui.stage import Stage
     from app.view import View
+    from app.wait_history import PastWait
 
+MIN_STRIP_WIDTH = 10
+MAX_STRIP_WIDTH = 40
+MAX_LAST = 5
+MAX_LAST_SHORT = 2
+TALL_FROM = 28
+AGE_WIDTH = 6
 MAX_SHARED_RANKS = 4096
 """More bars than this nobody scrolls through; the Ranks view has them all."""
 
 
 class BarriersView(LineView):
-    """Current waits in blocks, then a bar per rank of the share of time it spends waiting."""
+    """Current waits in blocks, the last ones in a line each, then a row per rank.
+
+    A row has a cell for each of the last waits, the newest at the right: how long the rank waited beside the others, or
+    that they waited for it; who holds the others up again and again stands out. A bar is the share of time spent so.
+    """
 
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage, "barriers")
         self._table: Table[RankRow] | None = None
         self._num_ranks = 0
         self._rows: dict[int, RankRow] = {}
+        self._past: Sequence[PastWait] = ()
 
     @property
     def num_rows(self) -> int:
@@ -54,8 +71,11 @@ class BarriersView(LineView):
         if view is None or not view.num_ranks:
             self.head = self.nothing_yet("WAITS NOW", "Once a job runs: who waits for whom, where, and for how long.")
             return
+        shown = self.stage.history.shown
+        self._past = tuple(shown.waits.over) if shown is not None else ()
         self.head = [self._title("WAITS NOW")]
         self._put_waits(view)
+        self._put_last(view)
         self._put_shares(view)
 
     def _put_waits(self, view: View) -> None:
@@ -67,14 +87,44 @@ class BarriersView(LineView):
         for barrier in barriers:
             self.lines += [*wait_block(self.stage, barrier, self.size.width), self.line()]
 
+    def _put_last(self, view: View) -> None:
+        if not self._past:
+            return
+        width, palette = self.size.width, self.look.palette
+        title = self._title(f"LAST WAITS, of {MIN_WAIT_S:g} s and longer")
+        title.fit(width, palette.heading)
+        self.lines.append(title)
+        for past in islice(reversed(self._past), MAX_LAST if self.size.height >= TALL_FROM else MAX_LAST_SHORT):
+            line = self.line().cell(seconds_cell(max(0.0, view.now_s - past.seen_s)), AGE_WIDTH, is_right=True)
+            self.lines.append(line.put(" ago", palette.muted).add(wait_line(self.stage, past.row, width - line.width)))
+        self.lines.append(self.line())
+
+    def _paint_last(self, line: Line, row: RankRow, width: int) -> None:
+        look = self.look
+        for past in self._past[-width:]:
+            waited_s = past.waited_by(row.rank)
+            if past.is_missing(row.rank):
+                is_bad = past.row.severity is Severity.CRITICAL
+                line.put(
+                    look.glyphs.states[RankState.MISSING], look.palette.critical if is_bad else look.palette.warning
+                )
+            elif waited_s:
+                frac = waited_s / max(past.row.waited_s, waited_s)
+                line.put(look.glyphs.levels[round(frac * (len(look.glyphs.levels) - 1))], look.palette.busy)
+            else:
+                line.put(look.glyphs.dot, look.palette.faint)
+
     def _put_shares(self, view: View) -> None:
         width = self.size.width
         self._num_ranks = min(view.num_ranks, MAX_SHARED_RANKS)
+        strip_width = min(MAX_STRIP_WIDTH, max(MIN_STRIP_WIDTH, width - 90)) if self._past else 0
+        share_width = max(40, min(width - 66, 100) - strip_width)
         columns: list[Column[RankRow]] = [
             Column("RANK", max(4, len(str(view.num_ranks))), 0, paint_rank, is_right=True),
             Column("NODE", max(4, min(16, node_width(view.node_names))), 2, paint_node),
             Column("STATE", STATE_WIDTH, 1, paint_state),
-            Column("SHARE OF THE LAST SECONDS SPENT WAITING", max(40, min(width - 66, 100)), 0, paint_share),
+            *([Column("LAST WAITS", strip_width, 2, self._paint_last, is_lasting=True)] if self._past else []),
+            Column("SHARE OF THE LAST SECONDS SPENT WAITING", share_width, 0, paint_share),
         ]
         self._table = Table(self.look, columns, width)
         heading = self._table.heading()

@@ -54,7 +54,8 @@ def on_each(
                 try:
                     with link:
                         link.connect()
-                        answer.set_result(do(link))
+                        found = do(link)
+                    answer.set_result(found)  # once the link is gone: the command may end with the last answer
                 except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
                     answer.set_exception(error)
 

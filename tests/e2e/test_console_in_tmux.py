@@ -55,7 +55,7 @@ def test_a_person_freezes_a_rank_sees_it_named_thaws_it_and_quits(house: DemoHou
 def test_whoever_types_rankdeck_alone_is_led_to_the_demo_and_leaves_nothing_behind(house: DemoHouse) -> None:
     terminal = Terminal(house.directory, house.environment, house.argv()[:-1], 80, 24)
     terminal.until_it_shows("Watch a demo on this machine", 30)
-    assert "In a shell:  rankdeck demo" in terminal.text()
+    terminal.until_it_shows("In a shell:  rankdeck demo", 10)
 
     terminal.keys("1", "Enter")
     terminal.until_it_shows("training", START_S)

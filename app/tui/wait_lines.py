@@ -24,8 +24,10 @@ def wait_line(stage: Stage, row: BarrierRow, width: int) -> Line:
     if bar_width > 5:
         line.bar(row.waited_s / stage.source.stall_s, bar_width, style).put("  ")
     missing = f"{look.glyphs.arrow} missing {ranks_text(row.missing)}" if row.missing else "nobody is missing"
-    sentence = f"{call_text(row.group, row.seq, row.op, row.label)}: {ranks_text(row.waiting)} {missing}"
-    return line.cell(sentence, max(0, width - line.width - 1))
+    call, room = call_text(row.group, row.seq, row.op, row.label), max(0, width - line.width - 1)
+    sentence = f"{call}: {ranks_text(row.waiting)} {missing}"
+    # Where not all has room, who is missing has.
+    return line.cell(sentence if len(sentence) <= room else f"{call}: {missing}", room)
 
 
 def wait_block(stage: Stage, row: BarrierRow, width: int) -> list[Line]:

@@ -27,7 +27,7 @@ def wait_line(stage: Stage, row: BarrierRow, width: int) -> Line:
     call, room = call_text(row.group, row.seq, row.op, row.label), max(0, width - line.width - 1)
     sentence = f"{call}: {ranks_text(row.waiting)} {missing}"
     # Where not all has room, who is missing has.
-    return line.cell(sentence if len(sentence) <= room else f"{call}: {missing}", room)
+    return line.cell(sentence if len(sentence) <= room else f"{call} {missing}", room)
 
 
 def wait_block(stage: Stage, row: BarrierRow, width: int) -> list[Line]:

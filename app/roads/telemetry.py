@@ -34,6 +34,8 @@ FDS_A_NODE = 3
 """Of a node's socket here, its connection, and the road to its agent."""
 SPARE_FDS = 256
 SPARE_SOCKETS = 16
+_POLLIN = int(zmq.POLLIN)
+"""A plain number, as sockets answer: arithmetic with an enumeration takes longer than to receive a report."""
 
 
 class Received(NamedTuple):
@@ -109,8 +111,13 @@ class Telemetry:
 
     def _receive(self, node: str, socket: zmq.Socket[bytes]) -> None:
         """Take what a socket has; its descriptor is silent until there is more only once there is nothing."""
-        while cast("int", socket.get(zmq.EVENTS)) & zmq.POLLIN:
-            self.take(node, socket.recv(zmq.NOBLOCK))
+        try:
+            while True:
+                self.take(node, socket.recv(zmq.NOBLOCK))
+                if not cast("int", socket.get(zmq.EVENTS)) & _POLLIN:
+                    return
+        except zmq.Again:
+            return  # a connection has come or gone
 
     def take(self, node: str, frame: bytes) -> None:
         """Take a frame that has come on whatever road; may be called from any thread."""

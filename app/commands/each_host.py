@@ -56,8 +56,10 @@ def on_each(
                         link.connect()
                         found = do(link)
                     answer.set_result(found)  # once the link is gone: the command may end with the last answer
-                except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+                except AppError as error:
                     answer.set_exception(error)
+                finally:
+                    answer.cancel()  # of what went wrong in no way of ours, which the thread tells: nobody waits for it
 
     # Not a pool: one would keep a person who has pressed Ctrl-C until the slowest host has answered.
     for _ in range(min(MAX_AT_ONCE, len(hosts))):

@@ -208,7 +208,8 @@ class RemoteSession(LiveSession):
         elif not self._link.is_alive:
             failure = HostUnreachableError(self._link.host, "the connection is lost")
         if failure is not None:
-            failure.hint = f"{failure.hint}; {self._way_back()}" if failure.hint else self._way_back()
+            if self._way_back() not in failure.hint:
+                failure.hint = f"{failure.hint}; {self._way_back()}" if failure.hint else self._way_back()
             raise failure
 
     def farewell(self) -> str:

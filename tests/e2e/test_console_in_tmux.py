@@ -105,7 +105,7 @@ def test_a_person_is_led_to_a_program_on_this_machine_and_starts_another_from_th
     terminal.key_that_marks("Down", "Start another program", 10)
     terminal.keys("Enter")
     terminal.until_it_shows("Start a program on localhost", 10)
-    terminal.keys("C-u")
+    terminal.key_until_it_shows("C-u", "train.py --epochs 3", 10)  # what an empty field says
     terminal.tmux("send-keys", "-l", f"{house.home}/second.py 'a b'")
     terminal.until_it_shows("second.py 'a b'", 10)
     terminal.key_that_marks("Enter", "Do nothing", 10)

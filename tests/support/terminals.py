@@ -41,6 +41,15 @@ class Terminal:
         self.keys(key)
         until(lambda: self._look_of(words) != before, within_s, f"{key} marks {words!r}")
 
+    def key_until_it_shows(self, key: str, words: str, within_s: float) -> None:
+        """Press a key that may be pressed twice, until it is heard: a dialog that opens takes keys a moment later."""
+
+        def press() -> bool:
+            self.keys(key)
+            return words in self.text()
+
+        until(press, within_s, f"{key} shows {words!r}")
+
     def _look_of(self, words: str) -> list[str]:
         """Return the lines that hold some words, with their colours."""
         return [line for line in self.tmux("capture-pane", "-e", "-p").splitlines() if words in line]

@@ -49,8 +49,8 @@ class TunnelDir:
             SessionError: There is no place for it.
         """
         parent = runtime_directory(_LONGEST_NAME)
-        _sweep(parent)
         try:
+            _sweep(parent)
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
             new = self.path / "new"
             self._lock_fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

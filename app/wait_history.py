@@ -39,13 +39,18 @@ class PastWait(msgspec.Struct, frozen=True, eq=False):
     key: Key
     """What tells it from other waits of its job."""
     row: BarrierRow
-    """`missing` has those that came last, as far as that was seen."""
+    """`missing` has those that came last, as far as that was seen; `waiting` has nobody: see `ranks`."""
     ranks: NDArray[np.int32]
     """Who waited, ascending."""
     waited_s: NDArray[np.float32]
     """How long each of them did."""
     seen_s: float
     """When it was seen last: it ended shortly after."""
+
+    @property
+    def told_row(self) -> BarrierRow:
+        """The row with all that it tells."""
+        return msgspec.structs.replace(self.row, waiting=self.ranks.tolist())
 
     def is_missing(self, rank: int) -> bool:
         """Return whether the others waited for a rank."""
@@ -65,6 +70,12 @@ class WaitHistory:
     def __init__(self) -> None:
         self._over: deque[PastWait] = deque(maxlen=MAX_WAITS)
         self._standing: dict[Key, PastWait] = {}
+
+    def __deepcopy__(self, memo: dict[int, object]) -> WaitHistory:
+        """Return what will not grow with this one; the waits themselves do not change."""
+        copied = WaitHistory()
+        copied._over, copied._standing = self._over.copy(), self._standing.copy()
+        return copied
 
     @property
     def over(self) -> Sequence[PastWait]:
@@ -97,7 +108,8 @@ def _grown(key: Key, before: PastWait | None, view: View, wait: Wait) -> PastWai
     if before is not None:
         worst = max(row.severity, before.row.severity, key=_ORDER.index)
         last = row if row.missing or not before.row.missing else before.row
-        row = msgspec.structs.replace(last, waiting=row.waiting, waited_s=row.waited_s, severity=worst)
+        row = msgspec.structs.replace(last, waited_s=row.waited_s, severity=worst)
         ranks, waited_s = np.concatenate([ranks, before.ranks]), np.concatenate([waited_s, before.waited_s])
     known, first = np.unique(ranks, return_index=True)
+    row = msgspec.structs.replace(row, waiting=[])
     return PastWait(key, row, known.astype(np.int32), waited_s[first].astype(np.float32), now_s)

@@ -9,8 +9,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
-from app.commands.host_options import link_to, print_json
+from app.commands.host_options import link_by, print_json
 from app.errors import AppError, ExitCode
 from app.headless import print_line
 
@@ -37,22 +38,21 @@ def on_each(
         ssh_config: Read instead of ~/.ssh/config.
         do: Called in a thread, with a link that is connected.
     """
-    todo: queue.SimpleQueue[tuple[AgentLink, Future[Answer]]] = queue.SimpleQueue()
+    todo: queue.SimpleQueue[tuple[HostEntry, Future[Answer]]] = queue.SimpleQueue()
+    is_named = click.get_current_context().get_parameter_source("python") is ParameterSource.COMMANDLINE
     answers: list[tuple[str, Future[Answer]]] = []
     for entry in hosts:
         answer: Future[Answer] = Future()
         answers.append((entry.host, answer))
-        try:
-            todo.put((link_to(entry.host, python, ssh_config, entry.python), answer))
-        except AppError as error:
-            answer.set_exception(error)
+        todo.put((entry, answer))
 
     def work() -> None:
         with suppress(queue.Empty):
             while True:
-                link, answer = todo.get_nowait()
+                entry, answer = todo.get_nowait()
+                named = python if is_named else ""
                 try:
-                    with link:
+                    with link_by(entry.host, named, entry.python, python, ssh_config) as link:
                         link.connect()
                         found = do(link)
                     answer.set_result(found)  # once the link is gone: the command may end with the last answer

@@ -10,6 +10,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
+from app.commands.inventory_file import usual_python
 from app.errors import SessionError, UsageError
 from app.evidence.store import check_directory, default_directory
 from app.headless import print_line
@@ -75,20 +76,27 @@ def reaches(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def link_to(host: str, python: str, ssh_config: str, usual_python: str = "") -> AgentLink:
+def link_to(host: str, python: str, ssh_config: str) -> AgentLink:
     """Return the way to a host, which is not gone yet.
 
-    What the command line says of the Python counts, then `usual_python`, which the inventory has; then on this machine
-    our own, on another what the environment says, or the default.
+    What the command line says of the Python counts, then the inventory; then on this machine our own, on another what
+    the environment says, or the default.
+
+    Raises:
+        UsageError: The inventory is wrong.
     """
-    is_named = click.get_current_context().get_parameter_source("python") is ParameterSource.COMMANDLINE
+    context = click.get_current_context()
+    is_named = context.get_parameter_source("python") is ParameterSource.COMMANDLINE
+    return link_by(host, python if is_named else "", "" if is_named else usual_python(host), python, ssh_config)
+
+
+def link_by(host: str, named_python: str, inventory_python: str, default_python: str, ssh_config: str) -> AgentLink:
+    """Return the way to a host, by what is said of its Python: the first of the three that is not empty."""
     if host == THIS_MACHINE:
-        return LocalLink(python if is_named else usual_python)
-    if not is_named:
-        python = usual_python or python
+        return LocalLink(named_python or inventory_python)
     from app.ssh.host_link import Access, HostLink  # noqa: PLC0415 - only who goes to another host pays for paramiko
 
-    return HostLink(Access(host, python, ssh_config))
+    return HostLink(Access(host, named_python or inventory_python or default_python, ssh_config))
 
 
 def workdir_on(host: str, workdir: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +13,7 @@ import click
 import msgspec
 
 from app.commands.inventory_file import text_of
-from app.commands.ssh_hosts import known_hosts, ssh_config_file
+from app.commands.ssh_hosts import expanded, known_hosts, ssh_config_file
 from app.errors import SessionError, UsageError
 from app.headless import print_line
 from app.inventory.hostfile import read_hostfile
@@ -21,6 +23,7 @@ from app.inventory.writing import inventory_text
 from app.presenting import is_terminal
 from app.safe_text import LINE_LIMIT, clean
 from app.settings.loading import PROJECT_FILE
+from app.settings.toml_lines import parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,10 +60,11 @@ def init(*, source: str | None, hostfile: Path | None, output: Path, is_agreed: 
     shown = clean(str(output), LINE_LIMIT)
     before = _before(output, shown)
     text = inventory_text(inventory)
+    whole = _checked(f"{before.rstrip()}\n\n{text}" if before.strip() else text, inventory, shown)
     click.echo(text, nl=False)
     if not is_agreed and not _agrees(f"write {len(hosts)} host{'' if len(hosts) == 1 else 's'} to {shown}?"):
         raise UsageError("nothing was written", "--yes writes without asking")
-    _write(output, f"{before.rstrip()}\n\n{text}" if before.strip() else text, shown)
+    _write(output, whole, shown)
     print_line(f"rankdeck: {shown} is written; next: rankdeck up")
 
 
@@ -72,7 +76,7 @@ def _known(source: str, hostfile: Path | None) -> Sequence[HostEntry]:
         return allocated_hosts(_hostnames(allocation(os.environ)), os.environ)
     else:
         where = clean(ssh_config_file(), LINE_LIMIT)
-        found = [HostEntry(alias) for alias in known_hosts(Path(ssh_config_file()).expanduser()) or ()]
+        found = [HostEntry(alias) for alias in known_hosts(expanded(ssh_config_file())) or ()]
     if not found:
         raise UsageError(f"{where} names no host", "say --hostfile, or add a Host to ~/.ssh/config")
     return found
@@ -97,8 +101,20 @@ def _before(output: Path, shown: str) -> str:
     if not os.path.lexists(output):
         return ""
     text = text_of(output)
-    if read_inventory(text, shown) != Inventory():
-        raise UsageError(f"{shown} has hosts already", "edit it, or write another by --output")
+    read_inventory(text, shown)
+    if parse(text)[0].keys() & {"cluster", "node"}:
+        raise UsageError(f"{shown} tells of a cluster already", "edit it, or write another by --output")
+    return text
+
+
+def _checked(text: str, inventory: Inventory, shown: str) -> str:
+    """Return what is to be written, once it has been read back.
+
+    Raises:
+        UsageError: It would be read as something else.
+    """
+    if read_inventory(text, shown) != inventory:
+        raise UsageError(f"{shown} would not be read as it is meant", "write another by --output")
     return text
 
 
@@ -110,10 +126,15 @@ def _agrees(question: str) -> bool:
 
 def _write(output: Path, text: str, shown: str) -> None:
     """Write a file whole or not at all."""
-    new = output.with_name(f".{output.name}.new")
+    target = Path(os.path.realpath(output))
+    new = target.with_name(f".{target.name}.new")
     try:
-        new.write_text(text, encoding="utf-8")
-        new.replace(output)
-    except OSError as error:
-        new.unlink(missing_ok=True)
-        raise UsageError(f"{shown} cannot be written: {error.strerror}") from error
+        new.write_bytes(text.encode())
+        if target.exists():
+            shutil.copymode(target, new)
+        new.replace(target)
+    except (OSError, UnicodeEncodeError) as error:
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
+        why = error.strerror if isinstance(error, OSError) else "it would not be UTF-8"
+        raise UsageError(f"{shown} cannot be written: {why}") from error

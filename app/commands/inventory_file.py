@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.errors import UsageError
-from app.inventory.inventory import HostEntry, Inventory, read_inventory
-from app.regular_file import NotRegularError, TooLargeError, read_regular_file
+from app.inventory.inventory import LOCAL, HostEntry, Inventory, read_inventory
+from app.regular_file import ForeignFileError, NotRegularError, TooLargeError, read_regular_file
 from app.safe_text import LINE_LIMIT, clean
 from app.settings.loading import MAX_FILE_BYTES, project_file
-from app.ssh.config import parse_destination
+from app.ssh.config import THIS_MACHINE, parse_destination
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,20 +27,35 @@ def load_inventory() -> Inventory:
         path = project_file(Path.cwd())
     except OSError:
         return Inventory()  # the directory is gone
-    return Inventory() if path is None else read_inventory(text_of(path), clean(str(path), LINE_LIMIT))
+    if path is None:
+        return Inventory()
+    inventory = read_inventory(text_of(path), clean(str(path), LINE_LIMIT))
+    # It says which program is run there, and here: whoever may write it may run what he wants.
+    return inventory if inventory == Inventory() else read_inventory(text_of(path, is_own=True), str(path))
 
 
-def text_of(path: Path) -> str:
+def usual_python(host: str) -> str:
+    """Return the Python that the inventory has for a host; empty where it says nothing.
+
+    Raises:
+        UsageError: See `load_inventory`.
+    """
+    return next((entry.python for entry in load_inventory().hosts if entry.host == host), "")
+
+
+def text_of(path: Path, *, is_own: bool = False) -> str:
     """Return the text of a file that a person has written.
 
     Raises:
-        UsageError: It cannot be read, or is no text.
+        UsageError: It cannot be read, is no text, or, where that is wanted, may be written by others.
     """
     shown = clean(str(path), LINE_LIMIT)
     try:
-        return read_regular_file(path, MAX_FILE_BYTES).decode().removeprefix("\ufeff")
+        return read_regular_file(path, MAX_FILE_BYTES, is_own=is_own).decode().removeprefix("\ufeff")
     except OSError as error:
         raise UsageError(f"{shown} cannot be read: {error.strerror}") from error
+    except ForeignFileError:
+        raise UsageError(f"{shown} names hosts, and somebody else may write it", "see to its owner and mode") from None
     except NotRegularError:
         raise UsageError(f"{shown} is not a file") from None
     except TooLargeError:
@@ -62,7 +77,9 @@ def named_hosts(names: Sequence[str], exclude: Sequence[str] = ()) -> tuple[Host
         return inventory.chosen((), exclude)
     found: dict[str, HostEntry] = {}
     for name in names:
-        matching = [entry for entry in inventory.hosts if fnmatchcase(entry.host, name)]
+        name = THIS_MACHINE if name == LOCAL else name  # noqa: PLW2901
+        same = [entry for entry in inventory.hosts if entry.host == name]
+        matching = same or [entry for entry in inventory.hosts if fnmatchcase(entry.host, name)]
         if not matching:
             parse_destination(name)
             matching = [HostEntry(name)]

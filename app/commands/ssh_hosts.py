@@ -23,15 +23,20 @@ def ssh_config_file() -> str:
     return os.environ.get(SSH_CONFIG_VARIABLE) or SSH_CONFIG
 
 
+def expanded(path: str) -> Path:
+    """Return a path with `~` for what it stands for, where it stands for something."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib's raises for a user who is not there
+
+
 def known_hosts(config_file: Path) -> tuple[str, ...] | None:
     """Return the hosts that a configuration of ssh names, and those it includes; None where it cannot be read."""
     num_left = MAX_CONFIG_FILES
 
     def included(pattern: str) -> Iterator[str]:
         nonlocal num_left
-        place = Path(pattern).expanduser()
+        place = expanded(pattern)
         # As ssh does for a person's own file, whichever that is.
-        for path in sorted(glob.glob(str(Path("~/.ssh").expanduser() / place))):  # noqa: PTH207 - it may be absolute
+        for path in sorted(glob.glob(str(expanded("~/.ssh") / place))):  # noqa: PTH207 - it may be absolute
             if num_left and (text := _text(Path(path))) is not None:
                 num_left -= 1
                 yield text

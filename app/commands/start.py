@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import time
 from itertools import islice
 from pathlib import Path
 
 from app.commands.settings_options import read_settings
-from app.commands.ssh_hosts import known_hosts, ssh_config_file
+from app.commands.ssh_hosts import expanded, known_hosts, ssh_config_file
 from app.errors import AppError
 from app.evidence.store import default_directory
 from app.ssh.local_link import LocalLink
@@ -28,7 +29,11 @@ def ask_what_to_do() -> tuple[str, ...]:
     from app.tui.theme import Look  # noqa: PLC0415 - as above
 
     look = Look.chosen(read_settings((), has_files=True).console)
-    return StartApp(look_around(), look_here, look).run() or ()
+    no_colour = os.environ.get("NO_COLOR")
+    chosen = StartApp(look_around(), look_here, look).run() or ()
+    if no_colour is not None:
+        os.environ["NO_COLOR"] = no_colour  # Textual takes it away, and what was chosen looks for it
+    return chosen
 
 
 def look_around() -> StartFacts:
@@ -40,7 +45,7 @@ def look_around() -> StartFacts:
         has_torch=importlib.util.find_spec("torch") is not None,
         python=sys.executable,
         config_file=config_file,
-        hosts=known_hosts(Path(config_file).expanduser()),
+        hosts=known_hosts(expanded(config_file)),
         evidence_dir=str(directory),
         kept=tuple(kept_files(directory)),
     )

@@ -13,8 +13,9 @@ from app.inventory.inventory import MAX_RANKS, HostEntry
 from app.settings.layers import Origin, Trouble
 from app.ssh.config import parse_destination
 
-_SLOTS = re.compile(r"slots\s*=\s*(\d+)")
-_MPICH = re.compile(r"(?P<host>[^\s:\[\]]+):(?P<slots>\d+)")
+MAX_DIGITS = 9
+_SLOTS = re.compile(r"(?<![\w-])slots\s*=\s*([0-9]+)")
+_MPICH = re.compile(r"(?P<host>[^\s:\[\]]+):(?P<slots>[0-9]+)")
 
 
 def read_hostfile(text: str, place: str) -> list[HostEntry]:
@@ -34,20 +35,24 @@ def read_hostfile(text: str, place: str) -> list[HostEntry]:
             host, count = _host_of(said, Origin(place, number))
             before = slots.get(host)
             slots[host] = count if before is None else before + (count or 0)
+            if (slots[host] or 1) > MAX_RANKS:
+                raise UsageError(str(Trouble(Origin(place, number), f"{host} has more than {MAX_RANKS} slots by now")))
     return [HostEntry(host, count) for host, count in slots.items()]
 
 
 def _host_of(line: str, origin: Origin) -> tuple[str, int | None]:
     name, *rest = line.split(None, 1)
     told = _SLOTS.search(rest[0]) if rest else None
-    count = int(told[1]) if told else None
+    slots = told[1] if told else ""
     mpich = _MPICH.fullmatch(name)
     if mpich and told is None:
-        name, count = mpich["host"], int(mpich["slots"])
+        name, slots = mpich["host"], mpich["slots"]
     try:
         parse_destination(name)
     except UsageError as error:
         raise UsageError(str(Trouble(origin, str(error))), "a line is a host, and slots=N behind it") from None
-    if count is not None and not 1 <= count <= MAX_RANKS:
-        raise UsageError(str(Trouble(origin, f"slots={count} is not from 1 to {MAX_RANKS}")))
-    return name, count
+    if not slots:
+        return name, None
+    if len(slots) > MAX_DIGITS or not 1 <= int(slots) <= MAX_RANKS:
+        raise UsageError(str(Trouble(origin, f"slots={slots[:MAX_DIGITS]} is not from 1 to {MAX_RANKS}")))
+    return name, int(slots)

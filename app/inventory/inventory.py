@@ -59,18 +59,22 @@ class Inventory(msgspec.Struct, frozen=True):
             UsageError: A pattern matches nothing, or no host is left.
         """
         for pattern in (*include, *exclude):
-            if not any(fnmatchcase(entry.host, pattern) for entry in self.hosts):
+            if not any(_fits(entry, pattern) for entry in self.hosts):
                 near = nearest_text(pattern, [entry.host for entry in self.hosts])
                 raise UsageError(f"{clean(repeated(pattern))} matches no host of the inventory{near}")
         chosen = tuple(
             entry
             for entry in self.hosts
-            if (not include or any(fnmatchcase(entry.host, pattern) for pattern in include))
-            and not any(fnmatchcase(entry.host, pattern) for pattern in exclude)
+            if (not include or any(_fits(entry, pattern) for pattern in include))
+            and not any(_fits(entry, pattern) for pattern in exclude)
         )
         if not chosen:
             raise UsageError("no host of the inventory is left", "choose less narrowly")
         return chosen
+
+
+def _fits(entry: HostEntry, pattern: str) -> bool:
+    return entry.host == pattern or fnmatchcase(entry.host, pattern)  # brackets stand in addresses, too
 
 
 class WrongInventoryError(UsageError):

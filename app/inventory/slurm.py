@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 NODE_LIST = "SLURM_JOB_NODELIST"
 TASKS = "SLURM_TASKS_PER_NODE"
 GPUS = "SLURM_GPUS_ON_NODE"
-_RUN = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_RUN = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
+_NUMBER = re.compile("[0-9]{1,9}")
 
 
 def allocation(environ: Mapping[str, str]) -> str:
@@ -51,7 +52,7 @@ def allocated_hosts(hostnames: Sequence[str], environ: Mapping[str, str]) -> lis
     counts = _spread(environ.get(TASKS, ""), len(hostnames))
     gpus = environ.get(GPUS, "")
     if not counts or max(counts) == 1:
-        counts = [int(gpus)] * len(hostnames) if gpus.isdigit() and 1 <= int(gpus) <= MAX_RANKS else []
+        counts = [int(gpus)] * len(hostnames) if _NUMBER.fullmatch(gpus) and 1 <= int(gpus) <= MAX_RANKS else []
     return [HostEntry(name, counts[number] if counts else None) for number, name in enumerate(hostnames)]
 
 

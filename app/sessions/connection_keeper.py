@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from app.daemon_thread import in_daemon_thread
 from app.errors import AppError, HostKeyError, IncompatibleAgentError
 from app.words import seconds_text
 
@@ -67,7 +68,7 @@ class ConnectionKeeper:
     async def _try(self) -> AppError | None:
         """Return why there is still no connection; None if there is one."""
         try:
-            await asyncio.to_thread(self._link.reconnect)
+            await in_daemon_thread(self._link.reconnect)
         except AppError as error:
             return error
         return None

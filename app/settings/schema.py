@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence  # noqa: TC003 - msgspec looks at it
 from typing import Protocol
 
@@ -20,6 +19,7 @@ VIEWS = ("overview", "ranks", "barriers", "stragglers", "memory", "logs", "chart
 TABLES = ("console", "thresholds", "keys")
 """Tables of a file that hold settings."""
 DAY_S = 86_400.0
+MAX_REPEATED_BITS = 1024
 MAX_REPEATED = 60
 """Characters of a wrong value that are repeated."""
 MAX_KEYS = 8
@@ -73,10 +73,10 @@ class Seconds(_Named, frozen=True):
 
     def take(self, value: object) -> float:
         """Return the seconds; see `Choice.take`."""
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:  # noqa: PLR0124 - NaN
             raise WrongValueError(f"{repeated(value)} is no number of seconds")
         if not self.low <= value <= self.high:
-            raise WrongValueError(f"{value:g} s is not from {self.low:g} to {self.high:g} s")
+            raise WrongValueError(f"{repeated(value)} s is not from {self.low:g} to {self.high:g} s")
         return float(value)
 
     def take_text(self, text: str) -> float:
@@ -216,5 +216,7 @@ def settings_of(values: Mapping[str, Value]) -> Settings:
 
 def repeated(value: object) -> str:
     """Return a wrong value as it is repeated to whoever wrote it."""
+    if isinstance(value, int) and value.bit_length() > MAX_REPEATED_BITS:
+        return "a number of very many digits"
     text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= MAX_REPEATED else f"{text[:MAX_REPEATED]}..."

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 Path = tuple[str, ...]
 
+MAX_KEY_PARTS = 64
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _STRING = re.compile(
@@ -56,6 +57,8 @@ def parse(text: str) -> tuple[dict[str, Any], Mapping[Path, int]]:
         at = _AT.search(str(error))
         message = str(error)[: at.start()] if at else str(error)
         raise NotTomlError(message, int(at[1]) if at and at[1] else text.rstrip().count("\n") + 1) from None
+    except ValueError:
+        raise NotTomlError("it has a number of too many digits", 1) from None
     except RecursionError:
         raise NotTomlError("it is nested too deeply", 1) from None
     return content, _Walk(text).lines()
@@ -107,8 +110,10 @@ class _Walk:
 
     def _key(self) -> Path:
         """Walk over a key, dots and blanks included, and return its parts."""
-        parts = []
+        parts: list[str] = []
         while True:
+            if len(parts) == MAX_KEY_PARTS:
+                raise NotTomlError(f"a key has more than {MAX_KEY_PARTS} parts", self._line)
             self._blanks()
             if self._text[self._at] in "\"'":
                 parts.append(_unquoted(self._skip(_STRING)))

@@ -46,13 +46,21 @@ def _names(text: str, included: Callable[[str], Iterable[str]], depth_left: int)
         keyword = match["keyword"].lower() if match else ""
         if match is None or keyword not in {"host", "include"}:
             continue
-        words = [quoted or plain for quoted, plain in _WORD.findall(match["rest"])]
+        words = list(_words(match["rest"]))
         if keyword == "host":
             yield from words
         elif depth_left:
             for pattern in words:
                 for other in included(pattern):
                     yield from _names(other, included, depth_left - 1)
+
+
+def _words(rest: str) -> Iterator[str]:
+    """Yield the words of a line, up to a comment."""
+    for quoted, plain in _WORD.findall(rest):
+        if plain.startswith("#"):
+            return
+        yield quoted or plain
 
 
 def _is_alias(name: str) -> bool:

@@ -44,6 +44,8 @@ def resolve(destination: Destination, config_file: str = "") -> SshSettings:
         )
     except FileNotFoundError as error:
         raise SessionError("ssh is not installed", "install the OpenSSH client: it reads ~/.ssh/config") from error
+    except OSError as error:
+        raise SessionError(f"ssh cannot be run: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
         raise HostUnreachableError(
             destination.text, "ssh -G does not end", "look at Match exec in ~/.ssh/config"

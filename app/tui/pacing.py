@@ -96,7 +96,7 @@ class Pacer:
         """Give up on answers that are overdue."""
         for tag, question in list(self._open.items()):
             if now_s - question.asked_s < PATIENCE_S:
-                return
+                break
             del self._open[tag]
             self._num_unanswered += 1
         if self._num_unanswered >= MAX_UNANSWERED:

@@ -63,6 +63,8 @@ class ProgramForm(Vertical):
     def __init__(self, past: Sequence[Program] = (), workdir: str = PLACEHOLDERS.workdir) -> None:
         """Fill the fields from the newest of `past`; `workdir` says what an empty directory stands for."""
         super().__init__(id="program-form")
+        # They come from an agent, and an Input writes what it holds to the terminal.
+        past = [program for program in past if f"{program.text}{program.workdir}{program.python}".isprintable()]
         self._begin = typed(past[0]) if past else Typed()
         self._past = list(dict.fromkeys(program.text for program in past))
         self._placeholders = PLACEHOLDERS._replace(workdir=workdir)

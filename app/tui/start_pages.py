@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
@@ -13,6 +12,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from app.daemon_thread import in_daemon_thread
 from app.program import shell_text
 from app.start import Way, attach_argv, empty_text, file_choices, host_choices, replay_argv, shown_choices
 from app.tui.program_form import shell_line
@@ -173,7 +173,7 @@ class HostPage(ListPage):
 
     @work
     async def _ask_here(self) -> None:
-        self._here = await asyncio.to_thread(self._look_here)
+        self._here = await in_daemon_thread(self._look_here)
         self.fill()
 
 

@@ -75,7 +75,7 @@ def test_hosts_come_from_the_configuration_of_ssh(shell: Shell) -> None:
     assert shell.hosts == [HostEntry("gpu1"), HostEntry("gpu2")]
     assert (shell.directory / "rankdeck.toml").read_text() == stdout
     code, _, stderr = shell.run("init", "--yes")
-    assert (code, "rankdeck.toml has hosts already" in stderr) == (2, True)
+    assert (code, "rankdeck.toml tells of a cluster already" in stderr) == (2, True)
 
 
 def test_hosts_come_from_a_hostfile_and_settings_stay(shell: Shell) -> None:
@@ -128,6 +128,51 @@ def test_a_wrong_inventory_is_said_with_its_line(shell: Shell) -> None:
 
     assert code == 2
     assert "rankdeck.toml:3: npro: no such key of node; the nearest is nproc" in stderr
+
+
+def test_an_inventory_that_others_may_write_runs_nothing(shell: Shell) -> None:
+    python = shell.directory / "python"
+    python.write_text(f"#!/bin/sh\ntouch {shell.directory}/has-run\n")
+    python.chmod(0o700)
+    path = shell.directory / "rankdeck.toml"
+    path.write_text(f'[cluster]\npython = "{python}"\n[[node]]\nhost = "localhost"\n')
+    path.chmod(0o666)
+    for arguments in (("up",), ("status", "--host", "localhost")):
+        code, _, stderr = shell.run(*arguments)
+        assert (code, "names hosts, and somebody else may write it" in stderr) == (2, True)
+    assert not (shell.directory / "has-run").exists()
+
+    path.chmod(0o600)
+    assert shell.run("status", "--host", "localhost")[0] == 5, "that Python says nothing that an agent says"
+    assert (shell.directory / "has-run").exists()
+
+
+@pytest.mark.parametrize("before", ['[cluster]\npython = "python3"\n', "node = []\n"])
+def test_a_file_that_tells_of_a_cluster_is_left_alone(shell: Shell, before: str) -> None:
+    (shell.directory / "rankdeck.toml").write_text(before)
+    code, _, stderr = shell.run("init", "--yes")
+
+    assert (code, "rankdeck.toml tells of a cluster already" in stderr) == (2, True)
+    assert (shell.directory / "rankdeck.toml").read_text() == before
+
+
+@pytest.mark.parametrize("name", ["  ", "a\nb", "\udcff"])
+def test_what_would_not_be_read_back_is_not_written(shell: Shell, name: str) -> None:
+    code, _, stderr = shell.run("init", "--yes", "--name", name)
+
+    assert (code, stderr.startswith("rankdeck: ")) == (2, True)
+    assert [path.name for path in shell.directory.iterdir() if "rankdeck" in path.name] == []
+
+
+def test_a_link_stays_one_and_keeps_its_mode(shell: Shell) -> None:
+    (shell.directory / "real.toml").write_text("[console]\n")
+    (shell.directory / "real.toml").chmod(0o600)
+    (shell.directory / "rankdeck.toml").symlink_to("real.toml")
+
+    assert shell.run("init", "--yes")[0] == 0
+    assert (shell.directory / "rankdeck.toml").is_symlink()
+    assert (shell.directory / "real.toml").stat().st_mode & 0o777 == 0o600
+    assert [entry.host for entry in shell.hosts] == ["gpu1", "gpu2", "login"]
 
 
 @pytest.fixture

@@ -137,6 +137,16 @@ async def test_the_last_program_is_filled_in_and_up_leads_to_those_before() -> N
         assert starter.started == [LAST]
 
 
+async def test_an_earlier_program_that_a_terminal_would_act_on_is_left_out() -> None:
+    source, _ = ended(Program(("evil\x1b]0;owned\x07.py",)), Program(("a.py",), workdir="/w\x9b2J"), BEFORE)
+    async with desk(source) as console:
+        await console.press("x", "down", "enter")
+
+        assert field(console, "command") == "-m pkg.eval"
+        await console.press("up", "up")
+        assert field(console, "command") == "-m pkg.eval"
+
+
 async def test_what_was_hidden_as_a_secret_must_be_typed_again() -> None:
     source, starter = ended(Program(("train.py", "--token", "***")))
     async with desk(source) as console:

@@ -96,7 +96,8 @@ class BarriersView(LineView):
         self.lines.append(title)
         for past in islice(reversed(self._past), MAX_LAST if self.size.height >= TALL_FROM else MAX_LAST_SHORT):
             line = self.line().cell(seconds_cell(max(0.0, view.now_s - past.seen_s)), AGE_WIDTH, is_right=True)
-            self.lines.append(line.put(" ago", palette.muted).add(wait_line(self.stage, past.row, width - line.width)))
+            line.put(" ago", palette.muted)
+            self.lines.append(line.add(wait_line(self.stage, past.told_row, width - line.width)))
         self.lines.append(self.line())
 
     def _paint_last(self, line: Line, row: RankRow, width: int) -> None:

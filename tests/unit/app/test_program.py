@@ -42,6 +42,8 @@ def test_a_program_is_what_is_typed_for_it(command: tuple[str, ...], num_ranks: 
         (Typed("torchrun train.py"), "leave torchrun away"),
         (Typed("train.py --token ***"), "type it again"),
         (Typed("train.py --token=***"), "type it again"),
+        (Typed("train.py --db https://u:***@h/x"), "type it again"),
+        (Typed("train.py 'Authorization: Bearer ***'"), "type it again"),
         (Typed("train.py \udcff"), "not UTF-8"),
         (Typed("train.py", "0"), "0 ranks cannot be: 1 to 4096"),
         (Typed("train.py", "many"), "many ranks cannot be"),

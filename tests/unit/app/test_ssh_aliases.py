@@ -52,3 +52,10 @@ def test_a_configuration_without_end_is_cut() -> None:
     text = "Host " + " ".join(f"h{number}" for number in range(MAX_ALIASES + 5))
 
     assert len(host_aliases(text, lambda _: [])) == MAX_ALIASES
+
+
+def test_a_comment_behind_a_host_names_none() -> None:
+    assert host_aliases('Host gpu1 # the one in rack four\nHost "gpu2" #x\nHost gpu#3\n', lambda _: ()) == [
+        "gpu1",
+        "gpu2",
+    ]

@@ -125,3 +125,18 @@ def test_a_pattern_that_matches_nothing_is_a_mistake() -> None:
         inventory.chosen(("gpu3",))
     with pytest.raises(UsageError, match="no host of the inventory is left"):
         inventory.chosen((), ("gpu*",))
+
+
+def test_a_host_with_brackets_is_chosen_by_its_name() -> None:
+    inventory = Inventory("", (HostEntry("[::1]:22"), HostEntry("a")))
+
+    assert [entry.host for entry in inventory.chosen(("[::1]:22",))] == ["[::1]:22"]
+    assert [entry.host for entry in inventory.chosen((), ("[::1]:22",))] == ["a"]
+
+
+@pytest.mark.parametrize("nproc", ["1" * 400, "0x" + "1" * 5000])
+def test_numbers_beyond_all_measure_are_refused(nproc: str) -> None:
+    (trouble,) = wrong(f"[[node]]\nhost = 'a'\nnproc = {nproc}\n")
+
+    assert len(trouble) < 200
+    assert "nproc: " in trouble

@@ -15,11 +15,12 @@ from app.inventory.writing import inventory_text
 HOSTFILE = """\
 # the lab
 gpu1 slots=8
-gpu2\tslots = 4 max_slots=8   # half of it
+gpu2\tmax_slots=8 slots = 4   # half of it
 
 gpu3
 gpu4:2
 gpu2 slots=2
+gpu5 max_slots=4
 """
 
 
@@ -29,6 +30,7 @@ def test_a_hostfile_is_a_host_a_line_and_its_slots() -> None:
         HostEntry("gpu2", 6),
         HostEntry("gpu3", None),
         HostEntry("gpu4", 2),
+        HostEntry("gpu5", None),
     ]
 
 
@@ -37,6 +39,8 @@ def test_a_hostfile_is_a_host_a_line_and_its_slots() -> None:
     [
         ("gpu1 slots=8\n-oProxyCommand=x slots=1\n", "hosts:2: '-oProxyCommand=x' is not a host"),
         ("gpu1 slots=0\n", "hosts:1: slots=0 is not from 1 to 4096"),
+        ("gpu1 slots=" + "9" * 5000, "hosts:1: slots=999999999 is not from 1 to 4096"),
+        ("gpu1 slots=4000\n\ngpu1 slots=4000\n", "hosts:3: gpu1 has more than 4096 slots by now"),
         ("$(reboot)\n", r"hosts:1: '\$\(reboot\)' is not a host"),
     ],
 )
@@ -54,6 +58,7 @@ def test_a_line_that_cannot_be_is_said_with_its_number(text: str, told: str) -> 
         ({"SLURM_TASKS_PER_NODE": "1(x3)"}, [None, None, None]),
         ({"SLURM_TASKS_PER_NODE": "8(x2)"}, [None, None, None]),
         ({"SLURM_GPUS_ON_NODE": "4"}, [4, 4, 4]),
+        ({"SLURM_GPUS_ON_NODE": "\u00b2"}, [None, None, None]),
     ],
 )
 def test_an_allocation_has_its_tasks_or_its_gpus_as_ranks(environ: dict[str, str], counts: list[int | None]) -> None:

@@ -87,6 +87,8 @@ def test_an_empty_file_says_nothing() -> None:
         ("a = 1\na = 2\n", 2, "Cannot overwrite a value"),
         ("a = 1\n\nb = [1,\n", 3, "Invalid value"),
         ("x = " + "[" * 5000, 1, "nested too deeply"),
+        ("x = " + "1" * 5000, 1, "too many digits"),
+        ("\n" + ".".join("a" * 100) + " = 1", 2, "a key has more than 64 parts"),
     ],
 )
 def test_what_is_not_toml_is_refused_with_its_line(text: str, line: int, words: str) -> None:

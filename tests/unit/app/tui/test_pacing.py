@@ -153,3 +153,14 @@ def test_a_terminal_that_is_taken_again_is_asked_again() -> None:
     pacer.begin_anew()
 
     assert pacer.ask(FRAME, 100.0) is not None
+
+
+def test_keys_do_not_hide_a_terminal_that_never_answers() -> None:
+    pacer, now_s = Pacer(), 0.0
+    while pacer.is_pacing and now_s < 60:
+        pacer.ask(FRAME, now_s)
+        now_s += 0.3
+        pacer.look(now_s)
+
+    assert now_s < 2 * PATIENCE_S
+    assert moves(pacer)

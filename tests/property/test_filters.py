@@ -11,6 +11,7 @@ from app.filters.lines import LOG_KEYS, LineWish, lines_of
 from app.filters.patterns import PatternError, TextPattern, literal
 from app.filters.ranks import RANK_KEYS
 from app.filters.terms import Filter, Key, NumberTerm, TextTerm, WrongFilter
+from app.tui.log_matches import MAX_PIECE_BYTES
 from app.tui.log_store import LogStore
 
 ALL_KEYS = (RANK_KEYS, LOG_KEYS, EVENT_KEYS)
@@ -94,7 +95,7 @@ def test_many_lines_at_once_are_shown_as_each_alone_would_be(lines: list[str], w
     (term,) = read.terms
     assert isinstance(term, TextTerm)
 
-    found = lines_of(store.piece(0, store.end), LineWish(read)).tolist()
+    found = lines_of(store.piece(0, MAX_PIECE_BYTES), LineWish(read)).tolist()
 
     assert found == [place for place, line in enumerate(lines) if term.pattern.is_in(line) is not is_inverse]
 
@@ -113,7 +114,7 @@ def test_a_pattern_that_is_taken_finds_the_same_in_many_lines_as_in_each(lines: 
         store.append("gpu1", 0, line, is_stderr=False)
     wish = LineWish(Filter(source, (TextTerm(pattern),)))
 
-    found = lines_of(store.piece(0, store.end), wish).tolist()
+    found = lines_of(store.piece(0, MAX_PIECE_BYTES), wish).tolist()
 
     assert found == [place for place, line in enumerate(lines) if pattern.is_in(line)]
     for line in lines:

@@ -7,6 +7,7 @@ import pytest
 from app.filters.language import read_filter
 from app.filters.lines import ERRORS, LOG_KEYS, LineWish, level_pattern, lines_of
 from app.filters.terms import Filter
+from app.tui.log_matches import MAX_PIECE_BYTES
 from app.tui.log_store import LogStore
 
 LINES = (
@@ -26,7 +27,9 @@ def found(text: str, *, is_problems_only: bool = False, culprits: frozenset[int]
     store = LogStore()
     for node, rank, line, is_stderr in LINES:
         store.append(node, rank, line, is_stderr=is_stderr)
-    return [int(place) for place in lines_of(store.piece(0, store.end), LineWish(read, is_problems_only, culprits))]
+    return [
+        int(place) for place in lines_of(store.piece(0, MAX_PIECE_BYTES), LineWish(read, is_problems_only, culprits))
+    ]
 
 
 @pytest.mark.parametrize(

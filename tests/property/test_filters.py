@@ -85,7 +85,7 @@ def test_numbers_are_read_as_they_are_written(ranks: set[int]) -> None:
     assert term.ranges == tuple((rank, rank) for rank in sorted(ranks))
 
 
-@given(lines=st.lists(CLEAN, max_size=20), word=CLEAN.filter(str.strip), is_inverse=st.booleans())
+@given(lines=st.lists(CLEAN, min_size=1, max_size=20), word=CLEAN.filter(str.strip), is_inverse=st.booleans())
 def test_many_lines_at_once_are_shown_as_each_alone_would_be(lines: list[str], word: str, is_inverse: bool) -> None:
     store = LogStore()
     for line in lines:

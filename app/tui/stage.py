@@ -135,12 +135,14 @@ class Stage:
         self.logs.hold(is_held=self.frozen_s is not None)
 
     def search(self, lines: LogMatches | CollapsedLines) -> None:
-        """Look for log lines for as long as a frame may."""
+        """Look for log lines for as long as a frame may, a piece at least."""
         now_s = time.monotonic()
         deadline_s = now_s + SEARCH_S
-        while now_s < deadline_s and lines.search():
+        while lines.search():
             began_s, now_s = now_s, time.monotonic()
             lines.pace(now_s - began_s)
+            if now_s >= deadline_s:
+                return
 
     def _follow(self, player: Player) -> None:
         """Let go of what was gathered of a recording once it has gone back."""

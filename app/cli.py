@@ -114,7 +114,7 @@ def main() -> NoReturn:
         print_line(f"rankdeck: {error.format_message()} (--help shows what there is)")
         code = ExitCode.USAGE
     except AppError as error:
-        print_line(f"rankdeck: {error}" + (f" ({error.hint})" if error.hint else ""))
+        print_line(f"rankdeck: {error.whole}")
         code = error.exit_code
     else:
         code = ExitCode.WELL

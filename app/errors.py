@@ -44,6 +44,11 @@ class AppError(Exception):
         super().__init__(message)
         self.hint = hint
 
+    @property
+    def whole(self) -> str:
+        """The message, and in brackets what to do."""
+        return f"{self} ({self.hint})" if self.hint else str(self)
+
 
 class UsageError(AppError):
     """A wrong option, file or value."""

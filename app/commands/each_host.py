@@ -9,9 +9,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
-from app.commands.host_options import link_by, print_json
+from app.commands.host_options import link_by, named_python, print_json
 from app.errors import AppError, ExitCode
 from app.headless import print_line
 
@@ -39,7 +38,7 @@ def on_each(
         do: Called in a thread, with a link that is connected.
     """
     todo: queue.SimpleQueue[tuple[HostEntry, Future[Answer]]] = queue.SimpleQueue()
-    is_named = click.get_current_context().get_parameter_source("python") is ParameterSource.COMMANDLINE
+    named = named_python(python)
     answers: list[tuple[str, Future[Answer]]] = []
     for entry in hosts:
         answer: Future[Answer] = Future()
@@ -50,7 +49,6 @@ def on_each(
         with suppress(queue.Empty):
             while True:
                 entry, answer = todo.get_nowait()
-                named = python if is_named else ""
                 try:
                     with link_by(entry.host, named, entry.python, python, ssh_config) as link:
                         link.connect()
@@ -90,7 +88,7 @@ def tell_each(
         if isinstance(answer, AppError):
             code = code or ExitCode(answer.exit_code)
             rows.append({"host": host, "error": str(answer), "hint": answer.hint})
-            print_line(f"rankdeck: {answer}" + (f" ({answer.hint})" if answer.hint else ""))
+            print_line(f"rankdeck: {answer.whole}")
             continue
         sentence, fields = told(host, answer)
         rows.append({"host": host, "error": None, "hint": "", **fields})

@@ -10,10 +10,12 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from app.commands.inventory_file import usual_python
+from app.commands.inventory_file import entry_of
+from app.commands.settings_options import NO_FILES_PARAMETER
 from app.errors import SessionError, UsageError
 from app.evidence.store import check_directory, default_directory
 from app.headless import print_line
+from app.inventory.inventory import HostEntry
 from app.rows import SCHEMA
 from app.sessions.options import SessionOptions
 from app.ssh.config import THIS_MACHINE
@@ -85,9 +87,23 @@ def link_to(host: str, python: str, ssh_config: str) -> AgentLink:
     Raises:
         UsageError: The inventory is wrong.
     """
-    context = click.get_current_context()
-    is_named = context.get_parameter_source("python") is ParameterSource.COMMANDLINE
-    return link_by(host, python if is_named else "", "" if is_named else usual_python(host), python, ssh_config)
+    return link_by(host, named_python(python), host_entry(host).python, python, ssh_config)
+
+
+def named_python(python: str) -> str:
+    """Return the Python if the command line names it; empty where it comes from anywhere else."""
+    source = click.get_current_context().get_parameter_source("python")
+    return python if source is ParameterSource.COMMANDLINE else ""
+
+
+def host_entry(host: str) -> HostEntry:
+    """Return what the inventory says of a host, unless the files are left out.
+
+    Raises:
+        UsageError: The inventory is wrong.
+    """
+    has_no_files = click.get_current_context().params.get(NO_FILES_PARAMETER)
+    return HostEntry(host) if has_no_files else entry_of(host)
 
 
 def link_by(host: str, named_python: str, inventory_python: str, default_python: str, ssh_config: str) -> AgentLink:

@@ -15,6 +15,7 @@ from agent.wire.jobs import MAX_LOCAL_WORLD_SIZE, MAX_RESTARTS
 from app.commands.host_options import (
     SESSION_OPTIONS,
     evidence_option,
+    host_entry,
     host_option,
     json_option,
     link_to,
@@ -107,12 +108,13 @@ def run(*, host: str, python: str, ssh_config: str, is_json: bool, headless: boo
         raise click.UsageError("--detach leaves, so there is nothing to --record")
     options = session_options(**{name: job[name] for name in SESSION_OPTIONS})
     command = check_command(tuple(job["command"]))
+    entry = host_entry(host)
     request = RunRequest(
         command=command,
         job_id=check_job_id(job["name"] or make_job_id(command, secrets.token_hex(2))),
-        num_ranks=job["num_ranks"],
+        num_ranks=job["num_ranks"] or entry.num_ranks,
         python=job["job_python"],
-        workdir=workdir_on(host, job["workdir"]),
+        workdir=workdir_on(host, job["workdir"] or entry.workdir),
         max_restarts=job["max_restarts"],
         abandon_s=job["abandon_s"],
         shares_gpus=job["shares_gpus"],

@@ -34,13 +34,13 @@ def load_inventory() -> Inventory:
     return inventory if inventory == Inventory() else read_inventory(text_of(path, is_own=True), str(path))
 
 
-def usual_python(host: str) -> str:
-    """Return the Python that the inventory has for a host; empty where it says nothing.
+def entry_of(host: str) -> HostEntry:
+    """Return what the inventory says of a host; of one that it does not know, nothing.
 
     Raises:
         UsageError: See `load_inventory`.
     """
-    return next((entry.python for entry in load_inventory().hosts if entry.host == host), "")
+    return next((entry for entry in load_inventory().hosts if entry.host == host), HostEntry(host))
 
 
 def text_of(path: Path, *, is_own: bool = False) -> str:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from app.settings.schema import Settings
 
 NO_FILES = "--no-config"
+NO_FILES_PARAMETER = "has_no_files"
 _options = (
     click.option(
         "--set",
@@ -22,7 +23,7 @@ _options = (
         metavar="KEY=VALUE",
         help="A setting for this time, as console.theme=light; rankdeck config lists them",
     ),
-    click.option(NO_FILES, "has_no_files", is_flag=True, help="Leave config.toml and rankdeck.toml out"),
+    click.option(NO_FILES, NO_FILES_PARAMETER, is_flag=True, help="Leave config.toml and rankdeck.toml out"),
 )
 
 

@@ -36,7 +36,7 @@ POLL_S = 0.1
 
 
 class RemoteSession(LiveSession):
-    """A session over an agent that a `AgentLink` has found. Closing it closes the link; agent and job live on."""
+    """A session over an agent that an `AgentLink` has found. Closing it closes the link; agent and job live on."""
 
     def __init__(
         self,

@@ -96,4 +96,4 @@ async def _do(console: Console, doing: Awaitable[str]) -> None:
 
 
 def _say_not_done(console: Console, error: AppError) -> None:
-    console.say(f"{error} {error.hint}".strip(), "error", "Not done")
+    console.say(error.whole, "error", "Not done")

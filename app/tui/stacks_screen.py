@@ -142,7 +142,7 @@ class StacksScreen(ModalScreen[None]):
         try:
             answers = await self._stage.source.stacks(is_native=is_native)
         except AppError as error:
-            view.words = clean(f"{error} {error.hint}".strip(), LINE_LIMIT)
+            view.words = clean(error.whole, LINE_LIMIT)
         else:
             view.words = ""
             view.picture = picture_of(answers)

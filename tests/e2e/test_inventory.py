@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +18,6 @@ from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 SSH_CONFIG = "Host gpu1 gpu2 login\n  User me\nHost *\n  Port 22\n"
 HOSTFILE = "gpu1 slots=8\ngpu2 slots=4\n"
@@ -50,6 +51,13 @@ class Shell:
     def hosts(self) -> list[HostEntry]:
         text = (self.directory / "rankdeck.toml").read_text()
         return list(read_inventory(text, "rankdeck.toml").hosts)
+
+
+@pytest.fixture
+def short_dir() -> Iterator[Path]:
+    """A directory whose name leaves room for sockets."""
+    with tempfile.TemporaryDirectory(prefix="rd-", dir="/tmp") as name:
+        yield Path(name)
 
 
 @pytest.fixture
@@ -128,6 +136,29 @@ def test_a_wrong_inventory_is_said_with_its_line(shell: Shell) -> None:
 
     assert code == 2
     assert "rankdeck.toml:3: npro: no such key of node; the nearest is nproc" in stderr
+
+
+def test_a_program_runs_with_the_ranks_and_where_the_inventory_says(tmp_path: Path, short_dir: Path) -> None:
+    shell = Shell(tmp_path, XDG_STATE_HOME=str(short_dir))
+    work = shell.directory / "work"
+    work.mkdir()
+    (work / "where.py").write_text("import os; open(f'{os.getcwd()}/rank-' + os.environ['RANK'], 'w')")
+    (shell.directory / "rankdeck.toml").write_text(f'[[node]]\nhost = "localhost"\nnproc = 2\nworkdir = "{work}"\n')
+    try:
+        assert shell.run("up", "localhost")[0] == 0
+        code, stdout, _ = shell.run("run", "--host", "localhost", "--json", "--", "where.py")
+        assert (code, json.loads(stdout)["job"]["world_size"]) == (0, 2)
+        assert sorted(path.name for path in work.glob("rank-*")) == ["rank-0", "rank-1"]
+
+        (shell.directory / "rankdeck.toml").write_text("[[node]]\n")
+        assert shell.run("status", "--host", "localhost")[0] == 2
+        assert shell.run("status", "--host", "localhost", "--no-config")[0] == 0
+        command = ("run", "--host", "localhost", "--no-config", "--nproc-per-node", "1", "--workdir", "work", "--json")
+        code, stdout, _ = shell.run(*command, "--", "where.py")
+        assert (code, json.loads(stdout)["job"]["world_size"]) == (0, 1)
+    finally:
+        (shell.directory / "rankdeck.toml").unlink()
+        shell.run("down", "localhost", "--kill-jobs")
 
 
 def test_an_inventory_that_others_may_write_runs_nothing(shell: Shell) -> None:

@@ -198,7 +198,7 @@ async def test_a_host_that_does_not_answer_and_one_that_refuses_are_told() -> No
         await console.press("x", "down", "enter")
         starter.refusal = UsageError("job eval runs on gpu1", "end it first")
         await console.press("enter", "right", "enter")
-        assert "job eval runs on gpu1 end it first" in inside(console)
+        assert "job eval runs on gpu1 (end it first" in inside(console)
 
 
 async def test_the_palette_knows_it_only_where_it_can_be_done() -> None:

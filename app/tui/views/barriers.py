@@ -105,10 +105,9 @@ class BarriersView(LineView):
         for past in self._past[-width:]:
             waited_s = past.waited_by(row.rank)
             if past.is_missing(row.rank):
-                is_bad = past.row.severity is Severity.CRITICAL
-                line.put(
-                    look.glyphs.states[RankState.MISSING], look.palette.critical if is_bad else look.palette.warning
-                )
+                is_verdict = past.row.severity is Severity.CRITICAL
+                style = look.palette.critical if is_verdict else look.palette.warning
+                line.put(look.glyphs.states[RankState.MISSING], style)
             elif waited_s:
                 frac = waited_s / max(past.row.waited_s, waited_s)
                 line.put(look.glyphs.levels[round(frac * (len(look.glyphs.levels) - 1))], look.palette.busy)

@@ -65,11 +65,13 @@ STATUS_REPORTS_S = 1.0
     "--nproc-per-node",
     "num_ranks",
     type=click.IntRange(1, MAX_LOCAL_WORLD_SIZE),
-    help="Ranks [one for each GPU, without GPUs one for every two cores]",
+    help="Ranks [the inventory's, else one for each GPU, without GPUs one for every two cores]",
 )
 @click.option("--share-gpus", "shares_gpus", is_flag=True, help="Let there be more ranks than GPUs")
 @click.option(
-    "--workdir", default="", help=f"Directory there that the program runs in [home; on {THIS_MACHINE} this directory]"
+    "--workdir",
+    default="",
+    help=f"Directory there that the program runs in [the inventory's, else home; on {THIS_MACHINE} this one]",
 )
 @click.option("--job-python", default="", help="The Python there that has torch [the agent's own]")
 @click.option("--name", default="", help="What to call the job [the program's name and a number]")

@@ -30,7 +30,8 @@ PLACEHOLDERS = Typed(
     "home",
     "the agent's own",
 )
-HERE = "this directory"
+USUAL_RANKS = "the inventory's, else one for each GPU or every two cores"
+"""Where `rankdeck run` starts the program, which reads the inventory."""
 SHELL_LEAD = "In a shell:  "
 
 
@@ -60,14 +61,14 @@ class CommandInput(Input):
 class ProgramForm(Vertical):
     """Five fields with a label each; what is wrong with them is a sentence."""
 
-    def __init__(self, past: Sequence[Program] = (), workdir: str = PLACEHOLDERS.workdir) -> None:
-        """Fill the fields from the newest of `past`; `workdir` says what an empty directory stands for."""
+    def __init__(self, past: Sequence[Program] = (), placeholders: Typed = PLACEHOLDERS) -> None:
+        """Fill the fields from the newest of `past`; `placeholders` say what empty ones stand for."""
         super().__init__(id="program-form")
         # They come from an agent, and an Input writes what it holds to the terminal.
         past = [program for program in past if f"{program.text}{program.workdir}{program.python}".isprintable()]
         self._begin = typed(past[0]) if past else Typed()
         self._past = list(dict.fromkeys(program.text for program in past))
-        self._placeholders = PLACEHOLDERS._replace(workdir=workdir)
+        self._placeholders = placeholders
 
     def compose(self) -> ComposeResult:
         """Lay the fields out."""
@@ -185,7 +186,8 @@ class NewProgramScreen(ProgramScreen):
     subtitle = "tab goes round, Enter goes on, Esc goes back"
 
     def __init__(self, look: Look, host: str) -> None:
-        super().__init__(look, host, ProgramForm(workdir=HERE if host == THIS_MACHINE else PLACEHOLDERS.workdir))
+        place = f"the inventory's, else {'this directory' if host == THIS_MACHINE else 'home'}"
+        super().__init__(look, host, ProgramForm((), PLACEHOLDERS._replace(num_ranks=USUAL_RANKS, workdir=place)))
 
     def title_of(self, host: str) -> str:
         """Return what stands above it all."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from agent.wire.jobs import JobSpec
     from agent.wire.reports import NodeReport
+    from ddpcore.wire import RankReport
 
 pytestmark = [
     pytest.mark.ranks,
@@ -35,6 +36,8 @@ pytestmark = [
 
 START_S = 60.0
 STUCK_S = 15.0
+LONG_WAIT_S = 0.5
+"""Longer than ranks that get on wait for each other: whoever waits so long is held up."""
 
 LOOP = """
 import ctypes, sys, time
@@ -104,11 +107,14 @@ def are_at_work(report: NodeReport, num_ranks: int) -> bool:
 
 
 def wait_for(agent: RunningAgent, *ranks: int) -> None:
-    """Wait until these ranks wait in a collective."""
+    """Wait until these ranks are held up in a collective."""
+
+    def is_held_up(rank: RankReport) -> bool:
+        return any(group.is_waiting and group.waiting_s > LONG_WAIT_S for group in rank.groups)
 
     def do_they_wait(report: NodeReport) -> bool:
         found = [worker.report for worker in report.workers if worker.rank in ranks and worker.report]
-        return len(found) == len(ranks) and all(any(group.is_waiting for group in one.groups) for one in found)
+        return len(found) == len(ranks) and all(is_held_up(one) for one in found)
 
     agent.wait_until(do_they_wait, STUCK_S, f"ranks {ranks} wait")
 

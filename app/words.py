@@ -152,9 +152,9 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def nodes_text(nodes: Sequence[str]) -> str:
-    """Return `demo-0`, `demo-0 and demo-1` or `demo-0, demo-1 and 3 more`."""
-    if len(nodes) <= 2:
-        return " and ".join(nodes)
+    """Return `demo-0`, `demo-0 and demo-1`, `demo-0, demo-1 and demo-2` or `demo-0, demo-1 and 3 more`."""
+    if len(nodes) <= 3:
+        return " and ".join(filter(None, [", ".join(nodes[:-1]), *nodes[-1:]]))
     return f"{', '.join(nodes[:2])} and {len(nodes) - 2} more"
 
 

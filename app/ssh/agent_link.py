@@ -45,6 +45,8 @@ class AgentPlace(msgspec.Struct, frozen=True):
     pid: int = 0
     is_new: bool = False
     rankdeck: str = ""
+    addresses: list[str] = []
+    """As `10.0.0.5/24`, the one first under which SSH has come there."""
 
 
 class AgentLink(ABC):
@@ -60,6 +62,8 @@ class AgentLink(ABC):
         """`python` is the interpreter there that has rankdeck."""
         self.host = host
         self.place: AgentPlace | None = None
+        self._heard: AgentPlace | None = None
+        """What was said last of the agent, whether it serves or not."""
         self.is_forwarded = True
         self._python = python
 
@@ -67,6 +71,11 @@ class AgentLink(ABC):
     @abstractmethod
     def directory(self) -> Path:
         """Where the agent's sockets are on this machine."""
+
+    @property
+    def is_somewhere(self) -> bool:
+        """False while nobody knows where the agent's sockets are, or will be, on this machine."""
+        return True
 
     @property
     @abstractmethod
@@ -129,7 +138,7 @@ class AgentLink(ABC):
 
     @abstractmethod
     def open_road(self, on_frame: Callable[[bytes], None]) -> None:
-        """Bring the agent's sockets here.
+        """Bring the agent's sockets here; of a host that has not been reached yet they come with `reconnect`.
 
         Args:
             on_frame: Called from a thread with each frame of telemetry, where it cannot come through a socket.
@@ -140,7 +149,7 @@ class AgentLink(ABC):
 
     @abstractmethod
     def reconnect(self) -> None:
-        """Go there again after the connection was lost: what `open_road` brought here comes again.
+        """Go there after the connection was lost, or at last: what `open_road` brought here comes again.
 
         Raises:
             HostKeyError: The host is no longer known to be who it was.
@@ -175,6 +184,7 @@ class AgentLink(ABC):
         if place.wire_version != WIRE_VERSION:
             detail = f"the agent speaks wire version {place.wire_version}, this console {WIRE_VERSION}"
             raise IncompatibleAgentError(self.host, detail)
+        self._heard = place
         return place
 
     def _run(self, *arguments: str) -> bytes:

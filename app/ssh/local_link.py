@@ -26,9 +26,14 @@ class LocalLink(AgentLink):
 
     @property
     def directory(self) -> Path:
-        """The agent's own directory; once it is found."""
-        assert self.place is not None
-        return Path(self.place.dir)
+        """The agent's own directory, whether it serves there or will; once it was looked for."""
+        assert self._heard is not None
+        return Path(self._heard.dir)
+
+    @property
+    def is_somewhere(self) -> bool:
+        """False until the agent was looked for."""
+        return self._heard is not None
 
     @property
     def is_alive(self) -> bool:

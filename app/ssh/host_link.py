@@ -160,6 +160,11 @@ class HostLink(AgentLink):
     def _execute(self, argv: Sequence[str]) -> Finished:
         return self._connected().run(argv, VERB_TIMEOUT_S)
 
+    def _open(self, argv: Sequence[str]) -> ByteChannel:
+        channel = self._connected().open_process(argv)
+        channel.settimeout(VERB_TIMEOUT_S)
+        return channel
+
 
 def _read_frames(channel: ByteChannel, on_frame: Callable[[bytes], None]) -> None:
     reader = FrameReader()

@@ -1,0 +1,107 @@
+"""How this node is on the network: its addresses, the one that others should use, and what its own name leads to."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import TYPE_CHECKING
+
+import psutil
+
+from agent.jobs.preflight import local_address
+from agent.wire.examination import MAX_INTERFACES, Health, Interface, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+_FAR_AWAY = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+"""Addresses that are nobody's, which the default route leads to. Source: RFC 5737, RFC 3849."""
+_FAMILIES = (socket.AF_INET, socket.AF_INET6)
+
+
+def outward_interfaces() -> list[Interface]:
+    """Return the addresses at which others could reach this node; IPv4 first, of one kind by interface."""
+    stats = psutil.net_if_stats()
+    found: list[Interface] = []
+    for name, addresses in psutil.net_if_addrs().items():
+        if name not in stats or not stats[name].isup:
+            continue
+        found += [
+            Interface(name[:64], address.address, stats[name].mtu)
+            for address in addresses
+            if address.family in _FAMILIES and is_outward(address.address)
+        ]
+    found.sort(key=lambda one: (":" in one.address, one.name))
+    return found[:MAX_INTERFACES]
+
+
+def is_outward(address: str) -> bool:
+    """Say whether others can reach a node at an address, for all that the address tells."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return False  # with a zone: of one link only
+    return not (parsed.is_loopback or parsed.is_link_local or parsed.is_multicast or parsed.is_unspecified)
+
+
+def own_address(interfaces: Sequence[Interface], environ: Mapping[str, str]) -> str:
+    """Return the address at which other nodes should reach this one; empty if there is none.
+
+    The one that SSH came in by, since that is known to be reached; else the one on the way out.
+
+    Args:
+        interfaces: As `outward_interfaces` returns them.
+        environ: The environment: sshd sets SSH_CONNECTION.
+    """
+    known = [interface.address for interface in interfaces]
+    parts = environ.get("SSH_CONNECTION", "").split()
+    if len(parts) == 4 and parts[2] in known:
+        return parts[2]
+    for road in _FAR_AWAY:
+        try:
+            address = local_address(road)
+        except OSError:
+            continue
+        if address in known:
+            return address
+    return known[0] if known else ""
+
+
+def network_rows(interfaces: Sequence[Interface], address: str) -> Iterator[Row]:
+    """Yield what is to be said of the network."""
+    yield _loopback_row()
+    if interfaces:
+        detail = ", ".join(f"{interface.name} {interface.address}" for interface in interfaces[:8])
+        yield Row("interfaces", Health.OK, detail)
+    else:
+        yield Row("interfaces", Health.WARN, "no interface but lo is up", "jobs over several nodes need one")
+    yield _hostname_row(socket.gethostname(), address)
+
+
+def _loopback_row() -> Row:
+    """Bind a port on loopback, as the store of a job on one node does."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(1)
+            port = listener.getsockname()[1]
+    except OSError as error:
+        todo = "bring up lo: ip link set lo up"
+        return Row("ports", Health.BAD, f"cannot listen on 127.0.0.1: {error.strerror}", todo)
+    return Row("ports", Health.OK, f"can listen on loopback (tried port {port})")
+
+
+def _hostname_row(hostname: str, address: str) -> Row:
+    """Say where the node's own name leads: gloo without an interface's name takes that address.
+
+    Debian writes 127.0.1.1 for it into /etc/hosts, and then gloo connects nobody.
+    """
+    try:
+        resolved = [str(found[4][0]) for found in socket.getaddrinfo(hostname, None, type=socket.SOCK_STREAM)]
+    except (OSError, UnicodeError):
+        todo = f"add a line to /etc/hosts: {address or '<its address>'} {hostname}"
+        return Row("hostname", Health.WARN, f"{hostname} has no address", todo)
+    if address and not any(map(is_outward, resolved)):
+        todo = f"in /etc/hosts, give it {address}; rankdeck's own jobs name addresses and do without"
+        return Row("hostname", Health.WARN, f"{hostname} is {resolved[0]}", todo)
+    return Row("hostname", Health.OK, f"{hostname} is {resolved[0]}")

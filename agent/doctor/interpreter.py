@@ -21,15 +21,16 @@ ANSWER_S = 30.0
 MAX_SAID = 300
 _NUM_PARTS = 2
 _ASK = """
-import json, sys, importlib.metadata as metadata
+import json, sys, importlib.metadata as metadata, importlib.util
 def say(**facts):
     print("\\n" + json.dumps(facts), flush=True)
 try:
     version = metadata.version("torch")
 except metadata.PackageNotFoundError:
     version = ""
-say(python=".".join(map(str, sys.version_info[:3])), torch=version)
-try:
+is_missing = importlib.util.find_spec("torch") is None
+say(python=".".join(map(str, sys.version_info[:3])), torch=version, is_missing=is_missing)
+if not is_missing:
     import torch
     has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
     say(
@@ -40,10 +41,6 @@ try:
         num_gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0,
         is_imported=True,
     )
-except ModuleNotFoundError as error:
-    say(is_missing=error.name == "torch", error=f"{type(error).__name__}: {error}")
-except BaseException as error:
-    say(error=f"{type(error).__name__}: {error}")
 """
 
 
@@ -83,13 +80,11 @@ def ask_interpreter(python: str, timeout_s: float = ANSWER_S) -> Interpreter:
         return Interpreter(error=f"{python} is no Python: {error}")
     if output.exit_code is None:
         return msgspec.structs.replace(found, error=f"no answer within {timeout_s:.0f} s")
+    ending = f"it ended by signal {-output.exit_code}" if output.exit_code < 0 else f"exit code {output.exit_code}"
+    why = output.last_error or ending
     if not found.python:
-        ending = f"it ended by signal {-output.exit_code}" if output.exit_code < 0 else f"exit code {output.exit_code}"
-        return Interpreter(error=f"{python} is no Python: {output.last_error or ending}")
-    if not found.is_imported and not found.error:
-        ended = output.last_error or f"exit code {output.exit_code}"
-        return msgspec.structs.replace(found, error=f"it ended the interpreter: {ended}")
-    return found
+        return Interpreter(error=f"{python} is no Python: {why}")
+    return found if found.is_imported or found.is_missing else msgspec.structs.replace(found, error=why)
 
 
 def interpreter_rows(python: str, found: Interpreter) -> Iterator[Row]:

@@ -27,6 +27,7 @@ LISTEN_S = 120.0
 CONNECT_S = 4.0
 """A lost first packet is sent again after one second and after three."""
 _TOKEN_CHARS = 16
+_IPV6 = 6
 
 
 def listen(address: str, port: int, stdin: int, stdout: int, listen_s: float = LISTEN_S) -> None:
@@ -96,14 +97,20 @@ def parse_target(target: str) -> tuple[str, int]:
         ValueError: It is something else.
     """
     address, _, port = target.rpartition(":")
+    is_bracketed = address.startswith("[") and address.endswith("]")
     try:
-        parsed = ipaddress.ip_address(address.removeprefix("[").removesuffix("]"))
-        number = int(port)
+        parsed = ipaddress.ip_address(address[1:-1] if is_bracketed else address)
     except ValueError:
-        number, parsed = 0, ipaddress.IPv4Address(0)
-    if not 0 < number < 1 << 16:
+        parsed = None
+    # A bare IPv6 address has colons of its own: what is its port would be anybody's guess.
+    if (
+        parsed is None
+        or is_bracketed != (parsed.version == _IPV6)
+        or not port.isdecimal()
+        or not 0 < int(port) < 1 << 16
+    ):
         raise ValueError(f"{target!r} is not ADDRESS:PORT")
-    return str(parsed), number
+    return str(parsed), int(port)
 
 
 def _reached(target: str, address: tuple[str, int], names: dict[str, str], connect_s: float) -> Reached:

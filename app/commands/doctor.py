@@ -64,7 +64,7 @@ def doctor(
 
         found = preflight([*zip(wanted, at_once(chosen, connected), strict=True)], how["port"])
     if is_json:
-        print_json(_json_object(found))
+        print_json(json_object(found))
     else:
         _print(found, shows_all=how["shows_all"])
     raise SystemExit(found.exit_code)
@@ -79,10 +79,13 @@ def _print(found: Preflight, *, shows_all: bool) -> None:
     width = shutil.get_terminal_size().columns
     color = False if os.environ.get("NO_COLOR") else None
     for line in report_lines(found, width, shows_all=shows_all):
-        click.echo("".join(click.style(text, **_STYLES[tone]) if text else "" for text, tone in line), color=color)
+        click.echo(
+            "".join(click.style(text, **_STYLES[tone]) if _STYLES[tone] else text for text, tone in line), color=color
+        )
 
 
-def _json_object(found: Preflight) -> dict[str, Any]:
+def json_object(found: Preflight) -> dict[str, Any]:
+    """Return what `--json` prints, but for the schema's number."""
     return {
         "exit_code": int(found.exit_code),
         "rows": msgspec.to_builtins(found.rows),

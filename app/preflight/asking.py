@@ -22,7 +22,14 @@ from agent.wire.examination import (
     decode_reach_report,
 )
 from app.at_once import at_once
-from app.errors import AgentUnreachableError, AppError, ExitCode, HostKeyError, HostUnreachableError
+from app.errors import (
+    AgentRefusedError,
+    AgentUnreachableError,
+    AppError,
+    ExitCode,
+    HostKeyError,
+    IncompatibleAgentError,
+)
 from app.preflight.comparison import compare
 from app.preflight.findings import Answers, ClockDifference, Failure, FailureKind, Preflight, Wanted, cleaned
 from app.preflight.mesh import routes, target_text
@@ -71,10 +78,10 @@ def failure_of(host: str, error: AppError) -> Failure:
     """Return what kept a host from answering."""
     if isinstance(error, HostKeyError):
         kind = FailureKind.HOST_KEY
-    elif isinstance(error, HostUnreachableError):
-        kind = FailureKind.UNREACHABLE
-    else:
+    elif isinstance(error, AgentUnreachableError | AgentRefusedError | IncompatibleAgentError):
         kind = FailureKind.RANKDECK
+    else:
+        kind = FailureKind.UNREACHABLE
     message = str(error).removeprefix(f"{host}: ").removeprefix(f"the agent on {host} does not answer: ")
     return Failure(kind, clean(message, LINE_LIMIT), clean(error.hint, LINE_LIMIT), ExitCode(error.exit_code))
 
@@ -107,7 +114,7 @@ def _listen(links: Mapping[str, AgentLink], answers: dict[str, Answers], port: i
 
     for host, begun in zip(links, at_once([*links], begin), strict=True):
         if isinstance(begun, AppError):
-            listening = Listening(1, error=str(begun)[:1024])
+            listening = Listening(1, error=failure_of(host, begun).message[:1024])
             answers[host] = msgspec.structs.replace(answers[host], listening=listening)
         else:
             answers[host] = msgspec.structs.replace(answers[host], listening=begun[0], clock=begun[1])
@@ -149,6 +156,6 @@ def _reach(links: Mapping[str, AgentLink], answers: dict[str, Answers]) -> None:
 
     for host, found in zip(wanted, at_once([*wanted], ask), strict=True):
         if isinstance(found, AppError):
-            answers[host] = msgspec.structs.replace(answers[host], reach_error=str(found))
+            answers[host] = msgspec.structs.replace(answers[host], reach_error=failure_of(host, found).message)
         else:
             answers[host] = msgspec.structs.replace(answers[host], reached=found)

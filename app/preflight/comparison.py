@@ -155,13 +155,13 @@ def _clock_remarks(answers: Sequence[Answers]) -> Iterator[Remark]:
     off = {host: clock for host, clock in clocks.items() if _is_off(clock)}
     if len(off) > 1 and len(off) == len(clocks) and _are_together([*off.values()]):
         offset_s = next(iter(off.values())).offset_s
-        detail = f"this machine is {difference_text(-offset_s)} of all hosts, which agree"
+        detail = f"this machine is {difference_text(-offset_s, 'all hosts')}, which agree"
         yield "", Row("clock", Health.WARN, detail, "set its clock: timedatectl set-ntp true")
         return
     for host, clock in clocks.items():
         if host in off:
             within = short_seconds_text(clock.uncertainty_s)
-            detail = f"{difference_text(clock.offset_s)} of this machine, to within {within}"
+            detail = f"{difference_text(clock.offset_s, 'this machine')}, to within {within}"
             yield host, Row("clock", Health.WARN, detail, "set it: timedatectl set-ntp true, or chronyc makestep")
         else:
             detail = f"as this machine's, to within {short_seconds_text(abs(clock.offset_s) + clock.uncertainty_s)}"
@@ -177,6 +177,6 @@ def _are_together(clocks: Sequence[ClockDifference]) -> bool:
     return spread_s <= MAX_CLOCK_DIFFERENCE_S + 2 * max(clock.uncertainty_s for clock in clocks)
 
 
-def difference_text(offset_s: float) -> str:
-    """Return `42 s ahead` or `42 s behind`."""
-    return f"{seconds_text(abs(offset_s))} {'ahead' if offset_s > 0 else 'behind'}"
+def difference_text(offset_s: float, whose: str) -> str:
+    """Return `42 s ahead of h1` or `42 s behind h1`."""
+    return f"{seconds_text(abs(offset_s))} {'ahead of' if offset_s > 0 else 'behind'} {whose}"

@@ -77,7 +77,8 @@ def reach_remarks(answers: Sequence[Answers]) -> Iterator[tuple[str, Row]]:
             todo = f"is there a route, or a firewall between? try there: nc -vz {places[target].rpartition(':')[0]} 22"
             yield source, Row("reach", Health.BAD, f"it does not reach {target} at {places[target]}: {why}", todo)
     if tried and not failed:
-        yield "", _all_well(tried)
+        is_whole = all(one.reached is not None for one in answers)
+        yield "", _all_well(tried, "every host" if is_whole else "every host that answers")
 
 
 def _silent_remarks(answers: Sequence[Answers]) -> Iterator[tuple[str, Row]]:
@@ -103,7 +104,7 @@ def _why(reached: Reached, token: str) -> str:
     return "" if reached.token == token else "another machine answers there (is its address given twice?)"
 
 
-def _all_well(tried: Mapping[str, Mapping[str, Reached]]) -> Row:
+def _all_well(tried: Mapping[str, Mapping[str, Reached]], who: str) -> Row:
     count = sum(len(found) for found in tried.values())
     slowest_s, source, target = max(
         (reached.connect_s, source, target) for source, found in tried.items() for target, reached in found.items()
@@ -113,5 +114,5 @@ def _all_well(tried: Mapping[str, Mapping[str, Reached]]) -> Row:
     return Row(
         "reach",
         Health.OK,
-        f"every host reaches {whom} ({count} connections; the slowest {slowest}, {source} to {target})",
+        f"{who} reaches {whom} ({count} connections; the slowest {slowest}, {source} to {target})",
     )

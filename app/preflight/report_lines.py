@@ -22,16 +22,17 @@ _MARKS = {Health.BAD: "BAD", Health.WARN: "warn", Health.OK: "ok"}
 _MARK_WIDTH = 4
 _INDENT = 2
 _ORDER = (Health.BAD, Health.WARN, Health.OK)
+_MODEL_WIDTH = 11
 _COLUMNS = (
     ("host", 22),
     ("python", 8),
     ("torch", 14),
     ("NCCL", 8),
-    ("GPUs", 20),
-    ("driver", 12),
+    ("GPUs", 16),
     ("code", 10),
-    ("address", 40),
     ("clock", 8),
+    ("driver", 12),
+    ("address", 40),
 )
 """Title, and at most how wide: what no host has is left out, then what does not fit, from the right."""
 
@@ -145,7 +146,7 @@ def _row_lines(row: Row, width: int) -> Iterator[_Line]:
     ]
     margin = " " * (_INDENT + _MARK_WIDTH + 2 + _NAME_WIDTH + 2)
     if len(name) > _NAME_WIDTH:
-        yield head
+        yield [*head[:-1], Piece(f"  {name}")]
         head = [Piece(margin)]
     first, *others = [*_wrapped(row.detail, width - len(margin), "", Tone.PLAIN)] or [[]]
     yield head + first
@@ -190,7 +191,7 @@ def _cells(one: HostFindings) -> list[str]:
     facts, clock = one.facts, one.clock
     assert facts is not None
     names = list(dict.fromkeys(facts.gpus))
-    gpus = ", ".join(f"{facts.gpus.count(name)} x {name.removeprefix('NVIDIA ')}" for name in names)
+    gpus = ", ".join(f"{facts.gpus.count(name)} x {_model(name)}" for name in names)
     offset = UNKNOWN
     if clock is not None:
         certain_s = max(0.0, abs(clock.offset_s) - clock.uncertainty_s)
@@ -199,10 +200,15 @@ def _cells(one: HostFindings) -> list[str]:
     program = UNKNOWN if code is None else commit_text(code) if code.commit else code.digest[:9]
     return [
         one.host,
-        *(text or UNKNOWN for text in (facts.python, facts.torch, facts.nccl, gpus, facts.driver, program)),
-        facts.address or UNKNOWN,
+        *(text or UNKNOWN for text in (facts.python, facts.torch, facts.nccl, gpus, program)),
         offset,
+        *(text or UNKNOWN for text in (facts.driver, facts.address)),
     ]
+
+
+def _model(name: str) -> str:
+    """Return `H100 80GB` of `NVIDIA H100 80GB HBM3`: as many words as are short together."""
+    return textwrap.shorten(name.removeprefix("NVIDIA "), _MODEL_WIDTH, placeholder="") or name[:_MODEL_WIDTH]
 
 
 def _cut(text: str, width: int) -> str:

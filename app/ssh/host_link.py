@@ -21,6 +21,7 @@ from app.safe_text import clean
 from app.ssh.agent_link import VERB_TIMEOUT_S, AgentLink
 from app.ssh.connection import CHANNEL_ERRORS, ForwardingRefusedError, SshConnection, connect
 from app.ssh.relay_frames import FrameReader
+from app.ssh.talk import LINE_TIMEOUT_S
 from app.ssh.tunnel import JOIN_S, Tunnel
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ class HostLink(AgentLink):
 
     def _open(self, argv: Sequence[str]) -> ByteChannel:
         channel = self._connected().open_process(argv)
-        channel.settimeout(VERB_TIMEOUT_S)
+        channel.settimeout(LINE_TIMEOUT_S)
         return channel
 
 

@@ -14,6 +14,7 @@ from app.safe_text import LINE_LIMIT, clean
 from app.ssh.agent_link import EXIT_NO_COMMAND, VERB_TIMEOUT_S, AgentLink
 from app.ssh.config import THIS_MACHINE
 from app.ssh.remote_command import Finished
+from app.ssh.talk import LINE_TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -80,7 +81,7 @@ class _LocalProcess:
             HostUnreachableError: It cannot be started.
         """
         self._near, far = socket.socketpair()
-        self._near.settimeout(VERB_TIMEOUT_S)
+        self._near.settimeout(LINE_TIMEOUT_S)
         with far:
             try:
                 self._process = subprocess.Popen(

@@ -12,8 +12,8 @@ from app.safe_text import clean
 if TYPE_CHECKING:
     from app.ssh.tunnel import ByteChannel
 
-LINE_TIMEOUT_S = 30.0
-"""A start of Python on a busy machine."""
+LINE_TIMEOUT_S = 20.0
+"""For a start of Python on a busy machine; also what a channel is to wait for at most."""
 MAX_LINE_BYTES = 65_536
 _CHANNEL_ERRORS = (OSError, EOFError)
 """Of a channel that is there already, paramiko's own among them: its SSHException is of opening one."""

@@ -91,6 +91,9 @@ def gpu_rows(sample: GpuSample | None, interpreter: Interpreter, pci_devices: Pa
         return
     yield _found_row(sample)
     yield from _use_rows(sample)
+    if interpreter.num_gpus and not interpreter.nccl:
+        detail = f"torch {interpreter.torch} has no NCCL: its ranks on GPUs would speak over the CPU, by gloo"
+        yield Row("torch_gpus", Health.WARN, detail, "install another build of torch")
     if interpreter.is_imported and not interpreter.num_gpus:
         built = f"built for {interpreter.cuda}" if interpreter.cuda else "built without CUDA"
         detail = f"torch {interpreter.torch} can use none of the {len(sample.gpus)} GPUs ({built})"

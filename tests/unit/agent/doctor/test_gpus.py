@@ -71,6 +71,8 @@ def test_a_torch_that_cannot_use_the_gpus_is_bad(
 
     assert told(sample, without)[1:] == [("torch_gpus", Health.BAD, detail)]
     assert len(told(sample, Interpreter(error="it does not run"))) == 1, "of which nothing is known"
+    slow = Interpreter("3.11.9", "2.13.0", cuda, num_gpus=1, is_imported=True)
+    assert [(name, status) for name, status, _ in told(sample, slow)[1:]] == [("torch_gpus", Health.WARN)]
 
 
 def test_a_driver_that_hangs_is_bad_and_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

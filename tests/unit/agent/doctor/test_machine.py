@@ -95,5 +95,5 @@ def test_leftovers_are_named_and_counted() -> None:
     row = leftovers_row(found)
 
     assert row.status is Health.WARN
-    assert row.detail.startswith("pid 0: train.py (3 MiB, listens on 9); pid 1")
+    assert row.detail.startswith("pid 0: train.py (3 MiB, listens on 29500); pid 1")
     assert row.detail.endswith("; 2 more")

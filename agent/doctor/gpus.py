@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.doctor.bounded_program import END_S
-from agent.state.gpu_sample import MAX_SAMPLE_BYTES, GpuSample, MalformedSampleError, decode_sample
+from agent.state.gpu_sample import MAX_SAMPLE_BYTES, SAMPLE_VERSION, GpuSample, MalformedSampleError, decode_sample
 from agent.wire.examination import Health, Row
 from agent.wire.machine import GpuCondition
 
@@ -33,6 +33,13 @@ _DISPLAY_CLASSES = ("0x0300", "0x0302")
 
 def sample_gpus(timeout_s: float = ANSWER_S) -> GpuSample | None:
     """Return one sample; None when NVML does not answer in time."""
+    try:
+        return _sample(timeout_s)
+    except OSError as error:
+        return GpuSample(SAMPLE_VERSION, os.getpid(), f"its answer cannot be heard: {error}"[:1024])
+
+
+def _sample(timeout_s: float) -> GpuSample | None:
     with (
         tempfile.TemporaryDirectory(prefix="rd-") as directory,
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as inbox,

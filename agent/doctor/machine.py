@@ -16,7 +16,7 @@ from agent.wire.examination import Health, Row
 from agent.wire.fields import CONTROL_SOCKET, INBOX_SOCKET, TELEMETRY_SOCKET
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from agent.wire.replies import Leftover
 
@@ -37,14 +37,22 @@ def machine_rows(directory: Path) -> Iterator[Row]:
         directory: The agent's, or where it would be.
     """
     yield state_directory_row(directory)
-    yield _agent_row(directory)
-    yield _disk_row(directory)
+    yield _looked_at("agent", lambda: _agent_row(directory))
+    yield _looked_at("disk", lambda: _disk_row(directory))
     yield shared_memory_row(SHARED_MEMORY)
-    yield leftovers_row(find_leftovers())
-    yield linger_row(Path("/run/systemd/system"), Path("/var/lib/systemd/linger"))
+    yield _looked_at("leftovers", lambda: leftovers_row(find_leftovers()))
+    yield _looked_at("linger", lambda: linger_row(Path("/run/systemd/system"), Path("/var/lib/systemd/linger")))
     yield cgroup_row(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
     yield open_files_row(*resource.getrlimit(resource.RLIMIT_NOFILE))
     yield locked_memory_row(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], Path("/sys/class/infiniband"))
+
+
+def _looked_at(name: str, look: Callable[[], Row]) -> Row:
+    """Return a row, also of what cannot be looked at: the others are told all the same."""
+    try:
+        return look()
+    except OSError as error:
+        return Row(name, Health.BAD, f"cannot be looked at: {error}", "see why: a job would meet it, too")
 
 
 def state_directory_row(directory: Path) -> Row:

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 NUM_PINGS = 4
 """The quickest one counts: what a ping waited for tells nothing of the clock."""
-_FOUND_BAD = (0, 1)
-"""Exit codes of `agent doctor`."""
+_FOUND_BAD = (1,)
+"""The exit code of `agent doctor` where a row is bad."""
 
 
 def preflight(links: Sequence[tuple[Wanted, AgentLink | AppError]], port: int = 0) -> Preflight:

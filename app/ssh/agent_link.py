@@ -179,12 +179,12 @@ class AgentLink(ABC):
             raise IncompatibleAgentError(self.host, detail)
         return place
 
-    def ask_verb(self, *arguments: str, answered: Container[int] = (0,)) -> bytes:
+    def ask_verb(self, *arguments: str, answered: Container[int] = ()) -> bytes:
         """Run a verb of the agent there, and return its answer; no agent needs to serve.
 
         Args:
             arguments: The verb, and what follows it.
-            answered: Exit codes that come with an answer.
+            answered: Exit codes beside 0 that come with an answer, which is JSON.
 
         Raises:
             AgentUnreachableError: It cannot be run there, or fails; and so the other errors of `find`.
@@ -207,14 +207,15 @@ class AgentLink(ABC):
             HostUnreachableError: The host would not.
         """
 
-    def _run(self, *arguments: str, answered: Container[int] = (0,)) -> bytes:
+    def _run(self, *arguments: str, answered: Container[int] = ()) -> bytes:
         """Run a verb of the agent there, and return its answer: the last line that was printed.
 
         A login shell may print lines of its own before.
         """
         done = self._execute(self._argv(*arguments))
-        if done.exit_code in answered and (done.exit_code == 0 or done.stdout.strip()):
-            return b"".join(done.stdout.strip().splitlines()[-1:])
+        last_line = b"".join(done.stdout.strip().splitlines()[-1:])
+        if done.exit_code == 0 or (done.exit_code in answered and last_line.startswith(b"{")):
+            return last_line
         if done.exit_code == ExitCode.REFUSED:
             raise AgentRefusedError(self.host, arguments[0], done.said)
         python = self._python

@@ -83,6 +83,14 @@ def test_an_examination_that_is_none_is_that_hosts_trouble(tmp_path: Path, answe
     assert found.exit_code is ExitCode.UNREACHABLE
 
 
+def test_what_a_login_prints_is_not_taken_for_the_answer_of_a_doctor_that_failed(tmp_path: Path) -> None:
+    found = preflight(pair(tmp_path, doctor="Welcome to h1", exit_code=1))
+
+    failure = of_host(found, "h1").failure
+    assert failure is not None
+    assert failure.message == "exit code 1"
+
+
 def test_a_doctor_that_fails_without_a_word_has_not_answered(tmp_path: Path) -> None:
     found = preflight(pair(tmp_path, doctor="", exit_code=1))
 

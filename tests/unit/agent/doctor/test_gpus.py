@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -83,6 +84,14 @@ def test_a_driver_that_hangs_is_bad_and_not_waited_for(monkeypatch: pytest.Monke
 
 def test_a_sampler_that_ends_without_a_word_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert sampled(monkeypatch, tmp_path, recording(nvmlInit={"exit": 3})) is None
+
+
+def test_a_full_disk_is_no_reason_to_fall_silent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+
+    ((_, status, detail),) = told(sample_gpus(), pci_devices=tmp_path)
+
+    assert (status, detail.startswith("none: its answer cannot be heard: ")) == (Health.OK, True)
 
 
 def test_gpus_without_a_driver_are_bad_where_some_are_plugged_in(

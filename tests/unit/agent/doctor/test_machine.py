@@ -15,10 +15,12 @@ from agent.doctor.machine import (
     leftovers_row,
     linger_row,
     locked_memory_row,
+    machine_rows,
     open_files_row,
     shared_memory_row,
     state_directory_row,
 )
+from agent.processes import leftover_search
 from agent.wire.examination import Health
 from agent.wire.replies import Leftover
 
@@ -74,6 +76,15 @@ def test_a_directory_that_is_not_ours_alone_is_bad(tmp_path: Path) -> None:
     row = state_directory_row(tmp_path)
     assert (row.status, "chmod 0700" in row.detail) == (Health.BAD, True)
     assert state_directory_row(tmp_path / "none").status is Health.OK
+
+
+def test_what_cannot_be_looked_at_hides_nothing_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(leftover_search, "SHARED_MEMORY", tmp_path / "none")
+
+    rows = {row.name: row for row in machine_rows(tmp_path / "a/b")}
+
+    assert (rows["leftovers"].status, "none" in rows["leftovers"].detail) == (Health.BAD, True)
+    assert {"state_directory", "agent", "disk", "shared_memory", "linger", "cgroup", "open_files"} <= set(rows)
 
 
 def test_whose_group_we_are_in_is_told(tmp_path: Path) -> None:

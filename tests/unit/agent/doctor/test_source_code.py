@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -102,6 +103,7 @@ def test_time_is_a_bound_too(tmp_path: Path) -> None:
     assert code.digest == ""
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_git_tells_the_commit_and_what_has_changed_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_DIR", "/somewhere/else")
     write(tmp_path, train="1", model="1")

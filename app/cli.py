@@ -12,6 +12,7 @@ import click
 
 from app.commands.config import config
 from app.commands.control import CONTROL_VERBS
+from app.commands.doctor import doctor
 from app.commands.evidence import evidence, replay
 from app.commands.host_options import read_only_option, record_option
 from app.commands.hosts import HOST_VERBS
@@ -98,7 +99,7 @@ def demo(*, headless: bool, is_json: bool, fault: str | None, steps: int | None,
     raise SystemExit(asyncio.run(show_session(Demo(options), how["settings"].console)))
 
 
-for verb in (init, up, down, *START_VERBS, *HOST_VERBS, *CONTROL_VERBS, config, evidence, replay, serve):
+for verb in (init, doctor, up, down, *START_VERBS, *HOST_VERBS, *CONTROL_VERBS, config, evidence, replay, serve):
     rankdeck.add_command(verb)
 
 

@@ -72,6 +72,11 @@ def seconds_text(seconds: float | None) -> str:
     return _joined(whole // 3600, "h", whole % 3600 // 60, "min")
 
 
+def short_seconds_text(seconds: float) -> str:
+    """Return `0.4 ms` or `12 ms` of less than a second, else as `seconds_text`."""
+    return f"{_three_digits(1000 * seconds)} ms" if seconds < 1 else seconds_text(seconds)
+
+
 def _joined(large: int, large_unit: str, small: int, small_unit: str) -> str:
     return f"{large} {large_unit} {small} {small_unit}" if small else f"{large} {large_unit}"
 

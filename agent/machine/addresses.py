@@ -2,53 +2,86 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv6Interface, ip_interface
-from typing import TYPE_CHECKING
+import socket
+from ipaddress import ip_address, ip_interface
+from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from ipaddress import IPv4Interface
-
-    Interface = IPv4Interface | IPv6Interface
 
 MAX_ADDRESSES = 64
+_FAMILIES = (socket.AF_INET, socket.AF_INET6)
+
+
+class OutwardAddress(NamedTuple):
+    """An address of an interface that is up.
+
+    Attributes:
+        interface: Its name.
+        address: Without a zone.
+        netmask: Empty where there is none.
+        mtu: Of the interface, bytes.
+    """
+
+    interface: str
+    address: str
+    netmask: str
+    mtu: int
+
+
+def outward_addresses() -> list[OutwardAddress]:
+    """Return the addresses at which others could reach this node; IPv4 first, of one kind by interface."""
+    stats = psutil.net_if_stats()
+    found = [
+        OutwardAddress(name, address.address, address.netmask or "", stats[name].mtu)
+        for name, addresses in psutil.net_if_addrs().items()
+        if name in stats and stats[name].isup
+        for address in addresses
+        if address.family in _FAMILIES and is_outward(address.address)
+    ]
+    return sorted(found, key=lambda one: (":" in one.address, one.interface))
+
+
+def is_outward(address: str) -> bool:
+    """Say whether others can reach a node at an address, for all that the address tells."""
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return False
+    # One with a zone is of one link only.
+    return not (parsed.is_loopback or parsed.is_link_local or parsed.is_multicast or parsed.is_unspecified)
+
+
+def address_of_ssh(environ: Mapping[str, str]) -> str:
+    """Return the address under which SSH has come here; empty where it has not.
+
+    Args:
+        environ: Of a process that sshd may have started. Source: sshd(8), SSH_CONNECTION.
+    """
+    parts = environ.get("SSH_CONNECTION", "").split()
+    return parts[2] if len(parts) == 4 else ""
 
 
 def own_addresses(environ: Mapping[str, str]) -> list[str]:
     """Return this node's addresses with the lengths of their networks' prefixes, as `10.0.0.5/24`.
 
-    The one under which SSH has come here stands first, the others in the order of the interfaces, IPv4 before IPv6.
-    Loopback and link-local ones are left out.
-
-    Args:
-        environ: Of a process that SSH may have started. Source: sshd(8), SSH_CONNECTION.
+    The one under which SSH has come here stands first, the others as in `outward_addresses`.
     """
-    stats = psutil.net_if_stats()
-    found = [
-        (address.address, address.netmask or "")
-        for name, addresses in psutil.net_if_addrs().items()
-        if name in stats and stats[name].isup
-        for address in addresses
-    ]
-    return ordered(found, environ.get("SSH_CONNECTION", ""))
+    return ordered(outward_addresses(), address_of_ssh(environ))
 
 
-def ordered(found: Iterable[tuple[str, str]], ssh_connection: str) -> list[str]:
-    """Return the fit ones of (address, netmask), as `own_addresses` does."""
-    interfaces = [interface for pair in found if (interface := _interface(*pair)) is not None]
-    reached = (ssh_connection.split() or [""] * 4)[2:3]
-    interfaces.sort(key=lambda one: (str(one.ip) not in reached, one.version))
-    return [str(interface) for interface in interfaces[:MAX_ADDRESSES]]
+def ordered(found: Iterable[OutwardAddress], first: str) -> list[str]:
+    """Return addresses as `own_addresses` does, the one that is `first` ahead."""
+    ahead = sorted(found, key=lambda one: one.address != first)
+    return [_with_prefix(one.address, one.netmask) for one in ahead[:MAX_ADDRESSES]]
 
 
-def _interface(address: str, netmask: str) -> Interface | None:
-    """Return an address in its network; None for one that others cannot use, or that is none, as a MAC is."""
+def _with_prefix(address: str, netmask: str) -> str:
     try:
         # psutil writes an IPv6 netmask out, which `ipaddress` does not read.
-        mask = int(ip_interface(netmask).ip).bit_count() if ":" in netmask else netmask
-        interface = ip_interface(f"{address}/{mask}" if mask else address)
+        mask = int(ip_address(netmask)).bit_count() if ":" in netmask else netmask
+        return str(ip_interface(f"{address}/{mask}" if mask else address))
     except ValueError:
-        return None
-    return None if interface.is_loopback or interface.is_link_local else interface
+        return str(ip_interface(address))

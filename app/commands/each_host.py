@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from app.at_once import at_once
 from app.commands.host_options import link_by, named_python, print_json
 from app.errors import AppError, ExitCode
 from app.headless import print_line
-from app.in_parallel import in_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ def on_each(
     """Yield each host and what `do` returned or raised there; one that fails stops no other.
 
     Args:
-        hosts: Where.
+        hosts: Where; some at a time.
         python: Of hosts for which the inventory says nothing else.
         ssh_config: Read instead of ~/.ssh/config.
         do: Called in a thread, with a link that is connected.
@@ -36,10 +36,9 @@ def on_each(
     def visit(entry: HostEntry) -> Answer:
         with link_by(entry.host, named, entry.python, python, ssh_config) as link:
             link.connect()
-            return do(link)
+            return do(link)  # told once the link is gone: the command may end with the last answer
 
-    for entry, answer in in_parallel(hosts, visit):
-        yield entry.host, answer
+    yield from zip((entry.host for entry in hosts), at_once(hosts, visit), strict=True)
 
 
 def tell_each(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from app.ssh.agent_link import AgentPlace
 
 
-def _hosts(command: Callable[..., None]) -> Callable[..., None]:
+def takes_hosts(command: Callable[..., None]) -> Callable[..., None]:
     """Add what says which hosts are meant."""
     command = click.option(
         "--exclude", multiple=True, metavar="PATTERN", help="Leave hosts of the inventory out, as 'gpu1*'"
@@ -26,7 +26,7 @@ def _hosts(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command()
-@_hosts
+@takes_hosts
 @json_option
 @reaches
 def up(*, hosts: tuple[str, ...], exclude: tuple[str, ...], is_json: bool, python: str, ssh_config: str) -> None:
@@ -40,7 +40,7 @@ def up(*, hosts: tuple[str, ...], exclude: tuple[str, ...], is_json: bool, pytho
 
 
 @click.command()
-@_hosts
+@takes_hosts
 @click.option("--kill-jobs", is_flag=True, help="Kill its jobs first; without this they go on")
 @json_option
 @reaches

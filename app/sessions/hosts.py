@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
+from app.at_once import at_once
 from app.errors import AppError, HostUnreachableError
-from app.in_parallel import in_parallel
 from app.inventory.inventory import HostEntry
 from app.sessions.connection_keeper import ConnectionKeeper
 from app.words import nodes_text
@@ -79,8 +79,9 @@ class Connections:
             link.open_road(lambda frame: take_frame(link.host, frame))
 
         links = self._hosts.links
-        opened = await asyncio.to_thread(lambda: list(in_parallel(links, open_road)))
-        self._away |= {link.host: answer for link, answer in opened if isinstance(answer, AppError)}
+        opened = await asyncio.to_thread(lambda: list(at_once(links, open_road)))
+        answers = zip(links, opened, strict=True)
+        self._away |= {link.host: answer for link, answer in answers if isinstance(answer, AppError)}
         if len(self._away) == len(links):
             raise next(iter(self._away.values()))
         for link in links:
@@ -122,4 +123,4 @@ class Connections:
     async def close(self) -> None:
         """Let go of the hosts; returns when the last of them is let go."""
         await self.keep_no_more()
-        await asyncio.to_thread(lambda: list(in_parallel(self._hosts.links, lambda link: link.close())))
+        await asyncio.to_thread(lambda: list(at_once(self._hosts.links, lambda link: link.close())))

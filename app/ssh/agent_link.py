@@ -15,12 +15,14 @@ from agent.wire.replies import Accepted, decode_reply
 from agent.wire.reports import WIRE_VERSION
 from app.errors import AgentRefusedError, AgentUnreachableError, ExitCode, IncompatibleAgentError
 from app.safe_text import clean
+from app.ssh.talk import Talk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
     from pathlib import Path
 
     from app.ssh.remote_command import Finished
+    from app.ssh.tunnel import ByteChannel
 
 VERB_TIMEOUT_S = 45.0
 """A start of Python on a busy machine, twice, and an agent that takes up its jobs."""
@@ -187,14 +189,43 @@ class AgentLink(ABC):
         self._heard = place
         return place
 
-    def _run(self, *arguments: str) -> bytes:
+    def ask_verb(self, *arguments: str, answered: Container[int] = ()) -> bytes:
+        """Run a verb of the agent there, and return its answer; no agent needs to serve.
+
+        Args:
+            arguments: The verb, and what follows it.
+            answered: Exit codes beside 0 that come with an answer, which is JSON.
+
+        Raises:
+            AgentUnreachableError: It cannot be run there, or fails; and so the other errors of `find`.
+        """
+        return self._run(*arguments, answered=answered)
+
+    def begin_verb(self, *arguments: str) -> Talk:
+        """Start a verb of the agent there that goes on while it is spoken to.
+
+        Raises:
+            HostUnreachableError: The host would not.
+        """
+        return Talk(self.host, arguments[0], self._open(self._argv(*arguments)))
+
+    @abstractmethod
+    def _open(self, argv: Sequence[str]) -> ByteChannel:
+        """Start a program there; the channel is its standard input and output, and is never waited for for ever.
+
+        Raises:
+            HostUnreachableError: The host would not.
+        """
+
+    def _run(self, *arguments: str, answered: Container[int] = ()) -> bytes:
         """Run a verb of the agent there, and return its answer: the last line that was printed.
 
         A login shell may print lines of its own before.
         """
         done = self._execute(self._argv(*arguments))
-        if done.exit_code == 0:
-            return b"".join(done.stdout.strip().splitlines()[-1:])
+        last_line = b"".join(done.stdout.strip().splitlines()[-1:])
+        if done.exit_code == 0 or (done.exit_code in answered and last_line.startswith(b"{")):
+            return last_line
         if done.exit_code == ExitCode.REFUSED:
             raise AgentRefusedError(self.host, arguments[0], done.said)
         python = self._python

@@ -21,6 +21,7 @@ from app.safe_text import clean
 from app.ssh.agent_link import VERB_TIMEOUT_S, AgentLink
 from app.ssh.connection import CHANNEL_ERRORS, ForwardingRefusedError, SshConnection, connect
 from app.ssh.relay_frames import FrameReader
+from app.ssh.talk import LINE_TIMEOUT_S
 from app.ssh.tunnel import JOIN_S, Tunnel
 
 if TYPE_CHECKING:
@@ -173,6 +174,11 @@ class HostLink(AgentLink):
 
     def _execute(self, argv: Sequence[str]) -> Finished:
         return self._connected().run(argv, VERB_TIMEOUT_S)
+
+    def _open(self, argv: Sequence[str]) -> ByteChannel:
+        channel = self._connected().open_process(argv)
+        channel.settimeout(LINE_TIMEOUT_S)
+        return channel
 
 
 def _read_frames(channel: ByteChannel, on_frame: Callable[[bytes], None]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
+from app.at_once import at_once
 from app.errors import AppError
-from app.in_parallel import in_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,8 +28,7 @@ class LinkGroup:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for _link, _answer in in_parallel(self.links, lambda link: link.close()):
-            pass
+        list(at_once(self.links, lambda link: link.close()))
 
     def connect(self, then: Callable[[AgentLink], object]) -> Iterator[tuple[str, AppError | None]]:
         """Go to every host at once, and do something there; yield each host and what went wrong, None if nothing did.
@@ -42,5 +41,5 @@ class LinkGroup:
             link.connect()
             then(link)
 
-        for link, answer in in_parallel(self.links, go):
+        for link, answer in zip(self.links, at_once(self.links, go), strict=True):
             yield link.host, answer if isinstance(answer, AppError) else None

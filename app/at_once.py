@@ -1,4 +1,4 @@
-"""One thing done for many at once, each in a thread of its own: one that fails stops no other."""
+"""One thing done to many at once, each in a thread that nobody waits for at the end."""
 
 from __future__ import annotations
 
@@ -13,22 +13,26 @@ from app.errors import AppError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-MAX_HOSTS_AT_ONCE = 32
+MAX_AT_ONCE = 32
 """Each takes a thread, and a process of ssh for a moment."""
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
-def in_parallel(items: Sequence[Item], do: Callable[[Item], Answer]) -> Iterator[tuple[Item, Answer | AppError]]:
-    """Yield each item and what `do` returned or raised for it, in order, each as soon as it and those before are known.
+def at_once(items: Sequence[Item], do: Callable[[Item], Answer]) -> Iterator[Answer | AppError]:
+    """Yield what `do` returned or raised of each, in their order and as soon as it is known; one stops no other.
 
-    Not a pool: one would keep a person who has pressed Ctrl-C until the slowest has answered.
+    Args:
+        items: At most `MAX_AT_ONCE` at a time.
+        do: Called in a thread.
     """
     todo: queue.SimpleQueue[tuple[Item, Future[Answer]]] = queue.SimpleQueue()
-    answers: list[tuple[Item, Future[Answer]]] = [(item, Future()) for item in items]
-    for pair in answers:
-        todo.put(pair)
+    answers: list[Future[Answer]] = []
+    for item in items:
+        answer: Future[Answer] = Future()
+        answers.append(answer)
+        todo.put((item, answer))
 
     def work() -> None:
         with suppress(queue.Empty):
@@ -41,10 +45,11 @@ def in_parallel(items: Sequence[Item], do: Callable[[Item], Answer]) -> Iterator
                 finally:
                     answer.cancel()  # of what went wrong in no way of ours, which the thread tells: nobody waits for it
 
-    for _ in range(min(MAX_HOSTS_AT_ONCE, len(items))):
+    # Not a pool: one would keep a person who has pressed Ctrl-C until the slowest has answered.
+    for _ in range(min(MAX_AT_ONCE, len(items))):
         threading.Thread(target=work, name="rankdeck-host", daemon=True).start()
-    for item, answer in answers:
+    for answer in answers:
         try:
-            yield item, answer.result()
+            yield answer.result()
         except AppError as error:
-            yield item, error
+            yield error

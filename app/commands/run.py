@@ -24,9 +24,11 @@ from app.commands.host_options import (
 from app.commands.hosts_of_a_job import HostsWanted, reached, takes_hosts
 from app.commands.inventory_file import load_inventory
 from app.commands.settings_options import NO_FILES_PARAMETER, takes_settings
-from app.errors import UsageError
+from app.errors import AppError, UsageError
 from app.headless import print_line
 from app.inventory.jobs import is_variable
+from app.preflight.asking import preflight
+from app.preflight.findings import Wanted
 from app.program import check_command, check_job_id, make_job_id
 from app.safe_text import LINE_LIMIT, clean
 from app.sessions.remote_job import RunRequest, check_metrics
@@ -39,9 +41,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from app.inventory.jobs import JobEntry
+    from app.sessions.hosts import Hosts
 
 _watch_options = (
     click.option("--detach", is_flag=True, help="Start it, say its name, and leave"),
+    click.option("--no-doctor", "skips_doctor", is_flag=True, help="Do not look at several hosts beforehand"),
     evidence_option,
     no_evidence_option,
     record_option,
@@ -165,7 +169,14 @@ START_VERBS = (run, start)
 
 
 def _start_and_watch(
-    wanted: HostsWanted, request: RunRequest, *, is_json: bool, headless: bool, detach: bool, **how: Any
+    wanted: HostsWanted,
+    request: RunRequest,
+    *,
+    is_json: bool,
+    headless: bool,
+    detach: bool,
+    skips_doctor: bool,
+    **how: Any,
 ) -> None:
     if detach and how["recording"] is not None:
         raise click.UsageError("--detach leaves, so there is nothing to --record")
@@ -176,6 +187,8 @@ def _start_and_watch(
         for link in hosts.links:
             if link.place is not None and link.place.is_new:
                 print_line(f"rankdeck: the agent on {link.host} is up (pid {link.place.pid})")
+        if len(hosts.links) > 1 and not skips_doctor:
+            _look_first(hosts, request)
         session = RemoteSession(hosts, request, options)
         if not detach:
             present(session, how["settings"], is_json=is_json, is_headless=headless)
@@ -192,6 +205,27 @@ async def _start(session: RemoteSession) -> None:
         await session.start()
     finally:
         await session.close()
+
+
+def _look_first(hosts: Hosts, request: RunRequest) -> None:
+    """Return if several hosts are fit for a job together.
+
+    Raises:
+        AppError: They are not; each thing that is in the way has been told.
+    """
+    looked_at: list[tuple[Wanted, AgentLink | AppError]] = [
+        (Wanted(link.host, request.num_ranks or entry.num_ranks, request.python, entry.workdir), link)
+        for link, entry in zip(hosts.links, hosts.entries, strict=True)
+    ]
+    found = preflight(looked_at)
+    for problem in found.problems:
+        print_line(f"rankdeck: {problem}")
+    if found.exit_code:
+        things = "thing is" if len(found.problems) == 1 else "things are"
+        hint = "rankdeck doctor says more; --no-doctor starts all the same"
+        failure = AppError(f"{len(found.problems)} {things} in the way of job {request.job_id}", hint)
+        failure.exit_code = found.exit_code
+        raise failure
 
 
 def _tell_jobs(jobs: dict[str, JobEntry]) -> None:

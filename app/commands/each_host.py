@@ -26,6 +26,14 @@ MAX_AT_ONCE = 32
 Answer = TypeVar("Answer")
 
 
+def takes_hosts(command: Callable[..., None]) -> Callable[..., None]:
+    """Add what says which hosts are meant."""
+    command = click.option(
+        "--exclude", multiple=True, metavar="PATTERN", help="Leave hosts of the inventory out, as 'gpu1*'"
+    )(command)
+    return click.argument("hosts", nargs=-1, metavar="[HOST]...")(command)
+
+
 def on_each(
     hosts: Sequence[HostEntry], python: str, ssh_config: str, do: Callable[[AgentLink], Answer]
 ) -> Iterator[tuple[str, Answer | AppError]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -47,10 +48,18 @@ class LocalLink(AgentLink):
     def close(self) -> None:
         """Do nothing: nothing is held."""
 
-    def _execute(self, argv: Sequence[str]) -> Finished:
+    def send_file(self, near: Path, far: str) -> bool:
+        """Copy a file."""
+        try:
+            shutil.copyfile(near, far)
+        except OSError as error:
+            raise HostUnreachableError(self.host, f"{far}: {error.strerror}") from error
+        return True
+
+    def _execute(self, argv: Sequence[str], given: bytes = b"", timeout_s: float | None = None) -> Finished:
         try:
             done = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=VERB_TIMEOUT_S, check=False
+                argv, input=given, capture_output=True, timeout=timeout_s or VERB_TIMEOUT_S, check=False
             )
         except OSError:
             return Finished(EXIT_NO_COMMAND, b"", "")

@@ -63,9 +63,15 @@ def install(*, hosts: tuple[str, ...], exclude: tuple[str, ...], is_json: bool, 
         plan = _plan(Path(directory), how["wheelhouse"], how["wheel_file"])
         plan = msgspec.structs.replace(plan, venv=how["venv"], restarts_agent=how["restarts_agent"])
         answers = on_each(chosen, python or how["python"], how["ssh_config"], lambda link: _install(link, plan))
-        code = tell_each(answers, lambda host, done: _told(host, done, named), is_json=is_json)
-    if how["venv"]:
-        _advise(named, entries)
+        installed: list[str] = []
+
+        def told(host: str, done: Installed) -> tuple[str, Mapping[str, Any]]:
+            installed.append(host)
+            return _told(host, done, named)
+
+        code = tell_each(answers, told, is_json=is_json)
+    if how["venv"] and installed:
+        _advise(named, [entry for entry in entries if entry.host in installed])
     raise SystemExit(code)
 
 

@@ -95,10 +95,11 @@ def _packages() -> dict[str, Any]:
     """Return what is installed, and of rankdeck which it is, whose checkout, and what it lacks."""
     from importlib import metadata  # noqa: PLC0415 - from Python 3.8 on
 
-    installed: dict[str, str] = {}
+    installed: dict[str, dict[str, Any]] = {}
     for distribution in metadata.distributions():
         if name := distribution.metadata["Name"]:
-            installed.setdefault(normalised(name), distribution.version)
+            requires = [text for text in distribution.requires or () if "extra" not in text.partition(";")[2]]
+            installed.setdefault(normalised(name), {"version": distribution.version, "requires": requires})
     found: dict[str, Any] = {"installed": installed, "rankdeck": "", "digest": "", "checkout": "", "missing": []}
     try:
         own = metadata.distribution(DISTRIBUTION)
@@ -146,7 +147,7 @@ def make_venv(directory: str, timeout_s: str) -> dict[str, Any]:
 
 def _why_no_venv(path: Path, deadline_s: float) -> dict[str, Any] | None:
     """Make it; return the refusal if that fails."""
-    if importlib.util.find_spec("ensurepip") is None:
+    if _lacks_ensurepip():
         package = "python{}.{}-venv".format(*sys.version_info)
         return _refusal(f"{sys.executable} makes no venv: ensurepip is missing", f"apt install {package} there")
     has_torch = sys.prefix == sys.base_prefix and importlib.util.find_spec("torch") is not None
@@ -156,6 +157,11 @@ def _why_no_venv(path: Path, deadline_s: float) -> dict[str, Any] | None:
         return None
     said = lines[-1] if lines else f"exit code {code}"
     return _refusal(f"{sys.executable} -m venv: " + ("it does not end" if code is None else said))
+
+
+def _lacks_ensurepip() -> bool:
+    """Return whether what a venv needs is a package of its own here that is not installed, as on Debian."""
+    return importlib.util.find_spec("ensurepip") is None
 
 
 def stage() -> dict[str, Any]:

@@ -60,7 +60,8 @@ def externally_managed() -> tuple[str, str]:
 
 def last_words(lines: Sequence[str]) -> str:
     """Return the last error that pip told of, else the last line."""
-    errors = [line for line in lines if line.startswith("ERROR:")]
+    # Above a traceback of its own pip says `ERROR: Exception:`; what it is stands in the last line.
+    errors = [line for line in lines if line.startswith("ERROR:") and not line.endswith("Exception:")]
     told = (errors or [line for line in lines if line.strip()] or ["it says nothing"])[-1]
     return clean(told.removeprefix("ERROR:").strip(), WORDS_LIMIT)
 

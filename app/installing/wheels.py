@@ -26,6 +26,14 @@ _PLAIN_VERSION = re.compile(r"\d+(?:\.\d+)*")
 _STABLE_ABI = "abi3"
 
 
+class Package(msgspec.Struct, frozen=True):
+    """What is installed on a host."""
+
+    version: str
+    requires: tuple[str, ...] = ()
+    """By itself, without extras."""
+
+
 class FarPython(msgspec.Struct, frozen=True):
     """The Python of a host; the schema is what `app.installing.on_host.survey` prints."""
 
@@ -39,8 +47,8 @@ class FarPython(msgspec.Struct, frozen=True):
     machine: str = ""
     is_musl: bool = False
     free_bytes: int = 0
-    installed: dict[str, str] = {}
-    """Versions by normalised name."""
+    installed: dict[str, Package] = {}
+    """By normalised name."""
     rankdeck: str = ""
     digest: str = ""
     """Of rankdeck's files there; empty where one is gone."""
@@ -134,12 +142,14 @@ def needed(requires: Sequence[str], wheelhouse: Iterable[Wheel], there: FarPytho
         done.add(asked)
         name = normalised(match["name"])
         extras = frozenset(extra.strip().lower() for extra in (match["extras"] or "").split(",") if extra.strip())
-        if not extras and _holds(match["bounds"], there.installed.get(name, "")):
+        package = there.installed.get(name)
+        if package is not None and not extras and _holds(match["bounds"], package.version):
+            todo += [(text, frozenset()) for text in package.requires]
             continue
         for wheel in by_name.get(name, ()):
             chosen[wheel.path] = wheel
             todo += [(text, extras) for text in wheel.requires]
-        if name not in by_name and name not in there.installed and not match["marker"]:
+        if name not in by_name and package is None and not match["marker"]:
             lacking.setdefault(name)
     return Choice(tuple(chosen.values()), tuple(sorted(lacking)))
 

@@ -118,7 +118,7 @@ class SshConnection:
                 _within(channel, CHANNEL_TIMEOUT_S, lambda: channel.invoke_subsystem("sftp"))
                 channel.settimeout(CHANNEL_TIMEOUT_S)
                 client = paramiko.SFTPClient(channel)
-            except (paramiko.SSHException, EOFError) as error:
+            except (paramiko.SSHException, paramiko.SFTPError, EOFError) as error:
                 self._transport.join(END_OF_CONNECTION_S)
                 if not self.is_alive:
                     raise

@@ -112,4 +112,4 @@ class IncompatibleAgentError(AppError):
     exit_code = ExitCode.INCOMPATIBLE
 
     def __init__(self, node: str, detail: str, hint: str = "") -> None:
-        super().__init__(f"{node}: {detail}", hint or "install the same rankdeck on both sides")
+        super().__init__(f"{node}: {detail}", hint or "the same on both sides: rankdeck install HOST --restart-agent")

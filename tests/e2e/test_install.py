@@ -38,13 +38,14 @@ class Desk:
         self.network = network
         self.wheel = wheel
 
-    def run(self, *arguments: str) -> tuple[int, str, str]:
+    def run(self, *arguments: str, interpreter: str = sys.executable, **environ: str) -> tuple[int, str, str]:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "app", *arguments],
+            [interpreter, "-P", "-m", "app", *arguments],
             env={
                 **os.environ,
                 "RANKDECK_SSH_CONFIG": str(self.network.ssh_config),
                 "XDG_RUNTIME_DIR": str(self.network.directory),
+                **environ,
             },
             cwd=self.network.directory,
             stdin=subprocess.DEVNULL,
@@ -183,6 +184,11 @@ def test_from_a_bare_python_to_an_agent_and_to_the_next_one(
         0,
         [f"h1 has {ours} already", f"h2 has {ours} already"],
     )
+
+    # What has been installed is packed again, from its files, and is the same.
+    again = ("install", "h2", "--python", sys.executable, "--venv", str(venv))
+    code, stdout, _ = desk.run(*again, interpreter=python, PYTHONPATH=str(packages))
+    assert (code, stdout.split(" (")[0]) == (0, f"h2 has {ours} already")
 
     there = ("h1", "--python", python)
     assert desk.run("up", *there)[0] == 0

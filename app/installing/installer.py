@@ -9,7 +9,7 @@ import contextlib
 import inspect
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -74,6 +74,48 @@ class Installed(msgspec.Struct, frozen=True):
     """Jobs that the restarted agent has taken up."""
 
 
+class _Made(msgspec.Struct, frozen=True):
+    """A virtual environment."""
+
+    python: str
+    is_new: bool
+
+
+class _Staged(msgspec.Struct, frozen=True):
+    """A directory for what is sent."""
+
+    directory: str
+    free_bytes: int
+
+
+class _PipEnded(msgspec.Struct, frozen=True):
+    """How pip ended; without a code it did not."""
+
+    code: int | None
+    lines: tuple[str, ...]
+    is_new: bool
+
+
+class _Age(msgspec.Struct, frozen=True):
+    """Of an agent."""
+
+    is_older: bool
+
+
+class _Done(msgspec.Struct, frozen=True):
+    """Nothing needs to be said."""
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    """What keeps a verb from being done."""
+
+    refused: str = ""
+    hint: str = ""
+
+
+_Answer = TypeVar("_Answer")
+
+
 class Installer:
     """Installs on one host."""
 
@@ -94,9 +136,9 @@ class Installer:
         """
         is_venv_new = False
         if self._plan.venv:
-            made = self._there("make_venv", self._plan.venv, str(VENV_TIMEOUT_S), timeout_s=VENV_TIMEOUT_S)
-            is_venv_new = bool(made["is_new"])
-            self._link.python = str(made["python"])
+            arguments = (self._plan.venv, str(VENV_TIMEOUT_S))
+            made = self._there(_Made, "make_venv", *arguments, timeout_s=VENV_TIMEOUT_S + LOOK_TIMEOUT_S)
+            is_venv_new, self._link.python = made.is_new, made.python
         before = self._look()
         own = self._plan.own
         if self._link.host == THIS_MACHINE and before.prefix == sys.prefix:
@@ -123,13 +165,10 @@ class Installer:
 
     def _look(self) -> FarPython:
         """Return what the Python there is and has."""
-        answer = self._there("survey", timeout_s=LOOK_TIMEOUT_S)
-        if tuple(answer.get("version", ()))[:2] < on_host.OLDEST:
-            raise self._too_old(".".join(map(str, answer.get("version", ()))))
-        try:
-            return msgspec.convert(answer, FarPython)
-        except msgspec.ValidationError as error:
-            raise self._odd(str(error)) from error
+        found = self._there(FarPython, "survey", timeout_s=LOOK_TIMEOUT_S)
+        if found.version[:2] < on_host.OLDEST:
+            raise self._too_old(".".join(map(str, found.version)))
+        return found
 
     def _put(self, there: FarPython) -> tuple[bool, str]:
         """Send the wheels and let pip install them; return whether it had to, and what the result does not suit."""
@@ -143,28 +182,26 @@ class Installer:
             raise NotInstalledError(self._link.host, detail, "add them; pip download does it for other Pythons, too")
         wheels = (own, *choice.wheels)
         self._check_room(there.free_bytes, sum(wheel.installed_bytes for wheel in wheels))
-        staged = self._there("stage", timeout_s=LOOK_TIMEOUT_S)
-        directory = str(staged["directory"])
+        staged = self._there(_Staged, "stage", timeout_s=LOOK_TIMEOUT_S)
         with contextlib.ExitStack() as undo:
-            undo.callback(self._unstage, directory)
-            self._check_room(int(staged["free_bytes"]), sum(wheel.num_bytes for wheel in wheels))
-            self._send(wheels, directory)
+            undo.callback(self._unstage, staged.directory)
+            self._check_room(staged.free_bytes, sum(wheel.num_bytes for wheel in wheels))
+            self._send(wheels, staged.directory)
             undo.pop_all()  # pip's caller there takes it away, also when nobody listens any more
         self._say(f"pip installs rankdeck {own.version} into {clean(there.prefix, LINE_LIMIT)}")
         is_offline = "1" if self._plan.wheelhouse else "0"
-        arguments = (directory, own.file_name, self._plan.own.digest, str(PIP_TIMEOUT_S), is_offline)
-        answer = self._there("install", *arguments, timeout_s=PIP_TIMEOUT_S + LOOK_TIMEOUT_S)
-        lines = [str(line) for line in answer["lines"]]
-        if answer["code"] is None:
+        arguments = (staged.directory, own.file_name, self._plan.own.digest, str(PIP_TIMEOUT_S), is_offline)
+        pip = self._there(_PipEnded, "install", *arguments, timeout_s=PIP_TIMEOUT_S + LOOK_TIMEOUT_S)
+        if pip.code is None:
             raise NotInstalledError(self._link.host, f"pip has not ended within {PIP_TIMEOUT_S:g} s there")
-        if answer["code"] != 0:
-            raise NotInstalledError(self._link.host, *failure(lines, self._link.host, self._plan.wheelhouse))
-        return bool(answer["is_new"]), clash(lines)
+        if pip.code != 0:
+            raise NotInstalledError(self._link.host, *failure(pip.lines, self._link.host, self._plan.wheelhouse))
+        return pip.is_new, clash(pip.lines)
 
     def _unstage(self, directory: str) -> None:
         """Take the staging directory away; after a broken connection the next installation does."""
         with contextlib.suppress(NotInstalledError, HostUnreachableError):
-            self._there("unstage", directory, timeout_s=LOOK_TIMEOUT_S)
+            self._there(_Done, "unstage", directory, timeout_s=LOOK_TIMEOUT_S)
 
     def _refuse(self, there: FarPython) -> None:
         """Raise if pip is not to be called there."""
@@ -184,14 +221,15 @@ class Installer:
             raise NotInstalledError(self._link.host, detail, "make room, or name a Python on another disk: --python")
 
     def _send(self, wheels: Sequence[Wheel], directory: str) -> None:
-        more = f" and {len(wheels) - 1} wheels that it requires" if len(wheels) > 1 else ""
+        num_more = len(wheels) - 1
+        more = f" and {num_more} {'wheel' if num_more == 1 else 'wheels'} that it requires" if num_more else ""
         size = bytes_text(sum(wheel.num_bytes for wheel in wheels))
         self._say(f"sends rankdeck {wheels[0].version}{more} ({size})")
         for wheel in wheels:
             far = f"{directory}/{wheel.file_name}"
             if not self._link.send_file(Path(wheel.path), far):
                 # Without SFTP its content goes through the standard input of a program there.
-                self._there("receive", far, timeout_s=SEND_TIMEOUT_S, given=Path(wheel.path).read_bytes())
+                self._there(_Done, "receive", far, timeout_s=SEND_TIMEOUT_S, given=Path(wheel.path).read_bytes())
 
     def _with_agent(self, done: Installed) -> Installed:
         """Look which agent serves there, and restart it if that is wanted."""
@@ -200,8 +238,7 @@ class Installer:
             place = self._link.serving()
         if place is None:
             return done
-        age = self._there("agent_age", str(place.pid), timeout_s=LOOK_TIMEOUT_S)
-        if not age.get("is_older"):
+        if not self._there(_Age, "agent_age", str(place.pid), timeout_s=LOOK_TIMEOUT_S).is_older:
             return done
         if not self._plan.restarts_agent:
             return msgspec.structs.replace(done, is_agent_older=True)
@@ -210,7 +247,7 @@ class Installer:
         self._link.bring_up()
         return msgspec.structs.replace(done, is_agent_restarted=True, num_jobs_left=num_left)
 
-    def _there(self, verb: str, *arguments: str, timeout_s: float, given: bytes = b"") -> dict[str, Any]:
+    def _there(self, kind: type[_Answer], verb: str, *arguments: str, timeout_s: float, given: bytes = b"") -> _Answer:
         """Return what a verb of `on_host` answers.
 
         Raises:
@@ -225,13 +262,14 @@ class Installer:
             raise self._too_old("")
         if done.exit_code != 0:
             raise self._odd(done.said or f"exit code {done.exit_code}")
+        line = done.stdout.strip().rpartition(b"\n")[2]  # a login may print a greeting first
         try:
-            answer: dict[str, Any] = msgspec.json.decode(done.stdout.strip().rpartition(b"\n")[2], type=dict[str, Any])
+            refusal = msgspec.json.decode(line, type=_Refusal)
+            if not refusal.refused:
+                return msgspec.json.decode(line, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise self._odd(str(error)) from error
-        if "refused" in answer:
-            raise NotInstalledError(host, clean(str(answer["refused"]), LINE_LIMIT), clean(str(answer["hint"])))
-        return answer
+        raise NotInstalledError(host, clean(refusal.refused, LINE_LIMIT), clean(refusal.hint))
 
     def _too_old(self, version: str) -> NotInstalledError:
         what = f"is Python {clean(version)}, older than 3.11" if version else "is older than Python 3.11"

@@ -1,4 +1,4 @@
-"""`rankdeck install`: from hosts with a bare Python to agents that serve, without a package index; and who refuses why.
+"""`rankdeck install`: from hosts with a bare Python to agents that serve, without a package index.
 
 The hosts' network reaches nothing: what they lack comes along, packed again from what the tests run with.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
 import sys
 import zipfile
 from importlib import metadata
@@ -20,11 +18,12 @@ import pytest
 from app.installing.on_host import STAGING_PREFIX
 from app.installing.own_wheel import named_wheel, own_wheel, repacked
 from app.installing.wheels import FarPython, Wheel, needed, wheel_of
+from tests.support.commands import run_rankdeck
 from tests.support.hosts import Host, Network, require_hosts
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 LACKING = ("click", "msgspec", "rich", "pygments")
 """Of what rankdeck requires, by itself or by another, pure and compiled."""
@@ -39,23 +38,14 @@ class Desk:
         self.wheel = wheel
 
     def run(self, *arguments: str, interpreter: str = sys.executable, **environ: str) -> tuple[int, str, str]:
-        done = subprocess.run(
-            [interpreter, "-P", "-m", "app", *arguments],
-            env={
-                **os.environ,
-                "RANKDECK_SSH_CONFIG": str(self.network.ssh_config),
-                "XDG_RUNTIME_DIR": str(self.network.directory),
-                **environ,
-            },
+        here = {"RANKDECK_SSH_CONFIG": str(self.network.ssh_config), "XDG_RUNTIME_DIR": str(self.network.directory)}
+        return run_rankdeck(
+            *arguments,
             cwd=self.network.directory,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=150,
-            check=False,
+            environ={**os.environ, **here, **environ},
+            interpreter=interpreter,
+            timeout_s=150,
         )
-        assert "Traceback" not in done.stderr
-        return done.returncode, done.stdout, done.stderr
 
     def install(self, *arguments: str) -> tuple[int, str, str]:
         return self.run("install", *arguments, "--wheel", str(self.wheel))
@@ -138,17 +128,6 @@ def set_up(host: Host, *options: str, **variables: str) -> Path:
     return temporary
 
 
-def bare_venv(directory: Path, *options: str) -> str:
-    subprocess.run([sys.executable, "-m", "venv", *options, str(directory)], check=True, timeout=60)
-    return str(directory / "bin/python")
-
-
-def script(path: Path, text: str) -> str:
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o700)
-    return str(path)
-
-
 @pytest.mark.slow
 def test_from_a_bare_python_to_an_agent_and_to_the_next_one(
     network: Network, wheel: Path, changed_wheel: Path, wheelhouse: Path, packages: Path
@@ -206,73 +185,11 @@ def test_from_a_bare_python_to_an_agent_and_to_the_next_one(
         until(lambda host=host: host.processes() == [], 10, "nothing runs on the host")  # type: ignore[misc]
 
 
-@pytest.fixture
-def refused(network: Network, wheel: Path) -> Callable[..., str]:
-    """Install on h1 in vain; return what was said last."""
-    desk, staging = Desk(network, wheel), set_up(network["h1"], SFTP)
-
-    def install(python: str, *more: str, code: int = 4) -> str:
-        got, stdout, stderr = desk.install("h1", "--python", python, *more)
-        assert (got, stdout) == (code, "")
-        assert list(staging.iterdir()) == []
-        return stderr.splitlines()[-1].removeprefix("rankdeck: h1: ")
-
-    return install
-
-
-def test_a_python_that_will_not_do_is_said_with_what_to_do(network: Network, refused: Callable[..., str]) -> None:
-    home = network["h1"].home
-    assert refused("/no/python") == "/no/python does not run there (name one: --python)"
-    old = script(home / "old", 'echo \'{"version": [3, 9, 2], "executable": "old"}\'')
-    assert refused(old) == f"{old} is Python 3.9.2, older than 3.11 (name a newer one: --python)"
-    older = script(home / "older", "echo 'SyntaxError: future feature annotations is not defined' >&2; exit 1")
-    assert refused(older) == f"{older} is older than Python 3.11 (name a newer one: --python)"
-    odd = refused(script(home / "odd", "echo 'hello \033[2J'"), code=3)
-    assert "does not do as asked" in odd
-    assert "\x1b" not in odd
-
-    without_pip = bare_venv(home / "without-pip", "--without-pip")
-    hint = f"there: {without_pip} -m ensurepip, or apt install python3-pip"
-    assert refused(without_pip) == f"{without_pip} has no pip ({hint})"
-    (home / "papers").mkdir()
-    (home / "papers/thesis.tex").touch()
-    said = refused(sys.executable, "--venv", "~/papers")
-    assert said == f"{home}/papers is not empty, and no venv (name another directory: --venv)"
-
-
-@pytest.mark.slow
-def test_what_keeps_pip_from_installing_is_said_and_nothing_is_left(
-    network: Network, refused: Callable[..., str], wheelhouse: Path
-) -> None:
-    host = network["h1"]
-    python = bare_venv(host.home / "bare")
-    said = refused(python, "--wheelhouse", str(wheelhouse))
-    kind = f"Python {sys.version_info.major}.{sys.version_info.minor} on "
-    assert said.startswith(f"{wheelhouse} has no wheel for {kind}")
-    assert "numpy" in said
-    assert "click" not in said
-    said = refused(python)
-    assert said.startswith("pip there reaches no package index")
-    assert "rankdeck install h1 --wheelhouse DIR" in said
-
-    place = Path(python).parents[1] / f"lib/python3.{sys.version_info.minor}/site-packages/rankdeck-9.dist-info"
-    place.mkdir()
-    (place / "METADATA").write_text("Metadata-Version: 2.1\nName: rankdeck\nVersion: 9\n")
-    (place / "direct_url.json").write_text('{"url": "file:///src/deck", "dir_info": {"editable": true}}')
-    assert "is the checkout /src/deck (pip install -e), which is left alone" in refused(python)
-    shutil.rmtree(place)
-
-    host.exec("mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(host.directory / "tmp"))
-    said = refused(python)
-    assert "are needed there, " in said
-    assert "make room" in said
-
-
 def test_this_machine_runs_it_already(tmp_path: Path, wheel: Path) -> None:
-    argv = [sys.executable, "-P", "-m", "app", "install", "localhost", "--wheel", str(wheel)]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    code, stdout, stderr = run_rankdeck("install", "localhost", "--wheel", str(wheel), cwd=tmp_path, environ=os.environ)
 
-    assert done.stdout == f"localhost runs rankdeck {metadata.version('rankdeck')} already ({sys.executable})\n"
+    assert (code, stderr) == (0, "")
+    assert stdout == f"localhost runs rankdeck {metadata.version('rankdeck')} already ({sys.executable})\n"
 
 
 @pytest.mark.parametrize(
@@ -284,8 +201,7 @@ def test_this_machine_runs_it_already(tmp_path: Path, wheel: Path) -> None:
     ],
 )
 def test_wrong_options_are_said_before_anything_is_done(tmp_path: Path, arguments: tuple[str, ...], told: str) -> None:
-    argv = [sys.executable, "-P", "-m", "app", "install", "localhost", *arguments]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    code, stdout, stderr = run_rankdeck("install", "localhost", *arguments, cwd=tmp_path, environ=os.environ)
 
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
-    assert told in done.stderr
+    assert (code, stdout, len(stderr.splitlines())) == (2, "", 1)
+    assert told in stderr

@@ -13,18 +13,7 @@ from app.errors import SessionError, UsageError
 from app.installing import own_wheel
 from app.installing.on_host import content_digest
 from app.installing.own_wheel import checkout, named_wheel, read_wheel, repacked, wheels_in
-
-METADATA = (
-    "Metadata-Version: 2.4\nName: rankdeck\nVersion: 9.1\nRequires-Dist: click>=8.2\nRequires-Dist: numpy\n\nREADME"
-)
-
-
-def write_wheel(directory: Path, name: str, metadata: str = METADATA) -> Path:
-    path = directory / f"{name}-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("app/cli.py", "pass")
-        archive.writestr(f"{name}.dist-info/METADATA", metadata)
-    return path
+from tests.support.wheels import write_wheel
 
 
 def test_an_installed_distribution_becomes_a_wheel_that_pip_takes(tmp_path: Path) -> None:
@@ -70,9 +59,12 @@ def test_what_cannot_be_packed_is_said(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_wheel_of_rankdeck_is_known_by_its_content(tmp_path: Path) -> None:
-    own = named_wheel(write_wheel(tmp_path, "rankdeck-9.1"))
+    own = named_wheel(write_wheel(tmp_path, "rankdeck", "9.1", ("click>=8.2", "numpy"), "pass"))
 
-    files = {"app/cli.py": b"pass", "rankdeck-9.1.dist-info/METADATA": METADATA.encode()}
+    headers = (
+        b"Metadata-Version: 2.1\nName: rankdeck\nVersion: 9.1\nRequires-Dist: click>=8.2\nRequires-Dist: numpy\n\n"
+    )
+    files = {"deck.py": b"pass", "rankdeck-9.1.dist-info/METADATA": headers}
     assert own.digest == content_digest(files, files.__getitem__)
     assert (own.wheel.version, own.wheel.requires) == ("9.1", ("click>=8.2", "numpy"))
 
@@ -95,7 +87,7 @@ def test_a_file_that_is_no_wheel_is_refused(tmp_path: Path, name: str, content: 
 
 def test_the_wheel_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is a wheel of other, not of rankdeck"):
-        named_wheel(write_wheel(tmp_path, "other-1", "Name: other\nVersion: 1\n"))
+        named_wheel(write_wheel(tmp_path, "other", "1"))
     empty = tmp_path / "rankdeck-1-py3-none-any.whl"
     with zipfile.ZipFile(empty, "w"):
         pass
@@ -110,8 +102,8 @@ def test_a_wheelhouse_is_read_without_rankdeck(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         wheels_in(tmp_path / "none")
 
-    write_wheel(tmp_path, "rankdeck-9.1")
-    write_wheel(tmp_path, "other-1", "Name: other\nVersion: 1\nRequires-Dist: more\n")
+    write_wheel(tmp_path, "rankdeck", "9.1")
+    write_wheel(tmp_path, "other", "1", ("more",))
     (tmp_path / "notes.txt").touch()
     assert [(wheel.name, wheel.requires) for wheel in wheels_in(tmp_path)] == [("other", ("more",))]
 

@@ -13,7 +13,7 @@ FORBIDDEN_NAMES = {"utils", "helpers", "common", "misc", "base", "manager", "han
 TORCH_FREE = (
     "agent.cli",
     "agent.daemon",
-    "agent.service.doctor",
+    "agent.doctor.examine",
     "agent.machine.gpu_sampler",
     "agent.processes.shim",
     "app.cli",

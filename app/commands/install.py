@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from app.commands.each_host import on_each, takes_hosts, tell_each
+from app.commands.each_host import on_each, tell_each
 from app.commands.host_options import json_option, named_python, reaches
 from app.commands.inventory_file import named_hosts
-from app.commands.up_down import jobs_left
+from app.commands.up_down import jobs_left, takes_hosts
 from app.headless import print_line
 from app.inventory.inventory import HostEntry
 from app.safe_text import LINE_LIMIT, clean

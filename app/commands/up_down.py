@@ -6,15 +6,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.commands.each_host import on_each, takes_hosts, tell_each
+from app.commands.each_host import on_each, tell_each
 from app.commands.host_options import json_option, reaches
 from app.commands.inventory_file import named_hosts
 from app.safe_text import LINE_LIMIT, clean
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from app.ssh.agent_link import AgentPlace
+
+
+def takes_hosts(command: Callable[..., None]) -> Callable[..., None]:
+    """Add what says which hosts are meant."""
+    command = click.option(
+        "--exclude", multiple=True, metavar="PATTERN", help="Leave hosts of the inventory out, as 'gpu1*'"
+    )(command)
+    return click.argument("hosts", nargs=-1, metavar="[HOST]...")(command)
 
 
 @click.command()

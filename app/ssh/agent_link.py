@@ -17,12 +17,14 @@ from agent.wire.replies import Accepted, decode_reply
 from agent.wire.reports import WIRE_VERSION
 from app.errors import AgentRefusedError, AgentUnreachableError, ExitCode, IncompatibleAgentError
 from app.safe_text import LINE_LIMIT, clean
+from app.ssh.talk import Talk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
     from pathlib import Path
 
     from app.ssh.remote_command import Finished
+    from app.ssh.tunnel import ByteChannel
 
 VERB_TIMEOUT_S = 45.0
 """A start of Python on a busy machine, twice, and an agent that takes up its jobs."""
@@ -49,6 +51,8 @@ class AgentPlace(msgspec.Struct, frozen=True):
     pid: int = 0
     is_new: bool = False
     rankdeck: str = ""
+    addresses: list[str] = []
+    """As `10.0.0.5/24`, the one first under which SSH has come there."""
 
 
 class AgentLink(ABC):
@@ -65,6 +69,8 @@ class AgentLink(ABC):
         """Make the near end; see `python` above."""
         self.host = host
         self.place: AgentPlace | None = None
+        self._heard: AgentPlace | None = None
+        """What was said last of the agent, whether it serves or not."""
         self.is_forwarded = True
         self.python = python
 
@@ -72,6 +78,11 @@ class AgentLink(ABC):
     @abstractmethod
     def directory(self) -> Path:
         """Where the agent's sockets are on this machine."""
+
+    @property
+    def is_somewhere(self) -> bool:
+        """False while nobody knows where the agent's sockets are, or will be, on this machine."""
+        return True
 
     @property
     @abstractmethod
@@ -144,7 +155,7 @@ class AgentLink(ABC):
 
     @abstractmethod
     def open_road(self, on_frame: Callable[[bytes], None]) -> None:
-        """Bring the agent's sockets here.
+        """Bring the agent's sockets here; of a host that has not been reached yet they come with `reconnect`.
 
         Args:
             on_frame: Called from a thread with each frame of telemetry, where it cannot come through a socket.
@@ -155,7 +166,7 @@ class AgentLink(ABC):
 
     @abstractmethod
     def reconnect(self) -> None:
-        """Go there again after the connection was lost: what `open_road` brought here comes again.
+        """Go there after the connection was lost, or at last: what `open_road` brought here comes again.
 
         Raises:
             HostKeyError: The host is no longer known to be who it was.
@@ -203,6 +214,7 @@ class AgentLink(ABC):
             detail = f"the agent speaks wire version {place.wire_version}, this console {WIRE_VERSION}"
             hint = f"bring this console's there: {self._how_to_install('--restart-agent')}"
             raise IncompatibleAgentError(self.host, detail, hint)
+        self._heard = place
         return place
 
     def _said_of_place(self, *arguments: str) -> AgentPlace:
@@ -217,14 +229,43 @@ class AgentLink(ABC):
         named = () if self.python in {DEFAULT_PYTHON, sys.executable} else ("--python", self.python)
         return clean(shlex.join(["rankdeck", "install", self.host, *named, *options]), LINE_LIMIT)
 
-    def _run(self, *arguments: str) -> bytes:
+    def ask_verb(self, *arguments: str, answered: Container[int] = ()) -> bytes:
+        """Run a verb of the agent there, and return its answer; no agent needs to serve.
+
+        Args:
+            arguments: The verb, and what follows it.
+            answered: Exit codes beside 0 that come with an answer, which is JSON.
+
+        Raises:
+            AgentUnreachableError: It cannot be run there, or fails; and so the other errors of `find`.
+        """
+        return self._run(*arguments, answered=answered)
+
+    def begin_verb(self, *arguments: str) -> Talk:
+        """Start a verb of the agent there that goes on while it is spoken to.
+
+        Raises:
+            HostUnreachableError: The host would not.
+        """
+        return Talk(self.host, arguments[0], self._open(self._argv(*arguments)))
+
+    @abstractmethod
+    def _open(self, argv: Sequence[str]) -> ByteChannel:
+        """Start a program there; the channel is its standard input and output, and is never waited for for ever.
+
+        Raises:
+            HostUnreachableError: The host would not.
+        """
+
+    def _run(self, *arguments: str, answered: Container[int] = ()) -> bytes:
         """Run a verb of the agent there, and return its answer: the last line that was printed.
 
         A login shell may print lines of its own before.
         """
         done = self._execute(self._argv(*arguments))
-        if done.exit_code == 0:
-            return b"".join(done.stdout.strip().splitlines()[-1:])
+        last_line = b"".join(done.stdout.strip().splitlines()[-1:])
+        if done.exit_code == 0 or (done.exit_code in answered and last_line.startswith(b"{")):
+            return last_line
         if done.exit_code == ExitCode.REFUSED:
             raise AgentRefusedError(self.host, arguments[0], done.said)
         python = self.python

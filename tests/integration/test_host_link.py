@@ -23,6 +23,7 @@ from app.errors import (
     UsageError,
 )
 from app.runtime_dir import TunnelDir
+from app.sessions.hosts import these
 from app.sessions.remote_job import RunRequest
 from app.sessions.remote_session import RemoteSession
 from app.ssh.host_link import Access, HostLink
@@ -62,7 +63,7 @@ def link_to(network: Network, answer: str) -> HostLink:
 @pytest.mark.parametrize("network", [(), ("AllowStreamLocalForwarding no",)], indirect=True, ids=["sockets", "proxy"])
 async def test_the_agent_of_a_host_is_seen_and_spoken_to_from_here(network: Network, link: HostLink) -> None:
     place = link.bring_up()
-    session = RemoteSession(link)
+    session = RemoteSession(these(link))
     await session.start()
 
     await until_async(lambda: session.view().nodes()[0].state == "up", 10, "reports come")
@@ -82,7 +83,7 @@ async def test_the_agent_of_a_host_is_seen_and_spoken_to_from_here(network: Netw
 
 async def test_a_lost_connection_ends_the_session_with_the_way_back(network: Network, link: HostLink) -> None:
     link.bring_up()
-    session = RemoteSession(link)
+    session = RemoteSession(these(link))
     await session.start()
     network["h1"].drop_sessions()
     await until_async(lambda: not link.is_alive, 10, "the loss is noticed")
@@ -110,7 +111,7 @@ async def told(session: RemoteSession, words: str) -> str:
 @pytest.mark.parametrize("network", [(), ("AllowStreamLocalForwarding no",)], indirect=True, ids=["sockets", "proxy"])
 async def test_a_lost_connection_comes_back_and_reports_and_commands_with_it(network: Network, link: HostLink) -> None:
     place = link.bring_up()
-    session = RemoteSession(link)
+    session = RemoteSession(these(link))
     session.patience_s = math.inf
     await session.start()
     await until_async(lambda: session.view().nodes()[0].state == "up", 10, "reports come")
@@ -127,7 +128,7 @@ async def test_a_lost_connection_comes_back_and_reports_and_commands_with_it(net
 
 async def test_while_a_host_is_cut_off_its_picture_is_old_and_says_why(network: Network, link: HostLink) -> None:
     link.bring_up()
-    session = RemoteSession(link)
+    session = RemoteSession(these(link))
     session.patience_s = math.inf
     await session.start()
     await until_async(lambda: session.view().nodes()[0].state == "up", 10, "reports come")
@@ -147,7 +148,7 @@ async def test_while_a_host_is_cut_off_its_picture_is_old_and_says_why(network: 
 
 async def test_a_host_that_shows_another_key_afterwards_is_not_gone_back_to(network: Network, link: HostLink) -> None:
     link.bring_up()
-    session = RemoteSession(link)
+    session = RemoteSession(these(link))
     session.patience_s = math.inf
     await session.start()
     network["h1"].change_host_key()
@@ -164,7 +165,7 @@ async def test_a_host_that_shows_another_key_afterwards_is_not_gone_back_to(netw
 
 async def test_without_a_screen_patience_ends_with_the_way_back(network: Network, link: HostLink) -> None:
     link.bring_up()
-    session = RemoteSession(link)
+    session = RemoteSession(these(link))
     session.patience_s = 0.1
     await session.start()
     network["h1"].stop_sshd()
@@ -188,7 +189,7 @@ async def test_without_a_screen_patience_ends_with_the_way_back(network: Network
 
 async def test_a_session_that_is_closed_while_it_comes_back_leaves_nothing(network: Network, link: HostLink) -> None:
     link.bring_up()
-    session = RemoteSession(link)
+    session = RemoteSession(these(link))
     session.patience_s = math.inf
     await session.start()
     network["h1"].drop_sessions()
@@ -201,7 +202,7 @@ async def test_a_session_that_is_closed_while_it_comes_back_leaves_nothing(netwo
 
 async def test_a_job_that_is_refused_leaves_the_session_to_be_closed(link: HostLink) -> None:
     link.bring_up()
-    session = RemoteSession(link, RunRequest(("missing.py",), "t"))
+    session = RemoteSession(these(link), RunRequest(("missing.py",), "t"))
 
     assert session.leaving == "no job was started"
     with pytest.raises(AgentRefusedError, match="no_script"):
@@ -219,7 +220,7 @@ async def test_who_leaves_while_a_restart_waits_is_told_that_the_job_does_not_be
 ) -> None:
     link.bring_up()
     (network["h1"].home / "stay.py").write_text("import signal\nsignal.sigwait({signal.SIGUSR2})\n")
-    session = RemoteSession(link, RunRequest(("stay.py",), "stay", num_ranks=1, is_probed=False))
+    session = RemoteSession(these(link), RunRequest(("stay.py",), "stay", num_ranks=1, is_probed=False))
     await session.start()
     try:
         await until_async(lambda: (job := session.view().job()) is not None and job.state == "running", 60, "it runs")

@@ -19,6 +19,7 @@ TORCH_FREE = (
     "app.cli",
     "app.sessions.demo",
     "app.headless",
+    "app.installing.installer",
     "app.ssh.host_link",
     "app.sessions.remote_session",
     "app.tui.console",

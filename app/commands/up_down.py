@@ -70,5 +70,9 @@ def _told_of_up(host: str, place: AgentPlace) -> tuple[str, Mapping[str, Any]]:
 
 
 def _told_of_down(host: str, num_left: int) -> tuple[str, Mapping[str, Any]]:
-    left = {0: "no job runs", 1: "one job goes on"}.get(num_left, f"{num_left} jobs go on")
-    return f"the agent on {host} is down; {left}", {"num_jobs_left": num_left}
+    return f"the agent on {host} is down; {jobs_left(num_left)}", {"num_jobs_left": num_left}
+
+
+def jobs_left(num_left: int) -> str:
+    """Return what becomes of the jobs of an agent that ends."""
+    return {0: "no job runs", 1: "one job goes on"}.get(num_left, f"{num_left} jobs go on")

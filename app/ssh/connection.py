@@ -23,19 +23,21 @@ from paramiko.agent import AgentSSH
 from paramiko.pkey import UnknownKeyType
 
 from app.errors import HostUnreachableError
-from app.safe_text import LINE_LIMIT, clean
+from app.safe_text import clean
 from app.ssh.config import Destination, SshSettings, parse_destination, parse_jumps
-from app.ssh.remote_command import Finished, command_line
+from app.ssh.program_channel import finish
+from app.ssh.remote_command import command_line
 from app.ssh.way import agent_socket, check_key, dial, known_hosts, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from app.ssh.remote_command import Finished
 
 LOGIN_TIMEOUT_S = 10.0
 """For each of: the host's first words, the key exchange, authentication."""
 CHANNEL_TIMEOUT_S = 10.0
 KEEPALIVE_S = 5
-MAX_OUTPUT_BYTES = 1 << 20
 MAX_JUMPS = 8
 CHANNEL_ERRORS = (OSError, EOFError, paramiko.SSHException)
 """What a channel may raise once the connection breaks, for those who read and write one."""
@@ -58,6 +60,10 @@ class ForwardingRefusedError(HostUnreachableError):
     """The host opens no channel to a socket: nobody listens on it, or sshd may not forward."""
 
 
+class SubsystemRefusedError(HostUnreachableError):
+    """The host's sshd has no SFTP, or lets nobody use it."""
+
+
 class SshConnection:
     """A host that has let us in."""
 
@@ -71,8 +77,8 @@ class SshConnection:
         """False once the connection is lost or closed."""
         return self._transport.is_active()
 
-    def run(self, argv: Sequence[str], timeout_s: float) -> Finished:
-        """Run a program to its end, with nothing on its standard input.
+    def run(self, argv: Sequence[str], timeout_s: float, given: bytes = b"") -> Finished:
+        """Run a program to its end, with `given` on its standard input.
 
         Raises:
             HostUnreachableError: It did not end in time, or the connection broke.
@@ -80,27 +86,12 @@ class SshConnection:
         deadline_s = time.monotonic() + timeout_s
         with _words_of(self.host), contextlib.closing(self._open_session()) as channel:
             _execute(channel, argv, timeout_s)
-            channel.settimeout(max(0.01, deadline_s - time.monotonic()))
-            channel.shutdown_write()
-            errors = bytearray()
-            # Both are read at once: a program that fills one while we wait for the other would never end.
-            reader = threading.Thread(target=_read_errors, args=(channel, errors), daemon=True)
-            reader.start()
-            output = bytearray()
-            while chunk := channel.recv(65_536):
-                output += chunk
-                if len(output) > MAX_OUTPUT_BYTES:
-                    raise HostUnreachableError(self.host, f"{argv[0]} printed more than {MAX_OUTPUT_BYTES >> 20} MiB")
-                channel.settimeout(max(0.01, deadline_s - time.monotonic()))
-            if not channel.status_event.wait(max(0.0, deadline_s - time.monotonic())):
-                raise TimeoutError
-            reader.join(max(0.0, deadline_s - time.monotonic()))
-            if channel.exit_status == NO_EXIT_STATUS:
+            done = finish(channel, (self.host, argv[0]), given, deadline_s, CHANNEL_ERRORS)
+            if done.exit_code == NO_EXIT_STATUS:
                 self._transport.join(END_OF_CONNECTION_S)
                 if not self.is_alive:
                     raise HostUnreachableError(self.host, f"the connection broke while {argv[0]} ran there")
-            lines = errors.decode(errors="replace").strip().splitlines() or [""]
-            return Finished(channel.exit_status, bytes(output), clean(lines[-1], LINE_LIMIT))
+            return done
 
     def open_process(self, argv: Sequence[str]) -> paramiko.Channel:
         """Start a program; the channel is its standard input and output.
@@ -114,6 +105,30 @@ class SshConnection:
             _execute(channel, argv, CHANNEL_TIMEOUT_S)
             undo.pop_all()
             return channel
+
+    def send_file(self, near: Path, far: str) -> None:
+        """Copy a file into one of the host, over SFTP; it takes as long as it gets on.
+
+        Raises:
+            SubsystemRefusedError: The host has no SFTP.
+            HostUnreachableError: The file cannot be written there, or the connection broke.
+        """
+        with _words_of(self.host), contextlib.closing(self._open_session()) as channel:
+            try:
+                _within(channel, CHANNEL_TIMEOUT_S, lambda: channel.invoke_subsystem("sftp"))
+                channel.settimeout(CHANNEL_TIMEOUT_S)
+                client = paramiko.SFTPClient(channel)
+            except (paramiko.SSHException, paramiko.SFTPError, EOFError) as error:
+                self._transport.join(END_OF_CONNECTION_S)
+                if not self.is_alive:
+                    raise
+                raise SubsystemRefusedError(self.host, "it has no SFTP") from error
+            try:
+                client.put(str(near), far)
+            except TimeoutError:
+                raise
+            except OSError as error:
+                raise HostUnreachableError(self.host, f"{clean(far)} cannot be written there: {error}") from error
 
     def open_socket(self, path: str) -> paramiko.Channel:
         """Connect to a Unix socket of the host.
@@ -332,7 +347,12 @@ _STREAMLOCAL_OPENING = bytes([_CHANNEL_OPEN]) + len(_STREAMLOCAL).to_bytes(4, "b
 
 
 def _execute(channel: paramiko.Channel, argv: Sequence[str], timeout_s: float) -> None:
-    """Ask for a program; paramiko would wait for the answer for ever.
+    """Ask for a program; see `_within`."""
+    _within(channel, timeout_s, lambda: channel.exec_command(_encoded(argv)))
+
+
+def _within(channel: paramiko.Channel, timeout_s: float, ask: Callable[[], None]) -> None:
+    """Ask a channel for something; paramiko would wait for the answer for ever.
 
     Raises:
         TimeoutError: No answer came.
@@ -347,7 +367,7 @@ def _execute(channel: paramiko.Channel, argv: Sequence[str], timeout_s: float) -
     timer.daemon = True
     timer.start()
     try:
-        channel.exec_command(_encoded(argv))
+        ask()
     except paramiko.SSHException as error:
         if is_late.is_set():
             raise TimeoutError from error
@@ -362,14 +382,6 @@ def _execute(channel: paramiko.Channel, argv: Sequence[str], timeout_s: float) -
 def _encoded(argv: Sequence[str]) -> bytes:
     """Return a command as bytes: an argument that is not UTF-8 arrives as it was given."""
     return os.fsencode(command_line(argv))
-
-
-def _read_errors(channel: paramiko.Channel, errors: bytearray) -> None:
-    """Read to the end, and keep the last of it."""
-    with contextlib.suppress(*CHANNEL_ERRORS):
-        while chunk := channel.recv_stderr(65_536):
-            errors += chunk
-            del errors[:-LINE_LIMIT]
 
 
 @contextlib.contextmanager

@@ -18,8 +18,14 @@ from agent.wire.fields import CONTROL_SOCKET, TELEMETRY_SOCKET
 from app.errors import HostUnreachableError, IncompatibleAgentError
 from app.runtime_dir import TunnelDir
 from app.safe_text import clean
-from app.ssh.agent_link import VERB_TIMEOUT_S, AgentLink
-from app.ssh.connection import CHANNEL_ERRORS, ForwardingRefusedError, SshConnection, connect
+from app.ssh.agent_link import DEFAULT_PYTHON, VERB_TIMEOUT_S, AgentLink
+from app.ssh.connection import (
+    CHANNEL_ERRORS,
+    ForwardingRefusedError,
+    SshConnection,
+    SubsystemRefusedError,
+    connect,
+)
 from app.ssh.relay_frames import FrameReader
 from app.ssh.talk import LINE_TIMEOUT_S
 from app.ssh.tunnel import JOIN_S, Tunnel
@@ -37,7 +43,7 @@ class Access(msgspec.Struct, frozen=True):
     """How a person reaches a host."""
 
     host: str
-    python: str = "python3"
+    python: str = DEFAULT_PYTHON
     """The interpreter there that has rankdeck; may begin with `~/`."""
     ssh_config: str = ""
     """Read instead of ~/.ssh/config."""
@@ -172,8 +178,16 @@ class HostLink(AgentLink):
             channel.close()
         thread.join(JOIN_S)
 
-    def _execute(self, argv: Sequence[str]) -> Finished:
-        return self._connected().run(argv, VERB_TIMEOUT_S)
+    def _execute(self, argv: Sequence[str], given: bytes = b"", timeout_s: float | None = None) -> Finished:
+        return self._connected().run(argv, timeout_s or VERB_TIMEOUT_S, given)
+
+    def send_file(self, near: Path, far: str) -> bool:
+        """Copy a file over SFTP; see `AgentLink.send_file`."""
+        try:
+            self._connected().send_file(near, far)
+        except SubsystemRefusedError:
+            return False
+        return True
 
     def _open(self, argv: Sequence[str]) -> ByteChannel:
         channel = self._connected().open_process(argv)

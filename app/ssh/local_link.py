@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -60,13 +61,21 @@ class LocalLink(AgentLink):
     def close(self) -> None:
         """Do nothing: nothing is held."""
 
+    def send_file(self, near: Path, far: str) -> bool:
+        """Copy a file."""
+        try:
+            shutil.copyfile(near, far)
+        except OSError as error:
+            raise HostUnreachableError(self.host, f"{far}: {error.strerror}") from error
+        return True
+
     def _open(self, argv: Sequence[str]) -> ByteChannel:
         return _LocalProcess(argv)
 
-    def _execute(self, argv: Sequence[str]) -> Finished:
+    def _execute(self, argv: Sequence[str], given: bytes = b"", timeout_s: float | None = None) -> Finished:
         try:
             done = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=VERB_TIMEOUT_S, check=False
+                argv, input=given, capture_output=True, timeout=timeout_s or VERB_TIMEOUT_S, check=False
             )
         except OSError:
             return Finished(EXIT_NO_COMMAND, b"", "")

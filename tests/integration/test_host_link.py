@@ -250,30 +250,36 @@ def test_no_agent_is_said_with_what_to_do(link: HostLink) -> None:
         link.shut_down(kill_jobs=False)
 
 
+INSTALL = "rankdeck install h1 --python '~/python'"
+
+
 @pytest.mark.parametrize(
-    ("answer", "kind", "words"),
+    ("answer", "kind", "words", "hint"),
     [
-        ("echo 'hello \033[2J'", IncompatibleAgentError, "says something else"),
-        ("exit 126", AgentUnreachableError, "does not run there"),
-        ("echo 'python: No module named agent' >&2; exit 1", AgentUnreachableError, "has no rankdeck"),
-        ("echo 'agent: worn out \033[2J' >&2; exit 2", AgentUnreachableError, r"worn out \\x1b\[2J"),
-        ("echo 'agent: refused' >&2; exit 4", AgentRefusedError, "refused"),
+        ("echo 'hello \033[2J'", IncompatibleAgentError, "says something else", INSTALL),
+        ("exit 126", AgentUnreachableError, "does not run there", "name one: --python"),
+        ("echo 'python: No module named agent' >&2; exit 1", AgentUnreachableError, "has no rankdeck", INSTALL),
+        ("echo 'agent: worn out \033[2J' >&2; exit 2", AgentUnreachableError, r"worn out \\x1b\[2J", ""),
+        ("echo 'agent: refused' >&2; exit 4", AgentRefusedError, "refused", ""),
         (
             "echo 'Unknown option: -P' >&2; echo \"Try \\`python -h' for more information.\" >&2; exit 2",
             IncompatibleAgentError,
             r"~/python is older than 3\.11",
+            "name a newer one: --python",
         ),
-        ("echo \"Error: No such command 'where'.\" >&2; exit 2", IncompatibleAgentError, "is another version"),
+        ("echo \"Error: No such command 'where'.\" >&2; exit 2", IncompatibleAgentError, "is another version", INSTALL),
     ],
 )
-def test_whatever_a_host_answers_becomes_one_clean_line(
-    network: Network, answer: str, kind: type[Exception], words: str
+def test_whatever_a_host_answers_becomes_one_clean_line_with_what_mends_it(
+    network: Network, answer: str, kind: type[AppError], words: str, hint: str
 ) -> None:
     with link_to(network, answer) as link, pytest.raises(kind, match=words) as caught:
         link.bring_up()
 
     assert "\x1b" not in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert caught.value.hint.startswith(hint)
+    assert bool(caught.value.hint) == bool(hint)
 
 
 def test_what_a_login_shell_prints_first_is_no_answer(network: Network) -> None:
@@ -290,6 +296,7 @@ def test_an_agent_of_another_version_is_refused_before_it_is_spoken_to(network: 
         link.bring_up()
 
     assert caught.value.exit_code == 5
+    assert caught.value.hint.endswith(f"{INSTALL} --restart-agent")
 
 
 def test_what_a_killed_console_left_is_removed_by_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

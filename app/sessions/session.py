@@ -38,7 +38,7 @@ from app.stacks.groups import NodeStacks
 from app.view import View
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from agent.wire.jobs import JobSpec, JobStatus
@@ -69,8 +69,14 @@ class Session:
     `view` and `drain_logs` are called from the frame loop and never block; the coroutines run on the same loop.
     """
 
-    def __init__(self, directories: Mapping[str, Path], python: str, options: SessionOptions = DEFAULT_OPTIONS) -> None:
-        """`python` runs the agent's verbs.
+    def __init__(
+        self,
+        directories: Mapping[str, Path],
+        python: str,
+        options: SessionOptions = DEFAULT_OPTIONS,
+        addresses: Callable[[str], Sequence[str]] = lambda _node: (),
+    ) -> None:
+        """`python` runs the agent's verbs; `addresses` is for `JobControl`.
 
         Raises:
             SessionError: What is heard cannot be recorded where it should be.
@@ -82,7 +88,7 @@ class Session:
         self._diagnoser = Diagnoser(self._thresholds)
         self._telemetry = Telemetry({node: path / TELEMETRY_SOCKET for node, path in self._directories.items()})
         self._fleet = Fleet({})
-        self.control = JobControl(lambda: self._fleet, list(self._directories), self.tell_done)
+        self.control = JobControl(lambda: self._fleet, list(self._directories), self.tell_done, addresses)
         """Acts on the jobs; after `connect`."""
         self.events = EventLog()
         """What has happened while this session looked on."""

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from app.daemon_thread import in_daemon_thread
-from app.errors import AppError, HostKeyError, IncompatibleAgentError
+from app.errors import AnswerNeededError, AppError, HostKeyError, IncompatibleAgentError
 from app.words import seconds_text
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ class ConnectionKeeper:
 
     Attributes:
         trouble: Why there is no connection, in words; empty while there is one.
-        failure: What ended the attempts: patience has, or the host is not who it was. None while there is hope.
+        failure: What ended the attempts: patience has, or the host is not who it was, or wants a person. None while
+            there is hope.
     """
 
     def __init__(self, link: AgentLink, tell: Callable[[str], None], patience_s: float) -> None:
@@ -59,7 +60,10 @@ class ConnectionKeeper:
             if str(error) != self.trouble:
                 self.trouble = str(error)
                 self._tell(self.trouble)
-            if isinstance(error, (HostKeyError, IncompatibleAgentError)) or away_s >= self._patience_s:
+            if (
+                isinstance(error, (HostKeyError, AnswerNeededError, IncompatibleAgentError))
+                or away_s >= self._patience_s
+            ):
                 self.failure = error
                 return
             await asyncio.sleep(pause_s)

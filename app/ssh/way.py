@@ -96,7 +96,7 @@ def check_key(settings: SshSettings, known: KnownHosts, kind: str, key: bytes) -
             return
         case Verdict.UNKNOWN:
             hint = f"if that is what its keeper says, accept it once by: ssh {settings.alias} true"
-            if any(entry.mark == "@cert-authority" for entry in known.about(name)):
+            if known.has_authority(name):
                 hint = "host certificates are not supported: add the plain key to known_hosts"
             raise HostKeyError(settings.alias, f"{name} is not a known host; it shows the key {shown}", hint)
         case Verdict.CHANGED:

@@ -15,7 +15,9 @@ import pytest
 
 from app.errors import ExitCode, HostKeyError, HostUnreachableError, SessionError, UsageError
 from app.ssh.config import Destination
-from app.ssh.connection import ForwardingRefusedError, SshConnection, _execute, connect
+from app.ssh.connection import ForwardingRefusedError, SshConnection
+from app.ssh.login import connect
+from app.ssh.transport import execute
 from app.ssh.tunnel import Tunnel
 from app.ssh.way import resolve
 from tests.support.hosts import Network, require_hosts
@@ -219,7 +221,7 @@ def test_a_black_hole_is_given_up_in_time(network: Network) -> None:
 def test_a_port_that_accepts_and_says_nothing_is_given_up_in_time(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.ssh.connection.LOGIN_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("app.ssh.login.LOGIN_TIMEOUT_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         append(network, f"Host mute\n  HostName 127.0.0.1\n  Port {silent.getsockname()[1]}")
 
@@ -316,15 +318,6 @@ def test_a_jump_host_that_leads_to_itself_is_an_error(network: Network) -> None:
         connect("h1", str(network.ssh_config))
 
 
-def test_a_proxy_command_is_refused_with_another_way(network: Network) -> None:
-    append(network, "Host h1\n  ProxyCommand nc %h %p")
-
-    with pytest.raises(HostUnreachableError, match="ProxyCommand is not supported") as caught:
-        connect("h1", str(network.ssh_config))
-
-    assert "ProxyJump" in caught.value.hint
-
-
 def test_a_lost_connection_is_noticed(network: Network) -> None:
     with connected(network) as connection:
         assert connection.is_alive
@@ -356,7 +349,7 @@ def test_a_request_that_is_not_answered_is_given_up_in_time(network: Network) ->
         network["h1"].pull_cable()
 
         with pytest.raises(TimeoutError):
-            _execute(channel, ["true"], 0.2)
+            execute(channel, ["true"], 0.2)
 
 
 def test_a_program_that_a_signal_ends_has_ended(network: Network) -> None:

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
+PASSWORD = "secret words"
+"""Of root on each host, for those whose sshd takes passwords."""
+_PASSWORD_HASH = "$6$rankdeck$tUuYp.n6MrpwolUPjX3d19n5T4TIuW6h4EKALmLEbSivj6S0rTwpb5TTtrzZUMTwQcGRGHD0wcMjsqqd58WY1/"
+"""As `openssl passwd -6` prints it."""
 BOOT_S = 20.0
 END_S = 10.0
 SSHD_NAMES = frozenset({"sshd", "sshd-session", "sshd-auth"})
@@ -219,13 +223,14 @@ class Host:
     def _write_files(self) -> None:
         _keygen(self.directory / "host_key")
         shutil.copy(self._network.key.with_suffix(".pub"), self.directory / "authorized_keys")
-        config = _SSHD_CONFIG.format(directory=self.directory) + "\n".join(self._sshd_options) + "\n"
+        # The first value of sshd wins, as ssh's does.
+        config = "\n".join(self._sshd_options) + _SSHD_CONFIG.format(directory=self.directory)
         (self.directory / "sshd_config").write_text(config)
         lines = Path("/etc/passwd").read_text().splitlines()
         root = f"root:x:0:0:root:{self.home}:/bin/bash"
         users = [root if line.startswith("root:") else line for line in lines]
         (self.directory / "passwd").write_text("\n".join(users) + "\n")
-        (self.directory / "shadow").write_text("root:*:19000:0:99999:7:::\n")
+        (self.directory / "shadow").write_text(f"root:{_PASSWORD_HASH}:19000:0:99999:7:::\n")
         (self.directory / "etc_hosts").write_text(f"127.0.0.1 localhost\n{self.address} {self.name}\n")
 
 

@@ -11,6 +11,7 @@ from app.ssh.config import (
     Destination,
     Person,
     SshSettings,
+    Strictness,
     parse_destination,
     parse_jumps,
     parse_settings,
@@ -49,10 +50,16 @@ def test_everything_that_matters_is_read() -> None:
         identity_agent="SSH_AUTH_SOCK",
         proxy_jump="bastion,root@second:2200",
         proxy_command="",
+        hands_over_socket=False,
         host_key_alias="",
         known_hosts_files=("/home/ada/.ssh/known_hosts", "/srv/known_hosts", "/etc/ssh/ssh_known_hosts"),
+        own_known_hosts_file="/home/ada/.ssh/known_hosts",
+        hashes_known_hosts=False,
+        strictness=Strictness.ASK,
         revoked_keys_files=(),
         connect_timeout_s=7.0,
+        methods=("publickey", "keyboard-interactive", "password"),
+        num_prompts=3,
     )
 
 

@@ -60,16 +60,17 @@ class JumpHosts:
         return Loan(connection, lambda: self._give_back(way, shared))
 
     def _make(self, way: WayThere, shared: _Shared, connect: Callable[[], SshConnection]) -> None:
+        failure: AppError = HostUnreachableError(way[-1], "it was given up")
         try:
             shared.made.set_result(connect())
-        except BaseException as error:
-            with self._lock:
-                self._forget(way, shared)
-            # Whoever waits gets the same answer: each of them would wait as long again for another.
-            is_told = isinstance(error, AppError)
-            shared.made.set_exception(error if is_told else HostUnreachableError(way[-1], "it was given up"))
-            if not is_told:
-                raise
+        except AppError as error:
+            failure = error
+        finally:
+            if not shared.made.done():
+                with self._lock:
+                    self._forget(way, shared)
+                # Whoever waits gets the same answer: each of them would wait as long again for another.
+                shared.made.set_exception(failure)
 
     def _give_back(self, way: WayThere, shared: _Shared) -> None:
         with self._lock:

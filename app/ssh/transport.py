@@ -58,6 +58,11 @@ class Transport(paramiko.Transport):
         """From now on, end when the host is dead; once it has let us in."""
         self._live_stream.watch(self._ask_for_life)
 
+    def close(self) -> None:
+        """End it, and with it the timer of a key exchange that has failed: the program would not end before that."""
+        super().close()
+        self.packetizer.complete_handshake()
+
     def open_streamlocal(self, path: str) -> paramiko.Channel:
         """Return a channel to a socket.
 

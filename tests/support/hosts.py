@@ -175,11 +175,23 @@ class Host:
 
     def drop_sessions(self) -> None:
         """Kill every SSH connection; the listener goes on."""
+        self._signal_sessions(signal.SIGKILL)
+
+    def freeze_sessions(self) -> None:
+        """Let every SSH connection stand still; the kernel goes on answering for them."""
+        self._signal_sessions(signal.SIGSTOP)
+
+    def _signal_sessions(self, number: signal.Signals) -> None:
         assert self._init
         for process in self._init.children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.name() in SSHD_NAMES and "[listener]" not in " ".join(process.cmdline()):
-                    process.kill()
+                    process.send_signal(number)
+
+    def num_logins(self) -> int:
+        """Return how many have been let in since it booted."""
+        lines = (self.directory / "sshd.log").read_text().splitlines()
+        return sum("Accepted " in line and " from " in line for line in lines)
 
     def change_host_key(self) -> None:
         """Do what a new installation does, or somebody in the middle."""

@@ -73,8 +73,9 @@ class Introductions:
         shown = fingerprint(key)
         elsewhere = known.other_places(kind, key)
         where = clean(", ".join(elsewhere), LINE_LIMIT)
+        name, alias = settings.key_name, settings.alias
         text = (
-            f"The authenticity of host {settings.key_name} ({settings.alias}) can't be established.\n"
+            f"The authenticity of host {alias if alias == name else f'{alias} ({name})'} can't be established.\n"
             f"{kind_text(kind)} key fingerprint is {shown}\n"
             + (f"This key is known by other names: {where}\n" if elsewhere else "No other host is known by this key.\n")
             + "Are you sure you want to continue connecting (yes/no/[fingerprint])? "

@@ -158,9 +158,14 @@ def fingerprint(key: bytes) -> str:
 def _matches(names: str, name: str) -> bool:
     if names.startswith(_HASH_MAGIC):
         return _matches_hash(names, name)
+    return matches_any(names.lower().split(","), name)
+
+
+def matches_any(patterns: Iterable[str], name: str) -> bool:
+    """Say whether one of the patterns of ssh stands for a name, and none with `!` in front does."""
     is_matched = False
-    for pattern in names.split(","):
-        if _pattern(pattern.removeprefix("!").lower()).match(name):
+    for pattern in patterns:
+        if _pattern(pattern.removeprefix("!")).match(name):
             if pattern.startswith("!"):
                 return False
             is_matched = True

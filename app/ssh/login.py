@@ -108,8 +108,10 @@ class _Journey:
                 undo.callback(via.give_back)
             keyring, account = self._logins.keyring, (settings.user, settings.key_name)
             if not self._asks and keyring.is_asked_again(account):
-                detail = f"{settings.user}@{settings.hostname} wants a new answer at each login"
-                raise AnswerNeededError(settings.alias, detail, "nobody is asked while the console is open")
+                detail = (
+                    f"{settings.user}@{settings.hostname} wants a new answer at each login: leave, and come in again"
+                )
+                raise AnswerNeededError(settings.alias, detail)
             proxy = ProxyCommand(settings) if settings.proxy_command and not via else None
             if proxy:
                 undo.callback(proxy.end)

@@ -372,11 +372,18 @@ def test_a_configuration_that_ssh_refuses_is_said_in_its_words(tmp_path: Path) -
         resolve(Destination("h1"), str(tmp_path / "config"))
 
 
-def test_without_ssh_on_this_machine_the_person_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nonexistent")
-
-    with pytest.raises(SessionError, match="ssh is not installed"):
-        resolve(Destination("h1"))
+def test_without_ssh_what_is_plain_is_read_and_the_rest_refused(
+    network: Network, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("PATH", "/nonexistent")
+        with connected(network) as connection:
+            assert connection.run(["hostname"], 10).stdout == b"h1\n"
+        append(network, "Match host h1\n  User nobody")
+        with pytest.raises(SessionError, match=r"ssh is not installed, and .*ssh_config says match"):
+            connect("h1", str(network.ssh_config))
+        with pytest.raises(UsageError, match="nowhere cannot be read: No such file"):
+            connect("h1", str(tmp_path / "nowhere"))
 
 
 def test_what_is_no_host_never_reaches_ssh() -> None:

@@ -19,8 +19,6 @@ _NOT_PLAIN = {"include", "match", "canonicalizehostname", "knownhostscommand"}
 _OTHER_NAMES = {"challengeresponseauthentication": "kbdinteractiveauthentication"}
 _WHOLE_LINES = {"proxycommand"}
 _CUMULATIVE = {"identityfile"}
-_RIVALS = {"proxyjump": "proxycommand", "proxycommand": "proxyjump"}
-"""Of two, the one that comes first counts."""
 _SWITCHES = {
     "batchmode",
     "hashknownhosts",
@@ -61,12 +59,19 @@ def printed_settings(destination: Destination, texts: Iterable[str], person: Per
             if keyword in _CUMULATIVE:
                 so_far = found.setdefault(keyword, [])
                 so_far += [] if value in so_far else [value]
-            elif _RIVALS.get(keyword) not in found:
+            elif not _is_outdone(keyword, found):
                 found.setdefault(keyword, [value])
     name = found.get("hostname", ["%h"])[0]
     found["hostname"] = [name.replace("%h", destination.host).replace("%%", "%")]
     settings = {"user": [person.user], **_DEFAULTS, **found}
     return "".join(f"{keyword} {value}\n" for keyword, values in settings.items() for value in values)
+
+
+def _is_outdone(keyword: str, found: dict[str, list[str]]) -> bool:
+    """Say whether another way to the host came first; as ssh has it, a jump that is switched off is no way."""
+    if keyword == "proxycommand":
+        return found.get("proxyjump", ["none"]) != ["none"]
+    return keyword == "proxyjump" and "proxycommand" in found
 
 
 def _values(text: str, host: str) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ import paramiko
 from app.errors import AnswerNeededError, HostUnreachableError
 from app.safe_text import LINE_LIMIT, clean
 from app.ssh.config import METHODS
+from app.ssh.key_query import KeyQuery, public_part
 from app.ssh.keyring import KeyLockedError, KeyUnreadableError, agent_keys
 
 if TYPE_CHECKING:
@@ -108,6 +109,9 @@ class _Login:
             except KeyUnreadableError:
                 continue
         for file in self._locked if self._can_ask else ():
+            if not self._would_be_taken(file):
+                self._tried.append(clean(file, LINE_LIMIT))
+                continue
             unlocked = self._keyring.unlock(file, self._settings.alias, self._settings.num_prompts)
             if unlocked is not None:
                 yield from self._offer(unlocked, file)
@@ -170,6 +174,11 @@ class _Login:
         left = self._taken(lambda: self._transport.auth_publickey(self._settings.user, key))
         if left is not None:
             yield left
+
+    def _would_be_taken(self, file: str) -> bool:
+        """Say whether a passphrase is worth asking for: the host would take the key, or nobody can tell."""
+        key = public_part(file)
+        return key is None or KeyQuery(self._transport, key).ask(self._settings.user, REPLY_TIMEOUT_S)
 
     def _taken(self, offer: Callable[[], MethodsLeft]) -> MethodsLeft | None:
         """Return what is still wanted if an offer was taken; None if it was not."""

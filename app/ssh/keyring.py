@@ -10,7 +10,6 @@ import contextlib
 import os
 import socket
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import paramiko
@@ -19,6 +18,7 @@ from paramiko.agent import AgentSSH
 from paramiko.pkey import UnknownKeyType
 
 from app.safe_text import LINE_LIMIT, clean
+from app.ssh.key_query import PublicPart, public_part
 from app.ssh.transport import CHANNEL_ERRORS
 from app.ssh.way import agent_socket
 
@@ -123,7 +123,7 @@ def _load(file: str, passphrase: str | None) -> paramiko.PKey:
 
 @contextlib.contextmanager
 def agent_keys(settings: SshSettings) -> Iterator[list[paramiko.PKey]]:
-    """Lend the agent's keys; with IdentitiesOnly, those whose public part lies beside an identity file."""
+    """Lend the agent's keys; with IdentitiesOnly, those that an identity file names."""
     path = agent_socket(settings, os.environ)
     if not path:
         yield []
@@ -132,19 +132,11 @@ def agent_keys(settings: SshSettings) -> Iterator[list[paramiko.PKey]]:
     try:
         keys: list[paramiko.PKey] = list(agent.get_keys())
         if settings.identities_only:
-            wanted = {_public_part(file) for file in settings.identity_files}
-            keys = [key for key in keys if f"{key.get_name()} {key.get_base64()}" in wanted]
+            wanted = {public_part(file) for file in settings.identity_files}
+            keys = [key for key in keys if PublicPart(key.get_name(), key.asbytes()) in wanted]
         yield keys
     finally:
         agent.close()
-
-
-def _public_part(identity_file: str) -> str:
-    """Return the kind and key beside a private key; empty if there is none."""
-    try:
-        return " ".join(Path(f"{identity_file}.pub").read_text(encoding="utf-8").split()[:2])
-    except (OSError, UnicodeDecodeError):
-        return ""
 
 
 class _Agent(AgentSSH):

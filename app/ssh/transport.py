@@ -58,6 +58,10 @@ class Transport(paramiko.Transport):
         """From now on, end when the host is dead; once it has let us in."""
         self._live_stream.watch(self._ask_for_life)
 
+    def send_now(self, message: paramiko.Message) -> None:
+        """Send a message that is no channel's, from this connection's own thread."""
+        self._send_message(message)  # type: ignore[attr-defined]
+
     def close(self) -> None:
         """End it, and with it the timer of a key exchange that has failed: the program would not end before that."""
         super().close()

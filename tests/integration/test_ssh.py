@@ -276,7 +276,7 @@ def test_a_fido_key_is_passed_over(network: Network) -> None:
         assert connection.is_alive
 
 
-@pytest.mark.parametrize("named_by", ["the environment", "IdentityAgent"])
+@pytest.mark.parametrize("named_by", ["the environment", "IdentityAgent", "a public file"])
 def test_a_key_of_ssh_agent_opens_the_door(network: Network, monkeypatch: pytest.MonkeyPatch, named_by: str) -> None:
     door = network.directory / "agent.sock"
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(door)], stdout=subprocess.DEVNULL)
@@ -287,6 +287,10 @@ def test_a_key_of_ssh_agent_opens_the_door(network: Network, monkeypatch: pytest
         if named_by == "IdentityAgent":
             append(network, f"Host *\n  IdentityAgent {door}")
             monkeypatch.delenv("SSH_AUTH_SOCK")
+        if named_by == "a public file":
+            append(
+                network, f"Host *\n  IdentityFile {network.key.with_suffix('.pub').rename(network.directory / 'half')}"
+            )
         network.key.unlink()  # the public part beside it says which key is meant: IdentitiesOnly
 
         with connected(network) as connection:

@@ -76,6 +76,7 @@ def test_a_key_in_the_old_form_is_unlocked_too(network: Network) -> None:
         ["ssh-keygen", "-q", "-t", "rsa", "-N", PASSPHRASE, "-m", "PEM", "-f", f"{network.key}_old"], check=True
     )
     (network["h1"].directory / "authorized_keys").write_text(network.key.with_name("console_key_old.pub").read_text())
+    network.key.with_name("console_key_old.pub").unlink()
     change_config(network, f"Host *\n  IdentityFile {network.key}_old")
 
     enter(network, person := Person([PASSPHRASE]))
@@ -93,6 +94,23 @@ def test_a_key_that_is_left_locked_is_not_asked_about_again(network: Network) ->
             logins.connect(host, str(network.ssh_config))
         assert caught.value.hint == f"ssh-add {network.key}"
 
+    assert len(person.asked) == 1
+
+
+@pytest.mark.parametrize("has_public_file", [True, False])
+def test_nobody_types_a_passphrase_for_a_key_that_the_host_does_not_take(
+    network: Network, has_public_file: bool
+) -> None:
+    lock(network.key)
+    (network["h1"].directory / "authorized_keys").write_text("")
+    if not has_public_file:
+        network.key.with_suffix(".pub").unlink()
+
+    with pytest.raises(HostUnreachableError, match=r"takes none of our keys .*console_key"):
+        enter(network, person := Person([PASSPHRASE]))
+    assert person.asked == []
+
+    enter(network, person, "h2")
     assert len(person.asked) == 1
 
 

@@ -6,6 +6,7 @@ A changed or revoked key is never asked about.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import threading
 from pathlib import Path
@@ -24,6 +25,8 @@ MAX_QUESTIONS = 3
 SALT_BYTES = 20
 """As ssh writes it: as long as what hides behind it."""
 _FINGERPRINT = "SHA256:"
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9._:%-]+|\[[A-Za-z0-9._:%-]+\]:\d+")
+"""No pattern, and one word."""
 
 HostKey = tuple[str, str, bytes]
 """The name that a host is known by, the kind of its key, and the key."""
@@ -112,7 +115,9 @@ def _added(settings: SshSettings, kind: str, key: bytes) -> str:
 
 
 def _salt(settings: SshSettings) -> bytes | None:
-    return secrets.token_bytes(SALT_BYTES) if settings.hashes_known_hosts else None
+    """Return what hides the name: as configured, and if it would mean other hosts, too."""
+    hides = settings.hashes_known_hosts or not _PLAIN_NAME.fullmatch(settings.key_name)
+    return secrets.token_bytes(SALT_BYTES) if hides else None
 
 
 def append_entry(file: Path, line: str) -> None:

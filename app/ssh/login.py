@@ -21,7 +21,7 @@ from app.ssh.transport import CHANNEL_ERRORS, Transport, words_of
 from app.ssh.way import dial, known_hosts, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from app.ssh.jump_hosts import WayThere
     from app.ssh.liveness import ByteStream
@@ -61,6 +61,10 @@ class Logins:
             HostUnreachableError: It cannot be reached, or does not let us in.
         """
         return _Journey(self, config_file, asks=asks).to(parse_destination(host), MAX_JUMPS)
+
+
+class _HungUpError(Exception):
+    """The host has not waited until a person had compared its key; now that this is known, it need not."""
 
 
 class _Journey:
@@ -112,6 +116,16 @@ class _Journey:
                     f"{settings.user}@{settings.hostname} wants a new answer at each login: leave, and come in again"
                 )
                 raise AnswerNeededError(settings.alias, detail)
+            try:
+                transport, end_of_way = self._reach(settings, via)
+            except _HungUpError:
+                transport, end_of_way = self._reach(settings, via)
+            undo.callback(end_of_way)
+            return SshConnection(settings.alias, transport, undo.pop_all().close)
+
+    def _reach(self, settings: SshSettings, via: Loan | None) -> tuple[Transport, Callable[[], None]]:
+        """Return the transport, and what ends the program that it leads through."""
+        with contextlib.ExitStack() as undo:
             proxy = ProxyCommand(settings) if settings.proxy_command and not via else None
             if proxy:
                 undo.callback(proxy.end)
@@ -122,7 +136,7 @@ class _Journey:
                 else:
                     stream = proxy.stream if proxy else dial(settings)
                 transport = self._enter(settings, stream, proxy)
-            return SshConnection(settings.alias, transport, undo.pop_all().close)
+            return transport, undo.pop_all().close
 
     def _enter(self, settings: SshSettings, stream: ByteStream, proxy: ProxyCommand | None) -> Transport:
         """Return the transport once the host has proved who it is, and has let us in."""
@@ -144,6 +158,8 @@ class _Journey:
                 raise
             key = transport.get_remote_server_key()
             logins.introductions.check_key(settings, known, key.get_name(), key.asbytes(), asks=self._asks)
+            if not transport.is_active():
+                raise _HungUpError
             authenticate(transport, settings, logins.keyring, asks=self._asks)
             transport.watch()
             undo.pop_all()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ from tests.support.typist import Typist
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 PASSPHRASE = "open it"
 
@@ -40,14 +38,9 @@ def typist(network: Network, *arguments: str) -> Typist:
     return Typist([sys.executable, "-P", "-m", "app", *arguments], environment(network))
 
 
-def lock(key: Path) -> None:
-    change = ["ssh-keygen", "-q", "-p", "-P", "", "-N", PASSPHRASE, "-f", str(key)]
-    subprocess.run(change, check=True, capture_output=True)
-
-
 def test_hosts_that_nobody_knows_are_asked_about_one_after_the_other_and_the_passphrase_once(network: Network) -> None:
     network.known_hosts.unlink()
-    lock(network.key)
+    network.lock_key(PASSPHRASE)
 
     with typist(network, "down", "h1", "h2") as person:
         for _ in range(2):
@@ -94,7 +87,7 @@ def test_a_host_that_is_not_accepted_is_refused_in_one_line(network: Network, an
 def test_ctrl_c_at_a_question_ends_the_command_and_leaves_a_terminal_that_shows_what_is_typed(
     network: Network, command: tuple[str, ...]
 ) -> None:
-    lock(network.key)
+    network.lock_key(PASSPHRASE)
 
     with typist(network, *command) as person:
         person.until_it_says("Passphrase of the key")
@@ -124,7 +117,7 @@ def test_a_password_is_asked_for_where_no_key_is_taken(network: Network) -> None
 
 
 def test_a_script_is_asked_nothing_even_if_it_was_started_on_a_terminal(network: Network) -> None:
-    lock(network.key)
+    network.lock_key(PASSPHRASE)
     network.known_hosts.write_text(network.known_hosts.read_text().splitlines()[0] + "\n")
     command = f"{sys.executable} -P -m app down h1 h2 </dev/null"
 

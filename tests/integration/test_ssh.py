@@ -47,11 +47,6 @@ def connected(network: Network, host: str = "h1") -> Iterator[SshConnection]:
         connection.close()
 
 
-def append(network: Network, text: str) -> None:
-    """Put something before everything else in the console's configuration: the first value of ssh wins."""
-    network.ssh_config.write_text(text + "\n" + network.ssh_config.read_text())
-
-
 def test_arguments_arrive_as_they_are_and_the_exit_code_comes_back(network: Network) -> None:
     arguments = ["", "$HOME", "a'b\"c", "new\nline", "`id`", "\udcff", "*"]
     program = "import sys, os; os.write(1, b'\\0'.join(map(os.fsencode, sys.argv[1:]))); sys.exit(7)"
@@ -170,7 +165,7 @@ def test_a_revoked_key_is_refused(network: Network) -> None:
 
 def test_a_key_on_the_list_of_revoked_ones_is_refused(network: Network) -> None:
     listed = network.directory / "revoked"
-    append(network, f"Host *\n  RevokedHostKeys {listed}")
+    network.configure(f"Host *\n  RevokedHostKeys {listed}")
 
     with pytest.raises(HostKeyError, match=r"RevokedHostKeys .*No such file"):
         connect("h1", str(network.ssh_config))
@@ -223,14 +218,14 @@ def test_a_port_that_accepts_and_says_nothing_is_given_up_in_time(
 ) -> None:
     monkeypatch.setattr("app.ssh.login.LOGIN_TIMEOUT_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        append(network, f"Host mute\n  HostName 127.0.0.1\n  Port {silent.getsockname()[1]}")
+        network.configure(f"Host mute\n  HostName 127.0.0.1\n  Port {silent.getsockname()[1]}")
 
         with pytest.raises(HostUnreachableError, match="mute"):
             connect("mute", str(network.ssh_config))
 
 
 def test_a_name_nobody_knows_is_an_error_of_one_line(network: Network) -> None:
-    append(network, "Host nowhere\n  HostName no-such-host.invalid")
+    network.configure("Host nowhere\n  HostName no-such-host.invalid")
 
     with pytest.raises(HostUnreachableError, match=r"cannot connect to no-such-host\.invalid"):
         connect("nowhere", str(network.ssh_config))
@@ -246,8 +241,7 @@ def test_a_key_that_the_host_does_not_take_is_named(network: Network) -> None:
 
 
 def test_a_locked_key_is_left_to_ssh_agent(network: Network) -> None:
-    change = ["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret words", "-f", str(network.key)]
-    subprocess.run(change, check=True, capture_output=True)
+    network.lock_key("secret words")
 
     with pytest.raises(HostUnreachableError, match="was offered no key") as caught:
         connect("h1", str(network.ssh_config))
@@ -270,7 +264,7 @@ def test_a_fido_key_is_passed_over(network: Network) -> None:
     fido = network.directory / "id_ed25519_sk"
     fido.write_text(f"-----BEGIN OPENSSH PRIVATE KEY-----\n{text}-----END OPENSSH PRIVATE KEY-----\n")
     fido.chmod(0o600)
-    append(network, f"Host *\n  IdentityFile {fido}")
+    network.configure(f"Host *\n  IdentityFile {fido}")
 
     with connected(network) as connection:
         assert connection.is_alive
@@ -285,17 +279,17 @@ def test_a_key_of_ssh_agent_opens_the_door(network: Network, monkeypatch: pytest
         monkeypatch.setenv("SSH_AUTH_SOCK", str(door))
         subprocess.run(["ssh-add", "-q", str(network.key)], check=True)
         if named_by == "IdentityAgent":
-            append(network, f"Host *\n  IdentityAgent {door}")
+            network.configure(f"Host *\n  IdentityAgent {door}")
             monkeypatch.delenv("SSH_AUTH_SOCK")
         if named_by == "a public file":
-            append(
-                network, f"Host *\n  IdentityFile {network.key.with_suffix('.pub').rename(network.directory / 'half')}"
+            network.configure(
+                f"Host *\n  IdentityFile {network.key.with_suffix('.pub').rename(network.directory / 'half')}"
             )
         network.key.unlink()  # the public part beside it says which key is meant: IdentitiesOnly
 
         with connected(network) as connection:
             assert connection.run(["hostname"], 10).stdout == b"h1\n"
-        append(network, "Host *\n  IdentityAgent none")
+        network.configure("Host *\n  IdentityAgent none")
         with pytest.raises(HostUnreachableError, match="was offered no key"):
             connect("h1", str(network.ssh_config))
     finally:
@@ -306,7 +300,7 @@ def test_a_key_of_ssh_agent_opens_the_door(network: Network, monkeypatch: pytest
 def test_a_host_behind_another_is_reached_through_it() -> None:
     require_hosts()
     with Network("bastion", "inner") as network:
-        append(network, "Host inner\n  ProxyJump bastion")
+        network.configure("Host inner\n  ProxyJump bastion")
 
         with connected(network, "inner") as connection:
             assert connection.run(["hostname"], 10).stdout == b"inner\n"
@@ -316,7 +310,7 @@ def test_a_host_behind_another_is_reached_through_it() -> None:
 
 
 def test_a_jump_host_that_leads_to_itself_is_an_error(network: Network) -> None:
-    append(network, "Host *\n  ProxyJump other,h1")
+    network.configure("Host *\n  ProxyJump other,h1")
 
     with pytest.raises(HostUnreachableError):
         connect("h1", str(network.ssh_config))
@@ -363,7 +357,7 @@ def test_a_program_that_a_signal_ends_has_ended(network: Network) -> None:
 
 
 def test_a_name_that_can_be_no_name_is_an_error_of_one_line(network: Network) -> None:
-    append(network, f"Host odd\n  HostName {'x' * 64}.lab")
+    network.configure(f"Host odd\n  HostName {'x' * 64}.lab")
 
     with pytest.raises(HostUnreachableError, match="is not a name of a host"):
         connect("odd", str(network.ssh_config))
@@ -383,7 +377,7 @@ def test_without_ssh_what_is_plain_is_read_and_the_rest_refused(
         elsewhere.setenv("PATH", "/nonexistent")
         with connected(network) as connection:
             assert connection.run(["hostname"], 10).stdout == b"h1\n"
-        append(network, "Match host h1\n  User nobody")
+        network.configure("Match host h1\n  User nobody")
         with pytest.raises(SessionError, match=r"ssh is not installed, and .*ssh_config says match"):
             connect("h1", str(network.ssh_config))
         with pytest.raises(UsageError, match="nowhere cannot be read: No such file"):

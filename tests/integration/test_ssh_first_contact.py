@@ -12,26 +12,23 @@ from app.errors import HostKeyError
 from app.ssh.login import Logins
 from tests.support.hosts import Network, require_hosts
 from tests.support.people import Person
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 @pytest.fixture
-def network() -> Iterator[Network]:
+def network(request: pytest.FixtureRequest) -> Iterator[Network]:
     """Hosts of which nothing is known."""
     require_hosts()
-    with Network("h1", "h2") as network:
+    with Network("h1", "h2", sshd_options=getattr(request, "param", ())) as network:
         network.known_hosts.unlink()
         yield network
 
 
 def enter(network: Network, person: Person, host: str = "h1") -> None:
     Logins(person).connect(host, str(network.ssh_config)).close()
-
-
-def change_config(network: Network, text: str) -> None:
-    network.ssh_config.write_text(text + "\n" + network.ssh_config.read_text())
 
 
 def fingerprint_of(network: Network, host: str = "h1") -> str:
@@ -100,7 +97,7 @@ def test_whatever_is_no_yes_is_a_no(network: Network, answers: list[str]) -> Non
 
 
 def test_a_changed_key_is_never_asked_about(network: Network) -> None:
-    change_config(network, "Host *\n  StrictHostKeyChecking no")
+    network.configure("Host *\n  StrictHostKeyChecking no")
     network.trust_all()
     network["h1"].change_host_key()
     before = network.known_hosts.read_text()
@@ -120,7 +117,7 @@ def test_a_changed_key_is_never_asked_about(network: Network) -> None:
 def test_the_configuration_says_who_decides_and_nobody_is_trusted_in_silence(
     network: Network, strictness: str, is_asked: bool, gets_in: bool
 ) -> None:
-    change_config(network, f"Host *\n  StrictHostKeyChecking {strictness}")
+    network.configure(f"Host *\n  StrictHostKeyChecking {strictness}")
     person = Person(["yes"])
 
     if gets_in:
@@ -135,20 +132,42 @@ def test_the_configuration_says_who_decides_and_nobody_is_trusted_in_silence(
     assert openssh_enters(network) is gets_in
 
 
-@pytest.mark.parametrize("option", ["HashKnownHosts yes", "HostKeyAlias lab-one", "Port 2222"])
+@pytest.mark.parametrize("option", ["HashKnownHosts yes", "HostKeyAlias lab-one", "HostKeyAlias *", "Port 2222"])
 def test_what_is_written_is_what_ssh_looks_for(network: Network, option: str) -> None:
     if option == "Port 2222":
         config = network["h1"].directory / "sshd_config"
         config.write_text("Port 2222\n" + config.read_text())
         network["h1"].restart_sshd()
-    change_config(network, f"Host h1\n  {option}")
+    network.configure(f"Host h1\n  {option}")
 
     enter(network, Person(["yes"]))
 
     written = network.known_hosts.read_text()
+    beginnings = {
+        "HashKnownHosts yes": "|1|",
+        "HostKeyAlias lab-one": "lab-one ",
+        "HostKeyAlias *": "|1|",  # a pattern would stand for every host
+        "Port 2222": f"[{network['h1'].address}]:2222 ",
+    }
+    assert written.startswith(beginnings[option])
     assert openssh_enters(network)
-    assert (network["h1"].address in written) is (option == "Port 2222")
-    assert written.startswith({"H": "|1|", "P": "["}.get(option[0], "")) or option.startswith("HostKeyAlias")
+
+
+@pytest.mark.parametrize("network", [("LoginGraceTime 1",)], indirect=True)
+def test_a_person_may_take_longer_than_the_host_waits(network: Network) -> None:
+    """A list of new hosts is asked about one after the other, and each has its own patience."""
+
+    class Slow(Person):
+        def ask(self, text: str, *, is_shown: bool = False) -> str | None:
+            until(lambda: not network["h1"].sessions(), 30, "sshd has lost its patience")
+            return super().ask(text, is_shown=is_shown)
+
+    person = Slow(["yes"])
+
+    enter(network, person)
+
+    assert len(person.asked) == 1
+    assert network["h1"].num_logins() == 1
 
 
 def test_a_key_that_another_host_shows_too_is_said_to(network: Network) -> None:
@@ -162,7 +181,7 @@ def test_a_key_that_another_host_shows_too_is_said_to(network: Network) -> None:
 
 
 def test_a_host_that_cannot_be_written_down_is_taken_for_known_as_long_as_the_command_runs(network: Network) -> None:
-    change_config(network, "Host *\n  UserKnownHostsFile /proc/known_hosts")
+    network.configure("Host *\n  UserKnownHostsFile /proc/known_hosts")
     logins = Logins(person := Person(["yes"]))
 
     logins.connect("h1", str(network.ssh_config)).close()
@@ -173,7 +192,7 @@ def test_a_host_that_cannot_be_written_down_is_taken_for_known_as_long_as_the_co
 
 
 def test_a_directory_for_known_hosts_is_made_for_its_owner_alone(network: Network) -> None:
-    change_config(network, f"Host *\n  UserKnownHostsFile {network.directory}/new/known_hosts")
+    network.configure(f"Host *\n  UserKnownHostsFile {network.directory}/new/known_hosts")
 
     enter(network, Person(["yes"]))
 
@@ -181,7 +200,7 @@ def test_a_directory_for_known_hosts_is_made_for_its_owner_alone(network: Networ
 
 
 def test_several_hosts_at_one_address_are_one_question(network: Network) -> None:
-    change_config(network, f"Host a b c\n  HostName {network['h1'].address}")
+    network.configure(f"Host a b c\n  HostName {network['h1'].address}")
     logins = Logins(person := Person(["yes"]))
 
     def go(host: str) -> None:

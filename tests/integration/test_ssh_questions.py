@@ -20,7 +20,6 @@ from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 PASSPHRASE = "open it"
 PASSWORDS = ("PermitRootLogin yes", "PasswordAuthentication yes")
@@ -39,17 +38,8 @@ def enter(network: Network, person: Person, host: str = "h1") -> None:
     Logins(person).connect(host, str(network.ssh_config)).close()
 
 
-def lock(key: Path) -> None:
-    change = ["ssh-keygen", "-q", "-p", "-P", "", "-N", PASSPHRASE, "-f", str(key)]
-    subprocess.run(change, check=True, capture_output=True)
-
-
-def change_config(network: Network, text: str) -> None:
-    network.ssh_config.write_text(text + "\n" + network.ssh_config.read_text())
-
-
 def test_a_passphrase_is_asked_for_once_whichever_threads_go_to_which_hosts(network: Network) -> None:
-    lock(network.key)
+    network.lock_key(PASSPHRASE)
     person = Person(["wrong", PASSPHRASE])
     logins = Logins(person)
     arrived: list[str] = []
@@ -77,7 +67,7 @@ def test_a_key_in_the_old_form_is_unlocked_too(network: Network) -> None:
     )
     (network["h1"].directory / "authorized_keys").write_text(network.key.with_name("console_key_old.pub").read_text())
     network.key.with_name("console_key_old.pub").unlink()
-    change_config(network, f"Host *\n  IdentityFile {network.key}_old")
+    network.configure(f"Host *\n  IdentityFile {network.key}_old")
 
     enter(network, person := Person([PASSPHRASE]))
 
@@ -85,7 +75,7 @@ def test_a_key_in_the_old_form_is_unlocked_too(network: Network) -> None:
 
 
 def test_a_key_that_is_left_locked_is_not_asked_about_again(network: Network) -> None:
-    lock(network.key)
+    network.lock_key(PASSPHRASE)
     person = Person([""])
     logins = Logins(person)
 
@@ -101,7 +91,7 @@ def test_a_key_that_is_left_locked_is_not_asked_about_again(network: Network) ->
 def test_nobody_types_a_passphrase_for_a_key_that_the_host_does_not_take(
     network: Network, has_public_file: bool
 ) -> None:
-    lock(network.key)
+    network.lock_key(PASSPHRASE)
     (network["h1"].directory / "authorized_keys").write_text("")
     if not has_public_file:
         network.key.with_suffix(".pub").unlink()
@@ -116,11 +106,11 @@ def test_nobody_types_a_passphrase_for_a_key_that_the_host_does_not_take(
 
 @pytest.mark.parametrize("why", ["nobody is there", "BatchMode", "a reconnection"])
 def test_nobody_is_asked(network: Network, why: str) -> None:
-    lock(network.key)
+    network.lock_key(PASSPHRASE)
     network.known_hosts.write_text(network.known_hosts.read_text().splitlines()[0] + "\n")
     person = Person([PASSPHRASE, "yes"], is_there=why != "nobody is there")
     if why == "BatchMode":
-        change_config(network, "Host *\n  BatchMode yes")
+        network.configure("Host *\n  BatchMode yes")
     logins = Logins(person)
 
     for host, kind in (("h1", HostUnreachableError), ("h2", HostKeyError)):
@@ -131,7 +121,7 @@ def test_nobody_is_asked(network: Network, why: str) -> None:
 
 
 def test_a_lost_connection_comes_back_with_the_key_that_was_unlocked(network: Network) -> None:
-    lock(network.key)
+    network.lock_key(PASSPHRASE)
     person = Person([PASSPHRASE])
     with HostLink(Access("h1", sys.executable, str(network.ssh_config)), Logins(person)) as link:
         link.connect()
@@ -163,7 +153,7 @@ def test_a_password_after_a_key_is_asked_for_until_it_is_right_and_then_kept_for
 
 @pytest.mark.parametrize("network", [PASSWORDS], indirect=True)
 def test_a_password_that_is_no_longer_right_is_forgotten_and_in_no_error(network: Network) -> None:
-    change_config(network, "Host *\n  PubkeyAuthentication no")
+    network.configure("Host *\n  PubkeyAuthentication no")
     person = Person([PASSWORD, "guess"])
     logins = Logins(person)
     logins.connect("h1", str(network.ssh_config)).close()
@@ -203,9 +193,7 @@ SECOND_FACTOR: list[Round] = [
 def interviewer(network: Network) -> Iterator[Interviewer]:
     host = network["h1"]
     with Interviewer(host.directory / "host_key", SECOND_FACTOR, wants_key=True) as interviewer:
-        change_config(
-            network, f"Host door\n  HostName 127.0.0.1\n  HostKeyAlias {host.address}\n  Port {interviewer.port}"
-        )
+        network.configure(f"Host door\n  HostName 127.0.0.1\n  HostKeyAlias {host.address}\n  Port {interviewer.port}")
         yield interviewer
 
 

@@ -49,10 +49,6 @@ def network(request: pytest.FixtureRequest) -> Iterator[Network]:
         yield network
 
 
-def change_config(network: Network, text: str) -> None:
-    network.ssh_config.write_text(text + "\n" + network.ssh_config.read_text())
-
-
 def relay_of(network: Network) -> str:
     """Return the beginning of a ProxyCommand."""
     program = network.directory / "relay.py"
@@ -65,7 +61,7 @@ def name_of(connection: SshConnection) -> str:
 
 
 def test_a_proxy_command_leads_to_the_host_and_ends_with_the_connection(network: Network) -> None:
-    change_config(network, f"Host h1\n  ProxyCommand {relay_of(network)} %h %p")
+    network.configure(f"Host h1\n  ProxyCommand {relay_of(network)} %h %p")
     with closing(connect("h1", str(network.ssh_config))) as connection:
         assert name_of(connection) == "h1"
         started = psutil.Process().children(recursive=True)
@@ -84,8 +80,7 @@ def test_a_proxy_command_leads_to_the_host_and_ends_with_the_connection(network:
 
 def test_a_proxy_command_is_told_names_port_and_user(network: Network) -> None:
     said = network.directory / "said"
-    change_config(
-        network,
+    network.configure(
         f"Host h1\n  ProxyCommand echo %n %h %p %r %% > {shlex.quote(str(said))}; exec {relay_of(network)} %h %p",
     )
     # As ssh has it: the first command becomes the shell's own process.
@@ -96,7 +91,7 @@ def test_a_proxy_command_is_told_names_port_and_user(network: Network) -> None:
 
 
 def test_a_proxy_command_that_fails_is_told_in_its_own_words(network: Network) -> None:
-    change_config(network, "Host h1\n  ProxyCommand sh -c 'echo first; printf \"no \\033[2Jway\\n\" >&2; exit 7' %h")
+    network.configure("Host h1\n  ProxyCommand sh -c 'echo first; printf \"no \\033[2Jway\\n\" >&2; exit 7' %h")
 
     with pytest.raises(HostUnreachableError, match=r"ProxyCommand has ended \(exit code 7\): no \\x1b\[2Jway"):
         connect("h1", str(network.ssh_config))
@@ -108,7 +103,7 @@ def test_a_proxy_command_that_says_nothing_is_given_up_and_killed(
     monkeypatch.setattr("app.ssh.login.LOGIN_TIMEOUT_S", 0.3)
     deaf = network.directory / "deaf.sh"
     deaf.write_text("trap '' HUP TERM\necho $$ >deaf.pid\nsleep 1000\n")
-    change_config(network, f"Host h1\n  ConnectTimeout 1\n  ProxyCommand sh -c 'cd {network.directory}; . ./deaf.sh'")
+    network.configure(f"Host h1\n  ConnectTimeout 1\n  ProxyCommand sh -c 'cd {network.directory}; . ./deaf.sh'")
 
     with pytest.raises(HostUnreachableError, match="h1"):
         connect("h1", str(network.ssh_config))
@@ -129,7 +124,7 @@ def test_what_could_mean_something_to_a_shell_never_gets_there(
     network: Network, config: str, kind: type[Exception], words: str
 ) -> None:
     ran = network.directory / "ran"
-    change_config(network, "Host h1\n  " + config.format(ran=ran))
+    network.configure("Host h1\n  " + config.format(ran=ran))
 
     with pytest.raises(kind, match=words):
         connect("h1", str(network.ssh_config))
@@ -138,7 +133,7 @@ def test_what_could_mean_something_to_a_shell_never_gets_there(
 
 
 def test_a_jump_host_may_have_a_proxy_command(network: Network) -> None:
-    change_config(network, f"Host h1\n  ProxyJump bastion\nHost bastion\n  ProxyCommand {relay_of(network)} %h %p")
+    network.configure(f"Host h1\n  ProxyJump bastion\nHost bastion\n  ProxyCommand {relay_of(network)} %h %p")
 
     with closing(connect("h1", str(network.ssh_config))) as connection:
         assert name_of(connection) == "h1"
@@ -148,7 +143,7 @@ def test_a_jump_host_may_have_a_proxy_command(network: Network) -> None:
 
 
 def test_several_jump_hosts_are_passed_in_their_order(network: Network) -> None:
-    change_config(network, "Host h2\n  ProxyJump bastion,h1\nHost h1\n  ProxyCommand false")
+    network.configure("Host h2\n  ProxyJump bastion,h1\nHost h1\n  ProxyCommand false")
 
     with closing(connect("h2", str(network.ssh_config))) as connection:
         assert name_of(connection) == "h2"
@@ -160,7 +155,7 @@ def test_several_jump_hosts_are_passed_in_their_order(network: Network) -> None:
 
 @pytest.mark.parametrize("network", [("MaxSessions 1",)], indirect=True)
 def test_hosts_behind_the_same_jump_host_share_one_login_there(network: Network) -> None:
-    change_config(network, "Host h1 h2\n  ProxyJump bastion")
+    network.configure("Host h1 h2\n  ProxyJump bastion")
     logins = Logins()
     made: list[SshConnection] = []
 
@@ -187,7 +182,7 @@ def test_hosts_behind_the_same_jump_host_share_one_login_there(network: Network)
 
 
 def test_a_jump_host_that_was_lost_is_gone_to_again(network: Network) -> None:
-    change_config(network, "Host h1 h2\n  ProxyJump bastion")
+    network.configure("Host h1 h2\n  ProxyJump bastion")
     logins = Logins()
     with closing(logins.connect("h1", str(network.ssh_config))) as lost:
         network["bastion"].drop_sessions()
@@ -198,7 +193,7 @@ def test_a_jump_host_that_was_lost_is_gone_to_again(network: Network) -> None:
 
 
 def test_who_waits_for_a_jump_host_hears_why_there_is_none(network: Network) -> None:
-    change_config(network, "Host h1 h2\n  ProxyJump bastion")
+    network.configure("Host h1 h2\n  ProxyJump bastion")
     network.known_hosts.write_text("")
     person = Person(["no"])
     logins = Logins(person)
@@ -221,7 +216,7 @@ def test_who_waits_for_a_jump_host_hears_why_there_is_none(network: Network) -> 
 
 
 def test_jump_hosts_that_lead_to_each_other_are_an_error_of_one_line(network: Network) -> None:
-    change_config(network, "Host h1\n  ProxyJump bastion\nHost bastion\n  ProxyJump h2\nHost h2\n  ProxyJump bastion")
+    network.configure("Host h1\n  ProxyJump bastion\nHost bastion\n  ProxyJump h2\nHost h2\n  ProxyJump bastion")
 
     with pytest.raises(HostUnreachableError, match="leads to the host itself"):
         connect("h1", str(network.ssh_config))
@@ -229,7 +224,7 @@ def test_jump_hosts_that_lead_to_each_other_are_an_error_of_one_line(network: Ne
 
 def test_dead_hosts_are_noticed_within_ten_seconds_whatever_lies_between(network: Network) -> None:
     """Cut off, cut off behind a jump host that lives, and with an sshd that stands still while its kernel answers."""
-    change_config(network, f"Host behind\n  HostName {network['h2'].address}\n  ProxyJump bastion")
+    network.configure(f"Host behind\n  HostName {network['h2'].address}\n  ProxyJump bastion")
     config = str(network.ssh_config)
     cut, behind, still = connect("h1", config), connect("behind", config), connect("bastion", config)
     bystander = connect("bastion", config)
@@ -269,7 +264,7 @@ def test_a_host_key_alias_is_the_name_that_a_key_is_known_by(network: Network) -
     network.known_hosts.write_text(network.known_hosts.read_text().replace(network["h1"].address, "lab-one"))
     with pytest.raises(HostKeyError, match="is not a known host"):
         connect("h1", str(network.ssh_config))
-    change_config(network, "Host h1\n  HostKeyAlias LAB-one")
+    network.configure("Host h1\n  HostKeyAlias LAB-one")
 
     with closing(connect("h1", str(network.ssh_config))) as connection:
         assert name_of(connection) == "h1"

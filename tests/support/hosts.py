@@ -181,12 +181,21 @@ class Host:
         """Let every SSH connection stand still; the kernel goes on answering for them."""
         self._signal_sessions(signal.SIGSTOP)
 
-    def _signal_sessions(self, number: signal.Signals) -> None:
+    def sessions(self) -> list[psutil.Process]:
+        """The processes of SSH connections, of those too that are not let in yet."""
         assert self._init
+        found = []
         for process in self._init.children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                if process.name() in SSHD_NAMES and "[listener]" not in " ".join(process.cmdline()):
-                    process.send_signal(number)
+                is_ours = process.name() in SSHD_NAMES and "[listener]" not in " ".join(process.cmdline())
+                if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def _signal_sessions(self, number: signal.Signals) -> None:
+        for process in self.sessions():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
 
     def num_logins(self) -> int:
         """Return how many have been let in since it booted."""
@@ -286,6 +295,15 @@ class Network:
         keys = {name: (host.directory / "host_key.pub").read_text().split()[:2] for name, host in self.hosts.items()}
         lines = [f"{self.hosts[name].address} {kind} {key}" for name, (kind, key) in keys.items()]
         self.known_hosts.write_text("\n".join(lines) + "\n")
+
+    def configure(self, text: str) -> None:
+        """Put something before everything else in the console's configuration: the first value of ssh wins."""
+        self.ssh_config.write_text(text + "\n" + self.ssh_config.read_text())
+
+    def lock_key(self, passphrase: str) -> None:
+        """Give the console's key a passphrase."""
+        change = ["ssh-keygen", "-q", "-p", "-P", "", "-N", passphrase, "-f", str(self.key)]
+        subprocess.run(change, check=True, capture_output=True)
 
     def _boot(self) -> None:
         _keygen(self.key)

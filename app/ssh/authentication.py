@@ -82,6 +82,7 @@ class _Login:
         self._keyring = keyring
         self._prompter = keyring.prompter
         self._account = (settings.user, settings.key_name)
+        self._asks = asks
         self._can_ask = asks and settings.num_prompts > 0 and self._prompter.can_ask()
         self._tried: list[str] = []
         self._locked: list[str] = []
@@ -160,11 +161,14 @@ class _Login:
         wanted = (
             f"wants an answer by {' or '.join(answered)}, which can only be asked for in a terminal, at the beginning"
         )
-        return AnswerNeededError(settings.alias, f"{where} {offered}; it {wanted}", hint)
+        # Where a key was enough before, it may be again: an agent comes back, a home directory is mounted.
+        is_hopeless = self._asks or self._keyring.has_needed_person(self._account)
+        kind = AnswerNeededError if is_hopeless else HostUnreachableError
+        return kind(settings.alias, f"{where} {offered}; it {wanted}", hint)
 
     @property
     def _whom(self) -> str:
-        return f"{self._settings.user}@{self._settings.alias}"
+        return clean(f"{self._settings.user}@{self._settings.alias}")
 
     def _offer_password(self, password: str) -> MethodsLeft | None:
         return self._taken(lambda: self._transport.auth_password(self._settings.user, password, fallback=False))

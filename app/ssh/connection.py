@@ -111,9 +111,13 @@ class SshConnection:
             HostUnreachableError: The host would not.
         """
         with words_of(self.host):
-            return self._transport.open_channel(
-                "direct-tcpip", (hostname, port), ("127.0.0.1", 0), timeout=CHANNEL_TIMEOUT_S
-            )
+            try:
+                return self._transport.open_channel(
+                    "direct-tcpip", (hostname, port), ("127.0.0.1", 0), timeout=CHANNEL_TIMEOUT_S
+                )
+            except paramiko.ChannelException as error:
+                detail = f"it cannot reach {hostname} port {port}: {clean(error.text)}"
+                raise HostUnreachableError(self.host, detail) from error
 
     def close(self) -> None:
         """End the connection, and let go of those that it leads through; safe to call twice."""

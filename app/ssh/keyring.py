@@ -54,7 +54,7 @@ class Keyring:
         self._lock = threading.Lock()
         self._unlocked: dict[str, paramiko.PKey] = {}
         self._left_locked: set[str] = set()
-        self._passwords: dict[Account, str] = {}
+        self._passwords: dict[Account, str | None] = {}
         self._asked_again: set[Account] = set()
 
     def key_of(self, file: str) -> paramiko.PKey:
@@ -95,11 +95,12 @@ class Keyring:
         return self._passwords.get(account)
 
     def set_password(self, account: Account, password: str | None) -> None:
-        """Keep a password that has let us in, or forget it."""
-        if password is None:
-            self._passwords.pop(account, None)
-        else:
-            self._passwords[account] = password
+        """Keep a password that has let us in, or forget it: None."""
+        self._passwords[account] = password
+
+    def has_needed_person(self, account: Account) -> bool:
+        """Say whether a person's answer has let us in before, so that keys alone do not."""
+        return account in self._passwords or account in self._asked_again
 
     def is_asked_again(self, account: Account) -> bool:
         """Say whether a host wants new answers of a person at each login."""

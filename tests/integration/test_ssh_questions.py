@@ -170,6 +170,23 @@ def test_a_password_that_is_no_longer_right_is_forgotten_and_in_no_error(network
     assert "guess" not in repr(again.value)
 
 
+@pytest.mark.parametrize("network", [PASSWORDS], indirect=True)
+def test_where_a_key_was_enough_before_there_is_hope_without_a_person(network: Network) -> None:
+    logins = Logins(person := Person([PASSWORD]))
+    logins.connect("h1", str(network.ssh_config)).close()
+    keys = network["h1"].directory / "authorized_keys"
+    text = keys.read_text()
+    keys.write_text("")
+
+    with pytest.raises(HostUnreachableError, match="takes none of our keys") as caught:
+        logins.connect("h1", str(network.ssh_config), asks=False)
+
+    assert not isinstance(caught.value, AnswerNeededError)
+    keys.write_text(text)
+    logins.connect("h1", str(network.ssh_config), asks=False).close()
+    assert person.asked == []
+
+
 @pytest.mark.parametrize("network", [KEY_AND_PASSWORD], indirect=True)
 def test_without_a_terminal_a_host_that_wants_a_password_says_so(network: Network) -> None:
     with pytest.raises(AnswerNeededError, match=r"takes none|wants an answer by password") as caught:

@@ -215,6 +215,14 @@ def test_who_waits_for_a_jump_host_hears_why_there_is_none(network: Network) -> 
     assert len(person.asked) == 1
 
 
+def test_a_jump_host_that_cannot_reach_the_host_says_so(network: Network) -> None:
+    network["h1"].stop_sshd()
+    network.configure("Host h1\n  ProxyJump bastion")
+
+    with pytest.raises(HostUnreachableError, match=rf"bastion: it cannot reach {network['h1'].address} port 22: "):
+        connect("h1", str(network.ssh_config))
+
+
 def test_jump_hosts_that_lead_to_each_other_are_an_error_of_one_line(network: Network) -> None:
     network.configure("Host h1\n  ProxyJump bastion\nHost bastion\n  ProxyJump h2\nHost h2\n  ProxyJump bastion")
 

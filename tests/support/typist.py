@@ -50,13 +50,15 @@ class Typist:
         os.close(self._near)
         os.close(self._far)
 
-    def until_it_says(self, words: str) -> None:
-        """Read until some words come that were not read before."""
+    def until_it_says(self, *words: str) -> str:
+        """Read until some words come that were not read before; return the first of them that do."""
         deadline_s = time.monotonic() + WITHIN_S
-        while words not in self.said[self._read :]:
+        while not (found := [word for word in words if word in self.said[self._read :]]):
             assert time.monotonic() < deadline_s, f"{words!r} was never said, but this: {self.said}"
             self._take(0.1)
-        self._read = self.said.index(words, self._read) + len(words)
+        first = min(found, key=lambda word: self.said.index(word, self._read))
+        self._read = self.said.index(first, self._read) + len(first)
+        return first
 
     def types(self, text: str) -> None:
         """Type a line."""

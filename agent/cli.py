@@ -113,15 +113,44 @@ def unit() -> None:
 @cli.command()
 @_directory
 @click.option("--python", default=sys.executable, show_default="this one", help="The interpreter of the jobs.")
-def doctor(directory: Path, python: str) -> None:
+@click.option("--workdir", default="", help="Where they would run: what is there is told, to be compared.")
+def doctor(directory: Path, python: str, workdir: str) -> None:
     """Look at this node before a job does: one JSON row for each thing that matters, and what to do about it."""
-    from agent.service.doctor import Status as Finding  # noqa: PLC0415
-    from agent.service.doctor import examine  # noqa: PLC0415
+    from agent.doctor.examine import examine  # noqa: PLC0415
+    from agent.wire.examination import Health  # noqa: PLC0415
 
-    examination = examine(directory.absolute(), python)
+    examination = examine(directory.absolute(), python, workdir)
     _print(examination)
-    if any(row.status is Finding.BAD for row in examination.rows):
+    if any(row.status is Health.BAD for row in examination.rows):
         sys.exit(EXIT_BAD)
+
+
+@cli.command()
+@click.option("--address", required=True, help="Of this node.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Without it, a free one.")
+def listen(address: str, port: int) -> None:
+    """Let other nodes try to reach this one, until standard input ends; each line there is answered by the time of day.
+
+    Nothing is taken from whoever connects.
+    """
+    from agent.doctor.reach import listen  # noqa: PLC0415
+
+    listen(address, port, sys.stdin.fileno(), sys.stdout.fileno())
+
+
+@cli.command()
+@click.argument("targets", nargs=-1, required=True, metavar="ADDRESS:PORT...")
+def reach(targets: tuple[str, ...]) -> None:
+    """Try whether this node reaches others that listen; one JSON line says how each connection went."""
+    from agent.doctor.reach import reach  # noqa: PLC0415
+    from agent.wire.examination import MAX_TARGETS  # noqa: PLC0415
+
+    if len(targets) > MAX_TARGETS:
+        raise click.UsageError(f"at most {MAX_TARGETS} at once")
+    try:
+        _print(reach(targets))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
 
 
 @cli.command("proxy")

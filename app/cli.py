@@ -12,10 +12,13 @@ import click
 
 from app.commands.config import config
 from app.commands.control import CONTROL_VERBS
+from app.commands.doctor import doctor
 from app.commands.evidence import evidence, replay
 from app.commands.host_options import read_only_option, record_option
 from app.commands.hosts import HOST_VERBS
 from app.commands.init import init
+from app.commands.install import install
+from app.commands.run import START_VERBS
 from app.commands.serve import serve
 from app.commands.settings_options import takes_settings
 from app.commands.start import ask_what_to_do
@@ -97,7 +100,20 @@ def demo(*, headless: bool, is_json: bool, fault: str | None, steps: int | None,
     raise SystemExit(asyncio.run(show_session(Demo(options), how["settings"].console)))
 
 
-for verb in (init, up, down, *HOST_VERBS, *CONTROL_VERBS, config, evidence, replay, serve):
+for verb in (
+    init,
+    install,
+    doctor,
+    up,
+    down,
+    *START_VERBS,
+    *HOST_VERBS,
+    *CONTROL_VERBS,
+    config,
+    evidence,
+    replay,
+    serve,
+):
     rankdeck.add_command(verb)
 
 

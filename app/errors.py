@@ -8,6 +8,7 @@
         AnswerNeededError         3   the person at the keyboard, whom we cannot ask now
       AgentUnreachableError       3   the operator of the node
       AgentRefusedError           4   the agent said why
+      NotInstalledError           4   whoever keeps the Python of the host
       IncompatibleAgentError      5   versions do not fit
 
 An error formats itself from facts and never prints itself: `app.cli.main` does, in one line.
@@ -101,10 +102,19 @@ class AgentRefusedError(AppError):
         self.message = message
 
 
+class NotInstalledError(AppError):
+    """The Python of a host takes no rankdeck."""
+
+    exit_code = ExitCode.REFUSED
+
+    def __init__(self, host: str, detail: str, hint: str = "") -> None:
+        super().__init__(f"{host}: {detail}", hint)
+
+
 class IncompatibleAgentError(AppError):
     """An agent speaks another version of the vocabulary."""
 
     exit_code = ExitCode.INCOMPATIBLE
 
-    def __init__(self, node: str, detail: str) -> None:
-        super().__init__(f"{node}: {detail}", "install the same rankdeck on both sides")
+    def __init__(self, node: str, detail: str, hint: str = "") -> None:
+        super().__init__(f"{node}: {detail}", hint or "the same on both sides: rankdeck install HOST --restart-agent")

@@ -14,6 +14,10 @@ from app.errors import UsageError
 from app.safe_text import LINE_LIMIT, clean
 
 _PYTHON = re.compile(r"(?:.*/)?(?:python[0-9.]*|torchrun)")
+_NOT_IN_IDS = re.compile(r"[^a-z0-9]+")
+_JOB_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+MAX_STEM_CHARS = 40
+"""Of a job's name, before the number that makes it another one's."""
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -87,6 +91,25 @@ def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
         if not text.isascii() and text.encode(errors="replace").decode() != text:
             raise UsageError(f"the argument {text!a} is not UTF-8")
     return command
+
+
+def check_job_id(job_id: str) -> str:
+    """Return a job's id.
+
+    Raises:
+        UsageError: It cannot be one.
+    """
+    if not _JOB_ID.fullmatch(job_id):
+        raise UsageError(f"{job_id!r} cannot be a job's name", "up to 64 of a-z, 0-9 and -, not beginning with -")
+    return job_id
+
+
+def make_job_id(command: tuple[str, ...], salt: str) -> str:
+    """Return an id that says what runs: `train-3f2a`."""
+    is_module = len(command) > 1 and command[0] == "-m"
+    name = command[1].rpartition(".")[2] if is_module else command[0].rpartition("/")[2].removesuffix(".py")
+    stem = _NOT_IN_IDS.sub("-", name.lower()).strip("-")[:MAX_STEM_CHARS].strip("-")
+    return f"{stem or 'job'}-{salt}"
 
 
 def run_argv(host: str, program: Program) -> tuple[str, ...]:

@@ -72,6 +72,11 @@ def seconds_text(seconds: float | None) -> str:
     return _joined(whole // 3600, "h", whole % 3600 // 60, "min")
 
 
+def short_seconds_text(seconds: float) -> str:
+    """Return `0.4 ms` or `12 ms` of less than a second, else as `seconds_text`."""
+    return f"{_three_digits(1000 * seconds)} ms" if seconds < 1 else seconds_text(seconds)
+
+
 def _joined(large: int, large_unit: str, small: int, small_unit: str) -> str:
     return f"{large} {large_unit} {small} {small_unit}" if small else f"{large} {large_unit}"
 
@@ -152,9 +157,9 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def nodes_text(nodes: Sequence[str]) -> str:
-    """Return `demo-0`, `demo-0 and demo-1` or `demo-0, demo-1 and 3 more`."""
-    if len(nodes) <= 2:
-        return " and ".join(nodes)
+    """Return `demo-0`, `demo-0 and demo-1`, `demo-0, demo-1 and demo-2` or `demo-0, demo-1 and 3 more`."""
+    if len(nodes) <= 3:
+        return " and ".join(filter(None, [", ".join(nodes[:-1]), *nodes[-1:]]))
     return f"{', '.join(nodes[:2])} and {len(nodes) - 2} more"
 
 

@@ -17,14 +17,19 @@ if TYPE_CHECKING:
 
 def next_attempt(spec: JobSpec, command: PrepareAgain) -> JobSpec:
     """Return what a job's next attempt is made of."""
+    changed = {
+        name: value
+        for name in ("num_nodes", "node_rank", "master_addr", "master_port")
+        if (value := getattr(command, name)) is not None
+    }
     return msgspec.structs.replace(
         spec,
         attempt=command.attempt,
         first_rank=command.first_rank,
         local_world_size=command.local_world_size,
         world_size=command.world_size,
-        master_port=spec.master_port if command.master_port is None else command.master_port,
         faults=[],
+        **changed,
     )
 
 

@@ -39,7 +39,7 @@ from agent.jobs.lifecycle import (
     WorkerExited,
     WorkerFound,
 )
-from agent.jobs.preflight import check_files, check_metrics, reserve, resolve
+from agent.jobs.preflight import check_files, check_metrics, find_store, reserve
 from agent.jobs.rank_stacks import StackTaker
 from agent.jobs.rank_watch import RankWatch
 from agent.jobs.record import JobRecords, read_jobs
@@ -126,9 +126,7 @@ class Jobs:
 
     async def prepare(self, spec: JobSpec) -> Accepted | Refused:
         """Check a job and reserve what it needs."""
-        # The only wait, before the first look at any state.
-        is_asked = spec.node_rank == 0 or spec.elastic_min_nodes
-        address = await resolve(spec.master_addr) if is_asked else None
+        address = await find_store(spec)  # the only wait, before the first look at any state
         if isinstance(address, Refused):
             return address
         launch = self._launches.get(spec.job_id)

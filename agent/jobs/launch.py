@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from agent.errors import SpawnError
 from agent.jobs.lifecycle import LauncherNotStarted, LauncherStarted
-from agent.jobs.preflight import local_address
+from agent.jobs.network_path import interface_to, local_address
 from agent.jobs.rounds import read_round
 from agent.jobs.torchrun import LaunchPaths, launcher_argv, launcher_env, why_unprobed
 from agent.logs.failure_files import find_failure, first_failure, last_words
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from agent.jobs.job import Job
     from agent.jobs.job_memory import Round
-    from agent.jobs.preflight import Address
+    from agent.jobs.network_path import Address
     from agent.logs.failure_text import FoundFailure
     from agent.wire.jobs import JobSpec
     from ddpcore.wire import DumpStacks, ProbeRequest, StopTraining
@@ -33,10 +33,7 @@ class Launch:
     def __init__(
         self, job: Job, job_dir: Path, address: Address | None, port_holder: socket.socket | None = None
     ) -> None:
-        """`job_dir` is of the launcher's start, `address` where its store listens.
-
-        Only the first node and those of an elastic job know the address.
-        """
+        """`job_dir` is of the launcher's start, `address` where its store listens; a record of old may not know it."""
         self.job = job
         self.job_dir = job_dir
         self.address = address
@@ -70,7 +67,7 @@ class Launch:
             self.shim = spawn_shim(
                 Invocation(
                     launcher_argv(spec, self.master_port, self._local_address()),
-                    launcher_env(spec, os.environ, paths, store_fd),
+                    launcher_env(spec, os.environ, paths, self._interface(), store_fd),
                     spec.workdir,
                     store_fd,
                 ),
@@ -99,6 +96,11 @@ class Launch:
         if self.address is None or self.job.spec.node_rank == 0:
             return self.job.spec.master_addr
         return local_address(self.address)
+
+    def _interface(self) -> str:
+        """Return the network interface that the ranks are told to use; empty leaves the choice to gloo and NCCL."""
+        spec = self.job.spec
+        return spec.interface or (interface_to(self.address) if self.address else "")
 
     def next_round(self) -> Round | None:
         """Return what the launcher of an elastic job has gathered, None for every other job."""

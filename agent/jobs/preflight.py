@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import shutil
@@ -13,20 +12,20 @@ from typing import TYPE_CHECKING
 import psutil
 
 from agent.errors import MetricPatternError, StateDirError
+from agent.jobs.network_path import refusal_by_network, resolve
 from agent.logs.line_metrics import LineMetrics
 from agent.state_dir import check_socket_path
 from agent.wire.replies import RefusalReason, Refused
 from agent.wire.secret_mask import masked_argv
 
 if TYPE_CHECKING:
+    from agent.jobs.network_path import Address
     from agent.wire.jobs import JobSpec
-
-    Address = tuple[int, str]
-    """Address family and host."""
 
 MIN_FREE_BYTES = 16 * 2**20
 """For the logs of a job's first minutes."""
-STORE_BACKLOG = 1024
+STORE_BACKLOG = 4096
+"""Each other node has knocked before the store begins to answer."""
 _MAX_HOLDER_CHARS = 200
 
 
@@ -78,22 +77,12 @@ def make_job_dir(path: Path, last_rank: int) -> Refused | None:
     return None
 
 
-async def resolve(host: str) -> Address | Refused:
-    """Return the address that a job's store is to listen on."""
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return Refused(RefusalReason.BAD_ADDRESS, f"{host} is not a name or address that this node knows")
-    family, _, _, _, (address, *_) = found[0]
-    return family, str(address)
-
-
-def local_address(peer: Address) -> str:
-    """Return the address from which this node speaks to `peer`; nothing is sent."""
-    family, host = peer
-    with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as road:
-        road.connect((host, 9))
-        return str(road.getsockname()[0])
+async def find_store(spec: JobSpec) -> Address | Refused:
+    """Return the address of a job's store; on every node but the first, once it was seen to listen there."""
+    address = await resolve(spec.master_addr)
+    if isinstance(address, Refused) or not spec.node_rank or not spec.master_port:
+        return address
+    return await refusal_by_network(address, spec.master_port) or address
 
 
 def reserve(job_dir: Path, last_rank: int, address: Address | None, port: int) -> socket.socket | Refused | None:

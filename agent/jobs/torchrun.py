@@ -54,7 +54,10 @@ _STRAY_NAMES = frozenset(
         *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
     }
 )
-_INTERFACE_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+_INTERFACES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}", "TP_SOCKET_IFNAME": "{}"}
+"""How each variable says that one interface is meant; NCCL would take every one that begins so, without `=`.
+
+Source: NCCL's user guide, NCCL_SOCKET_IFNAME."""
 
 
 class LaunchPaths(msgspec.Struct, frozen=True):
@@ -118,7 +121,7 @@ def _elastic_flags(spec: JobSpec, master_port: int, local_addr: str) -> list[str
 
 
 def launcher_env(
-    spec: JobSpec, base: Mapping[str, str], paths: LaunchPaths, store_fd: int | None = None
+    spec: JobSpec, base: Mapping[str, str], paths: LaunchPaths, interface: str = "", store_fd: int | None = None
 ) -> dict[str, str]:
     """Return the environment of torchrun, which its ranks inherit.
 
@@ -126,6 +129,7 @@ def launcher_env(
         spec: The job; its own variables win over the agent's and over our defaults.
         base: The agent's environment. What an outer torchrun or an outer job left in it is dropped.
         paths: Where the job's processes find this agent.
+        interface: For gloo and NCCL, unless a variable names one; empty leaves the choice to them.
         store_fd: Number, in torchrun, of the listening socket for its store; None lets torch bind the port.
     """
     env = {name: value for name, value in base.items() if not _is_stray(name)}
@@ -142,9 +146,9 @@ def launcher_env(
         # Else a node that comes later reads the address of the first round's store, and all of them die of it.
         # Source: seen with torch 2.13; `dynamic_rendezvous.py` keeps `_bootstrap_store_info` over rounds.
         env.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    if spec.interface:
-        for name in _INTERFACE_NAMES:
-            env.setdefault(name, spec.interface)
+    if interface:
+        for name, form in _INTERFACES.items():
+            env.setdefault(name, form.format(interface))
     search_path = env.get("PYTHONPATH")
     env["PYTHONPATH"] = f"{LAUNCH_PLUGIN_DIR}:{search_path}" if search_path else str(LAUNCH_PLUGIN_DIR)
     env[ENV_INBOX] = paths.inbox

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from agent.errors import NoAgentError
+from agent.machine.addresses import own_addresses
 from agent.roads.ask import ask
 from agent.wire.commands import GetStatus
 from agent.wire.replies import Status
@@ -35,6 +36,8 @@ class Whereabouts(msgspec.Struct, frozen=True):
     home: str = str(Path("~").expanduser())
     rankdeck: str = version("rankdeck")
     wire_version: int = WIRE_VERSION
+    addresses: list[str] = msgspec.field(default_factory=lambda: own_addresses(os.environ))
+    """See `own_addresses`."""
 
 
 def own(directory: Path, node: str, epoch: str, metrics_port: int = 0) -> Whereabouts:

@@ -57,7 +57,11 @@ class PrepareAgain(msgspec.Struct, frozen=True, tag="prepare_again", forbid_unkn
     local_world_size: LocalWorldSize
     world_size: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
     master_port: Port | None = None
-    """None is as the job was first asked for."""
+    """None is as the job was first asked for; so below."""
+    num_nodes: Annotated[int, msgspec.Meta(ge=1, le=65536)] | None = None
+    """This and the next two when it goes on with other nodes than before."""
+    node_rank: Rank | None = None
+    master_addr: Name | None = None
     generation: Count = 0
 
 

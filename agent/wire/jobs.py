@@ -95,7 +95,7 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     master_port: Port = 0
     """0 on node 0: the agent binds a free one and says which in its reply to `Prepare`."""
     interface: Name = ""
-    """Network interface for gloo and NCCL; empty leaves the choice to them."""
+    """Network interface for gloo and NCCL; empty is the one on the way to the first node."""
     env: dict[str, str] = {}
     """Added to the agent's own environment."""
     allow_faults: bool = False

@@ -31,6 +31,8 @@ class RefusalReason(StrEnum):
     NO_SCRIPT = "no_script"
     BAD_ADDRESS = "bad_address"
     """`master_addr` is not an address of the node that is to listen there."""
+    UNREACHABLE = "unreachable"
+    """This node cannot connect to where the first one listens."""
     TOO_FEW_GPUS = "too_few_gpus"
     NO_SPACE = "no_space"
     CANNOT_SPAWN = "cannot_spawn"

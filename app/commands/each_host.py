@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from concurrent.futures import Future
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from app.at_once import at_once
 from app.commands.host_options import link_by, named_python, print_json
 from app.errors import AppError, ExitCode
 from app.headless import print_line
@@ -20,9 +17,6 @@ if TYPE_CHECKING:
     from app.inventory.inventory import HostEntry
     from app.ssh.agent_link import AgentLink
 
-MAX_AT_ONCE = 32
-"""Each takes a thread, and a process of ssh for a moment."""
-
 Answer = TypeVar("Answer")
 
 
@@ -32,41 +26,19 @@ def on_each(
     """Yield each host and what `do` returned or raised there; one that fails stops no other.
 
     Args:
-        hosts: Where; at most `MAX_AT_ONCE` at a time.
+        hosts: Where; some at a time.
         python: Of hosts for which the inventory says nothing else.
         ssh_config: Read instead of ~/.ssh/config.
         do: Called in a thread, with a link that is connected.
     """
-    todo: queue.SimpleQueue[tuple[HostEntry, Future[Answer]]] = queue.SimpleQueue()
     named = named_python(python)
-    answers: list[tuple[str, Future[Answer]]] = []
-    for entry in hosts:
-        answer: Future[Answer] = Future()
-        answers.append((entry.host, answer))
-        todo.put((entry, answer))
 
-    def work() -> None:
-        with suppress(queue.Empty):
-            while True:
-                entry, answer = todo.get_nowait()
-                try:
-                    with link_by(entry.host, named, entry.python, python, ssh_config) as link:
-                        link.connect()
-                        found = do(link)
-                    answer.set_result(found)  # once the link is gone: the command may end with the last answer
-                except AppError as error:
-                    answer.set_exception(error)
-                finally:
-                    answer.cancel()  # of what went wrong in no way of ours, which the thread tells: nobody waits for it
+    def visit(entry: HostEntry) -> Answer:
+        with link_by(entry.host, named, entry.python, python, ssh_config) as link:
+            link.connect()
+            return do(link)  # told once the link is gone: the command may end with the last answer
 
-    # Not a pool: one would keep a person who has pressed Ctrl-C until the slowest host has answered.
-    for _ in range(min(MAX_AT_ONCE, len(hosts))):
-        threading.Thread(target=work, name="rankdeck-host", daemon=True).start()
-    for host, answer in answers:
-        try:
-            yield host, answer.result()
-        except AppError as error:
-            yield host, error
+    yield from zip((entry.host for entry in hosts), at_once(hosts, visit), strict=True)
 
 
 def tell_each(

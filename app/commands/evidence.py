@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.wire.commands import ShowJob
 from agent.wire.reports import WIRE_VERSION
-from app.commands.host_options import host_option, json_option, link_to, print_json, reaches
+from app.commands.host_options import json_option, print_json
+from app.commands.hosts_of_a_job import HostsWanted, reached, takes_hosts
 from app.commands.settings_options import takes_settings
 from app.errors import ExitCode, UsageError
 from app.evidence.bundle import bundle_name, encode_bundle, recording_of
@@ -21,14 +21,15 @@ from app.evidence.keeper import PATIENCE_S
 from app.evidence.store import write_evidence
 from app.headless import exit_code, print_line
 from app.presenting import is_terminal, print_summary, show_session
+from app.program import check_job_id
 from app.recording.records import MAX_RECORDING_BYTES, MalformedRecordingError, decode_recording
 from app.recording.replay import SPEEDS, Replay
 from app.recording.timeline import clock_text
 from app.regular_file import NotRegularError, TooLargeError, read_regular_file
 from app.safe_text import LINE_LIMIT, clean
 from app.sessions.options import SessionOptions
-from app.sessions.remote_job import check_job_id
 from app.sessions.remote_session import RemoteSession
+from app.ssh.agent_link import AgentLink
 
 if TYPE_CHECKING:
     from app.evidence.bundle import Evidence
@@ -45,7 +46,6 @@ ON_REQUEST = "asked for by a person"
 
 @click.command()
 @click.argument("job_id", metavar="JOB")
-@host_option
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -53,18 +53,17 @@ ON_REQUEST = "asked for by a person"
 )
 @json_option
 @takes_settings
-@reaches
-def evidence(*, job_id: str, host: str, output: Path | None, is_json: bool, settings: Settings, **access: str) -> None:
+@takes_hosts
+def evidence(*, job_id: str, wanted: HostsWanted, output: Path | None, is_json: bool, settings: Settings) -> None:
     """Keep what is known of a job in one file, for `rankdeck replay`: reports, stacks, output, versions."""
     check_job_id(job_id)
     options = SessionOptions(thresholds=settings.thresholds)
-    with link_to(host, **access) as link:
-        link.connect()
-        link.find()
-        found = asyncio.run(_collect(RemoteSession(link, None, options), host, job_id))
+    with reached(wanted, AgentLink.find, needs_all=False) as hosts:
+        found = asyncio.run(_collect(RemoteSession(hosts, None, options), job_id))
     path = write_evidence(output or Path(bundle_name(found.opening)), encode_bundle(found))
     if is_json:
-        print_json({"host": host, "job_id": job_id, "path": str(path), "num_records": len(found.records)})
+        fields = {"job_id": job_id, "path": str(path), "num_records": len(found.records)}
+        print_json({"hosts": wanted.names, **fields})
         return
     print_line(f"rankdeck: look at it again: rankdeck replay {clean(str(path), LINE_LIMIT)}")
     click.echo(str(path))
@@ -108,10 +107,10 @@ def _print(session: Replay, recording: Recording, *, is_json: bool) -> ExitCode:
     return exit_code(view)
 
 
-async def _collect(session: RemoteSession, host: str, job_id: str) -> Evidence:
+async def _collect(session: RemoteSession, job_id: str) -> Evidence:
     try:
         await session.connect()
-        await session.session.fleet.ask(host, ShowJob(job_id))  # one that nobody knows is refused at once
+        await session.session.control.statuses(job_id)  # one that nobody knows is refused at once
         answers = Answers()
         await session.session.take_stacks(job_id, answers)
         began_s = time.monotonic()

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 import msgspec
 from click.core import ParameterSource
 
-from app.commands.inventory_file import entry_of
-from app.commands.settings_options import NO_FILES_PARAMETER
 from app.errors import SessionError, UsageError
 from app.evidence.store import check_directory, default_directory
 from app.headless import print_line
-from app.inventory.inventory import HostEntry
+from app.presenting import is_terminal, print_session, show_session
 from app.rows import SCHEMA
 from app.sessions.options import SessionOptions
 from app.ssh.config import THIS_MACHINE
@@ -24,8 +24,12 @@ from app.ssh.local_link import LocalLink
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from app.sessions.remote_session import RemoteSession
+    from app.settings.schema import Settings
     from app.ssh.agent_link import AgentLink
 
+HEADLESS_PATIENCE_S = 600.0
+"""A script wants an end: for so long a connection that is lost is tried again. The screen never gives up."""
 _access_options = (
     click.option(
         "--python",
@@ -43,11 +47,6 @@ _access_options = (
         metavar="FILE",
         help="Read instead of ~/.ssh/config",
     ),
-)
-host_option = click.option(
-    "--host",
-    required=True,
-    help=f"An alias of ~/.ssh/config, user@host, user@host:port, or {THIS_MACHINE}: this machine, without SSH",
 )
 json_option = click.option("--json", "is_json", is_flag=True, help="One JSON object on stdout")
 evidence_option = click.option(
@@ -78,32 +77,10 @@ def reaches(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def link_to(host: str, python: str, ssh_config: str) -> AgentLink:
-    """Return the way to a host, which is not gone yet.
-
-    What the command line says of the Python counts, then the inventory; then on this machine our own, on another what
-    the environment says, or the default.
-
-    Raises:
-        UsageError: The inventory is wrong.
-    """
-    return link_by(host, named_python(python), host_entry(host).python, python, ssh_config)
-
-
 def named_python(python: str) -> str:
     """Return the Python if the command line names it; empty where it comes from anywhere else."""
     source = click.get_current_context().get_parameter_source("python")
     return python if source is ParameterSource.COMMANDLINE else ""
-
-
-def host_entry(host: str) -> HostEntry:
-    """Return what the inventory says of a host, unless the files are left out.
-
-    Raises:
-        UsageError: The inventory is wrong.
-    """
-    has_no_files = click.get_current_context().params.get(NO_FILES_PARAMETER)
-    return HostEntry(host) if has_no_files else entry_of(host)
 
 
 def link_by(host: str, named_python: str, inventory_python: str, default_python: str, ssh_config: str) -> AgentLink:
@@ -161,6 +138,15 @@ def evidence_place(evidence_dir: Path | None, *, keeps_none: bool) -> Path | Non
         print_line(f"rankdeck: no evidence of incidents is kept: {error}")
         return None
     return place
+
+
+def present(session: RemoteSession, settings: Settings, *, is_json: bool, is_headless: bool) -> NoReturn:
+    """Show a session on the screen, or print it where there is none, and end with its code."""
+    if is_headless or is_json or not is_terminal():
+        session.patience_s = HEADLESS_PATIENCE_S
+        raise SystemExit(asyncio.run(print_session(session, is_json=is_json)))
+    session.patience_s = math.inf
+    raise SystemExit(asyncio.run(show_session(session, settings.console)))
 
 
 def print_json(fields: dict[str, Any]) -> None:

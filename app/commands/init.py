@@ -113,7 +113,8 @@ def _checked(text: str, inventory: Inventory, shown: str) -> str:
     Raises:
         UsageError: It would be read as something else.
     """
-    if read_inventory(text, shown) != inventory:
+    read = read_inventory(text, shown)
+    if (read.name, read.hosts) != (inventory.name, inventory.hosts):
         raise UsageError(f"{shown} would not be read as it is meant", "write another by --output")
     return text
 

@@ -34,15 +34,6 @@ def load_inventory() -> Inventory:
     return inventory if inventory == Inventory() else read_inventory(text_of(path, is_own=True), str(path))
 
 
-def entry_of(host: str) -> HostEntry:
-    """Return what the inventory says of a host; of one that it does not know, nothing.
-
-    Raises:
-        UsageError: See `load_inventory`.
-    """
-    return next((entry for entry in load_inventory().hosts if entry.host == host), HostEntry(host))
-
-
 def text_of(path: Path, *, is_own: bool = False) -> str:
     """Return the text of a file that a person has written.
 
@@ -72,7 +63,7 @@ def named_hosts(names: Sequence[str], exclude: Sequence[str] = ()) -> tuple[Host
     """
     inventory = load_inventory()
     if not inventory.hosts and (exclude or not names):
-        raise UsageError("there is no inventory to choose hosts from", "name a HOST, or write one: rankdeck init")
+        raise UsageError("there is no inventory to choose hosts from", "name a host, or write one: rankdeck init")
     if not names:
         return inventory.chosen((), exclude)
     found: dict[str, HostEntry] = {}

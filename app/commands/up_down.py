@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from app.ssh.agent_link import AgentPlace
 
 
-def _hosts(command: Callable[..., None]) -> Callable[..., None]:
+def takes_hosts(command: Callable[..., None]) -> Callable[..., None]:
     """Add what says which hosts are meant."""
     command = click.option(
         "--exclude", multiple=True, metavar="PATTERN", help="Leave hosts of the inventory out, as 'gpu1*'"
@@ -26,7 +26,7 @@ def _hosts(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command()
-@_hosts
+@takes_hosts
 @json_option
 @reaches
 def up(*, hosts: tuple[str, ...], exclude: tuple[str, ...], is_json: bool, python: str, ssh_config: str) -> None:
@@ -40,7 +40,7 @@ def up(*, hosts: tuple[str, ...], exclude: tuple[str, ...], is_json: bool, pytho
 
 
 @click.command()
-@_hosts
+@takes_hosts
 @click.option("--kill-jobs", is_flag=True, help="Kill its jobs first; without this they go on")
 @json_option
 @reaches
@@ -70,5 +70,9 @@ def _told_of_up(host: str, place: AgentPlace) -> tuple[str, Mapping[str, Any]]:
 
 
 def _told_of_down(host: str, num_left: int) -> tuple[str, Mapping[str, Any]]:
-    left = {0: "no job runs", 1: "one job goes on"}.get(num_left, f"{num_left} jobs go on")
-    return f"the agent on {host} is down; {left}", {"num_jobs_left": num_left}
+    return f"the agent on {host} is down; {jobs_left(num_left)}", {"num_jobs_left": num_left}
+
+
+def jobs_left(num_left: int) -> str:
+    """Return what becomes of the jobs of an agent that ends."""
+    return {0: "no job runs", 1: "one job goes on"}.get(num_left, f"{num_left} jobs go on")

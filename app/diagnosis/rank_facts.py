@@ -57,12 +57,17 @@ class Thresholds(msgspec.Struct, frozen=True):
     """How long a death that looks like a consequence waits for its cause to be reported."""
 
 
+NOWHERE = -1
+"""Of a rank that no node has told of, and the place behind all nodes."""
+
+
 class NodeFacts(msgspec.Struct, frozen=True):
     """The state of one node's reports."""
 
     state: str
     """connecting, up, stale or lost."""
     age_s: float | None
+    """Since its last report; None before the first."""
 
 
 class RankFacts(msgspec.Struct, frozen=True):
@@ -88,10 +93,16 @@ class RankFacts(msgspec.Struct, frozen=True):
 def node_facts(node: Node, thresholds: Thresholds, now_s: float) -> NodeFacts:
     """Return the state of a node."""
     if node.report is None:
-        return NodeFacts("connecting", None)
+        return NodeFacts("lost" if node.trouble else "connecting", None)
     age_s = max(0.0, now_s - node.received_s)
     state = "up" if age_s <= thresholds.silent_s else "stale" if age_s <= thresholds.lost_s else "lost"
     return NodeFacts(state, age_s)
+
+
+def unheard_nodes(cluster: Cluster, nodes: list[NodeFacts]) -> list[Node]:
+    """Return the nodes that there has been no way to so far: ranks that no other node has may be theirs."""
+    known = zip(cluster.nodes.values(), nodes, strict=True)
+    return [node for node, facts in known if facts.state == "lost" and facts.age_s is None]
 
 
 def rank_facts(
@@ -106,6 +117,8 @@ def rank_facts(
         node = cluster.nodes[cluster.node_names[index]]
         if not is_ended and node.received_s - share.received_s > thresholds.lost_s:
             node_is_lost[index] = True
+    has_others = any(share.status.num_nodes > len(job.shares) for share in job.shares.values())
+    node_is_lost[NOWHERE] = has_others and not is_ended and bool(unheard_nodes(cluster, nodes))
     is_dead = job.process == Process.EXITED
     is_lost = node_is_lost[job.node_of] & ~is_dead
     is_alive = (job.process != Process.UNSEEN) & ~is_dead & ~is_lost

@@ -13,7 +13,7 @@ import numpy as np
 
 from agent.wire.reports import ProcessState
 from app.diagnosis.out_of_memory import is_out_of_memory
-from app.diagnosis.rank_facts import is_in_known_phase
+from app.diagnosis.rank_facts import NOWHERE, is_in_known_phase, unheard_nodes
 from app.model.job_model import PHASE_CODE
 from app.rows import Cause, Severity
 from ddpcore.wire import FIRST_GROUP, Phase
@@ -187,11 +187,13 @@ def node_lost(evidence: Evidence) -> list[Verdict]:
     """Name nodes that have stopped reporting, with the ranks they run."""
     verdicts = []
     for some in by_node(evidence, np.flatnonzero(evidence.facts.is_lost)):
-        owners = np.unique(evidence.job.node_of[some]).tolist()
-        heard_s = min(evidence.job.shares[owner].received_s for owner in owners)
-        nodes = (evidence.cluster.nodes[evidence.cluster.node_names[owner]] for owner in owners)
+        owners = [owner for owner in np.unique(evidence.job.node_of[some]).tolist() if owner != NOWHERE]
+        heard_s = min((evidence.job.shares[owner].received_s for owner in owners), default=None)
+        nodes = [evidence.cluster.nodes[evidence.cluster.node_names[owner]] for owner in owners]
+        nodes = nodes or unheard_nodes(evidence.cluster, evidence.nodes)
         troubles = sorted({node.trouble for node in nodes})
-        verdict = name(evidence, Cause.NODE_LOST, some.tolist(), for_s=evidence.now_s - heard_s)
+        for_s = None if heard_s is None else evidence.now_s - heard_s
+        verdict = name(evidence, Cause.NODE_LOST, some.tolist(), for_s=for_s, nodes=tuple(node.name for node in nodes))
         verdicts.append(msgspec.structs.replace(verdict, trouble=troubles[0] if len(troubles) == 1 else ""))
     return verdicts
 

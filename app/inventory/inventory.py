@@ -1,6 +1,6 @@
-"""The hosts of a cluster, as `rankdeck.toml` names them. Pure.
+"""The hosts of a cluster and its jobs, as `rankdeck.toml` names them. Pure.
 
-Tables that hold settings (`app.settings`), and those of jobs, are others'.
+Tables that hold settings are those of `app.settings`.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from app.errors import UsageError
+from app.inventory.jobs import JobEntry, read_jobs
+from app.inventory.tables import TableReader, WrongValueError, text
 from app.safe_text import clean
 from app.settings.layers import Origin, Trouble
 from app.settings.nearness import nearest_text
-from app.settings.schema import repeated
+from app.settings.schema import TABLES, repeated
 from app.settings.toml_lines import NotTomlError, parse
 from app.ssh.config import THIS_MACHINE, parse_destination
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from app.settings.toml_lines import Path
-
-    _Fields = Mapping[str, tuple[str, Callable[[object], object]]]
+    from app.inventory.tables import Fields
 
 MAX_HOSTS = 4096
 MAX_RANKS = 4096
@@ -51,6 +51,7 @@ class Inventory(msgspec.Struct, frozen=True):
 
     name: str = ""
     hosts: tuple[HostEntry, ...] = ()
+    jobs: tuple[JobEntry, ...] = ()
 
     def chosen(self, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> tuple[HostEntry, ...]:
         """Return the hosts that match any pattern of `include`, all without one, and none of `exclude`.
@@ -90,126 +91,89 @@ class WrongInventoryError(UsageError):
         self.troubles = list(troubles)
 
 
-def read_inventory(text: str, place: str) -> Inventory:
+def read_inventory(written: str, place: str) -> Inventory:
     """Return what a file says of hosts.
 
     Args:
-        text: TOML.
+        written: TOML.
         place: The file's name, for what is said of it.
 
     Raises:
         WrongInventoryError: It is not TOML, or something in it cannot be.
     """
     try:
-        content, lines = parse(text)
+        content, lines = parse(written)
     except NotTomlError as error:
         raise WrongInventoryError([Trouble(Origin(place, error.line), f"it is not TOML: {error}")]) from None
-    reader = _Reader(content, lines, place)
-    inventory = reader.inventory()
+    reader = TableReader(lines, place)
+    _look_for_strangers(content, reader)
+    cluster = reader.values(content.get("cluster", {}), _CLUSTER, ("cluster",), "[cluster]")
+    hosts = _read_hosts(content.get("node", []), cluster, reader)
+    inventory = Inventory(cluster.get("name", ""), hosts, read_jobs(content.get("job", {}), reader))
     if reader.troubles:
         raise WrongInventoryError(sorted(reader.troubles, key=lambda trouble: trouble.origin.line))
     return inventory
 
 
-class _WrongError(ValueError):
-    """A value cannot be; the message says why."""
+def _look_for_strangers(content: Mapping[str, Any], reader: TableReader) -> None:
+    known = [*TABLES, *_TABLES]
+    for name in content:
+        if name not in known:
+            reader.complain((name,), f"{name}: no such table; there are {', '.join(known)}{nearest_text(name, known)}")
 
 
-class _Reader:
-    """Takes a file apart and keeps all that is wrong with it."""
-
-    def __init__(self, content: Mapping[str, Any], lines: Mapping[Path, int], place: str) -> None:
-        self.troubles: list[Trouble] = []
-        self._content = content
-        self._lines = lines
-        self._place = place
-
-    def inventory(self) -> Inventory:
-        cluster = self._table(self._content.get("cluster", {}), _CLUSTER, ("cluster",))
-        tables = self._content.get("node", [])
-        if not isinstance(tables, list):
-            self._trouble(("node",), "node is a list of tables: write [[node]] above each host")
-            tables = []
-        if len(tables) > MAX_HOSTS:
-            self._trouble(("node",), f"{len(tables)} hosts are more than {MAX_HOSTS}")
-            tables = tables[:MAX_HOSTS]
-        seen: dict[str, int] = {}
-        hosts = []
-        for number, table in enumerate(tables):
-            path = ("node", str(number))
-            values = self._table(table, _NODE, path)
-            host = values.get("host")
-            if host is None:
-                if isinstance(table, dict) and "host" not in table:
-                    self._trouble(path, 'a node has a host: host = "gpu1"')
-                continue
-            if host in seen:
-                self._trouble((*path, "host"), f"host: {host!r} is also the host of line {seen[host]}")
-                continue
-            seen[host] = self._line((*path, "host"))
-            shared: dict[str, Any] = {key: cluster[key] for key in ("python", "workdir") if key in cluster}
-            hosts.append(HostEntry(**(shared | values)))
-        return Inventory(cluster.get("name", ""), tuple(hosts))
-
-    def _table(self, table: object, known: _Fields, path: Path) -> dict[str, Any]:
-        """Return the right values of a table, by the fields that take them."""
-        if not isinstance(table, dict):
-            brackets = f"[[{path[0]}]]" if len(path) > 1 else f"[{path[0]}]"
-            self._trouble(path, f"{path[0]} is a table: write {brackets} above its keys")
-            return {}
-        values = {}
-        for key, value in table.items():
-            if key not in known:
-                self._trouble((*path, key), f"{key}: no such key of {path[0]}{nearest_text(key, list(known))}")
-                continue
-            field, take = known[key]
-            try:
-                values[field] = take(value)
-            except _WrongError as error:
-                self._trouble((*path, key), f"{key}: {error}")
-        return values
-
-    def _trouble(self, path: Path, what: str) -> None:
-        self.troubles.append(Trouble(Origin(self._place, self._line(path)), what))
-
-    def _line(self, path: Path) -> int:
-        while path and path not in self._lines:
-            path = path[:-1]
-        return self._lines.get(path, 1)
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value.strip() or not value.isprintable():
-        raise _WrongError(f"{repeated(value)} is no text of one line")
-    return value
+def _read_hosts(tables: object, cluster: Mapping[str, Any], reader: TableReader) -> tuple[HostEntry, ...]:
+    if not isinstance(tables, list):
+        reader.complain(("node",), "node is a list of tables: write [[node]] above each host")
+        return ()
+    if len(tables) > MAX_HOSTS:
+        reader.complain(("node",), f"{len(tables)} hosts are more than {MAX_HOSTS}")
+    seen: dict[str, int] = {}
+    hosts = []
+    for number, table in enumerate(tables[:MAX_HOSTS]):
+        path = ("node", str(number))
+        values = reader.values(table, _NODE, path, "[[node]]")
+        host = values.get("host")
+        if host is None:
+            if isinstance(table, dict) and "host" not in table:
+                reader.complain(path, 'a node has a host: host = "gpu1"')
+            continue
+        if host in seen:
+            reader.complain((*path, "host"), f"host: {host!r} is also the host of line {seen[host]}")
+            continue
+        seen[host] = reader.line((*path, "host"))
+        shared: dict[str, Any] = {key: cluster[key] for key in ("python", "workdir") if key in cluster}
+        hosts.append(HostEntry(**(shared | values)))
+    return tuple(hosts)
 
 
 def _host(value: object) -> str:
-    text = _text(value)
+    name = text(value)
     try:
-        parse_destination(text)
+        parse_destination(name)
     except UsageError as error:
-        raise _WrongError(str(error)) from None
-    return THIS_MACHINE if text == LOCAL else text
+        raise WrongValueError(str(error)) from None
+    return THIS_MACHINE if name == LOCAL else name
 
 
 def _num_ranks(value: object) -> int | None:
     if value == GPU:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_RANKS:
-        raise _WrongError(f'{repeated(value)} is neither "{GPU}" nor a number from 1 to {MAX_RANKS}')
+        raise WrongValueError(f'{repeated(value)} is neither "{GPU}" nor a number from 1 to {MAX_RANKS}')
     return value
 
 
-_CLUSTER: _Fields = {
-    "name": ("name", _text),
-    "python": ("python", _text),
-    "workdir": ("workdir", _text),
+_CLUSTER: Fields = {
+    "name": ("name", text),
+    "python": ("python", text),
+    "workdir": ("workdir", text),
 }
-_NODE: _Fields = {
+_NODE: Fields = {
     "host": ("host", _host),
     "nproc": ("num_ranks", _num_ranks),
-    "python": ("python", _text),
-    "workdir": ("workdir", _text),
+    "python": ("python", text),
+    "workdir": ("workdir", text),
 }
-"""By key of the file: the field, and what takes its value."""
+_TABLES = ("cluster", "node", "job")
+"""Beside those of settings."""

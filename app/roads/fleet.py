@@ -149,10 +149,7 @@ class Fleet:
         return taken(node, await self._roads[node].request(command))
 
     async def _ask_all(self, nodes: list[str], command: Command) -> None:
-        results = await asyncio.gather(*(self.ask(node, command) for node in nodes), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        _raise_first(await asyncio.gather(*(self.ask(node, command) for node in nodes), return_exceptions=True))
 
 
 class _Start:
@@ -169,13 +166,11 @@ class _Start:
     async def run(self, commands: Mapping[str, Prepare | PrepareAgain]) -> None:
         (first, first_command), *others = commands.items()
         port = await self._prepare(first, first_command)
-        for node, command in others:
-            await self._prepare(node, _with_port(command, port))
+        prepared = (self._prepare(node, _with_port(command, port)) for node, command in others)
+        _raise_first(await asyncio.gather(*prepared, return_exceptions=True))
         self._is_committing = True
         commits = (self._ask(node, Commit(self.job_id)) for node in self._asked)
-        for result in await asyncio.gather(*commits, return_exceptions=True):
-            if isinstance(result, BaseException):
-                raise result
+        _raise_first(await asyncio.gather(*commits, return_exceptions=True))
         self._asked.clear()
 
     async def undo(self) -> list[str]:
@@ -205,6 +200,13 @@ class _Start:
     async def _ask(self, node: str, command: Command) -> Reply:
         # A cancelled exchange would leave its reply on the road, to be taken for that of the next command.
         return await asyncio.shield(self._fleet.ask(node, command))
+
+
+def _raise_first(results: Sequence[object]) -> None:
+    """Raise the first failure of several that were awaited together."""
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
 
 
 def _with_port(command: Prepare | PrepareAgain, port: int) -> Prepare | PrepareAgain:

@@ -18,6 +18,8 @@ LOOK_S = 0.25
 """Between two looks at whether the connection stands; SSH itself takes seconds to notice."""
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 15.0
+_HOPELESS = (HostKeyError, AnswerNeededError, IncompatibleAgentError)
+"""Time mends none of them: a host that is not who it was, or wants an answer of a person, is not tried again."""
 
 
 class ConnectionKeeper:
@@ -29,10 +31,19 @@ class ConnectionKeeper:
             there is hope.
     """
 
-    def __init__(self, link: AgentLink, tell: Callable[[str], None], patience_s: float) -> None:
-        """`tell` takes a sentence about each change; `patience_s` is how long to try to come back."""
-        self.trouble = ""
-        self.failure: AppError | None = None
+    def __init__(
+        self, link: AgentLink, tell: Callable[[str], None], patience_s: float, absence: AppError | None = None
+    ) -> None:
+        """Of a host that is connected, or is not so far.
+
+        Args:
+            link: The way there.
+            tell: Takes a sentence about each change.
+            patience_s: How long to try to come back.
+            absence: Why there has been no connection yet; None where there is one.
+        """
+        self.trouble = "" if absence is None else str(absence)
+        self.failure: AppError | None = absence if isinstance(absence, _HOPELESS) else None
         self._link = link
         self._tell = tell
         self._patience_s = patience_s
@@ -48,8 +59,9 @@ class ConnectionKeeper:
     async def _bring_back(self) -> None:
         host, loop = self._link.host, asyncio.get_running_loop()
         lost_at_s, pause_s = loop.time(), FIRST_PAUSE_S
-        self.trouble = "the connection is lost"
-        self._tell(f"{host}: the connection is lost; it is tried again, the job goes on meanwhile")
+        if not self.trouble:
+            self.trouble = "the connection is lost"
+            self._tell(f"{host}: the connection is lost; it is tried again, the job goes on meanwhile")
         while True:
             error = await self._try()
             away_s = loop.time() - lost_at_s
@@ -60,10 +72,7 @@ class ConnectionKeeper:
             if str(error) != self.trouble:
                 self.trouble = str(error)
                 self._tell(self.trouble)
-            if (
-                isinstance(error, (HostKeyError, AnswerNeededError, IncompatibleAgentError))
-                or away_s >= self._patience_s
-            ):
+            if isinstance(error, _HOPELESS) or away_s >= self._patience_s:
                 self.failure = error
                 return
             await asyncio.sleep(pause_s)

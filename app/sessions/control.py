@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from agent.wire.jobs import ENDED_STATES
 from agent.wire.replies import RefusalReason
-from app.errors import AgentRefusedError
-from app.sessions.shares import next_attempt, next_shares
+from app.errors import AgentRefusedError, AppError
+from app.sessions.shares import newest, next_attempt, next_shares
 from app.words import nodes_text
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ class JobControl:
             AppError: No node knows it, or one did not answer.
         """
         await self._wish()
-        await self._end(job_id, is_agreed=is_agreed)
+        missing = await self._end(job_id, is_agreed=is_agreed)
         how = "to end after a step and a checkpoint" if is_agreed else "by SIGTERM to end"
-        return self._told(f"job {job_id} was asked {how}")
+        return self._told(f"job {job_id} was asked {how}{missing}")
 
     async def kill(self, job_id: str) -> str:
         """End every process of a job, on every node that can be asked; return what was done.
@@ -68,7 +68,9 @@ class JobControl:
         nodes = await self._fleet().kill(job_id)
         return self._told(f"job {job_id} was killed on {nodes_text(nodes)}")
 
-    async def restart(self, job_id: str, num_ranks: int | None = None, *, is_at_once: bool = False) -> str:
+    async def restart(
+        self, job_id: str, num_ranks: int | None = None, *, is_at_once: bool = False, meet_at: str = ""
+    ) -> str:
         """End a job if it still runs, and begin its next attempt; return what was done.
 
         A stop, a kill or another restart that is wished for meanwhile takes the place of this one.
@@ -77,22 +79,24 @@ class JobControl:
             job_id: Which.
             num_ranks: None is as many as before.
             is_at_once: Kill it instead of asking for a step and a checkpoint.
+            meet_at: Empty is the nodes that made up the last attempt. Else all that know the job do, and reach the
+                first of them there.
 
         Raises:
             AppError: A node refused or did not answer; what had been prepared is taken back.
         """
         wish = await self._wish()
         statuses = await self.statuses(job_id)
-        next_shares(statuses, num_ranks)  # what cannot begin again is not ended for it
+        next_shares(statuses, num_ranks, takes_any=bool(meet_at))  # what cannot begin again is not ended for it
         try:
             if not has_ended(statuses):
-                self.doing = f"restart: waiting for attempt {_attempt(statuses)} to end"
+                self.doing = f"restart: waiting for attempt {newest(statuses).attempt} to end"
                 if is_at_once:
                     await self._fleet().kill(job_id)
                 else:
                     await self._end(job_id, is_agreed=True)
                 await self._ended(job_id, wish)
-            begun = await self._begin(job_id, num_ranks, wish)
+            begun = await self._begin(job_id, num_ranks, wish, meet_at)
         finally:
             if wish == self._num_wishes:
                 self.doing = ""
@@ -102,21 +106,23 @@ class JobControl:
         return self._told(f"job {job_id} begins again: attempt {begun.attempt} with {ranks}")
 
     async def statuses(self, job_id: str) -> dict[str, JobStatus]:
-        """Return how a job stands on each node that knows it.
+        """Return how a job stands on each node that knows it, of those that answer.
 
         Raises:
             AgentRefusedError: None does.
-            AgentUnreachableError: A node does not answer.
+            AgentUnreachableError: None of those that answer does.
         """
-        reports = await asyncio.gather(*(self._fleet().report(node) for node in self._nodes))
-        found = {
-            node: status
-            for node, report in zip(self._nodes, reports, strict=True)
-            for status in report.jobs
-            if status.job_id == job_id
-        }
+        asked = (self._fleet().report(node) for node in self._nodes)
+        results = dict(zip(self._nodes, await asyncio.gather(*asked, return_exceptions=True), strict=True))
+        reports = {node: result for node, result in results.items() if not isinstance(result, BaseException)}
+        found = {node: status for node, report in reports.items() for status in report.jobs if status.job_id == job_id}
+        failures = [result for result in results.values() if isinstance(result, BaseException)]
+        if any(not isinstance(failure, AppError) for failure in failures) or (failures and not found):
+            raise failures[0]
         if not found:
-            known = ", ".join(sorted({status.job_id for report in reports for status in report.jobs})) or "none"
+            known = (
+                ", ".join(sorted({status.job_id for report in reports.values() for status in report.jobs})) or "none"
+            )
             words = f"there is no job {job_id}; those there: {known}"
             raise AgentRefusedError(nodes_text(self._nodes), RefusalReason.UNKNOWN_JOB, words)
         return found
@@ -132,9 +138,13 @@ class JobControl:
         async with self._beginning:
             return wish
 
-    async def _end(self, job_id: str, *, is_agreed: bool) -> None:
+    async def _end(self, job_id: str, *, is_agreed: bool) -> str:
+        """Ask for a job's end where it is known; return what is to be said of its other nodes."""
         statuses = await self.statuses(job_id)
         await self._fleet().stop(job_id, list(statuses), is_agreed=is_agreed)
+        num_nodes = newest(statuses).num_nodes
+        few = f"; only {nodes_text(list(statuses))} of its {num_nodes} nodes could be asked"
+        return few if len(statuses) < num_nodes else ""
 
     async def _ended(self, job_id: str, wish: int) -> None:
         """Return once a job has ended everywhere, or something else is wished for."""
@@ -143,7 +153,7 @@ class JobControl:
                 return
             await asyncio.sleep(POLL_S)
 
-    async def _begin(self, job_id: str, num_ranks: int | None, wish: int) -> PrepareAgain | None:
+    async def _begin(self, job_id: str, num_ranks: int | None, wish: int, meet_at: str) -> PrepareAgain | None:
         """Begin the next attempt, once nothing of the last one is left.
 
         Returns:
@@ -159,7 +169,7 @@ class JobControl:
                     if wish != self._num_wishes:
                         return None
                     self.doing = "restart: beginning again"
-                    commands = next_attempt(statuses, num_ranks)
+                    commands = next_attempt(statuses, num_ranks, meet_at)
                     await self._fleet().start_again(commands)
             except AgentRefusedError as error:
                 if error.reason != RefusalReason.WRONG_STATE or loop.time() > deadline_s:
@@ -176,7 +186,3 @@ class JobControl:
 def has_ended(statuses: Mapping[str, JobStatus]) -> bool:
     """Return whether nothing of a job runs any more."""
     return all(status.state in ENDED_STATES for status in statuses.values())
-
-
-def _attempt(statuses: Mapping[str, JobStatus]) -> int:
-    return max(status.attempt for status in statuses.values())

@@ -1,25 +1,26 @@
-"""A job on one host: what a person asks for, as the share of the only node."""
+"""A job on hosts: what a person asks for, as the share of each node. Pure."""
 
 from __future__ import annotations
 
-import re
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from agent.wire.jobs import ENDED_STATES, MAX_PATTERN_CHARS, MAX_PATTERNS, JobSpec
 from app.errors import UsageError
 from app.safe_text import clean_name
+from app.words import nodes_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from agent.wire.jobs import JobStatus
     from agent.wire.reports import NodeReport
+    from app.inventory.inventory import HostEntry
     from app.ssh.agent_link import AgentPlace
 
 LOOPBACK = "127.0.0.1"
-_NOT_IN_IDS = re.compile(r"[^a-z0-9]+")
-_JOB_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
-MAX_STEM_CHARS = 40
 
 
 class RunRequest(msgspec.Struct, frozen=True):
@@ -29,10 +30,13 @@ class RunRequest(msgspec.Struct, frozen=True):
     """`train.py ...` or `-m pkg.train ...`, as after torchrun's own options."""
     job_id: str
     num_ranks: int | None = None
-    """None: one for each GPU of the node, without GPUs one for every two cores."""
+    """Of each node. None is what the inventory says, else one for each GPU, without GPUs one for every two cores."""
     python: str = ""
     """Of the job; empty is the agent's own. May begin with `~/`."""
-    workdir: str = "~"
+    workdir: str = ""
+    """Empty is what the inventory says, else the home."""
+    master_addr: str = ""
+    """Under which the other hosts reach the first one; empty tries those that it has."""
     max_restarts: int = 0
     abandon_s: float = 0.0
     """How long ranks may hang while nobody watches; 0 is for ever."""
@@ -43,17 +47,12 @@ class RunRequest(msgspec.Struct, frozen=True):
     is_probed: bool = True
     allow_faults: bool = False
     """Harm may be done to its ranks on request."""
-
-
-def check_job_id(job_id: str) -> str:
-    """Return a job's id.
-
-    Raises:
-        UsageError: It cannot be one.
-    """
-    if not _JOB_ID.fullmatch(job_id):
-        raise UsageError(f"{job_id!r} cannot be a job's name", "up to 64 of a-z, 0-9 and -, not beginning with -")
-    return job_id
+    env: tuple[tuple[str, str], ...] = ()
+    """Added to what the agents have."""
+    grace_s: float | None = None
+    """Between SIGTERM and SIGKILL; None is the usual time, and so below."""
+    save_s: float | None = None
+    """For a step and a checkpoint before SIGTERM."""
 
 
 def check_metrics(patterns: tuple[str, ...]) -> tuple[str, ...]:
@@ -67,26 +66,36 @@ def check_metrics(patterns: tuple[str, ...]) -> tuple[str, ...]:
     return patterns
 
 
-def make_job_id(command: tuple[str, ...], salt: str) -> str:
-    """Return an id that says what runs: `train-3f2a`."""
-    is_module = len(command) > 1 and command[0] == "-m"
-    name = command[1].rpartition(".")[2] if is_module else command[0].rpartition("/")[2].removesuffix(".py")
-    stem = _NOT_IN_IDS.sub("-", name.lower()).strip("-")[:MAX_STEM_CHARS].strip("-")
-    return f"{stem or 'job'}-{salt}"
+def running_jobs(reports: Mapping[str, NodeReport]) -> list[str]:
+    """Return the ids of the jobs that run on any of some nodes, each once."""
+    jobs = (job for report in reports.values() for job in report.jobs)
+    return list(dict.fromkeys(clean_name(job.job_id) for job in jobs if job.state not in ENDED_STATES))
 
 
-def only_running_job(report: NodeReport) -> str:
-    """Return the id of the job that runs on a node.
+def only_running_job(reports: Mapping[str, NodeReport]) -> str:
+    """Return the id of the job that runs on some nodes.
 
     Raises:
         UsageError: None does, or several do.
     """
-    running = [clean_name(job.job_id) for job in report.jobs if job.state not in ENDED_STATES]
+    running, where = running_jobs(reports), nodes_text(list(reports))
     if len(running) == 1:
         return running[0]
     if not running:
-        raise UsageError(f"no job runs on {clean_name(report.node)}")
-    raise UsageError(f"several jobs run on {clean_name(report.node)}: {', '.join(running)}", "say which by --job")
+        raise UsageError(f"no job runs on {where}")
+    raise UsageError(f"several jobs run on {where}: {', '.join(running)}", "say which by --job")
+
+
+def node_of_rank(statuses: Mapping[str, JobStatus], rank: int) -> str:
+    """Return the node on which a rank of a job runs.
+
+    Raises:
+        UsageError: None of them has it.
+    """
+    for node, status in statuses.items():
+        if status.first_rank <= rank < status.first_rank + status.local_world_size:
+            return node
+    raise UsageError(f"no node has rank {rank}", f"it would be on {nodes_text(list(statuses))}")
 
 
 def usual_num_ranks(report: NodeReport) -> int:
@@ -94,38 +103,73 @@ def usual_num_ranks(report: NodeReport) -> int:
     return len(report.gpus.gpus) or max(1, report.num_cpus // 2)
 
 
-def job_spec(request: RunRequest, place: AgentPlace, report: NodeReport) -> JobSpec:
-    """Return the whole job: its ranks meet on the host's loopback, where nobody else can reach them.
+class JobHost(NamedTuple):
+    """A host that takes part in a job.
+
+    Attributes:
+        entry: What the inventory says of it.
+        place: Where its agent serves.
+        report: Of its agent, after the first look at its GPUs.
+    """
+
+    entry: HostEntry
+    place: AgentPlace
+    report: NodeReport
+
+
+def next_number(job_id: str, reports: Iterable[NodeReport]) -> int:
+    """Return which attempt of a job a new start of it is: above all that its nodes know of."""
+    attempts = (job.attempt for report in reports for job in report.jobs if job.job_id == job_id)
+    return 1 + max(attempts, default=-1)
+
+
+def job_specs(request: RunRequest, hosts: Sequence[JobHost], master_addr: str = "") -> dict[str, JobSpec]:
+    """Return each node's share of a job, the first one's first.
 
     Args:
         request: What is to run.
-        place: Where the agent serves.
-        report: Of the node, after the first look at its GPUs.
+        hosts: Where, in the order in which they get their ranks.
+        master_addr: Of the first one. The ranks of a single host meet on its loopback, where nobody else can reach
+            them, whatever this is.
     """
-    python = _expanded(request.python, place.home)
-    if "/" in python:
-        python = str(PurePosixPath(place.home, python))
-    num_ranks = request.num_ranks or usual_num_ranks(report)
-    return JobSpec(
-        job_id=request.job_id,
-        attempt=0,
-        python=python or place.python,
-        command=list(request.command),
-        workdir=str(PurePosixPath(place.home, _expanded(request.workdir, place.home))),
-        num_nodes=1,
-        node_rank=0,
-        local_world_size=num_ranks,
-        first_rank=0,
-        world_size=num_ranks,
-        master_addr=LOOPBACK,
-        interface="lo",
-        max_restarts=request.max_restarts,
-        abandon_s=request.abandon_s,
-        shares_gpus=request.shares_gpus,
-        metrics=list(request.metrics),
-        is_probed=request.is_probed,
-        allow_faults=request.allow_faults,
-    )
+    patience = {name: value for name in ("grace_s", "save_s") if (value := getattr(request, name)) is not None}
+    attempt = next_number(request.job_id, (host.report for host in hosts))
+    shares = [request.num_ranks or host.entry.num_ranks or usual_num_ranks(host.report) for host in hosts]
+    return {
+        host.entry.host: JobSpec(
+            job_id=request.job_id,
+            attempt=attempt,
+            python=_python(request.python, host.place),
+            command=list(request.command),
+            workdir=_workdir(request.workdir or host.entry.workdir, host.place.home),
+            num_nodes=len(hosts),
+            node_rank=node_rank,
+            local_world_size=shares[node_rank],
+            first_rank=sum(shares[:node_rank]),
+            world_size=sum(shares),
+            master_addr=LOOPBACK if len(hosts) == 1 else master_addr,
+            max_restarts=request.max_restarts,
+            abandon_s=request.abandon_s,
+            shares_gpus=request.shares_gpus,
+            metrics=list(request.metrics),
+            is_probed=request.is_probed,
+            allow_faults=request.allow_faults,
+            env=dict(request.env),
+            **patience,
+        )
+        for node_rank, host in enumerate(hosts)
+    }
+
+
+def _python(python: str, place: AgentPlace) -> str:
+    expanded = _expanded(python, place.home)
+    if "/" in expanded:
+        return str(PurePosixPath(place.home, expanded))
+    return expanded or place.python
+
+
+def _workdir(workdir: str, home: str) -> str:
+    return str(PurePosixPath(home, _expanded(workdir or "~", home)))
 
 
 def _expanded(path: str, home: str) -> str:

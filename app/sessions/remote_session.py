@@ -1,4 +1,4 @@
-"""A host's job in front of a person: started or found there, watched from here, and left running."""
+"""A job on some hosts in front of a person: started or found there, watched from here, and left running."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ import shlex
 import time
 from typing import TYPE_CHECKING
 
-from agent.wire.jobs import ENDED_STATES
 from agent.wire.machine import GpuWatchState
+from agent.wire.replies import RefusalReason
 from app.deeds import NOT_AGAIN
-from app.errors import AgentRefusedError, HostUnreachableError, UsageError
+from app.errors import AgentRefusedError, UsageError
 from app.headless import is_over
-from app.safe_text import NAME_LIMIT, clean, clean_name
-from app.sessions.connection_keeper import ConnectionKeeper
+from app.safe_text import NAME_LIMIT, clean
+from app.sessions.hosts import Connections
 from app.sessions.live import LiveSession
-from app.sessions.remote_job import job_spec
+from app.sessions.meeting_place import meeting_addresses
+from app.sessions.remote_job import LOOPBACK, JobHost, job_specs, running_jobs
 from app.sessions.session import DEFAULT_OPTIONS
 from app.sessions.starting import JobStarter
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from agent.wire.jobs import JobSpec
     from agent.wire.reports import NodeReport
-    from app.errors import AppError
+    from app.sessions.hosts import Hosts
     from app.sessions.options import SessionOptions
     from app.sessions.remote_job import RunRequest
-    from app.ssh.agent_link import AgentLink
     from app.view import View
 
 
@@ -36,11 +38,11 @@ POLL_S = 0.1
 
 
 class RemoteSession(LiveSession):
-    """A session over an agent that an `AgentLink` has found. Closing it closes the link; agent and job live on."""
+    """A session over agents that were found on some hosts. Closing it closes their links; agents and jobs live on."""
 
     def __init__(
         self,
-        link: AgentLink,
+        hosts: Hosts,
         request: RunRequest | None = None,
         options: SessionOptions = DEFAULT_OPTIONS,
     ) -> None:
@@ -49,9 +51,10 @@ class RemoteSession(LiveSession):
         Raises:
             SessionError: See `Session`.
         """
-        self._link = link
+        self._hosts = hosts
         self._request = request
-        super().__init__({link.host: link.directory}, options, [])
+        super().__init__({link.host: link.directory for link in hosts.links}, options, [])
+        self._connections = Connections(hosts, self._tell)
         self._job_id = ""
         self._own_job_id = ""
         self._is_certain = True
@@ -60,20 +63,28 @@ class RemoteSession(LiveSession):
         self.patience_s = 0.0
         """How long a connection that is lost is tried again before `view` raises; while it is infinite, `view` shows
         what was known last, whatever becomes of the connection. Say it before `start`."""
-        self._keeper: ConnectionKeeper | None = None
-        self._keeping: asyncio.Task[None] | None = None
         self._is_restarting = False
         """Whether a restart was under way when the console last looked: leaving gives it up."""
         self.can_inject = False
         """True while the job that is shown allows faults."""
-        if not self.is_read_only:
-            assert link.place is not None
-            self.starter = JobStarter(link.host, lambda: self.session.fleet, link.place.python, self.start_another)
+        first = hosts.links[0].place
+        if not self.is_read_only and first is not None:
+            self.starter = JobStarter(hosts.names, lambda: self.session.fleet, first.python, self.start_another)
+
+    @property
+    def is_alone(self) -> bool:
+        """True for a session on one host."""
+        return len(self._hosts.links) == 1
+
+    @property
+    def away(self) -> set[str]:
+        """Hosts that there is no way to at present."""
+        return {host for host, trouble in self._connections.troubles.items() if trouble}
 
     @property
     def title(self) -> str:
         """What this session is."""
-        return f"rankdeck on {self._link.host}"
+        return f"rankdeck on {self._hosts.text}"
 
     @property
     def leaving(self) -> str:
@@ -86,11 +97,11 @@ class RemoteSession(LiveSession):
 
     @property
     def how_to_begin(self) -> str:
-        """How a job comes to a host that has none."""
+        """How a job comes to hosts that have none."""
         if self._request is not None:
             return ""
         by_key = "" if self.starter is None else "x starts a program here; or: "
-        return f"{by_key}rankdeck run --host {self._link.host} -- train.py"
+        return f"{by_key}{self._hosts.command('run')} -- train.py"
 
     @property
     def watched_job(self) -> str:
@@ -98,21 +109,18 @@ class RemoteSession(LiveSession):
         return self._request.job_id if self._request else ""
 
     async def start(self) -> None:
-        """Bring the agent's sockets here, and start the job if there is one to start.
+        """Bring the agents' sockets here, and start the job if there is one to start.
 
         Raises:
             AppError: Something is in the way; see `Fleet.start` for what may be left of the job.
         """
-        place = self._link.place
-        assert place is not None
         await self.connect()
         if self._request is None:
             return
-        spec = job_spec(self._request, place, await self._report(self._request.num_ranks))
-        await self._start_job(spec)
+        specs = await self._start_on_hosts(self._request, await self._reports(self._request.num_ranks))
         if self.starter is not None:
             self.starter.remember(self._request)
-        self._notices.append(f"{self._started_text(spec)}; importing torch takes some seconds")
+        self._notices.append(f"{self._started_text(specs)}; importing torch takes some seconds")
 
     async def start_another(self, request: RunRequest) -> str:
         """Start another job where none runs, and follow it from now on; return a sentence that says so.
@@ -121,62 +129,109 @@ class RemoteSession(LiveSession):
             UsageError: A job runs there.
             AppError: See `start`.
         """
-        place = self._link.place
-        assert place is not None
-        host = self._link.host
-        report = await self._report(request.num_ranks)
-        running = [clean_name(job.job_id) for job in report.jobs if job.state not in ENDED_STATES]
+        reports = await self._reports(request.num_ranks)
+        running = running_jobs(reports)
         if running or self.session.control.doing:
-            words = f"job {running[0]} runs on {host}" if running else f"{host} has something under way"
+            where = self._hosts.text
+            words = f"job {running[0]} runs on {where}" if running else f"{where} has something under way"
             raise UsageError(words, "end it first: x in the console, or rankdeck stop")
-        spec = job_spec(request, place, report)
         followed = (self._job_id, self._own_job_id, self._is_ended)
         try:
-            await self._start_job(spec)
+            specs = await self._start_on_hosts(request, reports)
         except AgentRefusedError:
             self._job_id, self._own_job_id, self._is_ended = followed
             self._is_certain = True
             raise
         self._request = request
-        told = f"{self._started_text(spec)}: {clean(shlex.join(request.command), NAME_LIMIT)}"
+        told = f"{self._started_text(specs)}: {clean(shlex.join(request.command), NAME_LIMIT)}"
         self.session.tell_done(told)
         return told
 
-    def _started_text(self, spec: JobSpec) -> str:
-        ranks = f"{spec.world_size} rank{'' if spec.world_size == 1 else 's'}"
-        return f"job {spec.job_id} started on {self._link.host} with {ranks}"
+    def _started_text(self, specs: Mapping[str, JobSpec]) -> str:
+        first = next(iter(specs.values()))
+        ranks = f"{first.world_size} rank{'' if first.world_size == 1 else 's'}"
+        return f"job {first.job_id} started on {self._hosts.text} with {ranks}"
 
-    async def _report(self, num_ranks: int | None) -> NodeReport:
-        """Return the node's report; once it knows its GPUs, where their number counts."""
+    async def reports(self) -> dict[str, NodeReport]:
+        """Return what each host says of itself, of those that there is a way to.
+
+        Raises:
+            AgentUnreachableError: An agent does not answer.
+        """
+        names = [name for name in self._hosts.names if name not in self.away]
+        reports = await asyncio.gather(*(self.session.fleet.report(name) for name in names))
+        return dict(zip(names, reports, strict=True))
+
+    async def _reports(self, num_ranks: int | None) -> dict[str, NodeReport]:
+        """Return the report of each host; once it knows its GPUs, where their number counts."""
         deadline_s = time.monotonic() + GPU_PATIENCE_S
+        fleet, names = self.session.fleet, self._hosts.names
         while True:
-            report = await self.session.fleet.report(self._link.host)
-            is_known = report.gpus.state is not GpuWatchState.STARTING
+            reports = await asyncio.gather(*(fleet.report(name) for name in names))
+            is_known = all(report.gpus.state is not GpuWatchState.STARTING for report in reports)
             if is_known or num_ranks or time.monotonic() > deadline_s:
-                return report
+                return dict(zip(names, reports, strict=True))
             await asyncio.sleep(POLL_S)
 
-    async def _start_job(self, spec: JobSpec) -> None:
-        self._job_id = self._own_job_id = spec.job_id
-        self._is_ended = self._is_certain = False  # until the agent has answered, nobody knows
+    async def _start_on_hosts(self, request: RunRequest, reports: Mapping[str, NodeReport]) -> dict[str, JobSpec]:
+        """Start a job, where its nodes can meet; return each one's share."""
+        job_hosts = []
+        for link, entry in zip(self._hosts.links, self._hosts.entries, strict=True):
+            assert link.place is not None
+            job_hosts.append(JobHost(entry, link.place, reports[link.host]))
+        for address in (addresses := self._meeting_addresses(request, job_hosts)):
+            specs = job_specs(request, job_hosts, address)
+            try:
+                await self._start_job(specs)
+            except AgentRefusedError as error:
+                if error.reason != RefusalReason.UNREACHABLE or address == addresses[-1]:
+                    raise
+            else:
+                return specs
+        raise _no_address(job_hosts[0].entry.host)
+
+    def _meeting_addresses(self, request: RunRequest, hosts: list[JobHost]) -> list[str]:
+        if request.master_addr:
+            return [request.master_addr]
+        if len(hosts) == 1:
+            return [LOOPBACK]
+        return meeting_addresses(hosts[0].place.addresses, [host.place.addresses for host in hosts[1:]])
+
+    async def restart_here(self, job_id: str, num_ranks: int | None, *, is_at_once: bool) -> str:
+        """Begin the next attempt of a job on those of these hosts that know it, whichever made up the last one.
+
+        Raises:
+            AppError: See `JobControl.restart`.
+        """
+        control = self.session.control
+        statuses = await control.statuses(job_id)
+        nodes = sorted(statuses, key=lambda node: statuses[node].node_rank)
+        addresses = {link.host: link.place.addresses for link in self._hosts.links if link.place is not None}
+        first, *others = (addresses[node] for node in nodes)
+        found = meeting_addresses(first, others) if others else [LOOPBACK]
+        if not found:
+            raise _no_address(nodes[0])
+        return await control.restart(job_id, num_ranks, is_at_once=is_at_once, meet_at=found[0])
+
+    async def _start_job(self, specs: Mapping[str, JobSpec]) -> None:
+        self._job_id = self._own_job_id = next(iter(specs.values())).job_id
+        self._is_ended = self._is_certain = False  # until the agents have answered, nobody knows
         try:
-            await self.session.start_job({self._link.host: spec})
+            await self.session.start_job(specs)
         except AgentRefusedError:
             self._job_id = self._own_job_id = ""
             raise
         self._is_certain = True
 
     async def connect(self) -> None:
-        """Bring the agent's sockets here and begin to listen."""
-        host = self._link.host
-        await asyncio.to_thread(self._link.open_road, lambda frame: self.session.take_frame(host, frame))
+        """Bring the agents' sockets here and begin to listen.
+
+        Raises:
+            AppError: No host can be reached.
+        """
+        await self._connections.open(self.session.take_frame, self.patience_s)
         await self.session.connect()
         self._is_open = True
-        if self.patience_s:
-            self._keeper = ConnectionKeeper(self._link, self._tell, self.patience_s)
-            self._keeping = asyncio.create_task(self._keeper.run(), name="rankdeck-connection")
-        if not self._link.is_forwarded:
-            self._notices.append(f"sshd of {host} forwards no sockets: going through `agent proxy` and `agent relay`")
 
     def view(self) -> View:
         """Return the rows of now.
@@ -184,8 +239,8 @@ class RemoteSession(LiveSession):
         Raises:
             AppError: The connection is lost for good.
         """
-        if self._keeper is not None:
-            self.session.put_trouble(self._link.host, self._keeper.trouble)
+        for host, trouble in self._connections.troubles.items():
+            self.session.put_trouble(host, trouble)
         view = super().view()
         if self._is_open:
             self._is_restarting = bool(self.session.control.doing)
@@ -202,11 +257,7 @@ class RemoteSession(LiveSession):
         self._notices.append(sentence)  # another list after each drain
 
     def _raise_for_lost_connection(self) -> None:
-        failure: AppError | None = None
-        if self._keeper is not None:
-            failure = self._keeper.failure
-        elif not self._link.is_alive:
-            failure = HostUnreachableError(self._link.host, "the connection is lost")
+        failure = self._connections.failure
         if failure is not None:
             if self._way_back() not in failure.hint:
                 failure.hint = f"{failure.hint}; {self._way_back()}" if failure.hint else self._way_back()
@@ -217,20 +268,22 @@ class RemoteSession(LiveSession):
         return "" if self._is_ended or not self._job_id else f"rankdeck: {self._way_back()}"
 
     async def close(self) -> None:
-        """Stop listening and let go of the host."""
+        """Stop listening and let go of the hosts."""
         self._is_open = False
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.gather(self._keeping, return_exceptions=True)
+        await self._connections.keep_no_more()
         await self.session.close()
-        await asyncio.to_thread(self._link.close)
+        await self._connections.close()
 
     def _way_back(self) -> str:
-        host, job = self._link.host, self._job_id
+        job, command = self._job_id, self._hosts.command
         if not job:
-            return f"come back by: rankdeck attach --host {host}"
-        look = f"watch it: rankdeck attach --host {host}, look: rankdeck status --host {host}"
+            return f"come back by: {command('attach')}"
+        look = f"watch it: {command('attach')}, look: {command('status')}"
         if self._is_restarting:
-            return f"{NOT_AGAIN}; {look}, begin it again: rankdeck restart {job} --host {host}"
+            return f"{NOT_AGAIN}; {look}, begin it again: {command(f'restart {job}')}"
         how = "goes on" if self._is_certain else "may run"
-        return f"job {job} {how}; {look}, end it: rankdeck stop {job} --host {host}"
+        return f"job {job} {how}; {look}, end it: {command(f'stop {job}')}"
+
+
+def _no_address(host: str) -> UsageError:
+    return UsageError(f"{host} has no address under which others could reach it", "name one: run --master-addr")

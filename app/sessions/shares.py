@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from agent.wire.commands import PrepareAgain
 from agent.wire.jobs import ENDED_STATES
 from app.deeds import max_ranks
@@ -21,24 +23,32 @@ def even_shares(num_ranks: int, num_nodes: int) -> list[int]:
     return [share + (index < rest) for index in range(num_nodes)]
 
 
-def next_shares(statuses: Mapping[str, JobStatus], num_ranks: int | None) -> dict[str, int]:
+def newest(statuses: Mapping[str, JobStatus]) -> JobStatus:
+    """Return how a job stands on a node of its newest attempt: one that was left out of it tells of an earlier one."""
+    return max(statuses.values(), key=lambda status: status.attempt)
+
+
+def next_shares(statuses: Mapping[str, JobStatus], num_ranks: int | None, *, takes_any: bool = False) -> dict[str, int]:
     """Return how many ranks each node of a job gets in its next attempt, the one with node rank 0 first.
 
     Args:
         statuses: By node: all of the job's, whether it has ended or not.
         num_ranks: None leaves every node as many as it had; else they are spread evenly.
+        takes_any: The nodes given make up the next attempt, whichever made up the last one.
 
     Raises:
         UsageError: A node of the job is missing, or the ranks are too few or too many for its nodes.
     """
     in_order = sorted(statuses.items(), key=lambda item: item[1].node_rank)
-    first = in_order[0][1]
+    first = newest(statuses)
+    if not takes_any:
+        in_order = [item for item in in_order if item[1].num_nodes == first.num_nodes]
+        if len(in_order) < first.num_nodes:
+            raise UsageError(
+                f"only {len(in_order)} of the {first.num_nodes} nodes of job {first.job_id} can be asked",
+                "name the others, too; to go on without them: rankdeck restart --on-these-hosts",
+            )
     count = len(in_order)
-    if count < first.num_nodes:
-        raise UsageError(
-            f"only {count} of the {first.num_nodes} nodes of job {first.job_id} know it",
-            "start it anew: rankdeck run",
-        )
     shares: Sequence[int] = [status.local_world_size for _, status in in_order]
     wanted = sum(shares) if num_ranks is None else num_ranks
     if not count <= wanted <= max_ranks(count):
@@ -53,12 +63,15 @@ def next_shares(statuses: Mapping[str, JobStatus], num_ranks: int | None) -> dic
     return {node: share for (node, _), share in zip(in_order, shares, strict=True)}
 
 
-def next_attempt(statuses: Mapping[str, JobStatus], num_ranks: int | None) -> dict[str, PrepareAgain]:
+def next_attempt(
+    statuses: Mapping[str, JobStatus], num_ranks: int | None, meet_at: str = ""
+) -> dict[str, PrepareAgain]:
     """Return what each node of a job that has ended is asked to prepare, the one with node rank 0 first.
 
     Args:
         statuses: By node: all of the job's.
         num_ranks: None leaves every node as many as it had; else they are spread evenly.
+        meet_at: Empty is the nodes that made up the last attempt; else these nodes do, and reach the first there.
 
     Raises:
         UsageError: The job still runs, or see `next_shares`.
@@ -66,10 +79,15 @@ def next_attempt(statuses: Mapping[str, JobStatus], num_ranks: int | None) -> di
     job_id = next(iter(statuses.values())).job_id
     if any(status.state not in ENDED_STATES for status in statuses.values()):
         raise UsageError(f"job {job_id} has not ended")
-    shares = next_shares(statuses, num_ranks)
-    attempt = 1 + max(status.attempt for status in statuses.values())
+    shares = next_shares(statuses, num_ranks, takes_any=bool(meet_at))
+    attempt = 1 + newest(statuses).attempt
     commands, first_rank = {}, 0
-    for node, share in shares.items():
-        commands[node] = PrepareAgain(job_id, attempt, first_rank, share, sum(shares.values()))
+    for node_rank, (node, share) in enumerate(shares.items()):
+        command = PrepareAgain(job_id, attempt, first_rank, share, sum(shares.values()))
+        if meet_at:
+            command = msgspec.structs.replace(
+                command, num_nodes=len(shares), node_rank=node_rank, master_addr=meet_at, master_port=0
+            )
+        commands[node] = command
         first_rank += share
     return commands

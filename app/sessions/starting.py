@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from agent.wire.commands import ShowJob
 from agent.wire.replies import Shown
 from app.errors import AgentRefusedError
-from app.program import Program, check_command
-from app.sessions.remote_job import RunRequest, make_job_id
+from app.program import Program, check_command, make_job_id
+from app.sessions.remote_job import RunRequest
+from app.words import nodes_text
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from app.roads.fleet import Fleet
 
@@ -24,14 +25,26 @@ class JobStarter:
     """What `app.tui.source.Starter` asks for; after the session is connected.
 
     Attributes:
-        host: As a person calls it.
+        host: As a person calls it, or some hosts.
     """
 
     def __init__(
-        self, host: str, fleet: Callable[[], Fleet], usual_python: str, start: Callable[[RunRequest], Awaitable[str]]
+        self,
+        hosts: Sequence[str],
+        fleet: Callable[[], Fleet],
+        usual_python: str,
+        start: Callable[[RunRequest], Awaitable[str]],
     ) -> None:
-        """`usual_python` is the agent's own; `start` starts a job and returns a sentence about it."""
-        self.host = host
+        """On hosts that all take part; what was started before is asked of the first one.
+
+        Args:
+            hosts: Their names.
+            fleet: Reaches them.
+            usual_python: The first agent's own.
+            start: Starts a job and returns a sentence about it.
+        """
+        self.host = nodes_text(hosts)
+        self._first = hosts[0]
         self._fleet = fleet
         self._usual_python = usual_python
         self._start = start
@@ -44,7 +57,7 @@ class JobStarter:
             request.command,
             request.num_ranks,
             request.max_restarts,
-            "" if request.workdir == "~" else request.workdir,
+            request.workdir,
             request.python,
         )
 
@@ -54,7 +67,7 @@ class JobStarter:
         Raises:
             AgentUnreachableError: The agent does not answer.
         """
-        report = await self._fleet().report(self.host)
+        report = await self._fleet().report(self._first)
         found = [await self._program(job.job_id) for job in list(report.jobs)[: -MAX_PAST - 1 : -1]]
         return list(dict.fromkeys(program for program in found if program is not None))
 
@@ -71,7 +84,7 @@ class JobStarter:
             job_id=make_job_id(command, secrets.token_hex(2)),
             num_ranks=program.num_ranks,
             python=program.python,
-            workdir=program.workdir or "~",
+            workdir=program.workdir,
             max_restarts=program.max_restarts,
         )
         told = await self._start(request)
@@ -83,7 +96,7 @@ class JobStarter:
         if job_id in self._own:
             return self._own[job_id]
         try:
-            reply = await self._fleet().ask(self.host, ShowJob(job_id))
+            reply = await self._fleet().ask(self._first, ShowJob(job_id))
         except AgentRefusedError:
             return None
         if not isinstance(reply, Shown):

@@ -5,6 +5,8 @@ Everything here blocks, within bounds.
 
 from __future__ import annotations
 
+import shlex
+import sys
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Self
 
@@ -14,16 +16,20 @@ from agent.wire.codec import MalformedMessageError
 from agent.wire.replies import Accepted, decode_reply
 from agent.wire.reports import WIRE_VERSION
 from app.errors import AgentRefusedError, AgentUnreachableError, ExitCode, IncompatibleAgentError
-from app.safe_text import clean
+from app.safe_text import LINE_LIMIT, clean
+from app.ssh.talk import Talk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
     from pathlib import Path
 
     from app.ssh.remote_command import Finished
+    from app.ssh.tunnel import ByteChannel
 
 VERB_TIMEOUT_S = 45.0
 """A start of Python on a busy machine, twice, and an agent that takes up its jobs."""
+DEFAULT_PYTHON = "python3"
+"""Of a host of which nothing else is said."""
 EXIT_NO_COMMAND = 127
 EXIT_CANNOT_EXECUTE = 126
 _OLD_PYTHON = "python -h"
@@ -45,6 +51,8 @@ class AgentPlace(msgspec.Struct, frozen=True):
     pid: int = 0
     is_new: bool = False
     rankdeck: str = ""
+    addresses: list[str] = []
+    """As `10.0.0.5/24`, the one first under which SSH has come there."""
 
 
 class AgentLink(ABC):
@@ -54,19 +62,27 @@ class AgentLink(ABC):
         host: As a person calls it.
         place: Where the agent serves; None before it is found.
         is_forwarded: False when the agent's sockets cannot be brought here.
+        python: The interpreter there that has rankdeck, or is to have it.
     """
 
     def __init__(self, host: str, python: str) -> None:
-        """`python` is the interpreter there that has rankdeck."""
+        """Make the near end; see `python` above."""
         self.host = host
         self.place: AgentPlace | None = None
+        self._heard: AgentPlace | None = None
+        """What was said last of the agent, whether it serves or not."""
         self.is_forwarded = True
-        self._python = python
+        self.python = python
 
     @property
     @abstractmethod
     def directory(self) -> Path:
         """Where the agent's sockets are on this machine."""
+
+    @property
+    def is_somewhere(self) -> bool:
+        """False while nobody knows where the agent's sockets are, or will be, on this machine."""
+        return True
 
     @property
     @abstractmethod
@@ -110,6 +126,16 @@ class AgentLink(ABC):
         self.place = place
         return place
 
+    def serving(self) -> AgentPlace | None:
+        """Return what serves there, of whichever version; None if nothing does.
+
+        Raises:
+            AgentUnreachableError: It cannot be asked.
+            IncompatibleAgentError: It says nothing that an agent says.
+        """
+        place = self._said_of_place("where")
+        return place if place.ready else None
+
     def shut_down(self, *, kill_jobs: bool) -> int:
         """End the agent; returns when it is gone, with the number of jobs that go on.
 
@@ -129,7 +155,7 @@ class AgentLink(ABC):
 
     @abstractmethod
     def open_road(self, on_frame: Callable[[bytes], None]) -> None:
-        """Bring the agent's sockets here.
+        """Bring the agent's sockets here; of a host that has not been reached yet they come with `reconnect`.
 
         Args:
             on_frame: Called from a thread with each frame of telemetry, where it cannot come through a socket.
@@ -140,7 +166,7 @@ class AgentLink(ABC):
 
     @abstractmethod
     def reconnect(self) -> None:
-        """Go there again after the connection was lost: what `open_road` brought here comes again.
+        """Go there after the connection was lost, or at last: what `open_road` brought here comes again.
 
         Raises:
             HostKeyError: The host is no longer known to be who it was.
@@ -153,48 +179,104 @@ class AgentLink(ABC):
     def close(self) -> None:
         """Let go of the host; safe to call twice."""
 
+    def run_python(self, arguments: Sequence[str], timeout_s: float, given: bytes = b"") -> Finished:
+        """Run the Python there to its end; see `_execute`."""
+        return self._execute([self.python, *arguments], given, timeout_s)
+
     @abstractmethod
-    def _execute(self, argv: Sequence[str]) -> Finished:
-        """Run a program there to its end, for `VERB_TIMEOUT_S` at most.
+    def _execute(self, argv: Sequence[str], given: bytes = b"", timeout_s: float | None = None) -> Finished:
+        """Run a program there to its end.
+
+        Args:
+            argv: The program and its arguments.
+            given: For its standard input.
+            timeout_s: `VERB_TIMEOUT_S` unless said.
 
         Raises:
-            HostUnreachableError: It could not be run to its end.
+            HostUnreachableError: It could not be run to its end, in time.
+        """
+
+    @abstractmethod
+    def send_file(self, near: Path, far: str) -> bool:
+        """Copy a file into a new one there; return False where the host takes none this way.
+
+        Raises:
+            HostUnreachableError: It did not arrive whole.
         """
 
     def _argv(self, *arguments: str) -> list[str]:
         # -P: the directory that a login begins in may hold an `agent` of its own.
-        return [self._python, "-P", "-m", "agent", *arguments]
+        return [self.python, "-P", "-m", "agent", *arguments]
 
     def _ask_place(self, *arguments: str) -> AgentPlace:
-        line = self._run(*arguments)
-        try:
-            place = msgspec.json.decode(line, type=AgentPlace)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            detail = f"`agent {arguments[0]}` there says something else: {clean(str(error))}"
-            raise IncompatibleAgentError(self.host, detail) from error
+        place = self._said_of_place(*arguments)
         if place.wire_version != WIRE_VERSION:
             detail = f"the agent speaks wire version {place.wire_version}, this console {WIRE_VERSION}"
-            raise IncompatibleAgentError(self.host, detail)
+            hint = f"bring this console's there: {self._how_to_install('--restart-agent')}"
+            raise IncompatibleAgentError(self.host, detail, hint)
+        self._heard = place
         return place
 
-    def _run(self, *arguments: str) -> bytes:
+    def _said_of_place(self, *arguments: str) -> AgentPlace:
+        line = self._run(*arguments)
+        try:
+            return msgspec.json.decode(line, type=AgentPlace)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            detail = f"`agent {arguments[0]}` there says something else: {clean(str(error))}"
+            raise IncompatibleAgentError(self.host, detail, self._how_to_install()) from error
+
+    def _how_to_install(self, *options: str) -> str:
+        named = () if self.python in {DEFAULT_PYTHON, sys.executable} else ("--python", self.python)
+        return clean(shlex.join(["rankdeck", "install", self.host, *named, *options]), LINE_LIMIT)
+
+    def ask_verb(self, *arguments: str, answered: Container[int] = ()) -> bytes:
+        """Run a verb of the agent there, and return its answer; no agent needs to serve.
+
+        Args:
+            arguments: The verb, and what follows it.
+            answered: Exit codes beside 0 that come with an answer, which is JSON.
+
+        Raises:
+            AgentUnreachableError: It cannot be run there, or fails; and so the other errors of `find`.
+        """
+        return self._run(*arguments, answered=answered)
+
+    def begin_verb(self, *arguments: str) -> Talk:
+        """Start a verb of the agent there that goes on while it is spoken to.
+
+        Raises:
+            HostUnreachableError: The host would not.
+        """
+        return Talk(self.host, arguments[0], self._open(self._argv(*arguments)))
+
+    @abstractmethod
+    def _open(self, argv: Sequence[str]) -> ByteChannel:
+        """Start a program there; the channel is its standard input and output, and is never waited for for ever.
+
+        Raises:
+            HostUnreachableError: The host would not.
+        """
+
+    def _run(self, *arguments: str, answered: Container[int] = ()) -> bytes:
         """Run a verb of the agent there, and return its answer: the last line that was printed.
 
         A login shell may print lines of its own before.
         """
         done = self._execute(self._argv(*arguments))
-        if done.exit_code == 0:
-            return b"".join(done.stdout.strip().splitlines()[-1:])
+        last_line = b"".join(done.stdout.strip().splitlines()[-1:])
+        if done.exit_code == 0 or (done.exit_code in answered and last_line.startswith(b"{")):
+            return last_line
         if done.exit_code == ExitCode.REFUSED:
             raise AgentRefusedError(self.host, arguments[0], done.said)
-        python = self._python
+        python = self.python
         if done.exit_code in (EXIT_NO_COMMAND, EXIT_CANNOT_EXECUTE):
             raise AgentUnreachableError(self.host, f"{python} does not run there", "name one: --python")
         if "No module named" in done.said:
-            hint = f"install rankdeck there ({python} -m pip install rankdeck), or name another Python: --python"
+            hint = f"{self._how_to_install()}; or name another Python: --python"
             raise AgentUnreachableError(self.host, f"{python} has no rankdeck ({done.said})", hint)
         if _OLD_PYTHON in done.said:
-            raise IncompatibleAgentError(self.host, f"{python} is older than 3.11: name a newer one by --python")
+            raise IncompatibleAgentError(self.host, f"{python} is older than 3.11", "name a newer one: --python")
         if any(words in done.said for words in _OLD_RANKDECK):
-            raise IncompatibleAgentError(self.host, f"rankdeck there is another version ({done.said})")
+            detail = f"rankdeck there is another version ({done.said})"
+            raise IncompatibleAgentError(self.host, detail, self._how_to_install())
         raise AgentUnreachableError(self.host, done.said.removeprefix("agent: ") or f"exit code {done.exit_code}")

@@ -6,23 +6,23 @@ Everything here blocks, within bounds; call it from a thread where an event loop
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from typing import TYPE_CHECKING
 
 import paramiko
 
 from app.errors import HostUnreachableError
-from app.safe_text import LINE_LIMIT, clean
-from app.ssh.remote_command import Finished
-from app.ssh.transport import CHANNEL_ERRORS, CHANNEL_TIMEOUT_S, execute, words_of
+from app.safe_text import clean
+from app.ssh.program_channel import finish
+from app.ssh.transport import CHANNEL_ERRORS, CHANNEL_TIMEOUT_S, execute, within, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
+    from app.ssh.remote_command import Finished
     from app.ssh.transport import Transport
 
-MAX_OUTPUT_BYTES = 1 << 20
 END_OF_CONNECTION_S = 1.0
 """A channel hears of a broken connection a moment before the connection calls itself dead."""
 NO_EXIT_STATUS = -1
@@ -31,6 +31,10 @@ NO_EXIT_STATUS = -1
 
 class ForwardingRefusedError(HostUnreachableError):
     """The host opens no channel to a socket: nobody listens on it, or sshd may not forward."""
+
+
+class SubsystemRefusedError(HostUnreachableError):
+    """The host's sshd has no SFTP, or lets nobody use it."""
 
 
 class SshConnection:
@@ -47,8 +51,8 @@ class SshConnection:
         """False once the connection is lost or closed."""
         return self._transport.is_active()
 
-    def run(self, argv: Sequence[str], timeout_s: float) -> Finished:
-        """Run a program to its end, with nothing on its standard input.
+    def run(self, argv: Sequence[str], timeout_s: float, given: bytes = b"") -> Finished:
+        """Run a program to its end, with `given` on its standard input.
 
         Raises:
             HostUnreachableError: It did not end in time, or the connection broke.
@@ -56,27 +60,12 @@ class SshConnection:
         deadline_s = time.monotonic() + timeout_s
         with words_of(self.host), contextlib.closing(self._open_session()) as channel:
             execute(channel, argv, timeout_s)
-            channel.settimeout(max(0.01, deadline_s - time.monotonic()))
-            channel.shutdown_write()
-            errors = bytearray()
-            # Both are read at once: a program that fills one while we wait for the other would never end.
-            reader = threading.Thread(target=_read_errors, args=(channel, errors), daemon=True)
-            reader.start()
-            output = bytearray()
-            while chunk := channel.recv(65_536):
-                output += chunk
-                if len(output) > MAX_OUTPUT_BYTES:
-                    raise HostUnreachableError(self.host, f"{argv[0]} printed more than {MAX_OUTPUT_BYTES >> 20} MiB")
-                channel.settimeout(max(0.01, deadline_s - time.monotonic()))
-            if not channel.status_event.wait(max(0.0, deadline_s - time.monotonic())):
-                raise TimeoutError
-            reader.join(max(0.0, deadline_s - time.monotonic()))
-            if channel.exit_status == NO_EXIT_STATUS:
+            done = finish(channel, (self.host, argv[0]), given, deadline_s, CHANNEL_ERRORS)
+            if done.exit_code == NO_EXIT_STATUS:
                 self._transport.join(END_OF_CONNECTION_S)
                 if not self.is_alive:
                     raise HostUnreachableError(self.host, f"the connection broke while {argv[0]} ran there")
-            lines = errors.decode(errors="replace").strip().splitlines() or [""]
-            return Finished(channel.exit_status, bytes(output), clean(lines[-1], LINE_LIMIT))
+            return done
 
     def open_process(self, argv: Sequence[str]) -> paramiko.Channel:
         """Start a program; the channel is its standard input and output.
@@ -90,6 +79,30 @@ class SshConnection:
             execute(channel, argv, CHANNEL_TIMEOUT_S)
             undo.pop_all()
             return channel
+
+    def send_file(self, near: Path, far: str) -> None:
+        """Copy a file into one of the host, over SFTP; it takes as long as it gets on.
+
+        Raises:
+            SubsystemRefusedError: The host has no SFTP.
+            HostUnreachableError: The file cannot be written there, or the connection broke.
+        """
+        with words_of(self.host), contextlib.closing(self._open_session()) as channel:
+            try:
+                within(channel, CHANNEL_TIMEOUT_S, lambda: channel.invoke_subsystem("sftp"))
+                channel.settimeout(CHANNEL_TIMEOUT_S)
+                client = paramiko.SFTPClient(channel)
+            except (paramiko.SSHException, paramiko.SFTPError, EOFError) as error:
+                self._transport.join(END_OF_CONNECTION_S)
+                if not self.is_alive:
+                    raise
+                raise SubsystemRefusedError(self.host, "it has no SFTP") from error
+            try:
+                client.put(str(near), far)
+            except TimeoutError:
+                raise
+            except OSError as error:
+                raise HostUnreachableError(self.host, f"{clean(far)} cannot be written there: {error}") from error
 
     def open_socket(self, path: str) -> paramiko.Channel:
         """Connect to a Unix socket of the host.
@@ -129,14 +142,6 @@ class SshConnection:
 
     def _open_session(self) -> paramiko.Channel:
         return self._transport.open_session(timeout=CHANNEL_TIMEOUT_S)
-
-
-def _read_errors(channel: paramiko.Channel, errors: bytearray) -> None:
-    """Read to the end, and keep the last of it."""
-    with contextlib.suppress(*CHANNEL_ERRORS):
-        while chunk := channel.recv_stderr(65_536):
-            errors += chunk
-            del errors[:-LINE_LIMIT]
 
 
 def _nothing() -> None:

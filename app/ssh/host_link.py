@@ -18,10 +18,11 @@ from agent.wire.fields import CONTROL_SOCKET, TELEMETRY_SOCKET
 from app.errors import HostUnreachableError, IncompatibleAgentError
 from app.runtime_dir import TunnelDir
 from app.safe_text import clean
-from app.ssh.agent_link import VERB_TIMEOUT_S, AgentLink
-from app.ssh.connection import ForwardingRefusedError
+from app.ssh.agent_link import DEFAULT_PYTHON, VERB_TIMEOUT_S, AgentLink
+from app.ssh.connection import ForwardingRefusedError, SubsystemRefusedError
 from app.ssh.login import Logins
 from app.ssh.relay_frames import FrameReader
+from app.ssh.talk import LINE_TIMEOUT_S
 from app.ssh.transport import CHANNEL_ERRORS
 from app.ssh.tunnel import JOIN_S, Tunnel
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from app.ssh.agent_link import AgentPlace
     from app.ssh.connection import SshConnection
     from app.ssh.remote_command import Finished
     from app.ssh.tunnel import ByteChannel
@@ -38,7 +40,7 @@ class Access(msgspec.Struct, frozen=True):
     """How a person reaches a host."""
 
     host: str
-    python: str = "python3"
+    python: str = DEFAULT_PYTHON
     """The interpreter there that has rankdeck; may begin with `~/`."""
     ssh_config: str = ""
     """Read instead of ~/.ssh/config."""
@@ -67,6 +69,7 @@ class HostLink(AgentLink):
         self._tunnels: list[Tunnel] = []
         self._relay: tuple[ByteChannel, threading.Thread] | None = None
         self._on_frame: Callable[[bytes], None] | None = None
+        self._has_road = False
 
     @property
     def directory(self) -> Path:
@@ -96,25 +99,11 @@ class HostLink(AgentLink):
         raise HostUnreachableError(self.host, "the link to it is closed")
 
     def open_road(self, on_frame: Callable[[bytes], None]) -> None:
-        """Bring the agent's sockets here; see `AgentLink.open_road`."""
-        assert self.place is not None
+        """Bring the agent's sockets here, or have them come once the host is reached; see `AgentLink.open_road`."""
         self._on_frame = on_frame
-        place, near_control = self.place, self.directory / CONTROL_SOCKET
-        far_control = f"{place.dir}/{CONTROL_SOCKET}"
-        try:
-            self._connected().open_socket(far_control).close()
-        except ForwardingRefusedError:
-            self.is_forwarded = False
-        if self.is_forwarded:
-            far_telemetry = f"{place.dir}/{TELEMETRY_SOCKET}"
-            self._tunnels += [
-                Tunnel(near_control, lambda: self._connected().open_socket(far_control)),
-                Tunnel(self.directory / TELEMETRY_SOCKET, lambda: self._connected().open_socket(far_telemetry)),
-            ]
-            return
-        proxy = self._argv("proxy", "--dir", place.dir)
-        self._tunnels.append(Tunnel(near_control, lambda: self._connected().open_process(proxy)))
-        self._start_relay()
+        self._tunnels.append(Tunnel(self.directory / CONTROL_SOCKET, self._open_control))
+        if self.place is not None:
+            self._find_road()
 
     def reconnect(self) -> None:
         """Log in again, without a question: the terminal shows something else now; see `AgentLink.reconnect`."""
@@ -123,11 +112,12 @@ class HostLink(AgentLink):
             lost.close()
         self._log_in(asks=False)
         before = self.place
-        assert before is not None
         place = self.find()
-        if place.dir != before.dir:
+        if before is not None and place.dir != before.dir:
             raise IncompatibleAgentError(self.host, f"its agent serves in {clean(place.dir)} now: begin anew")
-        if not self.is_forwarded:
+        if not self._has_road:
+            self._find_road()
+        elif not self.is_forwarded:
             self._end_relay()
             self._start_relay()
 
@@ -150,10 +140,35 @@ class HostLink(AgentLink):
             raise HostUnreachableError(self.host, "not connected")
         return connection
 
+    def _find_road(self) -> None:
+        """Find out whether the host forwards sockets, and have its telemetry come in one way or the other."""
+        try:
+            self._open_control().close()
+        except ForwardingRefusedError:
+            self.is_forwarded = False
+        if self.is_forwarded:
+            self._tunnels.append(Tunnel(self.directory / TELEMETRY_SOCKET, self._open_telemetry))
+        else:
+            self._start_relay()
+        self._has_road = True
+
+    def _open_control(self) -> ByteChannel:
+        connection, place = self._connected(), self._found()
+        if self.is_forwarded:
+            return connection.open_socket(f"{place.dir}/{CONTROL_SOCKET}")
+        return connection.open_process(self._argv("proxy", "--dir", place.dir))
+
+    def _open_telemetry(self) -> ByteChannel:
+        return self._connected().open_socket(f"{self._found().dir}/{TELEMETRY_SOCKET}")
+
+    def _found(self) -> AgentPlace:
+        if self.place is None:
+            raise HostUnreachableError(self.host, "its agent is not found yet")
+        return self.place
+
     def _start_relay(self) -> None:
-        assert self.place is not None
         assert self._on_frame is not None
-        channel = self._connected().open_process(self._argv("relay", "--dir", self.place.dir))
+        channel = self._connected().open_process(self._argv("relay", "--dir", self._found().dir))
         reading = (channel, self._on_frame)
         thread = threading.Thread(target=_read_frames, args=reading, name="rankdeck-relay", daemon=True)
         self._relay = (channel, thread)
@@ -168,8 +183,21 @@ class HostLink(AgentLink):
             channel.close()
         thread.join(JOIN_S)
 
-    def _execute(self, argv: Sequence[str]) -> Finished:
-        return self._connected().run(argv, VERB_TIMEOUT_S)
+    def _execute(self, argv: Sequence[str], given: bytes = b"", timeout_s: float | None = None) -> Finished:
+        return self._connected().run(argv, timeout_s or VERB_TIMEOUT_S, given)
+
+    def send_file(self, near: Path, far: str) -> bool:
+        """Copy a file over SFTP; see `AgentLink.send_file`."""
+        try:
+            self._connected().send_file(near, far)
+        except SubsystemRefusedError:
+            return False
+        return True
+
+    def _open(self, argv: Sequence[str]) -> ByteChannel:
+        channel = self._connected().open_process(argv)
+        channel.settimeout(LINE_TIMEOUT_S)
+        return channel
 
 
 def _read_frames(channel: ByteChannel, on_frame: Callable[[bytes], None]) -> None:

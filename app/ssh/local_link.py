@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +15,15 @@ from app.safe_text import LINE_LIMIT, clean
 from app.ssh.agent_link import EXIT_NO_COMMAND, VERB_TIMEOUT_S, AgentLink
 from app.ssh.config import THIS_MACHINE
 from app.ssh.remote_command import Finished
+from app.ssh.talk import LINE_TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from app.ssh.tunnel import ByteChannel
+
+END_S = 5.0
+"""For a process to end with its standard input."""
 
 
 class LocalLink(AgentLink):
@@ -26,9 +35,14 @@ class LocalLink(AgentLink):
 
     @property
     def directory(self) -> Path:
-        """The agent's own directory; once it is found."""
-        assert self.place is not None
-        return Path(self.place.dir)
+        """The agent's own directory, whether it serves there or will; once it was looked for."""
+        assert self._heard is not None
+        return Path(self._heard.dir)
+
+    @property
+    def is_somewhere(self) -> bool:
+        """False until the agent was looked for."""
+        return self._heard is not None
 
     @property
     def is_alive(self) -> bool:
@@ -47,10 +61,21 @@ class LocalLink(AgentLink):
     def close(self) -> None:
         """Do nothing: nothing is held."""
 
-    def _execute(self, argv: Sequence[str]) -> Finished:
+    def send_file(self, near: Path, far: str) -> bool:
+        """Copy a file."""
+        try:
+            shutil.copyfile(near, far)
+        except OSError as error:
+            raise HostUnreachableError(self.host, f"{far}: {error.strerror}") from error
+        return True
+
+    def _open(self, argv: Sequence[str]) -> ByteChannel:
+        return _LocalProcess(argv)
+
+    def _execute(self, argv: Sequence[str], given: bytes = b"", timeout_s: float | None = None) -> Finished:
         try:
             done = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=VERB_TIMEOUT_S, check=False
+                argv, input=given, capture_output=True, timeout=timeout_s or VERB_TIMEOUT_S, check=False
             )
         except OSError:
             return Finished(EXIT_NO_COMMAND, b"", "")
@@ -58,3 +83,45 @@ class LocalLink(AgentLink):
             raise HostUnreachableError(self.host, f"{argv[0]} does not end") from error
         lines = done.stderr.decode(errors="replace").strip().splitlines() or [""]
         return Finished(done.returncode, done.stdout, clean(lines[-1], LINE_LIMIT))
+
+
+class _LocalProcess:
+    """A process of this machine, as the channel that is its standard input and output."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        """Start it.
+
+        Raises:
+            HostUnreachableError: It cannot be started.
+        """
+        self._near, far = socket.socketpair()
+        self._near.settimeout(LINE_TIMEOUT_S)
+        with far:
+            try:
+                self._process = subprocess.Popen(
+                    argv, stdin=far.fileno(), stdout=far.fileno(), stderr=subprocess.DEVNULL
+                )
+            except OSError as error:
+                self._near.close()
+                raise HostUnreachableError(THIS_MACHINE, f"{argv[0]} does not run: {error.strerror}") from error
+
+    def recv(self, nbytes: int) -> bytes:
+        return self._near.recv(nbytes)
+
+    def sendall(self, s: bytes) -> None:
+        self._near.sendall(s)
+
+    def shutdown_write(self) -> None:
+        with contextlib.suppress(OSError):
+            self._near.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """End it with its standard input, or else by force; safe to call twice."""
+        with contextlib.suppress(OSError):
+            self._near.shutdown(socket.SHUT_RDWR)  # a `recv` under way returns
+        self._near.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

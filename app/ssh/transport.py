@@ -19,7 +19,7 @@ from app.ssh.liveness import ByteStream, LiveStream
 from app.ssh.remote_command import command_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 CHANNEL_TIMEOUT_S = 10.0
 CHANNEL_ERRORS = (OSError, EOFError, paramiko.SSHException)
@@ -100,7 +100,12 @@ def _signature_algorithms(kind: str) -> tuple[str, ...]:
 
 
 def execute(channel: paramiko.Channel, argv: Sequence[str], timeout_s: float) -> None:
-    """Ask for a program; paramiko would wait for the answer for ever.
+    """Ask for a program; see `within`."""
+    within(channel, timeout_s, lambda: channel.exec_command(os.fsencode(command_line(argv))))
+
+
+def within(channel: paramiko.Channel, timeout_s: float, ask: Callable[[], None]) -> None:
+    """Ask a channel for something; paramiko would wait for the answer for ever.
 
     Raises:
         TimeoutError: No answer came.
@@ -115,7 +120,7 @@ def execute(channel: paramiko.Channel, argv: Sequence[str], timeout_s: float) ->
     timer.daemon = True
     timer.start()
     try:
-        channel.exec_command(os.fsencode(command_line(argv)))  # what is not UTF-8 arrives as it was given
+        ask()
     except paramiko.SSHException as error:
         if is_late.is_set():
             raise TimeoutError from error

@@ -35,12 +35,13 @@ def node_headline(cluster: Cluster, diagnosis: Diagnosis) -> Headline | None:
         if facts.state in ("stale", "lost")
     ]
     if late:
-        age_s = max(facts.age_s or 0.0 for facts in diagnosis.nodes if facts.state in ("stale", "lost"))
+        ages_s = [facts.age_s for facts in diagnosis.nodes if facts.state in ("stale", "lost") and facts.age_s]
+        since = f" for {seconds_text(max(ages_s))}" if ages_s else ""
         troubles = sorted({cluster.nodes[name].trouble for name in late})
         if troubles != [""] and len(troubles) == 1:
-            return _line(Severity.WARNING, f"no connection to {_names(late)} for {seconds_text(age_s)}: {troubles[0]}")
+            return _line(Severity.WARNING, f"no connection to {_names(late)}{since}: {troubles[0]}")
         has = "has" if len(late) == 1 else "have"
-        return _line(Severity.WARNING, f"{_names(late)} {has} not reported for {seconds_text(age_s)}")
+        return _line(Severity.WARNING, f"{_names(late)} {has} not reported{since}")
     silent = [
         name for name, facts in zip(cluster.node_names, diagnosis.nodes, strict=True) if facts.state == "connecting"
     ]

@@ -189,9 +189,13 @@ def _node_lost(verdict: Verdict) -> list[str]:
     lost = f"{ranks_text(verdict.culprits)} {_is(verdict)} lost"
     if verdict.trouble:
         unknown = f"what {ranks_text(verdict.culprits)} {'does' if len(verdict.culprits) == 1 else 'do'} is not known"
-        return [f"no connection to {nodes} for {seconds_text(verdict.for_s)}: {verdict.trouble}", unknown]
-    head = f"{nodes} {has} not reported for {seconds_text(verdict.for_s)}: {lost}"
+        return [f"no connection to {nodes}{_for(verdict.for_s)}: {verdict.trouble}", unknown]
+    head = f"{nodes} {has} not reported{_for(verdict.for_s)}: {lost}"
     return [head, _victims(verdict), _last_seen(verdict)]
+
+
+def _for(for_s: float | None) -> str:
+    return "" if for_s is None else f" for {seconds_text(for_s)}"
 
 
 def _not_joined(verdict: Verdict) -> list[str]:

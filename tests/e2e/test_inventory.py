@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.inventory.inventory import HostEntry, read_inventory
+from tests.support.commands import run_rankdeck
 from tests.support.hosts import Network, require_hosts
 from tests.support.waiting import until
 
@@ -34,18 +34,7 @@ class Shell:
                 self._environ.pop(name, None)
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "app", *arguments],
-            cwd=self.directory,
-            env=self._environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=90,
-            check=False,
-        )
-        assert "Traceback" not in done.stderr
-        return done.returncode, done.stdout, done.stderr
+        return run_rankdeck(*arguments, cwd=self.directory, environ=self._environ)
 
     @property
     def hosts(self) -> list[HostEntry]:
@@ -119,7 +108,7 @@ def test_hosts_come_from_the_slurm_allocation_of_the_shell(shell: Shell) -> None
         (("init", "--from", "slurm"), 2, "in no Slurm allocation"),
         (("init", "--include", "tpu*"), 2, "'tpu*' matches no host of the inventory"),
         (("init", "--yes", "--output", "no/where.toml"), 2, "cannot be written: No such file"),
-        (("up",), 2, "there is no inventory to choose hosts from (name a HOST, or write one: rankdeck init)"),
+        (("up",), 2, "there is no inventory to choose hosts from (name a host, or write one: rankdeck init)"),
         (("up", "$(reboot)"), 2, "'$(reboot)' is not a host"),
     ],
 )

@@ -6,22 +6,18 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.desk import IMPORT_S, Desk, read_until
 from tests.support.hosts import Host, Network, require_hosts
-from tests.support.terminals import Terminal, end_terminals
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-IMPORT_S = 60.0
-"""Two ranks import torch on a machine with other work."""
 TWO_RANKS = ("--nproc-per-node", "2", "--name", "gpt")
 BYTEGPT = ("-m", "ddpcore.examples.bytegpt", "--steps", "100000")
 PLAIN = """
@@ -40,83 +36,6 @@ LEISURELY = PLAIN.replace("import torch,", "import time, torch,").replace(
     "    ddpcore", "    time.sleep(0.01)\n    ddpcore"
 )
 """At most a hundred steps a second: a step that is to come has not gone by when the command arrives."""
-
-
-class Desk:
-    """A console's machine: this one, with a runtime directory of its own."""
-
-    def __init__(self, network: Network) -> None:
-        self.network = network
-        self.runtime = network.directory / "run"
-        self.runtime.mkdir(mode=0o700)
-        self._started: list[subprocess.Popen[str]] = []
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {
-            **os.environ,
-            "RANKDECK_PYTHON": sys.executable,
-            "RANKDECK_SSH_CONFIG": str(self.network.ssh_config),
-            "XDG_RUNTIME_DIR": str(self.runtime),
-            "XDG_STATE_HOME": str(self.network.directory / "state"),
-        }
-
-    def argv(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-P", "-m", "app", *arguments]
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            self.argv(*arguments),
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self._started.append(process)
-        return process
-
-    def terminal(self, name: str, *arguments: str) -> Terminal:
-        """Return a terminal in which the command runs; each has a server of its own, which takes a while to end."""
-        directory = self.network.directory / f"terminal-{name}"
-        directory.mkdir()
-        return Terminal(directory, self.environment, self.argv(*arguments), 120, 35)
-
-    def run(self, *arguments: str) -> tuple[int, str, str]:
-        """Return the exit code and what was said, once it has ended."""
-        process = self.start(*arguments)
-        stdout, stderr = process.communicate(timeout=90)
-        assert "Traceback" not in stderr
-        return process.returncode, stdout, stderr
-
-    def json(self, *arguments: str, codes: tuple[int, ...] = (0,)) -> dict[str, Any]:
-        code, stdout, stderr = self.run(*arguments, "--json")
-        assert code in codes, stderr
-        answer: dict[str, Any] = json.loads(stdout)
-        assert answer["schema"] == 1
-        if arguments[0] in {"up", "down"}:
-            (row,) = answer["hosts"]
-            return dict(row)
-        return answer
-
-    def step(self) -> int:
-        """Return the step that the slowest rank has finished; 0 before the first."""
-        status = self.json("status", "--host", "h1", codes=(0, 10))  # a slow machine may well have a straggler
-        steps = [rank["step"] for rank in status["ranks"]]
-        return min(steps) if steps and None not in steps else 0
-
-    def watch_until_steps_move(self) -> int:
-        """Return a step, having seen an earlier one."""
-        first = until(self.step, IMPORT_S, "ranks step")
-        return until(lambda: step if (step := self.step()) > first else 0, 20, "steps move")
-
-    def end(self) -> None:
-        for directory in self.network.directory.glob("terminal-*"):
-            end_terminals(directory)
-        for process in self._started:
-            process.kill()
-            process.communicate()
 
 
 @pytest.fixture
@@ -139,17 +58,6 @@ def desk(network: Network) -> Iterator[Desk]:
     desk = Desk(network)
     yield desk
     desk.end()
-
-
-def read_until(process: subprocess.Popen[str], words: str) -> str:
-    """Return the line of standard error that holds some words."""
-    assert process.stderr
-    said = []
-    for line in process.stderr:
-        said.append(line)
-        if words in line:
-            return line
-    raise AssertionError(f"{words!r} was never said, but this: {''.join(said)}")
 
 
 @pytest.mark.ranks
@@ -309,11 +217,12 @@ def test_what_cannot_be_is_said_in_one_line_with_its_exit_code(desk: Desk, netwo
     without_rankdeck.chmod(0o700)
     code, said = fails("up", "h1", "--python", "~/python")
     assert (code, "has no rankdeck" in said) == (3, True)
+    assert "(rankdeck install h1 --python '~/python'; or name another Python: --python)" in said
     desk.json("up", "h1")
     code, said = fails("stop", "nothing", "--host", "h1")
     assert (code, "there is no job nothing" in said) == (4, True)
     code, said = fails("evidence", "nothing", "--host", "h1")
-    assert (code, "there is no job nothing on this node" in said) == (4, True)
+    assert (code, "there is no job nothing; those there: none" in said) == (4, True)
     code, said = fails("stacks", "nothing", "--host", "h1")
     assert (code, "there is no job nothing" in said) == (4, True)
     assert fails("run", "--host", "h1", "--detach", "--", "missing.py")[0] == 4

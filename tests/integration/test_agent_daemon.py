@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from agent.wire.commands import Shutdown
+from agent.wire.examination import decode_examination
 from agent.wire.replies import Accepted
 from tests.support.agents import RunningAgent, run_agent_verb
 from tests.support.ranks import is_alive
@@ -169,7 +170,7 @@ def test_the_unit_runs_this_interpreter_and_leaves_jobs_alone() -> None:
 
 
 def test_the_doctor_has_a_row_for_everything_and_says_what_to_do(directory: Path) -> None:
-    done = run_agent_verb("doctor", "--dir", str(directory))
+    done = run_agent_verb("doctor", "--dir", str(directory), "--workdir", str(directory))
 
     examination = json.loads(done.stdout)
     rows = {row["name"]: row for row in examination["rows"]}
@@ -180,6 +181,9 @@ def test_the_doctor_has_a_row_for_everything_and_says_what_to_do(directory: Path
     assert rows["torch"]["status"] == "ok"
     assert all(row["todo"] for row in rows.values() if row["status"] != "ok")
     assert done.returncode == int(any(row["status"] == "bad" for row in rows.values()))
+    facts = decode_examination(done.stdout.encode()).facts
+    assert (facts.torch, facts.hostname) == (rows["torch"]["detail"], socket.gethostname())
+    assert facts.code is not None
 
 
 def test_the_doctor_calls_a_missing_interpreter_bad(directory: Path) -> None:

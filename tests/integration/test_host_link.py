@@ -23,6 +23,7 @@ from app.errors import (
     UsageError,
 )
 from app.runtime_dir import TunnelDir
+from app.sessions.hosts import these
 from app.sessions.remote_job import RunRequest
 from app.sessions.remote_session import RemoteSession
 from app.ssh.host_link import Access, HostLink
@@ -64,7 +65,7 @@ def link_to(network: Network, answer: str) -> HostLink:
 @pytest.mark.parametrize("network", [(), ("AllowStreamLocalForwarding no",)], indirect=True, ids=["sockets", "proxy"])
 async def test_the_agent_of_a_host_is_seen_and_spoken_to_from_here(network: Network, link: HostLink) -> None:
     place = link.bring_up()
-    session = RemoteSession(link)
+    session = RemoteSession(these(link))
     await session.start()
 
     await until_async(lambda: session.view().nodes()[0].state == "up", 10, "reports come")
@@ -84,7 +85,7 @@ async def test_the_agent_of_a_host_is_seen_and_spoken_to_from_here(network: Netw
 
 async def test_a_lost_connection_ends_the_session_with_the_way_back(network: Network, link: HostLink) -> None:
     link.bring_up()
-    session = RemoteSession(link)
+    session = RemoteSession(these(link))
     await session.start()
     network["h1"].drop_sessions()
     await until_async(lambda: not link.is_alive, 10, "the loss is noticed")
@@ -112,7 +113,7 @@ async def told(session: RemoteSession, words: str) -> str:
 @pytest.mark.parametrize("network", [(), ("AllowStreamLocalForwarding no",)], indirect=True, ids=["sockets", "proxy"])
 async def test_a_lost_connection_comes_back_and_reports_and_commands_with_it(network: Network, link: HostLink) -> None:
     place = link.bring_up()
-    session = RemoteSession(link)
+    session = RemoteSession(these(link))
     session.patience_s = math.inf
     await session.start()
     await until_async(lambda: session.view().nodes()[0].state == "up", 10, "reports come")
@@ -129,7 +130,7 @@ async def test_a_lost_connection_comes_back_and_reports_and_commands_with_it(net
 
 async def test_while_a_host_is_cut_off_its_picture_is_old_and_says_why(network: Network, link: HostLink) -> None:
     link.bring_up()
-    session = RemoteSession(link)
+    session = RemoteSession(these(link))
     session.patience_s = math.inf
     await session.start()
     await until_async(lambda: session.view().nodes()[0].state == "up", 10, "reports come")
@@ -149,7 +150,7 @@ async def test_while_a_host_is_cut_off_its_picture_is_old_and_says_why(network: 
 
 async def test_a_host_that_shows_another_key_afterwards_is_not_gone_back_to(network: Network, link: HostLink) -> None:
     link.bring_up()
-    session = RemoteSession(link)
+    session = RemoteSession(these(link))
     session.patience_s = math.inf
     await session.start()
     network["h1"].change_host_key()
@@ -173,7 +174,7 @@ async def test_a_host_that_wants_a_person_at_each_login_is_not_gone_back_to_and_
     with HostLink(Access("h1", sys.executable, str(network.ssh_config)), Logins(person)) as link:
         link.connect()
         link.bring_up()
-        session = RemoteSession(link)
+        session = RemoteSession(these(link))
         session.patience_s = math.inf
         await session.start()
         network["h1"].drop_sessions()
@@ -187,7 +188,7 @@ async def test_a_host_that_wants_a_person_at_each_login_is_not_gone_back_to_and_
 
 async def test_without_a_screen_patience_ends_with_the_way_back(network: Network, link: HostLink) -> None:
     link.bring_up()
-    session = RemoteSession(link)
+    session = RemoteSession(these(link))
     session.patience_s = 0.1
     await session.start()
     network["h1"].stop_sshd()
@@ -211,7 +212,7 @@ async def test_without_a_screen_patience_ends_with_the_way_back(network: Network
 
 async def test_a_session_that_is_closed_while_it_comes_back_leaves_nothing(network: Network, link: HostLink) -> None:
     link.bring_up()
-    session = RemoteSession(link)
+    session = RemoteSession(these(link))
     session.patience_s = math.inf
     await session.start()
     network["h1"].drop_sessions()
@@ -224,7 +225,7 @@ async def test_a_session_that_is_closed_while_it_comes_back_leaves_nothing(netwo
 
 async def test_a_job_that_is_refused_leaves_the_session_to_be_closed(link: HostLink) -> None:
     link.bring_up()
-    session = RemoteSession(link, RunRequest(("missing.py",), "t"))
+    session = RemoteSession(these(link), RunRequest(("missing.py",), "t"))
 
     assert session.leaving == "no job was started"
     with pytest.raises(AgentRefusedError, match="no_script"):
@@ -242,7 +243,7 @@ async def test_who_leaves_while_a_restart_waits_is_told_that_the_job_does_not_be
 ) -> None:
     link.bring_up()
     (network["h1"].home / "stay.py").write_text("import signal\nsignal.sigwait({signal.SIGUSR2})\n")
-    session = RemoteSession(link, RunRequest(("stay.py",), "stay", num_ranks=1, is_probed=False))
+    session = RemoteSession(these(link), RunRequest(("stay.py",), "stay", num_ranks=1, is_probed=False))
     await session.start()
     try:
         await until_async(lambda: (job := session.view().job()) is not None and job.state == "running", 60, "it runs")
@@ -272,30 +273,36 @@ def test_no_agent_is_said_with_what_to_do(link: HostLink) -> None:
         link.shut_down(kill_jobs=False)
 
 
+INSTALL = "rankdeck install h1 --python '~/python'"
+
+
 @pytest.mark.parametrize(
-    ("answer", "kind", "words"),
+    ("answer", "kind", "words", "hint"),
     [
-        ("echo 'hello \033[2J'", IncompatibleAgentError, "says something else"),
-        ("exit 126", AgentUnreachableError, "does not run there"),
-        ("echo 'python: No module named agent' >&2; exit 1", AgentUnreachableError, "has no rankdeck"),
-        ("echo 'agent: worn out \033[2J' >&2; exit 2", AgentUnreachableError, r"worn out \\x1b\[2J"),
-        ("echo 'agent: refused' >&2; exit 4", AgentRefusedError, "refused"),
+        ("echo 'hello \033[2J'", IncompatibleAgentError, "says something else", INSTALL),
+        ("exit 126", AgentUnreachableError, "does not run there", "name one: --python"),
+        ("echo 'python: No module named agent' >&2; exit 1", AgentUnreachableError, "has no rankdeck", INSTALL),
+        ("echo 'agent: worn out \033[2J' >&2; exit 2", AgentUnreachableError, r"worn out \\x1b\[2J", ""),
+        ("echo 'agent: refused' >&2; exit 4", AgentRefusedError, "refused", ""),
         (
             "echo 'Unknown option: -P' >&2; echo \"Try \\`python -h' for more information.\" >&2; exit 2",
             IncompatibleAgentError,
             r"~/python is older than 3\.11",
+            "name a newer one: --python",
         ),
-        ("echo \"Error: No such command 'where'.\" >&2; exit 2", IncompatibleAgentError, "is another version"),
+        ("echo \"Error: No such command 'where'.\" >&2; exit 2", IncompatibleAgentError, "is another version", INSTALL),
     ],
 )
-def test_whatever_a_host_answers_becomes_one_clean_line(
-    network: Network, answer: str, kind: type[Exception], words: str
+def test_whatever_a_host_answers_becomes_one_clean_line_with_what_mends_it(
+    network: Network, answer: str, kind: type[AppError], words: str, hint: str
 ) -> None:
     with link_to(network, answer) as link, pytest.raises(kind, match=words) as caught:
         link.bring_up()
 
     assert "\x1b" not in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert caught.value.hint.startswith(hint)
+    assert bool(caught.value.hint) == bool(hint)
 
 
 def test_what_a_login_shell_prints_first_is_no_answer(network: Network) -> None:
@@ -312,6 +319,7 @@ def test_an_agent_of_another_version_is_refused_before_it_is_spoken_to(network: 
         link.bring_up()
 
     assert caught.value.exit_code == 5
+    assert caught.value.hint.endswith(f"{INSTALL} --restart-agent")
 
 
 def test_what_a_killed_console_left_is_removed_by_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

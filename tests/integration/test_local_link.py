@@ -11,6 +11,7 @@ import pytest
 
 from app.errors import AgentRefusedError, AgentUnreachableError, HostUnreachableError, UsageError
 from app.program import Program
+from app.sessions.hosts import these
 from app.sessions.options import SessionOptions
 from app.sessions.remote_job import RunRequest
 from app.sessions.remote_session import RemoteSession
@@ -39,7 +40,7 @@ async def test_the_agent_of_this_machine_is_brought_up_watched_and_ended(state_h
             link.find()
         assert link.bring_up().is_new
         assert not link.bring_up().is_new
-        session = RemoteSession(link)
+        session = RemoteSession(these(link))
         try:
             await session.start()
             assert link.directory.is_relative_to(state_home)
@@ -57,7 +58,7 @@ async def test_another_program_is_started_where_no_job_runs_followed_and_told(st
     program = Program(("wait.py", "--name", "a b"), 1, workdir=str(tmp_path))
     with LocalLink() as link:
         link.bring_up()
-        session = RemoteSession(link)
+        session = RemoteSession(these(link))
         try:
             await session.start()
             starter = session.starter
@@ -88,7 +89,7 @@ async def test_another_program_is_started_where_no_job_runs_followed_and_told(st
             assert second != job_id
             await until_async(lambda: shown_job(session) == (second, "running"), START_S, "the next one is followed")
 
-            other = RemoteSession(link, None, SessionOptions(is_read_only=True))
+            other = RemoteSession(these(link), None, SessionOptions(is_read_only=True))
             assert (other.starter, other.control) == (None, None)
             assert other.how_to_begin == "rankdeck run --host localhost -- train.py"
         finally:
@@ -103,9 +104,9 @@ async def test_what_another_console_started_is_known_with_its_secrets_hidden(sta
     with LocalLink() as link:
         link.bring_up()
         try:
-            assert await past_of(RemoteSession(link, request)) == [Program(request.command, 1, 2, str(tmp_path))]
+            assert await past_of(RemoteSession(these(link), request)) == [Program(request.command, 1, 2, str(tmp_path))]
             hidden = Program(("end.py", "--token", "***"), 1, 2, str(tmp_path))
-            assert await past_of(RemoteSession(link)) == [hidden]
+            assert await past_of(RemoteSession(these(link))) == [hidden]
         finally:
             link.shut_down(kill_jobs=True)
 

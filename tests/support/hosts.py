@@ -224,6 +224,10 @@ class Host:
         """Let every packet vanish."""
         _ip("-n", self._network.switch, "link", "set", self._port, "nomaster")
 
+    def lose_road_to(self, other: Host) -> None:
+        """Let what this host sends to another one be refused at once, as by a missing route."""
+        _ip("-n", self._netns, "route", "add", "unreachable", other.address)
+
     def plug_in_cable(self) -> None:
         """Undo `pull_cable`."""
         _ip("-n", self._network.switch, "link", "set", self._port, "master", "br0")

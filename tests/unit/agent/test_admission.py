@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.jobs.admission import is_prepared, refusal_by_gpus, refusal_to_prepare
+from agent.jobs.admission import is_prepared, next_attempt, refusal_by_gpus, refusal_to_prepare
 from agent.jobs.job import Job
 from agent.jobs.lifecycle import CommitReceived, LauncherFailed, LauncherStarted
+from agent.wire.commands import PrepareAgain
 from agent.wire.replies import RefusalReason
 from ddpcore.wire import Fault, FaultKind
 from tests.support.jobs import make_spec
@@ -84,3 +85,18 @@ def test_faults_of_a_job_that_does_not_allow_them_are_refused() -> None:
     assert refused is not None
     assert refused.reason is RefusalReason.NOT_PERMITTED
     assert "set allow_faults" in refused.message
+
+
+def test_the_next_attempt_keeps_what_it_is_not_told() -> None:
+    spec = make_spec(num_nodes=2, node_rank=1, master_addr="10.0.0.1", master_port=29500, faults=[], world_size=4)
+    again = next_attempt(spec, PrepareAgain("train", 3, 2, 2, 4))
+    assert (again.attempt, again.num_nodes, again.node_rank) == (3, 2, 1)
+    assert (again.master_addr, again.master_port, again.workdir) == ("10.0.0.1", 29500, spec.workdir)
+
+
+def test_the_next_attempt_may_be_of_other_nodes() -> None:
+    spec = make_spec(num_nodes=2, node_rank=1, master_addr="10.0.0.1", master_port=29500, world_size=4)
+    command = PrepareAgain("train", 1, 0, 2, 2, master_port=0, num_nodes=1, node_rank=0, master_addr="127.0.0.1")
+    again = next_attempt(spec, command)
+    assert (again.num_nodes, again.node_rank, again.first_rank, again.world_size) == (1, 0, 0, 2)
+    assert (again.master_addr, again.master_port) == ("127.0.0.1", 0)

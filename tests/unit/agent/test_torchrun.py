@@ -102,12 +102,12 @@ def test_what_an_outer_job_left_in_the_environment_does_not_reach_this_one() -> 
 
 
 def test_defaults_give_way_to_the_user() -> None:
-    env = launcher_env(make_spec(grace_s=60.5, interface="eth1", env={"GLOO_SOCKET_IFNAME": "eth0"}), {}, PATHS)
+    env = launcher_env(make_spec(grace_s=60.5, env={"GLOO_SOCKET_IFNAME": "eth0"}), {}, PATHS, "eth1")
     assert env["OMP_NUM_THREADS"] == "1"
     assert env["PYTHONUNBUFFERED"] == env["PYTHONFAULTHANDLER"] == "1"
     assert env["TORCH_FR_BUFFER_SIZE"] == "64"
     assert env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "66"
-    assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"], env["TP_SOCKET_IFNAME"]) == ("eth0", "eth1", "eth1")
+    assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"], env["TP_SOCKET_IFNAME"]) == ("eth0", "=eth1", "eth1")
     assert launcher_env(make_spec(env={"OMP_NUM_THREADS": "4"}), {}, PATHS)["OMP_NUM_THREADS"] == "4"
     assert "GLOO_SOCKET_IFNAME" not in launcher_env(make_spec(), {}, PATHS)
 

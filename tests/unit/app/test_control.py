@@ -171,3 +171,26 @@ async def test_a_kill_names_the_nodes_that_know_the_job() -> None:
 async def test_a_kill_of_what_no_node_knows_is_refused() -> None:
     with pytest.raises(AgentRefusedError, match="there is no job j"):
         await control_over(n0=NodeRoad(None), n1=NodeRoad(None)).kill("j")
+
+
+async def test_a_stop_reaches_the_nodes_that_answer_and_says_that_others_do_not() -> None:
+    silent, other = road(num_nodes=2), road(num_nodes=2)
+    silent.answers[GetStatus] = unreachable("n0")
+    told = await control_over(n0=silent, n1=other).stop("j", is_agreed=False)
+    assert told == "job j was asked by SIGTERM to end; only n1 of its 2 nodes could be asked"
+    assert (other.kinds(), silent.heard) == (["Stop"], [])
+
+
+async def test_a_job_that_only_a_silent_node_may_know_is_not_said_to_be_unknown() -> None:
+    silent = road()
+    silent.answers[GetStatus] = unreachable("n0")
+    with pytest.raises(AgentUnreachableError, match="the agent on n0 does not answer"):
+        await control_over(n0=silent, n1=NodeRoad(None)).stop("j", is_agreed=True)
+
+
+async def test_a_job_goes_on_without_a_node_that_is_lost() -> None:
+    silent, other = road(JobState.STOPPED, num_nodes=2), road(JobState.STOPPED, num_nodes=2)
+    silent.answers[GetStatus] = unreachable("n0")
+    told = await control_over(n0=silent, n1=other).restart("j", meet_at="127.0.0.1")
+    assert told == "job j begins again: attempt 1 with 2 ranks"
+    assert (other.kinds(), silent.heard) == (["PrepareAgain", "Commit"], [])

@@ -6,17 +6,18 @@ import msgspec
 import pytest
 
 from agent.wire.commands import Prepare, decode_command, encode_command
-from agent.wire.jobs import JobState, JobStatus
+from agent.wire.jobs import JobSpec, JobState, JobStatus
 from agent.wire.machine import GpuFigures, GpuReport, GpusReport, GpuWatchState
 from agent.wire.reports import NodeReport
 from app.errors import UsageError
-from app.program import check_command
+from app.inventory.inventory import HostEntry
+from app.program import check_command, check_job_id, make_job_id
 from app.sessions.remote_job import (
+    JobHost,
     RunRequest,
-    check_job_id,
     check_metrics,
-    job_spec,
-    make_job_id,
+    job_specs,
+    node_of_rank,
     only_running_job,
 )
 from app.ssh.agent_link import AgentPlace
@@ -52,6 +53,12 @@ def test_an_argument_that_is_not_utf_8_is_refused() -> None:
         check_command(("train.py", "\udcff"))
 
 
+def spec_of(request: RunRequest, place: AgentPlace, node: NodeReport) -> JobSpec:
+    """The share of the only host."""
+    (spec,) = job_specs(request, [JobHost(HostEntry("h1"), place, node)]).values()
+    return spec
+
+
 def report(num_cpus: int, *gpus: GpuReport) -> NodeReport:
     """What a node says of itself."""
     watched = GpusReport(GpuWatchState.WATCHING, gpus=list(gpus))
@@ -59,10 +66,10 @@ def report(num_cpus: int, *gpus: GpuReport) -> NodeReport:
 
 
 def test_a_job_is_the_only_node_s_and_meets_on_loopback() -> None:
-    spec = job_spec(RunRequest(("train.py",), "t", workdir="~/project", python="~/venv/bin/python"), PLACE, report(8))
+    spec = spec_of(RunRequest(("train.py",), "t", workdir="~/project", python="~/venv/bin/python"), PLACE, report(8))
 
     assert (spec.num_nodes, spec.node_rank, spec.world_size, spec.local_world_size) == (1, 0, 4, 4)
-    assert (spec.master_addr, spec.interface) == ("127.0.0.1", "lo")
+    assert (spec.master_addr, spec.interface) == ("127.0.0.1", "")
     assert (spec.workdir, spec.python) == ("/home/ada/project", "/home/ada/venv/bin/python")
     assert decode_command(encode_command(Prepare(spec))) == Prepare(spec)
 
@@ -72,7 +79,7 @@ def test_a_job_is_the_only_node_s_and_meets_on_loopback() -> None:
     [("", "/opt/python"), ("python3", "python3"), ("venv/bin/python", "/home/ada/venv/bin/python"), ("/p", "/p")],
 )
 def test_the_job_s_python_is_the_agent_s_own_unless_another_is_named(asked: str, found: str) -> None:
-    assert job_spec(RunRequest(("train.py",), "t", python=asked), PLACE, report(1)).python == found
+    assert spec_of(RunRequest(("train.py",), "t", python=asked), PLACE, report(1)).python == found
 
 
 @pytest.mark.parametrize(
@@ -82,31 +89,31 @@ def test_the_job_s_python_is_the_agent_s_own_unless_another_is_named(asked: str,
 def test_a_workdir_is_seen_from_the_home_there(workdir: str, found: str) -> None:
     request = RunRequest(("train.py",), "t", workdir=workdir)
 
-    assert job_spec(request, PLACE, report(1)).workdir == found
+    assert spec_of(request, PLACE, report(1)).workdir == found
 
 
 def test_there_is_a_rank_for_each_gpu_unless_another_number_is_asked_for() -> None:
     node = report(64, *[GpuReport(GpuFigures(index)) for index in range(3)])
 
-    assert job_spec(RunRequest(("t.py",), "t"), PLACE, node).world_size == 3
-    assert job_spec(RunRequest(("t.py",), "t", num_ranks=5), PLACE, node).world_size == 5
-    assert job_spec(RunRequest(("t.py",), "t"), PLACE, report(1)).world_size == 1
+    assert spec_of(RunRequest(("t.py",), "t"), PLACE, node).world_size == 3
+    assert spec_of(RunRequest(("t.py",), "t", num_ranks=5), PLACE, node).world_size == 5
+    assert spec_of(RunRequest(("t.py",), "t"), PLACE, report(1)).world_size == 1
 
 
 @pytest.mark.parametrize("shares_gpus", [False, True])
 def test_ranks_share_gpus_only_when_that_is_asked_for(shares_gpus: bool) -> None:
-    assert job_spec(RunRequest(("t.py",), "t", shares_gpus=shares_gpus), PLACE, report(1)).shares_gpus is shares_gpus
+    assert spec_of(RunRequest(("t.py",), "t", shares_gpus=shares_gpus), PLACE, report(1)).shares_gpus is shares_gpus
 
 
 def test_a_hang_is_abandoned_only_on_request() -> None:
-    assert job_spec(RunRequest(("t.py",), "t"), PLACE, report(1)).abandon_s == 0.0
-    assert job_spec(RunRequest(("t.py",), "t", abandon_s=3600.0), PLACE, report(1)).abandon_s == 3600.0
+    assert spec_of(RunRequest(("t.py",), "t"), PLACE, report(1)).abandon_s == 0.0
+    assert spec_of(RunRequest(("t.py",), "t", abandon_s=3600.0), PLACE, report(1)).abandon_s == 3600.0
 
 
 def test_patterns_and_the_wish_for_no_probe_reach_the_job() -> None:
     request = RunRequest(("train.py",), "train-1", metrics=check_metrics((r"loss=(\S+)",)), is_probed=False)
 
-    spec = job_spec(request, PLACE, report(4))
+    spec = spec_of(request, PLACE, report(4))
 
     assert (spec.metrics, spec.is_probed) == ([r"loss=(\S+)"], False)
     assert decode_command(encode_command(Prepare(spec))) == Prepare(spec)
@@ -125,13 +132,44 @@ def job_status(job_id: str, state: JobState) -> JobStatus:
 def test_the_only_job_that_runs_need_not_be_named() -> None:
     ended, running = job_status("a", JobState.FAILED), job_status("b", JobState.RUNNING)
 
-    assert only_running_job(msgspec.structs.replace(report(2), jobs=[ended, running])) == "b"
-    with pytest.raises(UsageError, match="no job runs on h1"):
-        only_running_job(msgspec.structs.replace(report(2), jobs=[ended]))
-    with pytest.raises(UsageError, match="several jobs run on h1: b, b"):
-        only_running_job(msgspec.structs.replace(report(2), jobs=[running, running]))
+    def reports(*jobs: JobStatus) -> dict[str, NodeReport]:
+        return {node: msgspec.structs.replace(report(2), jobs=list(jobs)) for node in ("h1", "h2")}
+
+    assert only_running_job(reports(ended, running)) == "b"
+    with pytest.raises(UsageError, match="no job runs on h1 and h2"):
+        only_running_job(reports(ended))
+    with pytest.raises(UsageError, match="several jobs run on h1 and h2: b, c"):
+        only_running_job(reports(running, job_status("c", JobState.STOPPING)))
+
+
+def test_each_host_has_its_share_its_directory_and_its_python() -> None:
+    hosts = [
+        JobHost(HostEntry("h1", num_ranks=2, workdir="~/a"), PLACE, report(64)),
+        JobHost(HostEntry("h2"), msgspec.structs.replace(PLACE, home="/root", python="/usr/bin/python3"), report(6)),
+        JobHost(HostEntry("h3", num_ranks=1), PLACE, report(64)),
+    ]
+
+    specs = job_specs(RunRequest(("train.py",), "t"), hosts, "10.0.0.5")
+
+    assert list(specs) == ["h1", "h2", "h3"]
+    shares = [(spec.node_rank, spec.first_rank, spec.local_world_size) for spec in specs.values()]
+    assert shares == [(0, 0, 2), (1, 2, 3), (2, 5, 1)]
+    assert {(spec.num_nodes, spec.world_size, spec.master_addr) for spec in specs.values()} == {(3, 6, "10.0.0.5")}
+    assert [spec.workdir for spec in specs.values()] == ["/home/ada/a", "/root", "/home/ada"]
+    assert [spec.python for spec in specs.values()] == ["/opt/python", "/usr/bin/python3", "/opt/python"]
+    everywhere = job_specs(RunRequest(("t.py",), "t", num_ranks=4, workdir="/w"), hosts, "10.0.0.5").values()
+    assert {(spec.local_world_size, spec.workdir) for spec in everywhere} == {(4, "/w")}
+
+
+def test_a_rank_is_looked_for_on_the_node_that_has_it() -> None:
+    first = job_status("t", JobState.RUNNING)
+    statuses = {"h1": first, "h2": msgspec.structs.replace(first, first_rank=2, local_world_size=3)}
+
+    assert [node_of_rank(statuses, rank) for rank in range(5)] == ["h1", "h1", "h2", "h2", "h2"]
+    with pytest.raises(UsageError, match="no node has rank 5"):
+        node_of_rank(statuses, 5)
 
 
 def test_faults_are_allowed_only_when_a_person_says_so() -> None:
-    assert not job_spec(RunRequest(("train.py",), "t"), PLACE, report(2)).allow_faults
-    assert job_spec(RunRequest(("train.py",), "t", allow_faults=True), PLACE, report(2)).allow_faults
+    assert not spec_of(RunRequest(("train.py",), "t"), PLACE, report(2)).allow_faults
+    assert spec_of(RunRequest(("train.py",), "t", allow_faults=True), PLACE, report(2)).allow_faults

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from app.diagnosis.diagnoser import Diagnoser
 from app.diagnosis.rank_facts import Thresholds
+from app.model.cluster import Cluster
 from app.rows import Cause, RankState, Severity
+from app.view import View
 from ddpcore.wire import Phase
 from tests.support.sim import SimCluster
 from tests.support.sim_program import Action, Call, Training, Work
@@ -416,6 +419,47 @@ def test_a_lost_node_is_named_with_its_ranks_and_cleared_when_it_returns() -> No
     sim.run(20)
 
     assert blamed(sim) == {(Cause.NODE_LOST, (2, 3))}
+
+
+def heard_of_only(sim: SimCluster, *nodes: str) -> tuple[Cluster, Diagnoser]:
+    """Return what a console knows that has reached only these nodes of a cluster."""
+    cluster = Cluster(list(sim.cluster.nodes))
+    for name in nodes:
+        report = sim.cluster.nodes[name].report
+        assert report is not None
+        cluster.apply(name, report, sim.now_s)
+    return cluster, Diagnoser()
+
+
+def test_a_node_that_was_never_reached_is_lost_with_the_ranks_that_no_other_has() -> None:
+    sim = SimCluster()
+    sim.run_to_step(30)
+    cluster, diagnoser = heard_of_only(sim, "demo-0")
+
+    assert View(cluster, diagnoser.observe(cluster, sim.now_s), sim.now_s).nodes()[1].state == "connecting"
+    cluster.put_trouble("demo-1", "port 22 refuses connections")
+    view = View(cluster, diagnoser.observe(cluster, sim.now_s), sim.now_s)
+
+    assert [node.state for node in view.nodes()] == ["up", "lost"]
+    assert [row.state for row in view.ranks([2, 3])] == [RankState.LOST] * 2
+    (verdict,) = view.verdicts()
+    assert (verdict.cause, verdict.culprits, verdict.node) == (Cause.NODE_LOST, [2, 3], "demo-1")
+    assert verdict.text.startswith("no connection to demo-1: port 22 refuses connections; what ranks 2-3 do")
+
+
+def test_a_node_that_was_never_reached_is_not_blamed_for_a_job_that_it_has_no_part_in() -> None:
+    sim = SimCluster()
+    sim.run_to_step(30)
+    cluster = Cluster([*sim.cluster.nodes, "spare"])
+    for name, node in sim.cluster.nodes.items():
+        assert node.report is not None
+        cluster.apply(name, node.report, sim.now_s)
+    cluster.put_trouble("spare", "port 22 refuses connections")
+
+    view = View(cluster, Diagnoser().observe(cluster, sim.now_s), sim.now_s)
+
+    assert view.verdicts() == []
+    assert view.nodes()[2].state == "lost"
 
 
 def test_ranks_that_die_of_a_lost_node_are_its_victims() -> None:

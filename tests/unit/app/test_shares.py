@@ -71,7 +71,7 @@ def test_the_next_attempt_is_above_that_of_every_node() -> None:
     ("statuses", "num_ranks", "words"),
     [
         (two_nodes(state=JobState.STOPPING), None, "job gpt has not ended"),
-        ({"a": status(0, 3, 0, 4)}, None, "only 1 of the 2 nodes of job gpt know it"),
+        ({"a": status(0, 3, 0, 4)}, None, "only 1 of the 2 nodes of job gpt can be asked"),
         (two_nodes(), 1, "runs on 2 nodes: 1 rank is too few"),
         (two_nodes(), 8193, "runs on 2 nodes: 8193 ranks are too many"),
     ],
@@ -79,3 +79,26 @@ def test_the_next_attempt_is_above_that_of_every_node() -> None:
 def test_what_cannot_begin_again_is_refused(statuses: dict[str, JobStatus], num_ranks: int | None, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         next_attempt(statuses, num_ranks)
+
+
+def test_an_attempt_on_the_nodes_that_are_left_is_numbered_anew_and_meets_elsewhere() -> None:
+    left = {"c": status(2, 3, 4, 7, num_nodes=3), "b": status(1, 2, 2, 7, num_nodes=3)}
+
+    commands = next_attempt(left, None, "10.0.0.2")
+
+    shape = {node: (one.node_rank, one.first_rank, one.local_world_size) for node, one in commands.items()}
+    assert shape == {"b": (0, 0, 2), "c": (1, 2, 3)}
+    assert list(commands) == ["b", "c"]
+    assert {(one.num_nodes, one.world_size, one.master_addr, one.master_port) for one in commands.values()} == {
+        (2, 5, "10.0.0.2", 0)
+    }
+
+
+def test_a_node_that_was_left_out_of_the_last_attempt_is_left_out_of_the_next_unless_it_is_wanted() -> None:
+    last = {node: status(rank, 2, 2 * rank, 4, attempt=4) for rank, node in enumerate("ab")}
+    old = status(0, 2, 0, 6, num_nodes=3)
+
+    assert list(next_attempt({"old": old, **last}, None)) == ["a", "b"]
+    wanted = next_attempt({**last, "old": old}, None, "10.0.0.2")
+    assert {one.num_nodes for one in wanted.values()} == {3}
+    assert set(wanted) == {"a", "b", "old"}

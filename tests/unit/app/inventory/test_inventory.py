@@ -6,6 +6,7 @@ import pytest
 
 from app.errors import UsageError
 from app.inventory.inventory import HostEntry, Inventory, WrongInventoryError, read_inventory
+from app.inventory.jobs import JobEntry
 
 LAB = """\
 [cluster]
@@ -48,6 +49,7 @@ def test_hosts_have_what_is_said_of_them_and_else_what_is_said_of_all() -> None:
             HostEntry("me@gpu2:2222", 4, "python3.12", "~/project"),
             HostEntry("localhost", None, "~/venvs/train/bin/python", ""),
         ),
+        (JobEntry("gpt", ("train.py",)),),
     )
 
 

@@ -1,0 +1,130 @@
+"""The interpreter of the jobs, and the torch that it has: asked in a process of its own, which may take its time."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from agent.doctor.bounded_program import ask_program
+from agent.wire.examination import Health, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIN_TORCH = (2, 8)
+MIN_PYTHON = (3, 11)
+ANSWER_S = 30.0
+"""A first import of torch from a network's disk takes that long; a console waits 45 s for all."""
+MAX_SAID = 300
+_NUM_PARTS = 2
+_ASK = """
+import json, sys, importlib.metadata as metadata, importlib.util
+def say(**facts):
+    print("\\n" + json.dumps(facts), flush=True)
+try:
+    version = metadata.version("torch")
+except metadata.PackageNotFoundError:
+    version = ""
+is_missing = importlib.util.find_spec("torch") is None
+say(python=".".join(map(str, sys.version_info[:3])), torch=version, is_missing=is_missing)
+if not is_missing:
+    import torch
+    has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
+    say(
+        torch=str(torch.__version__),
+        cuda=torch.version.cuda or ("hip " + torch.version.hip if torch.version.hip else ""),
+        nccl=".".join(map(str, torch.cuda.nccl.version())) if has_nccl else "",
+        is_distributed=torch.distributed.is_available(),
+        num_gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        is_imported=True,
+    )
+"""
+
+
+class Interpreter(msgspec.Struct, frozen=True):
+    """What the interpreter says; what it has not said is empty."""
+
+    python: str = ""
+    torch: str = ""
+    cuda: str = ""
+    nccl: str = ""
+    is_distributed: bool = True
+    num_gpus: int | None = None
+    """That torch can use; None is not told."""
+    is_imported: bool = False
+    is_missing: bool = False
+    """There is no torch."""
+    error: str = ""
+    """What `import torch` raised, or why nothing was said."""
+
+
+def ask_interpreter(python: str, timeout_s: float = ANSWER_S) -> Interpreter:
+    """Return what an interpreter says of itself and its torch."""
+    try:
+        # In the root directory: what lies where the console's login begins is not what a job imports.
+        output = ask_program([python, "-c", _ASK], timeout_s, cwd="/", environ=os.environ)
+    except (OSError, ValueError) as error:
+        return Interpreter(error=f"{python} does not run: {error}")
+    said: dict[str, object] = {}
+    for line in output.stdout.splitlines():
+        try:
+            said |= msgspec.json.decode(line, type=dict)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue  # a site's own start-up may print
+    try:
+        found = msgspec.convert(said, Interpreter)
+    except msgspec.ValidationError as error:
+        return Interpreter(error=f"{python} is no Python: {error}")
+    if output.exit_code is None:
+        return msgspec.structs.replace(found, error=f"no answer within {timeout_s:.0f} s")
+    ending = f"it ended by signal {-output.exit_code}" if output.exit_code < 0 else f"exit code {output.exit_code}"
+    why = output.last_error or ending
+    if not found.python:
+        return Interpreter(error=f"{python} is no Python: {why}")
+    return found if found.is_imported or found.is_missing else msgspec.structs.replace(found, error=why)
+
+
+def interpreter_rows(python: str, found: Interpreter) -> Iterator[Row]:
+    """Yield what is to be said of the jobs' interpreter and its torch."""
+    if not found.python:
+        yield Row("job_python", Health.BAD, found.error[:MAX_SAID], "name the Python of the jobs: --job-python")
+        return
+    if numbers(found.python) < MIN_PYTHON:
+        yield Row("job_python", Health.WARN, f"Python {found.python}", "use 3.11 or newer")
+    else:
+        yield Row("job_python", Health.OK, f"Python {found.python}")
+    yield from _torch_rows(python, found)
+
+
+def _torch_rows(python: str, found: Interpreter) -> Iterator[Row]:
+    if found.is_missing:
+        yield Row("torch", Health.BAD, f"{python} has no torch", f"{python} -m pip install torch")
+    elif not found.is_imported:
+        version = found.torch or "of an unknown version"
+        told = f"torch {version} cannot be imported: {found.error[:MAX_SAID]}"
+        is_late = found.error.startswith("no answer")
+        todo = "is its disk slow? try" if is_late else "try"
+        status = Health.WARN if is_late else Health.BAD
+        yield Row("torch", status, told, f"{todo}: {python} -c 'import torch'")
+    elif not found.is_distributed:
+        yield Row("torch", Health.BAD, f"{found.torch} is built without torch.distributed", "install another build")
+    elif numbers(found.torch) < MIN_TORCH:
+        yield Row("torch", Health.WARN, found.torch, "2.8 or newer lets the console see collectives")
+    else:
+        yield Row("torch", Health.OK, found.torch)
+    if found.is_imported:
+        yield Row("nccl", Health.OK, found.nccl or "this torch has none: gloo connects the ranks")
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version: `2.13.0+cpu` is (2, 13)."""
+    parts = version.split(".")[:_NUM_PARTS]
+    return tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in parts)
+
+
+def own_python_row() -> Row:
+    """Say which Python has rankdeck."""
+    return Row("agent_python", Health.OK, f"Python {'.'.join(map(str, sys.version_info[:3]))}")

@@ -1,0 +1,161 @@
+"""Asks hosts what a job over them would meet, over connections that are there: all at once, each within bounds.
+
+First each looks at itself. Then each listens at a free port of its address, says what time it is, and tries to reach
+others that listen: as the store and the ranks of a job will. No agent needs to serve.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from agent.wire.codec import MalformedMessageError
+from agent.wire.examination import (
+    Listening,
+    Reached,
+    decode_clock,
+    decode_examination,
+    decode_listening,
+    decode_reach_report,
+)
+from app.at_once import at_once
+from app.errors import (
+    AgentRefusedError,
+    AgentUnreachableError,
+    AppError,
+    ExitCode,
+    HostKeyError,
+    IncompatibleAgentError,
+)
+from app.preflight.comparison import compare
+from app.preflight.findings import Answers, ClockDifference, Failure, FailureKind, Preflight, Wanted, cleaned
+from app.preflight.mesh import routes, target_text
+from app.safe_text import LINE_LIMIT, clean
+from app.ssh.config import THIS_MACHINE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from agent.wire.examination import Examination
+    from app.ssh.agent_link import AgentLink
+    from app.ssh.talk import Talk
+
+NUM_PINGS = 4
+"""The quickest one counts: what a ping waited for tells nothing of the clock."""
+_FOUND_BAD = (1,)
+"""The exit code of `agent doctor` where a row is bad."""
+
+
+def preflight(links: Sequence[tuple[Wanted, AgentLink | AppError]], port: int = 0) -> Preflight:
+    """Examine hosts and compare them; blocks for as long as the slowest takes, a minute at most.
+
+    Args:
+        links: Of each host: a link that is connected, and stays so; or why there is none.
+        port: At which each host is to be reached by the others; 0 is a free one.
+    """
+    answers = {}
+    for wanted, link in links:
+        failure = failure_of(wanted.host, link) if isinstance(link, AppError) else None
+        answers[wanted.host] = Answers(wanted, wanted.host != THIS_MACHINE, failure)
+    connected = {wanted.host: (wanted, link) for wanted, link in links if not isinstance(link, AppError)}
+    asked = at_once([*connected.values()], lambda one: _examine(*one))
+    for host, examination in zip(connected, asked, strict=True):
+        if isinstance(examination, AppError):
+            answers[host] = msgspec.structs.replace(answers[host], failure=failure_of(host, examination))
+        else:
+            answers[host] = msgspec.structs.replace(answers[host], examination=examination)
+    fit = {host: link for host, (_, link) in connected.items() if answers[host].examination is not None}
+    with ExitStack() as talks:
+        _listen(fit, answers, port, talks)
+        _reach(fit, answers)
+    return compare([*answers.values()])
+
+
+def failure_of(host: str, error: AppError) -> Failure:
+    """Return what kept a host from answering."""
+    if isinstance(error, HostKeyError):
+        kind = FailureKind.HOST_KEY
+    elif isinstance(error, AgentUnreachableError | AgentRefusedError | IncompatibleAgentError):
+        kind = FailureKind.RANKDECK
+    else:
+        kind = FailureKind.UNREACHABLE
+    message = str(error).removeprefix(f"{host}: ").removeprefix(f"the agent on {host} does not answer: ")
+    return Failure(kind, clean(message, LINE_LIMIT), clean(error.hint, LINE_LIMIT), ExitCode(error.exit_code))
+
+
+def _examine(wanted: Wanted, link: AgentLink) -> Examination:
+    options = [*(("--python", wanted.python) if wanted.python else ())]
+    options += [*(("--workdir", wanted.workdir) if wanted.workdir else ())]
+    line = link.ask_verb("doctor", *options, answered=_FOUND_BAD)
+    try:
+        return cleaned(decode_examination(line))
+    except MalformedMessageError as error:
+        raise AgentUnreachableError(link.host, clean(str(error))) from error
+
+
+def _listen(links: Mapping[str, AgentLink], answers: dict[str, Answers], port: int, talks: ExitStack) -> None:
+    """Have each host listen until `talks` is closed, and look at its clock meanwhile."""
+
+    def begin(host: str) -> tuple[Listening, ClockDifference | None]:
+        examination = answers[host].examination
+        assert examination is not None
+        # With no address of its own it still tells the time.
+        address = examination.facts.address or "127.0.0.1"
+        talk = links[host].begin_verb("listen", "--address", address, "--port", str(port))
+        talks.callback(talk.close)
+        try:
+            listening = cleaned(decode_listening(talk.line()))
+            return listening, None if listening.error else _clock(talk)
+        except MalformedMessageError as error:
+            raise AgentUnreachableError(host, clean(str(error))) from error
+
+    for host, begun in zip(links, at_once([*links], begin), strict=True):
+        if isinstance(begun, AppError):
+            listening = Listening(1, error=failure_of(host, begun).message[:1024])
+            answers[host] = msgspec.structs.replace(answers[host], listening=listening)
+        else:
+            answers[host] = msgspec.structs.replace(answers[host], listening=begun[0], clock=begun[1])
+
+
+def _clock(talk: Talk) -> ClockDifference:
+    """Return how far a clock is ahead of ours: what it says, less the middle of the time in which it was said."""
+    best: ClockDifference | None = None
+    for _ in range(NUM_PINGS):
+        asked_s, wall_time_s = time.monotonic(), time.time()  # noqa: TID251 - clocks are what is compared
+        talk.say(b"")
+        said = decode_clock(talk.line())
+        half_s = (time.monotonic() - asked_s) / 2
+        if best is None or half_s < best.uncertainty_s:
+            best = ClockDifference(said.wall_time_s - wall_time_s - half_s, half_s)
+    assert best is not None
+    return best
+
+
+def _reach(links: Mapping[str, AgentLink], answers: dict[str, Answers]) -> None:
+    """Have each host try to reach others that listen."""
+    targets = {
+        host: place
+        for host in links
+        if (listening := answers[host].listening) and not listening.error and (place := target_text(listening))
+    }
+    wanted = {host: others for host, others in routes([*targets]).items() if others}
+
+    def ask(host: str) -> dict[str, Reached]:
+        hosts = {targets[other]: other for other in wanted[host]}
+        line = links[host].ask_verb("reach", *hosts)
+        try:
+            report = cleaned(decode_reach_report(line))
+        except MalformedMessageError as error:
+            raise AgentUnreachableError(host, clean(str(error))) from error
+        found = {hosts[one.target]: one for one in report.reached if one.target in hosts}
+        unsaid = Reached("", error="nothing was said of it")
+        return {other: found.get(other, unsaid) for other in wanted[host]}
+
+    for host, found in zip(wanted, at_once([*wanted], ask), strict=True):
+        if isinstance(found, AppError):
+            answers[host] = msgspec.structs.replace(answers[host], reach_error=failure_of(host, found).message)
+        else:
+            answers[host] = msgspec.structs.replace(answers[host], reached=found)

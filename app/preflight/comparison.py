@@ -1,0 +1,182 @@
+"""Compares what hosts said of themselves: who differs from the others, in what, and what to do about it. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.wire.examination import Health, Row
+from app.preflight.code_comparison import code_remarks
+from app.preflight.findings import Answers, FailureKind, HostFindings, Preflight
+from app.preflight.mesh import reach_remarks
+from app.preflight.oddity import hosts_text, odd_ones
+from app.words import seconds_text, short_seconds_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from agent.wire.examination import Facts
+    from app.preflight.findings import ClockDifference
+
+    Remark = tuple[str, Row]
+    """A host, or nothing for all of them together, and what is to be said of it."""
+
+MAX_CLOCK_DIFFERENCE_S = 1.0
+"""Logs of two nodes are merged by their clocks, and a file that seems to be of the future is not built again."""
+_COMPARED = (
+    ("rankdeck", "rankdeck", Health.WARN, "install the same rankdeck there: {usual}"),
+    ("job_python", "python", Health.WARN, "use the same Python there: {usual}"),
+    ("torch", "torch", Health.BAD, "install the same torch there: {usual}"),
+    ("cuda", "cuda", Health.WARN, "install a torch that is built for the same: {usual}"),
+    ("nccl", "nccl", Health.BAD, "install a torch with the same NCCL: {usual}"),
+    ("driver", "driver", Health.WARN, "install the same driver there: {usual}"),
+)
+"""Rows that compare: name, the field of `Facts`, how bad a difference is, what to do."""
+
+
+def compare(answers: Sequence[Answers]) -> Preflight:
+    """Return what is to be said of hosts, each by itself and beside the others, in their order."""
+    remarks = [
+        *_version_remarks(answers),
+        *_gpu_remarks(answers),
+        *code_remarks(answers),
+        *_name_remarks(answers),
+        *_mtu_remarks(answers),
+        *_clock_remarks(answers),
+        *reach_remarks(answers),
+    ]
+    hosts = []
+    for one in answers:
+        beside = [row for host, row in remarks if host == one.host]
+        replaced = {row.name for row in beside}
+        own = [
+            row
+            for row in (*_access_rows(one), *(one.examination.rows if one.examination else ()))
+            if row.name not in replaced or row.status is not Health.OK
+        ]
+        facts = one.examination.facts if one.examination else None
+        hosts.append(HostFindings(one.host, (*own, *beside), facts, one.clock, one.failure))
+    return Preflight(tuple(hosts), tuple(row for host, row in remarks if not host))
+
+
+def _access_rows(one: Answers) -> Iterator[Row]:
+    """Say how far one gets to a host."""
+    if one.is_remote:
+        kind = one.failure.kind if one.failure else None
+        if kind is not FailureKind.UNREACHABLE:
+            yield Row("reachable", Health.OK, "SSH answers")
+        if kind is None or kind is FailureKind.RANKDECK:
+            yield Row("host_key", Health.OK, "known, and the same")
+    if one.failure:
+        yield Row(one.failure.kind.value, Health.BAD, one.failure.message, one.failure.hint)
+
+
+def _facts(answers: Sequence[Answers]) -> dict[str, Facts]:
+    return {one.host: one.examination.facts for one in answers if one.examination is not None}
+
+
+def _version_remarks(answers: Sequence[Answers]) -> Iterator[Remark]:
+    facts = _facts(answers)
+    for name, field, status, todo in _COMPARED:
+        values = {host: getattr(found, field) for host, found in facts.items() if getattr(found, field)}
+        yield from _odd_remarks(name, values, status, todo)
+
+
+def _odd_remarks(name: str, values: dict[str, str], status: Health, todo: str) -> Iterator[Remark]:
+    """Say who differs; `todo` may name what is usual."""
+    odd = odd_ones(values)
+    if odd is None:
+        return
+    if odd.usual is None:
+        detail = "; ".join(f"{value} on {hosts_text(hosts)}" for value, hosts in odd.by_value.items())
+        yield "", Row(name, status, detail, todo.format(usual="whichever it is"))
+        return
+    for value, hosts in odd.by_value.items():
+        for host in hosts:
+            detail = f"{value}; {odd.others} have {odd.usual}"
+            yield host, Row(name, status, detail, todo.format(usual=odd.usual))
+
+
+def _gpu_remarks(answers: Sequence[Answers]) -> Iterator[Remark]:
+    gpus = {host: found.gpus for host, found in _facts(answers).items()}
+    if not any(gpus.values()):
+        return
+    free_counts = {}
+    for one in answers:
+        if one.host not in gpus:
+            continue
+        count = len(gpus[one.host])
+        if one.wanted.num_ranks is None:
+            free_counts[one.host] = _gpus_text(count)
+        elif count < one.wanted.num_ranks:
+            detail = f"{_gpus_text(count)} for {one.wanted.num_ranks} ranks of the inventory"
+            todo = f"find the lost one (nvidia-smi -L; dmesg), or write nproc = {count}" if count else "is it the host?"
+            yield one.host, Row("gpus", Health.BAD, detail, todo)
+    todo = "find the lost one (nvidia-smi -L; dmesg), or give the hosts their nproc in the inventory"
+    yield from _odd_remarks("gpus", free_counts, Health.WARN, todo)
+    kinds = {host: ", ".join(dict.fromkeys(names)) for host, names in gpus.items() if names}
+    yield from _odd_remarks("gpu_models", kinds, Health.WARN, "the slowest sets the pace of all: leave it out?")
+
+
+def _gpus_text(count: int) -> str:
+    return f"{count or 'no'} GPU{'' if count == 1 else 's'}"
+
+
+def _name_remarks(answers: Sequence[Answers]) -> Iterator[Remark]:
+    """Say which hosts cannot be told apart: an agent's directory has the name of its host."""
+    same: dict[str, list[str]] = {}
+    facts = _facts(answers)
+    for host, found in facts.items():
+        same.setdefault(found.hostname, []).append(host)
+    for hostname, hosts in same.items():
+        if len(hosts) < 2:
+            continue
+        named = hosts_text(hosts)
+        addresses = {facts[host].address for host in hosts}
+        if len(addresses) == 1:
+            detail = f"{named} are the same machine: {hostname}, {addresses.pop() or 'without an address'}"
+            yield "", Row("same_machine", Health.BAD, detail, "name it once")
+        else:
+            todo = "give each a name of its own (hostnamectl set-hostname): where homes are shared, agents live by it"
+            yield "", Row("hostname", Health.WARN, f"{named} all call themselves {hostname}", todo)
+
+
+def _mtu_remarks(answers: Sequence[Answers]) -> Iterator[Remark]:
+    values = {}
+    for host, found in _facts(answers).items():
+        mtu = next((one.mtu for one in found.interfaces if one.address == found.address), 0)
+        if mtu:
+            values[host] = f"packets of {mtu} bytes"
+    todo = "ip link set dev INTERFACE mtu N, alike on all: what is larger than the way takes vanishes, and a job hangs"
+    yield from _odd_remarks("mtu", values, Health.WARN, todo)
+
+
+def _clock_remarks(answers: Sequence[Answers]) -> Iterator[Remark]:
+    clocks = {one.host: one.clock for one in answers if one.clock is not None}
+    off = {host: clock for host, clock in clocks.items() if _is_off(clock)}
+    if len(off) > 1 and len(off) == len(clocks) and _are_together([*off.values()]):
+        offset_s = next(iter(off.values())).offset_s
+        detail = f"this machine is {difference_text(-offset_s, 'all hosts')}, which agree"
+        yield "", Row("clock", Health.WARN, detail, "set its clock: timedatectl set-ntp true")
+        return
+    for host, clock in clocks.items():
+        if host in off:
+            within = short_seconds_text(clock.uncertainty_s)
+            detail = f"{difference_text(clock.offset_s, 'this machine')}, to within {within}"
+            yield host, Row("clock", Health.WARN, detail, "set it: timedatectl set-ntp true, or chronyc makestep")
+        else:
+            detail = f"as this machine's, to within {short_seconds_text(abs(clock.offset_s) + clock.uncertainty_s)}"
+            yield host, Row("clock", Health.OK, detail)
+
+
+def _is_off(clock: ClockDifference) -> bool:
+    return abs(clock.offset_s) - clock.uncertainty_s > MAX_CLOCK_DIFFERENCE_S
+
+
+def _are_together(clocks: Sequence[ClockDifference]) -> bool:
+    spread_s = max(clock.offset_s for clock in clocks) - min(clock.offset_s for clock in clocks)
+    return spread_s <= MAX_CLOCK_DIFFERENCE_S + 2 * max(clock.uncertainty_s for clock in clocks)
+
+
+def difference_text(offset_s: float, whose: str) -> str:
+    """Return `42 s ahead of h1` or `42 s behind h1`."""
+    return f"{seconds_text(abs(offset_s))} {'ahead of' if offset_s > 0 else 'behind'} {whose}"

@@ -1,0 +1,144 @@
+"""What hosts were asked before a job and what they answered, and what is to be said of them. Pure.
+
+What a host says is decoded by its schema and then cleaned: from here on it is safe to show.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, TypeVar
+
+import msgspec
+
+from agent.wire.examination import Examination, Facts, Health, Listening, Reached, Row
+from app.errors import ExitCode
+from app.safe_text import LINE_LIMIT, NAME_LIMIT, clean
+
+OWN_SCHEMA = 1
+_LONG_FIELDS = frozenset({"detail", "todo", "path", "workdir"})
+_WORD_LIMIT = 64
+_NAMES = frozenset({"hostname", "gpus", "name"})
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """A host, and what a job would use there."""
+
+    host: str
+    """As a person calls it."""
+    num_ranks: int | None = None
+    """None is one for each GPU."""
+    python: str = ""
+    """Of the job; empty is the one that has rankdeck."""
+    workdir: str = ""
+    """Empty: what is there is not compared."""
+
+
+class ClockDifference(msgspec.Struct, frozen=True):
+    """How far a host's clock is ahead of this machine's; less than `uncertainty_s` may be none."""
+
+    offset_s: float
+    uncertainty_s: float
+
+
+class FailureKind(Enum):
+    """What kept a host from answering, by what was reached of it."""
+
+    HOST_KEY = "host_key"
+    UNREACHABLE = "reachable"
+    RANKDECK = "agent_python"
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why a host did not answer."""
+
+    kind: FailureKind
+    message: str
+    hint: str
+    exit_code: ExitCode
+
+
+class Answers(msgspec.Struct, frozen=True):
+    """What became of asking a host; what was not asked, or not answered, is None."""
+
+    wanted: Wanted
+    is_remote: bool = True
+    """False: it is this machine, without SSH."""
+    failure: Failure | None = None
+    examination: Examination | None = None
+    clock: ClockDifference | None = None
+    listening: Listening | None = None
+    reached: dict[str, Reached] | None = None
+    """By host that was to be reached; None is that it could not be asked."""
+    reach_error: str = ""
+
+    @property
+    def host(self) -> str:
+        """As a person calls it."""
+        return self.wanted.host
+
+
+class HostFindings(msgspec.Struct, frozen=True):
+    """All rows of a host: what it said of itself, and what is so beside the others."""
+
+    host: str
+    rows: tuple[Row, ...]
+    facts: Facts | None = None
+    clock: ClockDifference | None = None
+    failure: Failure | None = None
+
+    @property
+    def health(self) -> Health:
+        """The worst of its rows."""
+        return worst(self.rows)
+
+
+class Preflight(msgspec.Struct, frozen=True):
+    """What is to be said of all hosts."""
+
+    hosts: tuple[HostFindings, ...]
+    rows: tuple[Row, ...]
+    """Of all of them together."""
+
+    @property
+    def problems(self) -> list[str]:
+        """A sentence for each thing that a job over these hosts would fail of, safe to show."""
+        of_all = [_sentence("", row) for row in self.rows if row.status is Health.BAD]
+        return of_all + [_sentence(one.host, row) for one in self.hosts for row in one.rows if row.status is Health.BAD]
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """Of the first host that did not answer; else 1 where a job would fail."""
+        failed = next((one.failure for one in self.hosts if one.failure is not None), None)
+        if failed is not None:
+            return failed.exit_code
+        return ExitCode.JOB_FAILED if self.problems else ExitCode.WELL
+
+
+def _sentence(host: str, row: Row) -> str:
+    where = f"{host}: " if host else ""
+    return f"{where}{row.name.replace('_', ' ')}: {row.detail}{f' ({row.todo})' if row.todo else ''}"
+
+
+def worst(rows: tuple[Row, ...]) -> Health:
+    """Return the worst of some rows."""
+    return max((row.status for row in rows), key=list(Health).index, default=Health.OK)
+
+
+_Answer = TypeVar("_Answer", bound=msgspec.Struct)
+
+
+def cleaned(answer: _Answer) -> _Answer:
+    """Return what a host said with all its text safe to show; no text gets longer than its schema takes."""
+    return msgspec.convert(_cleaned(msgspec.to_builtins(answer), ""), type(answer))
+
+
+def _cleaned(value: Any, field: str) -> Any:
+    match value:
+        case str():
+            limit = LINE_LIMIT if field in _LONG_FIELDS else NAME_LIMIT if field in _NAMES else _WORD_LIMIT
+            return clean(value, 1024 if field == "error" else limit)
+        case dict():
+            return {key: _cleaned(inner, key) for key, inner in value.items()}
+        case list():
+            return [_cleaned(inner, field) for inner in value]
+    return value

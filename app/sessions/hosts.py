@@ -1,0 +1,126 @@
+"""The hosts of a session, and the connections to them: opened together, each brought back when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, NamedTuple
+
+from app.at_once import at_once
+from app.errors import AppError, HostUnreachableError
+from app.inventory.inventory import HostEntry
+from app.sessions.connection_keeper import ConnectionKeeper
+from app.words import nodes_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from app.ssh.agent_link import AgentLink
+
+
+class Hosts(NamedTuple):
+    """Where a session is.
+
+    Attributes:
+        links: In the order in which hosts get their ranks; each connected, and its agent found, unless it is away.
+        entries: What the inventory says of each.
+        typed: How a person names them on a command line: `--host gpu1`; empty where they are all of the inventory.
+        away: Hosts that cannot be reached so far, and why.
+    """
+
+    links: tuple[AgentLink, ...]
+    entries: tuple[HostEntry, ...]
+    typed: str
+    away: Mapping[str, AppError]
+
+    @property
+    def names(self) -> list[str]:
+        """The hosts, as a person calls them."""
+        return [link.host for link in self.links]
+
+    @property
+    def text(self) -> str:
+        """Some of them, and how many more."""
+        return nodes_text(self.names)
+
+    def command(self, words: str) -> str:
+        """Return a command of ours that is about them: `rankdeck status --host gpu1`."""
+        return " ".join(filter(None, ["rankdeck", words, self.typed]))
+
+
+def these(*links: AgentLink) -> Hosts:
+    """Return hosts that are named one by one, and of which an inventory says nothing."""
+    entries = tuple(HostEntry(link.host) for link in links)
+    return Hosts(links, entries, " ".join(f"--host {link.host}" for link in links), {})
+
+
+class Connections:
+    """The connections of a session, in its loop."""
+
+    def __init__(self, hosts: Hosts, tell: Callable[[str], None]) -> None:
+        """`tell` takes a sentence about each change."""
+        self._hosts = hosts
+        self._tell = tell
+        self._away = dict(hosts.away)
+        self._keepers: dict[str, ConnectionKeeper] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self, take_frame: Callable[[str, bytes], None], patience_s: float) -> None:
+        """Bring the agents' sockets here.
+
+        Args:
+            take_frame: Called from a thread with a node and a frame of its telemetry, where it comes by no socket.
+            patience_s: How long a connection that is lost is tried again; 0 is not at all.
+
+        Raises:
+            AppError: No host can be reached.
+        """
+
+        def open_road(link: AgentLink) -> None:
+            link.open_road(lambda frame: take_frame(link.host, frame))
+
+        links = self._hosts.links
+        opened = await asyncio.to_thread(lambda: list(at_once(links, open_road)))
+        answers = zip(links, opened, strict=True)
+        self._away |= {link.host: answer for link, answer in answers if isinstance(answer, AppError)}
+        if len(self._away) == len(links):
+            raise next(iter(self._away.values()))
+        for link in links:
+            if not link.is_forwarded:
+                self._tell(f"sshd of {link.host} forwards no sockets: going through `agent proxy` and `agent relay`")
+        if patience_s:
+            self._keepers = {
+                link.host: ConnectionKeeper(link, self._tell, patience_s, self._away.get(link.host)) for link in links
+            }
+            self._tasks = [
+                asyncio.create_task(keeper.run(), name="rankdeck-connection") for keeper in self._keepers.values()
+            ]
+
+    @property
+    def troubles(self) -> dict[str, str]:
+        """Why there is no way to a host at present, in words; empty where there is one."""
+        kept = {host: keeper.trouble for host, keeper in self._keepers.items()}
+        words = kept or {host: str(error) for host, error in self._away.items()}
+        return {host: trouble.removeprefix(f"{host}: ") for host, trouble in words.items()}
+
+    @property
+    def failure(self) -> AppError | None:
+        """What ended the hope for a connection; None while there is hope for each."""
+        for link in self._hosts.links:
+            keeper = self._keepers.get(link.host)
+            if keeper is not None:
+                if keeper.failure is not None:
+                    return keeper.failure
+            elif link.host not in self._away and not link.is_alive:
+                return HostUnreachableError(link.host, "the connection is lost")
+        return None
+
+    async def keep_no_more(self) -> None:
+        """Leave what is lost from now on lost."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Let go of the hosts; returns when the last of them is let go."""
+        await self.keep_no_more()
+        await asyncio.to_thread(lambda: list(at_once(self._hosts.links, lambda link: link.close())))

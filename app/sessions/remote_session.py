@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING
 from agent.wire.machine import GpuWatchState
 from agent.wire.replies import RefusalReason
 from app.deeds import NOT_AGAIN
-from app.errors import AgentRefusedError, UsageError
+from app.errors import AgentRefusedError, AppError, UsageError
 from app.headless import is_over
-from app.safe_text import NAME_LIMIT, clean
+from app.safe_text import NAME_LIMIT, clean, clean_name
 from app.sessions.hosts import Connections
 from app.sessions.live import LiveSession
 from app.sessions.meeting_place import meeting_addresses
 from app.sessions.remote_job import LOOPBACK, JobHost, job_specs, running_jobs
 from app.sessions.session import DEFAULT_OPTIONS
+from app.sessions.share_guard import ShareGuard
 from app.sessions.starting import JobStarter
+from app.words import nodes_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 GPU_PATIENCE_S = 3.0
 """For the first look at the GPUs of a node whose agent has just begun: NVML takes a second or two to start."""
 POLL_S = 0.1
+GUARD_PERIOD_S = 1.0
 
 
 class RemoteSession(LiveSession):
@@ -63,6 +66,8 @@ class RemoteSession(LiveSession):
         self.patience_s = 0.0
         """How long a connection that is lost is tried again before `view` raises; while it is infinite, `view` shows
         what was known last, whatever becomes of the connection. Say it before `start`."""
+        self._guard = ShareGuard()
+        self._guarding: asyncio.Task[None] | None = None
         self._is_restarting = False
         """Whether a restart was under way when the console last looked: leaving gives it up."""
         self.can_inject = False
@@ -232,6 +237,28 @@ class RemoteSession(LiveSession):
         await self._connections.open(self.session.take_frame, self.patience_s)
         await self.session.connect()
         self._is_open = True
+        if not self.is_alone and not self.is_read_only:
+            self._guarding = asyncio.create_task(self._keep_guard(), name="rankdeck-guard")
+
+    async def _keep_guard(self) -> None:
+        """End what is left of a job that has failed on another node, as long as somebody looks on."""
+        while True:
+            await asyncio.sleep(GUARD_PERIOD_S)
+            await self._end_what_hangs(time.monotonic())
+
+    async def _end_what_hangs(self, now_s: float) -> None:
+        for shares in self.session.shares():
+            if nodes := self._guard.to_end(shares, now_s):
+                await self._end_rest(next(iter(shares.values())).job_id, nodes)
+
+    async def _end_rest(self, job_id: str, nodes: list[str]) -> None:
+        where = f"what was left of job {clean_name(job_id)} on {nodes_text(nodes)}"
+        try:
+            await self.session.fleet.stop(job_id, nodes, is_agreed=False)
+        except AppError as error:
+            self._tell(f"{where} was not ended: {error}")
+        else:
+            self._tell(f"{where} was ended: it has failed on another node")
 
     def view(self) -> View:
         """Return the rows of now.
@@ -270,6 +297,10 @@ class RemoteSession(LiveSession):
     async def close(self) -> None:
         """Stop listening and let go of the hosts."""
         self._is_open = False
+        if self._guarding is not None:
+            self._guarding.cancel()
+            await asyncio.gather(self._guarding, return_exceptions=True)
+            await self._end_what_hangs(math.inf)  # nobody will look on any more
         await self._connections.keep_no_more()
         await self.session.close()
         await self._connections.close()

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from agent.wire.jobs import JobSpec
+    from agent.wire.jobs import JobSpec, JobStatus
     from app.evidence.bundle import Evidence
     from app.recording.records import Record
     from ddpcore.wire import Fault
@@ -145,6 +145,13 @@ class Session:
         self.events.observe(view)
         self.history.observe(view)
         return view
+
+    def shares(self) -> list[dict[str, JobStatus]]:
+        """Return how each job stands on each node that has told of its newest attempt."""
+        names = self._cluster.node_names
+        return [
+            {names[node]: share.status for node, share in job.shares.items()} for job in self._cluster.jobs.values()
+        ]
 
     def put_trouble(self, node: str, words: str) -> None:
         """Take why there is no way to a node at present; empty when there is one."""

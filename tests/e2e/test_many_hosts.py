@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -191,4 +192,27 @@ def test_what_keeps_a_job_from_several_hosts_is_said_of_each_and_nothing_starts(
     for host in ("h1", "h2"):
         status = desk.json("status", "--host", host)
         assert status["jobs"] == [], "nothing is left of it"
+    desk.json("down", "h1", "h2")
+
+
+@pytest.mark.ranks
+def test_ranks_that_a_failure_elsewhere_leaves_hanging_are_ended_while_somebody_looks_on(
+    desk: Desk, network: Network, project: Path
+) -> None:
+    (project / "half.py").write_text(
+        "import os, signal, sys\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    sys.exit('out of luck')\n"
+        "signal.sigwait({signal.SIGUSR1})\n"
+    )
+    run = ("run", "--nproc-per-node", "1", "--workdir", str(project), "--no-doctor", "--no-probe", "--json")
+
+    code, stdout, stderr = desk.run(*run, *named("h1", "h2"), "--name", "half", "--", "half.py")
+
+    assert code in {1, 10}, stderr
+    assert "what was left of job half on h1 was ended: it has failed on another node" in stderr
+    assert json.loads(stdout)["job"]["state"] == "failed"
+    assert "out of luck" in stdout
+    status = desk.json("status", "--host", "h1", codes=(0, 1, 10))
+    assert status["jobs"][0]["state"] == "stopped"
     desk.json("down", "h1", "h2")

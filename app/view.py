@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from agent.wire.machine import GpuWatchState
+from agent.wire.progress import epoch_of
 from app.model.job_model import WORST_FIRST
-from app.model.outside import epoch_of
 from app.model.still import still_cluster
 from app.rows import (
     BarrierRow,
@@ -118,7 +118,7 @@ class View:
         statuses = [share.status for _, share in sorted(job.shares.items())]
         statuses.sort(key=lambda status: WORST_FIRST.index(status.state))
         codes = [status.exit_code for status in statuses if status.exit_code is not None]
-        first = job.workers[0]
+        first = job.worker(0)
         training = (first and first.report and first.report.training) or TrainingReport()
         step, steps_per_s = job.lowest_step(), None if job.is_ended() else job.steps_per_s(self.now_s)
         severity = self._job_severity(state)
@@ -164,8 +164,8 @@ class View:
 
     def progress(self) -> Progress:
         """Return how far the job has come."""
-        workers = [] if self._job is None else self._job.workers
-        reports = [worker.report for worker in workers if worker is not None and worker.report is not None]
+        workers = [] if self._job is None else self._job.workers(range(self._job.world_size))
+        reports = [worker.report for worker in workers if worker.report is not None]
         return Progress(
             steps=min((report.steps_done for report in reports), default=None),
             loss_first=_mean([report.loss_first for report in reports if report.loss_first is not None]),
@@ -277,7 +277,7 @@ class View:
 
     def _verdict_row(self, verdict: Verdict) -> VerdictRow:
         job = self._cluster.jobs[verdict.job]
-        worker = job.workers[verdict.culprits[0]] if verdict.culprits else None
+        worker = job.worker(verdict.culprits[0]) if verdict.culprits else None
         pid = None if worker is None else worker.pid
         return VerdictRow(
             cause=verdict.cause,
@@ -369,7 +369,7 @@ def _given(pace: RankPace) -> RankPace:
 
 
 def _place_of(job: JobModel, rank: int) -> str:
-    worker = job.workers[rank]
+    worker = job.worker(rank)
     return place_text(worker.report.place) if worker is not None and worker.report is not None else ""
 
 

@@ -25,7 +25,8 @@ def still_cluster(cluster: Cluster) -> Cluster:
 
 def _still_job(job: JobModel) -> JobModel:
     copied = _still(job)
-    copied.groups = {name: _still(table) for name, table in job.groups.items()}
+    copied.group_tables = _still(job.group_tables)
+    copied.group_tables.tables = {name: _still(table) for name, table in job.groups.items()}
     copied.oddities, copied.step_rate = copy.deepcopy(job.oddities), copy.deepcopy(job.step_rate)
     copied.output = copy.copy(job.output)
     return copied

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.wire.codec import MalformedMessageError
-from agent.wire.reports import decode_node_report
+from agent.wire.digest import decode_frame
 from app.diagnosis.diagnoser import Diagnoser
 from app.event_log import EventLog
 from app.history import History
@@ -110,7 +110,7 @@ class Playback:
         match record:
             case ReportHeard():
                 try:
-                    self._cluster.apply(record.node, decode_node_report(record.frame), BEGIN_S + record.at_s)
+                    self._cluster.apply(record.node, decode_frame(record.frame), BEGIN_S + record.at_s)
                 except MalformedMessageError:
                     self.num_malformed += 1
             case LinesHeard():

@@ -77,7 +77,7 @@ _ORDER = {severity: order for order, severity in enumerate((Severity.CRITICAL, S
 
 def held_by(cluster: Cluster, job: JobModel, rank: int) -> Held:
     """Return what a rank holds on its GPU, as NVML and as torch say."""
-    worker, owner = job.workers[rank], int(job.node_of[rank])
+    worker, owner = job.worker(rank), int(job.node_of[rank])
     if worker is None or worker.exit is not None or owner < 0:
         return NOTHING
     torch = {} if worker.report is None else {told.uuid: told for told in worker.report.gpu_memory}
@@ -194,7 +194,7 @@ def _torch_on(gpu: GpuReport, job: JobModel | None, node: int) -> Iterator[GpuMe
     """Yield what torch holds on a GPU in each living rank of the job on that node."""
     uuids = set(_uuids(gpu)) - {""}
     for rank in [] if job is None else job.ranks_of(node):
-        worker = job.workers[rank] if job is not None else None
+        worker = job.worker(rank) if job is not None else None
         if worker is not None and worker.exit is None and worker.report is not None:
             yield from (told for told in worker.report.gpu_memory if told.uuid in uuids)
 

@@ -79,10 +79,8 @@ class RankTable:
     @property
     def cpu_cores(self) -> NDArray[np.float64]:
         """Cores that each process keeps busy; NaN where there is none."""
-        workers = self._job.workers
-        return np.array(
-            [np.nan if worker is None or worker.exit is not None else worker.cpu_cores for worker in workers]
-        )
+        is_there = (self._job.process != Process.UNSEEN) & (self._job.process != Process.EXITED)
+        return np.where(is_there, self._job.cpu_cores, np.nan)
 
     @property
     def is_problem(self) -> NDArray[np.bool_]:

@@ -74,7 +74,7 @@ def whom(view: View) -> str:
     """Return `ranks 0-1 on demo-0 (pids 11, 12) and ranks 2-3 on demo-1 (pids 21, 22)`, a few of many nodes."""
     parts: list[str] = []
     num_others = 0
-    for index, (node, _) in enumerate(view.node_states()):
+    for index, node in enumerate(view.node_names):
         ranks = view.ranks_on(index)
         if not ranks:
             continue

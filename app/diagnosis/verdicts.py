@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from agent.wire.reports import ExitReport
     from app.diagnosis.cost_trend import EarlierCost
     from app.diagnosis.known_phases import KnownPhases, Whereabouts
-    from app.diagnosis.rank_facts import Flags, NodeFacts, RankFacts, Ranks, Thresholds
+    from app.diagnosis.node_facts import AllNodes
+    from app.diagnosis.rank_facts import Flags, RankFacts, Ranks, Thresholds
     from app.diagnosis.wait_share import Habit
     from app.diagnosis.waits import Knot, Wait
     from app.model.cluster import Cluster
@@ -109,7 +110,7 @@ class Evidence(msgspec.Struct, frozen=True, eq=False):
     job: JobModel
     cluster: Cluster
     facts: RankFacts
-    nodes: list[NodeFacts]
+    nodes: AllNodes
     waits: list[Wait]
     knots: list[Knot]
     thresholds: Thresholds

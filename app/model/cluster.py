@@ -38,8 +38,6 @@ class Node:
 
     Attributes:
         report: Its newest report; None before the first.
-        received_s: When that came.
-        back_s: When it was first heard, or first heard again after a gap.
         num_ignored: Reports, or parts of them, that were refused.
         may_have_broken_gpus: Whether its newest report tells of anything that broken GPUs show.
         trouble: Why there is no way to it from here, as far as that is known; empty while there is one.
@@ -49,8 +47,6 @@ class Node:
         self.name = name
         self.index = index
         self.report: NodeFrame | None = None
-        self.received_s = float("-inf")
-        self.back_s = float("-inf")
         self.num_ignored = 0
         self.may_have_broken_gpus = False
         self.trouble = ""
@@ -64,27 +60,34 @@ class Node:
             return report.report_seq > self.report.report_seq
         return report.epoch not in self.old_epochs
 
-    def put(self, report: NodeFrame, now_s: float) -> None:
+    def put(self, report: NodeFrame) -> None:
         """Take a report that is newer."""
         if self.report is not None and self.report.epoch != report.epoch:
             self.old_epochs.append(self.report.epoch)
-        if now_s - self.received_s > GAP_S:
-            self.back_s = now_s
         self.report = report
-        self.received_s = now_s
-        self.may_have_broken_gpus = any(
-            gpu.figures.xids or gpu.figures.condition is not GpuCondition.OK for gpu in report.gpus.gpus
+        gpus = report.gpus.gpus
+        self.may_have_broken_gpus = bool(gpus) and any(
+            gpu.figures.xids or gpu.figures.condition is not GpuCondition.OK for gpu in gpus
         )
 
 
 class Cluster:
-    """All nodes and their jobs; `apply` and `apply_all` are all that changes it, but for troubles."""
+    """All nodes and their jobs; `apply` and `apply_all` are all that changes it, but for troubles.
+
+    Attributes:
+        heard_s: When each node's newest report came; minus infinity before the first.
+        back_s: When each node was first heard, or first heard again after a gap.
+        available_frac: Of each node's memory; 1 while that is not known.
+    """
 
     def __init__(self, nodes: Sequence[str]) -> None:
         self.nodes = {name: Node(name, index) for index, name in enumerate(nodes)}
         self.node_names = tuple(self.nodes)
         self.jobs: dict[str, JobModel] = {}
         """The newest attempt of each job, oldest job first."""
+        self.heard_s = np.full(len(self.nodes), -np.inf)
+        self.back_s = np.full(len(self.nodes), -np.inf)
+        self.available_frac = np.ones(len(self.nodes))
         self.num_unknown_nodes = 0
         """Reports under a name that is not a node of this cluster."""
 
@@ -107,13 +110,24 @@ class Cluster:
             elif not node.is_newer(report):
                 node.num_ignored += 1
             else:
-                node.put(report, now_s)
+                node.put(report)
                 taken.append((node.index, report, now_s))
                 told.append(self._put_jobs(node, report, now_s))
         if taken:
+            self._put_nodes(taken)
             self._put_ranks(RankBatch(taken), told)
             for job in {id(job): job for jobs in told for job in jobs if job is not None}.values():
                 job.sample_steps(taken[-1][2])
+
+    def _put_nodes(self, taken: Sequence[tuple[int, NodeFrame, float]]) -> None:
+        nodes = [node for node, _, _ in taken]
+        now_s = np.array([now_s for _, _, now_s in taken])
+        self.back_s[nodes] = np.where(now_s - self.heard_s[nodes] > GAP_S, now_s, self.back_s[nodes])
+        self.heard_s[nodes] = now_s
+        self.available_frac[nodes] = [
+            report.memory_available_bytes / report.memory_total_bytes if report.memory_total_bytes else 1.0
+            for _, report, _ in taken
+        ]
 
     def _put_jobs(self, node: Node, report: NodeFrame, now_s: float) -> list[JobModel | None]:
         """Take what a node says of jobs; return the model of each, None for those that are not believed."""

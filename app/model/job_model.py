@@ -5,13 +5,14 @@ The arrays exist so that a question about 16,384 ranks is a few vector operation
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from agent.wire.digest import HAS_LOSS, HAS_REPORT, IS_STEP_COUNTED, IS_STRANGE, PHASES
-from agent.wire.jobs import ENDED_STATES, JobState
+from agent.wire.jobs import JobState
 from app.model.group_tables import GroupTables
+from app.model.job_shares import NodeShare, SharesTogether, is_news
 from app.model.oddities import PROBE_PATIENCE_S, UNPROBED_BIT, Oddities
 from app.model.outside import Output
 from app.model.rank_batch import COUNT, SECOND
@@ -34,31 +35,6 @@ HEARD_S = 2.0
 """A rank that its node has not spoken of for longer, ten of its reports, is not asked for its step."""
 
 
-WORST_FIRST = (
-    JobState.FAILED,
-    JobState.LOST,
-    JobState.STOPPING,
-    JobState.RESTARTING,
-    JobState.RUNNING,
-    JobState.PREPARED,
-    JobState.STOPPED,
-    JobState.SUCCEEDED,
-)
-"""Of its nodes' states a job has the first in this order."""
-
-
-class NodeShare(NamedTuple):
-    """What a node last said of the job as a whole."""
-
-    status: JobStatus
-    received_s: float
-
-    @property
-    def began_s(self) -> float:
-        """Since when the job has been in its state on this node."""
-        return self.received_s - self.status.state_s
-
-
 class JobModel(RankColumns):
     """What is known of one attempt of a job: its ranks, and itself.
 
@@ -69,6 +45,8 @@ class JobModel(RankColumns):
         output: When they print.
         step_rate: How fast the one goes that is behind.
         shares: By node.
+        together: What these say as one.
+        told_s: When each node last spoke of the job, by its index; NaN before, and not for all nodes.
         stop_began_s: When the job was told to end; infinity while it was not.
         num_ignored: Facts that were refused: ranks of other nodes, members that are none, contradictions.
     """
@@ -81,6 +59,8 @@ class JobModel(RankColumns):
         self.oddities, self.output, self.is_step_counted, self._tells_steps = Oddities(), Output(), False, False
         self.group_tables = GroupTables(world_size)
         self.shares: dict[int, NodeShare] = {}
+        self.together = SharesTogether(self.shares)
+        self.told_s = np.full(num_nodes, np.nan)
         self.stop_began_s = float("inf")
         self.num_ignored = 0
         self.step_rate, self._pacer, self._sampled_s = StepRate(), 0, -np.inf
@@ -100,6 +80,11 @@ class JobModel(RankColumns):
             self.node_of[self.node_of == node] = -1
             self.node_of[first:last] = node
         self.shares[node] = NodeShare(status, now_s)
+        if node >= len(self.told_s):
+            self.told_s = np.concatenate([self.told_s, np.full(node + 1, np.nan)])
+        self.told_s[node] = now_s
+        if before is None or is_news(before.status, status):
+            self.together = SharesTogether(self.shares)
         if status.state is JobState.STOPPING:
             self.stop_began_s = min(self.stop_began_s, now_s - status.state_s)
         elif status.state is JobState.STOPPED and self.stop_began_s == float("inf"):
@@ -172,11 +157,8 @@ class JobModel(RankColumns):
 
     def state(self) -> str:
         """Return the job's state over its nodes: one node's failure is the job's."""
-        states = {share.status.state for share in self.shares.values()}
-        for state in WORST_FIRST:
-            if state in states:
-                return "starting" if state is JobState.RUNNING and self.is_starting() else str(state)
-        return str(WORST_FIRST[-1])
+        state = self.together.state
+        return "starting" if state is JobState.RUNNING and self.is_starting() else str(state)
 
     def is_starting(self) -> bool:
         """Return whether some rank has not opened its process group, and none has made a step."""
@@ -191,12 +173,11 @@ class JobModel(RankColumns):
 
     def notes(self) -> dict[str, str]:
         """Return what limits what can be seen of the ranks, a sentence for each, by what it is."""
-        whys = (share.status.unprobed for share in self.shares.values())
-        return self.oddities.notes(next(filter(None, whys), ""))
+        return self.oddities.notes(self.together.why_unprobed)
 
     def is_ended(self) -> bool:
         """Return whether the job is over on every node that has told of it."""
-        return all(share.status.state in ENDED_STATES for share in self.shares.values())
+        return self.together.is_ended
 
     def ranks_of(self, node: int) -> list[int]:
         """Return the ranks of a node."""
@@ -227,7 +208,7 @@ class JobModel(RankColumns):
         has_report = records["flags"] & HAS_REPORT != 0
         has_waited = records["seconds"][:, SECOND["seen_s"]] >= PROBE_PATIENCE_S
         if not has_report.all():
-            has_waited |= self._is_without_probes[self.node_of[ranks]]
+            has_waited |= np.isin(self.node_of[ranks], self.together.unprobed_nodes)
         is_unprobed = ~has_report & (records["process"] != Process.EXITED) & has_waited
         self.is_unprobed[ranks] = is_unprobed
         bits = np.where(has_report, records["oddities"], 0) | np.where(is_unprobed, UNPROBED_BIT, 0)
@@ -235,13 +216,6 @@ class JobModel(RankColumns):
         self._odd_bits[ranks] = bits
         for at in np.flatnonzero(is_news).tolist():
             self.oddities.put(int(ranks[at]), int(bits[at]))
-
-    @property
-    def _is_without_probes(self) -> NDArray[np.bool_]:
-        """Which nodes know, by index, that their ranks have no probe."""
-        is_without = np.zeros(max(self.shares, default=-1) + 1, np.bool_)
-        is_without[[node for node, share in self.shares.items() if share.status.unprobed]] = True
-        return is_without
 
     def _put_standings(self, batch: RankBatch, rows: NDArray[np.int64], ranks: NDArray[np.int64]) -> None:
         """Take where ranks stand in their groups."""

@@ -118,7 +118,7 @@ def _uuids(gpu: GpuReport) -> Iterator[str]:
 def gpu_rows(cluster: Cluster, job: JobModel | None, now_s: float, max_rows: int | None = None) -> list[GpuRow]:
     """Return a row per GPU of every node; with `max_rows` of the oddest, the worst first."""
     gpus = [
-        (node, gpu, node.report.gpus.age_s + max(0.0, now_s - node.received_s))
+        (node, gpu, node.report.gpus.age_s + max(0.0, now_s - float(cluster.heard_s[node.index])))
         for node in cluster.nodes.values()
         if node.report is not None
         for gpu in node.report.gpus.gpus
@@ -142,7 +142,7 @@ def broken_gpus(cluster: Cluster, job: JobModel | None, now_s: float) -> list[Br
     for node in cluster.nodes.values():
         for gpu in node.report.gpus.gpus if node.report is not None and node.may_have_broken_gpus else ():
             if _severity(node, gpu) is Severity.CRITICAL:
-                row = _row(node, gpu, job, max(0.0, now_s - node.received_s))
+                row = _row(node, gpu, job, max(0.0, now_s - float(cluster.heard_s[node.index])))
                 broken.append(BrokenGpu(row.ranks, _broken(row).text))
     return broken
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from app.diagnosis.node_facts import CONNECTING
 from app.model.job_model import PHASE_CODE, Process
 from app.rows import Headline, Severity
 from app.safe_text import clean, clean_name
@@ -29,21 +30,16 @@ MAX_HEADLINE = 400
 
 def node_headline(cluster: Cluster, diagnosis: Diagnosis) -> Headline | None:
     """Return what is to be said of nodes that do not report, None when all do."""
-    late = [
-        name
-        for name, facts in zip(cluster.node_names, diagnosis.nodes, strict=True)
-        if facts.state in ("stale", "lost")
-    ]
+    nodes = diagnosis.nodes
+    late = [cluster.node_names[index] for index in np.flatnonzero(nodes.is_late).tolist()]
     if late:
-        age_s = max(facts.age_s or 0.0 for facts in diagnosis.nodes if facts.state in ("stale", "lost"))
+        age_s = float(nodes.age_s[nodes.is_late].max())
         troubles = sorted({cluster.nodes[name].trouble for name in late})
         if troubles != [""] and len(troubles) == 1:
             return _line(Severity.WARNING, f"no connection to {_names(late)} for {seconds_text(age_s)}: {troubles[0]}")
         has = "has" if len(late) == 1 else "have"
         return _line(Severity.WARNING, f"{_names(late)} {has} not reported for {seconds_text(age_s)}")
-    silent = [
-        name for name, facts in zip(cluster.node_names, diagnosis.nodes, strict=True) if facts.state == "connecting"
-    ]
+    silent = [cluster.node_names[index] for index in np.flatnonzero(nodes.codes == CONNECTING).tolist()]
     if silent:
         agents = "agent" if len(silent) == 1 else "agents"
         num_up = len(cluster.nodes) - len(silent)

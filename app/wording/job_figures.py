@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agent.wire.machine import GpuReport
     from agent.wire.reports import WorkerReport
     from app.diagnosis.diagnoser import JobDiagnosis
-    from app.diagnosis.rank_facts import NodeFacts
+    from app.diagnosis.node_facts import AllNodes
     from app.model.cluster import Cluster, Node
     from app.model.job_model import JobModel
 
@@ -32,14 +32,12 @@ _NO_FIGURES = frozenset({LOSS_METRIC, STEP_METRIC, EPOCH_METRIC})
 """Metrics that are shown as what they stand for."""
 
 
-def job_figures(
-    cluster: Cluster, job: JobModel, found: JobDiagnosis, nodes: Sequence[NodeFacts], now_s: float
-) -> list[Figure]:
+def job_figures(cluster: Cluster, job: JobModel, found: JobDiagnosis, nodes: AllNodes, now_s: float) -> list[Figure]:
     """Return the figures of now: of ranks whose processes live and whose nodes are heard, of nodes that are heard.
 
     Those of GPUs are there where a node of the job has GPUs, those of its ranks' processes else.
     """
-    is_up = np.array([*(facts.state == "up" for facts in nodes), False])
+    is_up = np.append(nodes.is_up, False)
     is_heard = is_up[job.node_of] & (job.process != Process.UNSEEN) & (job.process != Process.EXITED)
     ranks = np.flatnonzero(is_heard)
     own = [node for node in cluster.nodes.values() if node.index in job.shares]

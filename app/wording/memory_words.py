@@ -101,7 +101,7 @@ class JobMemory:
         """Return how old the figures of a node's ranks are; None for ranks that no node has told of."""
         if owner < 0:
             return None
-        return max(0.0, self._now_s - self._cluster.nodes[self._cluster.node_names[owner]].received_s)
+        return max(0.0, self._now_s - float(self._cluster.heard_s[owner]))
 
     def _pss_of_all(self) -> int | None:
         """Return the memory of the living ranks, pages that they share counted once; None while one's is not known."""

@@ -180,9 +180,10 @@ class EventLog:
         if known is None:
             known = np.full(len(self._node_codes), CONNECTING, np.int8)
         changed: dict[tuple[str, str], list[str]] = {}
+        names = view.node_names
         for index in np.flatnonzero(known != self._node_codes).tolist():
             both = (NODE_STATES[known[index]], NODE_STATES[self._node_codes[index]])
-            changed.setdefault(both, []).append(view.node_names[index])
+            changed.setdefault(both, []).append(names[index])
         for (before, state), names in changed.items():
             more = f" and {len(names) - MAX_NODES_NAMED} more" if len(names) > MAX_NODES_NAMED else ""
             who = f"node{'' if len(names) == 1 else 's'} {', '.join(names[:MAX_NODES_NAMED])}{more}"

@@ -203,7 +203,8 @@ class WaitShare:
         before, self._mark = self._mark, mark
         if before is None:
             return
-        grown = np.clip(mark.counters - before.counters, 0.0, None)
+        grown = mark.counters - before.counters
+        np.maximum(grown, 0.0, out=grown)
         grown[1] = np.minimum(grown[1], grown[0])
         slot = self._num_filled % NUM_SLOTS
         if self._slot_s == 0.0:

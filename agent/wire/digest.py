@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from agent.wire.codec import IncompatibleWireError, MalformedMessageError
 from agent.wire.progress import is_step_counted, loss_of, step_of
 from agent.wire.reports import (
     MAX_NODE_REPORT_BYTES,
-    WIRE_VERSION,
     NodeHead,
     NodeReport,
     ProcessState,
     WorkerReport,
     decode_node_report,
+    decode_with,
 )
 from ddpcore.wire import DECODE_ERRORS, Name, Oddity, Phase, Rank, Word
 
@@ -152,16 +151,7 @@ def decode_frame(frame: bytes) -> NodeFrame:
         IncompatibleWireError: It is of another wire version.
         MalformedMessageError: The bytes are too many or not a NodeReport.
     """
-    if len(frame) > MAX_NODE_REPORT_BYTES:
-        raise MalformedMessageError(f"a report of {len(frame)} bytes, at most {MAX_NODE_REPORT_BYTES} are taken")
-    try:
-        decoded = _frame_decoder.decode(frame)
-    except DECODE_ERRORS as error:
-        raise MalformedMessageError(f"not a node report: {error}") from error
-    if decoded.wire_version != WIRE_VERSION:
-        raise IncompatibleWireError(
-            f"the agent speaks wire version {decoded.wire_version}, this console {WIRE_VERSION}"
-        )
+    decoded = decode_with(_frame_decoder, frame)
     return decoded if decoded.digest is not None else frame_of(decode_node_report(frame))
 
 

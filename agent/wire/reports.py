@@ -7,7 +7,7 @@ look through the reports of a whole fleet in vain.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -167,10 +167,18 @@ def decode_node_report(frame: bytes) -> NodeReport:
         IncompatibleWireError: It is of another wire version.
         MalformedMessageError: The bytes are too many or not a NodeReport.
     """
+    return decode_with(_decoder, frame)
+
+
+Head = TypeVar("Head", bound=NodeHead)
+
+
+def decode_with(decoder: msgspec.msgpack.Decoder[Head], frame: bytes) -> Head:
+    """Return what a decoder of reports makes of a frame; raises as `decode_node_report` does."""
     if len(frame) > MAX_NODE_REPORT_BYTES:
         raise MalformedMessageError(f"a report of {len(frame)} bytes, at most {MAX_NODE_REPORT_BYTES} are taken")
     try:
-        report = _decoder.decode(frame)
+        report = decoder.decode(frame)
     except DECODE_ERRORS as error:
         raise MalformedMessageError(f"not a node report: {error}") from error
     if report.wire_version != WIRE_VERSION:

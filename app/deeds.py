@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from agent.wire.jobs import MAX_LOCAL_WORLD_SIZE
+from app.diagnosis.node_facts import LOST
 from app.model.cluster import MAX_WORLD_SIZE
 from app.words import nodes_text, ranks_text
 
@@ -56,9 +57,8 @@ def max_ranks(num_nodes: int) -> int:
 
 def lost_nodes(view: View) -> list[str]:
     """Return the nodes without which a job could go on: there is no way to them, and there is to others."""
-    states = view.node_states()
-    lost = [node for node, state in states if state == "lost"]
-    return lost if len(lost) < len(states) else []
+    lost = [node for node, code in zip(view.node_names, view.node_codes.tolist(), strict=True) if code == LOST]
+    return lost if len(lost) < view.num_nodes else []
 
 
 def deed_title(deed: Deed, job: JobRow, *, has_ended: bool) -> str:
@@ -92,7 +92,7 @@ def whom(view: View) -> str:
     """Return `ranks 0-1 on demo-0 (pids 11, 12) and ranks 2-3 on demo-1 (pids 21, 22)`, a few of many nodes."""
     parts: list[str] = []
     num_others = 0
-    for index, (node, _) in enumerate(view.node_states()):
+    for index, node in enumerate(view.node_names):
         ranks = view.ranks_on(index)
         if not ranks:
             continue

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING
 
 from agent.wire.jobs import ENDED_STATES
 from agent.wire.replies import RefusalReason
+from app.audit_lines import Act
 from app.errors import AgentRefusedError, AppError
 from app.sessions.shares import newest, next_attempt, next_shares
 from app.words import nodes_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from agent.wire.commands import PrepareAgain
     from agent.wire.jobs import JobStatus
+    from app.audit_log import AuditLog
     from app.roads.fleet import Fleet
 
 POLL_S = 0.25
@@ -33,12 +35,18 @@ class JobControl:
         doing: What is under way, in a few clean words; empty while nothing is.
     """
 
-    def __init__(self, fleet: Callable[[], Fleet], nodes: Sequence[str], tell: Callable[[str], None]) -> None:
-        """Over the nodes that `fleet` reaches; `tell` takes a sentence about each thing that was done."""
+    def __init__(
+        self, fleet: Callable[[], Fleet], nodes: Sequence[str], tell: Callable[[str], None], audit: AuditLog
+    ) -> None:
+        """Over the nodes that `fleet` reaches; `tell` takes a sentence about each thing that was done.
+
+        `audit` takes also what failed.
+        """
         self.doing = ""
         self._fleet = fleet
         self._nodes = list(nodes)
         self._tell = tell
+        self._audit = audit
         self._num_wishes = 0
         self._beginning = asyncio.Lock()
         """Held while the nodes are asked to begin an attempt."""
@@ -53,6 +61,9 @@ class JobControl:
         Raises:
             AppError: No node knows it, or one did not answer.
         """
+        return await self._kept("stop", job_id, self._stop(job_id, is_agreed=is_agreed))
+
+    async def _stop(self, job_id: str, *, is_agreed: bool) -> str:
         await self._wish()
         missing = await self._end(job_id, is_agreed=is_agreed)
         how = "to end after a step and a checkpoint" if is_agreed else "by SIGTERM to end"
@@ -64,6 +75,9 @@ class JobControl:
         Raises:
             AppError: No node knows it, or one did not answer.
         """
+        return await self._kept("kill", job_id, self._kill(job_id))
+
+    async def _kill(self, job_id: str) -> str:
         await self._wish()
         nodes = await self._fleet().kill(job_id)
         return self._told(f"job {job_id} was killed on {nodes_text(nodes)}")
@@ -85,6 +99,10 @@ class JobControl:
         Raises:
             AppError: A node refused or did not answer; what had been prepared is taken back.
         """
+        doing = self._restart(job_id, num_ranks, is_at_once=is_at_once, meet_at=meet_at)
+        return await self._kept("restart", job_id, doing)
+
+    async def _restart(self, job_id: str, num_ranks: int | None, *, is_at_once: bool, meet_at: str) -> str:
         wish = await self._wish()
         statuses = await self.statuses(job_id)
         next_shares(statuses, num_ranks, takes_any=bool(meet_at))  # what cannot begin again is not ended for it
@@ -177,6 +195,9 @@ class JobControl:
                 await asyncio.sleep(POLL_S)
             else:
                 return next(iter(commands.values()))
+
+    def _kept(self, action: str, job_id: str, doing: Awaitable[str]) -> Awaitable[str]:
+        return self._audit.kept(Act(action, tuple(self._nodes), job_id), doing)
 
     def _told(self, sentence: str) -> str:
         self._tell(sentence)

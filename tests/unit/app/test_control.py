@@ -20,6 +20,7 @@ from agent.wire.commands import (
 )
 from agent.wire.jobs import JobState, JobStatus
 from agent.wire.replies import Accepted, RefusalReason, Refused, Reply, Status
+from app.audit_log import AuditLog
 from app.errors import AgentRefusedError, AgentUnreachableError, UsageError
 from app.roads.fleet import Fleet
 from app.sessions.control import JobControl
@@ -91,7 +92,7 @@ def road(state: JobState = JobState.RUNNING, num_nodes: int = 1) -> NodeRoad:
 
 def control_over(**roads: NodeRoad) -> JobControl:
     fleet = Fleet(roads)
-    return JobControl(lambda: fleet, list(roads), lambda _sentence: None)
+    return JobControl(lambda: fleet, list(roads), lambda _sentence: None, AuditLog(None))
 
 
 def unreachable(node: str) -> Callable[[], Reply]:

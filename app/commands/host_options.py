@@ -12,6 +12,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
+from app.commands.audited import audit_log
 from app.errors import SessionError, UsageError
 from app.evidence.store import check_directory, default_directory
 from app.headless import print_line
@@ -115,7 +116,7 @@ def session_options(*, evidence_dir: Path | None, keeps_none: bool, **how: Any) 
         click.UsageError: See `evidence_place`; and so `SessionError`.
     """
     place = evidence_place(evidence_dir, keeps_none=keeps_none)
-    return SessionOptions(place, how["recording"], how["is_read_only"], how["settings"].thresholds)
+    return SessionOptions(place, how["recording"], how["is_read_only"], how["settings"].thresholds, audit_log())
 
 
 def evidence_place(evidence_dir: Path | None, *, keeps_none: bool) -> Path | None:

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING
 
 from agent.wire.jobs import ENDED_STATES
 from agent.wire.replies import RefusalReason
+from app.audit_lines import Act
 from app.errors import AgentRefusedError, AppError
 from app.sessions.meeting_place import LOOPBACK, meeting_addresses, no_address
 from app.sessions.shares import in_order, newest, next_attempt, next_shares
 from app.words import nodes_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from agent.wire.commands import PrepareAgain
     from agent.wire.jobs import JobStatus
+    from app.audit_log import AuditLog
     from app.roads.fleet import Fleet
 
 POLL_S = 0.25
@@ -39,6 +41,7 @@ class JobControl:
         fleet: Callable[[], Fleet],
         nodes: Sequence[str],
         tell: Callable[[str], None],
+        audit: AuditLog,
         addresses: Callable[[str], Sequence[str]] = lambda _node: (),
     ) -> None:
         """Over some nodes.
@@ -47,12 +50,14 @@ class JobControl:
             fleet: Reaches them.
             nodes: Their names.
             tell: Takes a sentence about each thing that was done.
+            audit: Takes also what failed.
             addresses: Returns under which ones a node may be reached by others; see `meeting_addresses`.
         """
         self.doing = ""
         self._fleet = fleet
         self._nodes = list(nodes)
         self._tell = tell
+        self._audit = audit
         self._addresses = addresses
         self._num_wishes = 0
         self._beginning = asyncio.Lock()
@@ -68,6 +73,9 @@ class JobControl:
         Raises:
             AppError: No node knows it, or one did not answer.
         """
+        return await self._kept("stop", job_id, self._stop(job_id, is_agreed=is_agreed))
+
+    async def _stop(self, job_id: str, *, is_agreed: bool) -> str:
         await self._wish()
         missing = await self._end(job_id, is_agreed=is_agreed)
         how = "to end after a step and a checkpoint" if is_agreed else "by SIGTERM to end"
@@ -79,6 +87,9 @@ class JobControl:
         Raises:
             AppError: No node knows it, or one did not answer.
         """
+        return await self._kept("kill", job_id, self._kill(job_id))
+
+    async def _kill(self, job_id: str) -> str:
         await self._wish()
         nodes = await self._fleet().kill(job_id)
         return self._told(f"job {job_id} was killed on {nodes_text(nodes)}")
@@ -100,6 +111,10 @@ class JobControl:
         Raises:
             AppError: A node refused or did not answer; what had been prepared is taken back.
         """
+        doing = self._restart(job_id, num_ranks, is_at_once=is_at_once, takes_those_here=takes_those_here)
+        return await self._kept("restart", job_id, doing)
+
+    async def _restart(self, job_id: str, num_ranks: int | None, *, is_at_once: bool, takes_those_here: bool) -> str:
         wish = await self._wish()
         statuses = await self.statuses(job_id)
         meet_at = self._meeting_address(statuses) if takes_those_here else ""
@@ -207,6 +222,9 @@ class JobControl:
                 await asyncio.sleep(POLL_S)
             else:
                 return next(iter(commands.values()))
+
+    def _kept(self, action: str, job_id: str, doing: Awaitable[str]) -> Awaitable[str]:
+        return self._audit.kept(Act(action, tuple(self._nodes), job_id), doing)
 
     def _told(self, sentence: str) -> str:
         self._tell(sentence)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from agent.wire.machine import GpuWatchState
 from agent.wire.replies import RefusalReason
+from app.audit_lines import Act
 from app.deeds import NOT_AGAIN
 from app.errors import AgentRefusedError, AppError, UsageError
 from app.headless import is_over
@@ -122,10 +123,10 @@ class RemoteSession(LiveSession):
         await self.connect()
         if self._request is None:
             return
-        specs = await self._start_on_hosts(self._request, await self._reports(self._request.num_ranks))
+        told = await self._start_and_tell(self._request, await self._reports(self._request.num_ranks))
         if self.starter is not None:
             self.starter.remember(self._request)
-        self._notices.append(f"{self._started_text(specs)}; importing torch takes some seconds")
+        self._notices.append(f"{told}; importing torch takes some seconds")
 
     async def start_another(self, request: RunRequest) -> str:
         """Start another job where none runs, and follow it from now on; return a sentence that says so.
@@ -142,18 +143,23 @@ class RemoteSession(LiveSession):
             raise UsageError(words, "end it first: x in the console, or rankdeck stop")
         followed = (self._job_id, self._own_job_id, self._is_ended)
         try:
-            specs = await self._start_on_hosts(request, reports)
+            started = await self._start_and_tell(request, reports)
         except AgentRefusedError:
             self._job_id, self._own_job_id, self._is_ended = followed
             self._is_certain = True
             raise
         self._request = request
-        told = f"{self._started_text(specs)}: {clean(shlex.join(request.command), NAME_LIMIT)}"
+        told = f"{started}: {clean(shlex.join(request.command), NAME_LIMIT)}"
         self.session.tell_done(told)
         return told
 
-    def _started_text(self, specs: Mapping[str, JobSpec]) -> str:
-        first = next(iter(specs.values()))
+    async def _start_and_tell(self, request: RunRequest, reports: Mapping[str, NodeReport]) -> str:
+        """Start a job, and return a sentence that says so."""
+        act = Act("start", tuple(self._hosts.names), request.job_id, request.command)
+        return await self.session.audit.kept(act, self._started(request, reports))
+
+    async def _started(self, request: RunRequest, reports: Mapping[str, NodeReport]) -> str:
+        first = next(iter((await self._start_on_hosts(request, reports)).values()))
         ranks = f"{first.world_size} rank{'' if first.world_size == 1 else 's'}"
         return f"job {first.job_id} started on {self._hosts.text} with {ranks}"
 
@@ -236,13 +242,16 @@ class RemoteSession(LiveSession):
                 await self._end_rest(next(iter(shares.values())).job_id, nodes)
 
     async def _end_rest(self, job_id: str, nodes: list[str]) -> None:
+        act = Act("stop", tuple(nodes), job_id)
         where = f"what was left of job {clean_name(job_id)} on {nodes_text(nodes)}"
         try:
             await self.session.fleet.stop(job_id, nodes, is_agreed=False)
         except AppError as error:
-            self._tell(f"{where} was not ended: {error}")
+            told, is_done = f"{where} was not ended: {error}", False
         else:
-            self._tell(f"{where} was ended: it has failed on another node")
+            told, is_done = f"{where} was ended: it has failed on another node", True
+        self._tell(told)
+        self.session.audit.add(act, told, is_done=is_done)
 
     def view(self) -> View:
         """Return the rows of now.

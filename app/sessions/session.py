@@ -16,6 +16,7 @@ import msgspec
 
 from agent.wire.fields import TELEMETRY_SOCKET
 from agent.wire.logs import LAUNCHER_RANK, LogLine
+from app.audit_lines import Act
 from app.diagnosis.diagnoser import Diagnoser
 from app.errors import AppError, IncompatibleAgentError, UsageError
 from app.event_log import EventLog
@@ -91,7 +92,9 @@ class Session:
         self._diagnoser = Diagnoser(self._thresholds)
         self._telemetry = Telemetry({node: path / TELEMETRY_SOCKET for node, path in self._directories.items()})
         self._fleet = Fleet({})
-        self.control = JobControl(lambda: self._fleet, list(self._directories), self.tell_done, addresses)
+        self.audit = options.audit
+        """Where what is done from here is written down."""
+        self.control = JobControl(lambda: self._fleet, list(self._directories), self.tell_done, self.audit, addresses)
         """Acts on the jobs; after `connect`."""
         self.events = EventLog()
         """What has happened while this session looked on."""
@@ -178,7 +181,7 @@ class Session:
 
     def drain_notices(self) -> list[str]:
         """Return sentences about what was kept since the last call."""
-        keepers = (self._keeper, self._recorder)
+        keepers = (self._keeper, self._recorder, self.audit)
         return [notice for keeper in keepers if keeper is not None for notice in keeper.drain_notices()]
 
     @property
@@ -197,8 +200,18 @@ class Session:
         job, rows = view.job(), view.ranks([fault.rank])
         if job is None or not rows or not rows[0].node:
             raise UsageError(f"no node has rank {fault.rank}")
-        node = rows[0].node
-        await self._fleet.inject(node, job.job_id, fault)
+        return await self.inject_on(rows[0].node, job.job_id, fault)
+
+    async def inject_on(self, node: str, job_id: str, fault: Fault) -> str:
+        """Do harm to a rank of a node's job; as `inject`.
+
+        Raises:
+            AgentRefusedError: The agent said no.
+        """
+        return await self.audit.kept(Act("fault", (node,), job_id), self._inject(node, job_id, fault))
+
+    async def _inject(self, node: str, job_id: str, fault: Fault) -> str:
+        await self._fleet.inject(node, job_id, fault)
         done = f"rank {fault.rank} on {node} {told(fault)}"
         self.tell_done(done)
         return done

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import re
 import stat
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -35,7 +37,6 @@ from tests.support.waiting import until_async
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -81,6 +82,25 @@ async def test_the_agent_of_a_host_is_seen_and_spoken_to_from_here(network: Netw
     assert link.shut_down(kill_jobs=False) == 0
     await session.close()
     assert not link_directory.exists()
+
+
+@pytest.mark.parametrize("network", [(), ("AllowStreamLocalForwarding no",)], indirect=True, ids=["sockets", "proxy"])
+async def test_the_agent_writes_down_by_which_process_a_console_came(network: Network, link: HostLink) -> None:
+    log = Path(link.bring_up().dir) / "audit.jsonl"
+    session = RemoteSession(these(link))
+    await session.start()
+    try:
+        with pytest.raises(AgentRefusedError, match="unknown_job"):
+            await session.session.control.kill("gone")
+        link.shut_down(kill_jobs=False)
+    finally:
+        await session.close()
+
+    killed, ended = (json.loads(line) for line in log.read_text().splitlines())
+    assert (killed["command"], killed["job_id"], killed["reason"]) == ("kill", "gone", "unknown_job")
+    assert killed["node"] == "h1"
+    assert killed["process"].startswith("sshd" if link.is_forwarded else "python")
+    assert (ended["command"], ended["outcome"]) == ("shutdown", "accepted")
 
 
 async def test_a_lost_connection_ends_the_session_with_the_way_back(network: Network, link: HostLink) -> None:

@@ -20,6 +20,7 @@ from agent.wire.commands import (
 )
 from agent.wire.jobs import JobState, JobStatus
 from agent.wire.replies import Accepted, RefusalReason, Refused, Reply, Status
+from app.audit_log import AuditLog
 from app.errors import AgentRefusedError, AgentUnreachableError, UsageError
 from app.roads.fleet import Fleet
 from app.sessions.control import JobControl
@@ -91,7 +92,7 @@ def road(state: JobState = JobState.RUNNING, num_nodes: int = 1) -> NodeRoad:
 
 def control_over(**roads: NodeRoad) -> JobControl:
     fleet = Fleet(roads)
-    return JobControl(lambda: fleet, list(roads), lambda _sentence: None)
+    return JobControl(lambda: fleet, list(roads), lambda _sentence: None, AuditLog(None))
 
 
 def unreachable(node: str) -> Callable[[], Reply]:
@@ -209,7 +210,7 @@ async def test_nodes_that_go_on_together_meet_at_an_address_of_the_first() -> No
     roads["n0"].answers[GetStatus] = unreachable("n0")
     fleet = Fleet(roads)
     addresses = {"n1": ["10.0.0.1/24"], "n2": ["10.0.0.2/24"]}
-    control = JobControl(lambda: fleet, list(roads), lambda _sentence: None, addresses.__getitem__)
+    control = JobControl(lambda: fleet, list(roads), lambda _sentence: None, AuditLog(None), addresses.__getitem__)
     assert await control.restart("j", is_at_once=True, takes_those_here=True)
     assert roads["n1"].kinds() == roads["n2"].kinds() == ["Kill", "PrepareAgain", "Commit"]
     again = roads["n2"].heard[1]

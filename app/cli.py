@@ -20,10 +20,10 @@ from app.commands.init import init
 from app.commands.install import install
 from app.commands.run import START_VERBS
 from app.commands.serve import serve
-from app.commands.settings_options import takes_settings
+from app.commands.settings_options import settings_options, takes_settings
 from app.commands.start import ask_what_to_do
 from app.commands.up_down import down, up
-from app.errors import AppError, ExitCode
+from app.errors import AppError, ExitCode, UsageError
 from app.evidence.store import check_directory
 from app.faults import AT_START, parse_fault
 from app.headless import print_line
@@ -43,17 +43,20 @@ from app.sessions.options import SessionOptions
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
 @click.version_option(version("rankdeck"), prog_name="rankdeck")
+@settings_options
 @click.pass_context
-def rankdeck(context: click.Context) -> None:
+def rankdeck(context: click.Context, *, assignments: tuple[str, ...], has_no_files: bool) -> None:
     """Watch a PyTorch DDP job live: which rank holds the others up, at which barrier, on which line, and why.
 
-    Alone, in a terminal, it asks what to do.
+    Alone, in a terminal, it asks what to do; --set and --no-config are for that, and for what is chosen.
     """
     if context.invoked_subcommand is not None:
+        if assignments or has_no_files:
+            raise UsageError("--set and --no-config stand behind the command", f"{context.invoked_subcommand} --help")
         return
     if not is_terminal():
         raise click.exceptions.NoArgsIsHelpError(context)
-    if chosen := ask_what_to_do():
+    if chosen := ask_what_to_do(assignments, has_files=not has_no_files):
         print_line(f"rankdeck: {shell_text(chosen)}")
         rankdeck.main(list(chosen), prog_name="rankdeck", standalone_mode=False)
 

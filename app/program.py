@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -12,6 +12,10 @@ from agent.wire.jobs import MAX_LOCAL_WORLD_SIZE, MAX_RESTARTS
 from agent.wire.secret_mask import MASK
 from app.errors import UsageError
 from app.safe_text import LINE_LIMIT, clean
+from app.ssh.config import THIS_MACHINE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _PYTHON = re.compile(r"(?:.*/)?(?:python[0-9.]*|torchrun)")
 _NOT_IN_IDS = re.compile(r"[^a-z0-9]+")
@@ -29,7 +33,7 @@ class Program(msgspec.Struct, frozen=True):
     """None: one for each GPU of the host, without GPUs one for every two cores."""
     max_restarts: int = 0
     workdir: str = ""
-    """Where it runs there; empty is the home of the host, on this machine this directory."""
+    """Where it runs there; empty is `usual_workdir`."""
     python: str = ""
     """Of the ranks; empty is the agent's own."""
 
@@ -112,8 +116,8 @@ def make_job_id(command: tuple[str, ...], salt: str) -> str:
     return f"{stem or 'job'}-{salt}"
 
 
-def run_argv(host: str, program: Program) -> tuple[str, ...]:
-    """Return the arguments of `rankdeck` that start a program on a host."""
+def run_argv(host: str | None, program: Program) -> tuple[str, ...]:
+    """Return the arguments of `rankdeck` that start a program on a host, or, without one, on all of the inventory."""
     given = (
         ("--nproc-per-node", "" if program.num_ranks is None else str(program.num_ranks)),
         ("--max-restarts", str(program.max_restarts or "")),
@@ -121,7 +125,15 @@ def run_argv(host: str, program: Program) -> tuple[str, ...]:
         ("--job-python", program.python),
     )
     options = [word for name, value in given if value for word in (name, value)]
-    return ("run", "--host", host, *options, "--", *program.command)
+    return ("run", *(() if host is None else ("--host", host)), *options, "--", *program.command)
+
+
+def usual_workdir(hosts: Sequence[str]) -> str:
+    """Return where a program runs on some hosts unless a person says otherwise."""
+    if list(hosts) == [THIS_MACHINE]:
+        return "the inventory's, else this directory"
+    here = f"; on {THIS_MACHINE} this directory" if THIS_MACHINE in hosts else ""
+    return f"the inventory's, else home{here}"
 
 
 def shell_text(argv: tuple[str, ...]) -> str:

@@ -168,6 +168,8 @@ class NodeRow(msgspec.Struct, frozen=True):
     """Why there are no fresh figures of its GPUs."""
     age_s: float | None
     """Since its last report."""
+    trouble: str = ""
+    """Why there is no way to it from here, as far as that is known; empty while there is one."""
 
     @property
     def is_old(self) -> bool:

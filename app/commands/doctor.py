@@ -12,13 +12,14 @@ import click
 import msgspec
 
 from app.at_once import at_once
-from app.commands.host_options import json_option, link_by, named_python, print_json, reaches, workdir_on
+from app.commands.host_options import json_option, link_by, named_python, print_json, reaches
 from app.commands.inventory_file import named_hosts
 from app.commands.up_down import takes_hosts
 from app.headless import print_line
 from app.preflight.asking import preflight
 from app.preflight.findings import Wanted
 from app.preflight.report_lines import Tone, report_lines
+from app.sessions.workdir import workdir_on
 
 if TYPE_CHECKING:
     from app.inventory.inventory import HostEntry

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -13,7 +12,7 @@ import msgspec
 from click.core import ParameterSource
 
 from app.commands.audited import audit_log
-from app.errors import SessionError, UsageError
+from app.errors import SessionError
 from app.evidence.store import check_directory, default_directory
 from app.headless import print_line
 from app.presenting import is_terminal, print_session, show_session
@@ -93,20 +92,6 @@ def link_by(host: str, named_python: str, inventory_python: str, default_python:
     from app.ssh.host_link import Access, HostLink  # noqa: PLC0415
 
     return HostLink(Access(host, named_python or inventory_python or default_python, ssh_config), LOGINS)
-
-
-def workdir_on(host: str, workdir: str) -> str:
-    """Return where a program runs: the home of a host, and on this machine where the person is.
-
-    Raises:
-        UsageError: That directory is gone.
-    """
-    if host != THIS_MACHINE:
-        return workdir or "~"
-    try:
-        return os.path.abspath(os.path.expanduser(workdir))  # noqa: PTH100, PTH111 - `..` of a link is the person's
-    except FileNotFoundError as error:
-        raise UsageError("this directory is gone", "say --workdir") from error
 
 
 def session_options(*, evidence_dir: Path | None, keeps_none: bool, **how: Any) -> SessionOptions:

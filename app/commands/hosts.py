@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from app.commands.host_options import (
 )
 from app.commands.hosts_of_a_job import HostsWanted, reached, takes_hosts
 from app.commands.settings_options import takes_settings
-from app.errors import AgentUnreachableError, ExitCode
+from app.errors import AgentUnreachableError, ExitCode, UsageError
 from app.headless import exit_code, print_line
 from app.presenting import print_summary
 from app.program import check_job_id
@@ -57,6 +58,8 @@ STATUS_REPORTS_S = 1.0
 def attach(*, wanted: HostsWanted, headless: bool, is_json: bool, **how: Any) -> None:
     """Watch the job of some hosts, whoever has started it."""
     options = session_options(**how)
+    with contextlib.suppress(UsageError):  # where this directory is gone one can still look on
+        wanted = wanted.with_workdirs("")
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
         present(RemoteSession(hosts, None, options), how["settings"], is_json=is_json, is_headless=headless)
 

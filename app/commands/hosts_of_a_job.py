@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import msgspec
 
-from app.commands.host_options import link_by, named_python, reaches, workdir_on
+from app.commands.host_options import link_by, named_python, reaches
 from app.commands.inventory_file import named_hosts
 from app.commands.settings_options import NO_FILES_PARAMETER
 from app.errors import AppError, UsageError
 from app.headless import print_line
 from app.inventory.inventory import HostEntry, Inventory
 from app.sessions.hosts import Hosts
+from app.sessions.workdir import workdir_on
 from app.ssh.config import THIS_MACHINE, parse_destination
 from app.ssh.link_group import LinkGroup
 

@@ -56,7 +56,7 @@ class LiveSession:
 
     @property
     def how_to_begin(self) -> str:
-        """What to do while there is no job; nothing where one comes by itself."""
+        """The command that brings a job while there is none; nothing where one comes by itself."""
         return ""
 
     @property

@@ -103,11 +103,8 @@ class RemoteSession(LiveSession):
 
     @property
     def how_to_begin(self) -> str:
-        """How a job comes to hosts that have none."""
-        if self._request is not None:
-            return ""
-        by_key = "" if self.starter is None else "x starts a program here; or: "
-        return f"{by_key}{self._hosts.command('run')} -- train.py"
+        """The command that brings a job to hosts that have none."""
+        return "" if self._request is not None else f"{self._hosts.command('run')} -- train.py"
 
     @property
     def watched_job(self) -> str:
@@ -140,7 +137,7 @@ class RemoteSession(LiveSession):
         if running or self.session.control.doing:
             where = self._hosts.text
             words = f"job {running[0]} runs on {where}" if running else f"{where} has something under way"
-            raise UsageError(words, "end it first: x in the console, or rankdeck stop")
+            raise UsageError(words, "end it first, from the console or by rankdeck stop")
         followed = (self._job_id, self._own_job_id, self._is_ended)
         try:
             started = await self._start_and_tell(request, reports)

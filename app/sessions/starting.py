@@ -10,6 +10,8 @@ from agent.wire.replies import Shown
 from app.errors import AgentRefusedError
 from app.program import Program, check_command, make_job_id
 from app.sessions.remote_job import RunRequest
+from app.sessions.workdir import workdir_on
+from app.ssh.config import THIS_MACHINE
 from app.words import nodes_text
 
 if TYPE_CHECKING:
@@ -25,7 +27,8 @@ class JobStarter:
     """What `app.tui.source.Starter` asks for; after the session is connected.
 
     Attributes:
-        host: As a person calls it, or some hosts.
+        hosts: Their names.
+        where: Some of them, and how many more.
     """
 
     def __init__(
@@ -43,7 +46,8 @@ class JobStarter:
             usual_python: The first agent's own.
             start: Starts a job and returns a sentence about it.
         """
-        self.host = nodes_text(hosts)
+        self.hosts = list(hosts)
+        self.where = nodes_text(hosts)
         self._first = hosts[0]
         self._fleet = fleet
         self._usual_python = usual_python
@@ -84,12 +88,16 @@ class JobStarter:
             job_id=make_job_id(command, secrets.token_hex(2)),
             num_ranks=program.num_ranks,
             python=program.python,
-            workdir=program.workdir,
+            workdir=self._workdir(program.workdir),
             max_restarts=program.max_restarts,
         )
         told = await self._start(request)
         self.remember(request)
         return told
+
+    def _workdir(self, typed: str) -> str:
+        """Return a directory of this machine as `rankdeck run` understands it: from where the person is."""
+        return workdir_on(THIS_MACHINE, typed) if typed and self.hosts == [THIS_MACHINE] else typed
 
     async def _program(self, job_id: str) -> Program | None:
         """Return what a job is made of, None where that is no longer known."""

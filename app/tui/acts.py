@@ -63,14 +63,16 @@ async def ask_for_program(console: Console) -> None:
     if starter is None:
         console.say("No program can be started from this console.", "warning")
     elif job is not None and job.state not in ENDED:
-        console.say(f"Job {job.job_id} runs on {starter.host}: end it first (x), then start another one.", "warning")
+        by_key = f" ({key})" if (key := stage.keymap.first("control")) else ""
+        told = f"Job {job.job_id} runs on {starter.where}: end it first{by_key}, then start another one."
+        console.say(told, "warning")
     else:
         try:
             past = await starter.past()
         except AppError as error:
             _say_not_done(console, error)
             return
-        program = await console.push_screen_wait(AnotherProgramScreen(stage.look, starter.host, past))
+        program = await console.push_screen_wait(AnotherProgramScreen(stage.look, starter.where, starter.hosts, past))
         if program is not None:
             await _do(console, starter.start(program))
 

@@ -9,6 +9,8 @@ from app.tui.drawing import Line
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from rich.style import Style
+
     from app.tui.theme import Look
 
 GAP = 2
@@ -53,7 +55,7 @@ class Table(Generic[Row]):
     """The columns of a table that fit in `width` cells, and how to paint them."""
 
     def __init__(self, look: Look, columns: Sequence[Column[Row]], width: int, *, indent: int = 1) -> None:
-        self._look = look
+        self.look = look
         self._indent = indent
         self._columns = _fitting(columns, width - indent - 1)
 
@@ -64,8 +66,8 @@ class Table(Generic[Row]):
 
     def heading(self) -> Line:
         """Return the line of headings."""
-        style = self._look.palette.heading
-        line = Line(self._look).pad(self._indent, style)
+        style = self.look.palette.heading
+        line = Line(self.look).pad(self._indent, style)
         for index, column in enumerate(self._columns):
             if index:
                 line.pad(line.width + GAP, style)
@@ -74,7 +76,7 @@ class Table(Generic[Row]):
 
     def row(self, row: Row) -> Line:
         """Return the line of a row."""
-        line = Line(self._look).pad(self._indent)
+        line = Line(self.look).pad(self._indent)
         is_old = row.is_old
         for index, column in enumerate(self._columns):
             if index:
@@ -85,6 +87,25 @@ class Table(Generic[Row]):
             if is_old and not column.is_lasting:
                 line.fade(num_segments)
         return line
+
+    def row_with(self, row: Row, text: str, style: Style) -> Line:
+        """Return the line of a row whose figures make room for a sentence, beside its names and its age."""
+        line = Line(self.look).pad(self._indent)
+        age = self._lasting_cell(self._columns[-1], row)
+        room = self._indent + _width(self._columns) - (age.width + GAP if age is not None else 0)
+        for column in self._columns[:-1]:
+            if (cell := self._lasting_cell(column, row)) is None:
+                break
+            line.add(cell).pad(line.width + GAP)
+        line.cell(text, room - line.width, style)
+        return line if age is None else line.pad(line.width + GAP).add(age)
+
+    def _lasting_cell(self, column: Column[Row], row: Row) -> Line | None:
+        """Return a cell that holds however old the row is; None where there is none, or nothing in it."""
+        cell = Line(self.look)
+        column.paint(cell, row, column.width)
+        has_text = any(not segment.text.isspace() for segment in cell.segments)
+        return cell.pad(column.width) if column.is_lasting and has_text else None
 
 
 def _fitting(columns: Sequence[Column[Row]], width: int) -> list[Column[Row]]:

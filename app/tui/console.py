@@ -134,7 +134,8 @@ class Console(PersonalApp):
         control = self.stage.source.control
         if control is not None and control.doing and control.doing != self._left_undone:
             self._left_undone = control.doing
-            self.say(f"{control.doing}. Without this console {NOT_AGAIN}; q again leaves.", "warning")
+            key = self.stage.keymap.first("quit")
+            self.say(f"{control.doing}. Without this console {NOT_AGAIN}; {key} again leaves.", "warning")
             return
         self.stage.farewell = f"leaving: {self.stage.source.leaving}"
         self._masthead.redraw()

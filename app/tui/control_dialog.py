@@ -163,7 +163,7 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
 
     def _tell(self) -> None:
         if self._is_another and self._starter is not None:
-            self._tell_another(self._starter.host)
+            self._tell_another(self._starter.where)
             return
         deed, num_ranks, least = self._deed, self._num_ranks, self._job.num_nodes
         self.query_one("#control-size").display = self._asks_ranks

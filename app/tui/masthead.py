@@ -116,7 +116,10 @@ class Masthead(LineView):
         view = self.stage.view
         if view is None or view.job() is not None or bool((view.node_codes != UP).any()):
             return ""
-        return self.stage.source.how_to_begin
+        source, keymap = self.stage.source, self.stage.keymap
+        key = keymap.first("start_program") or keymap.first("control")
+        by_key = f"{key} starts a program here; or: " if key and source.starter is not None else ""
+        return f"{by_key}{source.how_to_begin}" if source.how_to_begin else ""
 
     def _band(self, severity: Severity, text: str, hint: str) -> list[Line]:
         palette, glyphs = self.look.palette, self.look.glyphs

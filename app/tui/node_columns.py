@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from app.rows import Severity
-from app.tui.columns import Column
+from app.tui.columns import Column, Table
 from app.words import bytes_text, percent_text, seconds_cell
 
 if TYPE_CHECKING:
@@ -28,6 +28,13 @@ def node_columns(name_width: int) -> list[Column[NodeRow]]:
         Column("MEMORY OF THE HOST", 28, 2, paint_node_memory, is_flexible=True),
         report_column(),
     ]
+
+
+def node_line(table: Table[NodeRow], row: NodeRow) -> Line:
+    """Return the line of a node; why there is no way to it stands in the place of figures."""
+    if not row.trouble:
+        return table.row(row)
+    return table.row_with(row, row.trouble, table.look.severity_style(row.severity))
 
 
 def report_column() -> Column[NodeRow]:

@@ -11,11 +11,10 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Static
 
 from app.errors import UsageError
-from app.program import Program, Typed, read_program, run_argv, shell_text, start_question, typed
-from app.ssh.config import THIS_MACHINE
+from app.program import Program, Typed, read_program, shell_text, start_question, typed, usual_workdir
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from textual.app import ComposeResult
 
@@ -25,62 +24,56 @@ LABELS = Typed("program", "ranks", "restarts", "directory", "python")
 ORDER = ("command", "workdir", "num_ranks", "max_restarts", "python")
 PLACEHOLDERS = Typed(
     "train.py --epochs 3, or -m package.module",
-    "one for each GPU, without GPUs one for every two cores",
+    "the inventory's, else one for each GPU or every two cores",
     "0: after a failure it stays ended",
-    "home",
+    "",
     "the agent's own",
 )
-USUAL_RANKS = "the inventory's, else one for each GPU or every two cores"
-"""Where `rankdeck run` starts the program, which reads the inventory."""
 SHELL_LEAD = "In a shell:  "
 
 
-class CommandInput(Input):
-    """The command; up and down go through what was started before."""
+class ProgramForm(Vertical):
+    """Fields with a label each; what is wrong with them is a sentence. Up and down go through earlier programs."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "past(1)", "Older", show=False),
         Binding("down", "past(-1)", "Newer", show=False),
     ]
 
-    def __init__(self, past: Sequence[str]) -> None:
-        super().__init__(placeholder=PLACEHOLDERS.command, compact=True, id="program-command")
-        self._past = past
-        self._place = -1
-        self._own = ""
-
-    def action_past(self, steps: int) -> None:
-        """Show what was started before that, or after."""
-        if self._place < 0:
-            self._own = self.value
-        self._place = max(-1, min(len(self._past) - 1, self._place + steps))
-        self.value = self._own if self._place < 0 else self._past[self._place]
-        self.cursor_position = len(self.value)
-
-
-class ProgramForm(Vertical):
-    """Five fields with a label each; what is wrong with them is a sentence."""
-
-    def __init__(self, past: Sequence[Program] = (), placeholders: Typed = PLACEHOLDERS) -> None:
-        """Fill the fields from the newest of `past`; `placeholders` say what empty ones stand for."""
+    def __init__(self, hosts: Sequence[str], past: Sequence[Program] = ()) -> None:
+        """Ask for a program on some hosts; the fields are filled from the newest of `past`."""
         super().__init__(id="program-form")
+        # A job over several hosts is not begun again by itself.
+        self._names = [name for name in ORDER if len(hosts) == 1 or name != "max_restarts"]
         # They come from an agent, and an Input writes what it holds to the terminal.
         past = [program for program in past if f"{program.text}{program.workdir}{program.python}".isprintable()]
-        self._begin = typed(past[0]) if past else Typed()
-        self._past = list(dict.fromkeys(program.text for program in past))
-        self._placeholders = placeholders
+        self._past = list(dict.fromkeys(typed(program) for program in past)) or [Typed()]
+        """The newest first; that one as a person has changed it meanwhile."""
+        self._place = 0
+        self._placeholders = PLACEHOLDERS._replace(workdir=usual_workdir(hosts))
+
+    @property
+    def has_earlier(self) -> bool:
+        """Whether there are programs to go through."""
+        return len(self._past) > 1
 
     def compose(self) -> ComposeResult:
         """Lay the fields out."""
-        for name in ORDER:
-            if name == "command":
-                field: Input = CommandInput(self._past[1:] if self._begin.command else self._past)
-            else:
-                placeholder = getattr(self._placeholders, name)
-                field = Input(placeholder=placeholder, compact=True, id=f"program-{name}")
-            field.value = getattr(self._begin, name)
+        for name in self._names:
+            field = Input(placeholder=getattr(self._placeholders, name), compact=True, id=f"program-{name}")
+            field.value = getattr(self._past[0], name)
             label = Static(getattr(LABELS, name), markup=False, classes="program-label")
             yield Horizontal(label, field, classes="program-field")
+
+    def action_past(self, steps: int) -> None:
+        """Show what was started before that, or after, in all fields."""
+        if self._place == 0:
+            self._past[0] = self._typed()
+        self._place = max(0, min(len(self._past) - 1, self._place + steps))
+        for name in self._names:
+            field = self.query_one(f"#program-{name}", Input)
+            field.value = getattr(self._past[self._place], name)
+            field.cursor_position = len(field.value)
 
     def begin(self) -> None:
         """Let a person type."""
@@ -101,8 +94,10 @@ class ProgramForm(Vertical):
         Raises:
             UsageError: See `read_program`.
         """
-        fields = {name: self.query_one(f"#program-{name}", Input).value for name in ORDER}
-        return read_program(Typed(**fields))
+        return read_program(self._typed())
+
+    def _typed(self) -> Typed:
+        return Typed(**{name: self.query_one(f"#program-{name}", Input).value for name in self._names})
 
 
 class ProgramScreen(ModalScreen[Program | None]):
@@ -115,14 +110,14 @@ class ProgramScreen(ModalScreen[Program | None]):
     ]
     no_text: ClassVar[str]
     yes_text: ClassVar[str]
-    subtitle: ClassVar[str]
     last_step: ClassVar[str]
     """The button that Enter leads to."""
 
-    def __init__(self, look: Look, host: str, form: ProgramForm) -> None:
+    def __init__(self, look: Look, where: str, form: ProgramForm) -> None:
+        """Ask with a form for a program on hosts that are called `where`."""
         super().__init__()
         self._look = look
-        self._host = host
+        self._where = where
         self._form = form
 
     def compose(self) -> ComposeResult:
@@ -137,7 +132,7 @@ class ProgramScreen(ModalScreen[Program | None]):
             ),
             classes="dialog start",
         )
-        body.border_title = Text(self._look.shown(self.title_of(self._host)))
+        body.border_title = Text(self._look.shown(self.title_text))
         body.border_subtitle = self.subtitle
         yield body
 
@@ -163,8 +158,14 @@ class ProgramScreen(ModalScreen[Program | None]):
         """Leave without a program."""
         self.dismiss(None)
 
-    def title_of(self, host: str) -> str:
-        """Return what stands above it all."""
+    @property
+    def title_text(self) -> str:
+        """What stands above it all."""
+        raise NotImplementedError
+
+    @property
+    def subtitle(self) -> str:
+        """What the keys do."""
         raise NotImplementedError
 
     def told(self, program: Program) -> str:
@@ -185,35 +186,46 @@ class NewProgramScreen(ProgramScreen):
     no_text, yes_text, last_step = "Back", "Start it", "program-yes"
     subtitle = "tab goes round, Enter goes on, Esc goes back"
 
-    def __init__(self, look: Look, host: str) -> None:
-        place = f"the inventory's, else {'this directory' if host == THIS_MACHINE else 'home'}"
-        super().__init__(look, host, ProgramForm((), PLACEHOLDERS._replace(num_ranks=USUAL_RANKS, workdir=place)))
+    def __init__(
+        self, look: Look, where: str, hosts: Sequence[str], argv: Callable[[Program], tuple[str, ...]]
+    ) -> None:
+        """Ask for a program on hosts that are called `where`; `argv` is what starts it."""
+        super().__init__(look, where, ProgramForm(hosts))
+        self._argv = argv
 
-    def title_of(self, host: str) -> str:
-        """Return what stands above it all."""
-        return f"Which program, on {host}?"
+    @property
+    def title_text(self) -> str:
+        """What stands above it all."""
+        return f"Which program, on {self._where}?"
 
     def told(self, program: Program) -> str:
         """Return the command of a shell."""
-        return SHELL_LEAD + shell_text(run_argv(self._host, program))
+        return SHELL_LEAD + shell_text(self._argv(program))
 
 
 class AnotherProgramScreen(ProgramScreen):
     """In the console, filled with the last one; whoever only presses Enter starts nothing."""
 
     no_text, yes_text, last_step = "Do nothing", "Start it", "program-no"
-    subtitle = "up: earlier ones, Enter goes on, Esc does nothing"
 
-    def __init__(self, look: Look, host: str, past: Sequence[Program]) -> None:
-        super().__init__(look, host, ProgramForm(past))
+    def __init__(self, look: Look, where: str, hosts: Sequence[str], past: Sequence[Program]) -> None:
+        """Ask for a program on hosts that are called `where`, where `past` was started before."""
+        super().__init__(look, where, ProgramForm(hosts, past))
 
-    def title_of(self, host: str) -> str:
-        """Return what stands above it all."""
-        return f"Start a program on {host}"
+    @property
+    def title_text(self) -> str:
+        """What stands above it all."""
+        return f"Start a program on {self._where}"
+
+    @property
+    def subtitle(self) -> str:
+        """What the keys do."""
+        earlier = "up: earlier ones, " if self._form.has_earlier else ""
+        return f"{earlier}tab goes round, Enter goes on, Esc does nothing"
 
     def told(self, program: Program) -> str:
         """Return the question."""
-        return start_question(self._host, program)
+        return start_question(self._where, program)
 
 
 def shell_line(look: Look, command: str) -> Text:

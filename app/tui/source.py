@@ -76,8 +76,13 @@ class Starter(Protocol):
     """What starts another program where the last job has ended, or where there is none."""
 
     @property
-    def host(self) -> str:
-        """Where it starts it, as a person calls the host."""
+    def hosts(self) -> Sequence[str]:
+        """Where it starts it."""
+        ...
+
+    @property
+    def where(self) -> str:
+        """Where that is, in a few clean words."""
         ...
 
     async def past(self) -> Sequence[Program]:
@@ -126,7 +131,7 @@ class ConsoleSource(Protocol):
 
     @property
     def how_to_begin(self) -> str:
-        """What to do while there is no job, in a few clean words; empty where one comes by itself."""
+        """The command that brings a job while there is none, clean; empty where one comes by itself."""
         ...
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,20 +13,33 @@ from textual.containers import Vertical
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from app.program import run_argv
-from app.start import DEMO, HELP, Way, attach_argv, offers, replay_argv
+from app.program import shell_text
+from app.start import (
+    Way,
+    all_hosts_text,
+    aside,
+    attach_argv,
+    offers,
+    program_argv,
+    replay_argv,
+    start_argv,
+)
 from app.tui.program_form import NewProgramScreen, shell_line
-from app.tui.start_pages import FilePage, HostPage
+from app.tui.start_pages import FilePage, HostPage, JobPage
 from app.tui.themed_app import ThemedApp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from textual.app import ComposeResult
+    from textual.events import Resize
 
     from app.start import Offer, StartFacts
     from app.tui.theme import Look
 
+ROOMY_HEIGHT = 22
+OTHER_LINES = 10
+"""Beside the choices, without the sentence above them: a frame, blanks, three lines of words and a command."""
 SENTENCE = "Which rank holds the others up, at which barrier, on which line, and why."
 
 
@@ -52,6 +66,7 @@ class StartApp(ThemedApp[tuple[str, ...]]):
     def compose(self) -> ComposeResult:
         """Lay out what can be done, a sentence about it, and its command."""
         shown = self.look.shown
+        told, is_trouble = aside(self._facts)
         body = Vertical(
             Static(SENTENCE, id="start-sentence", classes="sentence", markup=False),
             OptionList(
@@ -64,6 +79,7 @@ class StartApp(ThemedApp[tuple[str, ...]]):
             ),
             Static("", id="start-note", classes="sentence", markup=False),
             Static("", id="start-shell", classes="shell", markup=False),
+            *([Static(Text(shown(told)), id="start-aside", classes="trouble" if is_trouble else "")] if told else []),
             classes="dialog start",
         )
         body.border_title = "rankdeck"
@@ -76,11 +92,17 @@ class StartApp(ThemedApp[tuple[str, ...]]):
         ways.highlighted = next(place for place, offer in enumerate(self._offers) if offer.is_there)
         ways.focus()
 
+    def on_resize(self, event: Resize) -> None:
+        """Keep the marked row, the sentence about it and its command on a small screen: what is above them leaves."""
+        height = event.size.height
+        self.query_one("#start-sentence").display = height >= ROOMY_HEIGHT
+        self.query_one("#start-ways").styles.max_height = max(3, height - OTHER_LINES)
+
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         """Say what that is, and how it is done in a shell."""
         offer = self._offers[event.option_index]
         self.query_one("#start-note", Static).update(Text(self.look.shown(offer.note)))
-        self.query_one("#start-shell", Static).update(shell_line(self.look, offer.shell))
+        self.query_one("#start-shell", Static).update(shell_line(self.look, shell_text(offer.argv)))
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         """Go on with it; a second Enter, before the next page is there, is one too many."""
@@ -90,7 +112,8 @@ class StartApp(ThemedApp[tuple[str, ...]]):
 
     def action_mark(self, number: int) -> None:
         """Mark what a key stands for."""
-        self.query_one("#start-ways", OptionList).highlighted = number - 1
+        if number <= len(self._offers):
+            self.query_one("#start-ways", OptionList).highlighted = number - 1
 
     def action_leave(self) -> None:
         """Leave, and do nothing."""
@@ -100,29 +123,37 @@ class StartApp(ThemedApp[tuple[str, ...]]):
     async def _go_on(self, offer: Offer) -> None:
         if not offer.is_there:
             self.notify(self.look.shown(offer.note), severity="warning", markup=False)
-        elif (argv := await self._argv(offer.way)) is not None:
+        elif (argv := await self._argv(offer)) is not None:
             self.exit(argv)
         self._is_asking = False
 
-    async def _argv(self, way: Way) -> tuple[str, ...] | None:
+    async def _argv(self, offer: Offer) -> tuple[str, ...] | None:
         """Ask what else must be known; None where the person goes back."""
-        match way:
-            case Way.DEMO:
-                return DEMO
-            case Way.HELP:
-                return HELP
+        facts = self._facts
+        match offer.way:
+            case Way.CLUSTER | Way.EXAMINE | Way.DEMO | Way.HELP:
+                return offer.argv
+            case Way.JOB:
+                job = await self.push_screen_wait(JobPage(self.look, facts, offer.way))
+                return None if job is None else start_argv(facts, job)
             case Way.REPLAY:
-                path = await self.push_screen_wait(FilePage(self.look, self._facts, way))
-                return None if path is None else replay_argv(path, self._facts.home)
+                path = await self.push_screen_wait(FilePage(self.look, facts, offer.way))
+                return None if path is None else replay_argv(facts, path)
             case Way.ATTACH:
-                host = await self._host(way)
-                return None if host is None else attach_argv(host)
+                host = await self._host(offer.way)
+                return None if host is None else attach_argv(facts, host)
+            case Way.RUN_ON_ALL:
+                return await self._program(None, all_hosts_text(facts), facts.hosts_of_cluster)
             case Way.RUN:
-                while (host := await self._host(way)) is not None:
-                    program = await self.push_screen_wait(NewProgramScreen(self.look, host))
-                    if program is not None:
-                        return run_argv(host, program)
+                while (host := await self._host(offer.way)) is not None:
+                    if (argv := await self._program(host, host, [host])) is not None:
+                        return argv
                 return None
 
     async def _host(self, way: Way) -> str | None:
         return await self.push_screen_wait(HostPage(self.look, self._facts, way, self._look_here))
+
+    async def _program(self, host: str | None, where: str, hosts: Sequence[str]) -> tuple[str, ...] | None:
+        argv = partial(program_argv, self._facts, host)
+        program = await self.push_screen_wait(NewProgramScreen(self.look, where, hosts, argv))
+        return None if program is None else argv(program)

@@ -1,4 +1,4 @@
-"""The pages behind the start screen: which host, which file."""
+"""The pages behind the start screen: which job, which host, which file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,18 @@ from textual.widgets.option_list import Option
 
 from app.daemon_thread import in_daemon_thread
 from app.program import shell_text
-from app.start import Way, attach_argv, empty_text, file_choices, host_choices, replay_argv, shown_choices
+from app.start import (
+    Way,
+    attach_argv,
+    empty_text,
+    file_choices,
+    host_choices,
+    job_choices,
+    replay_argv,
+    shown_choices,
+    start_argv,
+)
+from app.tui.drawing import fitted
 from app.tui.program_form import shell_line
 
 if TYPE_CHECKING:
@@ -88,7 +99,8 @@ class ListPage(ModalScreen[str | None]):
         rows = shown_choices(self._choices)
         choices = self.query_one("#list-choices", OptionList)
         choices.clear_options()
-        choices.add_options([Option(self._row_text(value, note)) for value, note in rows])
+        longest = max((len(value) for value, _ in rows), default=0)
+        choices.add_options([Option(self._row_text(value, note, longest)) for value, note in rows])
         choices.display = bool(rows)
         values = [choice.value for choice in self._choices]
         choices.highlighted = (values.index(marked) if marked in values else 0) if rows else None
@@ -130,8 +142,14 @@ class ListPage(ModalScreen[str | None]):
         place = self.query_one("#list-choices", OptionList).highlighted
         return self._choices[place].value if place is not None and place < len(self._choices) else None
 
-    def _row_text(self, value: str, note: str) -> Text:
-        """Return a row; of a value that does not fit, the end is what tells it from others."""
+    def _row_text(self, value: str, note: str, _value_width: int) -> Text:
+        """Return a row; of a value that does not fit, the end is what tells it from others.
+
+        Args:
+            value: What the row stands for.
+            note: What is said of it.
+            _value_width: Of the widest value of the list.
+        """
         width = self.query_one("#list-choices").size.width - 2
         value, note = self._look.shown(value), self._look.shown(note)
         room = max(8, width - len(note) - NOTE_GAP)
@@ -146,8 +164,35 @@ class ListPage(ModalScreen[str | None]):
         self.query_one("#list-shell", Static).update(shell_line(self._look, shell) if shell else "")
 
 
+class JobPage(ListPage):
+    """Which job of the inventory, each with its command."""
+
+    title_text = "Which job?"
+    placeholder = "a part of a name, of a command or of a host"
+
+    def choices(self, typed: str) -> Sequence[Choice]:
+        """Return the jobs."""
+        return job_choices(self._facts, typed)
+
+    def argv(self, value: str) -> tuple[str, ...]:
+        """Return the command of the job."""
+        return start_argv(self._facts, value)
+
+    def _row_text(self, value: str, note: str, value_width: int) -> Text:
+        """Return a row: commands stand below each other, and their beginning is what matters."""
+        look = self._look
+        width = self.query_one("#list-choices").size.width - 2
+        value_width = min(value_width, width // 2)
+        name = fitted(look.shown(value), value_width, look.glyphs.ellipsis)
+        room = max(0, width - value_width - NOTE_GAP)
+        note = look.shown(note)
+        if len(note) > room:
+            note = fitted(note, room, look.glyphs.ellipsis)
+        return Text(name + " " * NOTE_GAP + note, no_wrap=True, end="")
+
+
 class HostPage(ListPage):
-    """Which host: those that ssh knows by name, this machine, or any other."""
+    """Which host: those of the inventory, those that ssh knows by name, this machine, or any other."""
 
     title_text = "Which host?"
     placeholder = "a part of a name, or any host: user@host:port"
@@ -169,7 +214,10 @@ class HostPage(ListPage):
 
     def argv(self, value: str) -> tuple[str, ...]:
         """Return the command of the host."""
-        return attach_argv(value) if self._way is Way.ATTACH else ("run", "--host", value, "--", "...")
+        facts = self._facts
+        if self._way is Way.ATTACH:
+            return attach_argv(facts, value)
+        return facts.argv("run", "--host", value, "--", "...")
 
     @work
     async def _ask_here(self) -> None:
@@ -189,4 +237,4 @@ class FilePage(ListPage):
 
     def argv(self, value: str) -> tuple[str, ...]:
         """Return the command of the file."""
-        return replay_argv(value, self._facts.home)
+        return replay_argv(self._facts, value)

@@ -38,6 +38,9 @@ def node_headline(cluster: Cluster, diagnosis: Diagnosis) -> Headline | None:
         troubles = sorted({cluster.nodes[name].trouble for name in late})
         if troubles != [""] and len(troubles) == 1:
             return _line(Severity.WARNING, f"no connection to {_names(late)}{since}: {troubles[0]}")
+        if "" not in troubles:
+            told = [f"{clean_name(name)} ({cluster.nodes[name].trouble})" for name in late]
+            return _line(Severity.WARNING, f"no connection to {nodes_text(told)}{since}")
         has = "has" if len(late) == 1 else "have"
         return _line(Severity.WARNING, f"{_names(late)} {has} not reported{since}")
     silent = [cluster.node_names[index] for index in np.flatnonzero(nodes.codes == CONNECTING).tolist()]

@@ -138,7 +138,7 @@ def _severity(found: JobDiagnosis, rank: int, state: RankState) -> Severity:
 
 def _detail(job: JobModel, worker: WorkerReport | None, report: RankReport | None, state: RankState) -> str:
     if worker is None:
-        return "not started"
+        return "not known" if state is RankState.LOST else "not started"
     if worker.exit is not None:
         death = job.deaths.get(worker.rank)
         asked = " on request" if death is not None and death.at_s >= job.stop_began_s else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -121,6 +122,36 @@ def test_a_person_is_led_to_a_program_on_this_machine_and_starts_another_from_th
     down = [*command, "down", "localhost", "--kill-jobs"]
     ended = subprocess.run(down, env=house.environment, capture_output=True, text=True, check=True)
     assert "no job runs" in ended.stdout
+
+
+def test_a_person_in_the_directory_of_a_cluster_is_led_to_it_and_programs_run_in_that_directory(
+    house: DemoHouse,
+) -> None:
+    lab = house.home / "lab"
+    lab.mkdir()
+    (lab / "here.py").write_text("import os; print('it runs in', os.path.basename(os.getcwd()))\n")
+    (lab / "rankdeck.toml").write_text('[cluster]\nname = "lab"\n[[node]]\nhost = "local"\nnproc = 1\n')
+    command = house.argv()[:-1]
+    subprocess.run([*command, "up", "localhost"], env=house.environment, capture_output=True, check=True)
+    inside = ["sh", "-c", f"cd {lab} && exec {shlex.join(command)}"]
+    terminal = Terminal(house.directory, house.environment, inside, 120, 35)
+    terminal.until_it_shows("Watch cluster lab: 1 host", 30)
+
+    terminal.keys("Enter")
+    terminal.until_it_shows("x starts a program here; or: rankdeck run -- train.py", 30)
+    terminal.keys("x")
+    terminal.until_it_shows("the inventory's, else this directory", 10)
+    terminal.tmux("send-keys", "-l", "here.py")
+    terminal.until_it_shows("Start here.py on localhost?", 10)
+    terminal.key_that_marks("Enter", "Do nothing", 10)
+    terminal.key_that_marks("Right", "Start it", 10)
+    terminal.keys("Enter")
+    terminal.until_it_shows("it runs in lab", START_S)
+    terminal.keys("q")
+    terminal.until_it_shows("exit code 0", 10)
+
+    down = [*command, "down", "localhost", "--kill-jobs"]
+    subprocess.run(down, env=house.environment, capture_output=True, check=True)
 
 
 def test_a_closed_terminal_ends_the_demo(house: DemoHouse) -> None:

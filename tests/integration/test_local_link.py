@@ -53,7 +53,9 @@ async def test_the_agent_of_this_machine_is_brought_up_watched_and_ended(state_h
 
 
 @pytest.mark.ranks
-async def test_another_program_is_started_where_no_job_runs_followed_and_told(state_home: Path, tmp_path: Path) -> None:
+async def test_another_program_is_started_where_no_job_runs_followed_and_told(
+    state_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "wait.py").write_text("import signal\nsignal.sigwait({signal.SIGTERM})\n")
     program = Program(("wait.py", "--name", "a b"), 1, workdir=str(tmp_path))
     with LocalLink() as link:
@@ -65,7 +67,7 @@ async def test_another_program_is_started_where_no_job_runs_followed_and_told(st
             assert starter is not None
             assert await starter.past() == []
             await until_async(lambda: session.view().nodes()[0].state == "up", 10, "reports come")
-            assert "x starts a program here" in session.how_to_begin
+            assert session.how_to_begin == "rankdeck run --host localhost -- train.py"
             with pytest.raises(AgentRefusedError, match="no_script"):
                 await starter.start(Program(("missing.py",), 1, workdir=str(tmp_path)))
             assert (session.watched_job, session.farewell()) == ("", "")
@@ -82,9 +84,10 @@ async def test_another_program_is_started_where_no_job_runs_followed_and_told(st
 
             await session.session.control.kill(job_id)
             await until_async(lambda: shown_job(session) == (job_id, "stopped"), START_S, "the job ends")
-            assert session.farewell() == ""
-            assert await starter.past() == [program]
-            await starter.start(Program(("wait.py",), 1, 3, str(tmp_path)))
+            assert (session.farewell(), await starter.past()) == ("", [program])
+            monkeypatch.chdir(tmp_path)
+            await starter.start(Program(("wait.py",), 1, 3, "."))
+            assert (await starter.past())[0].workdir == str(tmp_path)
             second = session.watched_job
             assert second != job_id
             await until_async(lambda: shown_job(session) == (second, "running"), START_S, "the next one is followed")

@@ -13,6 +13,7 @@ from app.tui.actions import VIEW_NAMES
 from app.tui.console import DEFAULT_SETTINGS, Console
 from app.tui.stage import FRAMES_PER_VIEW
 from app.tui.theme import Look
+from app.words import nodes_text
 from tests.support.screens import screen_lines, screen_strips
 from tests.support.sim import SimCluster
 
@@ -71,17 +72,21 @@ class SimStarter:
     """Takes programs that are to be started.
 
     Attributes:
+        hosts: Where.
         started: Those that were.
         programs: What was started before, the newest first.
         refusal: Raised by everything from now on.
     """
 
-    host = "gpu1"
-
     def __init__(self, *programs: Program) -> None:
+        self.hosts = ["gpu1"]
         self.programs = list(programs)
         self.started: list[Program] = []
         self.refusal: AppError | None = None
+
+    @property
+    def where(self) -> str:
+        return nodes_text(self.hosts)
 
     async def past(self) -> list[Program]:
         if self.refusal is not None:
@@ -286,4 +291,12 @@ def starting_source() -> TalkingSource:
     source.notice("agents demo-0 and demo-1 are up")
     source.notice("torchrun started on 2 nodes; importing torch takes some seconds")
     source.run(2)
+    return source
+
+
+def never_reached_source() -> TalkingSource:
+    """Return a job over four nodes, of which one could not be reached since the console began."""
+    source = TalkingSource(SimCluster(num_nodes=4, ranks_per_node=4))
+    source.sim.lose_node(2)
+    source.sim.cluster.put_trouble("demo-2", "no answer from port 22 within 10 s: Connection timed out")
     return source

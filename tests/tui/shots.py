@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))  # run as a script, from anywhere
 
 from app.tui.actions import VIEW_NAMES  # noqa: E402 - after the path is set
 from app.tui.theme import Look  # noqa: E402
-from tests.support.consoles import Desk, TalkingSource, desk  # noqa: E402
+from tests.support.consoles import Desk, TalkingSource, desk, never_reached_source  # noqa: E402
 from tests.support.sim import SimCluster  # noqa: E402
 
 PICTURES = ROOT / "app" / "tui" / "pictures"
@@ -63,6 +63,14 @@ async def take_ends(out: Path, size: tuple[int, int], look: Look, name: str) -> 
             harm(source.sim)
             await console.play(source, LOST_S)
             await take_views(console, out, f"{name}-{what}")
+
+
+async def take_away(out: Path, size: tuple[int, int], look: Look, name: str) -> None:
+    """Take every view of a cluster of which a host has never been reached."""
+    source = never_reached_source()
+    async with desk(source, size, look) as console:
+        await console.play(source, LOST_S)
+        await take_views(console, out, f"{name}-away")
 
 
 def lose_a_node(sim: SimCluster) -> None:
@@ -129,6 +137,7 @@ def main(arguments: list[str]) -> None:
         width, height = (int(part) for part in size.split("x"))
         asyncio.run(take(out, (width, height), Look(), size))
         asyncio.run(take_ends(out, (width, height), Look(), size))
+        asyncio.run(take_away(out, (width, height), Look(), size))
         if size == SIZES[0]:
             asyncio.run(take(out, (width, height), Look(has_colour=False, is_ascii=True), f"{size}-plain"))
 

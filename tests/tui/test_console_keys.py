@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.errors import IncompatibleAgentError
+from app.settings.loading import load
 from app.tui.actions import ACTIONS, VIEW_NAMES, available
 from app.tui.console import Console
 from app.tui.keymap import Keymap
@@ -125,6 +126,17 @@ async def test_q_leaves_a_restart_undone_only_when_asked_again() -> None:
         await until_async(lambda: not console.console.is_running, 5, "the console has left")
 
     assert source.num_closed == 1
+
+
+async def test_the_key_that_leaves_is_called_as_the_person_has_set_it() -> None:
+    source = frozen_source()
+    assert source.control is not None
+    source.control.doing = "restart: waiting"
+    settings = load(ACTIONS, ["keys.quit=F10"], has_files=False, environ={}).settings().console
+    async with desk(source, settings=settings) as console:
+        await console.press("f10")
+        (told,) = console.console._notifications
+        assert told.message.endswith("; F10 again leaves.")
 
 
 async def test_ctrl_c_leaves_from_within_a_dialog() -> None:

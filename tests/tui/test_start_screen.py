@@ -5,9 +5,12 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from textual.widgets import Button, OptionList
 
+from app.inventory.inventory import HostEntry, Inventory
+from app.inventory.jobs import JobEntry
 from app.start import KeptFile, StartFacts
 from app.tui.start_app import StartApp
 from app.tui.theme import Look
@@ -39,6 +42,22 @@ BARE = StartFacts(
     config_file="~/.ssh/config",
     hosts=None,
     evidence_dir=EVIDENCE,
+)
+LAB = msgspec.structs.replace(
+    FULL,
+    hosts=("gpu1", "workstation"),
+    inventory=Inventory(
+        "lab",
+        tuple(HostEntry(f"gpu{number}") for number in range(1, 5)),
+        (
+            JobEntry("gpt", ("train.py", "--config", "gpt.toml", "--out", f"runs/{'x' * 120}"), ("gpu[1-3]",)),
+            JobEntry("evaluation", ("-m", "pkg.evaluate", "--all")),
+        ),
+    ),
+    inventory_file="~/lab/rankdeck.toml",
+)
+WRONG = msgspec.structs.replace(
+    BARE, inventory_trouble="/home/ada/lab/rankdeck.toml:7: hots: no such key of node, did you mean host? (and 2 more)"
 )
 
 
@@ -98,6 +117,87 @@ async def test_the_screens_look_as_before(size: tuple[int, int]) -> None:
         assert_looks_as_before(f"start-program-{named(size)}", screen.lines())
         await screen.press("escape", "escape", "4", "enter")
         assert_looks_as_before(f"start-files-{named(size)}", screen.lines())
+
+
+@pytest.mark.parametrize("size", SIZES, ids=named)
+async def test_the_screens_of_a_cluster_look_as_before(size: tuple[int, int]) -> None:
+    async with start(LAB, size) as screen:
+        assert_looks_as_before(f"start-lab-{named(size)}", screen.lines())
+        await screen.press("2", "enter")
+        assert_looks_as_before(f"start-lab-jobs-{named(size)}", screen.lines())
+        await screen.press("escape", "3", "enter")
+        await screen.type("train.py --epochs 3")
+        assert_looks_as_before(f"start-lab-program-{named(size)}", screen.lines())
+        await screen.press("escape", "5", "enter")
+        assert_looks_as_before(f"start-lab-hosts-{named(size)}", screen.lines())
+
+
+async def test_an_inventory_that_is_wrong_is_told_on_the_screen_which_works_all_the_same() -> None:
+    async with start(WRONG) as screen:
+        assert_looks_as_before("start-wrong-80x24", screen.lines())
+        assert "rankdeck.toml:7: hots: no such key of node, did you mean host? (and 2 more)" in screen.text()
+        await screen.press("2", "enter", "enter")
+
+    assert screen.app.return_value == ("attach", "--host", "localhost")
+
+
+@pytest.mark.parametrize(
+    ("keys", "argv"),
+    [
+        (("enter",), ("attach",)),
+        (("2", "enter", "enter"), ("start", "gpt")),
+        (("2", "enter", "down", "enter"), ("start", "evaluation")),
+        (("2", "enter", *"eval", "enter"), ("start", "evaluation")),
+        (("3", "enter", *"a", "tab", *"8", "enter", "enter"), ("run", "--workdir", "8", "--", "a")),
+        (("4", "enter"), ("doctor",)),
+        (("5", "enter", "enter"), ("attach", "--host", "gpu1")),
+        (("5", "enter", *"work", "enter"), ("attach", "--host", "workstation")),
+        (("6", "enter", "enter", *"a", "enter", "enter"), ("run", "--host", "gpu1", "--", "a")),
+        (("7", "enter"), ("demo",)),
+        (("9", "enter"), ("--help",)),
+    ],
+)
+async def test_keys_lead_to_the_commands_of_a_cluster(keys: tuple[str, ...], argv: tuple[str, ...]) -> None:
+    async with start(LAB) as screen:
+        await screen.press(*keys)
+
+    assert screen.app.return_value == argv
+
+
+async def test_a_job_that_is_not_there_cannot_be_started_and_escape_goes_back() -> None:
+    async with start(LAB) as screen:
+        await screen.press("2", "enter", *"nothing", "enter")
+        assert "'nothing' is in no job of ~/lab/rankdeck.toml" in screen.text()
+        await screen.press("escape", "3", "enter", "escape")
+        assert "Watch cluster lab: 4 hosts" in screen.text()
+        assert screen.app.return_value is None
+
+
+async def test_a_program_for_several_hosts_is_not_asked_for_restarts() -> None:
+    async with start(LAB) as screen:
+        await screen.press("3", "enter", *"a")
+        assert "Which program, on all 4 hosts?" in screen.text()
+        assert "restarts" not in screen.text()
+        assert "In a shell: rankdeck run -- a" in screen.text()
+        await screen.press("escape", "6", "enter", "enter")
+        assert "restarts" in screen.text()
+
+
+async def test_a_number_without_a_choice_marks_nothing() -> None:
+    async with start(FULL) as screen:
+        await screen.press("9", "enter")
+
+    assert screen.app.return_value == ("demo",)
+
+
+async def test_settings_that_were_typed_stand_in_the_command() -> None:
+    async with start(msgspec.structs.replace(FULL, settings=("--no-config",), has_no_files=True)) as screen:
+        assert "In a shell: rankdeck demo --no-config" in screen.text()
+        await screen.press("3", "enter", "enter", *"a")
+        assert "In a shell: rankdeck run --no-config --host localhost -- a" in screen.text()
+        await screen.press("enter", "enter")
+
+    assert screen.app.return_value == ("run", "--no-config", "--host", "localhost", "--", "a")
 
 
 async def test_where_there_is_nothing_yet_it_looks_as_before() -> None:
@@ -224,6 +324,13 @@ async def test_a_small_terminal_can_still_be_used() -> None:
     async with start(FULL, (60, 15)) as screen:
         assert "5 See all commands" in screen.text()
         await screen.press("2", "enter", "enter")
+    assert screen.app.return_value == ("attach", "--host", "localhost")
+
+    async with start(LAB, (60, 15)) as screen:
+        assert "In a shell: rankdeck attach" in screen.text()
+        await screen.press("9")
+        assert "9 See all commands" in screen.text()
+        await screen.press("5", "enter", *"localhost", "enter")
 
     assert screen.app.return_value == ("attach", "--host", "localhost")
 

@@ -10,8 +10,10 @@ from textual.widgets import Button, Input
 from app.diagnosis.diagnoser import Diagnoser
 from app.errors import AgentUnreachableError, UsageError
 from app.model.cluster import Cluster
-from app.program import Program
-from app.tui.actions import VIEW_NAMES
+from app.program import Program, typed
+from app.settings.loading import load
+from app.tui.actions import ACTIONS, VIEW_NAMES
+from app.tui.program_form import ORDER
 from app.view import View
 from tests.support.consoles import SimSource, SimStarter, TalkingSource, desk
 from tests.support.node_reports import node_report
@@ -33,7 +35,7 @@ def idle() -> tuple[SimSource, SimStarter]:
     cluster.apply("gpu1", node_report(1, workers=[], jobs=[]), NOW_S)
     source = SimSource(lambda: View(cluster, diagnoser.observe(cluster, NOW_S), NOW_S), can_inject=False)
     source.starter = starter = SimStarter()
-    source.how_to_begin = "x starts a program here; or: rankdeck run --host gpu1 -- train.py"
+    source.how_to_begin = "rankdeck run --host gpu1 -- train.py"
     return source, starter
 
 
@@ -85,6 +87,28 @@ async def test_every_view_of_a_host_without_a_job_says_what_to_do_and_what_there
         assert body, "the view is not blank"
 
 
+@pytest.mark.parametrize(
+    ("assignments", "told"),
+    [
+        (["keys.control=F9"], "F9 starts a program here; or: rankdeck run"),
+        (["keys.start_program=n"], "n starts a program here; or: rankdeck run"),
+        (["keys.control="], "→ rankdeck run"),
+    ],
+)
+async def test_the_key_is_called_as_the_person_has_set_it(assignments: list[str], told: str) -> None:
+    settings = load(ACTIONS, assignments, has_files=False, environ={}).settings().console
+    source, _ = idle()
+    async with desk(source, (80, 24), settings=settings) as console:
+        assert told in console.text()
+
+
+async def test_a_console_that_only_looks_on_names_the_command_alone() -> None:
+    source, _ = idle()
+    source.starter = None
+    async with desk(source, (80, 24)) as console:
+        assert "→ rankdeck run --host gpu1 -- train.py" in console.text()
+
+
 async def test_where_a_job_comes_by_itself_nothing_is_said_of_how_to_begin() -> None:
     source, _ = idle()
     source.how_to_begin = ""
@@ -129,12 +153,59 @@ async def test_the_last_program_is_filled_in_and_up_leads_to_those_before() -> N
             "/opt/python",
         ]
         await console.press("up")
-        assert field(console, "command") == "-m pkg.eval"
+        assert [field(console, name) for name in ORDER] == ["-m pkg.eval", "", "", "", ""]
+        assert "Start -m pkg.eval on gpu1? One rank for each GPU" in inside(console)
         await console.press("up", "down")
-        assert field(console, "command") == "train.py --epochs 3"
+        assert [field(console, name) for name in ORDER] == [typed(LAST)._asdict()[name] for name in ORDER]
         await console.press("enter", "right", "enter")
 
         assert starter.started == [LAST]
+
+
+async def test_what_was_changed_is_there_again_after_a_look_at_earlier_programs() -> None:
+    source, starter = ended(LAST, BEFORE)
+    async with desk(source) as console:
+        await console.press("x", "down", "enter", "tab", "end", *"s2", "up")
+        assert field(console, "workdir") == ""
+        await console.press("down", "enter", "right", "enter")
+
+        assert [program.workdir for program in starter.started] == ["/home/ada/projects2"]
+
+
+async def test_where_there_is_only_one_program_nothing_is_said_of_earlier_ones() -> None:
+    source, _ = ended(LAST)
+    async with desk(source) as console:
+        await console.press("x", "down", "enter")
+        assert "earlier ones" not in console.text()
+        assert "tab goes round, Enter goes on, Esc does nothing" in console.text()
+        await console.press("up")
+        assert field(console, "command") == "train.py --epochs 3"
+
+
+async def test_on_several_hosts_restarts_are_not_asked_for() -> None:
+    source, starter = ended(LAST)
+    starter.hosts = ["gpu1", "localhost"]
+    async with desk(source) as console:
+        await console.press("x", "down", "enter", "tab", *["delete"] * 30)
+        assert "Start a program on gpu1 and localhost" in console.text()
+        assert "restarts" not in console.text()
+        assert "the inventory's, else home; on localhost this directory" in console.text()
+        await console.press("enter", "right", "enter")
+
+        assert [program.max_restarts for program in starter.started] == [0]
+
+
+async def test_beside_a_job_that_runs_the_key_is_called_as_the_person_has_set_it() -> None:
+    for assignment, told in (("keys.control=F9", "end it first (F9), then"), ("keys.control=", "end it first, then")):
+        settings = load(ACTIONS, [assignment], has_files=False, environ={}).settings().console
+        source = TalkingSource(SimCluster())
+        source.run(12)
+        source.starter = SimStarter(LAST)
+        async with desk(source, settings=settings) as console:
+            await console.console.run_action("start_program")
+            await console.settle()
+            (said,) = console.console._notifications
+            assert told in said.message
 
 
 async def test_an_earlier_program_that_a_terminal_would_act_on_is_left_out() -> None:

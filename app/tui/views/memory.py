@@ -9,7 +9,7 @@ from app.tui.columns import Column, Table
 from app.tui.drawing import wrapped
 from app.tui.gpu_columns import gpu_columns
 from app.tui.line_view import LineView
-from app.tui.node_columns import paint_node_memory, paint_node_name, report_column
+from app.tui.node_columns import node_line, paint_node_memory, paint_node_name, report_column
 from app.tui.rank_columns import node_width
 from app.words import bytes_cell, bytes_text
 
@@ -157,7 +157,7 @@ class MemoryView(LineView):
         table = Table(self.look, columns, self.size.width)
         heading = table.heading()
         heading.fit(self.size.width, self.look.palette.heading)
-        lines = [self.line(), heading, *(table.row(node) for node in nodes)]
+        lines = [self.line(), heading, *(node_line(table, node) for node in nodes)]
         if view.num_nodes > room:
             lines.append(self.line().put(f" and {view.num_nodes - room} more nodes", self.look.palette.muted))
         return lines
@@ -166,7 +166,7 @@ class MemoryView(LineView):
         summary = self._summary
         held_bytes = row.peak_rss_bytes if row.has_ended else row.rss_bytes
         if summary is None or held_bytes is None or not summary.max_bytes:
-            line.cell("", width)
+            line.cell("" if summary is None else "not known", width, self.look.palette.muted)
             return
         # The longest bar ends short of the edge, so that growth is seen to have room.
         full = summary.max_bytes * 1.1

@@ -5,12 +5,13 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from app.diagnosis.node_facts import UP
 from app.rows import Severity
 from app.tui.columns import Table
 from app.tui.line_view import LineView
 from app.tui.log_lines import log_line, prefix_width
 from app.tui.loss_panel import loss_panel
-from app.tui.node_columns import node_columns
+from app.tui.node_columns import node_columns, node_line
 from app.tui.rank_columns import node_width, rank_columns
 from app.tui.wait_lines import wait_line
 
@@ -71,9 +72,12 @@ class OverviewView(LineView):
         shown = view.first_nodes(room - has_more, odd_first=has_more)
         table_width = min(self.size.width, MAX_NODE_TABLE_WIDTH)
         table = Table(self.look, node_columns(node_width(view.node_names)), table_width)
-        lines = [self._filled(table.heading()), *(table.row(node) for node in shown)]
+        lines = [self._filled(table.heading()), *(node_line(table, node) for node in shown)]
         if has_more:
-            lines.append(self.line().put(f" and {view.num_nodes - len(shown):,} more nodes", self.look.palette.muted))
+            num_down = int((view.node_codes != UP).sum())
+            up = ", all up" if num_down == sum(node.state != "up" for node in shown) else ""
+            num_others = view.num_nodes - len(shown)
+            lines.append(self.line().put(f" and {num_others:,} more nodes{up}", self.look.palette.muted))
         return lines
 
     def _ranks(self, view: View, room: int) -> list[Line]:

@@ -139,6 +139,13 @@ def test_a_broken_file_is_one_line_and_no_config_goes_on_without_it(user_file: P
     assert went_on.stderr == "rankdeck: nothing.zip cannot be read: No such file or directory\n"
 
 
+def test_before_a_command_settings_are_refused_and_it_is_said_where_they_stand(user_file: Path) -> None:
+    user_file.write_text("[console]\ntheme = 3\n")
+    for options in (["--no-config"], ["--set", "console.theme=light"]):
+        with pytest.raises(UsageError, match="--set and --no-config stand behind the command"):
+            CliRunner().invoke(rankdeck, [*options, "attach"], catch_exceptions=False, standalone_mode=False)
+
+
 def test_each_page_of_serve_gets_the_settings_that_serve_got(user_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = []
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.commands.ssh_hosts import known_hosts
-from app.commands.start import kept_files, look_around
+from app.commands.start import kept_files, look_around, start_settings
+from app.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,6 +31,79 @@ def test_a_home_without_anything_is_no_error(home: Path) -> None:
     assert (facts.hosts, facts.kept) == (None, ())
     assert (facts.home, facts.python, facts.config_file) == (str(home), sys.executable, "~/.ssh/config")
     assert facts.evidence_dir == str(home / ".local/state/rankdeck/evidence")
+
+
+LAB = '[cluster]\nname = "lab"\n[[node]]\nhost = "gpu1"\n[job.gpt]\ncommand = ["train.py"]\n'
+
+
+@pytest.fixture
+def project(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (home / "lab" / "src").mkdir(parents=True)
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.chdir(home / "lab" / "src")
+    return home / "lab" / "rankdeck.toml"
+
+
+def test_the_inventory_of_the_directory_is_found_and_named_as_a_person_does(project: Path) -> None:
+    project.write_text(LAB)
+    facts = look_around()
+
+    assert (facts.inventory.name, facts.hosts_of_cluster) == ("lab", ["gpu1"])
+    assert [job.name for job in facts.inventory.jobs] == ["gpt"]
+    assert (facts.inventory_file, facts.inventory_trouble) == ("~/lab/rankdeck.toml", "")
+    assert (facts.settings, facts.has_no_files) == ((), False)
+
+
+def test_without_files_there_is_no_inventory_and_what_is_chosen_is_told_so(project: Path) -> None:
+    project.write_text(LAB)
+    facts = look_around(["console.theme=light"], has_files=False)
+
+    assert (facts.has_cluster, facts.inventory_file, facts.inventory_trouble) == (False, "", "")
+    assert facts.settings == ("--no-config", "--set=console.theme=light")
+    assert start_settings(facts, ["console.theme=light"]).theme == "light"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[[node]]\nhost = "gpu1"\nhots = 1\n', "rankdeck.toml:3: hots: no such key of node"),
+        ("[[node]\n", "rankdeck.toml:1: it is not TOML"),
+        ('[console]\ntheme = 3\n[[node]]\nhost = "a b"\n', "rankdeck.toml:4: host: "),
+    ],
+)
+def test_an_inventory_that_is_wrong_is_told_and_keeps_no_screen_from_opening(
+    project: Path, text: str, said: str
+) -> None:
+    project.write_text(text)
+    facts = look_around()
+
+    assert said in facts.inventory_trouble
+    assert not facts.has_cluster
+    assert start_settings(facts, ()).theme == "deck"
+
+
+def test_settings_that_are_wrong_are_refused_all_the_same(project: Path, home: Path) -> None:
+    project.write_text(LAB + "[console]\ntheme = 3\n")
+    with pytest.raises(UsageError, match=r"console\.theme: 3 is none of"):
+        start_settings(look_around(), ())
+    project.write_text('[[node]]\nhots = "gpu1"\n')
+    with pytest.raises(UsageError, match=r"--set: console\.theme"):
+        start_settings(look_around(), ["console.theme=3"])
+    (home / ".config" / "rankdeck").mkdir(parents=True)
+    (home / ".config" / "rankdeck" / "config.toml").write_text("[console]\ntheme = 3\n")
+    with pytest.raises(UsageError, match=r"config\.toml:2: console\.theme"):
+        start_settings(look_around(), ())
+
+
+def test_a_directory_that_is_gone_has_no_inventory(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "gone").mkdir()
+    monkeypatch.chdir(home / "gone")
+    (home / "gone").rmdir()
+
+    facts = look_around()
+    monkeypatch.chdir(home)
+
+    assert (facts.has_cluster, facts.inventory_file, facts.inventory_trouble) == (False, "", "")
 
 
 def test_hosts_come_from_the_configuration_and_from_what_it_includes(home: Path) -> None:

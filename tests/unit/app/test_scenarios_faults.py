@@ -441,10 +441,21 @@ def test_a_node_that_was_never_reached_is_lost_with_the_ranks_that_no_other_has(
     view = View(cluster, diagnoser.observe(cluster, sim.now_s), sim.now_s)
 
     assert [node.state for node in view.nodes()] == ["up", "lost"]
-    assert [row.state for row in view.ranks([2, 3])] == [RankState.LOST] * 2
+    assert [(row.state, row.detail) for row in view.ranks([2, 3])] == [(RankState.LOST, "not known")] * 2
     (verdict,) = view.verdicts()
     assert (verdict.cause, verdict.culprits, verdict.node) == (Cause.NODE_LOST, [2, 3], "demo-1")
     assert verdict.text.startswith("no connection to demo-1: port 22 refuses connections; what ranks 2-3 do")
+
+
+def test_where_no_job_is_known_each_node_that_is_away_is_named_with_its_cause() -> None:
+    cluster = Cluster(["gpu1", "gpu2", "gpu3"])
+    for name, trouble in (("gpu2", "port 22 refuses connections"), ("gpu3", "no route to host\x1b")):
+        cluster.put_trouble(name, trouble)
+    view = View(cluster, Diagnoser().observe(cluster, 5.0), 5.0)
+
+    told = r"gpu2 (port 22 refuses connections) and gpu3 (no route to host\x1b)"
+    assert view.headline().text == f"no connection to {told}"
+    assert [row.trouble for row in view.nodes()] == ["", "port 22 refuses connections", r"no route to host\x1b"]
 
 
 def test_a_node_that_was_never_reached_is_not_blamed_for_a_job_that_it_has_no_part_in() -> None:

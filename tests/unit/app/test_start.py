@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from app.inventory.inventory import HostEntry, Inventory
+from app.inventory.jobs import JobEntry
+from app.program import Program, usual_workdir
 from app.start import (
     KeptFile,
     StartFacts,
     Way,
+    all_hosts_text,
+    aside,
     attach_argv,
     empty_text,
     file_choices,
     host_choices,
+    job_choices,
     offers,
+    program_argv,
     replay_argv,
     shown_choices,
+    start_argv,
 )
 
 BARE = StartFacts(
@@ -35,6 +44,20 @@ FULL = StartFacts(
     evidence_dir="/s/evidence",
     kept=KEPT,
 )
+
+
+JOBS = (
+    JobEntry("gpt", ("train.py", "--config", "a b.toml"), ("gpu*",)),
+    JobEntry("eval", ("-m", "pkg.eval")),
+    JobEntry("gpt-small", ("train.py",)),
+    JobEntry("sweep", ("sweep.py",)),
+)
+
+
+def lab(*hosts: str, name: str = "lab", jobs: tuple[JobEntry, ...] = ()) -> StartFacts:
+    """Return what is there in the directory of a cluster."""
+    inventory = Inventory(name, tuple(HostEntry(host) for host in hosts), jobs)
+    return msgspec.structs.replace(FULL, inventory=inventory, inventory_file="~/lab/rankdeck.toml")
 
 
 def note(facts: StartFacts, way: Way) -> str:
@@ -115,13 +138,126 @@ def test_a_list_is_bounded() -> None:
 
 def test_what_stands_in_the_place_of_an_empty_list_says_what_to_do() -> None:
     assert "attach and run keep some of each incident" in empty_text(Way.REPLAY, BARE, "")
+    assert empty_text(Way.JOB, lab("a"), "x") == "'x' is in no job of ~/lab/rankdeck.toml: type a part of a name."
     assert empty_text(Way.RUN, BARE, "a\x1bb").startswith(r"'a\x1bb' is no host: name an alias")
 
 
 def test_the_arguments_are_those_of_the_commands() -> None:
-    assert attach_argv("gpu1") == ("attach", "--host", "gpu1")
-    assert replay_argv("~/x.zip", "/home/ada") == ("replay", "/home/ada/x.zip")
-    assert replay_argv("-x", "/home/ada") == ("replay", "--", "-x")
+    assert attach_argv(FULL, "gpu1") == ("attach", "--host", "gpu1")
+    assert start_argv(FULL, "gpt") == ("start", "gpt")
+    assert replay_argv(FULL, "~/x.zip") == ("replay", "/home/ada/x.zip")
+    assert replay_argv(FULL, "-x") == ("replay", "--", "-x")
+    program = Program(("train.py", "--lr", "1"), 2, 0, "work")
+    words = ("--nproc-per-node", "2", "--workdir", "work", "--", "train.py", "--lr", "1")
+    assert program_argv(FULL, "gpu1", program) == ("run", "--host", "gpu1", *words)
+    assert program_argv(FULL, None, program) == ("run", *words)
+
+
+def test_settings_that_were_typed_hold_for_what_is_chosen_where_it_takes_them() -> None:
+    typed = ("--no-config", "--set=console.theme=light")
+    facts = msgspec.structs.replace(lab("gpu1", "gpu2", jobs=JOBS), settings=typed)
+
+    assert attach_argv(facts, "gpu1") == ("attach", *typed, "--host", "gpu1")
+    assert program_argv(facts, None, Program(("a",))) == ("run", *typed, "--", "a")
+    taken = [offer.way for offer in offers(facts) if offer.argv[1:3] == typed]
+    assert set(Way) - set(taken) == {Way.EXAMINE, Way.HELP}
+    assert [offer.argv for offer in offers(facts) if offer.way not in taken] == [("doctor",), ("--help",)]
+
+
+def test_a_cluster_comes_before_all_that_there_is_without_one() -> None:
+    titles = [offer.title for offer in offers(lab("gpu1", "gpu2", "gpu3", "gpu4", jobs=JOBS[:1]))]
+
+    assert titles[:4] == [
+        "Watch cluster lab: 4 hosts",
+        "Start job gpt of rankdeck.toml",
+        "Run a program on all 4 hosts",
+        "Examine the hosts",
+    ]
+    assert [offer.way for offer in offers(lab("gpu1"))][3:] == [Way.ATTACH, Way.RUN, Way.DEMO, Way.REPLAY, Way.HELP]
+    assert len(offers(lab("gpu1", jobs=JOBS))) == 9, "each has a key of its own"
+
+
+def test_a_cluster_without_a_name_and_one_of_a_single_host_are_told_so() -> None:
+    titles = [offer.title for offer in offers(lab("gpu1", name=""))]
+
+    assert titles[:3] == ["Watch the cluster: 1 host", "Run a program on gpu1", "Examine the host"]
+    assert all_hosts_text(lab("a", "b")) == "all 2 hosts"
+
+
+def test_it_is_said_which_hosts_and_jobs_there_are_and_of_which_file() -> None:
+    facts = lab("gpu1", "gpu2", "gpu3", "gpu4", jobs=JOBS)
+
+    assert note(facts, Way.CLUSTER).startswith("The job of gpu1, gpu2 and 2 more, of ~/lab/rankdeck.toml.")
+    assert note(facts, Way.JOB) == "gpt, eval, gpt-small and 1 more, each with its command and its hosts."
+    assert note(lab("gpu1", jobs=JOBS[:3]), Way.JOB).startswith("gpt, eval, gpt-small, each")
+    assert note(lab("gpu1", jobs=JOBS[:1]), Way.JOB) == "train.py --config 'a b.toml', on gpu*."
+    assert note(facts, Way.ATTACH).startswith("On one of rankdeck.toml, of ~/.ssh/config, on another")
+    assert note(msgspec.structs.replace(facts, hosts=None), Way.ATTACH).startswith(
+        "On one of rankdeck.toml, on another"
+    )
+
+
+def test_a_name_from_the_file_is_shown_clean() -> None:
+    facts = lab("gpu1", "a\x1b[2Jb", name="la\x1bb")
+
+    assert r"cluster la\x1bb" in offers(facts)[0].title
+    assert r"a\x1b[2Jb" in offers(facts)[0].note
+
+
+@pytest.mark.parametrize(
+    ("typed", "jobs"),
+    [
+        ("", ["gpt", "eval", "gpt-small", "sweep"]),
+        ("gpt", ["gpt", "gpt-small"]),
+        ("TRAIN.py", ["gpt", "gpt-small"]),
+        ("gpu*", ["gpt"]),
+        ("e", ["eval", "sweep"]),
+        ("nothing", []),
+    ],
+)
+def test_jobs_are_narrowed_by_typing(typed: str, jobs: list[str]) -> None:
+    assert [choice.value for choice in job_choices(lab("gpu1", jobs=JOBS), typed)] == jobs
+
+
+def test_of_a_job_its_command_and_its_hosts_are_told() -> None:
+    first, second, *_ = job_choices(lab("gpu1", jobs=JOBS), "")
+    assert (first.note, second.note) == ("train.py --config 'a b.toml', on gpu*", "-m pkg.eval")
+
+
+def test_hosts_of_the_cluster_come_first_each_once() -> None:
+    choices = host_choices(lab("trainer", "gpu10"), "", "its agent serves")
+    assert choices[:2] == [("trainer", "rankdeck.toml"), ("gpu10", "rankdeck.toml")]
+    assert choices[2:] == [("localhost", "its agent serves"), ("gpu1", ""), ("lab", "")]
+
+    here = host_choices(lab("gpu9", "localhost"), "", "its agent serves")
+    assert here[:2] == [("gpu9", "rankdeck.toml"), ("localhost", "its agent serves")]
+
+
+def test_a_hint_says_how_a_cluster_comes_here_and_trouble_is_told() -> None:
+    def told(facts: StartFacts, **changes: object) -> tuple[str, bool]:
+        return aside(msgspec.structs.replace(facts, **changes))
+
+    assert "`rankdeck init` writes them" in told(BARE)[0]
+    assert told(BARE, inventory_file="~/x/rankdeck.toml")[0].startswith(
+        "~/x/rankdeck.toml names no hosts: `rankdeck init`"
+    )
+    assert "(--no-config)" in told(BARE, has_no_files=True)[0]
+    assert told(lab("gpu1")) == ("", False)
+    trouble, is_trouble = told(BARE, inventory_trouble="/x/rankdeck.toml:3: host: \x1b is no host")
+    assert trouble == r"Without the cluster of this directory: /x/rankdeck.toml:3: host: \x1b is no host"
+    assert is_trouble
+
+
+@pytest.mark.parametrize(
+    ("hosts", "where"),
+    [
+        (["localhost"], "the inventory's, else this directory"),
+        (["gpu1"], "the inventory's, else home"),
+        (["gpu1", "localhost"], "the inventory's, else home; on localhost this directory"),
+    ],
+)
+def test_it_is_said_where_a_program_runs_unless_it_is_told_otherwise(hosts: list[str], where: str) -> None:
+    assert usual_workdir(hosts) == where
 
 
 def test_what_a_file_is_called_is_shown_clean() -> None:

@@ -215,4 +215,8 @@ def test_ranks_that_a_failure_elsewhere_leaves_hanging_are_ended_while_somebody_
     assert "out of luck" in stdout
     status = desk.json("status", "--host", "h1", codes=(0, 1, 10))
     assert status["jobs"][0]["state"] == "stopped"
+    audit = (network.directory / "state" / "rankdeck" / "audit.jsonl").read_text().splitlines()
+    told = [(entry["action"], *sorted(entry["hosts"]), entry["outcome"]) for entry in map(json.loads, audit)]
+    assert sorted(told[:2]) == [("up", "h1", "done"), ("up", "h2", "done")]
+    assert told[2:] == [("start", "h1", "h2", "done"), ("stop", "h1", "done")]
     desk.json("down", "h1", "h2")

@@ -50,6 +50,7 @@ from agent.wire.commands import (
     Shutdown,
     Stop,
 )
+from agent.wire.digest import encode_frame
 from agent.wire.fields import CONTROL_SOCKET, INBOX_SOCKET, TELEMETRY_SOCKET
 from agent.wire.jobs import ENDED_STATES, JobState
 from agent.wire.logs import MAX_PULLED_LINES, Logs, PullLogs, ReadLog
@@ -285,7 +286,7 @@ class Daemon:
         self._published_at_s = time.monotonic()
         self.newest_report = self._report()
         if self._publisher:
-            self._publisher.publish(encode_node_report(self.newest_report))
+            self._publisher.publish(encode_frame(self.newest_report))
 
     def _keep(self, now_s: float) -> None:
         """Add the newest report to the past, as long as there is room for it."""

@@ -185,8 +185,7 @@ async def _restart(
         if num_ranks is not None:
             statuses = await control.statuses(job_id)
             num_ranks *= len(statuses) if is_here else newest(statuses).num_nodes
-        begin = session.restart_here if is_here else control.restart
-        done = await begin(job_id, num_ranks, is_at_once=now)
+        done = await control.restart(job_id, num_ranks, is_at_once=now, takes_those_here=is_here)
         return done, newest(await control.statuses(job_id))
     finally:
         await session.close()

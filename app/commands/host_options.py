@@ -88,9 +88,11 @@ def link_by(host: str, named_python: str, inventory_python: str, default_python:
     """Return the way to a host, by what is said of its Python: the first of the three that is not empty."""
     if host == THIS_MACHINE:
         return LocalLink(named_python or inventory_python)
-    from app.ssh.host_link import Access, HostLink  # noqa: PLC0415 - only who goes to another host pays for paramiko
+    # Only who goes to another host pays for paramiko.
+    from app.commands.terminal_logins import LOGINS  # noqa: PLC0415
+    from app.ssh.host_link import Access, HostLink  # noqa: PLC0415
 
-    return HostLink(Access(host, named_python or inventory_python or default_python, ssh_config))
+    return HostLink(Access(host, named_python or inventory_python or default_python, ssh_config), LOGINS)
 
 
 def workdir_on(host: str, workdir: str) -> str:

@@ -17,8 +17,8 @@ from app.headless import is_over
 from app.safe_text import NAME_LIMIT, clean, clean_name
 from app.sessions.hosts import Connections
 from app.sessions.live import LiveSession
-from app.sessions.meeting_place import meeting_addresses
-from app.sessions.remote_job import LOOPBACK, JobHost, job_specs, running_jobs
+from app.sessions.meeting_place import LOOPBACK, meeting_addresses, no_address
+from app.sessions.remote_job import JobHost, job_specs, running_jobs
 from app.sessions.session import DEFAULT_OPTIONS
 from app.sessions.share_guard import ShareGuard
 from app.sessions.starting import JobStarter
@@ -57,7 +57,7 @@ class RemoteSession(LiveSession):
         """
         self._hosts = hosts
         self._request = request
-        super().__init__({link.host: link.directory for link in hosts.links}, options, [])
+        super().__init__({link.host: link.directory for link in hosts.links}, options, [], hosts.addresses)
         self._connections = Connections(hosts, self._tell)
         self._job_id = ""
         self._own_job_id = ""
@@ -199,7 +199,7 @@ class RemoteSession(LiveSession):
                     raise
             else:
                 return specs
-        raise _no_address(job_hosts[0].entry.host)
+        raise no_address(job_hosts[0].entry.host)
 
     def _meeting_addresses(self, request: RunRequest, hosts: list[JobHost]) -> list[str]:
         if request.master_addr:
@@ -207,22 +207,6 @@ class RemoteSession(LiveSession):
         if len(hosts) == 1:
             return [LOOPBACK]
         return meeting_addresses(hosts[0].place.addresses, [host.place.addresses for host in hosts[1:]])
-
-    async def restart_here(self, job_id: str, num_ranks: int | None, *, is_at_once: bool) -> str:
-        """Begin the next attempt of a job on those of these hosts that know it, whichever made up the last one.
-
-        Raises:
-            AppError: See `JobControl.restart`.
-        """
-        control = self.session.control
-        statuses = await control.statuses(job_id)
-        nodes = sorted(statuses, key=lambda node: statuses[node].node_rank)
-        addresses = {link.host: link.place.addresses for link in self._hosts.links if link.place is not None}
-        first, *others = (addresses[node] for node in nodes)
-        found = meeting_addresses(first, others) if others else [LOOPBACK]
-        if not found:
-            raise _no_address(nodes[0])
-        return await control.restart(job_id, num_ranks, is_at_once=is_at_once, meet_at=found[0])
 
     async def _start_job(self, specs: Mapping[str, JobSpec]) -> None:
         self._job_id = self._own_job_id = next(iter(specs.values())).job_id
@@ -323,7 +307,3 @@ class RemoteSession(LiveSession):
             return f"{NOT_AGAIN}; {look}, begin it again: {command(f'restart {job}')}"
         how = "goes on" if self._is_certain else "may run"
         return f"job {job} {how}; {look}, end it: {command(f'stop {job}')}"
-
-
-def _no_address(host: str) -> UsageError:
-    return UsageError(f"{host} has no address under which others could reach it", "name one: run --master-addr")

@@ -50,7 +50,7 @@ class JobControl:
             fleet: Reaches them.
             nodes: Their names.
             tell: Takes a sentence about each thing that was done.
-            audit: Takes also what failed.
+            audit: Takes all of it, also what failed.
             addresses: Returns under which ones a node may be reached by others; see `meeting_addresses`.
         """
         self.doing = ""

@@ -219,4 +219,8 @@ def test_ranks_that_a_failure_elsewhere_leaves_hanging_are_ended_while_somebody_
         return str(desk.json("status", "--host", "h1", codes=(0, 1, 10))["jobs"][0]["state"])
 
     until(lambda: state_there() == "stopped", 20, "it ends there too")
+    audit = (network.directory / "state" / "rankdeck" / "audit.jsonl").read_text().splitlines()
+    told = [(entry["action"], *sorted(entry["hosts"]), entry["outcome"]) for entry in map(json.loads, audit)]
+    assert sorted(told[:2]) == [("up", "h1", "done"), ("up", "h2", "done")]
+    assert told[2:] == [("start", "h1", "h2", "done"), ("stop", "h1", "done")]
     desk.json("down", "h1", "h2")

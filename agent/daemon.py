@@ -24,6 +24,7 @@ from agent.machine.gpu_watch import LOG_FILE, GpuWatch
 from agent.machine.host_sampler import HostSampler
 from agent.processes.leftover_search import chosen, clean, find_leftovers
 from agent.processes.shim import become_subreaper
+from agent.roads.audit_log import AUDIT_FILE, AuditLog
 from agent.roads.control import ControlSocket
 from agent.roads.control_lease import ControlLease
 from agent.roads.history import PastFrames
@@ -49,6 +50,7 @@ from agent.wire.commands import (
     Shutdown,
     Stop,
 )
+from agent.wire.digest import encode_frame
 from agent.wire.fields import CONTROL_SOCKET, INBOX_SOCKET, TELEMETRY_SOCKET
 from agent.wire.jobs import ENDED_STATES, JobState
 from agent.wire.logs import MAX_PULLED_LINES, Logs, PullLogs, ReadLog
@@ -59,6 +61,7 @@ from agent.wire.stacks import GetStacks
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agent.roads.peer import Peer
     from agent.state_dir import StateDir
     from ddpcore.wire import RankReport
 
@@ -101,6 +104,7 @@ class Daemon:
         """When somebody listened last."""
         self._report_seq = 0
         self._history: PastFrames | None = None if is_private else PastFrames(state_dir.path / "history")
+        self._audit: AuditLog | None = None if is_private else AuditLog(state_dir.path / AUDIT_FILE, node)
         self.newest_report: NodeReport | None = None
         """The last one that was published; may be read from any thread."""
         self._end = asyncio.Event()
@@ -172,7 +176,17 @@ class Daemon:
             self._history.close()
         self._jobs.close()
 
-    async def _carry_out(self, command: Command) -> Reply:
+    async def _carry_out(self, command: Command, peer: Peer) -> Reply:
+        reply: Reply | None = None
+        try:
+            reply = await self._reply_or_trace(command)
+        finally:
+            # Before it is answered: who has the reply finds the line.
+            if self._audit:
+                self._audit.add(command, reply, peer)
+        return reply
+
+    async def _reply_or_trace(self, command: Command) -> Reply:
         try:
             return await self._reply(command)
         except Exception as error:  # noqa: BLE001 - one bad command must not end the agent and its jobs
@@ -272,7 +286,7 @@ class Daemon:
         self._published_at_s = time.monotonic()
         self.newest_report = self._report()
         if self._publisher:
-            self._publisher.publish(encode_node_report(self.newest_report))
+            self._publisher.publish(encode_frame(self.newest_report))
 
     def _keep(self, now_s: float) -> None:
         """Add the newest report to the past, as long as there is room for it."""

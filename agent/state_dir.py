@@ -2,6 +2,7 @@
 
 agent.lock      held (flock) for the agent's life
 agent.log       what a daemon says; agent.log.1 before that
+audit.jsonl     what was done here, by whom; audit.jsonl.1 before that
 holder.json     the newest claim on control
 *.sock          telemetry, control, inbox; 0600
 history/        reports of the past

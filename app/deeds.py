@@ -6,8 +6,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from agent.wire.jobs import MAX_LOCAL_WORLD_SIZE
+from app.diagnosis.node_facts import LOST
 from app.model.cluster import MAX_WORLD_SIZE
-from app.words import ranks_text
+from app.words import nodes_text, ranks_text
 
 if TYPE_CHECKING:
     from app.rows import JobRow
@@ -29,11 +30,13 @@ class Deed(StrEnum):
     KILL = "kill"
     RESTART = "restart"
     RESTART_NOW = "restart now"
+    RESTART_WITHOUT = "restart without"
+    """Of a job that has lost nodes: go on with the others."""
 
     @property
     def begins_again(self) -> bool:
         """True where the job's next attempt follows."""
-        return self in {Deed.RESTART, Deed.RESTART_NOW}
+        return self in {Deed.RESTART, Deed.RESTART_NOW, Deed.RESTART_WITHOUT}
 
 
 DEED_EFFECTS = {
@@ -42,6 +45,7 @@ DEED_EFFECTS = {
     Deed.KILL: "are killed at once: what is not saved is lost",
     Deed.RESTART: "finish a step, write a checkpoint where the program can, and end; then the job begins again",
     Deed.RESTART_NOW: "are killed at once: what is not saved is lost; then the job begins again",
+    Deed.RESTART_WITHOUT: "are killed at once, as far as they can be; then the job begins again",
 }
 """What becomes of the ranks."""
 
@@ -51,8 +55,16 @@ def max_ranks(num_nodes: int) -> int:
     return min(MAX_WORLD_SIZE, num_nodes * MAX_LOCAL_WORLD_SIZE)
 
 
+def lost_nodes(view: View) -> list[str]:
+    """Return the nodes without which a job could go on: there is no way to them, and there is to others."""
+    lost = [node for node, code in zip(view.node_names, view.node_codes.tolist(), strict=True) if code == LOST]
+    return lost if len(lost) < view.num_nodes else []
+
+
 def deed_title(deed: Deed, job: JobRow, *, has_ended: bool) -> str:
     """Return what a button says: `Stop job demo`."""
+    if deed is Deed.RESTART_WITHOUT:
+        return f"Restart job {job.job_id} without lost nodes"
     if deed.begins_again and has_ended:
         return f"Start job {job.job_id} again"
     verb = {Deed.STOP_NOW: "Stop job {} now", Deed.RESTART_NOW: "Restart job {} now"}.get(deed)
@@ -62,6 +74,12 @@ def deed_title(deed: Deed, job: JobRow, *, has_ended: bool) -> str:
 def deed_question(deed: Deed, view: View, job: JobRow, *, has_ended: bool, num_ranks: int) -> str:
     """Return the question that is asked before anything is done: it names nodes, ranks and processes."""
     title = deed_title(deed, job, has_ended=has_ended)
+    if deed is Deed.RESTART_WITHOUT:
+        nodes = nodes_text(lost_nodes(view))
+        return (
+            f"{title}? It is killed where it runs, and begins again without {nodes}: the other nodes keep their ranks. "
+            f"What may still run on {nodes} cannot be ended from here."
+        )
     count = f"{num_ranks} rank{'' if num_ranks == 1 else 's'}"
     with_ranks = "" if num_ranks == job.world_size else f" instead of {job.world_size}"
     if has_ended:
@@ -74,7 +92,7 @@ def whom(view: View) -> str:
     """Return `ranks 0-1 on demo-0 (pids 11, 12) and ranks 2-3 on demo-1 (pids 21, 22)`, a few of many nodes."""
     parts: list[str] = []
     num_others = 0
-    for index, (node, _) in enumerate(view.node_states()):
+    for index, node in enumerate(view.node_names):
         ranks = view.ranks_on(index)
         if not ranks:
             continue

@@ -5,6 +5,7 @@
       SessionError                2   the machine the console runs on (no directory, no memory)
       HostUnreachableError        3   whoever keeps the host, the network or the keys
         HostKeyError              3   the host is not, or not known to be, who it says
+        AnswerNeededError         3   the person at the keyboard, whom we cannot ask now
       AgentUnreachableError       3   the operator of the node
       AgentRefusedError           4   the agent said why
       NotInstalledError           4   whoever keeps the Python of the host
@@ -75,6 +76,10 @@ class HostUnreachableError(AppError):
 
 class HostKeyError(HostUnreachableError):
     """A host's key is unknown, has changed, or is revoked: nothing is sent to it."""
+
+
+class AnswerNeededError(HostUnreachableError):
+    """A host lets nobody in without an answer of a person, such as a second factor, and there is nobody to ask now."""
 
 
 class AgentUnreachableError(AppError):

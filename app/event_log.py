@@ -10,13 +10,17 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
+from app.diagnosis.node_facts import CONNECTING, NODE_STATES
 from app.rows import Cause, Severity
 from app.safe_text import LINE_LIMIT, clean
 from app.words import ranks_text, seconds_text
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from app.rows import JobRow, VerdictRow
     from app.view import View
@@ -124,7 +128,7 @@ class EventLog:
         self.now_s = 0.0
         self._standing: dict[Hashable, tuple[VerdictRow, float]] = {}
         """Verdicts that are said, and since when."""
-        self._node_states: dict[str, str] = {}
+        self._node_codes: NDArray[np.int8] | None = None
         self._broken_gpus: set[str] = set()
         self._job: JobRow | None = None
         self._notes = NoteWatch()
@@ -162,7 +166,7 @@ class EventLog:
     def observe(self, view: View) -> None:
         """Look at the model once more, and keep what is new."""
         self.now_s = view.now_s
-        self._watch_nodes(view.node_states())
+        self._watch_nodes(view)
         job = view.job()
         if job is not None:
             self._watch_job(job)
@@ -171,13 +175,15 @@ class EventLog:
         self._watch_gpus(view.broken_gpus())
         self._watch_verdicts(view.verdicts())
 
-    def _watch_nodes(self, states: Sequence[tuple[str, str]]) -> None:
+    def _watch_nodes(self, view: View) -> None:
+        known, self._node_codes = self._node_codes, view.node_codes
+        if known is None:
+            known = np.full(len(self._node_codes), CONNECTING, np.int8)
         changed: dict[tuple[str, str], list[str]] = {}
-        for name, state in states:
-            before = self._node_states.get(name, "connecting")
-            if state != before:
-                self._node_states[name] = state
-                changed.setdefault((before, state), []).append(name)
+        names = view.node_names
+        for index in np.flatnonzero(known != self._node_codes).tolist():
+            both = (NODE_STATES[known[index]], NODE_STATES[self._node_codes[index]])
+            changed.setdefault(both, []).append(names[index])
         for (before, state), names in changed.items():
             more = f" and {len(names) - MAX_NODES_NAMED} more" if len(names) > MAX_NODES_NAMED else ""
             who = f"node{'' if len(names) == 1 else 's'} {', '.join(names[:MAX_NODES_NAMED])}{more}"

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cached_property, partial
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from agent.wire.machine import GpuWatchState
-from app.model.job_model import WORST_FIRST
-from app.model.outside import epoch_of
+from agent.wire.progress import epoch_of
 from app.model.still import still_cluster
 from app.rows import (
     BarrierRow,
@@ -35,7 +33,7 @@ from app.wording.gpu_words import BrokenGpu, broken_gpus, findings, gpu_rows
 from app.wording.headline import job_headline, node_headline, wait_text
 from app.wording.job_figures import job_figures
 from app.wording.memory_words import JobMemory
-from app.wording.node_words import node_row, node_severity
+from app.wording.node_words import are_well, clean_names, node_row
 from app.wording.pace_words import JobPace
 from app.wording.rank_table import RankTable
 from app.wording.rank_words import rank_row
@@ -45,7 +43,9 @@ from app.words import finite, place_text
 from ddpcore.wire import TrainingReport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from app.diagnosis.diagnoser import Diagnosis
     from app.diagnosis.rank_pace import RankPace
@@ -115,10 +115,7 @@ class View:
         if job is None or self._found is None:
             return None
         state = job.state()
-        statuses = [share.status for _, share in sorted(job.shares.items())]
-        statuses.sort(key=lambda status: WORST_FIRST.index(status.state))
-        codes = [status.exit_code for status in statuses if status.exit_code is not None]
-        first = job.workers[0]
+        first = job.worker(0)
         training = (first and first.report and first.report.training) or TrainingReport()
         step, steps_per_s = job.lowest_step(), None if job.is_ended() else job.steps_per_s(self.now_s)
         severity = self._job_severity(state)
@@ -140,9 +137,9 @@ class View:
             goodput_frac=None if training.goodput_frac is None else finite(training.goodput_frac),
             checkpoint_step=training.checkpoint_step,
             checkpoint_age_s=training.checkpoint_age_s,
-            allow_faults=all(status.allow_faults for status in statuses),
-            exit_code=next((code for code in codes if code), codes[0] if codes else None),
-            detail=next((clean(status.detail, LINE_LIMIT) for status in statuses if status.detail), ""),
+            allow_faults=job.together.allows_faults,
+            exit_code=job.together.exit_code,
+            detail=clean(job.together.detail, LINE_LIMIT),
             notes=list(self.notes().values()),
             root_cause=root_cause_row(job, self._cluster.node_names, self._found.verdicts),
         )
@@ -164,18 +161,18 @@ class View:
 
     def progress(self) -> Progress:
         """Return how far the job has come."""
-        workers = [] if self._job is None else self._job.workers
-        reports = [worker.report for worker in workers if worker is not None and worker.report is not None]
+        workers = [] if self._job is None else self._job.workers(range(self._job.world_size))
+        reports = [worker.report for worker in workers if worker.report is not None]
         return Progress(
             steps=min((report.steps_done for report in reports), default=None),
             loss_first=_mean([report.loss_first for report in reports if report.loss_first is not None]),
             loss_last=None if self._job is None else _mean(self._job.loss[self._job.has_loss]),
         )
 
-    def node_states(self) -> list[tuple[str, str]]:
-        """Return the name and the state of every node, in the order of the cluster."""
-        nodes = zip(self._cluster.nodes.values(), self._diagnosis.nodes, strict=True)
-        return [(clean_name(node.name), facts.state) for node, facts in nodes]
+    @property
+    def node_codes(self) -> NDArray[np.int8]:
+        """The state of every node, in the order of the cluster: index into `app.diagnosis.node_facts.NODE_STATES`."""
+        return self._diagnosis.nodes.codes
 
     @property
     def num_nodes(self) -> int:
@@ -185,12 +182,14 @@ class View:
     @property
     def node_names(self) -> list[str]:
         """The names of all nodes, in the order of the cluster."""
-        return [clean_name(name) for name in self._cluster.node_names]
+        return clean_names(self._cluster.node_names)
 
     @property
     def oldest_age_s(self) -> float | None:
         """How old the oldest of the nodes' newest reports is; None before the first."""
-        return max((facts.age_s for facts in self._diagnosis.nodes if facts.age_s is not None), default=None)
+        ages_s = self._diagnosis.nodes.age_s
+        known = ages_s[~np.isnan(ages_s)]
+        return float(known.max()) if len(known) else None
 
     def nodes(self) -> list[NodeRow]:
         """Return a row per node, in the order of the cluster; of many nodes, ask for the few that are shown."""
@@ -198,14 +197,17 @@ class View:
 
     def first_nodes(self, max_rows: int, *, odd_first: bool = False) -> list[NodeRow]:
         """Return rows of the first nodes; where wanted, of those first that are not well or have a culprit."""
-        nodes: Iterable[Node] = self._cluster.nodes.values()
+        order = np.arange(self.num_nodes)
         if odd_first:
-            blamed = {node for verdict in self._diagnosis.verdicts for node in verdict.nodes}
-            nodes = sorted(nodes, key=lambda node: node.name not in blamed and self._is_well(node))
-        return [self._node_row(node) for node in islice(nodes, max_rows)]
+            is_odd = ~are_well(self._cluster, self._diagnosis.nodes)
+            is_odd[[self._cluster.nodes[name].index for name in self._blamed_nodes]] = True
+            order = np.argsort(~is_odd, kind="stable")
+        names = self._cluster.node_names
+        return [self._node_row(self._cluster.nodes[names[index]]) for index in order[:max_rows].tolist()]
 
-    def _is_well(self, node: Node) -> bool:
-        return node_severity(node, self._diagnosis.nodes[node.index]) is Severity.OK
+    @property
+    def _blamed_nodes(self) -> set[str]:
+        return {node for verdict in self._diagnosis.verdicts for node in verdict.nodes}
 
     def _node_row(self, node: Node) -> NodeRow:
         return node_row(node, self._diagnosis.nodes[node.index], self._job, self._found)
@@ -277,7 +279,7 @@ class View:
 
     def _verdict_row(self, verdict: Verdict) -> VerdictRow:
         job = self._cluster.jobs[verdict.job]
-        worker = job.workers[verdict.culprits[0]] if verdict.culprits else None
+        worker = job.worker(verdict.culprits[0]) if verdict.culprits else None
         pid = None if worker is None else worker.pid
         return VerdictRow(
             cause=verdict.cause,
@@ -369,7 +371,7 @@ def _given(pace: RankPace) -> RankPace:
 
 
 def _place_of(job: JobModel, rank: int) -> str:
-    worker = job.workers[rank]
+    worker = job.worker(rank)
     return place_text(worker.report.place) if worker is not None and worker.report is not None else ""
 
 

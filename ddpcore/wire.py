@@ -140,7 +140,7 @@ class Place(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     function: Name
 
 
-class GroupReport(msgspec.Struct, frozen=True, omit_defaults=True):
+class GroupReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Where a rank stands in one process group.
 
     The key across ranks is (`group`, seq): c10d counts the collectives of a group equally on every member.
@@ -166,7 +166,7 @@ class GroupReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """Sorted global ranks of the members; empty means every rank of the job."""
 
 
-class ArrivalsReport(msgspec.Struct, frozen=True, omit_defaults=True):
+class ArrivalsReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """When a rank called the latest collectives of a group, for a comparison with the ranks beside it.
 
     The machine's wall clock is the same for all of its ranks, so the agent compares; no time leaves the machine.
@@ -193,7 +193,7 @@ class GpuMemoryReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False)
     """The highest value since the program began, or reset it."""
 
 
-class TrainingReport(msgspec.Struct, frozen=True, omit_defaults=True):
+class TrainingReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What the engine knows of its training; a program without the engine sends none."""
 
     last_step: Count | None = None
@@ -206,7 +206,7 @@ class TrainingReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """How long ago it was taken; None also for one of an earlier attempt."""
 
 
-class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
+class RankReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The state of one rank, whole, as its probe sees it now."""
 
     wire_version: int

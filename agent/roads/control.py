@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import struct
 from typing import TYPE_CHECKING
 
+from agent.roads.peer import Peer, peer_of
 from agent.wire.codec import MAX_COMMAND_BYTES, MalformedMessageError
 from agent.wire.commands import Command, decode_command
 from agent.wire.replies import RefusalReason, Refused, Reply, encode_reply
@@ -22,13 +22,11 @@ MAX_CONNECTIONS = 64
 FAREWELL_S = 1.0
 """How long replies under way may take when the socket closes."""
 
-_UCRED = struct.Struct("=iII")
-
 
 class ControlSocket:
     """Serves commands from `open` to `close`."""
 
-    def __init__(self, path: str, carry_out: Callable[[Command], Awaitable[Reply]]) -> None:
+    def __init__(self, path: str, carry_out: Callable[[Command, Peer], Awaitable[Reply]]) -> None:
         self._path = path
         self._carry_out = carry_out
         self._server: asyncio.Server | None = None
@@ -68,28 +66,27 @@ class ControlSocket:
         assert task is not None
         self._connections.add(task)
         try:
-            if refusal := self._refusal(writer):
+            peer = peer_of(writer.get_extra_info("socket"))
+            if refusal := self._refusal(peer):
                 await _send(writer, refusal)
             else:
-                await self._serve(task, reader, writer)
+                await self._serve(task, reader, writer, peer)
         except (ConnectionError, asyncio.CancelledError):
             return  # the peer is gone, or we are about to be
         finally:
             self._connections.discard(task)
             writer.close()
 
-    def _refusal(self, writer: asyncio.StreamWriter) -> Refused | None:
+    def _refusal(self, peer: Peer) -> Refused | None:
         if len(self._connections) > MAX_CONNECTIONS:
             return Refused(RefusalReason.NOT_PERMITTED, f"{MAX_CONNECTIONS} connections are open already")
-        _pid, uid, _gid = _UCRED.unpack(
-            writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-        )
-        if uid != os.geteuid():
-            return Refused(RefusalReason.NOT_PERMITTED, f"this agent serves user {os.geteuid()}, you are user {uid}")
+        if peer.uid != os.geteuid():
+            message = f"this agent serves user {os.geteuid()}, you are user {peer.uid}"
+            return Refused(RefusalReason.NOT_PERMITTED, message)
         return None
 
     async def _serve(
-        self, task: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, task: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: Peer
     ) -> None:
         while True:
             try:
@@ -102,16 +99,16 @@ class ControlSocket:
                 return  # where the next command begins is unknown
             self._busy.add(task)
             try:
-                await _send(writer, await self._reply(line))
+                await _send(writer, await self._reply(line, peer))
             finally:
                 self._busy.discard(task)
 
-    async def _reply(self, line: bytes) -> Reply:
+    async def _reply(self, line: bytes, peer: Peer) -> Reply:
         try:
             command = decode_command(line)
         except MalformedMessageError as error:
             return Refused(RefusalReason.MALFORMED, str(error)[:4096])
-        return await self._carry_out(command)
+        return await self._carry_out(command, peer)
 
 
 async def _send(writer: asyncio.StreamWriter, reply: Reply) -> None:

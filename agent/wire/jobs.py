@@ -47,7 +47,7 @@ MAX_RESTARTS = 1000
 LocalWorldSize = Annotated[int, msgspec.Meta(ge=1, le=MAX_LOCAL_WORLD_SIZE)]
 
 
-class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A job on this node."""
 
     job_id: Name

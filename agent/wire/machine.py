@@ -23,7 +23,7 @@ MAX_MIG_INSTANCES = 16
 MAX_XIDS = 8
 
 
-class HostReport(msgspec.Struct, frozen=True, omit_defaults=True):
+class HostReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The machine beside its cores and its memory."""
 
     load_1min: Amount | None = None
@@ -84,7 +84,7 @@ class MigInstance(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     memory_used_bytes: Count | None = None
 
 
-class GpuFigures(msgspec.Struct, frozen=True, omit_defaults=True):
+class GpuFigures(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A GPU as NVML sees it."""
 
     index: Count
@@ -124,7 +124,7 @@ class JobRank(msgspec.Struct, frozen=True, gc=False, order=True):
     rank: Rank
 
 
-class GpuHolder(msgspec.Struct, frozen=True, omit_defaults=True):
+class GpuHolder(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A process that has a context, and so memory, on a GPU."""
 
     pid: Count
@@ -137,7 +137,7 @@ class GpuHolder(msgspec.Struct, frozen=True, omit_defaults=True):
     """True for a rank with a GPU of its own that holds memory on this one, which is another rank's."""
 
 
-class GpuReport(msgspec.Struct, frozen=True, omit_defaults=True):
+class GpuReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A GPU and who uses it."""
 
     figures: GpuFigures
@@ -158,7 +158,7 @@ class GpuWatchState(StrEnum):
     """NVML does not answer, or the sampler has ended: the figures are old, or there are none."""
 
 
-class GpusReport(msgspec.Struct, frozen=True, omit_defaults=True):
+class GpusReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """All GPUs of a node."""
 
     state: GpuWatchState = GpuWatchState.STARTING

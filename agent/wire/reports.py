@@ -1,9 +1,13 @@
-"""Telemetry: a `NodeReport` is one msgpack frame, a whole snapshot, at least once a second, never acknowledged."""
+"""Telemetry: a `NodeReport` is one msgpack frame, a whole snapshot, at least once a second, never acknowledged.
+
+What is decoded from bytes holds no cycles, so nothing here is shown to the collector of garbage (`gc=False`): it would
+look through the reports of a whole fleet in vain.
+"""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -32,7 +36,7 @@ class ProcessState(StrEnum):
     EXITED = "exited"
 
 
-class ExitReport(msgspec.Struct, frozen=True, omit_defaults=True):
+class ExitReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """How a worker's process ended."""
 
     code: int | None = None
@@ -66,7 +70,7 @@ class LatenessReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Of these, those to which it came last."""
 
 
-class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True):
+class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One worker of a job: its process as the node sees it, and its last rank report."""
 
     job_id: Name
@@ -100,7 +104,7 @@ class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """None while it has not been compared with another rank of its node."""
 
 
-class ControlReport(msgspec.Struct, frozen=True):
+class ControlReport(msgspec.Struct, frozen=True, gc=False):
     """The console whose commands count."""
 
     generation: Count
@@ -109,8 +113,8 @@ class ControlReport(msgspec.Struct, frozen=True):
     """Since when, or since the agent began."""
 
 
-class NodeReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The state of one node, whole."""
+class NodeHead(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """The state of one node, but for its workers."""
 
     wire_version: int
     node: Name
@@ -136,6 +140,11 @@ class NodeReport(msgspec.Struct, frozen=True, omit_defaults=True):
     control: ControlReport | None = None
     """None until a console has claimed control."""
     jobs: list[JobStatus] = []
+
+
+class NodeReport(NodeHead, frozen=True, omit_defaults=True, gc=False):
+    """The state of one node, whole."""
+
     workers: list[WorkerReport] = []
     """Sorted by rank."""
 
@@ -158,10 +167,18 @@ def decode_node_report(frame: bytes) -> NodeReport:
         IncompatibleWireError: It is of another wire version.
         MalformedMessageError: The bytes are too many or not a NodeReport.
     """
+    return decode_with(_decoder, frame)
+
+
+Head = TypeVar("Head", bound=NodeHead)
+
+
+def decode_with(decoder: msgspec.msgpack.Decoder[Head], frame: bytes) -> Head:
+    """Return what a decoder of reports makes of a frame; raises as `decode_node_report` does."""
     if len(frame) > MAX_NODE_REPORT_BYTES:
         raise MalformedMessageError(f"a report of {len(frame)} bytes, at most {MAX_NODE_REPORT_BYTES} are taken")
     try:
-        report = _decoder.decode(frame)
+        report = decoder.decode(frame)
     except DECODE_ERRORS as error:
         raise MalformedMessageError(f"not a node report: {error}") from error
     if report.wire_version != WIRE_VERSION:

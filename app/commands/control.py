@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from agent.wire.jobs import ENDED_STATES, MAX_LOCAL_WORLD_SIZE, JobState
+from app.commands.audited import audit_log, tell_trouble
 from app.commands.host_options import json_option, print_json
 from app.commands.hosts_of_a_job import HostsWanted, reached, takes_hosts
 from app.errors import AppError
 from app.faults import make_fault, told
 from app.headless import print_line
 from app.program import check_job_id
+from app.sessions.options import SessionOptions
 from app.sessions.remote_job import node_of_rank, only_running_job
 from app.sessions.remote_session import RemoteSession
 from app.sessions.shares import newest
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from agent.wire.jobs import JobStatus
     from app.sessions.control import JobControl
+    from app.sessions.hosts import Hosts
     from ddpcore.wire import Fault
 
 POLL_S = 0.1
@@ -71,7 +74,7 @@ def restart(*, job_id: str, wanted: HostsWanted, is_json: bool, **how: Any) -> N
     """End a job in an orderly way if it runs, and begin its next attempt, with what it was started with."""
     check_job_id(job_id)
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
-        done, begun = asyncio.run(_restart(RemoteSession(hosts), job_id, **how))
+        done, begun = asyncio.run(_restart(_session(hosts), job_id, **how))
         watch = hosts.command("attach")
     if is_json:
         fields = {"job_id": job_id, "attempt": begun.attempt, "num_ranks": begun.world_size}
@@ -102,7 +105,7 @@ def fault(*, wanted: HostsWanted, kind: str, job_id: str, is_json: bool, **how: 
     if job_id:
         check_job_id(job_id)
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
-        job_id, node = asyncio.run(_inject(RemoteSession(hosts), job_id, harm))
+        job_id, node = asyncio.run(_inject(_session(hosts), job_id, harm))
     if is_json:
         print_json({"host": node, "job_id": job_id, "kind": kind, "rank": harm.rank, "at_step": harm.at_step})
     else:
@@ -116,19 +119,24 @@ async def _inject(session: RemoteSession, job_id: str, harm: Fault) -> tuple[str
         if not job_id:
             job_id = only_running_job(await session.reports())
         node = node_of_rank(await session.session.control.statuses(job_id), harm.rank)
-        await session.session.fleet.inject(node, job_id, harm)
+        await session.session.inject_on(node, job_id, harm)
         return job_id, node
     finally:
         await session.close()
+        tell_trouble(session.session.audit)
 
 
 CONTROL_VERBS = (stop, kill, restart, fault)
 
 
+def _session(hosts: Hosts) -> RemoteSession:
+    return RemoteSession(hosts, None, SessionOptions(audit=audit_log()))
+
+
 def _end(wanted: HostsWanted, job_id: str, ask: Callable[[JobControl], Awaitable[str]], *, is_json: bool) -> None:
     check_job_id(job_id)
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
-        states = asyncio.run(_wait_for_end(RemoteSession(hosts), job_id, ask))
+        states = asyncio.run(_wait_for_end(_session(hosts), job_id, ask))
     if is_json:
         state = min(states.values(), key=_WORST_FIRST.index)
         rows = [{"host": host, "state": its_state.value} for host, its_state in states.items()]
@@ -164,6 +172,7 @@ async def _wait_for_end(
             await asyncio.sleep(POLL_S)
     finally:
         await session.close()
+        tell_trouble(session.session.audit)
 
 
 async def _restart(
@@ -176,8 +185,8 @@ async def _restart(
         if num_ranks is not None:
             statuses = await control.statuses(job_id)
             num_ranks *= len(statuses) if is_here else newest(statuses).num_nodes
-        begin = session.restart_here if is_here else control.restart
-        done = await begin(job_id, num_ranks, is_at_once=now)
+        done = await control.restart(job_id, num_ranks, is_at_once=now, takes_those_here=is_here)
         return done, newest(await control.statuses(job_id))
     finally:
         await session.close()
+        tell_trouble(session.session.audit)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from app.at_once import at_once
+from app.audit_lines import Act
+from app.commands.audited import audit_log, tell_trouble
 from app.commands.host_options import link_by, named_python, print_json
 from app.errors import AppError, ExitCode
 from app.headless import print_line
@@ -44,28 +46,34 @@ def on_each(
 def tell_each(
     answers: Iterator[tuple[str, Answer | AppError]],
     told: Callable[[str, Answer], tuple[str, Mapping[str, Any]]],
+    action: str,
     *,
     is_json: bool,
 ) -> ExitCode:
-    """Print a line a host, or one JSON object of all; return the exit code of the first that failed.
+    """Print a line a host, or one JSON object of all, and write it down; return the exit code of the first that failed.
 
     Args:
         answers: As `on_each` yields them.
         told: Makes a sentence and JSON fields of a host's answer.
+        action: What was done, for the log of such things.
         is_json: Print the object.
     """
     code = ExitCode.WELL
     rows: list[dict[str, Any]] = []
+    audit = audit_log()
     for host, answer in answers:
         if isinstance(answer, AppError):
             code = code or ExitCode(answer.exit_code)
             rows.append({"host": host, "error": str(answer), "hint": answer.hint})
             print_line(f"rankdeck: {answer.whole}")
+            audit.add(Act(action, (host,)), answer.whole, is_done=False)
             continue
         sentence, fields = told(host, answer)
+        audit.add(Act(action, (host,)), sentence)
         rows.append({"host": host, "error": None, "hint": "", **fields})
         if not is_json:
             click.echo(sentence)
     if is_json:
         print_json({"hosts": rows})
+    tell_trouble(audit)
     return code

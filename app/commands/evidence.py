@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from agent.wire.reports import WIRE_VERSION
+from app.commands.audited import audit_log
 from app.commands.host_options import json_option, print_json
 from app.commands.hosts_of_a_job import HostsWanted, reached, takes_hosts
 from app.commands.settings_options import takes_settings
@@ -57,7 +58,7 @@ ON_REQUEST = "asked for by a person"
 def evidence(*, job_id: str, wanted: HostsWanted, output: Path | None, is_json: bool, settings: Settings) -> None:
     """Keep what is known of a job in one file, for `rankdeck replay`: reports, stacks, output, versions."""
     check_job_id(job_id)
-    options = SessionOptions(thresholds=settings.thresholds)
+    options = SessionOptions(thresholds=settings.thresholds, audit=audit_log())
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
         found = asyncio.run(_collect(RemoteSession(hosts, None, options), job_id))
     path = write_evidence(output or Path(bundle_name(found.opening)), encode_bundle(found))

@@ -11,6 +11,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
+from app.commands.audited import audit_log
 from app.errors import SessionError
 from app.evidence.store import check_directory, default_directory
 from app.headless import print_line
@@ -86,9 +87,11 @@ def link_by(host: str, named_python: str, inventory_python: str, default_python:
     """Return the way to a host, by what is said of its Python: the first of the three that is not empty."""
     if host == THIS_MACHINE:
         return LocalLink(named_python or inventory_python)
-    from app.ssh.host_link import Access, HostLink  # noqa: PLC0415 - only who goes to another host pays for paramiko
+    # Only who goes to another host pays for paramiko.
+    from app.commands.terminal_logins import LOGINS  # noqa: PLC0415
+    from app.ssh.host_link import Access, HostLink  # noqa: PLC0415
 
-    return HostLink(Access(host, named_python or inventory_python or default_python, ssh_config))
+    return HostLink(Access(host, named_python or inventory_python or default_python, ssh_config), LOGINS)
 
 
 def session_options(*, evidence_dir: Path | None, keeps_none: bool, **how: Any) -> SessionOptions:
@@ -98,7 +101,7 @@ def session_options(*, evidence_dir: Path | None, keeps_none: bool, **how: Any) 
         click.UsageError: See `evidence_place`; and so `SessionError`.
     """
     place = evidence_place(evidence_dir, keeps_none=keeps_none)
-    return SessionOptions(place, how["recording"], how["is_read_only"], how["settings"].thresholds)
+    return SessionOptions(place, how["recording"], how["is_read_only"], how["settings"].thresholds, audit_log())
 
 
 def evidence_place(evidence_dir: Path | None, *, keeps_none: bool) -> Path | None:

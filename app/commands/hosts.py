@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from app.commands.audited import audit_log
 from app.commands.host_options import (
     evidence_option,
     json_option,
@@ -70,7 +71,8 @@ def attach(*, wanted: HostsWanted, headless: bool, is_json: bool, **how: Any) ->
 def status(*, wanted: HostsWanted, is_json: bool, settings: Settings) -> None:
     """Print how hosts and their job stand; exit code 10 while a verdict stands, 1 if the job has failed."""
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
-        view = asyncio.run(_look(RemoteSession(hosts, None, SessionOptions(thresholds=settings.thresholds))))
+        options = SessionOptions(thresholds=settings.thresholds, audit=audit_log())
+        view = asyncio.run(_look(RemoteSession(hosts, None, options)))
     raise SystemExit(_print_status(view, is_json=is_json))
 
 
@@ -89,7 +91,8 @@ def stacks(*, job_id: str, wanted: HostsWanted, is_json: bool, **how: bool) -> N
     """Print where every rank of a job stands, frame by frame: identical stacks together, the odd one first."""
     check_job_id(job_id)
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
-        picture = asyncio.run(_take_stacks(RemoteSession(hosts), job_id, is_native=how["is_native"]))
+        session = RemoteSession(hosts, None, SessionOptions(audit=audit_log()))
+        picture = asyncio.run(_take_stacks(session, job_id, is_native=how["is_native"]))
     if is_json:
         click.echo(msgspec.json.encode(stacks_object(picture)).decode())
         return

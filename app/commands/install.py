@@ -69,7 +69,7 @@ def install(*, hosts: tuple[str, ...], exclude: tuple[str, ...], is_json: bool, 
             installed.append(host)
             return _told(host, done, named)
 
-        code = tell_each(answers, told, is_json=is_json)
+        code = tell_each(answers, told, "install", is_json=is_json)
     if how["venv"] and installed:
         _advise(named, [entry for entry in entries if entry.host in installed])
     raise SystemExit(code)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agent.wire.jobs import MAX_LOCAL_WORLD_SIZE, MAX_RESTARTS
+from app.audit_lines import Act
+from app.commands.audited import tell_trouble
 from app.commands.host_options import (
     SESSION_OPTIONS,
     evidence_option,
@@ -34,7 +36,6 @@ from app.safe_text import LINE_LIMIT, clean
 from app.sessions.remote_job import RunRequest, check_metrics
 from app.sessions.remote_session import RemoteSession
 from app.settings.nearness import nearest_text
-from app.ssh.agent_link import AgentLink
 from app.ssh.config import THIS_MACHINE
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from app.inventory.jobs import JobEntry
     from app.sessions.hosts import Hosts
+    from app.ssh.agent_link import AgentLink
 
 _watch_options = (
     click.option("--detach", is_flag=True, help="Start it, say its name, and leave"),
@@ -183,10 +185,16 @@ def _start_and_watch(
     if request.max_restarts and len(wanted.entries) > 1:
         raise UsageError("a job over several hosts is not begun again by itself", "leave max_restarts at 0")
     options = session_options(**{name: how[name] for name in SESSION_OPTIONS})
-    with reached(wanted, AgentLink.bring_up, needs_all=True) as hosts:
+
+    def bring_up(link: AgentLink) -> None:
+        if (place := link.bring_up()).is_new:
+            options.audit.add(Act("up", (link.host,)), f"the agent on {link.host} is up (pid {place.pid})")
+
+    with reached(wanted, bring_up, needs_all=True) as hosts:
         for link in hosts.links:
             if link.place is not None and link.place.is_new:
                 print_line(f"rankdeck: the agent on {link.host} is up (pid {link.place.pid})")
+        tell_trouble(options.audit)
         if len(hosts.links) > 1 and not skips_doctor:
             _look_first(hosts, request)
         session = RemoteSession(hosts, request, options)
@@ -205,6 +213,7 @@ async def _start(session: RemoteSession) -> None:
         await session.start()
     finally:
         await session.close()
+        tell_trouble(session.session.audit)
 
 
 def _look_first(hosts: Hosts, request: RunRequest) -> None:

@@ -36,7 +36,7 @@ def up(*, hosts: tuple[str, ...], exclude: tuple[str, ...], is_json: bool, pytho
     inventory.
     """
     answers = on_each(named_hosts(hosts, exclude), python, ssh_config, lambda link: link.bring_up())
-    raise SystemExit(tell_each(answers, _told_of_up, is_json=is_json))
+    raise SystemExit(tell_each(answers, _told_of_up, "up", is_json=is_json))
 
 
 @click.command()
@@ -59,7 +59,7 @@ def down(
     """
     chosen = named_hosts(hosts, exclude)
     answers = on_each(chosen, python, ssh_config, lambda link: link.shut_down(kill_jobs=kill_jobs))
-    raise SystemExit(tell_each(answers, _told_of_down, is_json=is_json))
+    raise SystemExit(tell_each(answers, _told_of_down, "down", is_json=is_json))
 
 
 def _told_of_up(host: str, place: AgentPlace) -> tuple[str, Mapping[str, Any]]:

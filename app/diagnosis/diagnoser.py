@@ -17,13 +17,12 @@ from app.diagnosis import contradictions, verdicts
 from app.diagnosis.exits import NO_EXITS, ExitContext, sort_out
 from app.diagnosis.joining import not_joined
 from app.diagnosis.known_phases import KnownPhases, Whereabouts
+from app.diagnosis.node_facts import all_nodes
 from app.diagnosis.rank_facts import (
     STATE_CODE,
-    NodeFacts,
     RankFacts,
     Thresholds,
     is_in_known_phase,
-    node_facts,
     rank_facts,
 )
 from app.diagnosis.verdicts import Evidence, Verdict
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from app.diagnosis.node_facts import AllNodes
     from app.diagnosis.rank_pace import RankPace
     from app.model.cluster import Cluster
     from app.model.job_model import JobModel
@@ -93,8 +93,7 @@ class JobDiagnosis(msgspec.Struct, frozen=True, eq=False):
 class Diagnosis(msgspec.Struct, frozen=True, eq=False):
     """The cluster at one moment."""
 
-    nodes: list[NodeFacts]
-    """By node index."""
+    nodes: AllNodes
     jobs: dict[str, JobDiagnosis]
 
     @property
@@ -137,7 +136,7 @@ class Diagnoser:
 
     def observe(self, cluster: Cluster, now_s: float) -> Diagnosis:
         """Return what is the matter now."""
-        nodes = [node_facts(node, self.thresholds, now_s) for node in cluster.nodes.values()]
+        nodes = all_nodes(cluster, self.thresholds, now_s)
         known = self._jobs
         self._jobs = {}
         found: dict[str, JobDiagnosis] = {}
@@ -168,7 +167,7 @@ class _JobDiagnoser:
         self._joined_s: dict[tuple[str, int], float] = {}
         self._input_place: Place | None = None
 
-    def observe(self, job: JobModel, cluster: Cluster, nodes: list[NodeFacts], now_s: float) -> JobDiagnosis:
+    def observe(self, job: JobModel, cluster: Cluster, nodes: AllNodes, now_s: float) -> JobDiagnosis:
         facts = rank_facts(job, cluster, nodes, self._thresholds, now_s)
         self._excuse(facts, now_s)
         waits = find_waits(job, facts, self._thresholds, now_s)
@@ -200,7 +199,7 @@ class _JobDiagnoser:
         # Whoever died first may be on a node that has not told of it yet.
         told_s = (self._exits.first_bad_s or -np.inf) + self._thresholds.grace_s
         is_node_late = any(share.received_s < told_s for share in job.shares.values())
-        is_node_late |= any(facts.state in ("stale", "lost") for facts in evidence.nodes)
+        is_node_late |= bool(evidence.nodes.is_late.any())
         key = (job.deaths_version, job.stop_began_s, is_node_late or self._explains_failure)
         if key != self._exits_key or self._exits_at_s < self._exits_open_until_s:
             farewells = frozenset(np.flatnonzero(job.is_ending).tolist())

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from app.model.job_model import JobModel
-    from ddpcore.wire import Place
 
 LEARNED = (Phase.CHECKPOINT, Phase.EVAL)
 USUAL_FACTOR = 2.0
@@ -27,14 +26,13 @@ class Whereabouts:
     """Since when ranks that others wait for have stood at one line."""
 
     def __init__(self) -> None:
-        self._stood: dict[int, tuple[Place | None, float]] = {}
+        self._stood: dict[int, tuple[int, float]] = {}
 
     def watch(self, job: JobModel, ranks: Iterable[int], now_s: float) -> None:
         """Look at the ranks that others wait for now; the others are forgotten."""
         before, self._stood = self._stood, {}
         for rank in ranks:
-            worker = job.workers[rank]
-            place = worker.report.place if worker is not None and worker.report is not None else None
+            place = int(job.place[rank])
             known = before.get(rank)
             self._stood[rank] = known if known is not None and known[0] == place else (place, now_s)
 

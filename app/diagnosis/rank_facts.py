@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from app.diagnosis.node_facts import LOST
 from app.model.job_model import PHASE_CODE, Process
 from app.rows import RankState
 from ddpcore.wire import Phase
@@ -14,6 +15,7 @@ from ddpcore.wire import Phase
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from app.diagnosis.node_facts import AllNodes
     from app.model.cluster import Cluster, Node
     from app.model.job_model import JobModel
 
@@ -61,15 +63,6 @@ NOWHERE = -1
 """Of a rank that no node has told of, and the place behind all nodes."""
 
 
-class NodeFacts(msgspec.Struct, frozen=True):
-    """The state of one node's reports."""
-
-    state: str
-    """connecting, up, stale or lost."""
-    age_s: float | None
-    """Since its last report; None before the first."""
-
-
 class RankFacts(msgspec.Struct, frozen=True):
     """One flag per rank and state; the flags of frozen, silent, dead, lost and starting exclude each other."""
 
@@ -90,35 +83,23 @@ class RankFacts(msgspec.Struct, frozen=True):
         return self.is_frozen | self.is_dead | self.is_lost | self.is_silent
 
 
-def node_facts(node: Node, thresholds: Thresholds, now_s: float) -> NodeFacts:
-    """Return the state of a node."""
-    if node.report is None:
-        return NodeFacts("lost" if node.trouble else "connecting", None)
-    age_s = max(0.0, now_s - node.received_s)
-    state = "up" if age_s <= thresholds.silent_s else "stale" if age_s <= thresholds.lost_s else "lost"
-    return NodeFacts(state, age_s)
-
-
-def unheard_nodes(cluster: Cluster, nodes: list[NodeFacts]) -> list[Node]:
+def unheard_nodes(cluster: Cluster, nodes: AllNodes) -> list[Node]:
     """Return the nodes that there has been no way to so far: ranks that no other node has may be theirs."""
-    known = zip(cluster.nodes.values(), nodes, strict=True)
-    return [node for node, facts in known if facts.state == "lost" and facts.age_s is None]
+    return [cluster.nodes[cluster.node_names[index]] for index in np.flatnonzero(nodes.is_unheard).tolist()]
 
 
-def rank_facts(
-    job: JobModel, cluster: Cluster, nodes: list[NodeFacts], thresholds: Thresholds, now_s: float
-) -> RankFacts:
+def rank_facts(job: JobModel, cluster: Cluster, nodes: AllNodes, thresholds: Thresholds, now_s: float) -> RankFacts:
     """Return the state of every rank of a job."""
     is_ended = job.is_ended()
-    is_settled = [now_s - node.back_s > thresholds.silent_s for node in cluster.nodes.values()]
-    node_is_settled = np.array([*is_settled, False]) & np.array([facts.state == "up" for facts in nodes] + [False])
-    node_is_lost = np.array([facts.state == "lost" and not is_ended for facts in nodes] + [False])
-    for index, share in job.shares.items():
-        node = cluster.nodes[cluster.node_names[index]]
-        if not is_ended and node.received_s - share.received_s > thresholds.lost_s:
-            node_is_lost[index] = True
-    has_others = any(share.status.num_nodes > len(job.shares) for share in job.shares.values())
-    node_is_lost[NOWHERE] = has_others and not is_ended and bool(unheard_nodes(cluster, nodes))
+    # One more than there are nodes: of the ranks that none of them claims.
+    node_is_settled, node_is_lost = np.zeros((2, len(nodes) + 1), np.bool_)
+    node_is_settled[:-1] = (now_s - cluster.back_s > thresholds.silent_s) & nodes.is_up
+    if not is_ended:
+        node_is_lost[:-1] = nodes.codes == LOST
+        told_s = job.told_s[: len(nodes)]
+        # A node may be heard and have nothing more to say of the job.
+        node_is_lost[: len(told_s)] |= cluster.heard_s[: len(told_s)] - told_s > thresholds.lost_s
+        node_is_lost[NOWHERE] = job.num_nodes > len(job.shares) and bool(nodes.is_unheard.any())
     is_dead = job.process == Process.EXITED
     is_lost = node_is_lost[job.node_of] & ~is_dead
     is_alive = (job.process != Process.UNSEEN) & ~is_dead & ~is_lost

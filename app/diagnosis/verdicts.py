@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from agent.wire.reports import ExitReport
     from app.diagnosis.cost_trend import EarlierCost
     from app.diagnosis.known_phases import KnownPhases, Whereabouts
-    from app.diagnosis.rank_facts import Flags, NodeFacts, RankFacts, Ranks, Thresholds
+    from app.diagnosis.node_facts import AllNodes
+    from app.diagnosis.rank_facts import Flags, RankFacts, Ranks, Thresholds
     from app.diagnosis.wait_share import Habit
     from app.diagnosis.waits import Knot, Wait
     from app.model.cluster import Cluster
@@ -109,7 +110,7 @@ class Evidence(msgspec.Struct, frozen=True, eq=False):
     job: JobModel
     cluster: Cluster
     facts: RankFacts
-    nodes: list[NodeFacts]
+    nodes: AllNodes
     waits: list[Wait]
     knots: list[Knot]
     thresholds: Thresholds
@@ -117,7 +118,7 @@ class Evidence(msgspec.Struct, frozen=True, eq=False):
 
     def place_of(self, rank: int) -> Place | None:
         """Return where a rank was last seen."""
-        worker = self.job.workers[rank]
+        worker = self.job.worker(rank)
         return worker.report.place if worker is not None and worker.report is not None else None
 
     def held_up_by(self, culprits: Ranks) -> tuple[list[int], Wait | None]:
@@ -141,7 +142,7 @@ def name(evidence: Evidence, cause: Cause, culprits: Iterable[int], **known: obj
     ranks = np.array(sorted(culprits), np.int64)
     waiting, wait = evidence.held_up_by(ranks)
     first = int(ranks[0])
-    worker = evidence.job.workers[first]
+    worker = evidence.job.worker(first)
     report = None if worker is None else worker.report
     facts: dict[str, object] = {
         "culprits": tuple(ranks.tolist()),
@@ -229,7 +230,7 @@ def silent(evidence: Evidence) -> list[Verdict]:
     roots = roots_of(evidence, evidence.facts.is_silent, shortest_s)
     for some in by_node(evidence, roots):
         age_s = evidence.now_s - float(evidence.job.report_at_s[some].min())
-        worker = evidence.job.workers[int(some[0])]
+        worker = evidence.job.worker(int(some[0]))
         is_blocked = worker is not None and worker.process is ProcessState.BLOCKED
         verdicts.append(name(evidence, Cause.SILENT, some.tolist(), for_s=age_s, is_blocked=is_blocked))
     return verdicts

@@ -72,6 +72,8 @@ KEEP_LAST = 0.6
 KEEP_COST = 0.03
 MIN_HABIT = 0.05
 """Less of a straggler's time beyond what others spend says nothing of why it is slow."""
+TINY = 1e-3
+"""Beyond what rounding does to a share."""
 MIN_INPUT = 0.5
 KEEP_INPUT = 0.4
 """Of all ranks' time: from here on the input decides how fast the job is."""
@@ -201,7 +203,8 @@ class WaitShare:
         before, self._mark = self._mark, mark
         if before is None:
             return
-        grown = np.clip(mark.counters - before.counters, 0.0, None)
+        grown = mark.counters - before.counters
+        np.maximum(grown, 0.0, out=grown)
         grown[1] = np.minimum(grown[1], grown[0])
         slot = self._num_filled % NUM_SLOTS
         if self._slot_s == 0.0:
@@ -249,8 +252,8 @@ class WaitShare:
         return least
 
     def _recent(self, num_slots: int) -> NDArray[np.float32]:
-        """Return the sums over the newest slots."""
-        total: NDArray[np.float32] = self._window[:, self._newest(num_slots)].sum(axis=1)
+        """Return the sums over the newest slots, but for the phases."""
+        total: NDArray[np.float32] = self._window[:4, self._newest(num_slots)].sum(axis=1)
         return total
 
     def _newest(self, num_slots: int) -> list[int]:
@@ -258,10 +261,10 @@ class WaitShare:
         return [index % NUM_SLOTS for index in range(max(0, self._num_filled - num_slots), self._num_filled)]
 
     def _judge(self, beside: NDArray[np.int64]) -> None:
-        whole = self._window.sum(axis=1)
+        whole = self._window[:4].sum(axis=1)
         self._judge_pace(whole, beside)
         self._judge_input(whole[0])
-        self.habit = None if self._laggards is None else _habit(whole, self._laggards.ranks)
+        self.habit = None if self._laggards is None else _habit(self._window.sum(axis=1), self._laggards.ranks)
 
     def _judge_input(self, observed: NDArray[np.float32]) -> None:
         """See whether the input decides the pace, slot by slot: one long pause for it is not a habit."""
@@ -270,9 +273,13 @@ class WaitShare:
         self.input_frac = None
         if not self._has_steps or self._num_filled < LATE_SLOTS or judged.sum() < 0.9 * len(judged):
             return
-        slots = self._window[:, : min(self._num_filled, NUM_SLOTS)][:, :, judged]
-        shares = _shares(slots[4 + PHASES.index(Phase.DATA)], slots[0])
-        frac = float(np.median(shares))
+        filled = min(self._num_filled, NUM_SLOTS)
+        at_input = self._window[4 + PHASES.index(Phase.DATA), :filled][:, judged]
+        of_all = self._window[0, :filled][:, judged]
+        # Half of the shares must be as large for the median to be; to count them is cheap.
+        if 2 * np.count_nonzero(at_input >= (least - TINY) * of_all) < at_input.size:
+            return
+        frac = float(np.median(_shares(at_input, of_all)))
         self.input_frac = frac if frac >= least else None
 
     def _is_still_slow(self, named: Laggards) -> bool:

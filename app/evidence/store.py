@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from app.errors import SessionError
+from app.state_home import state_directory
 
 MAX_FILES = 20
 MAX_BYTES = 2**30
@@ -19,10 +20,8 @@ _NAME = re.compile(r"-\d{8}-\d{6}(-\d+)?\.zip\Z")
 
 
 def default_directory() -> Path:
-    """Return where evidence goes unless a person says otherwise. Source: XDG base directory specification."""
-    home = os.environ.get("XDG_STATE_HOME", "")
-    state = Path(home) if home.startswith("/") else Path.home() / ".local" / "state"
-    return state / "rankdeck" / "evidence"
+    """Return where evidence goes unless a person says otherwise."""
+    return state_directory() / "evidence"
 
 
 def check_directory(directory: Path) -> None:

@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from agent.wire.digest import NodeFrame, frame_of
 from agent.wire.machine import GpuCondition
 from app.model.job_model import JobModel
+from app.model.rank_batch import RankBatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,8 +38,6 @@ class Node:
 
     Attributes:
         report: Its newest report; None before the first.
-        received_s: When that came.
-        back_s: When it was first heard, or first heard again after a gap.
         num_ignored: Reports, or parts of them, that were refused.
         may_have_broken_gpus: Whether its newest report tells of anything that broken GPUs show.
         trouble: Why there is no way to it from here, as far as that is known; empty while there is one.
@@ -44,15 +46,13 @@ class Node:
     def __init__(self, name: str, index: int) -> None:
         self.name = name
         self.index = index
-        self.report: NodeReport | None = None
-        self.received_s = float("-inf")
-        self.back_s = float("-inf")
+        self.report: NodeFrame | None = None
         self.num_ignored = 0
         self.may_have_broken_gpus = False
         self.trouble = ""
         self.old_epochs: deque[str] = deque(maxlen=MAX_OLD_EPOCHS)
 
-    def is_newer(self, report: NodeReport) -> bool:
+    def is_newer(self, report: NodeFrame) -> bool:
         """Return whether a report is later than the newest one: of a new life of the agent, or further on in this."""
         if self.report is None:
             return True
@@ -60,56 +60,107 @@ class Node:
             return report.report_seq > self.report.report_seq
         return report.epoch not in self.old_epochs
 
+    def put(self, report: NodeFrame) -> None:
+        """Take a report that is newer."""
+        if self.report is not None and self.report.epoch != report.epoch:
+            self.old_epochs.append(self.report.epoch)
+        self.report = report
+        gpus = report.gpus.gpus
+        self.may_have_broken_gpus = bool(gpus) and any(
+            gpu.figures.xids or gpu.figures.condition is not GpuCondition.OK for gpu in gpus
+        )
+
 
 class Cluster:
-    """All nodes and their jobs; `apply` is the only thing that changes it."""
+    """All nodes and their jobs; `apply` and `apply_all` are all that changes it, but for troubles.
+
+    Attributes:
+        heard_s: When each node's newest report came; minus infinity before the first.
+        back_s: When each node was first heard, or first heard again after a gap.
+        is_cut_off: Whether there is known to be no way to each node at present.
+        available_frac: Of each node's memory; 1 while that is not known.
+    """
 
     def __init__(self, nodes: Sequence[str]) -> None:
         self.nodes = {name: Node(name, index) for index, name in enumerate(nodes)}
         self.node_names = tuple(self.nodes)
         self.jobs: dict[str, JobModel] = {}
         """The newest attempt of each job, oldest job first."""
+        self.heard_s = np.full(len(self.nodes), -np.inf)
+        self.back_s = np.full(len(self.nodes), -np.inf)
+        self.is_cut_off = np.zeros(len(self.nodes), np.bool_)
+        self.available_frac = np.ones(len(self.nodes))
         self.num_unknown_nodes = 0
         """Reports under a name that is not a node of this cluster."""
 
     def put_trouble(self, node: str, words: str) -> None:
         """Take why there is no way to a node at present; empty when there is one."""
-        self.nodes[node].trouble = words
+        known = self.nodes[node]
+        known.trouble = words
+        self.is_cut_off[known.index] = bool(words)
 
-    def apply(self, node: str, report: NodeReport, now_s: float) -> None:
+    def apply(self, node: str, report: NodeReport | NodeFrame, now_s: float) -> None:
         """Fold in a node's report. Nothing that a peer says raises: it becomes state or is counted."""
-        known = self.nodes.get(node)
-        if known is None:
-            self.num_unknown_nodes += 1
-            return
-        if not known.is_newer(report):
-            known.num_ignored += 1
-            return
-        if known.report is not None and known.report.epoch != report.epoch:
-            known.old_epochs.append(known.report.epoch)
-        if now_s - known.received_s > GAP_S:
-            known.back_s = now_s
-        known.report = report
-        known.received_s = now_s
-        known.may_have_broken_gpus = any(
-            gpu.figures.xids or gpu.figures.condition is not GpuCondition.OK for gpu in report.gpus.gpus
-        )
-        told: dict[tuple[str, int], JobModel] = {}
+        self.apply_all([(node, report if isinstance(report, NodeFrame) else frame_of(report), now_s)])
+
+    def apply_all(self, heard: Sequence[tuple[str, NodeFrame, float]]) -> None:
+        """Fold in reports of several nodes, at most one of each: node, report, when it came."""
+        taken: list[tuple[int, NodeFrame, float]] = []
+        told: list[list[JobModel | None]] = []
+        for name, report, now_s in heard:
+            node = self.nodes.get(name)
+            if node is None:
+                self.num_unknown_nodes += 1
+            elif not node.is_newer(report):
+                node.num_ignored += 1
+            else:
+                node.put(report)
+                taken.append((node.index, report, now_s))
+                told.append(self._put_jobs(node, report, now_s))
+        if taken:
+            self._put_nodes(taken)
+            self._put_ranks(RankBatch(taken), told)
+            for job in {id(job): job for jobs in told for job in jobs if job is not None}.values():
+                job.sample_steps(taken[-1][2])
+
+    def _put_nodes(self, taken: Sequence[tuple[int, NodeFrame, float]]) -> None:
+        nodes = [node for node, _, _ in taken]
+        now_s = np.array([now_s for _, _, now_s in taken])
+        self.back_s[nodes] = np.where(now_s - self.heard_s[nodes] > GAP_S, now_s, self.back_s[nodes])
+        self.heard_s[nodes] = now_s
+        self.available_frac[nodes] = [
+            report.memory_available_bytes / report.memory_total_bytes if report.memory_total_bytes else 1.0
+            for _, report, _ in taken
+        ]
+
+    def _put_jobs(self, node: Node, report: NodeFrame, now_s: float) -> list[JobModel | None]:
+        """Take what a node says of jobs; return the model of each, None for those that are not believed."""
+        jobs = []
         for status in report.jobs:
             job = self._job_of(status)
+            jobs.append(job)
             if job is None:
-                known.num_ignored += 1
-                continue
-            job.put_share(known.index, status, now_s)
-            told[status.job_id, status.attempt] = job
-        for worker in report.workers:
-            job = told.get((worker.job_id, worker.attempt))
-            if job is None:
-                known.num_ignored += 1
-                continue
-            job.put_worker(known.index, worker, now_s)
-        for job in told.values():
-            job.sample_steps(now_s)
+                node.num_ignored += 1
+            else:
+                job.put_share(node.index, status, now_s)
+        return jobs
+
+    def _put_ranks(self, batch: RankBatch, told: Sequence[Sequence[JobModel | None]]) -> None:
+        """Give each job the records of its ranks."""
+        jobs = list({id(job): job for jobs in told for job in jobs if job is not None}.values())
+        place_of = {id(job): place for place, job in enumerate(jobs)}
+        width = 1 + max(len(of_node) for of_node in told)
+        numbers = np.full((len(told), width), -1)
+        for place, of_node in enumerate(told):
+            numbers[place, : len(of_node)] = [-1 if job is None else place_of[id(job)] for job in of_node]
+        whose = numbers[batch.place, np.minimum(batch.records["job"], width - 1)]
+        whose[~batch.is_sound] = -1
+        if (whose < 0).any():
+            names = [self.node_names[index] for index in batch.nodes.tolist()]
+            for name, num in zip(names, np.bincount(batch.place[whose < 0], minlength=len(names)), strict=True):
+                self.nodes[name].num_ignored += int(num)
+        for place, job in enumerate(jobs):
+            job.put_ranks(batch, np.flatnonzero(whose == place))
 
     def current_job(self) -> JobModel | None:
         """Return the job to show: the newest that has not ended, else the newest."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,14 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
-
-    from ddpcore.wire import GroupReport
-
-MAX_ELEMENTS = 2**62
-"""Element counts are compared, never allocated: a peer's absurd sizes are cut to what an int64 holds."""
-MAX_DIMENSIONS = 16
-MAX_TENSORS = 256
-"""What lies beyond is not compared: it keeps the cost of a hostile report small."""
 
 
 class GroupTable:
@@ -49,16 +40,33 @@ class GroupTable:
         self.num_elements = np.full(num_members, -1, np.int64)
         self.stamp = np.zeros(num_members, np.int64)
 
-    def put(self, slot: int, group: GroupReport, report_at_s: float, code: int, stamp: int) -> None:
-        """Write what a member says of itself."""
-        self.enqueued[slot] = group.enqueued_seq
-        self.completed[slot] = group.completed_seq
-        self.is_waiting[slot] = group.is_waiting
-        self.code[slot] = code
-        self.stamp[slot] = stamp
-        if group.is_waiting:
-            self.wait_since_s[slot] = report_at_s - group.waiting_s
-            self.num_elements[slot] = count_elements(group.sizes)
+    def slots(self, ranks: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the slots of ranks, and which of them are members at all."""
+        if self.slot_of is None:
+            return ranks, ranks < len(self.members)
+        slots = np.minimum(np.searchsorted(self.members, ranks), len(self.members) - 1)
+        return slots, self.members[slots] == ranks
+
+    def put(
+        self,
+        slots: NDArray[np.int64],
+        told: NDArray[np.void],
+        report_at_s: NDArray[np.float64],
+        codes: NDArray[np.int32],
+        stamps: NDArray[np.int64],
+    ) -> None:
+        """Write what members say of themselves: records of `app.model.rank_batch.STANDINGS`, one for each slot."""
+        is_waiting = told["is_waiting"] != 0
+        enqueued, completed, num_elements = told["counts"].T
+        self.enqueued[slots] = enqueued
+        self.completed[slots] = completed
+        self.is_waiting[slots] = is_waiting
+        self.code[slots] = codes
+        self.stamp[slots] = stamps
+        if is_waiting.any():
+            waiting = slots[is_waiting]
+            self.wait_since_s[waiting] = (report_at_s - told["waiting_s"])[is_waiting]
+            self.num_elements[waiting] = num_elements[is_waiting]
 
     def validate(self, world_size: int) -> None:
         """State the invariants."""
@@ -67,12 +75,3 @@ class GroupTable:
         assert self.members[0] >= 0
         assert self.members[-1] < world_size
         assert np.all(np.isfinite(self.wait_since_s))
-
-
-def count_elements(sizes: list[list[int]]) -> int:
-    """Return how many elements tensors of these sizes hold together; -1 when none is given."""
-    if not sizes:
-        return -1
-    if len(sizes) == 1 and len(sizes[0]) == 1:
-        return max(-1, min(sizes[0][0], MAX_ELEMENTS))
-    return max(-1, min(sum(math.prod(size[:MAX_DIMENSIONS]) for size in sizes[:MAX_TENSORS]), MAX_ELEMENTS))

@@ -6,19 +6,16 @@ probe or slow training down. None of it is a fault, and none of it is to go unsa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from agent.wire.digest import ODDITIES, RECORDER_MISSING_BIT
 from app.words import ranks_text
 from ddpcore.wire import Oddity
-
-if TYPE_CHECKING:
-    from ddpcore.wire import RankReport
 
 PROBE_PATIENCE_S = 60.0
 """How long a rank may take to import torch before it is said that it has no probe; it may have one later."""
 
 RECORDER_MISSING = "recorder_missing"
 UNPROBED = "unprobed"
+UNPROBED_BIT = 1 << 8
 
 _WORDS = {
     RECORDER_MISSING: "this torch has no flight recorder (2.8 and newer have): collectives are not seen, lines are",
@@ -38,9 +35,9 @@ class Oddities:
         self._of: dict[int, tuple[str, ...]] = {}
         self._ranks: dict[str, set[int]] = {}
 
-    def put(self, rank: int, report: RankReport | None, *, is_unprobed: bool) -> None:
-        """Take what is known of a rank now."""
-        found = (UNPROBED,) if is_unprobed else () if report is None else _of_report(report)
+    def put(self, rank: int, bits: int) -> None:
+        """Take what is known of a rank now: the bits of its record (`agent.wire.digest`), and `UNPROBED_BIT`."""
+        found = (UNPROBED,) if bits & UNPROBED_BIT else _words(bits)
         before = self._of.get(rank, ())
         if found == before:
             return
@@ -70,8 +67,6 @@ class Oddities:
         return notes | {word: f"{ranks_text(ranks)}: {_WORDS[word]}" for word, ranks in told.items()}
 
 
-def _of_report(report: RankReport) -> tuple[str, ...]:
-    if not (report.oddities or report.recorder_missing):
-        return ()
-    found = [RECORDER_MISSING] if report.recorder_missing else []
-    return tuple(dict.fromkeys((*found, *report.oddities)))
+def _words(bits: int) -> tuple[str, ...]:
+    found = [RECORDER_MISSING] if bits & RECORDER_MISSING_BIT else []
+    return (*found, *(oddity for place, oddity in enumerate(ODDITIES) if bits & 1 << place))

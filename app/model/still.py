@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from app.model.job_shares import SharesTogether
+
 if TYPE_CHECKING:
     from app.model.cluster import Cluster
     from app.model.job_model import JobModel
@@ -25,7 +27,9 @@ def still_cluster(cluster: Cluster) -> Cluster:
 
 def _still_job(job: JobModel) -> JobModel:
     copied = _still(job)
-    copied.groups = {name: _still(table) for name, table in job.groups.items()}
+    copied.together = SharesTogether(copied.shares)
+    copied.group_tables = _still(job.group_tables)
+    copied.group_tables.tables = {name: _still(table) for name, table in job.groups.items()}
     copied.oddities, copied.step_rate = copy.deepcopy(job.oddities), copy.deepcopy(job.step_rate)
     copied.output = copy.copy(job.output)
     return copied

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 MAX_AGE_S = 120.0
 MAX_BYTES = 16 * 2**20
-"""Two minutes of five nodes with eight ranks and GPUs, seconds of hundreds: the agents themselves keep ten minutes."""
+"""Two minutes of three nodes with eight ranks and GPUs, seconds of hundreds: the agents themselves keep ten minutes."""
 
 
 class Past:

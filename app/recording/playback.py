@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.wire.codec import MalformedMessageError
-from agent.wire.reports import decode_node_report
+from agent.wire.digest import decode_frame
 from app.diagnosis.diagnoser import Diagnoser
 from app.event_log import EventLog
 from app.history import History
@@ -19,6 +19,7 @@ from app.stacks.groups import NodeStacks
 from app.view import View
 
 if TYPE_CHECKING:
+    from agent.wire.digest import NodeFrame
     from agent.wire.logs import LogLine
     from app.diagnosis.diagnoser import Diagnosis
     from app.diagnosis.rank_facts import Thresholds
@@ -51,6 +52,8 @@ class Playback:
         self.at_s = 0.0
         self.num_malformed = 0
         self._num_taken = 0
+        self._heard: dict[str, tuple[str, NodeFrame, float]] = {}
+        """What is still to be folded in, by node: together it is cheaper."""
         self._cluster = Cluster(self._recording.opening.nodes)
         self._diagnoser = Diagnoser(self._thresholds)
         self._lines: list[tuple[str, LogLine]] = []
@@ -72,6 +75,7 @@ class Playback:
         while self._num_taken < len(records) and records[self._num_taken].at_s <= self.at_s:
             self._take(records[self._num_taken])
             self._num_taken += 1
+        self._fold()
         self._look()
 
     def view(self) -> View:
@@ -106,13 +110,21 @@ class Playback:
         self.events.observe(view)
         self.history.observe(view)
 
+    def _fold(self) -> None:
+        self._cluster.apply_all(list(self._heard.values()))
+        self._heard.clear()
+
     def _take(self, record: Record) -> None:
         match record:
-            case ReportHeard():
+            case ReportHeard(node=node):
                 try:
-                    self._cluster.apply(record.node, decode_node_report(record.frame), BEGIN_S + record.at_s)
+                    frame = decode_frame(record.frame)
                 except MalformedMessageError:
                     self.num_malformed += 1
+                    return
+                if node in self._heard:
+                    self._fold()
+                self._heard[node] = (node, frame, BEGIN_S + record.at_s)
             case LinesHeard():
                 self._lines += ((record.node, line) for line in record.lines)
             case StacksHeard():

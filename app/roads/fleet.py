@@ -93,18 +93,19 @@ class Fleet:
             raise IncompatibleAgentError(node, f"it answered a request for its status with {type(reply).__name__}")
         return reply.report
 
-    async def kill(self, job_id: str) -> list[str]:
+    async def kill(self, job_id: str, nodes: Sequence[str] | None = None) -> list[str]:
         """End every process of a job, at once; return the nodes it was killed on: all that know it.
 
-        Every node is asked, whatever becomes of the others.
+        Every node is asked, or each of some, whatever becomes of the others.
 
         Raises:
             AgentRefusedError: None of them knows it.
             AppError: The first failure of one that may; the hint names those it was killed on.
         """
-        asked = (self.ask(node, Kill(job_id)) for node in self._roads)
+        nodes = list(self._roads) if nodes is None else nodes
+        asked = (self.ask(node, Kill(job_id)) for node in nodes)
         results = await asyncio.gather(*asked, return_exceptions=True)
-        killed = [node for node, result in zip(self._roads, results, strict=True) if isinstance(result, Accepted)]
+        killed = [node for node, result in zip(nodes, results, strict=True) if isinstance(result, Accepted)]
         failures = [result for result in results if isinstance(result, BaseException)]
         failure = next((failure for failure in failures if not knows_no_job(failure)), None)
         if failure is None and not killed:

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import zmq
 
 from agent.wire.codec import IncompatibleWireError, MalformedMessageError
-from agent.wire.reports import MAX_NODE_REPORT_BYTES, NodeReport, decode_node_report
+from agent.wire.digest import NodeFrame, decode_frame
+from agent.wire.reports import MAX_NODE_REPORT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +43,7 @@ class Received(NamedTuple):
     """A report and when it came."""
 
     node: str
-    report: NodeReport
+    report: NodeFrame
     now_s: float
     """Monotonic, on this machine."""
     frame: bytes
@@ -126,7 +127,7 @@ class Telemetry:
 
     def _decoded(self, node: str, now_s: float, frame: bytes) -> Received | None:
         try:
-            return Received(node, decode_node_report(frame), now_s, frame)
+            return Received(node, decode_frame(frame), now_s, frame)
         except IncompatibleWireError as error:
             self.incompatible[node] = str(error)
         except MalformedMessageError:

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from app.daemon_thread import in_daemon_thread
-from app.errors import AppError, HostKeyError, IncompatibleAgentError
+from app.errors import AnswerNeededError, AppError, HostKeyError, IncompatibleAgentError
 from app.words import seconds_text
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ LOOK_S = 0.25
 """Between two looks at whether the connection stands; SSH itself takes seconds to notice."""
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 15.0
-_HOPELESS = (HostKeyError, IncompatibleAgentError)
-"""Time mends none of them, and a host that is not who it was is not tried again."""
+_HOPELESS = (HostKeyError, AnswerNeededError, IncompatibleAgentError)
+"""Time mends none of them: a host that is not who it was, or wants an answer of a person, is not tried again."""
 
 
 class ConnectionKeeper:
@@ -27,7 +27,8 @@ class ConnectionKeeper:
 
     Attributes:
         trouble: Why there is no connection, in words; empty while there is one.
-        failure: What ended the attempts: patience has, or the host is not who it was. None while there is hope.
+        failure: What ended the attempts: patience has, or the host is not who it was, or wants a person. None while
+            there is hope.
     """
 
     def __init__(

@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING
 
 from agent.wire.jobs import ENDED_STATES
 from agent.wire.replies import RefusalReason
+from app.audit_lines import Act
 from app.errors import AgentRefusedError, AppError
-from app.sessions.shares import newest, next_attempt, next_shares
+from app.sessions.meeting_place import LOOPBACK, meeting_addresses, no_address
+from app.sessions.shares import in_order, newest, next_attempt, next_shares
 from app.words import nodes_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from agent.wire.commands import PrepareAgain
     from agent.wire.jobs import JobStatus
+    from app.audit_log import AuditLog
     from app.roads.fleet import Fleet
 
 POLL_S = 0.25
@@ -33,12 +36,29 @@ class JobControl:
         doing: What is under way, in a few clean words; empty while nothing is.
     """
 
-    def __init__(self, fleet: Callable[[], Fleet], nodes: Sequence[str], tell: Callable[[str], None]) -> None:
-        """Over the nodes that `fleet` reaches; `tell` takes a sentence about each thing that was done."""
+    def __init__(
+        self,
+        fleet: Callable[[], Fleet],
+        nodes: Sequence[str],
+        tell: Callable[[str], None],
+        audit: AuditLog,
+        addresses: Callable[[str], Sequence[str]] = lambda _node: (),
+    ) -> None:
+        """Over some nodes.
+
+        Args:
+            fleet: Reaches them.
+            nodes: Their names.
+            tell: Takes a sentence about each thing that was done.
+            audit: Takes also what failed.
+            addresses: Returns under which ones a node may be reached by others; see `meeting_addresses`.
+        """
         self.doing = ""
         self._fleet = fleet
         self._nodes = list(nodes)
         self._tell = tell
+        self._audit = audit
+        self._addresses = addresses
         self._num_wishes = 0
         self._beginning = asyncio.Lock()
         """Held while the nodes are asked to begin an attempt."""
@@ -53,6 +73,9 @@ class JobControl:
         Raises:
             AppError: No node knows it, or one did not answer.
         """
+        return await self._kept("stop", job_id, self._stop(job_id, is_agreed=is_agreed))
+
+    async def _stop(self, job_id: str, *, is_agreed: bool) -> str:
         await self._wish()
         missing = await self._end(job_id, is_agreed=is_agreed)
         how = "to end after a step and a checkpoint" if is_agreed else "by SIGTERM to end"
@@ -64,12 +87,15 @@ class JobControl:
         Raises:
             AppError: No node knows it, or one did not answer.
         """
+        return await self._kept("kill", job_id, self._kill(job_id))
+
+    async def _kill(self, job_id: str) -> str:
         await self._wish()
         nodes = await self._fleet().kill(job_id)
         return self._told(f"job {job_id} was killed on {nodes_text(nodes)}")
 
     async def restart(
-        self, job_id: str, num_ranks: int | None = None, *, is_at_once: bool = False, meet_at: str = ""
+        self, job_id: str, num_ranks: int | None = None, *, is_at_once: bool = False, takes_those_here: bool = False
     ) -> str:
         """End a job if it still runs, and begin its next attempt; return what was done.
 
@@ -79,20 +105,25 @@ class JobControl:
             job_id: Which.
             num_ranks: None is as many as before.
             is_at_once: Kill it instead of asking for a step and a checkpoint.
-            meet_at: Empty is the nodes that made up the last attempt. Else all that know the job do, and reach the
-                first of them there.
+            takes_those_here: All nodes that answer and know the job make up the next attempt, whichever made up the
+                last one.
 
         Raises:
             AppError: A node refused or did not answer; what had been prepared is taken back.
         """
+        doing = self._restart(job_id, num_ranks, is_at_once=is_at_once, takes_those_here=takes_those_here)
+        return await self._kept("restart", job_id, doing)
+
+    async def _restart(self, job_id: str, num_ranks: int | None, *, is_at_once: bool, takes_those_here: bool) -> str:
         wish = await self._wish()
         statuses = await self.statuses(job_id)
-        next_shares(statuses, num_ranks, takes_any=bool(meet_at))  # what cannot begin again is not ended for it
+        meet_at = self._meeting_address(statuses) if takes_those_here else ""
+        next_shares(statuses, num_ranks, takes_any=takes_those_here)  # what cannot begin again is not ended for it
         try:
             if not has_ended(statuses):
                 self.doing = f"restart: waiting for attempt {newest(statuses).attempt} to end"
                 if is_at_once:
-                    await self._fleet().kill(job_id)
+                    await self._fleet().kill(job_id, list(statuses))
                 else:
                     await self._end(job_id, is_agreed=True)
                 await self._ended(job_id, wish)
@@ -104,6 +135,20 @@ class JobControl:
             return self._told(f"the restart of job {job_id} was given up for another wish")
         ranks = f"{begun.world_size} rank{'' if begun.world_size == 1 else 's'}"
         return self._told(f"job {job_id} begins again: attempt {begun.attempt} with {ranks}")
+
+    def _meeting_address(self, statuses: Mapping[str, JobStatus]) -> str:
+        """Return where the nodes that know a job can meet.
+
+        Raises:
+            UsageError: Nowhere.
+        """
+        first, *others = in_order(statuses)
+        if not others:
+            return LOOPBACK
+        found = meeting_addresses(self._addresses(first), [self._addresses(node) for node in others])
+        if not found:
+            raise no_address(first)
+        return found[0]
 
     async def statuses(self, job_id: str) -> dict[str, JobStatus]:
         """Return how a job stands on each node that knows it, of those that answer.
@@ -177,6 +222,9 @@ class JobControl:
                 await asyncio.sleep(POLL_S)
             else:
                 return next(iter(commands.values()))
+
+    def _kept(self, action: str, job_id: str, doing: Awaitable[str]) -> Awaitable[str]:
+        return self._audit.kept(Act(action, tuple(self._nodes), job_id), doing)
 
     def _told(self, sentence: str) -> str:
         self._tell(sentence)

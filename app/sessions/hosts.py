@@ -12,7 +12,7 @@ from app.sessions.connection_keeper import ConnectionKeeper
 from app.words import nodes_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from app.ssh.agent_link import AgentLink
 
@@ -41,6 +41,11 @@ class Hosts(NamedTuple):
     def text(self) -> str:
         """Some of them, and how many more."""
         return nodes_text(self.names)
+
+    def addresses(self, host: str) -> Sequence[str]:
+        """Return under which addresses a host may be reached by others, as far as its agent was found."""
+        places = (link.place for link in self.links if link.host == host)
+        return next((place.addresses for place in places if place is not None), ())
 
     def command(self, words: str) -> str:
         """Return a command of ours that is about them: `rankdeck status --host gpu1`."""

@@ -11,7 +11,7 @@ from app.errors import UsageError
 from app.sessions.session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from agent.wire.logs import LogLine
@@ -36,14 +36,15 @@ class LiveSession:
         directories: Mapping[str, Path],
         options: SessionOptions,
         notices: list[str],
+        addresses: Callable[[str], Sequence[str]] = lambda _node: (),
     ) -> None:
-        """Over agents by their directories; `notices` are the first sentences about it.
+        """Over agents by their directories; `notices` are the first sentences about it, `addresses` as for `Session`.
 
         Raises:
             SessionError: See `Session`.
         """
         self.is_read_only = options.is_read_only
-        self.session = Session(directories, sys.executable, options)
+        self.session = Session(directories, sys.executable, options, addresses)
         """What is seen and done; after `Session.connect`."""
         self.started_at_s = time.monotonic()
         self._notices = notices

@@ -9,12 +9,16 @@ from __future__ import annotations
 from ipaddress import ip_interface
 from typing import TYPE_CHECKING
 
+from app.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from ipaddress import IPv4Interface, IPv6Interface
 
     Interface = IPv4Interface | IPv6Interface
 
+LOOPBACK = "127.0.0.1"
+"""Where the ranks of a single node meet: nobody else can reach them there."""
 MAX_TRIED = 3
 """Each that leads nowhere costs seconds."""
 
@@ -49,3 +53,8 @@ def _interfaces(texts: Sequence[str]) -> list[Interface]:
 
 def _is_near(one: Interface, others: Sequence[Interface]) -> bool:
     return any(other.ip in one.network for other in others)
+
+
+def no_address(node: str) -> UsageError:
+    """Return what is to be said of a first node without an address."""
+    return UsageError(f"{node} has no address under which others could reach it", "name one: run --master-addr")

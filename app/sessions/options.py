@@ -6,6 +6,7 @@ from pathlib import Path  # noqa: TC003 - msgspec looks at it
 
 import msgspec
 
+from app.audit_log import AuditLog
 from app.diagnosis.rank_facts import Thresholds
 
 
@@ -20,3 +21,5 @@ class SessionOptions(msgspec.Struct, frozen=True):
     """Let nothing be done to a job from here."""
     thresholds: Thresholds = Thresholds()
     """From when on something is wrong."""
+    audit: AuditLog = msgspec.field(default_factory=lambda: AuditLog(None))
+    """Where what is done to jobs is written down; by default nowhere."""

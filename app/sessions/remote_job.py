@@ -10,6 +10,7 @@ import msgspec
 from agent.wire.jobs import ENDED_STATES, MAX_PATTERN_CHARS, MAX_PATTERNS, JobSpec
 from app.errors import UsageError
 from app.safe_text import clean_name
+from app.sessions.meeting_place import LOOPBACK
 from app.words import nodes_text
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from agent.wire.reports import NodeReport
     from app.inventory.inventory import HostEntry
     from app.ssh.agent_link import AgentPlace
-
-LOOPBACK = "127.0.0.1"
 
 
 class RunRequest(msgspec.Struct, frozen=True):

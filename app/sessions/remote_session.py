@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 from agent.wire.machine import GpuWatchState
 from agent.wire.replies import RefusalReason
+from app.audit_lines import Act
 from app.deeds import NOT_AGAIN
 from app.errors import AgentRefusedError, AppError, UsageError
 from app.headless import is_over
 from app.safe_text import NAME_LIMIT, clean, clean_name
 from app.sessions.hosts import Connections
 from app.sessions.live import LiveSession
-from app.sessions.meeting_place import meeting_addresses
-from app.sessions.remote_job import LOOPBACK, JobHost, job_specs, running_jobs
+from app.sessions.meeting_place import LOOPBACK, meeting_addresses, no_address
+from app.sessions.remote_job import JobHost, job_specs, running_jobs
 from app.sessions.session import DEFAULT_OPTIONS
 from app.sessions.share_guard import ShareGuard
 from app.sessions.starting import JobStarter
@@ -56,7 +57,7 @@ class RemoteSession(LiveSession):
         """
         self._hosts = hosts
         self._request = request
-        super().__init__({link.host: link.directory for link in hosts.links}, options, [])
+        super().__init__({link.host: link.directory for link in hosts.links}, options, [], hosts.addresses)
         self._connections = Connections(hosts, self._tell)
         self._job_id = ""
         self._own_job_id = ""
@@ -119,10 +120,10 @@ class RemoteSession(LiveSession):
         await self.connect()
         if self._request is None:
             return
-        specs = await self._start_on_hosts(self._request, await self._reports(self._request.num_ranks))
+        told = await self._start_and_tell(self._request, await self._reports(self._request.num_ranks))
         if self.starter is not None:
             self.starter.remember(self._request)
-        self._notices.append(f"{self._started_text(specs)}; importing torch takes some seconds")
+        self._notices.append(f"{told}; importing torch takes some seconds")
 
     async def start_another(self, request: RunRequest) -> str:
         """Start another job where none runs, and follow it from now on; return a sentence that says so.
@@ -139,18 +140,23 @@ class RemoteSession(LiveSession):
             raise UsageError(words, "end it first, from the console or by rankdeck stop")
         followed = (self._job_id, self._own_job_id, self._is_ended)
         try:
-            specs = await self._start_on_hosts(request, reports)
+            started = await self._start_and_tell(request, reports)
         except AgentRefusedError:
             self._job_id, self._own_job_id, self._is_ended = followed
             self._is_certain = True
             raise
         self._request = request
-        told = f"{self._started_text(specs)}: {clean(shlex.join(request.command), NAME_LIMIT)}"
+        told = f"{started}: {clean(shlex.join(request.command), NAME_LIMIT)}"
         self.session.tell_done(told)
         return told
 
-    def _started_text(self, specs: Mapping[str, JobSpec]) -> str:
-        first = next(iter(specs.values()))
+    async def _start_and_tell(self, request: RunRequest, reports: Mapping[str, NodeReport]) -> str:
+        """Start a job, and return a sentence that says so."""
+        act = Act("start", tuple(self._hosts.names), request.job_id, request.command)
+        return await self.session.audit.kept(act, self._started(request, reports))
+
+    async def _started(self, request: RunRequest, reports: Mapping[str, NodeReport]) -> str:
+        first = next(iter((await self._start_on_hosts(request, reports)).values()))
         ranks = f"{first.world_size} rank{'' if first.world_size == 1 else 's'}"
         return f"job {first.job_id} started on {self._hosts.text} with {ranks}"
 
@@ -190,7 +196,7 @@ class RemoteSession(LiveSession):
                     raise
             else:
                 return specs
-        raise _no_address(job_hosts[0].entry.host)
+        raise no_address(job_hosts[0].entry.host)
 
     def _meeting_addresses(self, request: RunRequest, hosts: list[JobHost]) -> list[str]:
         if request.master_addr:
@@ -198,22 +204,6 @@ class RemoteSession(LiveSession):
         if len(hosts) == 1:
             return [LOOPBACK]
         return meeting_addresses(hosts[0].place.addresses, [host.place.addresses for host in hosts[1:]])
-
-    async def restart_here(self, job_id: str, num_ranks: int | None, *, is_at_once: bool) -> str:
-        """Begin the next attempt of a job on those of these hosts that know it, whichever made up the last one.
-
-        Raises:
-            AppError: See `JobControl.restart`.
-        """
-        control = self.session.control
-        statuses = await control.statuses(job_id)
-        nodes = sorted(statuses, key=lambda node: statuses[node].node_rank)
-        addresses = {link.host: link.place.addresses for link in self._hosts.links if link.place is not None}
-        first, *others = (addresses[node] for node in nodes)
-        found = meeting_addresses(first, others) if others else [LOOPBACK]
-        if not found:
-            raise _no_address(nodes[0])
-        return await control.restart(job_id, num_ranks, is_at_once=is_at_once, meet_at=found[0])
 
     async def _start_job(self, specs: Mapping[str, JobSpec]) -> None:
         self._job_id = self._own_job_id = next(iter(specs.values())).job_id
@@ -249,13 +239,16 @@ class RemoteSession(LiveSession):
                 await self._end_rest(next(iter(shares.values())).job_id, nodes)
 
     async def _end_rest(self, job_id: str, nodes: list[str]) -> None:
+        act = Act("stop", tuple(nodes), job_id)
         where = f"what was left of job {clean_name(job_id)} on {nodes_text(nodes)}"
         try:
             await self.session.fleet.stop(job_id, nodes, is_agreed=False)
         except AppError as error:
-            self._tell(f"{where} was not ended: {error}")
+            told, is_done = f"{where} was not ended: {error}", False
         else:
-            self._tell(f"{where} was ended: it has failed on another node")
+            told, is_done = f"{where} was ended: it has failed on another node", True
+        self._tell(told)
+        self.session.audit.add(act, told, is_done=is_done)
 
     def view(self) -> View:
         """Return the rows of now.
@@ -311,7 +304,3 @@ class RemoteSession(LiveSession):
             return f"{NOT_AGAIN}; {look}, begin it again: {command(f'restart {job}')}"
         how = "goes on" if self._is_certain else "may run"
         return f"job {job} {how}; {look}, end it: {command(f'stop {job}')}"
-
-
-def _no_address(host: str) -> UsageError:
-    return UsageError(f"{host} has no address under which others could reach it", "name one: run --master-addr")

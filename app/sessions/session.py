@@ -16,6 +16,7 @@ import msgspec
 
 from agent.wire.fields import TELEMETRY_SOCKET
 from agent.wire.logs import LAUNCHER_RANK, LogLine
+from app.audit_lines import Act
 from app.diagnosis.diagnoser import Diagnoser
 from app.errors import AppError, IncompatibleAgentError, UsageError
 from app.event_log import EventLog
@@ -38,7 +39,7 @@ from app.stacks.groups import NodeStacks
 from app.view import View
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from agent.wire.jobs import JobSpec, JobStatus
@@ -52,11 +53,14 @@ LOG_PERIOD_S = 0.2
 LOG_PULL_S = 0.008
 MAX_LOG_PERIOD_S = 2.0
 """Where many nodes print, each is asked less often: so much longer for each, up to this."""
-TAKE_PERIOD_S = 0.02
-TAKEN_AT_ONCE = 16
-NUM_TAKES = 25
-"""Reports are folded in a few at a time, so that a key waits for no more than these, and all of them in half a second:
-of a fleet that says more in that time only the newest."""
+TAKE_PERIOD_S = 0.05
+"""Half of the least time between two reports of a node, so that none is missed."""
+TAKEN_AT_ONCE = 128
+"""Reports are folded in together, which is cheaper, but no more than a key can wait for: so many of eight ranks take
+2 ms, and 16 at a time half as much again each (`bench_fold`)."""
+ROUND_S = 0.4
+"""A fleet that is too large for one take is heard in a round of several, which takes so long: of what its nodes say
+meanwhile only the newest is folded in."""
 MAX_PRINTED_BYTES = 4 * 2**20
 """Of lines that are kept for evidence, however old, beside reports: a rank that talks much must not push those out."""
 MAX_WAITING_LINES = 100_000
@@ -69,8 +73,14 @@ class Session:
     `view` and `drain_logs` are called from the frame loop and never block; the coroutines run on the same loop.
     """
 
-    def __init__(self, directories: Mapping[str, Path], python: str, options: SessionOptions = DEFAULT_OPTIONS) -> None:
-        """`python` runs the agent's verbs.
+    def __init__(
+        self,
+        directories: Mapping[str, Path],
+        python: str,
+        options: SessionOptions = DEFAULT_OPTIONS,
+        addresses: Callable[[str], Sequence[str]] = lambda _node: (),
+    ) -> None:
+        """`python` runs the agent's verbs; `addresses` is for `JobControl`.
 
         Raises:
             SessionError: What is heard cannot be recorded where it should be.
@@ -82,7 +92,9 @@ class Session:
         self._diagnoser = Diagnoser(self._thresholds)
         self._telemetry = Telemetry({node: path / TELEMETRY_SOCKET for node, path in self._directories.items()})
         self._fleet = Fleet({})
-        self.control = JobControl(lambda: self._fleet, list(self._directories), self.tell_done)
+        self.audit = options.audit
+        """Where what is done from here is written down."""
+        self.control = JobControl(lambda: self._fleet, list(self._directories), self.tell_done, self.audit, addresses)
         """Acts on the jobs; after `connect`."""
         self.events = EventLog()
         """What has happened while this session looked on."""
@@ -169,7 +181,7 @@ class Session:
 
     def drain_notices(self) -> list[str]:
         """Return sentences about what was kept since the last call."""
-        keepers = (self._keeper, self._recorder)
+        keepers = (self._keeper, self._recorder, self.audit)
         return [notice for keeper in keepers if keeper is not None for notice in keeper.drain_notices()]
 
     @property
@@ -188,8 +200,18 @@ class Session:
         job, rows = view.job(), view.ranks([fault.rank])
         if job is None or not rows or not rows[0].node:
             raise UsageError(f"no node has rank {fault.rank}")
-        node = rows[0].node
-        await self._fleet.inject(node, job.job_id, fault)
+        return await self.inject_on(rows[0].node, job.job_id, fault)
+
+    async def inject_on(self, node: str, job_id: str, fault: Fault) -> str:
+        """Do harm to a rank of a node's job; as `inject`.
+
+        Raises:
+            AgentRefusedError: The agent said no.
+        """
+        return await self.audit.kept(Act("fault", (node,), job_id), self._inject(node, job_id, fault))
+
+    async def _inject(self, node: str, job_id: str, fault: Fault) -> str:
+        await self._fleet.inject(node, job_id, fault)
         done = f"rank {fault.rank} on {node} {told(fault)}"
         self.tell_done(done)
         return done
@@ -261,16 +283,18 @@ class Session:
             self._recorder.add(record)
 
     async def _follow_reports(self) -> None:
+        num_takes = math.ceil(len(self._directories) * TAKE_PERIOD_S / ROUND_S / TAKEN_AT_ONCE)
         while True:
-            for _ in range(math.ceil(self._telemetry.num_waiting / NUM_TAKES / TAKEN_AT_ONCE)):
+            for _ in range(num_takes if self._telemetry.num_waiting else 0):
                 self._take_reports()
                 await asyncio.sleep(0)
             await asyncio.sleep(TAKE_PERIOD_S)
 
     def _take_reports(self) -> None:
         """Fold in some of what has arrived."""
-        for node, report, received_at_s, frame in self._telemetry.drain(TAKEN_AT_ONCE):
-            self._cluster.apply(node, report, received_at_s)
+        heard = self._telemetry.drain(TAKEN_AT_ONCE)
+        self._cluster.apply_all([(node, report, received_at_s) for node, report, received_at_s, _ in heard])
+        for node, report, received_at_s, frame in heard:
             self._log_wanted[node] = (report.epoch, report.log_seq)
             self._keep(ReportHeard(received_at_s, node, frame))
 

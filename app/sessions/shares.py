@@ -28,6 +28,11 @@ def newest(statuses: Mapping[str, JobStatus]) -> JobStatus:
     return max(statuses.values(), key=lambda status: status.attempt)
 
 
+def in_order(statuses: Mapping[str, JobStatus]) -> list[str]:
+    """Return the nodes of a job, the one with node rank 0 first."""
+    return sorted(statuses, key=lambda node: statuses[node].node_rank)
+
+
 def next_shares(statuses: Mapping[str, JobStatus], num_ranks: int | None, *, takes_any: bool = False) -> dict[str, int]:
     """Return how many ranks each node of a job gets in its next attempt, the one with node rank 0 first.
 
@@ -39,17 +44,17 @@ def next_shares(statuses: Mapping[str, JobStatus], num_ranks: int | None, *, tak
     Raises:
         UsageError: A node of the job is missing, or the ranks are too few or too many for its nodes.
     """
-    in_order = sorted(statuses.items(), key=lambda item: item[1].node_rank)
+    nodes = in_order(statuses)
     first = newest(statuses)
     if not takes_any:
-        in_order = [item for item in in_order if item[1].num_nodes == first.num_nodes]
-        if len(in_order) < first.num_nodes:
+        nodes = [node for node in nodes if statuses[node].num_nodes == first.num_nodes]
+        if len(nodes) < first.num_nodes:
             raise UsageError(
-                f"only {len(in_order)} of the {first.num_nodes} nodes of job {first.job_id} can be asked",
+                f"only {len(nodes)} of the {first.num_nodes} nodes of job {first.job_id} can be asked",
                 "name the others, too; to go on without them: rankdeck restart --on-these-hosts",
             )
-    count = len(in_order)
-    shares: Sequence[int] = [status.local_world_size for _, status in in_order]
+    count = len(nodes)
+    shares: Sequence[int] = [statuses[node].local_world_size for node in nodes]
     wanted = sum(shares) if num_ranks is None else num_ranks
     if not count <= wanted <= max_ranks(count):
         where = f"job {first.job_id} runs on {count} node{'' if count == 1 else 's'}"
@@ -60,7 +65,7 @@ def next_shares(statuses: Mapping[str, JobStatus], num_ranks: int | None, *, tak
         )
     if num_ranks is not None:
         shares = even_shares(num_ranks, count)
-    return {node: share for (node, _), share in zip(in_order, shares, strict=True)}
+    return dict(zip(nodes, shares, strict=True))
 
 
 def next_attempt(

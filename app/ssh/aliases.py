@@ -41,12 +41,10 @@ def host_aliases(text: str, included: Callable[[str], Iterable[str]]) -> list[st
 
 
 def _names(text: str, included: Callable[[str], Iterable[str]], depth_left: int) -> Iterator[str]:
-    for line in text.splitlines():
-        match = _LINE.fullmatch(line)
-        keyword = match["keyword"].lower() if match else ""
-        if match is None or keyword not in {"host", "include"}:
+    for keyword, rest in config_lines(text):
+        if keyword not in {"host", "include"}:
             continue
-        words = list(_words(match["rest"]))
+        words = list(words_of_line(rest))
         if keyword == "host":
             yield from words
         elif depth_left:
@@ -55,7 +53,14 @@ def _names(text: str, included: Callable[[str], Iterable[str]], depth_left: int)
                     yield from _names(other, included, depth_left - 1)
 
 
-def _words(rest: str) -> Iterator[str]:
+def config_lines(text: str) -> Iterator[tuple[str, str]]:
+    """Yield each keyword of a configuration, in small letters, and what follows it in its line."""
+    for line in text.splitlines():
+        if match := _LINE.fullmatch(line):
+            yield match["keyword"].lower(), match["rest"].rstrip()
+
+
+def words_of_line(rest: str) -> Iterator[str]:
     """Yield the words of a line, up to a comment."""
     for quoted, plain in _WORD.findall(rest):
         if plain.startswith("#"):

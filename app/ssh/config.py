@@ -6,10 +6,15 @@ Source: ssh(1) -G, ssh_config(5); a destination that begins with `-` is an optio
 from __future__ import annotations
 
 import re
+from enum import Enum
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from app.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DEFAULT_PORT = 22
 THIS_MACHINE = "localhost"
@@ -21,6 +26,12 @@ _DESTINATION = re.compile(
 )
 AGENT_OF_ENVIRONMENT = "SSH_AUTH_SOCK"
 _TOKEN = re.compile(r"%(.)")
+METHODS = ("publickey", "keyboard-interactive", "password")
+"""Ways to log in, in the order of ssh."""
+DEFAULT_PROMPTS = 3
+MAX_PROMPTS = 10
+_SAFE_IN_SHELL = re.compile(r"[A-Za-z0-9._:@%+][A-Za-z0-9._:@%+-]*")
+"""What may stand in a command for a shell, and is no option there: CVE-2023-51385."""
 
 
 class Destination(msgspec.Struct, frozen=True):
@@ -44,6 +55,14 @@ class Person(msgspec.Struct, frozen=True):
     home: str
 
 
+class Strictness(Enum):
+    """What ~/.ssh/config wants done with a host that is not known."""
+
+    REFUSE = "yes"
+    ACCEPT_NEW = "accept-new"
+    ASK = "ask"
+
+
 class SshSettings(msgspec.Struct, frozen=True):
     """How to reach a host."""
 
@@ -58,11 +77,22 @@ class SshSettings(msgspec.Struct, frozen=True):
     proxy_jump: str
     """Hosts to pass through, separated by commas; empty goes straight."""
     proxy_command: str
+    """Runs in a shell, with `proxy_command_line`, and is the connection; empty for none."""
+    hands_over_socket: bool
+    """The ProxyCommand hands a socket over, and ends."""
     host_key_alias: str
     known_hosts_files: tuple[str, ...]
+    own_known_hosts_file: str
+    """Of those, where new hosts are written; empty for nowhere."""
+    hashes_known_hosts: bool
+    strictness: Strictness
     revoked_keys_files: tuple[str, ...]
     """Keys in them are not to be trusted, whichever host shows them."""
     connect_timeout_s: float | None
+    methods: tuple[str, ...]
+    """Ways to log in that are wanted, the first first."""
+    num_prompts: int
+    """How often a person is asked for a secret that turns out to be wrong; 0 asks nobody anything."""
 
     @property
     def key_name(self) -> str:
@@ -133,7 +163,8 @@ def parse_settings(alias: str, printed: str, person: Person) -> SshSettings:
     }
     timeout = one("connecttimeout")
     identities = [_file(text, tokens, person.home) for text in values.get("identityfile", []) if text != "none"]
-    known = [*one("userknownhostsfile").split(), *one("globalknownhostsfile").split()]
+    own, others = one("userknownhostsfile").split(), one("globalknownhostsfile").split()
+    known = [_file(text, tokens, person.home) for text in (*own, *others)]
     return SshSettings(
         alias=alias,
         hostname=hostname.lower(),
@@ -146,10 +177,16 @@ def parse_settings(alias: str, printed: str, person: Person) -> SshSettings:
         else AGENT_OF_ENVIRONMENT,
         proxy_jump=one("proxyjump"),
         proxy_command=one("proxycommand"),
+        hands_over_socket=one("proxyusefdpass") == "yes",
         host_key_alias=one("hostkeyalias").lower(),
-        known_hosts_files=tuple(_file(text, tokens, person.home) for text in known),
+        known_hosts_files=tuple(known),
+        own_known_hosts_file=known[0] if own else "",
+        hashes_known_hosts=one("hashknownhosts") == "yes",
+        strictness=_STRICTNESS.get(one("stricthostkeychecking"), Strictness.ASK),
         revoked_keys_files=tuple(_file(text, tokens, person.home) for text in one("revokedhostkeys").split()),
         connect_timeout_s=float(timeout) if timeout.isdigit() and timeout != "0" else None,
+        methods=_methods(one),
+        num_prompts=_num_prompts(one),
     )
 
 
@@ -160,6 +197,49 @@ def parse_jumps(text: str) -> list[Destination]:
         UsageError: One of them is not a host.
     """
     return [parse_destination(hop.strip().removeprefix("ssh://").rstrip("/")) for hop in text.split(",") if hop.strip()]
+
+
+def proxy_command_line(settings: SshSettings) -> str:
+    """Return what a shell runs for a ProxyCommand: as ssh does, its own process becomes the command.
+
+    Raises:
+        UsageError: The command is wrong, or what it is to be told could mean something to a shell.
+    """
+    tokens = {"h": settings.hostname, "n": settings.alias, "p": str(settings.port), "r": settings.user}
+
+    def expand(match: re.Match[str]) -> str:
+        if match[1] == "%":
+            return "%"
+        if match[1] not in tokens:
+            raise UsageError(f"{settings.alias}: ProxyCommand has {match[0]}", "ssh knows %h, %n, %p, %r and %% there")
+        value = tokens[match[1]]
+        if not _SAFE_IN_SHELL.fullmatch(value):
+            raise UsageError(f"{settings.alias}: ProxyCommand is not given {match[0]}: {value!r} is no plain name")
+        return value
+
+    return "exec " + _TOKEN.sub(expand, settings.proxy_command)
+
+
+_STRICTNESS = {"true": Strictness.REFUSE, "yes": Strictness.REFUSE, "accept-new": Strictness.ACCEPT_NEW}
+"""`no` is taken for `ask`: nobody is trusted in silence."""
+_SWITCHES = {
+    "publickey": "pubkeyauthentication",
+    "keyboard-interactive": "kbdinteractiveauthentication",
+    "password": "passwordauthentication",
+}
+
+
+def _methods(one: Callable[[str], str]) -> tuple[str, ...]:
+    preferred = one("preferredauthentications")
+    wanted = [method.strip() for method in preferred.split(",")] if preferred else METHODS
+    return tuple(method for method in wanted if method in METHODS and one(_SWITCHES[method]) not in {"no", "false"})
+
+
+def _num_prompts(one: Callable[[str], str]) -> int:
+    said = one("numberofpasswordprompts")
+    if one("batchmode") == "yes":
+        return 0
+    return min(int(said), MAX_PROMPTS) if said.isdecimal() else DEFAULT_PROMPTS
 
 
 def _file(text: str, tokens: dict[str, str], home: str) -> str:

@@ -19,15 +19,11 @@ from app.errors import HostUnreachableError, IncompatibleAgentError
 from app.runtime_dir import TunnelDir
 from app.safe_text import clean
 from app.ssh.agent_link import DEFAULT_PYTHON, VERB_TIMEOUT_S, AgentLink
-from app.ssh.connection import (
-    CHANNEL_ERRORS,
-    ForwardingRefusedError,
-    SshConnection,
-    SubsystemRefusedError,
-    connect,
-)
+from app.ssh.connection import ForwardingRefusedError, SubsystemRefusedError
+from app.ssh.login import Logins
 from app.ssh.relay_frames import FrameReader
 from app.ssh.talk import LINE_TIMEOUT_S
+from app.ssh.transport import CHANNEL_ERRORS
 from app.ssh.tunnel import JOIN_S, Tunnel
 
 if TYPE_CHECKING:
@@ -35,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from app.ssh.agent_link import AgentPlace
+    from app.ssh.connection import SshConnection
     from app.ssh.remote_command import Finished
     from app.ssh.tunnel import ByteChannel
 
@@ -52,14 +49,19 @@ class Access(msgspec.Struct, frozen=True):
 class HostLink(AgentLink):
     """A connection to a host; the `with` block closes it, and leaves what runs there alone."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, logins: Logins | None = None) -> None:
         """Make the near end.
+
+        Args:
+            access: Where to, and how.
+            logins: Shared with the other hosts of the command; without it nobody is asked for anything.
 
         Raises:
             SessionError: This machine has no place for it.
         """
         super().__init__(access.host, access.python)
         self._ssh_config = access.ssh_config
+        self._logins = logins or Logins()
         self._near = TunnelDir()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -80,12 +82,15 @@ class HostLink(AgentLink):
         return self._connection is not None and self._connection.is_alive
 
     def connect(self) -> None:
-        """Log in; see `app.ssh.connection.connect`.
+        """Log in; see `Logins.connect`.
 
         Raises:
             HostUnreachableError: Also when the link was closed meanwhile, by another thread.
         """
-        connection = connect(self.host, self._ssh_config)
+        self._log_in(asks=True)
+
+    def _log_in(self, *, asks: bool) -> None:
+        connection = self._logins.connect(self.host, self._ssh_config, asks=asks)
         with self._lock:
             if not self._is_closed:
                 self._connection = connection
@@ -101,11 +106,11 @@ class HostLink(AgentLink):
             self._find_road()
 
     def reconnect(self) -> None:
-        """Log in again; see `AgentLink.reconnect`."""
+        """Log in again, without a question: the terminal shows something else now; see `AgentLink.reconnect`."""
         lost, self._connection = self._connection, None
         if lost is not None:
             lost.close()
-        self.connect()
+        self._log_in(asks=False)
         before = self.place
         place = self.find()
         if before is not None and place.dir != before.dir:

@@ -96,6 +96,7 @@ class KnownHosts:
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._entries = list(entries)
+        self._about: dict[str, list[Entry]] = {}
 
     def judge(self, name: str, kind: str, key: bytes) -> Verdict:
         """Return what is known of a key.
@@ -117,9 +118,40 @@ class KnownHosts:
         """Return which kinds of keys are known of a host: it must be asked for one of those."""
         return list(dict.fromkeys(entry.kind for entry in self.about(name) if not entry.mark))
 
+    def has_authority(self, name: str) -> bool:
+        """Say whether an authority vouches for a host by certificates, which we cannot read."""
+        return any(entry.mark == "@cert-authority" for entry in self.about(name))
+
+    def other_places(self, kind: str, key: bytes) -> list[str]:
+        """Return where a key is written, under whichever names."""
+        return [entry.place for entry in self._entries if not entry.mark and (entry.kind, entry.key) == (kind, key)]
+
     def about(self, name: str) -> list[Entry]:
-        """Return the lines that speak of a host."""
-        return [entry for entry in self._entries if _matches(entry.names, name.lower())]
+        """Return the lines that speak of a host; found once, since a thousand hashed names take 10 ms."""
+        name = name.lower()
+        if name not in self._about:
+            self._about[name] = [entry for entry in self._entries if _matches(entry.names, name)]
+        return self._about[name]
+
+
+def entry_line(name: str, kind: str, key: bytes, salt: bytes | None) -> str:
+    """Return what ssh would write of a host, without the end of the line.
+
+    Args:
+        name: As for `KnownHosts.judge`.
+        kind: Of the key.
+        key: As bytes of the SSH protocol.
+        salt: Twenty random bytes hide the name; None writes it plainly.
+    """
+    if salt is not None:
+        parts = (salt, _name_digest(salt, name))
+        name = _HASH_MAGIC + "|".join(base64.b64encode(part).decode() for part in parts)
+    return f"{name} {kind} {base64.b64encode(key).decode()}"
+
+
+def kind_text(kind: str) -> str:
+    """Return how ssh calls a kind of key to people: `ED25519` for `ssh-ed25519`."""
+    return kind.removeprefix("ssh-").split("-")[0].upper()
 
 
 def fingerprint(key: bytes) -> str:
@@ -130,9 +162,14 @@ def fingerprint(key: bytes) -> str:
 def _matches(names: str, name: str) -> bool:
     if names.startswith(_HASH_MAGIC):
         return _matches_hash(names, name)
+    return matches_any(names.lower().split(","), name)
+
+
+def matches_any(patterns: Iterable[str], name: str) -> bool:
+    """Say whether one of the patterns of ssh stands for a name, and none with `!` in front does."""
     is_matched = False
-    for pattern in names.split(","):
-        if _pattern(pattern.removeprefix("!").lower()).match(name):
+    for pattern in patterns:
+        if _pattern(pattern.removeprefix("!")).match(name):
             if pattern.startswith("!"):
                 return False
             is_matched = True
@@ -144,7 +181,11 @@ def _matches_hash(names: str, name: str) -> bool:
         salt, digest = (base64.b64decode(part, validate=True) for part in names.removeprefix(_HASH_MAGIC).split("|"))
     except ValueError:
         return False
-    return hmac.compare_digest(hmac.digest(salt, name.encode(), "sha1"), digest)
+    return hmac.compare_digest(_name_digest(salt, name), digest)
+
+
+def _name_digest(salt: bytes, name: str) -> bytes:
+    return hmac.digest(salt, name.encode(), "sha1")
 
 
 @lru_cache(maxsize=4096)

@@ -12,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Protocol
 
 from app.errors import HostUnreachableError
-from app.ssh.connection import CHANNEL_ERRORS
+from app.ssh.transport import CHANNEL_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

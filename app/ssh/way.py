@@ -13,6 +13,7 @@ from app.errors import HostKeyError, HostUnreachableError, SessionError, UsageEr
 from app.safe_text import LINE_LIMIT, clean
 from app.ssh.config import AGENT_OF_ENVIRONMENT, Destination, Person, SshSettings, parse_settings, resolve_argv
 from app.ssh.known_hosts import Entry, KnownHosts, Verdict, fingerprint, parse, parse_revoked
+from app.ssh.plain_config import printed_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -20,15 +21,17 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S = 10.0
 """Unless ~/.ssh/config has a ConnectTimeout."""
 RESOLVE_TIMEOUT_S = 10.0
+OWN_CONFIGS = ("~/.ssh/config", "/etc/ssh/ssh_config")
+"""What ssh reads where it is not told otherwise."""
 UNACKNOWLEDGED_MS = 10_000
 """A connection whose packets are not acknowledged for so long is dead; SSH's keepalives alone never notice."""
 
 
 def resolve(destination: Destination, config_file: str = "") -> SshSettings:
-    """Ask ssh how it would reach a host.
+    """Ask ssh how it would reach a host; where there is no ssh, read what is plain in the configuration.
 
     Raises:
-        SessionError: There is no ssh.
+        SessionError: There is no ssh, and only that could read the configuration.
         UsageError: ssh refuses the configuration.
         HostUnreachableError: It does not say in time.
     """
@@ -42,8 +45,8 @@ def resolve(destination: Destination, config_file: str = "") -> SshSettings:
             timeout=RESOLVE_TIMEOUT_S,
             check=False,
         )
-    except FileNotFoundError as error:
-        raise SessionError("ssh is not installed", "install the OpenSSH client: it reads ~/.ssh/config") from error
+    except FileNotFoundError:
+        return parse_settings(destination.text, _printed_without_ssh(destination, config_file), _person())
     except OSError as error:
         raise SessionError(f"ssh cannot be run: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
@@ -52,8 +55,29 @@ def resolve(destination: Destination, config_file: str = "") -> SshSettings:
         ) from error
     if done.returncode:
         raise UsageError(f"{destination.text}: ssh -G fails: {clean(done.stderr.strip(), LINE_LIMIT)}")
-    person = Person(getpass.getuser(), str(Path.home()))
-    return parse_settings(destination.text, done.stdout, person)
+    return parse_settings(destination.text, done.stdout, _person())
+
+
+def _person() -> Person:
+    return Person(getpass.getuser(), str(Path.home()))
+
+
+def _printed_without_ssh(destination: Destination, config_file: str) -> str:
+    files = (config_file,) if config_file else OWN_CONFIGS
+    try:
+        texts = [_config_text(file, must_exist=bool(config_file)) for file in files]
+    except OSError as error:
+        raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from error
+    try:
+        return printed_settings(destination, texts, _person())
+    except ValueError as error:
+        message = f"ssh is not installed, and {' or '.join(files)} says {error}, which only ssh can follow"
+        raise SessionError(message, "install the OpenSSH client") from error
+
+
+def _config_text(file: str, *, must_exist: bool) -> str:
+    path = Path(file).expanduser()
+    return path.read_text(encoding="utf-8", errors="surrogateescape") if must_exist or path.exists() else ""
 
 
 def known_hosts(settings: SshSettings) -> KnownHosts:
@@ -96,7 +120,7 @@ def check_key(settings: SshSettings, known: KnownHosts, kind: str, key: bytes) -
             return
         case Verdict.UNKNOWN:
             hint = f"if that is what its keeper says, accept it once by: ssh {settings.alias} true"
-            if any(entry.mark == "@cert-authority" for entry in known.about(name)):
+            if known.has_authority(name):
                 hint = "host certificates are not supported: add the plain key to known_hosts"
             raise HostKeyError(settings.alias, f"{name} is not a known host; it shows the key {shown}", hint)
         case Verdict.CHANGED:

@@ -11,7 +11,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from app.deeds import Deed, deed_question, deed_title, max_ranks
+from app.deeds import Deed, deed_question, deed_title, lost_nodes, max_ranks
 from app.headless import ENDED
 
 if TYPE_CHECKING:
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from app.tui.stage import Stage
     from app.view import View
 
-TITLES = {
+TITLES: dict[Deed, str] = {
     Deed.STOP: "Stop         after a step and a checkpoint",
     Deed.STOP_NOW: "Stop now     by SIGTERM",
     Deed.KILL: "Kill         by SIGKILL",
     Deed.RESTART: "Restart      after a step and a checkpoint",
     Deed.RESTART_NOW: "Restart now  kill it first",
+    Deed.RESTART_WITHOUT: "Restart without the nodes that are lost",
 }
 
 
@@ -62,12 +63,16 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
         self._view = view
         self._job = job
         self._has_ended = job.state in ENDED
-        self._deeds = [Deed.RESTART] if self._has_ended else list(Deed)
+        self._deeds: list[Deed] = [Deed.RESTART] if self._has_ended else list(TITLES)[:-1]
+        if lost_nodes(view):
+            self._deeds.append(Deed.RESTART_WITHOUT)
         self._starter = stage.source.starter
 
     def compose(self) -> ComposeResult:
         """Lay out what can be done, the number of ranks, a sentence and two buttons."""
-        titles = ["Start again"] if self._has_ended else [TITLES[deed] for deed in self._deeds]
+        titles = [TITLES[deed] for deed in self._deeds]
+        if self._has_ended:
+            titles[0] = "Start again"
         titles += [ANOTHER_TITLE] if self._starter is not None else []
         body = Vertical(
             OptionList(*(Option(Text(title)) for title in titles), id="control-deeds", markup=False),
@@ -108,7 +113,7 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
         if self._is_another and self._has_ended:
             self.dismiss(ANOTHER)
             return
-        asks_ranks = self._deed.begins_again and not self._is_another
+        asks_ranks = self._asks_ranks and not self._is_another
         self.query_one("#control-ranks" if asks_ranks else "#control-no").focus()
 
     def on_input_submitted(self, _event: Input.Submitted) -> None:
@@ -124,7 +129,7 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
             self.dismiss(ANOTHER)
             return
         num_ranks = self._num_ranks
-        is_other = self._deed.begins_again and num_ranks != self._job.world_size
+        is_other = self._asks_ranks and num_ranks != self._job.world_size
         self.dismiss(Wish(self._deed, num_ranks if is_other else None))
 
     def action_cancel(self) -> None:
@@ -145,6 +150,11 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
         return self._deeds[min(self._place, len(self._deeds) - 1)]
 
     @property
+    def _asks_ranks(self) -> bool:
+        """Whether the job may have another number of ranks then."""
+        return self._deed.begins_again and self._deed is not Deed.RESTART_WITHOUT
+
+    @property
     def _num_ranks(self) -> int:
         """The number that was typed; 0 is none, or none that can be."""
         typed = self.query_one("#control-ranks", Input).value
@@ -156,8 +166,8 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
             self._tell_another(self._starter.where)
             return
         deed, num_ranks, least = self._deed, self._num_ranks, self._job.num_nodes
-        self.query_one("#control-size").display = deed.begins_again
-        is_sound = bool(num_ranks) or not deed.begins_again
+        self.query_one("#control-size").display = self._asks_ranks
+        is_sound = bool(num_ranks) or not self._asks_ranks
         sentence = (
             deed_question(
                 deed,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from app.diagnosis.node_facts import UP
 from app.rows import OLD_S, Severity
 from app.tui.actions import VIEW_NAMES
 from app.tui.drawing import wrapped
@@ -113,7 +114,7 @@ class Masthead(LineView):
     def _how_to_begin(self) -> str:
         """Return what to do where all nodes are there and no job is, nor comes by itself."""
         view = self.stage.view
-        if view is None or view.job() is not None or any(state != "up" for _, state in view.node_states()):
+        if view is None or view.job() is not None or bool((view.node_codes != UP).any()):
             return ""
         source, keymap = self.stage.source, self.stage.keymap
         key = keymap.first("start_program") or keymap.first("control")

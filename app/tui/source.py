@@ -58,8 +58,17 @@ class Control(Protocol):
         """End every process of a job."""
         ...
 
-    async def restart(self, job_id: str, num_ranks: int | None = None, *, is_at_once: bool = False) -> str:
-        """End a job if it still runs, and begin its next attempt with as many ranks, or with `num_ranks`."""
+    async def restart(
+        self, job_id: str, num_ranks: int | None = None, *, is_at_once: bool = False, takes_those_here: bool = False
+    ) -> str:
+        """End a job if it still runs, and begin its next attempt with as many ranks, or with `num_ranks`.
+
+        Args:
+            job_id: Which.
+            num_ranks: Of the whole job.
+            is_at_once: Kill it first.
+            takes_those_here: On the nodes that answer, whichever made up the last attempt.
+        """
         ...
 
 

@@ -77,7 +77,7 @@ _ORDER = {severity: order for order, severity in enumerate((Severity.CRITICAL, S
 
 def held_by(cluster: Cluster, job: JobModel, rank: int) -> Held:
     """Return what a rank holds on its GPU, as NVML and as torch say."""
-    worker, owner = job.workers[rank], int(job.node_of[rank])
+    worker, owner = job.worker(rank), int(job.node_of[rank])
     if worker is None or worker.exit is not None or owner < 0:
         return NOTHING
     torch = {} if worker.report is None else {told.uuid: told for told in worker.report.gpu_memory}
@@ -118,7 +118,7 @@ def _uuids(gpu: GpuReport) -> Iterator[str]:
 def gpu_rows(cluster: Cluster, job: JobModel | None, now_s: float, max_rows: int | None = None) -> list[GpuRow]:
     """Return a row per GPU of every node; with `max_rows` of the oddest, the worst first."""
     gpus = [
-        (node, gpu, node.report.gpus.age_s + max(0.0, now_s - node.received_s))
+        (node, gpu, node.report.gpus.age_s + max(0.0, now_s - float(cluster.heard_s[node.index])))
         for node in cluster.nodes.values()
         if node.report is not None
         for gpu in node.report.gpus.gpus
@@ -142,7 +142,7 @@ def broken_gpus(cluster: Cluster, job: JobModel | None, now_s: float) -> list[Br
     for node in cluster.nodes.values():
         for gpu in node.report.gpus.gpus if node.report is not None and node.may_have_broken_gpus else ():
             if _severity(node, gpu) is Severity.CRITICAL:
-                row = _row(node, gpu, job, max(0.0, now_s - node.received_s))
+                row = _row(node, gpu, job, max(0.0, now_s - float(cluster.heard_s[node.index])))
                 broken.append(BrokenGpu(row.ranks, _broken(row).text))
     return broken
 
@@ -194,7 +194,7 @@ def _torch_on(gpu: GpuReport, job: JobModel | None, node: int) -> Iterator[GpuMe
     """Yield what torch holds on a GPU in each living rank of the job on that node."""
     uuids = set(_uuids(gpu)) - {""}
     for rank in [] if job is None else job.ranks_of(node):
-        worker = job.workers[rank] if job is not None else None
+        worker = job.worker(rank) if job is not None else None
         if worker is not None and worker.exit is None and worker.report is not None:
             yield from (told for told in worker.report.gpu_memory if told.uuid in uuids)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from app.diagnosis.node_facts import CONNECTING
 from app.model.job_model import PHASE_CODE, Process
 from app.rows import Headline, Severity
 from app.safe_text import clean, clean_name
@@ -29,14 +30,11 @@ MAX_HEADLINE = 400
 
 def node_headline(cluster: Cluster, diagnosis: Diagnosis) -> Headline | None:
     """Return what is to be said of nodes that do not report, None when all do."""
-    late = [
-        name
-        for name, facts in zip(cluster.node_names, diagnosis.nodes, strict=True)
-        if facts.state in ("stale", "lost")
-    ]
+    nodes = diagnosis.nodes
+    late = [cluster.node_names[index] for index in np.flatnonzero(nodes.is_late).tolist()]
     if late:
-        ages_s = [facts.age_s for facts in diagnosis.nodes if facts.state in ("stale", "lost") and facts.age_s]
-        since = f" for {seconds_text(max(ages_s))}" if ages_s else ""
+        ages_s = nodes.age_s[nodes.is_late & ~nodes.is_unheard]
+        since = f" for {seconds_text(float(ages_s.max()))}" if len(ages_s) else ""
         troubles = sorted({cluster.nodes[name].trouble for name in late})
         if troubles != [""] and len(troubles) == 1:
             return _line(Severity.WARNING, f"no connection to {_names(late)}{since}: {troubles[0]}")
@@ -45,9 +43,7 @@ def node_headline(cluster: Cluster, diagnosis: Diagnosis) -> Headline | None:
             return _line(Severity.WARNING, f"no connection to {nodes_text(told)}{since}")
         has = "has" if len(late) == 1 else "have"
         return _line(Severity.WARNING, f"{_names(late)} {has} not reported{since}")
-    silent = [
-        name for name, facts in zip(cluster.node_names, diagnosis.nodes, strict=True) if facts.state == "connecting"
-    ]
+    silent = [cluster.node_names[index] for index in np.flatnonzero(nodes.codes == CONNECTING).tolist()]
     if silent:
         agents = "agent" if len(silent) == 1 else "agents"
         num_up = len(cluster.nodes) - len(silent)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agent.wire.machine import GpuReport
     from agent.wire.reports import WorkerReport
     from app.diagnosis.diagnoser import JobDiagnosis
-    from app.diagnosis.rank_facts import NodeFacts
+    from app.diagnosis.node_facts import AllNodes
     from app.model.cluster import Cluster, Node
     from app.model.job_model import JobModel
 
@@ -32,26 +32,23 @@ _NO_FIGURES = frozenset({LOSS_METRIC, STEP_METRIC, EPOCH_METRIC})
 """Metrics that are shown as what they stand for."""
 
 
-def job_figures(
-    cluster: Cluster, job: JobModel, found: JobDiagnosis, nodes: Sequence[NodeFacts], now_s: float
-) -> list[Figure]:
+def job_figures(cluster: Cluster, job: JobModel, found: JobDiagnosis, nodes: AllNodes, now_s: float) -> list[Figure]:
     """Return the figures of now: of ranks whose processes live and whose nodes are heard, of nodes that are heard.
 
     Those of GPUs are there where a node of the job has GPUs, those of its ranks' processes else.
     """
-    is_up = np.array([*(facts.state == "up" for facts in nodes), False])
+    is_up = np.append(nodes.is_up, False)
     is_heard = is_up[job.node_of] & (job.process != Process.UNSEEN) & (job.process != Process.EXITED)
     ranks = np.flatnonzero(is_heard)
-    workers = [worker for rank in ranks.tolist() if (worker := job.workers[rank]) is not None]
     own = [node for node in cluster.nodes.values() if node.index in job.shares]
     up = [node for node in own if is_up[node.index]]
     return [
         _over_ranks(FigureKey.LOSS, job.loss, ranks, job.has_loss),
         Figure(FigureKey.STEP_RATE, job.steps_per_s(now_s)),
         _over_ranks(FigureKey.WAIT_SHARE, found.wait_frac, ranks, ~np.isnan(found.wait_frac)),
-        *(_of_gpus(job, up) if _have_gpus(own) else (_cpu_cores(workers), _memory(job, ranks))),
+        *(_of_gpus(job, up) if _have_gpus(own) else (_cpu_cores(job, ranks), _memory(job, ranks))),
         _of_hosts(up),
-        *_metrics(workers),
+        *_metrics(job.workers(ranks[job.has_metrics[ranks]].tolist())),
     ]
 
 
@@ -118,18 +115,16 @@ def _gpu_name(nodes: Sequence[Node], gpu: GpuReport) -> str:
     return f"GPU {gpu.figures.index} of {clean_name(node.name)}"
 
 
-def _cpu_cores(workers: Sequence[WorkerReport]) -> Figure:
-    told = [worker for worker in workers if worker.seen_s >= CPU_WINDOW_S]
-    return _over_workers(FigureKey.CPU_CORES, [worker.cpu_cores for worker in told], told)
+def _cpu_cores(job: JobModel, ranks: NDArray[np.int64]) -> Figure:
+    return _over_ranks(FigureKey.CPU_CORES, job.cpu_cores, ranks, job.seen_s >= CPU_WINDOW_S)
 
 
 def _memory(job: JobModel, ranks: NDArray[np.int64]) -> Figure:
     return _over_ranks(FigureKey.RANK_MEMORY, job.rss_bytes, ranks, ~np.isnan(job.rss_bytes))
 
 
-def _metrics(workers: Sequence[WorkerReport]) -> Iterator[Figure]:
+def _metrics(printed: Sequence[WorkerReport]) -> Iterator[Figure]:
     """Yield what the job's patterns have found in the lines of its ranks."""
-    printed = [worker for worker in workers if worker.metrics]
     names = {name for worker in printed for name in worker.metrics} - _NO_FIGURES
     for name in sorted(names)[:MAX_METRICS]:
         told = [worker for worker in printed if worker.metrics.get(name) is not None]

@@ -36,7 +36,7 @@ class JobMemory:
         """Return the row of a rank."""
         job = self._job
         rss, held_then, owner = self._rss[rank], self._held[rank], int(job.node_of[rank])
-        worker, held = job.workers[rank], held_by(self._cluster, job, rank)
+        worker, held = job.worker(rank), held_by(self._cluster, job, rank)
         return MemoryRow(
             rank=rank,
             node=clean_name(self._cluster.node_names[owner]) if owner >= 0 else "",
@@ -101,15 +101,12 @@ class JobMemory:
         """Return how old the figures of a node's ranks are; None for ranks that no node has told of."""
         if owner < 0:
             return None
-        return max(0.0, self._now_s - self._cluster.nodes[self._cluster.node_names[owner]].received_s)
+        return max(0.0, self._now_s - float(self._cluster.heard_s[owner]))
 
     def _pss_of_all(self) -> int | None:
         """Return the memory of the living ranks, pages that they share counted once; None while one's is not known."""
-        workers = self._job.workers
-        living = (workers[rank] for rank in np.flatnonzero(~np.isnan(self._rss)))
-        sizes = [None if worker is None else worker.pss_bytes for worker in living]
-        known = [size for size in sizes if size is not None]
-        return sum(known) if len(known) == len(sizes) else None
+        living = self._job.pss_bytes[~np.isnan(self._rss)]
+        return None if np.isnan(living).any() else int(living.sum())
 
     @cached_property
     def _rss(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,9 +14,12 @@ from app.safe_text import LINE_LIMIT, clean, clean_name
 from app.words import finite, ranges_text
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from app.diagnosis.diagnoser import JobDiagnosis
-    from app.diagnosis.rank_facts import NodeFacts
-    from app.model.cluster import Node
+    from app.diagnosis.node_facts import AllNodes, NodeFacts
+    from app.model.cluster import Cluster, Node
     from app.model.job_model import JobModel
 
 LITTLE_MEMORY_FRAC = 0.05
@@ -36,6 +40,17 @@ def node_severity(node: Node, facts: NodeFacts) -> Severity:
     total = report.memory_total_bytes
     is_tight = total and report.memory_available_bytes < LITTLE_MEMORY_FRAC * total
     return Severity.WARNING if is_tight else Severity.OK
+
+
+def are_well(cluster: Cluster, nodes: AllNodes) -> NDArray[np.bool_]:
+    """Return of which nodes `node_severity` is OK."""
+    return nodes.is_up & (cluster.available_frac >= LITTLE_MEMORY_FRAC)
+
+
+@lru_cache(maxsize=4)
+def clean_names(names: tuple[str, ...]) -> list[str]:
+    """Return the nodes' names, clean; the list is shared, and not to be changed."""
+    return [clean_name(name) for name in names]
 
 
 def node_row(node: Node, facts: NodeFacts, job: JobModel | None, found: JobDiagnosis | None) -> NodeRow:

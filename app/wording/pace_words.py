@@ -55,7 +55,7 @@ class JobPace:
         return [self._row(int(self._order[place])) for place in wanted if 0 <= place < len(self._order)]
 
     def _row(self, rank: int) -> PaceRow:
-        pace, worker, owner = self._pace, self._job.workers[rank], int(self._job.node_of[rank])
+        pace, worker, owner = self._pace, self._job.worker(rank), int(self._job.node_of[rank])
         shares = pace.phase_frac[:, rank]
         is_more = shares - self._usual >= np.maximum(MIN_HABIT, chance_frac(self._usual, float(pace.observed_s[rank])))
         report = None if worker is None else worker.report

@@ -10,7 +10,7 @@ import numpy as np
 from app.diagnosis.rank_facts import STATE_CODE, STATES
 from app.model.job_model import Process
 from app.rows import RankState, Severity
-from app.safe_text import clean_name
+from app.wording.node_words import clean_names
 from app.wording.rank_words import LATE_MISSING_S, STATE_SEVERITY
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class RankTable:
     @cached_property
     def node_names(self) -> list[str]:
         """Clean names of the nodes."""
-        return [clean_name(name) for name in self._cluster.node_names]
+        return clean_names(self._cluster.node_names)
 
     @property
     def phases(self) -> NDArray[np.int8]:
@@ -79,10 +79,8 @@ class RankTable:
     @property
     def cpu_cores(self) -> NDArray[np.float64]:
         """Cores that each process keeps busy; NaN where there is none."""
-        workers = self._job.workers
-        return np.array(
-            [np.nan if worker is None or worker.exit is not None else worker.cpu_cores for worker in workers]
-        )
+        is_there = (self._job.process != Process.UNSEEN) & (self._job.process != Process.EXITED)
+        return np.where(is_there, self._job.cpu_cores, np.nan)
 
     @property
     def is_problem(self) -> NDArray[np.bool_]:

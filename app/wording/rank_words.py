@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from agent.wire.progress import epoch_of, loss_of, step_of
 from agent.wire.reports import ProcessState
 from app.diagnosis.rank_facts import STATES
-from app.model.outside import epoch_of, loss_of, outside_text, step_of
+from app.model.outside import outside_text
 from app.rows import RankRow, RankState, Severity
 from app.safe_text import clean, clean_name
 from app.wording.gpu_words import held_by
@@ -43,7 +44,7 @@ def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, no
     state = STATES[found.states[rank]]
     if state is RankState.STARTING and job.is_unprobed[rank]:
         state = RankState.UNPROBED
-    worker = job.workers[rank]
+    worker = job.worker(rank)
     report = None if worker is None else worker.report
     group = None if report is None else told_group(report)
     owner = int(job.node_of[rank])

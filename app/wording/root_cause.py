@@ -26,7 +26,7 @@ def root_cause_row(job: JobModel, node_names: Sequence[str], verdicts: Sequence[
     """Return why a job failed; None while no rank has."""
     told = [
         (share.received_s - share.status.root_cause.age_s, node, share.status.root_cause)
-        for node, share in job.shares.items()
+        for node, share in ((node, job.shares[node]) for node in job.together.nodes_with_cause)
         if share.status.root_cause is not None
     ]
     own = [one for one in told if not one[2].is_consequence]

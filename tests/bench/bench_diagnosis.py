@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from agent.wire.digest import decode_frame, encode_frame
 from agent.wire.jobs import JobState, JobStatus
 from agent.wire.reports import (
     ExitReport,
     NodeReport,
     ProcessState,
     WorkerReport,
-    decode_node_report,
-    encode_node_report,
 )
 from app.diagnosis.diagnoser import Diagnoser, Diagnosis
 from app.history import History
 from app.model.cluster import Cluster
+from app.sessions.session import TAKEN_AT_ONCE
 from app.view import View
 from ddpcore.wire import GroupReport, Phase, Place, RankReport
 
@@ -43,7 +43,7 @@ VISIBLE_ROWS = 50
 def frames(num_nodes: int, turn: int, state_of: StateOf) -> list[bytes]:
     """Return every node's frame of one turn."""
     world_size = num_nodes * RANKS_PER_NODE
-    return [encode_node_report(node_report(node, num_nodes, world_size, turn, state_of)) for node in range(num_nodes)]
+    return [encode_frame(node_report(node, num_nodes, world_size, turn, state_of)) for node in range(num_nodes)]
 
 
 def node_report(node: int, num_nodes: int, world_size: int, turn: int, state_of: StateOf) -> NodeReport:
@@ -107,10 +107,11 @@ def measure(num_nodes: int, name: str, state_of: StateOf) -> None:
         raw = frames(num_nodes, turn, state_of)
         now_s = 100.0 + turn
         begun = time.perf_counter()
-        reports = [decode_node_report(frame) for frame in raw]
+        reports = [decode_frame(frame) for frame in raw]
         decoded = time.perf_counter()
-        for node, report in zip(names, reports, strict=True):
-            cluster.apply(node, report, now_s)
+        heard = [(node, report, now_s) for node, report in zip(names, reports, strict=True)]
+        for first in range(0, num_nodes, TAKEN_AT_ONCE):
+            cluster.apply_all(heard[first : first + TAKEN_AT_ONCE])
         applied = time.perf_counter()
         diagnosis = diagnoser.observe(cluster, now_s)
         observed = time.perf_counter()

@@ -20,8 +20,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from agent.wire.digest import decode_frame
 from agent.wire.fields import TELEMETRY_SOCKET
-from agent.wire.reports import decode_node_report
 from app.model.cluster import Cluster
 from app.recording.past import Past
 from app.recording.records import ReportHeard
@@ -33,7 +33,7 @@ from tests.bench.fleet_feeder import FedNode, node_directory, node_names
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.wire.reports import NodeReport
+    from agent.wire.digest import NodeFrame
 
 Result = TypeVar("Result")
 
@@ -103,13 +103,12 @@ def fold(num_nodes: int) -> dict[str, float]:
     return costs.us
 
 
-def _decode(frames: list[bytes]) -> list[NodeReport]:
-    return [decode_node_report(frame) for frame in frames]
+def _decode(frames: list[bytes]) -> list[NodeFrame]:
+    return [decode_frame(frame) for frame in frames]
 
 
-def _apply(cluster: Cluster, names: list[str], reports: list[NodeReport], now_s: float) -> None:
-    for name, report in zip(names, reports, strict=False):
-        cluster.apply(name, report, now_s)
+def _apply(cluster: Cluster, names: list[str], reports: list[NodeFrame], now_s: float) -> None:
+    cluster.apply_all([(name, report, now_s) for name, report in zip(names, reports, strict=False)])
 
 
 def _keep(past: Past, names: list[str], frames: list[bytes], now_s: float) -> None:

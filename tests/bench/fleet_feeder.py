@@ -18,6 +18,7 @@ import time
 from collections import deque
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -25,12 +26,15 @@ import zmq
 from agent.roads.publisher import SEND_HIGH_WATER_MARK
 from agent.wire.codec import MAX_COMMAND_BYTES
 from agent.wire.commands import GetStatus, decode_command
+from agent.wire.digest import encode_frame
 from agent.wire.fields import CONTROL_SOCKET, TELEMETRY_SOCKET
 from agent.wire.logs import MAX_PULLED_LINES, LogLine, Logs, PullLogs
 from agent.wire.replies import RefusalReason, Refused, Reply, Status, encode_reply
-from agent.wire.reports import WorkerReport, encode_node_report
 from ddpcore.wire import Phase
 from tests.bench.bench_diagnosis import RANKS_PER_NODE, healthy, node_report
+
+if TYPE_CHECKING:
+    from agent.wire.reports import WorkerReport
 
 TICK_S = 0.01
 KEPT_LINES = 4_000
@@ -62,7 +66,7 @@ class FedNode:
         self.report = msgspec.structs.replace(
             self._first, report_seq=turn, log_seq=self._num_lines, cpu_frac=0.4 + 0.01 * (turn % 7), workers=workers
         )
-        return encode_node_report(self.report)
+        return encode_frame(self.report)
 
     def _further(self, worker: WorkerReport, turn: int, now_s: float) -> WorkerReport:
         first = worker.report

@@ -200,8 +200,9 @@ def test_ranks_that_a_failure_elsewhere_leaves_hanging_are_ended_while_somebody_
     desk: Desk, network: Network, project: Path
 ) -> None:
     (project / "half.py").write_text(
-        "import os, signal, sys\n"
+        "import os, signal, sys, time\n"
         "if os.environ['RANK'] == '1':\n"
+        "    time.sleep(2)\n"
         "    sys.exit('out of luck')\n"
         "signal.sigwait({signal.SIGUSR1})\n"
     )
@@ -213,6 +214,9 @@ def test_ranks_that_a_failure_elsewhere_leaves_hanging_are_ended_while_somebody_
     assert "what was left of job half on h1 was ended: it has failed on another node" in stderr
     assert json.loads(stdout)["job"]["state"] == "failed"
     assert "out of luck" in stdout
-    status = desk.json("status", "--host", "h1", codes=(0, 1, 10))
-    assert status["jobs"][0]["state"] == "stopped"
+
+    def state_there() -> str:
+        return str(desk.json("status", "--host", "h1", codes=(0, 1, 10))["jobs"][0]["state"])
+
+    until(lambda: state_there() == "stopped", 20, "it ends there too")
     desk.json("down", "h1", "h2")

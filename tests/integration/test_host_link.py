@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import re
 import stat
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,13 +29,14 @@ from app.sessions.hosts import these
 from app.sessions.remote_job import RunRequest
 from app.sessions.remote_session import RemoteSession
 from app.ssh.host_link import Access, HostLink
+from app.ssh.login import Logins
 from ddpcore.wire import Fault, FaultKind
-from tests.support.hosts import Network, require_hosts
+from tests.support.hosts import PASSWORD, Network, require_hosts
+from tests.support.people import Person
 from tests.support.waiting import until_async
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -79,6 +82,25 @@ async def test_the_agent_of_a_host_is_seen_and_spoken_to_from_here(network: Netw
     assert link.shut_down(kill_jobs=False) == 0
     await session.close()
     assert not link_directory.exists()
+
+
+@pytest.mark.parametrize("network", [(), ("AllowStreamLocalForwarding no",)], indirect=True, ids=["sockets", "proxy"])
+async def test_the_agent_writes_down_by_which_process_a_console_came(network: Network, link: HostLink) -> None:
+    log = Path(link.bring_up().dir) / "audit.jsonl"
+    session = RemoteSession(these(link))
+    await session.start()
+    try:
+        with pytest.raises(AgentRefusedError, match="unknown_job"):
+            await session.session.control.kill("gone")
+        link.shut_down(kill_jobs=False)
+    finally:
+        await session.close()
+
+    killed, ended = (json.loads(line) for line in log.read_text().splitlines())
+    assert (killed["command"], killed["job_id"], killed["reason"]) == ("kill", "gone", "unknown_job")
+    assert killed["node"] == "h1"
+    assert killed["process"].startswith("sshd" if link.is_forwarded else "python")
+    assert (ended["command"], ended["outcome"]) == ("shutdown", "accepted")
 
 
 async def test_a_lost_connection_ends_the_session_with_the_way_back(network: Network, link: HostLink) -> None:
@@ -137,7 +159,7 @@ async def test_while_a_host_is_cut_off_its_picture_is_old_and_says_why(network: 
     await told(session, "does not answer")
     await until_async(lambda: session.view().nodes()[0].state == "lost", 20, "the node is lost")
     text = session.view().headline().text
-    assert re.fullmatch(r"no connection to h1 for \d+ s: h1: .* does not answer in 3 s", text), text
+    assert re.fullmatch(r"no connection to h1 for \d+ s: \S+ port 22 does not answer in 3 s", text), text
 
     network["h1"].plug_in_cable()
     await told(session, "h1: the connection is back after")
@@ -161,6 +183,27 @@ async def test_a_host_that_shows_another_key_afterwards_is_not_gone_back_to(netw
     session.view()
     assert not link.is_alive
     await session.close()
+
+
+PAM = ("UsePAM yes", "KbdInteractiveAuthentication yes", "PermitRootLogin yes")
+
+
+@pytest.mark.parametrize("network", [("AuthenticationMethods publickey,keyboard-interactive", *PAM)], indirect=True)
+async def test_a_host_that_wants_a_person_at_each_login_is_not_gone_back_to_and_says_so(network: Network) -> None:
+    person = Person([PASSWORD])
+    with HostLink(Access("h1", sys.executable, str(network.ssh_config)), Logins(person)) as link:
+        link.connect()
+        link.bring_up()
+        session = RemoteSession(these(link))
+        session.patience_s = math.inf
+        await session.start()
+        network["h1"].drop_sessions()
+
+        said = await told(session, "wants a new answer at each login: leave, and come in again")
+        assert said.startswith("h1: ")
+        await session.close()
+    assert person.asked == ["(root@h1) Password: "]
+    assert network["h1"].num_logins() == 1
 
 
 async def test_without_a_screen_patience_ends_with_the_way_back(network: Network, link: HostLink) -> None:

@@ -15,7 +15,9 @@ import pytest
 
 from app.errors import ExitCode, HostKeyError, HostUnreachableError, SessionError, UsageError
 from app.ssh.config import Destination
-from app.ssh.connection import ForwardingRefusedError, SshConnection, _execute, connect
+from app.ssh.connection import ForwardingRefusedError, SshConnection
+from app.ssh.login import connect
+from app.ssh.transport import execute
 from app.ssh.tunnel import Tunnel
 from app.ssh.way import resolve
 from tests.support.hosts import Network, require_hosts
@@ -43,11 +45,6 @@ def connected(network: Network, host: str = "h1") -> Iterator[SshConnection]:
         yield connection
     finally:
         connection.close()
-
-
-def append(network: Network, text: str) -> None:
-    """Put something before everything else in the console's configuration: the first value of ssh wins."""
-    network.ssh_config.write_text(text + "\n" + network.ssh_config.read_text())
 
 
 def test_arguments_arrive_as_they_are_and_the_exit_code_comes_back(network: Network) -> None:
@@ -168,7 +165,7 @@ def test_a_revoked_key_is_refused(network: Network) -> None:
 
 def test_a_key_on_the_list_of_revoked_ones_is_refused(network: Network) -> None:
     listed = network.directory / "revoked"
-    append(network, f"Host *\n  RevokedHostKeys {listed}")
+    network.configure(f"Host *\n  RevokedHostKeys {listed}")
 
     with pytest.raises(HostKeyError, match=r"RevokedHostKeys .*No such file"):
         connect("h1", str(network.ssh_config))
@@ -219,16 +216,16 @@ def test_a_black_hole_is_given_up_in_time(network: Network) -> None:
 def test_a_port_that_accepts_and_says_nothing_is_given_up_in_time(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.ssh.connection.LOGIN_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("app.ssh.login.LOGIN_TIMEOUT_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        append(network, f"Host mute\n  HostName 127.0.0.1\n  Port {silent.getsockname()[1]}")
+        network.configure(f"Host mute\n  HostName 127.0.0.1\n  Port {silent.getsockname()[1]}")
 
         with pytest.raises(HostUnreachableError, match="mute"):
             connect("mute", str(network.ssh_config))
 
 
 def test_a_name_nobody_knows_is_an_error_of_one_line(network: Network) -> None:
-    append(network, "Host nowhere\n  HostName no-such-host.invalid")
+    network.configure("Host nowhere\n  HostName no-such-host.invalid")
 
     with pytest.raises(HostUnreachableError, match=r"cannot connect to no-such-host\.invalid"):
         connect("nowhere", str(network.ssh_config))
@@ -244,8 +241,7 @@ def test_a_key_that_the_host_does_not_take_is_named(network: Network) -> None:
 
 
 def test_a_locked_key_is_left_to_ssh_agent(network: Network) -> None:
-    change = ["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret words", "-f", str(network.key)]
-    subprocess.run(change, check=True, capture_output=True)
+    network.lock_key("secret words")
 
     with pytest.raises(HostUnreachableError, match="was offered no key") as caught:
         connect("h1", str(network.ssh_config))
@@ -268,13 +264,13 @@ def test_a_fido_key_is_passed_over(network: Network) -> None:
     fido = network.directory / "id_ed25519_sk"
     fido.write_text(f"-----BEGIN OPENSSH PRIVATE KEY-----\n{text}-----END OPENSSH PRIVATE KEY-----\n")
     fido.chmod(0o600)
-    append(network, f"Host *\n  IdentityFile {fido}")
+    network.configure(f"Host *\n  IdentityFile {fido}")
 
     with connected(network) as connection:
         assert connection.is_alive
 
 
-@pytest.mark.parametrize("named_by", ["the environment", "IdentityAgent"])
+@pytest.mark.parametrize("named_by", ["the environment", "IdentityAgent", "a public file"])
 def test_a_key_of_ssh_agent_opens_the_door(network: Network, monkeypatch: pytest.MonkeyPatch, named_by: str) -> None:
     door = network.directory / "agent.sock"
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(door)], stdout=subprocess.DEVNULL)
@@ -283,13 +279,17 @@ def test_a_key_of_ssh_agent_opens_the_door(network: Network, monkeypatch: pytest
         monkeypatch.setenv("SSH_AUTH_SOCK", str(door))
         subprocess.run(["ssh-add", "-q", str(network.key)], check=True)
         if named_by == "IdentityAgent":
-            append(network, f"Host *\n  IdentityAgent {door}")
+            network.configure(f"Host *\n  IdentityAgent {door}")
             monkeypatch.delenv("SSH_AUTH_SOCK")
+        if named_by == "a public file":
+            network.configure(
+                f"Host *\n  IdentityFile {network.key.with_suffix('.pub').rename(network.directory / 'half')}"
+            )
         network.key.unlink()  # the public part beside it says which key is meant: IdentitiesOnly
 
         with connected(network) as connection:
             assert connection.run(["hostname"], 10).stdout == b"h1\n"
-        append(network, "Host *\n  IdentityAgent none")
+        network.configure("Host *\n  IdentityAgent none")
         with pytest.raises(HostUnreachableError, match="was offered no key"):
             connect("h1", str(network.ssh_config))
     finally:
@@ -300,7 +300,7 @@ def test_a_key_of_ssh_agent_opens_the_door(network: Network, monkeypatch: pytest
 def test_a_host_behind_another_is_reached_through_it() -> None:
     require_hosts()
     with Network("bastion", "inner") as network:
-        append(network, "Host inner\n  ProxyJump bastion")
+        network.configure("Host inner\n  ProxyJump bastion")
 
         with connected(network, "inner") as connection:
             assert connection.run(["hostname"], 10).stdout == b"inner\n"
@@ -310,19 +310,10 @@ def test_a_host_behind_another_is_reached_through_it() -> None:
 
 
 def test_a_jump_host_that_leads_to_itself_is_an_error(network: Network) -> None:
-    append(network, "Host *\n  ProxyJump other,h1")
+    network.configure("Host *\n  ProxyJump other,h1")
 
     with pytest.raises(HostUnreachableError):
         connect("h1", str(network.ssh_config))
-
-
-def test_a_proxy_command_is_refused_with_another_way(network: Network) -> None:
-    append(network, "Host h1\n  ProxyCommand nc %h %p")
-
-    with pytest.raises(HostUnreachableError, match="ProxyCommand is not supported") as caught:
-        connect("h1", str(network.ssh_config))
-
-    assert "ProxyJump" in caught.value.hint
 
 
 def test_a_lost_connection_is_noticed(network: Network) -> None:
@@ -356,7 +347,7 @@ def test_a_request_that_is_not_answered_is_given_up_in_time(network: Network) ->
         network["h1"].pull_cable()
 
         with pytest.raises(TimeoutError):
-            _execute(channel, ["true"], 0.2)
+            execute(channel, ["true"], 0.2)
 
 
 def test_a_program_that_a_signal_ends_has_ended(network: Network) -> None:
@@ -366,7 +357,7 @@ def test_a_program_that_a_signal_ends_has_ended(network: Network) -> None:
 
 
 def test_a_name_that_can_be_no_name_is_an_error_of_one_line(network: Network) -> None:
-    append(network, f"Host odd\n  HostName {'x' * 64}.lab")
+    network.configure(f"Host odd\n  HostName {'x' * 64}.lab")
 
     with pytest.raises(HostUnreachableError, match="is not a name of a host"):
         connect("odd", str(network.ssh_config))
@@ -379,11 +370,18 @@ def test_a_configuration_that_ssh_refuses_is_said_in_its_words(tmp_path: Path) -
         resolve(Destination("h1"), str(tmp_path / "config"))
 
 
-def test_without_ssh_on_this_machine_the_person_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nonexistent")
-
-    with pytest.raises(SessionError, match="ssh is not installed"):
-        resolve(Destination("h1"))
+def test_without_ssh_what_is_plain_is_read_and_the_rest_refused(
+    network: Network, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("PATH", "/nonexistent")
+        with connected(network) as connection:
+            assert connection.run(["hostname"], 10).stdout == b"h1\n"
+        network.configure("Match host h1\n  User nobody")
+        with pytest.raises(SessionError, match=r"ssh is not installed, and .*ssh_config says match"):
+            connect("h1", str(network.ssh_config))
+        with pytest.raises(UsageError, match="nowhere cannot be read: No such file"):
+            connect("h1", str(tmp_path / "nowhere"))
 
 
 def test_what_is_no_host_never_reaches_ssh() -> None:

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.wire.digest import (
+    PHASES,
+    RANK_RECORD,
+    SECONDS,
+    STANDING_RECORD,
+    Digest,
+    GroupCall,
+    frame_of,
+)
 from agent.wire.jobs import JobState, JobStatus
 from agent.wire.reports import (
     ExitReport,
@@ -155,6 +165,75 @@ def test_arbitrary_reports_become_state_or_are_counted(heard: list[tuple[str, No
         view.memory_summary()
         view.progress()
         assert not set(text) & set("\x1b\x07\u202e")
+
+
+numbers = st.one_of(st.integers(0, 6), st.just(2**32 - 1))
+times = st.one_of(st.floats(0, 30), st.floats())
+rank_records = st.builds(
+    lambda seconds, floats, counts, rank, flags, codes, place: RANK_RECORD.pack(
+        *seconds, *floats, *counts, rank, flags, *codes, place
+    ),
+    st.lists(times, min_size=len(SECONDS) + len(PHASES), max_size=len(SECONDS) + len(PHASES)),
+    st.tuples(st.floats(), st.floats()),
+    st.lists(st.one_of(st.integers(-1, 6), st.sampled_from([-(2**63), 2**63 - 1])), min_size=7, max_size=7),
+    numbers,
+    st.integers(0, 511),
+    st.tuples(*[st.one_of(st.integers(0, 5), st.just(255))] * 4),
+    numbers,
+)
+standing_records = st.builds(
+    STANDING_RECORD.pack,
+    *[st.one_of(st.integers(-1, 6), st.sampled_from([-(2**63), 2**63 - 1]))] * 3,
+    times,
+    numbers,
+    numbers,
+    st.booleans(),
+)
+group_calls = st.builds(
+    GroupCall, group=st.sampled_from(["0", "1"]), op=texts, label=texts, ranks=st.lists(ranks, max_size=4)
+)
+odd_bytes = st.sampled_from([b"", b"", b"x"])
+digests = st.builds(
+    lambda told, calls, standings, rest: Digest(b"".join(told) + rest, calls, b"".join(standings) + rest),
+    st.lists(rank_records, max_size=4),
+    st.lists(group_calls, max_size=3),
+    st.lists(standing_records, max_size=4),
+    odd_bytes,
+)
+
+
+@settings(max_examples=150)
+@given(st.lists(st.tuples(events, digests), max_size=8))
+def test_a_digest_that_has_nothing_to_do_with_the_workers_becomes_state_or_is_counted(
+    heard: list[tuple[tuple[str, NodeReport, float], Digest]],
+) -> None:
+    cluster, diagnoser, now_s = Cluster(NODES), Diagnoser(), 1000.0
+    for (node, report, pause_s), digest in heard:
+        now_s += pause_s
+        cluster.apply(node, msgspec.structs.replace(frame_of(report), digest=digest), now_s)
+        cluster.validate()
+        diagnosis = diagnoser.observe(cluster, now_s)
+        diagnosis.validate()
+        view = View(cluster, diagnosis, now_s)
+        json.dumps(status_object(view), allow_nan=False)
+        view.headline()
+        view.memory()
+        view.memory_summary()
+        view.progress()
+
+
+@settings(max_examples=50)
+@given(st.lists(node_reports, min_size=2, max_size=3))
+def test_reports_that_are_taken_together_tell_what_they_tell_one_by_one(reports: list[NodeReport]) -> None:
+    together, in_turn = Cluster(NODES), Cluster(NODES)
+    heard = [(node, frame_of(report), 1000.0) for node, report in zip(NODES, reports, strict=False)]
+
+    together.apply_all(heard)
+    for node, frame, now_s in heard:
+        in_turn.apply(node, frame, now_s)
+
+    shown = [View(cluster, Diagnoser().observe(cluster, 1000.0), 1000.0) for cluster in (together, in_turn)]
+    assert status_object(shown[0]) == status_object(shown[1])
 
 
 plausible_groups = st.builds(

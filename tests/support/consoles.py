@@ -55,8 +55,11 @@ class SimControl:
     async def kill(self, job_id: str) -> str:
         return self._take(f"kill {job_id}")
 
-    async def restart(self, job_id: str, num_ranks: int | None = None, *, is_at_once: bool = False) -> str:
-        return self._take(f"restart {job_id} {num_ranks} {'now' if is_at_once else 'agreed'}")
+    async def restart(
+        self, job_id: str, num_ranks: int | None = None, *, is_at_once: bool = False, takes_those_here: bool = False
+    ) -> str:
+        here = " here" if takes_those_here else ""
+        return self._take(f"restart {job_id} {num_ranks} {'now' if is_at_once else 'agreed'}{here}")
 
     def _take(self, what: str) -> str:
         self.asked.append(what)

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
+PASSWORD = "secret words"
+"""Of root on each host, for those whose sshd takes passwords."""
+_PASSWORD_HASH = "$6$rankdeck$tUuYp.n6MrpwolUPjX3d19n5T4TIuW6h4EKALmLEbSivj6S0rTwpb5TTtrzZUMTwQcGRGHD0wcMjsqqd58WY1/"
+"""As `openssl passwd -6` prints it."""
 BOOT_S = 20.0
 END_S = 10.0
 SSHD_NAMES = frozenset({"sshd", "sshd-session", "sshd-auth"})
@@ -171,11 +175,32 @@ class Host:
 
     def drop_sessions(self) -> None:
         """Kill every SSH connection; the listener goes on."""
+        self._signal_sessions(signal.SIGKILL)
+
+    def freeze_sessions(self) -> None:
+        """Let every SSH connection stand still; the kernel goes on answering for them."""
+        self._signal_sessions(signal.SIGSTOP)
+
+    def sessions(self) -> list[psutil.Process]:
+        """The processes of SSH connections, of those too that are not let in yet."""
         assert self._init
+        found = []
         for process in self._init.children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                if process.name() in SSHD_NAMES and "[listener]" not in " ".join(process.cmdline()):
-                    process.kill()
+                is_ours = process.name() in SSHD_NAMES and "[listener]" not in " ".join(process.cmdline())
+                if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def _signal_sessions(self, number: signal.Signals) -> None:
+        for process in self.sessions():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    def num_logins(self) -> int:
+        """Return how many have been let in since it booted."""
+        lines = (self.directory / "sshd.log").read_text().splitlines()
+        return sum("Accepted " in line and " from " in line for line in lines)
 
     def change_host_key(self) -> None:
         """Do what a new installation does, or somebody in the middle."""
@@ -223,13 +248,14 @@ class Host:
     def _write_files(self) -> None:
         _keygen(self.directory / "host_key")
         shutil.copy(self._network.key.with_suffix(".pub"), self.directory / "authorized_keys")
-        config = _SSHD_CONFIG.format(directory=self.directory) + "\n".join(self._sshd_options) + "\n"
+        # The first value of sshd wins, as ssh's does.
+        config = "\n".join(self._sshd_options) + _SSHD_CONFIG.format(directory=self.directory)
         (self.directory / "sshd_config").write_text(config)
         lines = Path("/etc/passwd").read_text().splitlines()
         root = f"root:x:0:0:root:{self.home}:/bin/bash"
         users = [root if line.startswith("root:") else line for line in lines]
         (self.directory / "passwd").write_text("\n".join(users) + "\n")
-        (self.directory / "shadow").write_text("root:*:19000:0:99999:7:::\n")
+        (self.directory / "shadow").write_text(f"root:{_PASSWORD_HASH}:19000:0:99999:7:::\n")
         (self.directory / "etc_hosts").write_text(f"127.0.0.1 localhost\n{self.address} {self.name}\n")
 
 
@@ -273,6 +299,15 @@ class Network:
         keys = {name: (host.directory / "host_key.pub").read_text().split()[:2] for name, host in self.hosts.items()}
         lines = [f"{self.hosts[name].address} {kind} {key}" for name, (kind, key) in keys.items()]
         self.known_hosts.write_text("\n".join(lines) + "\n")
+
+    def configure(self, text: str) -> None:
+        """Put something before everything else in the console's configuration: the first value of ssh wins."""
+        self.ssh_config.write_text(text + "\n" + self.ssh_config.read_text())
+
+    def lock_key(self, passphrase: str) -> None:
+        """Give the console's key a passphrase."""
+        change = ["ssh-keygen", "-q", "-p", "-P", "", "-N", passphrase, "-f", str(self.key)]
+        subprocess.run(change, check=True, capture_output=True)
 
     def _boot(self) -> None:
         _keygen(self.key)

@@ -15,8 +15,8 @@ import heapq
 from random import Random
 from typing import TYPE_CHECKING
 
+from agent.wire.digest import decode_frame
 from agent.wire.jobs import JobState
-from agent.wire.reports import decode_node_report
 from app.diagnosis.diagnoser import Diagnoser, Diagnosis, Thresholds
 from app.model.cluster import Cluster
 from app.rows import Severity
@@ -275,7 +275,7 @@ class SimCluster:
         while self._on_the_way and self._on_the_way[0][0] <= self.now_s:
             arrived_s, _, name, frame = heapq.heappop(self._on_the_way)
             self.heard.append((arrived_s, name, frame))
-            self.cluster.apply(name, decode_node_report(frame), arrived_s)
+            self.cluster.apply(name, decode_frame(frame), arrived_s)
         if self._is_due(before_s, OBSERVE_PERIOD_S, 0.0):
             self._observe()
 

@@ -18,9 +18,9 @@ from agent.state.observations import (
     WorkerSampled,
     WorkerSeen,
 )
+from agent.wire.digest import encode_frame
 from agent.wire.jobs import JobState, JobStatus
 from agent.wire.machine import GpuWatchState, HostReport
-from agent.wire.reports import encode_node_report
 from ddpcore.wire import decode_report
 from tests.support.jobs import left
 
@@ -161,4 +161,4 @@ class SimNode:
         )
         report = self._core.report(now_s, report_seq=self._report_seq, jobs=[status], log_seq=0, malformed_datagrams=0)
         self._core.validate()
-        return encode_node_report(report)
+        return encode_frame(report)

@@ -117,6 +117,28 @@ async def test_a_job_that_has_ended_can_only_be_started_again() -> None:
         assert control_of(source).asked == ["restart demo None agreed"]
 
 
+async def test_a_job_that_has_lost_a_node_can_go_on_without_it() -> None:
+    source = training()
+    source.sim.lose_node(1)
+    source.run(20)
+    async with desk(source) as console:
+        await choose(console, 5)
+        text = inside(console)
+        assert (
+            "Restart job demo without lost nodes? It is killed where it runs, and begins again without demo-1" in text
+        )
+        assert "What may still run on demo-1 cannot be ended from here." in text
+        assert not console.console.screen.query_one("#control-size").display
+        await console.press("enter", "right", "enter")
+        assert control_of(source).asked == ["restart demo None now here"]
+
+
+async def test_a_job_whose_nodes_are_all_there_is_not_offered_to_go_on_without_any() -> None:
+    async with desk(training()) as console:
+        await console.press("x")
+        assert "Restart without" not in console.text()
+
+
 async def test_a_frozen_picture_is_asked_about_as_it_is_now() -> None:
     source = training()
     async with desk(source) as console:

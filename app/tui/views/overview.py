@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from app.diagnosis.node_facts import UP
 from app.rows import Severity
 from app.tui.columns import Table
 from app.tui.line_view import LineView
@@ -73,10 +74,10 @@ class OverviewView(LineView):
         table = Table(self.look, node_columns(node_width(view.node_names)), table_width)
         lines = [self._filled(table.heading()), *(node_line(table, node) for node in shown)]
         if has_more:
-            names = {node.node for node in shown}
-            others = [state for name, state in view.node_states() if name not in names]
-            up = ", all up" if all(state == "up" for state in others) else ""
-            lines.append(self.line().put(f" and {len(others):,} more nodes{up}", self.look.palette.muted))
+            num_down = int((view.node_codes != UP).sum())
+            up = ", all up" if num_down == sum(node.state != "up" for node in shown) else ""
+            num_others = view.num_nodes - len(shown)
+            lines.append(self.line().put(f" and {num_others:,} more nodes{up}", self.look.palette.muted))
         return lines
 
     def _ranks(self, view: View, room: int) -> list[Line]:

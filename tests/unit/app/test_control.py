@@ -20,6 +20,7 @@ from agent.wire.commands import (
 )
 from agent.wire.jobs import JobState, JobStatus
 from agent.wire.replies import Accepted, RefusalReason, Refused, Reply, Status
+from app.audit_log import AuditLog
 from app.errors import AgentRefusedError, AgentUnreachableError, UsageError
 from app.roads.fleet import Fleet
 from app.sessions.control import JobControl
@@ -91,7 +92,7 @@ def road(state: JobState = JobState.RUNNING, num_nodes: int = 1) -> NodeRoad:
 
 def control_over(**roads: NodeRoad) -> JobControl:
     fleet = Fleet(roads)
-    return JobControl(lambda: fleet, list(roads), lambda _sentence: None)
+    return JobControl(lambda: fleet, list(roads), lambda _sentence: None, AuditLog(None))
 
 
 def unreachable(node: str) -> Callable[[], Reply]:
@@ -191,6 +192,34 @@ async def test_a_job_that_only_a_silent_node_may_know_is_not_said_to_be_unknown(
 async def test_a_job_goes_on_without_a_node_that_is_lost() -> None:
     silent, other = road(JobState.STOPPED, num_nodes=2), road(JobState.STOPPED, num_nodes=2)
     silent.answers[GetStatus] = unreachable("n0")
-    told = await control_over(n0=silent, n1=other).restart("j", meet_at="127.0.0.1")
-    assert told == "job j begins again: attempt 1 with 2 ranks"
+    control = control_over(n0=silent, n1=other)
+    with pytest.raises(UsageError, match="only 1 of the 2 nodes of job j can be asked"):
+        await control.restart("j")
+    assert await control.restart("j", takes_those_here=True) == "job j begins again: attempt 1 with 2 ranks"
     assert (other.kinds(), silent.heard) == (["PrepareAgain", "Commit"], [])
+    again = other.heard[0]
+    assert isinstance(again, PrepareAgain)
+    assert (again.num_nodes, again.node_rank, again.master_addr) == (1, 0, "127.0.0.1")
+
+
+async def test_nodes_that_go_on_together_meet_at_an_address_of_the_first() -> None:
+    roads = {f"n{index}": road(num_nodes=3) for index in range(3)}
+    for index, one in enumerate(roads.values()):
+        assert one.status is not None
+        one.status = msgspec.structs.replace(one.status, node_rank=index)
+    roads["n0"].answers[GetStatus] = unreachable("n0")
+    fleet = Fleet(roads)
+    addresses = {"n1": ["10.0.0.1/24"], "n2": ["10.0.0.2/24"]}
+    control = JobControl(lambda: fleet, list(roads), lambda _sentence: None, AuditLog(None), addresses.__getitem__)
+    assert await control.restart("j", is_at_once=True, takes_those_here=True)
+    assert roads["n1"].kinds() == roads["n2"].kinds() == ["Kill", "PrepareAgain", "Commit"]
+    again = roads["n2"].heard[1]
+    assert isinstance(again, PrepareAgain)
+    assert (again.num_nodes, again.node_rank, again.master_addr) == (2, 1, "10.0.0.1")
+
+
+async def test_nodes_that_cannot_meet_are_not_ended_for_it() -> None:
+    roads = {"n0": road(num_nodes=3), "n1": road(num_nodes=3)}
+    with pytest.raises(UsageError, match="n0 has no address"):
+        await control_over(**roads).restart("j", takes_those_here=True)
+    assert roads["n0"].heard == roads["n1"].heard == []

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.ssh.known_hosts import KnownHosts, Verdict, fingerprint, parse, parse_revoked
+from app.ssh.known_hosts import KnownHosts, Verdict, entry_line, fingerprint, kind_text, parse, parse_revoked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -135,3 +135,31 @@ def test_hashed_names_and_fingerprints_are_those_of_openssh(tmp_path: Path) -> N
     assert hosts.judge("[gpu2]:2222", kind, key) is Verdict.KNOWN
     assert hosts.judge("gpu2", kind, key) is Verdict.UNKNOWN
     assert fingerprint(key) in printed.stdout
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen is not installed")
+@pytest.mark.parametrize("name", ["gpu1", "[gpu1]:2222"])
+@pytest.mark.parametrize("salt", [None, b"twenty bytes of salt"])
+def test_what_is_written_openssh_and_we_find_again(tmp_path: Path, name: str, salt: bytes | None) -> None:
+    file = tmp_path / "known_hosts"
+    key = len(ED).to_bytes(4, "big") + ED.encode() + (32).to_bytes(4, "big") + b"k" * 32
+    file.write_text(entry_line(name, ED, key, salt) + "\n")
+
+    found = subprocess.run(["ssh-keygen", "-F", name, "-f", str(file)], capture_output=True, text=True, check=True)
+
+    assert "found: line 1" in found.stdout
+    assert KnownHosts(parse(file.read_text(), str(file))).judge(name, ED, key) is Verdict.KNOWN
+    assert (name in file.read_text()) is (salt is None)
+
+
+@pytest.mark.parametrize(("kind", "text"), [(ED, "ED25519"), ("ssh-rsa", "RSA"), ("ecdsa-sha2-nistp256", "ECDSA")])
+def test_a_kind_of_key_has_a_name_for_people(kind: str, text: str) -> None:
+    assert kind_text(kind) == text
+
+
+def test_a_key_is_found_under_whichever_names_and_authorities_apart() -> None:
+    hosts = known(f"a,b {ED} {b64(KEY)}", f"@cert-authority *.lab {ED} {b64(KEY)}", f"c {ED} {b64(OTHER)}")
+
+    assert hosts.other_places(ED, KEY) == ["known_hosts:1"]
+    assert hosts.has_authority("x.lab")
+    assert not hosts.has_authority("a")

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.model.oddities import Oddities
-from app.model.outside import (
-    LONG_QUIET_S,
-    QUIET_FACTOR,
-    Output,
-    epoch_of,
-    is_step_counted,
-    loss_of,
-    outside_text,
-    step_of,
-)
+import numpy as np
+
+from agent.wire.digest import ODDITIES, RECORDER_MISSING_BIT
+from agent.wire.progress import epoch_of, is_step_counted, loss_of, step_of
+from app.model.oddities import UNPROBED_BIT, Oddities
+from app.model.outside import LONG_QUIET_S, QUIET_FACTOR, Output, outside_text
 from ddpcore.wire import Oddity
 from tests.support.node_reports import rank_report, worker_report
+
+
+def bits_of(*oddities: Oddity) -> int:
+    return sum(1 << ODDITIES.index(oddity) for oddity in oddities)
 
 
 def test_each_oddity_is_said_once_with_its_ranks_and_taken_back() -> None:
     oddities = Oddities()
     for rank in (0, 1, 3):
-        oddities.put(rank, rank_report(rank, oddities=[Oddity.RECORDER_OFF, Oddity.DEBUG_DETAIL]), is_unprobed=False)
-    oddities.put(2, rank_report(2, recorder_missing=True), is_unprobed=False)
+        oddities.put(rank, bits_of(Oddity.RECORDER_OFF, Oddity.DEBUG_DETAIL))
+    oddities.put(2, RECORDER_MISSING_BIT)
 
     notes = list(oddities.notes("").values())
 
@@ -33,17 +32,17 @@ def test_each_oddity_is_said_once_with_its_ranks_and_taken_back() -> None:
     assert "switched off" in notes[2]
     assert len(oddities.of_rank(0)) == 2
     for rank in range(4):
-        oddities.put(rank, rank_report(rank), is_unprobed=False)
+        oddities.put(rank, 0)
     assert (oddities.notes(""), oddities.of_rank(0)) == ({}, [])
 
 
 def test_ranks_without_a_probe_are_said_to_be_watched_from_outside_and_why() -> None:
     oddities = Oddities()
-    oddities.put(0, None, is_unprobed=True)
+    oddities.put(0, UNPROBED_BIT)
     assert list(oddities.notes("as asked").values()) == [
         "rank 0 has no probe (as asked): watched from outside, by process and output",
     ]
-    oddities.put(1, None, is_unprobed=True)
+    oddities.put(1, UNPROBED_BIT | bits_of(Oddity.GROUPLESS))
     (note,) = oddities.notes("").values()
     assert note.startswith("ranks 0-1 have no probe (torch not imported, or one that loads no probe)")
     assert oddities.of_rank(0) == []
@@ -79,13 +78,12 @@ def test_a_rank_watched_from_outside_is_told_by_its_output_and_its_cpu() -> None
 def test_output_is_too_quiet_only_when_it_never_was_so_quiet_before() -> None:
     output = Output()
     assert not output.is_too_quiet(1e9)
-    output.put(worker_report(0, quiet_s=60.0, seen_s=60.0), 90.0)
+    output.put(np.array([]))
     assert output.last_s is None, "it has not said a word yet"
-    output.put(worker_report(0, quiet_s=0.0, seen_s=70.0), 100.0)
-    output.put(worker_report(1, quiet_s=50.0, seen_s=70.0), 100.0)
+    output.put(np.array([100.0, 50.0]))
     assert not output.is_too_quiet(1000.0 + LONG_QUIET_S), "nobody knows yet how often it speaks"
 
-    output.put(worker_report(0, quiet_s=0.0, seen_s=170.0), 200.0)
+    output.put(np.array([200.0, 60.0]))
 
     assert not output.is_too_quiet(200.0 + QUIET_FACTOR * 100.0)
     assert output.is_too_quiet(201.0 + QUIET_FACTOR * 100.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,9 +13,11 @@ from app.ssh.config import (
     Destination,
     Person,
     SshSettings,
+    Strictness,
     parse_destination,
     parse_jumps,
     parse_settings,
+    proxy_command_line,
     resolve_argv,
 )
 from app.ssh.way import agent_socket
@@ -49,10 +53,16 @@ def test_everything_that_matters_is_read() -> None:
         identity_agent="SSH_AUTH_SOCK",
         proxy_jump="bastion,root@second:2200",
         proxy_command="",
+        hands_over_socket=False,
         host_key_alias="",
         known_hosts_files=("/home/ada/.ssh/known_hosts", "/srv/known_hosts", "/etc/ssh/ssh_known_hosts"),
+        own_known_hosts_file="/home/ada/.ssh/known_hosts",
+        hashes_known_hosts=False,
+        strictness=Strictness.ASK,
         revoked_keys_files=(),
         connect_timeout_s=7.0,
+        methods=("publickey", "keyboard-interactive", "password"),
+        num_prompts=3,
     )
 
 
@@ -159,3 +169,76 @@ def test_jumps_come_in_their_order() -> None:
         Destination("second", "root", 2200),
     ]
     assert parse_jumps("") == []
+
+
+@pytest.mark.parametrize(
+    ("said", "strictness"),
+    [
+        ("true", Strictness.REFUSE),
+        ("yes", Strictness.REFUSE),
+        ("accept-new", Strictness.ACCEPT_NEW),
+        ("ask", Strictness.ASK),
+        ("false", Strictness.ASK),
+        ("off", Strictness.ASK),
+    ],
+)
+def test_a_new_host_is_refused_accepted_or_asked_about(said: str, strictness: Strictness) -> None:
+    assert settings(f"{PRINTED}stricthostkeychecking {said}\n").strictness is strictness
+
+
+def test_new_hosts_are_written_to_the_first_file_of_the_person_and_to_no_other() -> None:
+    assert settings().own_known_hosts_file == "/home/ada/.ssh/known_hosts"
+    nowhere = settings(PRINTED.replace("~/.ssh/known_hosts /srv/known_hosts", "none") + "hashknownhosts yes\n")
+
+    assert (nowhere.own_known_hosts_file, nowhere.hashes_known_hosts) == ("", True)
+    assert nowhere.known_hosts_files == ("/etc/ssh/ssh_known_hosts",)
+
+
+@pytest.mark.parametrize(
+    ("lines", "methods"),
+    [
+        ("preferredauthentications password,gssapi-with-mic,publickey", ("password", "publickey")),
+        ("pubkeyauthentication false\npasswordauthentication no", ("keyboard-interactive",)),
+        ("pubkeyauthentication unbound\nkbdinteractiveauthentication no", ("publickey", "password")),
+    ],
+)
+def test_ways_to_log_in_are_those_of_the_configuration(lines: str, methods: tuple[str, ...]) -> None:
+    assert settings(f"{PRINTED}{lines}\n").methods == methods
+
+
+@pytest.mark.parametrize(
+    ("lines", "num_prompts"),
+    [("", 3), ("numberofpasswordprompts 1", 1), ("numberofpasswordprompts 1000", 10), ("batchmode yes", 0)],
+)
+def test_a_person_is_asked_as_often_as_the_configuration_says(lines: str, num_prompts: int) -> None:
+    assert settings(f"{PRINTED}{lines}\n").num_prompts == num_prompts
+
+
+def test_a_proxy_command_is_told_where_to() -> None:
+    command = settings(PRINTED + "proxycommand nc -X 5 %h %p # %n %r 100%%\n")
+
+    assert proxy_command_line(command) == "exec nc -X 5 10.1.2.3 2222 # gpu1 root 100%"
+
+
+@pytest.mark.parametrize(
+    ("printed", "words"),
+    [
+        (PRINTED + "proxycommand nc %d\n", "ProxyCommand has %d"),
+        (PRINTED.replace("10.1.2.3", "$(id)") + "proxycommand nc %h\n", "not given %h: .* no plain name"),
+        (PRINTED.replace("user root", "user -oProxyCommand=id") + "proxycommand ssh %r\n", "not given %r"),
+    ],
+)
+def test_a_proxy_command_is_told_nothing_that_a_shell_would_understand(printed: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        proxy_command_line(settings(printed))
+
+
+@given(st.text())
+def test_whatever_a_host_is_called_a_shell_gets_it_as_one_word_or_not_at_all(name: str) -> None:
+    printed = PRINTED.replace("10.1.2.3", name.replace("\n", "").strip() or "h") + "proxycommand nc %h\n"
+    try:
+        line = proxy_command_line(settings(printed))
+    except UsageError:
+        return
+    assert len(shlex.split(line)) == 3
+    assert not shlex.split(line)[2].startswith("-")

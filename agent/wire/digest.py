@@ -1,0 +1,240 @@
+"""The digest of a node's ranks: what a console compares between ranks, packed as records of one size.
+
+A report of eight ranks decodes into a hundred objects, of which a console that watches thousands of ranks looks at few.
+So a frame of telemetry carries the figures of its workers once more, as bytes that become columns of arrays without an
+object for each; the workers themselves are decoded when somebody looks at them. A digest says nothing that the workers
+do not say: from a frame without one it is made on arrival.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from agent.wire.progress import is_step_counted, loss_of, step_of
+from agent.wire.reports import (
+    MAX_NODE_REPORT_BYTES,
+    NodeHead,
+    NodeReport,
+    ProcessState,
+    WorkerReport,
+    decode_node_report,
+    decode_with,
+)
+from ddpcore.wire import DECODE_ERRORS, Name, Oddity, Phase, Rank, Word
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ddpcore.wire import GroupReport, RankReport
+
+PHASES = tuple(Phase)
+PROCESSES = tuple(ProcessState)
+"""In a record a phase is its place here; a process state is one more, so that 0 can be none."""
+ODDITIES = tuple(Oddity)
+"""Each is a bit in a record; the next one is a missing flight recorder."""
+RECORDER_MISSING_BIT = 1 << len(ODDITIES)
+NO_JOB = 255
+"""In the place of a job that the report does not list."""
+
+SECONDS = ("process_s", "seen_s", "quiet_s", "report_age_s", "phase_s", "observed_s", "waited_s")
+"""First of a record's times; then those worked, by phase."""
+COUNTS = ("step", "rss_bytes", "pss_bytes", "pid", "report_seq", "num_compared", "num_last")
+"""-1 is none; the pid is that of the rank's own report."""
+RANK_FIELDS = (
+    ("seconds", f"{len(SECONDS) + len(PHASES)}d"),
+    ("loss", "d"),
+    ("cpu_cores", "d"),
+    ("counts", f"{len(COUNTS)}q"),
+    ("rank", "I"),
+    ("flags", "I"),
+    ("job", "B"),
+    ("process", "B"),
+    ("phase", "B"),
+    ("oddities", "B"),
+    ("place", "I"),
+)
+"""A place is told apart from others by its checksum; 0 is none."""
+RANK_RECORD = struct.Struct("<" + "".join(code for _, code in RANK_FIELDS))
+"""A multiple of eight bytes, so that numbers lie where processors read them at once."""
+
+HAS_REPORT, IS_STRANGE, IS_ENDING, HAS_WORKED, HAS_LOSS, IS_STEP_COUNTED, IS_COMPARED, HAS_METRICS = (
+    1 << place for place in range(8)
+)
+"""Flags of a record. A strange report is of another rank or attempt than its worker; times worked are told or not."""
+
+STANDING_FIELDS = (
+    ("counts", "3q"),
+    ("waiting_s", "d"),
+    ("row", "I"),
+    ("call", "I"),
+    ("is_waiting", "?"),
+)
+STANDING_RECORD = struct.Struct("<" + "".join(code for _, code in STANDING_FIELDS) + "7x")
+"""Where a rank stands in a group: seqs enqueued and completed, elements of the call's inputs; which rank's record and
+which of the calls."""
+
+MAX_ELEMENTS = 2**62
+"""Element counts are compared, never allocated: a peer's absurd sizes are cut to what an int64 holds."""
+MAX_DIMENSIONS = 16
+MAX_TENSORS = 256
+"""What lies beyond is not compared: it keeps the cost of a hostile report small."""
+
+
+class GroupCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A call that ranks of the node have made last in a group; see `GroupReport`."""
+
+    group: Name
+    op: Word = ""
+    label: Name = ""
+    ranks: list[Rank] = []
+
+
+class Digest(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Figures of all workers of a report, in its order."""
+
+    ranks: Annotated[bytes, msgspec.Meta(max_length=MAX_NODE_REPORT_BYTES)] = b""
+    """A `RANK_RECORD` for each."""
+    calls: list[GroupCall] = []
+    """Distinct ones."""
+    standings: bytes = b""
+    """A `STANDING_RECORD` for each group of each rank."""
+
+
+class NodeFrame(NodeHead, frozen=True, omit_defaults=True, dict=True, gc=True):
+    """A `NodeReport` as a console holds it: the workers still packed, their digest beside."""
+
+    packed_workers: msgspec.Raw = msgspec.field(name="workers", default=msgspec.Raw(b"\x90"))
+    digest: Digest | None = None
+    """None of a sender that makes none; never after `decode_frame`."""
+
+    @cached_property
+    def workers(self) -> Sequence[WorkerReport]:
+        """The workers, decoded at the first look; none where these bytes are no workers."""
+        try:
+            return _workers_decoder.decode(self.packed_workers)
+        except DECODE_ERRORS:
+            return ()
+
+    def worker(self, job_id: str, attempt: int, rank: int) -> WorkerReport | None:
+        """Return what the node says of a rank, None if nothing."""
+        key = (job_id, attempt, rank)
+        told = [worker for worker in self.workers if (worker.job_id, worker.attempt, worker.rank) == key]
+        return told[-1] if told else None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_frame_decoder = msgspec.msgpack.Decoder(NodeFrame)
+_workers_decoder = msgspec.msgpack.Decoder(list[WorkerReport])
+
+
+def frame_of(report: NodeReport) -> NodeFrame:
+    """Return a report with its workers packed and digested."""
+    head = {name: getattr(report, name) for name in NodeHead.__struct_fields__}
+    return NodeFrame(**head, packed_workers=msgspec.Raw(_encoder.encode(report.workers)), digest=digest_of(report))
+
+
+def encode_frame(report: NodeReport) -> bytes:
+    """Return one frame of telemetry; `decode_node_report` takes it too."""
+    return _encoder.encode(frame_of(report))
+
+
+def decode_frame(frame: bytes) -> NodeFrame:
+    """Return a frame of telemetry, with a digest.
+
+    Raises:
+        IncompatibleWireError: It is of another wire version.
+        MalformedMessageError: The bytes are too many or not a NodeReport.
+    """
+    decoded = decode_with(_frame_decoder, frame)
+    return decoded if decoded.digest is not None else frame_of(decode_node_report(frame))
+
+
+def digest_of(report: NodeReport) -> Digest:
+    """Return the digest of a report's workers."""
+    place_of = {(status.job_id, status.attempt): place for place, status in enumerate(report.jobs[:NO_JOB])}
+    ranks, standings = bytearray(), bytearray()
+    calls: dict[tuple[object, ...], int] = {}
+    told: list[GroupCall] = []
+    for row, worker in enumerate(report.workers):
+        ranks += _rank_record(worker, place_of.get((worker.job_id, worker.attempt), NO_JOB))
+        for group in worker.report.groups if worker.report is not None else ():
+            key = (group.group, group.op, group.label, *group.ranks)
+            call = calls.setdefault(key, len(told))
+            if call == len(told):
+                told.append(GroupCall(group.group, group.op, group.label, group.ranks))
+            standings += _standing_record(group, row, call)
+    return Digest(bytes(ranks), told, bytes(standings))
+
+
+def _rank_record(worker: WorkerReport, job: int) -> bytes:
+    report, lateness = worker.report, worker.lateness
+    step, loss = step_of(worker), loss_of(worker)
+    flags = HAS_METRICS * bool(worker.metrics) | HAS_LOSS * (loss is not None)
+    flags |= IS_STEP_COUNTED * is_step_counted(worker) | IS_COMPARED * (lateness is not None)
+    return RANK_RECORD.pack(
+        worker.process_s,
+        worker.seen_s,
+        worker.quiet_s,
+        worker.report_age_s,
+        *_spent(report),
+        math.nan if loss is None else loss,
+        worker.cpu_cores,
+        -1 if step is None else step,
+        worker.rss_bytes,
+        -1 if worker.pss_bytes is None else worker.pss_bytes,
+        -1 if report is None else report.pid,
+        -1 if report is None else report.report_seq,
+        -1 if lateness is None else lateness.num_compared,
+        -1 if lateness is None else lateness.num_last,
+        worker.rank,
+        flags if report is None else flags | _report_flags(worker, report),
+        job,
+        1 + PROCESSES.index(worker.process),
+        0 if report is None else PHASES.index(report.phase),
+        0 if report is None else _oddity_bits(report),
+        0 if report is None or report.place is None else zlib.crc32(_encoder.encode(report.place)),
+    )
+
+
+def _spent(report: RankReport | None) -> Iterator[float]:
+    """Yield how a rank has spent its time: zeros where that is not known."""
+    if report is None:
+        yield from (0.0,) * (3 + len(PHASES))
+        return
+    yield from (report.phase_s, report.observed_s, report.waited_s)
+    yield from report.worked_s if len(report.worked_s) == len(PHASES) else (0.0,) * len(PHASES)
+
+
+def _report_flags(worker: WorkerReport, report: RankReport) -> int:
+    is_own = (report.rank, report.job_id, report.attempt) == (worker.rank, worker.job_id, worker.attempt)
+    flags = HAS_REPORT | IS_STRANGE * (not is_own) | IS_ENDING * report.is_ending
+    return flags | HAS_WORKED * (len(report.worked_s) == len(PHASES))
+
+
+def _oddity_bits(report: RankReport) -> int:
+    bits = RECORDER_MISSING_BIT * report.recorder_missing
+    for oddity in report.oddities:
+        bits |= 1 << ODDITIES.index(oddity)
+    return bits
+
+
+def _standing_record(group: GroupReport, row: int, call: int) -> bytes:
+    elements = count_elements(group.sizes)
+    return STANDING_RECORD.pack(
+        group.enqueued_seq, group.completed_seq, elements, group.waiting_s, row, call, group.is_waiting
+    )
+
+
+def count_elements(sizes: list[list[int]]) -> int:
+    """Return how many elements tensors of these sizes hold together; -1 when none is given."""
+    if not sizes:
+        return -1
+    if len(sizes) == 1 and len(sizes[0]) == 1:
+        return max(-1, min(sizes[0][0], MAX_ELEMENTS))
+    return max(-1, min(sum(math.prod(size[:MAX_DIMENSIONS]) for size in sizes[:MAX_TENSORS]), MAX_ELEMENTS))

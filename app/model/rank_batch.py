@@ -1,0 +1,102 @@
+"""The digests of several nodes as one set of records: the model takes them as columns, a few operations for all.
+
+An operation on an array costs a microsecond however short the array is, so the ranks of many nodes are taken together.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from agent.wire.digest import (
+    COUNTS,
+    PHASES,
+    PROCESSES,
+    RANK_FIELDS,
+    RANK_RECORD,
+    SECONDS,
+    STANDING_FIELDS,
+    STANDING_RECORD,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from agent.wire.digest import NodeFrame
+
+MAX_S = 1e10
+"""Longer times are no times, as everywhere on the wire; nor is NaN."""
+
+
+def _dtype(fields: Sequence[tuple[str, str]], size: int) -> np.dtype[np.void]:
+    """Return what numpy calls a record that `struct` packs without gaps."""
+    codes = {"d": "f8", "q": "i8", "I": "u4", "B": "u1", "?": "u1"}
+    formats = [("<" + codes[code[-1]], (int(code[:-1]),) if code[:-1] else ()) for _, code in fields]
+    offsets = [struct.calcsize("<" + "".join(code for _, code in fields[:place])) for place in range(len(fields))]
+    return np.dtype({"names": [name for name, _ in fields], "formats": formats, "offsets": offsets, "itemsize": size})
+
+
+RANKS = _dtype(RANK_FIELDS, RANK_RECORD.size)
+STANDINGS = _dtype(STANDING_FIELDS, STANDING_RECORD.size)
+SECOND = {name: place for place, name in enumerate(SECONDS)}
+COUNT = {name: place for place, name in enumerate(COUNTS)}
+
+
+class RankBatch:
+    """What some nodes have said of their ranks, one word of each node.
+
+    Attributes:
+        nodes: Index of each node.
+        frames: Its frame.
+        records: Of all ranks, node by node; those that make no sense are of no job.
+        place: Whose each record is: an index into `nodes`.
+        at_s: When it came.
+    """
+
+    def __init__(self, heard: Sequence[tuple[int, NodeFrame, float]]) -> None:
+        self.nodes = np.array([node for node, _, _ in heard], np.int64)
+        self.frames = np.empty(len(heard), np.object_)
+        self.frames[:] = [frame for _, frame, _ in heard]
+        packed = [_whole(frame.digest.ranks, RANK_RECORD.size) if frame.digest else b"" for _, frame, _ in heard]
+        sizes = [len(part) // RANK_RECORD.size for part in packed]
+        self.records = np.frombuffer(b"".join(packed), RANKS)
+        self.place = np.repeat(np.arange(len(heard)), sizes)
+        self.at_s = np.repeat(np.array([at_s for _, _, at_s in heard]), sizes)
+        self._first_row = np.cumsum([0, *sizes])
+
+    @property
+    def is_sound(self) -> NDArray[np.bool_]:
+        """Which records hold what they may hold."""
+        records = self.records
+        seconds, counts, process = records["seconds"], records["counts"], records["process"]
+        is_sound = ((seconds >= 0.0) & (seconds <= MAX_S)).all(axis=1) & (counts >= -1).all(axis=1)
+        is_sound &= (process > 0) & (process <= len(PROCESSES)) & (records["phase"] < len(PHASES))
+        is_sound &= counts[:, COUNT["rss_bytes"]] >= 0
+        return is_sound
+
+    def standings(self) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.int64]]:
+        """Return where ranks stand in groups; of which record each is; of which call of `calls`, all as one list.
+
+        What makes no sense is left out.
+        """
+        digests = [frame.digest for frame in self.frames]
+        packed = [_whole(digest.standings, STANDING_RECORD.size) for digest in digests]
+        sizes = [len(part) // STANDING_RECORD.size for part in packed]
+        found = np.frombuffer(b"".join(packed), STANDINGS)
+        place = np.repeat(np.arange(len(digests)), sizes)
+        num_calls = [len(digest.calls) for digest in digests]
+        first_call = np.cumsum([0, *num_calls])
+        row, call = self._first_row[place] + found["row"], first_call[place] + found["call"]
+        is_sound = (row < self._first_row[place + 1]) & (call < first_call[place + 1])
+        waiting_s, counts = found["waiting_s"], found["counts"]
+        is_sound &= (waiting_s >= 0.0) & (waiting_s <= MAX_S) & (counts >= -1).all(axis=1)
+        return (found, row, call) if is_sound.all() else (found[is_sound], row[is_sound], call[is_sound])
+
+
+def _whole(packed: bytes, size: int) -> bytes:
+    """Return the whole records."""
+    return packed if len(packed) % size == 0 else packed[: len(packed) // size * size]

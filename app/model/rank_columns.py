@@ -1,0 +1,204 @@
+"""What is known of each rank of a job, a column per fact: its process, its own report, where its words are.
+
+The last frame that told of a rank is kept beside its figures: the words of its row are decoded when somebody looks.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+
+from agent.wire.digest import HAS_METRICS, HAS_REPORT, HAS_WORKED, IS_COMPARED, IS_ENDING, PHASES, PROCESSES
+from agent.wire.reports import ProcessState
+from app.model.rank_batch import COUNT, SECOND
+from ddpcore.wire import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from agent.wire.reports import ExitReport, WorkerReport
+
+
+class Process(IntEnum):
+    """`ProcessState` as records have it, with one for a worker that has not been heard of."""
+
+    UNSEEN = 0
+    RUNNING = 1 + PROCESSES.index(ProcessState.RUNNING)
+    FROZEN = 1 + PROCESSES.index(ProcessState.FROZEN)
+    BLOCKED = 1 + PROCESSES.index(ProcessState.BLOCKED)
+    EXITED = 1 + PROCESSES.index(ProcessState.EXITED)
+
+
+PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
+
+
+class Death(NamedTuple):
+    """How and when a worker's process ended."""
+
+    rank: int
+    at_s: float
+    exit: ExitReport
+
+
+class RankColumns:
+    """The ranks of one attempt of a job.
+
+    Attributes:
+        node_of: Index of the node that runs each rank; -1 until a node claims it.
+        process: `Process` of each rank.
+        received_s: When the node last spoke of the rank.
+        process_since_s: Since when its process has been in this state.
+        last_frozen_s: When it was last seen frozen.
+        report_at_s: When its probe's last report reached its node; NaN before the first.
+        report_age_s: How old that report was when the node last spoke.
+        phase_since_s: Since when it has been in its phase; NaN before its first report.
+        is_ending: Whether its last report was its farewell.
+        stamp: Count of its probe's reports that have been folded in.
+        worked_s: Seconds in which it waited for nobody, by phase (in the order of `Phase`) and rank.
+        num_compared: Collectives of which it is known which rank of its node came last.
+        num_last: Of these, those to which it did.
+        pss_bytes: Resident memory with shared pages split among their users; NaN when unknown.
+        cpu_cores: Cores that its process keeps busy.
+        seen_s: How long its process has been known.
+        place: Checksum of the line at which it was last seen; 0 is none.
+        has_metrics: Whether the job's patterns have found anything in its lines.
+        deaths: By rank, of those whose process has ended.
+        died_at_s: When; NaN of those that live.
+        died_badly: Whether a signal or an exit code other than 0 ended it.
+    """
+
+    def __init__(self, job_id: str, attempt: int, world_size: int) -> None:
+        self.job_id = job_id
+        self.attempt = attempt
+        self.world_size = world_size
+        self.node_of = np.full(world_size, -1, np.int32)
+        self.process = np.zeros(world_size, np.int8)
+        self.received_s = np.full(world_size, -np.inf)
+        self.process_since_s = np.full(world_size, -np.inf)
+        self.last_frozen_s = np.full(world_size, -np.inf)
+        self.report_at_s = np.full(world_size, np.nan)
+        self.report_age_s = np.zeros(world_size)
+        self.phase = np.full(world_size, PHASE_CODE[Phase.STARTING], np.int8)
+        self.phase_since_s = np.full(world_size, np.nan)
+        self.is_ending = np.zeros(world_size, np.bool_)
+        self.step = np.full(world_size, -1, np.int64)
+        self.loss = np.full(world_size, np.nan)
+        self.has_loss = np.zeros(world_size, np.bool_)
+        self.observed_s = np.zeros(world_size)
+        self.waited_s = np.zeros(world_size)
+        self.worked_s = np.zeros((len(Phase), world_size))
+        self.num_compared = np.zeros(world_size)
+        self.num_last = np.zeros(world_size)
+        self.rss_bytes = np.full(world_size, np.nan)
+        self.peak_rss_bytes = np.full(world_size, np.nan)
+        self.stamp = np.zeros(world_size, np.int64)
+        self.pss_bytes = np.full(world_size, np.nan)
+        self.cpu_cores = np.zeros(world_size)
+        self.seen_s = np.zeros(world_size)
+        self.has_metrics = np.zeros(world_size, np.bool_)
+        self.place = np.zeros(world_size, np.uint32)
+        self._frames = np.full(world_size, None, np.object_)
+        """The last frame that told of each rank."""
+        self._report_key = np.full((2, world_size), -1, np.int64)
+        """Process and number of its newest report: the next one is news."""
+        self.died_at_s = np.full(world_size, np.nan)
+        self.died_badly = np.zeros(world_size, np.bool_)
+        self.deaths: dict[int, Death] = {}
+        self.deaths_version = 0
+
+    def worker(self, rank: int) -> WorkerReport | None:
+        """Return the node's last word on a rank; None before the first, or where it makes no sense."""
+        frame = self._frames[rank]
+        found: WorkerReport | None = None if frame is None else frame.worker(self.job_id, self.attempt, rank)
+        return found
+
+    def workers(self, ranks: Iterable[int]) -> list[WorkerReport]:
+        """Return the nodes' last words on ranks, of those that are known."""
+        return [worker for rank in ranks if (worker := self.worker(rank)) is not None]
+
+    def put(
+        self,
+        ranks: NDArray[np.int64],
+        records: NDArray[np.void],
+        frames: NDArray[np.object_],
+        at_s: NDArray[np.float64],
+    ) -> NDArray[np.bool_]:
+        """Take what nodes say of ranks: a record, a frame and a moment for each.
+
+        Returns:
+            Of which ranks there is a report that has not been heard before.
+        """
+        seconds, counts, flags = records["seconds"].T, records["counts"].T, records["flags"]
+        self._frames[ranks] = frames
+        self.received_s[ranks] = at_s
+        self.seen_s[ranks] = seconds[SECOND["seen_s"]]
+        self.cpu_cores[ranks] = records["cpu_cores"]
+        self.has_metrics[ranks] = flags & HAS_METRICS != 0
+        self.place[ranks] = records["place"]
+        self._put_processes(ranks, records, at_s)
+        is_compared = flags & IS_COMPARED != 0
+        if is_compared.any():
+            self.num_compared[ranks[is_compared]] = counts[COUNT["num_compared"], is_compared]
+            self.num_last[ranks[is_compared]] = counts[COUNT["num_last"], is_compared]
+        has_report = flags & HAS_REPORT != 0
+        self.report_age_s[ranks[has_report]] = seconds[SECOND["report_age_s"], has_report]
+        key = np.where(has_report, counts[[COUNT["pid"], COUNT["report_seq"]]], -1)
+        is_new: NDArray[np.bool_] = has_report & (self._report_key[:, ranks] != key).any(axis=0)
+        self._report_key[:, ranks] = key
+        return is_new
+
+    def put_reports(self, ranks: NDArray[np.int64], records: NDArray[np.void], at_s: NDArray[np.float64]) -> None:
+        """Take what ranks' own probes say, of those who say something new."""
+        seconds, flags = records["seconds"].T, records["flags"]
+        self.report_at_s[ranks] = report_at_s = at_s - seconds[SECOND["report_age_s"]]
+        self.phase[ranks] = records["phase"]
+        self.phase_since_s[ranks] = report_at_s - seconds[SECOND["phase_s"]]
+        self.is_ending[ranks] = flags & IS_ENDING != 0
+        self.observed_s[ranks] = seconds[SECOND["observed_s"]]
+        self.waited_s[ranks] = seconds[SECOND["waited_s"]]
+        has_worked = flags & HAS_WORKED != 0
+        self.worked_s[:, ranks[has_worked]] = seconds[len(SECOND) :, has_worked]
+        self.stamp[ranks] += 1
+
+    def _put_processes(self, ranks: NDArray[np.int64], records: NDArray[np.void], at_s: NDArray[np.float64]) -> None:
+        process = records["process"]
+        seconds, counts = records["seconds"].T, records["counts"].T
+        self.process[ranks] = process
+        self.process_since_s[ranks] = at_s - seconds[SECOND["process_s"]]
+        is_frozen, has_ended = process == Process.FROZEN, process == Process.EXITED
+        if is_frozen.any():
+            self.last_frozen_s[ranks[is_frozen]] = at_s[is_frozen]
+        if self.deaths or has_ended.any():
+            for at in np.flatnonzero(has_ended | ~np.isnan(self.died_at_s[ranks])).tolist():
+                self._put_death(int(ranks[at]), float(at_s[at]))
+        lives = ~has_ended
+        living, rss = ranks[lives], counts[COUNT["rss_bytes"], lives].astype(np.float64)
+        self.rss_bytes[living] = rss
+        self.peak_rss_bytes[living] = np.fmax(self.peak_rss_bytes[living], rss)
+        pss = counts[COUNT["pss_bytes"]]
+        self.pss_bytes[ranks] = np.where(pss < 0, np.nan, pss)
+
+    def _put_death(self, rank: int, now_s: float) -> None:
+        """Remember how a rank ended; the earliest estimate of the time is the nearest, for delays only add."""
+        known, worker = self.deaths.get(rank), self.worker(rank)
+        if worker is None or worker.exit is None or worker.process is not ProcessState.EXITED:
+            if known is not None:
+                del self.deaths[rank]
+                self.died_at_s[rank] = np.nan
+                self.deaths_version += 1
+            return
+        at_s = now_s - worker.exit.age_s
+        if known is not None:
+            same = msgspec.structs.replace(worker.exit, age_s=known.exit.age_s) == known.exit
+            if same and at_s >= known.at_s:
+                return
+            at_s = min(at_s, known.at_s)
+        self.deaths[rank] = Death(rank, at_s, worker.exit)
+        self.died_at_s[rank] = at_s
+        self.died_badly[rank] = worker.exit.signal is not None or worker.exit.code not in (0, None)
+        self.deaths_version += 1

@@ -1,0 +1,171 @@
+"""The way into a host, by the rules of ~/.ssh/config: over jump hosts or a ProxyCommand, its key verified, us let in.
+
+Everything here blocks, within bounds; call it from a thread where an event loop runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from app.errors import AnswerNeededError, HostUnreachableError
+from app.ssh.authentication import authenticate
+from app.ssh.config import Destination, SshSettings, parse_destination, parse_jumps
+from app.ssh.connection import SshConnection
+from app.ssh.first_contact import Introductions
+from app.ssh.jump_hosts import JumpHosts, Loan
+from app.ssh.keyring import Keyring
+from app.ssh.prompter import Nobody
+from app.ssh.proxy_command import ProxyCommand
+from app.ssh.transport import CHANNEL_ERRORS, Transport, words_of
+from app.ssh.way import dial, known_hosts, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from app.ssh.jump_hosts import WayThere
+    from app.ssh.liveness import ByteStream
+    from app.ssh.prompter import Prompter
+
+LOGIN_TIMEOUT_S = 10.0
+"""For each of: the host's first words, the key exchange, an answer to an attempt to log in."""
+MAX_JUMPS = 8
+
+
+class Logins:
+    """What the logins of one command have in common: the answers of its person, unlocked keys, jump hosts.
+
+    Safe to use from several threads at once.
+    """
+
+    def __init__(self, prompter: Prompter | None = None) -> None:
+        """`prompter` asks the person; without one, nobody is asked."""
+        prompter = prompter or Nobody()
+        self.keyring = Keyring(prompter)
+        self.introductions = Introductions(prompter)
+        self.jump_hosts = JumpHosts()
+
+    def connect(self, host: str, config_file: str = "", *, asks: bool = True) -> SshConnection:
+        """Return a connection to a host.
+
+        Args:
+            host: An alias of ~/.ssh/config, user@host, or user@host:port.
+            config_file: Read instead of ~/.ssh/config.
+            asks: Ask the person where it takes one; without this, what they have said before must do.
+
+        Raises:
+            UsageError: That is not a host, or ~/.ssh/config is wrong.
+            SessionError: There is no ssh on this machine to read its configuration.
+            HostKeyError: The host is not known, or not who it was.
+            AnswerNeededError: It wants an answer, and nobody can be asked.
+            HostUnreachableError: It cannot be reached, or does not let us in.
+        """
+        return _Journey(self, config_file, asks=asks).to(parse_destination(host), MAX_JUMPS)
+
+
+class _HungUpError(Exception):
+    """The host has not waited until a person had compared its key; now that this is known, it need not."""
+
+
+class _Journey:
+    """The way to one host; in one thread."""
+
+    def __init__(self, logins: Logins, config_file: str, *, asks: bool) -> None:
+        self._logins = logins
+        self._config_file = config_file
+        self._asks = asks
+        self._begun: list[WayThere] = []
+
+    def to(self, destination: Destination, jumps_left: int) -> SshConnection:
+        """Return a connection to a host, over the jump hosts that it wants."""
+        settings = resolve(destination, self._config_file)
+        hops = parse_jumps(settings.proxy_jump)
+        if len(hops) > jumps_left:
+            raise HostUnreachableError(settings.alias, f"ProxyJump leads over more than {MAX_JUMPS} hosts")
+        return self._log_in(settings, self._over(hops, jumps_left - len(hops)) if hops else None)
+
+    def _over(self, hops: Sequence[Destination], jumps_left: int) -> Loan:
+        """Return the last of some jump hosts.
+
+        The first is reached as ~/.ssh/config has it, each other one over that before.
+        """
+        *before, last = hops
+        way = (self._config_file, *(hop.text for hop in hops))
+        if way in self._begun:
+            raise HostUnreachableError(last.text, "ProxyJump leads to the host itself", "look at ~/.ssh/config")
+
+        def connect() -> SshConnection:
+            if not before:
+                return self.to(last, jumps_left)
+            return self._log_in(resolve(last, self._config_file), self._over(before, jumps_left))
+
+        self._begun.append(way)
+        try:
+            return self._logins.jump_hosts.borrow(way, connect)
+        finally:
+            self._begun.remove(way)
+
+    def _log_in(self, settings: SshSettings, via: Loan | None) -> SshConnection:
+        """Return a connection; it lets go of the jump host at its end, and so does a failure here."""
+        with contextlib.ExitStack() as undo:
+            if via:
+                undo.callback(via.give_back)
+            keyring, account = self._logins.keyring, (settings.user, settings.key_name)
+            if not self._asks and keyring.is_asked_again(account):
+                detail = (
+                    f"{settings.user}@{settings.hostname} wants a new answer at each login: leave, and come in again"
+                )
+                raise AnswerNeededError(settings.alias, detail)
+            try:
+                transport, end_of_way = self._reach(settings, via)
+            except _HungUpError:
+                transport, end_of_way = self._reach(settings, via)
+            undo.callback(end_of_way)
+            return SshConnection(settings.alias, transport, undo.pop_all().close)
+
+    def _reach(self, settings: SshSettings, via: Loan | None) -> tuple[Transport, Callable[[], None]]:
+        """Return the transport, and what ends the program that it leads through."""
+        with contextlib.ExitStack() as undo:
+            proxy = ProxyCommand(settings) if settings.proxy_command and not via else None
+            if proxy:
+                undo.callback(proxy.end)
+            with words_of(settings.alias):
+                stream: ByteStream
+                if via:
+                    stream = via.connection.open_tcp(settings.hostname, settings.port)
+                else:
+                    stream = proxy.stream if proxy else dial(settings)
+                transport = self._enter(settings, stream, proxy)
+            return transport, undo.pop_all().close
+
+    def _enter(self, settings: SshSettings, stream: ByteStream, proxy: ProxyCommand | None) -> Transport:
+        """Return the transport once the host has proved who it is, and has let us in."""
+        logins = self._logins
+        with contextlib.ExitStack() as undo:
+            undo.callback(stream.close)
+            known = known_hosts(settings)
+            transport = Transport(stream)
+            undo.callback(transport.close)
+            first_words_s = max(LOGIN_TIMEOUT_S, settings.connect_timeout_s or 0.0) if proxy else LOGIN_TIMEOUT_S
+            transport.banner_timeout = first_words_s
+            transport.auth_timeout = transport.handshake_timeout = LOGIN_TIMEOUT_S
+            transport.prefer(known.kinds(settings.key_name))
+            try:
+                transport.start_client(timeout=first_words_s)
+            except CHANNEL_ERRORS as error:
+                if proxy and (ended := proxy.error()):
+                    raise ended from error
+                raise
+            key = transport.get_remote_server_key()
+            logins.introductions.check_key(settings, known, key.get_name(), key.asbytes(), asks=self._asks)
+            if not transport.is_active():
+                raise _HungUpError
+            authenticate(transport, settings, logins.keyring, asks=self._asks)
+            transport.watch()
+            undo.pop_all()
+        return transport
+
+
+def connect(host: str, config_file: str = "") -> SshConnection:
+    """Return a connection to a host, for which nobody is asked anything; see `Logins.connect`."""
+    return Logins().connect(host, config_file)

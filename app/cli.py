@@ -52,7 +52,8 @@ def rankdeck(context: click.Context, *, assignments: tuple[str, ...], has_no_fil
     """
     if context.invoked_subcommand is not None:
         if assignments or has_no_files:
-            raise UsageError("--set and --no-config stand behind the command", f"{context.invoked_subcommand} --help")
+            hint = f"rankdeck {context.invoked_subcommand} --help says which it takes"
+            raise UsageError("--set and --no-config stand behind the command", hint)
         return
     if not is_terminal():
         raise click.exceptions.NoArgsIsHelpError(context)

@@ -91,7 +91,7 @@ async def test_every_view_of_a_host_without_a_job_says_what_to_do_and_what_there
     ("assignments", "told"),
     [
         (["keys.control=F9"], "F9 starts a program here; or: rankdeck run"),
-        (["keys.start_program=n"], "n starts a program here; or: rankdeck run"),
+        (["keys.start_program=F8"], "F8 starts a program here; or: rankdeck run"),
         (["keys.control="], "→ rankdeck run"),
     ],
 )

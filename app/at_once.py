@@ -43,7 +43,8 @@ def at_once(items: Sequence[Item], do: Callable[[Item], Answer]) -> Iterator[Ans
                 except AppError as error:
                     answer.set_exception(error)
                 finally:
-                    answer.cancel()  # of what went wrong in no way of ours, which the thread tells: nobody waits for it
+                    if not answer.done():  # the thread itself tells of what is no fault of ours
+                        answer.set_exception(RuntimeError("a thread has failed"))
 
     # Not a pool: one would keep a person who has pressed Ctrl-C until the slowest has answered.
     for _ in range(min(MAX_AT_ONCE, len(items))):

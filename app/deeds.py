@@ -55,9 +55,12 @@ def max_ranks(num_nodes: int) -> int:
     return min(MAX_WORLD_SIZE, num_nodes * MAX_LOCAL_WORLD_SIZE)
 
 
-def lost_nodes(view: View) -> list[str]:
-    """Return the nodes without which a job could go on: there is no way to them, and there is to others."""
-    lost = [node for node, code in zip(view.node_names, view.node_codes.tolist(), strict=True) if code == LOST]
+def lost_nodes(view: View, job: JobRow) -> list[str]:
+    """Return the nodes without which a job could go on: they are its own, there is no way to them, but to others."""
+    ranks = [view.ranks_on(index) for index in range(view.num_nodes)]
+    may_be_unheard = sum(map(bool, ranks)) < job.num_nodes
+    named = zip(view.node_names, view.node_codes.tolist(), ranks, strict=True)
+    lost = [name for name, code, its_ranks in named if code == LOST and (its_ranks or may_be_unheard)]
     return lost if len(lost) < view.num_nodes else []
 
 
@@ -75,7 +78,7 @@ def deed_question(deed: Deed, view: View, job: JobRow, *, has_ended: bool, num_r
     """Return the question that is asked before anything is done: it names nodes, ranks and processes."""
     title = deed_title(deed, job, has_ended=has_ended)
     if deed is Deed.RESTART_WITHOUT:
-        nodes = nodes_text(lost_nodes(view))
+        nodes = nodes_text(lost_nodes(view, job))
         return (
             f"{title}? It is killed where it runs, and begins again without {nodes}: the other nodes keep their ranks. "
             f"What may still run on {nodes} cannot be ended from here."

@@ -150,7 +150,7 @@ class Jobs:
             launch.close()
             self._state_dir.remove_attempt(spec.job_id, spec.attempt)
             return refused
-        self._forget(spec.job_id)
+        launch.before = self._forget(spec.job_id)
         self._forget_oldest()
         self._launches[spec.job_id] = launch
         self._watch.admit(launch.job)
@@ -281,6 +281,7 @@ class Jobs:
         job_id = launch.job_id
         match effect:
             case StartLauncher():
+                launch.before = None
                 return self._start(launch, launch.job.spec)
             case BeginAgain(attempt=attempt):
                 self._begin_again(launch, attempt)
@@ -300,6 +301,10 @@ class Jobs:
                 self._forget(job_id)
                 self._records.forget(job_id)
                 self._state_dir.remove_job_dir(job_id, launch.job.spec.attempt)
+                if before := launch.before:
+                    self._launches[job_id] = before
+                    self._watch.admit(before.job)
+                    self._records.keep(before.job, before.address, time.monotonic())
             case FollowRanks():
                 self._watch.begin(launch)
             case SignalWorker(rank=rank, signal=number):
@@ -363,22 +368,20 @@ class Jobs:
         if ending.code != 0:
             found = launch.failure_of(ending.rank) or self._space.failure_of(ending.rank)
             found = found or launch.last_words_of(ending.rank, ending.code)
-        text = found.text if found else FailureText()
-        now_s = time.monotonic()
+        text, now_s = found.text if found else FailureText(), time.monotonic()
         oom_kills = 0 if ending.code == 0 else self._oom_kills.recent(now_s)
-        ended = WorkerEnded(
-            ending.job_id, ending.rank, ending.code, ending.signal, text.exception, text.last_line, oom_kills
-        )
-        self._state.apply(ended, now_s)
-        self._feed(launch, WorkerExited(ending.rank, ending.code, ending.signal, found))
+        how = (ending.rank, ending.code, ending.signal)
+        self._state.apply(WorkerEnded(ending.job_id, *how, text.exception, text.last_line, oom_kills), now_s)
+        self._feed(launch, WorkerExited(*how, found))
         self._on_change()
 
-    def _forget(self, job_id: str) -> None:
+    def _forget(self, job_id: str) -> Launch | None:
         launch = self._launches.pop(job_id, None)
         if launch:
             self._sought.discard(job_id)
             launch.close()
             self._watch.forget(job_id)
+        return launch
 
     def _forget_oldest(self) -> None:
         ended = [job_id for job_id, launch in self._launches.items() if launch.job.has_ended]

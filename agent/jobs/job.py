@@ -170,6 +170,7 @@ class Job:
             num_restarts=self._round.number - 1 if self._round else self._num_restarts,
             max_restarts=spec.max_restarts,
             allow_faults=spec.allow_faults,
+            is_elastic=spec.elastic_min_nodes > 0,
             unprobed=self._unprobed,
             detail=detail(self.memory, self._workers.values(), now_s)[:4096],
             root_cause=self._failure.told(now_s) if self._failure else None,

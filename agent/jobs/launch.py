@@ -41,6 +41,8 @@ class Launch:
         self._chosen_port = 0
         self.shim: ShimProcess | None = None
         """None before the start and after the end."""
+        self.before: Launch | None = None
+        """The ended attempt whose place this one takes, until it begins to run."""
 
     @property
     def job_id(self) -> str:

@@ -73,7 +73,7 @@ class Commit(msgspec.Struct, frozen=True, tag="commit", forbid_unknown_fields=Tr
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort", forbid_unknown_fields=True, omit_defaults=True):
-    """Forget a prepared job."""
+    """Forget a prepared job; of an attempt that follows another one, that one is what the node knows again."""
 
     job_id: JobId
     generation: Count = 0

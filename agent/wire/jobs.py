@@ -68,6 +68,8 @@ class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     max_restarts: Count = 0
     allow_faults: bool = False
     """Harm may be done to its ranks when a console asks for it."""
+    is_elastic: bool = False
+    """torchrun gathers its nodes anew when one fails."""
     detail: LongText = ""
     """A sentence for people, empty when all is well."""
     unprobed: LongText = ""

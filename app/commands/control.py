@@ -12,14 +12,14 @@ from agent.wire.jobs import ENDED_STATES, MAX_LOCAL_WORLD_SIZE, JobState
 from app.commands.audited import audit_log, tell_trouble
 from app.commands.host_options import json_option, print_json
 from app.commands.hosts_of_a_job import HostsWanted, reached, takes_hosts
-from app.errors import AppError
+from app.errors import AppError, ExitCode
 from app.faults import make_fault, told
 from app.headless import print_line
 from app.program import check_job_id
 from app.sessions.options import SessionOptions
 from app.sessions.remote_job import node_of_rank, only_running_job
 from app.sessions.remote_session import RemoteSession
-from app.sessions.shares import newest
+from app.sessions.shares import newest, of_newest_attempt
 from app.ssh.agent_link import AgentLink
 from app.words import nodes_text
 from ddpcore.wire import DEFAULT_HOLD_S, DEFAULT_SLOW_FACTOR, FaultKind
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 POLL_S = 0.1
 _WORST_FIRST = (JobState.FAILED, JobState.LOST, JobState.STOPPED, JobState.SUCCEEDED)
 """Of the states in which a job has ended, on one of its nodes."""
-END_PATIENCE_S = 300.0
-"""`stop` waits for a step, a checkpoint and a grace period, which the job's own limits bound further."""
 
 
 @click.command()
@@ -118,7 +116,7 @@ async def _inject(session: RemoteSession, job_id: str, harm: Fault) -> tuple[str
         await session.connect()
         if not job_id:
             job_id = only_running_job(await session.reports())
-        node = node_of_rank(await session.session.control.statuses(job_id), harm.rank)
+        node = node_of_rank(of_newest_attempt(await session.session.control.statuses(job_id)), harm.rank)
         await session.session.inject_on(node, job_id, harm)
         return job_id, node
     finally:
@@ -136,39 +134,44 @@ def _session(hosts: Hosts) -> RemoteSession:
 def _end(wanted: HostsWanted, job_id: str, ask: Callable[[JobControl], Awaitable[str]], *, is_json: bool) -> None:
     check_job_id(job_id)
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
-        states = asyncio.run(_wait_for_end(_session(hosts), job_id, ask))
+        states, num_unknown = asyncio.run(_wait_for_end(_session(hosts), job_id, ask))
     if is_json:
         state = min(states.values(), key=_WORST_FIRST.index)
         rows = [{"host": host, "state": its_state.value} for host, its_state in states.items()]
-        print_json({"job_id": job_id, "state": state.value, "hosts": rows})
-        return
-    for state in dict.fromkeys(states.values()):
-        nodes = [host for host, its_state in states.items() if its_state is state]
-        click.echo(f"job {job_id} on {nodes_text(nodes)}: {state.value}")
+        print_json({"job_id": job_id, "state": state.value, "hosts": rows, "num_unknown_hosts": num_unknown})
+    else:
+        for state in dict.fromkeys(states.values()):
+            nodes = [host for host, its_state in states.items() if its_state is state]
+            click.echo(f"job {job_id} on {nodes_text(nodes)}: {state.value}")
+    if num_unknown:
+        print_line(f"rankdeck: how it stands on {num_unknown} more of its hosts is not known: it may run there")
+        raise SystemExit(ExitCode.UNREACHABLE)
 
 
 async def _wait_for_end(
     session: RemoteSession, job_id: str, ask: Callable[[JobControl], Awaitable[str]]
-) -> dict[str, JobState]:
-    """Ask for a job's end, and return how it stands on each node once it has come."""
+) -> tuple[dict[str, JobState], int]:
+    """Ask for a job's end; return how it stands on each node once it has come, and of how many nobody knows."""
     try:
         await session.connect()
         control = session.session.control
         done = await ask(control)
         if not session.is_alone:
             print_line(f"rankdeck: {done}")
-        deadline_s = time.monotonic() + END_PATIENCE_S
+        patience_s = await session.end_patience_s(job_id)
+        deadline_s = time.monotonic() + patience_s
         said: list[JobState] = []
         while True:
-            states = {node: status.state for node, status in (await control.statuses(job_id)).items()}
+            statuses = of_newest_attempt(await control.statuses(job_id))
+            states = {node: status.state for node, status in statuses.items()}
             moving = [state for state in dict.fromkeys(states.values()) if state not in ENDED_STATES]
             if not moving:
-                return states
+                return states, newest(statuses).num_nodes - len(states)
             if moving != said:
                 print_line(f"rankdeck: job {job_id} is {' and '.join(state.value for state in moving)}")
                 said = moving
             if time.monotonic() > deadline_s:
-                raise AppError(f"job {job_id} has not ended in {END_PATIENCE_S:.0f} s", f"rankdeck kill {job_id}")
+                raise AppError(f"job {job_id} has not ended in {patience_s:.0f} s", f"rankdeck kill {job_id}")
             await asyncio.sleep(POLL_S)
     finally:
         await session.close()
@@ -185,7 +188,7 @@ async def _restart(
         if num_ranks is not None:
             statuses = await control.statuses(job_id)
             num_ranks *= len(statuses) if is_here else newest(statuses).num_nodes
-        done = await control.restart(job_id, num_ranks, is_at_once=now, takes_those_here=is_here)
+        done = await control.restart(job_id, num_ranks, is_at_once=now, without=() if is_here else None)
         return done, newest(await control.statuses(job_id))
     finally:
         await session.close()

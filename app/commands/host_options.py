@@ -128,6 +128,7 @@ def evidence_place(evidence_dir: Path | None, *, keeps_none: bool) -> Path | Non
 
 def present(session: RemoteSession, settings: Settings, *, is_json: bool, is_headless: bool) -> NoReturn:
     """Show a session on the screen, or print it where there is none, and end with its code."""
+    session.guards_rest = True
     if is_headless or is_json or not is_terminal():
         session.patience_s = HEADLESS_PATIENCE_S
         raise SystemExit(asyncio.run(print_session(session, is_json=is_json)))

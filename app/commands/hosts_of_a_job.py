@@ -11,11 +11,12 @@ import click
 import msgspec
 
 from app.commands.host_options import link_by, named_python, reaches
-from app.commands.inventory_file import named_hosts
+from app.commands.inventory_file import load_inventory, named_hosts
 from app.commands.settings_options import NO_FILES_PARAMETER
 from app.errors import AppError, UsageError
 from app.headless import print_line
-from app.inventory.inventory import HostEntry, Inventory
+from app.inventory.inventory import HostEntry
+from app.open_files import make_room_for_nodes
 from app.sessions.hosts import Hosts
 from app.sessions.workdir import workdir_on
 from app.ssh.config import THIS_MACHINE, parse_destination
@@ -45,6 +46,7 @@ class HostsWanted(NamedTuple):
         entries: The hosts, each with what the inventory says of it.
         typed: What was typed to name them.
         is_named: Whether any was typed, and not only some to leave out.
+        exclude: Patterns of those to leave out.
         python: As typed, or of the environment.
         named_python: As typed; empty where it was not.
         ssh_config: Read instead of ~/.ssh/config.
@@ -53,6 +55,7 @@ class HostsWanted(NamedTuple):
     entries: tuple[HostEntry, ...]
     typed: str
     is_named: bool
+    exclude: tuple[str, ...]
     python: str
     named_python: str
     ssh_config: str
@@ -74,7 +77,7 @@ class HostsWanted(NamedTuple):
         if not patterns or self.is_named:
             return self
         typed = " ".join(filter(None, [shlex.join(_repeated("--host", patterns)), self.typed]))
-        return self._replace(entries=Inventory("", self.entries).chosen(patterns), typed=typed)
+        return self._replace(entries=load_inventory().chosen(patterns, self.exclude), typed=typed)
 
     @property
     def names(self) -> list[str]:
@@ -92,7 +95,9 @@ def takes_hosts(command: Callable[..., None]) -> Callable[..., None]:
         typed = shlex.join([*_repeated("--host", names), *_repeated("--exclude", exclude)])
         has_no_files = click.get_current_context().params.get(NO_FILES_PARAMETER)
         entries = _without_inventory(names) if has_no_files else named_hosts(names, exclude)
-        command(wanted=HostsWanted(entries, typed, bool(names), python, named_python(python), ssh_config), **how)
+        command(
+            wanted=HostsWanted(entries, typed, bool(names), exclude, python, named_python(python), ssh_config), **how
+        )
 
     wrapped = reaches(with_hosts)
     for option in reversed(_choice_options):
@@ -112,13 +117,15 @@ def reached(wanted: HostsWanted, then: Callable[[AgentLink], object], *, needs_a
     Raises:
         AppError: What keeps the only host away; of several each is told before.
     """
+    make_room_for_nodes(len(wanted.entries))
     with LinkGroup() as group:
         for entry in wanted.entries:
             group.add(link_by(entry.host, wanted.named_python, entry.python, wanted.python, wanted.ssh_config))
         away = {host: error for host, error in group.connect(then) if error is not None}
         _tell(away, wanted, is_in_the_way=needs_all or len(away) == len(group.links))
         there = [(link, entry) for link, entry in zip(group.links, wanted.entries, strict=True) if link.is_somewhere]
-        yield Hosts(tuple(link for link, _ in there), tuple(entry for _, entry in there), wanted.typed, away)
+        still_away = {link.host: away[link.host] for link, _ in there if link.host in away}
+        yield Hosts(tuple(link for link, _ in there), tuple(entry for _, entry in there), wanted.typed, still_away)
 
 
 def _tell(away: Mapping[str, AppError], wanted: HostsWanted, *, is_in_the_way: bool) -> None:

@@ -227,6 +227,8 @@ def _look_first(hosts: Hosts, request: RunRequest) -> None:
         for link, entry in zip(hosts.links, hosts.entries, strict=True)
     ]
     found = preflight(looked_at)
+    if request.master_addr:
+        found = found.without("reach")  # the job takes another way than was tried; its nodes will try that one
     for problem in found.problems:
         print_line(f"rankdeck: {problem}")
     if found.exit_code:
@@ -248,7 +250,7 @@ def _tell_jobs(jobs: dict[str, JobEntry]) -> None:
 def _variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not is_variable(name):
-        raise UsageError(f"--env {clean(text)}: that is no name of a variable", "as NAME=VALUE, or NAME alone")
+        raise UsageError(f"--env {clean(name)}: that is no name of a variable", "as NAME=VALUE, or NAME alone")
     if not equals and name not in os.environ:
         raise UsageError(f"--env {name}: there is no such variable here", "say its value: NAME=VALUE")
     return name, value if equals else os.environ[name]

@@ -99,6 +99,13 @@ class Preflight(msgspec.Struct, frozen=True):
     rows: tuple[Row, ...]
     """Of all of them together."""
 
+    def without(self, name: str) -> Preflight:
+        """Return the same but for the rows of a name."""
+        hosts = (
+            msgspec.structs.replace(one, rows=tuple(row for row in one.rows if row.name != name)) for one in self.hosts
+        )
+        return Preflight(tuple(hosts), tuple(row for row in self.rows if row.name != name))
+
     @property
     def problems(self) -> list[str]:
         """A sentence for each thing that a job over these hosts would fail of, safe to show."""

@@ -26,7 +26,7 @@ from app.roads.command_road import knows_no_job, taken
 from app.words import nodes_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from agent.wire.jobs import JobSpec
     from agent.wire.reports import NodeReport
@@ -54,7 +54,7 @@ class Fleet:
             AgentUnreachableError: A node did not answer; those that do have forgotten or killed the job. The hint
                 names those on which it may have begun to run and that cannot be told to end it.
         """
-        start = _Start(self, next(iter(specs.values())).job_id, Abort)
+        start = _Start(self, next(iter(specs.values())).job_id)
         await self._start(start, {node: Prepare(spec) for node, spec in specs.items()})
 
     async def start_again(self, commands: Mapping[str, PrepareAgain]) -> None:
@@ -64,10 +64,10 @@ class Fleet:
             commands: By node, the one with node rank 0 first; it chooses the port unless the job has a fixed one.
 
         Raises:
-            AgentRefusedError: A node refused; those that had prepared the attempt have stopped it.
+            AgentRefusedError: A node refused; those that had prepared the attempt are where they were before.
             AgentUnreachableError: See `start`.
         """
-        start = _Start(self, next(iter(commands.values())).job_id, _stop_at_once)
+        start = _Start(self, next(iter(commands.values())).job_id)
         await self._start(start, commands)
 
     async def _start(self, start: _Start, commands: Mapping[str, Prepare | PrepareAgain]) -> None:
@@ -156,11 +156,9 @@ class Fleet:
 class _Start:
     """One start of a job: which nodes may hold it, and how they are rid of it."""
 
-    def __init__(self, fleet: Fleet, job_id: str, take_back: Callable[[str], Command]) -> None:
-        """`take_back` makes the command that undoes what is only prepared."""
+    def __init__(self, fleet: Fleet, job_id: str) -> None:
         self.job_id = job_id
         self._fleet = fleet
-        self._take_back = take_back(job_id)
         self._asked: list[str] = []
         self._is_committing = False
 
@@ -179,7 +177,7 @@ class _Start:
         left = []
         # A node has either prepared the job or begun to run it. Before the first commit only an earlier job of the
         # same id can run, on a node whose reply was lost: that one is left alone.
-        for command in (self._take_back, Kill(self.job_id))[: 1 + self._is_committing]:
+        for command in (Abort(self.job_id), Kill(self.job_id))[: 1 + self._is_committing]:
             asked = (self._fleet.ask(node, command) for node in self._asked)
             results = await asyncio.gather(*asked, return_exceptions=True)
             left = [
@@ -214,8 +212,3 @@ def _with_port(command: Prepare | PrepareAgain, port: int) -> Prepare | PrepareA
     if isinstance(command, Prepare):
         return msgspec.structs.replace(command, spec=msgspec.structs.replace(command.spec, master_port=port))
     return msgspec.structs.replace(command, master_port=port)
-
-
-def _stop_at_once(job_id: str) -> Stop:
-    # Aborted, the node would forget of what the job is made, and it could not be started once more.
-    return Stop(job_id, is_agreed=False)

@@ -10,7 +10,6 @@ zmq_getsockopt(3), ZMQ_FD: it says that a socket wants to be looked at, until no
 
 from __future__ import annotations
 
-import resource
 import selectors
 import threading
 import time
@@ -22,6 +21,7 @@ import zmq
 from agent.wire.codec import IncompatibleWireError, MalformedMessageError
 from agent.wire.digest import NodeFrame, decode_frame
 from agent.wire.reports import MAX_NODE_REPORT_BYTES
+from app.open_files import make_room_for_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,9 +31,6 @@ POLL_S = 0.2
 """How long the thread takes to see that it should end."""
 GATHER_S = 0.02
 """Between two looks at the sockets: many nodes are heard at once, instead of waking up for each."""
-FDS_A_NODE = 3
-"""Of a node's socket here, its connection, and the road to its agent."""
-SPARE_FDS = 256
 SPARE_SOCKETS = 16
 _POLLIN = int(zmq.POLLIN)
 """A plain number, as sockets answer: arithmetic with an enumeration takes longer than to receive a report."""
@@ -136,12 +133,9 @@ class Telemetry:
 
 
 def _make_room(context: zmq.Context[zmq.Socket[bytes]], num_nodes: int) -> None:
-    """Allow as many sockets as nodes: a context has 1,023 unless told, and a process often 1,024 descriptors."""
+    """Allow as many sockets as nodes: a context has 1,023 unless told."""
     context.set(zmq.MAX_SOCKETS, num_nodes + SPARE_SOCKETS)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FDS_A_NODE * num_nodes + SPARE_FDS
-    if resource.RLIM_INFINITY not in (soft, hard) and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
+    make_room_for_nodes(num_nodes)
 
 
 def _subscribe(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> zmq.Socket[bytes]:

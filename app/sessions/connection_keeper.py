@@ -51,7 +51,7 @@ class ConnectionKeeper:
     async def run(self) -> None:
         """Keep the connection until there is no hope; cancel it to leave."""
         while self.failure is None:
-            if self._link.is_alive:
+            if self._link.is_alive and not self.trouble:
                 await asyncio.sleep(LOOK_S)
             else:
                 await self._bring_back()

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 from agent.wire.jobs import ENDED_STATES
 from agent.wire.replies import RefusalReason
 from app.audit_lines import Act
-from app.errors import AgentRefusedError, AppError
+from app.errors import AgentRefusedError, AgentUnreachableError, AppError, UsageError
+from app.safe_text import clean_name
 from app.sessions.meeting_place import LOOPBACK, meeting_addresses, no_address
-from app.sessions.shares import in_order, newest, next_attempt, next_shares
+from app.sessions.shares import in_order, newest, next_attempt, next_shares, of_newest_attempt
 from app.words import nodes_text
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from agent.wire.commands import PrepareAgain
     from agent.wire.jobs import JobStatus
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from app.roads.fleet import Fleet
 
 POLL_S = 0.25
+AWAY_PATIENCE_S = 20.0
+"""For a node that answers no more while its job ends: a connection that broke comes back sooner."""
 LEFTOVERS_PATIENCE_S = 15.0
 """For what the last attempt has left to be gone: an agent refuses to begin beside it."""
 
@@ -95,7 +98,12 @@ class JobControl:
         return self._told(f"job {job_id} was killed on {nodes_text(nodes)}")
 
     async def restart(
-        self, job_id: str, num_ranks: int | None = None, *, is_at_once: bool = False, takes_those_here: bool = False
+        self,
+        job_id: str,
+        num_ranks: int | None = None,
+        *,
+        is_at_once: bool = False,
+        without: Collection[str] | None = None,
     ) -> str:
         """End a job if it still runs, and begin its next attempt; return what was done.
 
@@ -105,29 +113,35 @@ class JobControl:
             job_id: Which.
             num_ranks: None is as many as before.
             is_at_once: Kill it instead of asking for a step and a checkpoint.
-            takes_those_here: All nodes that answer and know the job make up the next attempt, whichever made up the
-                last one.
+            without: None is the nodes that made up the last attempt. Else all that answer and know the job make up the
+                next one, but for these.
 
         Raises:
             AppError: A node refused or did not answer; what had been prepared is taken back.
         """
-        doing = self._restart(job_id, num_ranks, is_at_once=is_at_once, takes_those_here=takes_those_here)
+        doing = self._restart(job_id, num_ranks, is_at_once=is_at_once, without=without)
         return await self._kept("restart", job_id, doing)
 
-    async def _restart(self, job_id: str, num_ranks: int | None, *, is_at_once: bool, takes_those_here: bool) -> str:
+    async def _restart(
+        self, job_id: str, num_ranks: int | None, *, is_at_once: bool, without: Collection[str] | None
+    ) -> str:
         wish = await self._wish()
-        statuses = await self.statuses(job_id)
-        meet_at = self._meeting_address(statuses) if takes_those_here else ""
-        next_shares(statuses, num_ranks, takes_any=takes_those_here)  # what cannot begin again is not ended for it
+        found = {node: one for node, one in (await self.statuses(job_id)).items() if node not in (without or ())}
+        if not found:
+            raise UsageError(f"no node is left on which job {job_id} could go on")
+        nodes = list(next_shares(found, num_ranks, takes_any=without is not None))
+        # Who takes part is settled here: a node that comes back meanwhile is not what was asked about.
+        statuses = {node: found[node] for node in nodes}
+        meeting = [None] if without is None else self._meeting_addresses(statuses)
         try:
             if not has_ended(statuses):
                 self.doing = f"restart: waiting for attempt {newest(statuses).attempt} to end"
                 if is_at_once:
-                    await self._fleet().kill(job_id, list(statuses))
+                    await self._fleet().kill(job_id, list(found))
                 else:
-                    await self._end(job_id, is_agreed=True)
-                await self._ended(job_id, wish)
-            begun = await self._begin(job_id, num_ranks, wish, meet_at)
+                    await self._fleet().stop(job_id, list(found))
+                await self._ended(job_id, nodes, wish)
+            begun = await self._begin(job_id, nodes, num_ranks, wish, meeting)
         finally:
             if wish == self._num_wishes:
                 self.doing = ""
@@ -136,19 +150,21 @@ class JobControl:
         ranks = f"{begun.world_size} rank{'' if begun.world_size == 1 else 's'}"
         return self._told(f"job {job_id} begins again: attempt {begun.attempt} with {ranks}")
 
-    def _meeting_address(self, statuses: Mapping[str, JobStatus]) -> str:
-        """Return where the nodes that know a job can meet.
+    def _meeting_addresses(self, statuses: Mapping[str, JobStatus]) -> list[str | None]:
+        """Return where the nodes that go on together may meet, the best first; empty is where they met before.
 
         Raises:
             UsageError: Nowhere.
         """
         first, *others = in_order(statuses)
         if not others:
-            return LOOPBACK
+            return [LOOPBACK]
+        if statuses[first].node_rank == 0 and len({(one.attempt, one.num_nodes) for one in statuses.values()}) == 1:
+            return [""]
         found = meeting_addresses(self._addresses(first), [self._addresses(node) for node in others])
         if not found:
             raise no_address(first)
-        return found[0]
+        return list(found)
 
     async def statuses(self, job_id: str) -> dict[str, JobStatus]:
         """Return how a job stands on each node that knows it, of those that answer.
@@ -165,10 +181,8 @@ class JobControl:
         if any(not isinstance(failure, AppError) for failure in failures) or (failures and not found):
             raise failures[0]
         if not found:
-            known = (
-                ", ".join(sorted({status.job_id for report in reports.values() for status in report.jobs})) or "none"
-            )
-            words = f"there is no job {job_id}; those there: {known}"
+            known = sorted({clean_name(status.job_id) for report in reports.values() for status in report.jobs})
+            words = f"there is no job {job_id}; those there: {', '.join(known) or 'none'}"
             raise AgentRefusedError(nodes_text(self._nodes), RefusalReason.UNKNOWN_JOB, words)
         return found
 
@@ -187,18 +201,38 @@ class JobControl:
         """Ask for a job's end where it is known; return what is to be said of its other nodes."""
         statuses = await self.statuses(job_id)
         await self._fleet().stop(job_id, list(statuses), is_agreed=is_agreed)
-        num_nodes = newest(statuses).num_nodes
-        few = f"; only {nodes_text(list(statuses))} of its {num_nodes} nodes could be asked"
-        return few if len(statuses) < num_nodes else ""
+        asked, num_nodes = of_newest_attempt(statuses), newest(statuses).num_nodes
+        few = f"; only {nodes_text(list(asked))} of its {num_nodes} nodes could be asked"
+        return few if len(asked) < num_nodes else ""
 
-    async def _ended(self, job_id: str, wish: int) -> None:
-        """Return once a job has ended everywhere, or something else is wished for."""
-        while True:
-            if has_ended(await self.statuses(job_id)) or wish != self._num_wishes:
-                return
+    async def _of(self, job_id: str, nodes: Sequence[str]) -> dict[str, JobStatus]:
+        """Return how a job stands on some nodes, each of which has to answer."""
+        reports = await asyncio.gather(*(self._fleet().report(node) for node in nodes))
+        found = {}
+        for node, report in zip(nodes, reports, strict=True):
+            status = next((status for status in report.jobs if status.job_id == job_id), None)
+            if status is None:
+                raise AgentRefusedError(node, RefusalReason.UNKNOWN_JOB, f"it no longer knows job {job_id}")
+            found[node] = status
+        return found
+
+    async def _ended(self, job_id: str, nodes: Sequence[str], wish: int) -> None:
+        """Return once a job has ended on its nodes, or something else is wished for."""
+        loop = asyncio.get_running_loop()
+        heard_s = loop.time()
+        while wish == self._num_wishes:
+            try:
+                if has_ended(await self._of(job_id, nodes)):
+                    return
+                heard_s = loop.time()
+            except AgentUnreachableError:
+                if loop.time() > heard_s + AWAY_PATIENCE_S:
+                    raise
             await asyncio.sleep(POLL_S)
 
-    async def _begin(self, job_id: str, num_ranks: int | None, wish: int, meet_at: str) -> PrepareAgain | None:
+    async def _begin(
+        self, job_id: str, nodes: Sequence[str], num_ranks: int | None, wish: int, meeting: Sequence[str | None]
+    ) -> PrepareAgain | None:
         """Begin the next attempt, once nothing of the last one is left.
 
         Returns:
@@ -206,9 +240,9 @@ class JobControl:
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + LEFTOVERS_PATIENCE_S
+        meet_at, *others = meeting
         while True:
-            # Anew each time: a node that had prepared it before another refused has had that attempt.
-            statuses = await self.statuses(job_id)
+            statuses = await self._of(job_id, nodes)
             try:
                 async with self._beginning:
                     if wish != self._num_wishes:
@@ -217,7 +251,9 @@ class JobControl:
                     commands = next_attempt(statuses, num_ranks, meet_at)
                     await self._fleet().start_again(commands)
             except AgentRefusedError as error:
-                if error.reason != RefusalReason.WRONG_STATE or loop.time() > deadline_s:
+                if error.reason == RefusalReason.UNREACHABLE and others:
+                    meet_at, *others = others
+                elif error.reason != RefusalReason.WRONG_STATE or loop.time() > deadline_s:
                     raise
                 await asyncio.sleep(POLL_S)
             else:

@@ -109,13 +109,15 @@ class Connections:
 
     @property
     def failure(self) -> AppError | None:
-        """What ended the hope for a connection; None while there is hope for each."""
+        """What ended the hope for a connection; None while there is hope for each, or none was there from the start."""
         for link in self._hosts.links:
+            if link.host in self._away:
+                continue  # whoever looks on knows that it is without it
             keeper = self._keepers.get(link.host)
             if keeper is not None:
                 if keeper.failure is not None:
                     return keeper.failure
-            elif link.host not in self._away and not link.is_alive:
+            elif not link.is_alive:
                 return HostUnreachableError(link.host, "the connection is lost")
         return None
 

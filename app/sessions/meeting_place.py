@@ -26,7 +26,7 @@ MAX_TRIED = 3
 def meeting_addresses(first: Sequence[str], others: Sequence[Sequence[str]]) -> list[str]:
     """Return addresses of the first node, the best first.
 
-    Ahead is the one under which SSH has come there, then those in whose networks most other nodes have an address. An
+    Ahead are those in whose networks most other nodes have an address; of equal ones that to which SSH has come. An
     address that another node has too, as that of a container's bridge, leads nowhere and is left out.
 
     Args:
@@ -37,8 +37,8 @@ def meeting_addresses(first: Sequence[str], others: Sequence[Sequence[str]]) -> 
     theirs = [_interfaces(texts) for texts in others]
     taken = {interface.ip for interfaces in theirs for interface in interfaces}
     fit = [interface for interface in own if interface.ip not in taken]
-    behind = sorted(fit[1:], key=lambda one: -sum(_is_near(one, interfaces) for interfaces in theirs))
-    return [str(interface.ip) for interface in [*fit[:1], *behind][:MAX_TRIED]]
+    fit.sort(key=lambda one: -sum(_is_near(one, interfaces) for interfaces in theirs))
+    return [str(interface.ip) for interface in fit[:MAX_TRIED]]
 
 
 def _interfaces(texts: Sequence[str]) -> list[Interface]:

@@ -8,11 +8,12 @@ import shlex
 import time
 from typing import TYPE_CHECKING
 
+from agent.wire.commands import ShowJob
 from agent.wire.machine import GpuWatchState
-from agent.wire.replies import RefusalReason
+from agent.wire.replies import RefusalReason, Shown
 from app.audit_lines import Act
 from app.deeds import NOT_AGAIN
-from app.errors import AgentRefusedError, AppError, UsageError
+from app.errors import AgentRefusedError, AgentUnreachableError, AppError, UsageError
 from app.headless import is_over
 from app.safe_text import NAME_LIMIT, clean, clean_name
 from app.sessions.hosts import Connections
@@ -21,13 +22,13 @@ from app.sessions.meeting_place import LOOPBACK, meeting_addresses, no_address
 from app.sessions.remote_job import JobHost, job_specs, running_jobs
 from app.sessions.session import DEFAULT_OPTIONS
 from app.sessions.share_guard import ShareGuard
+from app.sessions.shares import in_order
 from app.sessions.starting import JobStarter
-from app.words import nodes_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.wire.jobs import JobSpec
+    from agent.wire.jobs import JobSpec, JobState, JobStatus
     from agent.wire.reports import NodeReport
     from app.sessions.hosts import Hosts
     from app.sessions.options import SessionOptions
@@ -39,6 +40,8 @@ GPU_PATIENCE_S = 3.0
 """For the first look at the GPUs of a node whose agent has just begun: NVML takes a second or two to start."""
 POLL_S = 0.1
 GUARD_PERIOD_S = 1.0
+END_PATIENCE_S = 120.0
+"""For the end of a job, beyond what it may take for a checkpoint and a grace period."""
 
 
 class RemoteSession(LiveSession):
@@ -67,7 +70,12 @@ class RemoteSession(LiveSession):
         self.patience_s = 0.0
         """How long a connection that is lost is tried again before `view` raises; while it is infinite, `view` shows
         what was known last, whatever becomes of the connection. Say it before `start`."""
+        self.guards_rest = False
+        """Whether what is left of a job that has failed on another node is ended, while this session is open and when
+        it closes. Say it before `start`."""
         self._guard = ShareGuard()
+        self._told_of_rest: dict[str, str] = {}
+        """What was said last of ending a share, by node."""
         self._guarding: asyncio.Task[None] | None = None
         self._is_restarting = False
         """Whether a restart was under way when the console last looked: leaving gives it up."""
@@ -185,7 +193,8 @@ class RemoteSession(LiveSession):
         """Start a job, where its nodes can meet; return each one's share."""
         job_hosts = []
         for link, entry in zip(self._hosts.links, self._hosts.entries, strict=True):
-            assert link.place is not None
+            if link.place is None:
+                raise AgentUnreachableError(link.host, "it has not been found yet")
             job_hosts.append(JobHost(entry, link.place, reports[link.host]))
         for address in (addresses := self._meeting_addresses(request, job_hosts)):
             specs = job_specs(request, job_hosts, address)
@@ -224,7 +233,7 @@ class RemoteSession(LiveSession):
         await self._connections.open(self.session.take_frame, self.patience_s)
         await self.session.connect()
         self._is_open = True
-        if not self.is_alone and not self.is_read_only:
+        if self.guards_rest and not self.is_alone and not self.is_read_only:
             self._guarding = asyncio.create_task(self._keep_guard(), name="rankdeck-guard")
 
     async def _keep_guard(self) -> None:
@@ -235,20 +244,34 @@ class RemoteSession(LiveSession):
 
     async def _end_what_hangs(self, now_s: float) -> None:
         for shares in self.session.shares():
-            if nodes := self._guard.to_end(shares, now_s):
-                await self._end_rest(next(iter(shares.values())).job_id, nodes)
+            for node in self._guard.to_end(shares, now_s):
+                await self._end_rest(node, shares[node])
 
-    async def _end_rest(self, job_id: str, nodes: list[str]) -> None:
-        act = Act("stop", tuple(nodes), job_id)
-        where = f"what was left of job {clean_name(job_id)} on {nodes_text(nodes)}"
+    async def _end_rest(self, node: str, status: JobStatus) -> None:
+        """End a share of a job, unless the node says by now that it is over, or another one."""
+        act = Act("stop", (node,), status.job_id)
+        where = f"what was left of job {clean_name(status.job_id)} on {node}"
         try:
-            await self.session.fleet.stop(job_id, nodes, is_agreed=False)
+            jobs = (await self.session.fleet.report(node)).jobs
+            if not any((job.job_id, job.attempt, job.state) == _identity(status) for job in jobs):
+                return
+            await self.session.fleet.stop(status.job_id, [node], is_agreed=False)
         except AppError as error:
             told, is_done = f"{where} was not ended: {error}", False
         else:
             told, is_done = f"{where} was ended: it has failed on another node", True
-        self._tell(told)
-        self.session.audit.add(act, told, is_done=is_done)
+            self._guard.end_has_come(status, node)
+        if told != self._told_of_rest.get(node):
+            self._told_of_rest[node] = told
+            self._tell(told)
+            self.session.audit.add(act, told, is_done=is_done)
+
+    async def end_patience_s(self, job_id: str) -> float:
+        """Return how long an orderly end of a job may take, by what it was started with."""
+        node = in_order(await self.session.control.statuses(job_id))[0]
+        reply = await self.session.fleet.ask(node, ShowJob(job_id))
+        own_s = reply.spec.save_s + reply.spec.grace_s if isinstance(reply, Shown) else 0.0
+        return own_s + END_PATIENCE_S
 
     def view(self) -> View:
         """Return the rows of now.
@@ -304,3 +327,7 @@ class RemoteSession(LiveSession):
             return f"{NOT_AGAIN}; {look}, begin it again: {command(f'restart {job}')}"
         how = "goes on" if self._is_certain else "may run"
         return f"job {job} {how}; {look}, end it: {command(f'stop {job}')}"
+
+
+def _identity(status: JobStatus) -> tuple[str, int, JobState]:
+    return status.job_id, status.attempt, status.state

@@ -299,16 +299,27 @@ class Session:
             self._keep(ReportHeard(received_at_s, node, frame))
 
     async def _follow_logs(self) -> None:
-        while True:
-            num_pulls = 0
-            for node, (epoch, newest) in list(self._log_wanted.items()):
-                known_epoch, cursor = self._log_cursor.get(node, (epoch, 0))
-                if known_epoch != epoch:
-                    cursor = 0  # a new agent counts from one
-                if cursor < newest:
-                    num_pulls += 1
-                    self._log_cursor[node] = (epoch, await self._pull(node, cursor))
-            await asyncio.sleep(max(LOG_PERIOD_S, min(num_pulls * LOG_PULL_S, MAX_LOG_PERIOD_S)))
+        """Pull lines from all nodes that have some; one that does not answer holds up no other."""
+        under_way: dict[str, asyncio.Task[None]] = {}
+        try:
+            while True:
+                under_way = {node: task for node, task in under_way.items() if not task.done()}
+                num_pulls = 0
+                for node, (epoch, newest) in list(self._log_wanted.items()):
+                    known_epoch, cursor = self._log_cursor.get(node, (epoch, 0))
+                    if known_epoch != epoch:
+                        cursor = 0  # a new agent counts from one
+                    if cursor < newest and node not in under_way:
+                        num_pulls += 1
+                        under_way[node] = asyncio.create_task(self._pull_into_cursor(node, epoch, cursor))
+                await asyncio.sleep(max(LOG_PERIOD_S, min(num_pulls * LOG_PULL_S, MAX_LOG_PERIOD_S)))
+        finally:
+            for task in under_way.values():
+                task.cancel()
+            await asyncio.gather(*under_way.values(), return_exceptions=True)
+
+    async def _pull_into_cursor(self, node: str, epoch: str, cursor: int) -> None:
+        self._log_cursor[node] = (epoch, await self._pull(node, cursor))
 
     async def _pull(self, node: str, cursor: int) -> int:
         """Pull what the node has after `cursor`; return the new cursor."""

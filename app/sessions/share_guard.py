@@ -24,23 +24,25 @@ class ShareGuard:
 
     def __init__(self) -> None:
         self._failed_at_s: dict[tuple[str, int], float] = {}
-        self._done: set[tuple[str, int]] = set()
+        self._done: set[tuple[str, int, str]] = set()
 
     def to_end(self, shares: Mapping[str, JobStatus], now_s: float) -> list[str]:
-        """Return the nodes on which a job should be ended now; none twice in an attempt.
+        """Return the nodes on which a job should be ended now.
 
         Args:
             shares: How one attempt of a job stands, by node, as far as nodes have told.
             now_s: Monotonic; infinite where nobody will look again.
         """
         first = next(iter(shares.values()), None)
-        failed = [node for node, status in shares.items() if status.state in _HAS_FAILED]
-        running = [node for node, status in shares.items() if status.state is JobState.RUNNING]
-        if first is None or not failed or not running:
+        if first is None or first.is_elastic or not any(status.state in _HAS_FAILED for status in shares.values()):
             return []
         key = (first.job_id, first.attempt)
         failed_at_s = self._failed_at_s.setdefault(key, now_s)
-        if key in self._done or now_s < failed_at_s + PATIENCE_S:
+        if now_s < failed_at_s + PATIENCE_S:
             return []
-        self._done.add(key)
-        return running
+        running = (node for node, status in shares.items() if status.state is JobState.RUNNING)
+        return [node for node in running if (*key, node) not in self._done]
+
+    def end_has_come(self, status: JobStatus, node: str) -> None:
+        """Take that a node has agreed to end its share: it is asked once."""
+        self._done.add((status.job_id, status.attempt, node))

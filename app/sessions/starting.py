@@ -111,4 +111,6 @@ class JobStarter:
             return None
         spec = reply.spec
         python = "" if spec.python == self._usual_python else spec.python
+        if len(self.hosts) > 1:  # each has a number and a directory of its own
+            return Program(tuple(spec.command), python=python)
         return Program(tuple(spec.command), spec.local_world_size, spec.max_restarts, spec.workdir, python)

@@ -15,7 +15,7 @@ import msgspec
 
 from agent.wire.codec import MalformedMessageError
 from agent.wire.fields import CONTROL_SOCKET, TELEMETRY_SOCKET
-from app.errors import HostUnreachableError, IncompatibleAgentError
+from app.errors import HostUnreachableError, IncompatibleAgentError, SessionError
 from app.runtime_dir import TunnelDir
 from app.safe_text import clean
 from app.ssh.agent_link import DEFAULT_PYTHON, VERB_TIMEOUT_S, AgentLink
@@ -101,16 +101,17 @@ class HostLink(AgentLink):
     def open_road(self, on_frame: Callable[[bytes], None]) -> None:
         """Bring the agent's sockets here, or have them come once the host is reached; see `AgentLink.open_road`."""
         self._on_frame = on_frame
-        self._tunnels.append(Tunnel(self.directory / CONTROL_SOCKET, self._open_control))
+        self._tunnels.append(self._tunnel(CONTROL_SOCKET, self._open_control))
         if self.place is not None:
             self._find_road()
 
     def reconnect(self) -> None:
         """Log in again, without a question: the terminal shows something else now; see `AgentLink.reconnect`."""
-        lost, self._connection = self._connection, None
-        if lost is not None:
-            lost.close()
-        self._log_in(asks=False)
+        if not self.is_alive:
+            lost, self._connection = self._connection, None
+            if lost is not None:
+                lost.close()
+            self._log_in(asks=False)
         before = self.place
         place = self.find()
         if before is not None and place.dir != before.dir:
@@ -147,10 +148,17 @@ class HostLink(AgentLink):
         except ForwardingRefusedError:
             self.is_forwarded = False
         if self.is_forwarded:
-            self._tunnels.append(Tunnel(self.directory / TELEMETRY_SOCKET, self._open_telemetry))
+            self._tunnels.append(self._tunnel(TELEMETRY_SOCKET, self._open_telemetry))
         else:
             self._start_relay()
         self._has_road = True
+
+    def _tunnel(self, name: str, open_channel: Callable[[], ByteChannel]) -> Tunnel:
+        try:
+            return Tunnel(self.directory / name, open_channel)
+        except OSError as error:
+            words = f"no socket for {self.host} can be opened here: {error.strerror}"
+            raise SessionError(words, "for many hosts raise ulimit -n") from error
 
     def _open_control(self) -> ByteChannel:
         connection, place = self._connected(), self._found()

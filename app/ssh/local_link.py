@@ -56,7 +56,8 @@ class LocalLink(AgentLink):
         """Do nothing: the sockets are here."""
 
     def reconnect(self) -> None:
-        """Do nothing: no connection was lost."""
+        """Look for the agent: no connection was lost."""
+        self.find()
 
     def close(self) -> None:
         """Do nothing: nothing is held."""

@@ -86,7 +86,7 @@ def _fulfil(control: Control, job_id: str, wish: Wish) -> Awaitable[str]:
         case Deed.RESTART | Deed.RESTART_NOW:
             return control.restart(job_id, wish.num_ranks, is_at_once=wish.deed is Deed.RESTART_NOW)
         case Deed.RESTART_WITHOUT:
-            return control.restart(job_id, is_at_once=True, takes_those_here=True)
+            return control.restart(job_id, is_at_once=True, without=wish.without)
 
 
 async def _do(console: Console, doing: Awaitable[str]) -> None:

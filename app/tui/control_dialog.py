@@ -37,10 +37,12 @@ class Wish(NamedTuple):
     Attributes:
         deed: What is to be done.
         num_ranks: Of the next attempt; None is as many as before.
+        without: Nodes that it goes on without, as they were named.
     """
 
     deed: Deed
     num_ranks: int | None
+    without: tuple[str, ...] = ()
 
 
 ANOTHER: Final = "another"
@@ -64,7 +66,8 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
         self._job = job
         self._has_ended = job.state in ENDED
         self._deeds: list[Deed] = [Deed.RESTART] if self._has_ended else list(TITLES)[:-1]
-        if lost_nodes(view):
+        self._lost = tuple(lost_nodes(view, job))
+        if self._lost:
             self._deeds.append(Deed.RESTART_WITHOUT)
         self._starter = stage.source.starter
 
@@ -130,7 +133,7 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
             return
         num_ranks = self._num_ranks
         is_other = self._asks_ranks and num_ranks != self._job.world_size
-        self.dismiss(Wish(self._deed, num_ranks if is_other else None))
+        self.dismiss(Wish(self._deed, num_ranks if is_other else None, self._lost))
 
     def action_cancel(self) -> None:
         """Leave, and do nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from agent.wire.logs import LogLine
     from app.event_log import EventLog
@@ -59,7 +59,12 @@ class Control(Protocol):
         ...
 
     async def restart(
-        self, job_id: str, num_ranks: int | None = None, *, is_at_once: bool = False, takes_those_here: bool = False
+        self,
+        job_id: str,
+        num_ranks: int | None = None,
+        *,
+        is_at_once: bool = False,
+        without: Collection[str] | None = None,
     ) -> str:
         """End a job if it still runs, and begin its next attempt with as many ranks, or with `num_ranks`.
 
@@ -67,7 +72,7 @@ class Control(Protocol):
             job_id: Which.
             num_ranks: Of the whole job.
             is_at_once: Kill it first.
-            takes_those_here: On the nodes that answer, whichever made up the last attempt.
+            without: On the nodes that answer but for these, whichever made up the last attempt; None is those that did.
         """
         ...
 

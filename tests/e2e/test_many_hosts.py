@@ -192,6 +192,13 @@ def test_what_keeps_a_job_from_several_hosts_is_said_of_each_and_nothing_starts(
     for host in ("h1", "h2"):
         status = desk.json("status", "--host", host)
         assert status["jobs"] == [], "nothing is left of it"
+    desk.json("down", "h2")
+    follower = desk.start("attach", *named("h1", "h2"), "--headless")
+    assert "going on without 1 of 2 hosts" in read_until(follower, "going on")
+    desk.json("up", "h2")
+    assert "h2: the connection is back" in read_until(follower, "is back"), "its agent was looked for again"
+    follower.send_signal(signal.SIGINT)
+    follower.communicate(timeout=20)
     desk.json("down", "h1", "h2")
 
 
@@ -206,9 +213,19 @@ def test_ranks_that_a_failure_elsewhere_leaves_hanging_are_ended_while_somebody_
         "    sys.exit('out of luck')\n"
         "signal.sigwait({signal.SIGUSR1})\n"
     )
-    run = ("run", "--nproc-per-node", "1", "--workdir", str(project), "--no-doctor", "--no-probe", "--json")
+    run = ("run", "--nproc-per-node", "1", "--workdir", str(project), "--no-doctor", "--no-probe")
 
-    code, stdout, stderr = desk.run(*run, *named("h1", "h2"), "--name", "half", "--", "half.py")
+    assert desk.run(*run, *named("h1", "h2"), "--name", "other", "--detach", "--", "half.py")[0] == 0
+
+    def states() -> list[str]:
+        return [row["state"] for row in desk.json("status", *named("h1", "h2"), codes=(0, 1, 10))["jobs"]]
+
+    until(lambda: states() == ["failed"], IMPORT_S, "it fails on one of them")
+    there = desk.json("status", "--host", "h1")
+    assert there["jobs"][0]["state"] in {"running", "starting"}, "who only looks ends nothing"
+    assert desk.run("kill", "other", *named("h1", "h2"))[0] == 0
+
+    code, stdout, stderr = desk.run(*run, "--json", *named("h1", "h2"), "--name", "half", "--", "half.py")
 
     assert code in {1, 10}, stderr
     assert "what was left of job half on h1 was ended: it has failed on another node" in stderr
@@ -222,5 +239,6 @@ def test_ranks_that_a_failure_elsewhere_leaves_hanging_are_ended_while_somebody_
     audit = (network.directory / "state" / "rankdeck" / "audit.jsonl").read_text().splitlines()
     told = [(entry["action"], *sorted(entry["hosts"]), entry["outcome"]) for entry in map(json.loads, audit)]
     assert sorted(told[:2]) == [("up", "h1", "done"), ("up", "h2", "done")]
-    assert told[2:] == [("start", "h1", "h2", "done"), ("stop", "h1", "done")]
+    begun = ("start", "h1", "h2", "done")
+    assert told[2:] == [begun, ("kill", "h1", "h2", "done"), begun, ("stop", "h1", "done")]
     desk.json("down", "h1", "h2")

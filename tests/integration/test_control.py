@@ -140,19 +140,22 @@ async def test_when_the_second_node_refuses_the_first_keeps_what_the_job_is_made
             raise AgentRefusedError("n1", "too_few_gpus", "1 rank would share 0 GPUs")
         return await real_ask(node, command)
 
+    before = await session.control.statuses("wait")
     monkeypatch.setattr(fleet, "ask", refuse)
     with pytest.raises(AgentRefusedError, match="too_few_gpus"):
-        await session.control.restart("wait")
+        await session.control.restart("wait", 5)
     monkeypatch.undo()
     statuses = await session.control.statuses("wait")
     assert {node: (status.state, status.attempt) for node, status in statuses.items()} == {
-        "n0": (JobState.STOPPED, 1),
+        "n0": (JobState.STOPPED, 0),
         "n1": (JobState.STOPPED, 0),
     }
+    shares = {node: status.local_world_size for node, status in statuses.items()}
+    assert shares == {node: status.local_world_size for node, status in before.items()}, "as before, not as was wished"
 
     await session.control.restart("wait")
 
-    await until(lambda: ran(tmp_path, 2) == {(0, 2), (1, 2)})
+    await until(lambda: ran(tmp_path, 1) == {(0, 2), (1, 2)})
     shown = await fleet.ask("n0", ShowJob("wait"))
     assert isinstance(shown, Shown)
     assert shown.spec.env["SECRET_TOKEN"] != "hush", "no console is told of it"

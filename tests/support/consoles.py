@@ -18,7 +18,7 @@ from tests.support.screens import screen_lines, screen_strips
 from tests.support.sim import SimCluster
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Collection
 
     from textual.pilot import Pilot
     from textual.strip import Strip
@@ -56,10 +56,15 @@ class SimControl:
         return self._take(f"kill {job_id}")
 
     async def restart(
-        self, job_id: str, num_ranks: int | None = None, *, is_at_once: bool = False, takes_those_here: bool = False
+        self,
+        job_id: str,
+        num_ranks: int | None = None,
+        *,
+        is_at_once: bool = False,
+        without: Collection[str] | None = None,
     ) -> str:
-        here = " here" if takes_those_here else ""
-        return self._take(f"restart {job_id} {num_ranks} {'now' if is_at_once else 'agreed'}{here}")
+        others = "" if without is None else f" without {', '.join(without)}"
+        return self._take(f"restart {job_id} {num_ranks} {'now' if is_at_once else 'agreed'}{others}")
 
     def _take(self, what: str) -> str:
         self.asked.append(what)

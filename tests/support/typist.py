@@ -30,8 +30,9 @@ class Typist:
         self.said = ""
         self._read = 0
         self.process = subprocess.Popen(
-            # util-linux's: the terminal becomes the one of the command, which opens /dev/tty.
-            ["setsid", "--ctty", *argv],
+            # util-linux's: the terminal becomes the one of the command, which opens /dev/tty. What a shell starts in
+            # the background ignores Ctrl-C, and so would all below it.
+            ["setsid", "--ctty", "env", "--default-signal=INT", *argv],
             env=environment,
             stdin=far,
             stdout=far,

@@ -130,7 +130,7 @@ async def test_a_job_that_has_lost_a_node_can_go_on_without_it() -> None:
         assert "What may still run on demo-1 cannot be ended from here." in text
         assert not console.console.screen.query_one("#control-size").display
         await console.press("enter", "right", "enter")
-        assert control_of(source).asked == ["restart demo None now here"]
+        assert control_of(source).asked == ["restart demo None now without demo-1"]
 
 
 async def test_a_job_whose_nodes_are_all_there_is_not_offered_to_go_on_without_any() -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from agent.wire.commands import (
+    Abort,
     Command,
     Commit,
     GetStatus,
@@ -48,6 +49,7 @@ class NodeRoad:
         self.heard: list[Command] = []
         self.status = status
         self.answers: dict[type[Command], Callable[[], Reply]] = {}
+        self._before = status
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -65,9 +67,12 @@ class NodeRoad:
             return STRANGE
         match command:
             case PrepareAgain(attempt=attempt, world_size=world_size):
+                self._before = self.status
                 self._become(state=JobState.PREPARED, attempt=attempt, world_size=world_size)
             case Commit():
                 self._become(state=JobState.RUNNING)
+            case Abort():
+                self.status = self._before
             case Stop() | Kill() if self.status.state in {JobState.RUNNING, JobState.PREPARED}:
                 self._become(state=JobState.STOPPED)
         return Accepted()
@@ -88,6 +93,15 @@ def road(state: JobState = JobState.RUNNING, num_nodes: int = 1) -> NodeRoad:
     """Return the road to a node with job `j`, of which it runs two ranks."""
     shape = {"world_size": 2 * num_nodes, "num_nodes": num_nodes, "local_world_size": 2}
     return NodeRoad(job_status(job_id="j", state=state, attempt=0, **shape))
+
+
+def three_nodes(state: JobState = JobState.RUNNING) -> dict[str, NodeRoad]:
+    """Return the roads to the nodes of a job, in the order of their ranks."""
+    roads = {f"n{index}": road(state, num_nodes=3) for index in range(3)}
+    for index, one in enumerate(roads.values()):
+        assert one.status is not None
+        one.status = msgspec.structs.replace(one.status, node_rank=index)
+    return roads
 
 
 def control_over(**roads: NodeRoad) -> JobControl:
@@ -195,7 +209,7 @@ async def test_a_job_goes_on_without_a_node_that_is_lost() -> None:
     control = control_over(n0=silent, n1=other)
     with pytest.raises(UsageError, match="only 1 of the 2 nodes of job j can be asked"):
         await control.restart("j")
-    assert await control.restart("j", takes_those_here=True) == "job j begins again: attempt 1 with 2 ranks"
+    assert await control.restart("j", without=()) == "job j begins again: attempt 1 with 2 ranks"
     assert (other.kinds(), silent.heard) == (["PrepareAgain", "Commit"], [])
     again = other.heard[0]
     assert isinstance(again, PrepareAgain)
@@ -203,15 +217,12 @@ async def test_a_job_goes_on_without_a_node_that_is_lost() -> None:
 
 
 async def test_nodes_that_go_on_together_meet_at_an_address_of_the_first() -> None:
-    roads = {f"n{index}": road(num_nodes=3) for index in range(3)}
-    for index, one in enumerate(roads.values()):
-        assert one.status is not None
-        one.status = msgspec.structs.replace(one.status, node_rank=index)
+    roads = three_nodes()
     roads["n0"].answers[GetStatus] = unreachable("n0")
     fleet = Fleet(roads)
     addresses = {"n1": ["10.0.0.1/24"], "n2": ["10.0.0.2/24"]}
     control = JobControl(lambda: fleet, list(roads), lambda _sentence: None, AuditLog(None), addresses.__getitem__)
-    assert await control.restart("j", is_at_once=True, takes_those_here=True)
+    assert await control.restart("j", is_at_once=True, without=())
     assert roads["n1"].kinds() == roads["n2"].kinds() == ["Kill", "PrepareAgain", "Commit"]
     again = roads["n2"].heard[1]
     assert isinstance(again, PrepareAgain)
@@ -219,7 +230,61 @@ async def test_nodes_that_go_on_together_meet_at_an_address_of_the_first() -> No
 
 
 async def test_nodes_that_cannot_meet_are_not_ended_for_it() -> None:
-    roads = {"n0": road(num_nodes=3), "n1": road(num_nodes=3)}
-    with pytest.raises(UsageError, match="n0 has no address"):
-        await control_over(**roads).restart("j", takes_those_here=True)
-    assert roads["n0"].heard == roads["n1"].heard == []
+    roads = three_nodes()
+    del roads["n0"]
+    with pytest.raises(UsageError, match="n1 has no address"):
+        await control_over(**roads).restart("j", without=())
+    assert roads["n1"].heard == roads["n2"].heard == []
+
+
+async def test_nodes_whose_first_one_stays_meet_where_they_met() -> None:
+    roads = three_nodes()
+    assert await control_over(**roads).restart("j", is_at_once=True, without=("n1",))
+    assert roads["n1"].heard == []
+    assert roads["n0"].kinds() == roads["n2"].kinds() == ["Kill", "PrepareAgain", "Commit"]
+    again = roads["n2"].heard[1]
+    assert isinstance(again, PrepareAgain)
+    assert (again.num_nodes, again.node_rank, again.master_addr) == (2, 1, None)
+
+
+async def test_a_node_that_comes_back_meanwhile_does_not_take_part() -> None:
+    roads = three_nodes()
+    lost = roads["n0"]
+    lost.answers[GetStatus] = unreachable("n0")
+    fleet = Fleet(roads)
+    control = JobControl(
+        lambda: fleet, list(roads), lambda _sentence: None, AuditLog(None), lambda node: [f"10.0.0.{node[1]}/24"]
+    )
+    roads["n2"].gate.clear()
+    restart = asyncio.create_task(control.restart("j", is_at_once=True, without=()))
+    await until_async(lambda: "PrepareAgain" in roads["n2"].kinds(), 10, "the attempt to be prepared")
+    del lost.answers[GetStatus]
+    roads["n2"].gate.set()
+    assert await restart == "job j begins again: attempt 1 with 4 ranks"
+    assert lost.heard == []
+
+
+async def test_another_address_is_tried_where_one_leads_nowhere() -> None:
+    roads = three_nodes(JobState.STOPPED)
+    del roads["n0"]
+    tried: list[str | None] = []
+
+    def knock() -> Reply:
+        again = roads["n2"].heard[-1]
+        assert isinstance(again, PrepareAgain)
+        tried.append(again.master_addr)
+        if len(tried) == 2:
+            del roads["n2"].answers[PrepareAgain]
+        return Refused(RefusalReason.UNREACHABLE, "no way") if len(tried) == 1 else Accepted()
+
+    roads["n2"].answers[PrepareAgain] = knock
+    fleet = Fleet(roads)
+    addresses = {"n1": ["10.0.0.1/24", "192.168.7.1/16"], "n2": ["10.0.0.2/24", "192.168.7.2/16"]}
+    control = JobControl(lambda: fleet, list(roads), lambda _sentence: None, AuditLog(None), addresses.__getitem__)
+    await control.restart("j", without=())
+    assert tried == ["10.0.0.1", "192.168.7.1"]
+
+
+async def test_no_node_is_left() -> None:
+    with pytest.raises(UsageError, match="no node is left on which job j could go on"):
+        await control_over(n0=road()).restart("j", without=("n0",))

@@ -9,9 +9,14 @@ from app.sessions.meeting_place import MAX_TRIED, meeting_addresses
 SSH, IB, DOCKER = "203.0.113.5/32", "192.168.7.5/16", "172.17.0.1/16"
 
 
-def test_the_address_that_ssh_came_to_is_tried_first_then_those_in_the_networks_of_most_others() -> None:
+def test_addresses_in_the_networks_of_most_others_are_tried_first() -> None:
     others = [["203.0.113.6/32", "192.168.7.6/16"], ["192.168.7.7/16", "10.9.0.7/24"]]
-    assert meeting_addresses([SSH, "10.9.0.5/24", IB], others) == ["203.0.113.5", "192.168.7.5", "10.9.0.5"]
+    assert meeting_addresses([SSH, "10.9.0.5/24", IB], others) == ["192.168.7.5", "10.9.0.5", "203.0.113.5"]
+
+
+def test_of_equal_ones_the_one_that_ssh_came_to_is_tried_first() -> None:
+    assert meeting_addresses(["10.0.0.5/24", IB], [["192.168.7.6/16", "10.0.0.6/24"]]) == ["10.0.0.5", "192.168.7.5"]
+    assert meeting_addresses([SSH, IB], [["198.51.100.1/32"]]) == ["203.0.113.5", "192.168.7.5"]
 
 
 def test_an_address_that_others_have_too_leads_nowhere() -> None:

@@ -18,13 +18,20 @@ R, F, L = JobState.RUNNING, JobState.FAILED, JobState.LOST
 
 
 @pytest.mark.parametrize("ended", [F, L])
-def test_what_runs_on_beside_a_failure_is_ended_after_a_while_and_once(ended: JobState) -> None:
+def test_what_runs_on_beside_a_failure_is_ended_after_a_while_each_node_once(ended: JobState) -> None:
     guard = ShareGuard()
     assert guard.to_end(shares(R, R, R), 0.0) == []
     assert guard.to_end(shares(R, ended, R), 100.0) == []
     assert guard.to_end(shares(R, ended, R), 99.9 + PATIENCE_S) == []
-    assert guard.to_end(shares(R, ended, R), 100.0 + PATIENCE_S) == ["n0", "n2"]
-    assert guard.to_end(shares(R, ended, R), 200.0 + PATIENCE_S) == []
+    now = shares(R, ended, R)
+    assert guard.to_end(now, 100.0 + PATIENCE_S) == ["n0", "n2"]
+    guard.end_has_come(now["n0"], "n0")
+    assert guard.to_end(now, 200.0 + PATIENCE_S) == ["n2"]
+
+
+def test_an_elastic_job_is_left_alone() -> None:
+    some = {node: msgspec.structs.replace(one, is_elastic=True) for node, one in shares(R, F).items()}
+    assert ShareGuard().to_end(some, math.inf) == []
 
 
 def test_ranks_that_end_by_themselves_meanwhile_are_left_to_it() -> None:

@@ -63,7 +63,7 @@ def test_as_many_ranks_as_the_agents_take_can_be_asked_for() -> None:
 
 
 def test_the_next_attempt_is_above_that_of_every_node() -> None:
-    commands = next_attempt(two_nodes(attempt=7), None)
+    commands = next_attempt(two_nodes(attempt=7), None, "10.0.0.1")
     assert {command.attempt for command in commands.values()} == {8}
 
 
@@ -96,7 +96,7 @@ def test_an_attempt_on_the_nodes_that_are_left_is_numbered_anew_and_meets_elsewh
 
 def test_a_node_that_was_left_out_of_the_last_attempt_is_left_out_of_the_next_unless_it_is_wanted() -> None:
     last = {node: status(rank, 2, 2 * rank, 4, attempt=4) for rank, node in enumerate("ab")}
-    old = status(0, 2, 0, 6, num_nodes=3)
+    old = status(0, 2, 0, 4)
 
     assert list(next_attempt({"old": old, **last}, None)) == ["a", "b"]
     wanted = next_attempt({**last, "old": old}, None, "10.0.0.2")

@@ -245,3 +245,10 @@ class TestCode:
         found = compare([answers(H1, code=large), answers(H2, code=large)])
 
         assert unwell(found) == [("", "code", "not compared: too many source files on h1, h2")]
+
+
+def test_rows_of_a_name_can_be_left_out() -> None:
+    found = compare([answers(H1, Row("reach", Health.BAD, "no way")), answers(H2, torch="2.12.0")])
+
+    assert [name for _, name, _ in unwell(found.without("reach"))] == ["torch"]
+    assert [name for _, name, _ in unwell(found.without("torch"))] == ["reach"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import os
+import pwd
 import socket
 import subprocess
 from pathlib import Path
@@ -59,7 +61,8 @@ def resolve(destination: Destination, config_file: str = "") -> SshSettings:
 
 
 def _person() -> Person:
-    return Person(getpass.getuser(), str(Path.home()))
+    # As ssh does, whatever HOME says.
+    return Person(getpass.getuser(), pwd.getpwuid(os.getuid()).pw_dir)
 
 
 def _printed_without_ssh(destination: Destination, config_file: str) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import getpass
+import os
+import pwd
 import shutil
 import subprocess
 import tempfile
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from app.ssh.config import Destination, Person, parse_settings, resolve_argv
 from app.ssh.plain_config import printed_settings
 
-PERSON = Person(getpass.getuser(), str(Path.home()))
+PERSON = Person(getpass.getuser(), pwd.getpwuid(os.getuid()).pw_dir)
 LINES = [
     "Host gpu*",
     "Host gpu1 !gpu2",

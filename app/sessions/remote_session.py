@@ -6,6 +6,7 @@ import asyncio
 import math
 import shlex
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from agent.wire.commands import ShowJob
@@ -22,7 +23,7 @@ from app.sessions.meeting_place import LOOPBACK, meeting_addresses, no_address
 from app.sessions.remote_job import JobHost, job_specs, running_jobs
 from app.sessions.session import DEFAULT_OPTIONS
 from app.sessions.share_guard import ShareGuard
-from app.sessions.shares import in_order
+from app.sessions.shares import in_order, of_newest_attempt
 from app.sessions.starting import JobStarter
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ POLL_S = 0.1
 GUARD_PERIOD_S = 1.0
 END_PATIENCE_S = 120.0
 """For the end of a job, beyond what it may take for a checkpoint and a grace period."""
+USUAL_END_S = 180.0
+"""For those, of a job whose own times are not known."""
 
 
 class RemoteSession(LiveSession):
@@ -74,8 +77,8 @@ class RemoteSession(LiveSession):
         """Whether what is left of a job that has failed on another node is ended, while this session is open and when
         it closes. Say it before `start`."""
         self._guard = ShareGuard()
-        self._told_of_rest: dict[str, str] = {}
-        """What was said last of ending a share, by node."""
+        self._told_of_rest: set[tuple[tuple[str, int, JobState], str]] = set()
+        """What was said of ending shares: one that cannot be ended is tried again and told of once."""
         self._guarding: asyncio.Task[None] | None = None
         self._is_restarting = False
         """Whether a restart was under way when the console last looked: leaving gives it up."""
@@ -261,16 +264,18 @@ class RemoteSession(LiveSession):
         else:
             told, is_done = f"{where} was ended: it has failed on another node", True
             self._guard.end_has_come(status, node)
-        if told != self._told_of_rest.get(node):
-            self._told_of_rest[node] = told
+        if (_identity(status), told) not in self._told_of_rest:
+            self._told_of_rest.add((_identity(status), told))
             self._tell(told)
             self.session.audit.add(act, told, is_done=is_done)
 
     async def end_patience_s(self, job_id: str) -> float:
-        """Return how long an orderly end of a job may take, by what it was started with."""
-        node = in_order(await self.session.control.statuses(job_id))[0]
-        reply = await self.session.fleet.ask(node, ShowJob(job_id))
-        own_s = reply.spec.save_s + reply.spec.grace_s if isinstance(reply, Shown) else 0.0
+        """Return how long an orderly end of a job may take, by what it was started with as far as a node says so."""
+        node = in_order(of_newest_attempt(await self.session.control.statuses(job_id)))[0]
+        own_s = USUAL_END_S
+        with suppress(AppError):  # whoever cannot be asked just now may end the job all the same
+            reply = await self.session.fleet.ask(node, ShowJob(job_id))
+            own_s = reply.spec.save_s + reply.spec.grace_s if isinstance(reply, Shown) else own_s
         return own_s + END_PATIENCE_S
 
     def view(self) -> View:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from app.rows import RankState
 from app.tui.drawing import Line
 from app.wording.rank_words import rank_call
 from app.words import UNKNOWN, bytes_text, loss_text, percent_text, seconds_text
@@ -40,7 +41,9 @@ def fact_lines(look: Look, row: RankRow, width: int) -> list[Line]:
 def _facts(row: RankRow) -> list[tuple[str, str]]:
     phase_s = f", for {seconds_text(row.phase_s)}" if row.phase_s is not None else ""
     waiting = f"  waiting {seconds_text(row.waiting_s)}" if row.waiting_s is not None else ""
-    process = f"pid {row.pid}" if row.pid is not None else "no process yet"
+    is_lost = row.state == RankState.LOST
+    process = f"pid {row.pid}" if row.pid is not None else "not known" if is_lost else "no process yet"
+    on_node = f" on {row.node}" if row.node else ""
     local = f", local rank {row.local_rank}" if row.local_rank is not None else ""
     step = str(row.step) if row.step is not None else UNKNOWN
     epoch = f"  epoch {row.epoch}" if row.epoch is not None else ""
@@ -52,7 +55,7 @@ def _facts(row: RankRow) -> list[tuple[str, str]]:
         ("collective", f"{rank_call(row)}{waiting}"),
         ("wait share", percent_text(row.wait_frac) if row.wait_frac is not None else ""),
         ("step", f"{step}{epoch}{loss}"),
-        ("process", f"{process} on {row.node}{local}"),
+        ("process", f"{process}{on_node}{local}"),
         ("memory", bytes_text(row.rss_bytes) if row.rss_bytes is not None else ""),
         ("report", f"{seconds_text(row.age_s)} old" if row.age_s is not None else "none yet"),
     ]

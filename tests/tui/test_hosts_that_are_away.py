@@ -40,6 +40,17 @@ async def test_of_its_ranks_it_is_not_said_that_they_have_not_been_started() -> 
         assert row.split() == ["9", "▲", "lost", "not", "known"]
 
 
+async def test_the_details_of_such_a_rank_claim_nothing_of_its_process() -> None:
+    source = never_reached_source()
+    async with desk(source) as console:
+        await console.play(source, 14)
+        await console.show("ranks")
+        text = console.text()
+        assert "RANK 8" in text
+        assert "no process yet" not in text
+        assert [line.split("process")[1].strip() for line in console.lines() if "process  " in line] == ["not known"]
+
+
 async def test_of_a_host_that_is_lost_later_the_age_of_the_last_report_stays_beside_why() -> None:
     source = TalkingSource(SimCluster(num_nodes=4, ranks_per_node=4))
     source.run(12)

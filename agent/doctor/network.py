@@ -50,7 +50,12 @@ def network_rows(interfaces: Sequence[Interface], address: str) -> Iterator[Row]
         detail = ", ".join(f"{interface.name} {interface.address}" for interface in interfaces[:8])
         yield Row("interfaces", Health.OK, detail)
     else:
-        yield Row("interfaces", Health.WARN, "no interface but lo is up", "jobs over several nodes need one")
+        yield Row(
+            "interfaces",
+            Health.WARN,
+            "no interface has an address that others can reach",
+            "jobs over several nodes need one",
+        )
     yield _hostname_row(socket.gethostname(), address)
 
 

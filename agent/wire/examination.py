@@ -90,7 +90,7 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
     address: Word = ""
     """At which other nodes should reach this one."""
     interfaces: Annotated[list[Interface], msgspec.Meta(max_length=MAX_INTERFACES)] = []
-    """Those that are up, but for loopback."""
+    """Addresses at which others could reach the node."""
     code: Code | None = None
 
 

@@ -5,26 +5,25 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from app.at_once import at_once
 from app.commands.host_options import json_option, link_by, named_python, print_json, reaches
 from app.commands.inventory_file import named_hosts
 from app.commands.up_down import takes_hosts
 from app.headless import print_line
+from app.open_files import make_room_for_nodes
 from app.preflight.asking import preflight
 from app.preflight.findings import Wanted
 from app.preflight.report_lines import Tone, report_lines
 from app.sessions.workdir import workdir_on
+from app.ssh.link_group import LinkGroup
 
 if TYPE_CHECKING:
     from app.inventory.inventory import HostEntry
     from app.preflight.findings import HostFindings, Preflight
-    from app.ssh.agent_link import AgentLink
 
 _STYLES: dict[Tone, dict[str, Any]] = {
     Tone.PLAIN: {},
@@ -56,14 +55,13 @@ def doctor(
     if sys.stderr.isatty():
         print_line(f"rankdeck: {len(chosen)} host{'s' * (len(chosen) != 1)} to look at ...")
     named = named_python(python)
-    with ExitStack() as connections:
-
-        def connected(entry: HostEntry) -> AgentLink:
-            link = connections.enter_context(link_by(entry.host, named, entry.python, python, ssh_config))
-            link.connect()
-            return link
-
-        found = preflight([*zip(wanted, at_once(chosen, connected), strict=True)], how["port"])
+    make_room_for_nodes(len(chosen))
+    with LinkGroup() as group:
+        for entry in chosen:
+            group.add(link_by(entry.host, named, entry.python, python, ssh_config))
+        answers = (error for _, error in group.connect(lambda _link: None))
+        reached = [link if error is None else error for link, error in zip(group.links, answers, strict=True)]
+        found = preflight([*zip(wanted, reached, strict=True)], how["port"])
     if is_json:
         print_json(json_object(found))
     else:

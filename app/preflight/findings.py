@@ -14,7 +14,6 @@ from agent.wire.examination import Examination, Facts, Health, Listening, Reache
 from app.errors import ExitCode
 from app.safe_text import LINE_LIMIT, NAME_LIMIT, clean
 
-OWN_SCHEMA = 1
 _LONG_FIELDS = frozenset({"detail", "todo", "path", "workdir"})
 _WORD_LIMIT = 64
 _NAMES = frozenset({"hostname", "gpus", "name"})

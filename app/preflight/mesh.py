@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from app.preflight.findings import Answers
 
 MAX_FULL_MESH = 8
-MAX_NAMED = 3
 
 
 def routes(hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:

@@ -82,9 +82,9 @@ class Fleet:
             if failure and left:
                 failure.hint = f"job {start.job_id} may run on {', '.join(left)}: look with rankdeck status"
 
-    async def stop(self, job_id: str, nodes: Sequence[str] | None = None, *, is_agreed: bool = True) -> None:
-        """End a job in an orderly way; returns when the nodes have agreed to, not when it has ended."""
-        await self._ask_all(list(nodes or self._roads), Stop(job_id, is_agreed))
+    async def stop(self, job_id: str, nodes: Sequence[str], *, is_agreed: bool = True) -> None:
+        """End a job in an orderly way on its nodes; returns when the nodes have agreed to, not when it has ended."""
+        await self._ask_all(list(nodes), Stop(job_id, is_agreed))
 
     async def report(self, node: str) -> NodeReport:
         """Return what a node says of itself, now."""

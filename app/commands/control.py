@@ -124,9 +124,6 @@ async def _inject(session: RemoteSession, job_id: str, harm: Fault) -> tuple[str
         tell_trouble(session.session.audit)
 
 
-CONTROL_VERBS = (stop, kill, restart, fault)
-
-
 def _session(hosts: Hosts) -> RemoteSession:
     return RemoteSession(hosts, None, SessionOptions(audit=audit_log()))
 

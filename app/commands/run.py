@@ -167,9 +167,6 @@ def start(*, wanted: HostsWanted, name: str | None, arguments: tuple[str, ...], 
     _start_and_watch(wanted.narrowed(entry.hosts).with_workdirs(entry.workdir), request, **job)
 
 
-START_VERBS = (run, start)
-
-
 def _start_and_watch(
     wanted: HostsWanted,
     request: RunRequest,

@@ -138,6 +138,8 @@ class Session:
     async def start_job(self, specs: Mapping[str, JobSpec]) -> None:
         """Start a job over its nodes, all or nothing; see `Fleet.start`."""
         await self._fleet.start(specs)
+        first = next(iter(specs.values()))
+        self._cluster.begin(first.job_id, first.attempt)
 
     def view(self) -> View:
         """Take what has arrived and return the rows of now; of a large fleet the rest is taken between two looks.

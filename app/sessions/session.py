@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from ddpcore.wire import Fault
 
 DEFAULT_OPTIONS = SessionOptions()
+UNHEARD_S = 3.0
+"""Fifteen of a node's reports: an agent that has not ended says something in that time even on a busy machine."""
 LOG_PERIOD_S = 0.2
 """Between two looks at whether a node has new log lines: below what a reader notices."""
 LOG_PULL_S = 0.008
@@ -100,6 +102,7 @@ class Session:
         """What has happened while this session looked on."""
         self.history = History()
         """How the figures of its jobs went meanwhile."""
+        self._listening_since_s = math.inf
         self._past = Past()
         self._printed = Past(max_age_s=math.inf, max_bytes=MAX_PRINTED_BYTES)
         self._evidence_dir = options.evidence_dir
@@ -130,6 +133,7 @@ class Session:
         self._fleet = Fleet(roads)
         self._keeper = EvidenceKeeper(self, self._evidence_dir) if self._evidence_dir else None
         self._telemetry.start()
+        self._listening_since_s = time.monotonic()
         self._tasks = [
             asyncio.create_task(self._follow_reports(), name="rankdeck-reports"),
             asyncio.create_task(self._follow_logs(), name="rankdeck-logs"),
@@ -138,6 +142,8 @@ class Session:
     async def start_job(self, specs: Mapping[str, JobSpec]) -> None:
         """Start a job over its nodes, all or nothing; see `Fleet.start`."""
         await self._fleet.start(specs)
+        first = next(iter(specs.values()))
+        self._cluster.begin(first.job_id, first.attempt)
 
     def view(self) -> View:
         """Take what has arrived and return the rows of now; of a large fleet the rest is taken between two looks.
@@ -168,6 +174,11 @@ class Session:
     def put_trouble(self, node: str, words: str) -> None:
         """Take why there is no way to a node at present; empty when there is one."""
         self._cluster.put_trouble(node, words)
+
+    def is_unheard(self, node: str) -> bool:
+        """Tell whether a node has said nothing for a while."""
+        heard_s = float(self._cluster.heard_s[self._cluster.nodes[node].index])
+        return time.monotonic() > max(heard_s, self._listening_since_s) + UNHEARD_S
 
     def take_frame(self, node: str, frame: bytes) -> None:
         """Take a frame of telemetry that came by another road than the node's socket; may be called from any thread."""

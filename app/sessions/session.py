@@ -32,6 +32,7 @@ from app.recording.records import LinesHeard, NoticeHeard, ReportHeard, StacksHe
 from app.roads.command_road import open_local_road
 from app.roads.fleet import Fleet
 from app.roads.stack_road import fetch_stacks, trouble_text
+from app.roads.start_progress import Milestones
 from app.roads.telemetry import Telemetry
 from app.sessions.control import JobControl
 from app.sessions.options import SessionOptions
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from agent.wire.jobs import JobSpec, JobStatus
     from app.evidence.bundle import Evidence
     from app.recording.records import Record
+    from app.roads.start_progress import StartProgress
     from ddpcore.wire import Fault
 
 DEFAULT_OPTIONS = SessionOptions()
@@ -94,6 +96,7 @@ class Session:
         self._diagnoser = Diagnoser(self._thresholds)
         self._telemetry = Telemetry({node: path / TELEMETRY_SOCKET for node, path in self._directories.items()})
         self._fleet = Fleet({})
+        self._milestones = Milestones()
         self.audit = options.audit
         """Where what is done from here is written down."""
         self.control = JobControl(lambda: self._fleet, list(self._directories), self.tell_done, self.audit, addresses)
@@ -119,6 +122,12 @@ class Session:
         return self._fleet
 
     @property
+    def starting(self) -> StartProgress | None:
+        """How far a start has come that is under way; None while none is."""
+        starting = self._fleet.starting
+        return None if starting is None or starting.is_over else starting
+
+    @property
     def stall_s(self) -> float:
         """From here a wait is a stall."""
         return self._thresholds.stall_s
@@ -130,7 +139,7 @@ class Session:
             AgentUnreachableError: An agent does not answer.
         """
         roads = {node: await open_local_road(node, path, self._python) for node, path in self._directories.items()}
-        self._fleet = Fleet(roads)
+        self._fleet = Fleet(roads, self._milestones.take)
         self._keeper = EvidenceKeeper(self, self._evidence_dir) if self._evidence_dir else None
         self._telemetry.start()
         self._listening_since_s = time.monotonic()
@@ -191,8 +200,8 @@ class Session:
         return lines
 
     def drain_notices(self) -> list[str]:
-        """Return sentences about what was kept since the last call."""
-        keepers = (self._keeper, self._recorder, self.audit)
+        """Return sentences about what was kept since the last call, and about starts."""
+        keepers = (self._milestones, self._keeper, self._recorder, self.audit)
         return [notice for keeper in keepers if keeper is not None for notice in keeper.drain_notices()]
 
     @property

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from agent.jobs.record import JobRecord
+    from agent.logs.failure_text import FoundFailure
     from agent.processes.worker_sampler import Ending
     from agent.state.node_state import NodeState
     from agent.state_dir import StateDir
@@ -230,7 +231,11 @@ class Jobs:
             return
         self._known.take_over(launch, memory)
         is_a_step_further = launch.job_dir != self._state_dir.job_dir(launch.job_id, memory.spec.attempt)
-        if memory.state in ENDED_STATES or (memory.state is JobState.RESTARTING and not is_a_step_further):
+        if memory.state in ENDED_STATES:
+            for ending in self._watch.note_unseen(launch, memory.exit_code, memory.since_s):
+                self._tell_end(launch, ending, memory.since_s)
+            return
+        if memory.state is JobState.RESTARTING and not is_a_step_further:
             return
         self._feed(launch, LauncherFound())
         self._watch.admit(launch.job)
@@ -349,20 +354,27 @@ class Jobs:
         """Let a job know how its launcher has ended."""
         launch.close()
         self.logs.unfollow(launch.job_id)
+        for ending in self._watch.note_unseen(launch, exit_code, time.monotonic()):
+            self._on_worker_end(ending)
         self._feed(launch, launch.job.launcher_ended(exit_code, launch.any_failure() if exit_code else None))
 
     def _on_worker_end(self, ending: Ending) -> None:
         launch = self._known[ending.job_id]
+        now_s = time.monotonic()
+        found = self._tell_end(launch, ending, now_s, 0 if ending.code == 0 else self._oom_kills.recent(now_s))
+        self._feed(launch, WorkerExited(ending.rank, ending.code, ending.signal, found))
+        self._on_change()
+
+    def _tell_end(self, launch: Launch, ending: Ending, ended_s: float, oom_kills: int = 0) -> FoundFailure | None:
+        """Let the node's state know how a worker ended; return what it has left of why."""
         found = None
         if ending.code != 0:
             found = launch.failure_of(ending.rank) or self._space.failure_of(ending.rank)
             found = found or launch.last_words_of(ending.rank, ending.code)
-        text, now_s = found.text if found else FailureText(), time.monotonic()
-        oom_kills = 0 if ending.code == 0 else self._oom_kills.recent(now_s)
-        how = (ending.rank, ending.code, ending.signal)
-        self._state.apply(WorkerEnded(ending.job_id, *how, text.exception, text.last_line, oom_kills), now_s)
-        self._feed(launch, WorkerExited(*how, found))
-        self._on_change()
+        text = found.text if found else FailureText()
+        how = (ending.rank, ending.code, ending.signal, text.exception, text.last_line, oom_kills)
+        self._state.apply(WorkerEnded(ending.job_id, *how), ended_s)
+        return found
 
     def _own_pids(self) -> set[int]:
         return self._known.shim_pids | self._sampler_pids | self._stacks.spy_pids

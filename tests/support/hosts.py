@@ -209,6 +209,13 @@ class Host:
         _keygen(self.directory / "host_key")
         self.restart_sshd()
 
+    def tell_sshd(self, *options: str, **variables: str) -> None:
+        """Give sshd more options, once, and what runs in its sessions some variables."""
+        set_env = " ".join(f"{name}={value}" for name, value in variables.items())
+        config = self.directory / "sshd_config"
+        config.write_text(config.read_text() + "\n".join([f"SetEnv {set_env}", *options]) + "\n")
+        self.restart_sshd()
+
     def restart_sshd(self) -> None:
         """End the listener and start another."""
         self.stop_sshd()

@@ -36,6 +36,7 @@ class Replay:
     control = None
     starter = None
     starting = None
+    questions = None
     how_to_begin = ""
     told_of_evidence = ()
 

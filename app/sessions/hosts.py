@@ -76,7 +76,12 @@ class Connections:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(
-        self, take_frame: Callable[[str, bytes], None], patience_s: float, is_unheard: Callable[[str], bool]
+        self,
+        take_frame: Callable[[str, bytes], None],
+        patience_s: float,
+        is_unheard: Callable[[str], bool],
+        *,
+        may_ask: bool = False,
     ) -> None:
         """Bring the agents' sockets here.
 
@@ -84,6 +89,7 @@ class Connections:
             take_frame: Called from a thread with a node and a frame of its telemetry, where it comes by no socket.
             patience_s: How long a connection that is lost is tried again; 0 is not at all.
             is_unheard: Tells whether a node says nothing.
+            may_ask: Whether somebody can be asked what a host wants to know; see `keepers_that_wait`.
 
         Raises:
             AppError: No host can be reached.
@@ -104,7 +110,12 @@ class Connections:
         if patience_s:
             self._keepers = {
                 link.host: ConnectionKeeper(
-                    link, self._tell, patience_s, self._away.get(link.host), partial(is_unheard, link.host)
+                    link,
+                    self._tell,
+                    patience_s,
+                    self._away.get(link.host),
+                    partial(is_unheard, link.host),
+                    may_ask=may_ask,
                 )
                 for link in links
             }
@@ -118,6 +129,16 @@ class Connections:
         kept = {host: keeper.trouble for host, keeper in self._keepers.items()}
         words = kept or {host: error.whole for host, error in self._away.items()}
         return {host: trouble.removeprefix(f"{host}: ") for host, trouble in words.items()}
+
+    @property
+    def keepers_that_wait(self) -> dict[str, ConnectionKeeper]:
+        """Those of hosts that want an answer of a person, who can be asked."""
+        return {host: keeper for host, keeper in self._keepers.items() if keeper.wants_answer}
+
+    def forget_refusals(self) -> None:
+        """Let the person be asked again what they have left unanswered."""
+        for link in self._hosts.links:
+            link.forget_refusals()
 
     @property
     def failure(self) -> AppError | None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from app.history import History
     from app.roads.start_progress import StartProgress
     from app.sessions.control import JobControl
+    from app.sessions.host_questions import HostQuestions
     from app.sessions.options import SessionOptions
     from app.sessions.starting import JobStarter
     from app.stacks.groups import NodeStacks
@@ -31,6 +32,7 @@ class LiveSession:
 
     player = None
     starter: JobStarter | None = None
+    questions: HostQuestions | None = None
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ from app.deeds import NOT_AGAIN
 from app.errors import AgentRefusedError, AgentUnreachableError, AppError, UsageError
 from app.headless import is_over
 from app.safe_text import NAME_LIMIT, clean, clean_name
+from app.sessions.host_questions import HostQuestions
 from app.sessions.hosts import Connections
 from app.sessions.live import LiveSession
 from app.sessions.meeting_place import LOOPBACK, meeting_addresses, no_address
@@ -25,6 +26,7 @@ from app.sessions.session import DEFAULT_OPTIONS
 from app.sessions.share_guard import ShareGuard
 from app.sessions.shares import in_order, of_newest_attempt
 from app.sessions.starting import JobStarter
+from app.ssh.config import THIS_MACHINE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from app.sessions.hosts import Hosts
     from app.sessions.options import SessionOptions
     from app.sessions.remote_job import RunRequest
+    from app.ssh.question_desk import QuestionDesk
     from app.view import View
 
 
@@ -82,6 +85,11 @@ class RemoteSession(LiveSession):
         self._guarding: asyncio.Task[None] | None = None
         self._is_restarting = False
         """Whether a restart was under way when the console last looked: leaving gives it up."""
+        self.asked_at: QuestionDesk | None = None
+        """Where the person is asked what hosts want to know that are lost; None where nobody is. Say it before
+        `start`."""
+        self.questions: HostQuestions | None = None
+        """What hosts want to know; None where nobody is asked."""
         self.can_inject = False
         """True while the job that is shown allows faults."""
         if not self.is_read_only:
@@ -93,6 +101,11 @@ class RemoteSession(LiveSession):
     def is_alone(self) -> bool:
         """True for a session on one host."""
         return len(self._hosts.links) == 1
+
+    @property
+    def goes_to_other_machines(self) -> bool:
+        """True unless all of it is this machine."""
+        return any(link.host != THIS_MACHINE for link in self._hosts.links)
 
     @property
     def away(self) -> set[str]:
@@ -234,7 +247,14 @@ class RemoteSession(LiveSession):
         Raises:
             AppError: No host can be reached.
         """
-        await self._connections.open(self.session.take_frame, self.patience_s, self.session.is_unheard)
+        if self.asked_at is not None and not self.is_read_only:
+            self.questions = HostQuestions(self.asked_at, self._connections, self._tell)
+        await self._connections.open(
+            self.session.take_frame,
+            self.patience_s,
+            self.session.is_unheard,
+            may_ask=self.questions is not None,
+        )
         await self.session.connect()
         self._is_open = True
         if self.guards_rest and not self.is_alone and not self.is_read_only:
@@ -316,6 +336,8 @@ class RemoteSession(LiveSession):
     async def close(self) -> None:
         """Stop listening and let go of the hosts."""
         self._is_open = False
+        if self.questions is not None:
+            self.questions.close()
         if self._guarding is not None:
             self._guarding.cancel()
             await asyncio.gather(self._guarding, return_exceptions=True)

@@ -165,8 +165,11 @@ class AgentLink(ABC):
         """
 
     @abstractmethod
-    def reconnect(self) -> None:
+    def reconnect(self, *, asks: bool = False) -> None:
         """Go there after the connection was lost, or at last: what `open_road` brought here comes again.
+
+        Args:
+            asks: Ask the person where it takes one.
 
         Raises:
             HostKeyError: The host is no longer known to be who it was.
@@ -174,6 +177,9 @@ class AgentLink(ABC):
             AgentUnreachableError: No agent serves there now.
             IncompatibleAgentError: Another one serves there now, in another place or of another version.
         """
+
+    def forget_refusals(self) -> None:  # noqa: B027 - on the way to most hosts nobody is asked anything
+        """Let the person be asked again what they have left unanswered."""
 
     @abstractmethod
     def close(self) -> None:

@@ -105,13 +105,17 @@ class HostLink(AgentLink):
         if self.place is not None:
             self._find_road()
 
-    def reconnect(self) -> None:
-        """Log in again, without a question: the terminal shows something else now; see `AgentLink.reconnect`."""
+    def forget_refusals(self) -> None:
+        """See `AgentLink.forget_refusals`; of all hosts that share the logins."""
+        self._logins.forget_refusals()
+
+    def reconnect(self, *, asks: bool = False) -> None:
+        """Log in again, without a question unless somebody waits for one; see `AgentLink.reconnect`."""
         if not self.is_alive:
             lost, self._connection = self._connection, None
             if lost is not None:
                 lost.close()
-            self._log_in(asks=False)
+            self._log_in(asks=asks)
         before = self.place
         place = self.find()
         if before is not None and place.dir != before.dir:

@@ -55,7 +55,7 @@ class LocalLink(AgentLink):
     def open_road(self, on_frame: Callable[[bytes], None]) -> None:
         """Do nothing: the sockets are here."""
 
-    def reconnect(self) -> None:
+    def reconnect(self, *, asks: bool = False) -> None:  # noqa: ARG002 - nothing is asked here
         """Look for the agent: no connection was lost."""
         self.find()
 

@@ -11,7 +11,7 @@ from app.tui.actions import VIEW_NAMES
 from app.tui.drawing import wrapped
 from app.tui.line_view import LineView
 from app.tui.theme import SEVERITY_WORDS
-from app.words import loss_text, percent_text, rate_text, seconds_cell, seconds_text
+from app.words import loss_text, nodes_text, percent_text, rate_text, seconds_cell, seconds_text
 
 if TYPE_CHECKING:
     from textual.events import Click
@@ -118,7 +118,13 @@ class Masthead(LineView):
         headline: Headline = view.headline()
         verdicts = view.verdicts()
         hint = verdicts[0].hint if verdicts and headline.severity is not Severity.OK else self._how_to_begin()
-        return self._band(headline.severity, headline.text, hint)
+        return self._band(headline.severity, headline.text, self._how_to_answer() or hint)
+
+    def _how_to_answer(self) -> str:
+        """Return what to do where a host cannot be reached without the person."""
+        questions, key = self.stage.source.questions, self.stage.keymap.first("answer")
+        hosts = questions.waiting if questions is not None and key else ()
+        return f"{key}: answer what {nodes_text(hosts)} want{'s' * (len(hosts) == 1)} to know" if hosts else ""
 
     def _how_to_begin(self) -> str:
         """Return what to do where all nodes are there and no job is, nor comes by itself."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from app.history import History
     from app.program import Program
     from app.roads.start_progress import StartProgress
+    from app.ssh.question_desk import Question
     from app.stacks.groups import NodeStacks
     from app.view import View
     from ddpcore.wire import Fault
@@ -108,6 +109,28 @@ class Starter(Protocol):
         ...
 
 
+class Questions(Protocol):
+    """What hosts want to know of the person that cannot be reached without an answer; nothing of it waits."""
+
+    @property
+    def waiting(self) -> Sequence[str]:
+        """Hosts that want an answer; empty while the person is asked."""
+        ...
+
+    @property
+    def question(self) -> Question | None:
+        """What the person is asked now; only after `begin`."""
+        ...
+
+    async def begin(self) -> None:
+        """Go to the hosts that want an answer, one after the other; returns when none is left, or not now was said."""
+        ...
+
+    def answer(self, number: int, text: str | None) -> None:
+        """Answer a question, unless it is over already; None is not now."""
+        ...
+
+
 class ConsoleSource(Protocol):
     """A session as the screen sees it.
 
@@ -133,6 +156,11 @@ class ConsoleSource(Protocol):
     @property
     def starter(self) -> Starter | None:
         """What starts another program; None where none can be started from here."""
+        ...
+
+    @property
+    def questions(self) -> Questions | None:
+        """What hosts want to know; None where nobody may be asked: in a replay, on a page, where one only looks on."""
         ...
 
     @property

@@ -199,7 +199,7 @@ async def test_a_host_that_wants_a_person_at_each_login_is_not_gone_back_to_and_
         await session.start()
         network["h1"].drop_sessions()
 
-        said = await told(session, "wants a new answer at each login: leave, and come in again")
+        said = await told(session, "wants a new answer at each login (leave, and come in again)")
         assert said.startswith("h1: ")
         await session.close()
     assert person.asked == ["(root@h1) Password: "]

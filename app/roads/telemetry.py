@@ -163,8 +163,8 @@ class Telemetry:
 
 
 def _make_room(context: zmq.Context[zmq.Socket[bytes]], num_nodes: int) -> None:
-    """Allow as many sockets as nodes: a context has 1,023 unless told."""
-    context.set(zmq.MAX_SOCKETS, num_nodes + SPARE_SOCKETS)
+    """Allow as many sockets as nodes, and as many that are closed meanwhile: a context has 1,023 unless told."""
+    context.set(zmq.MAX_SOCKETS, 2 * num_nodes + SPARE_SOCKETS)
     make_room_for_nodes(num_nodes)
 
 

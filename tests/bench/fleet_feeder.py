@@ -28,7 +28,7 @@ from agent.roads.publisher import SEND_HIGH_WATER_MARK
 from agent.wire.codec import MAX_COMMAND_BYTES
 from agent.wire.commands import GetStatus, decode_command
 from agent.wire.digest import encode_frame
-from agent.wire.direct import Listening, ListenForTelemetry, StopListening
+from agent.wire.direct import ListenForTelemetry, Listening, StopListening
 from agent.wire.fields import CONTROL_SOCKET, TELEMETRY_SOCKET
 from agent.wire.logs import MAX_PULLED_LINES, LogLine, Logs, PullLogs
 from agent.wire.replies import Accepted, RefusalReason, Refused, Reply, Status, encode_reply

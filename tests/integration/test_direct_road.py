@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -11,9 +13,14 @@ import pytest
 
 from agent.roads.curve import KeyPair, new_key
 from agent.roads.direct_road import LEASE_S, DirectRoad
+from agent.roads.publisher import Publisher, Subscriber
 from agent.wire.direct import ListenForTelemetry, Listening
 from agent.wire.replies import RefusalReason, Refused
+from agent.wire.reports import encode_node_report
+from app.roads.direct_source import DirectSource
+from app.roads.telemetry import Telemetry
 from tests.support.knocks import LET_IN, REFUSED, Visitor
+from tests.support.node_reports import node_report
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -184,3 +191,63 @@ def test_an_interface_without_an_address_is_refused_with_the_remedy(road: Direct
     assert reply.reason is RefusalReason.NO_INTERFACE
     assert "no address on eth0: name one of this node by telemetry_interface" in reply.message
     assert road.outlet is None
+
+
+def test_a_publisher_speaks_on_both_roads_and_hears_listeners_on_either(tmp_path: Path) -> None:
+    publisher, key = Publisher(str(tmp_path / "telemetry.sock")), new_key()
+    with contextlib.closing(publisher):
+        assert not publisher.has_listeners()
+        at = publisher.listen(ListenForTelemetry(key.public, "eth0"), [HERE])
+        assert isinstance(at, Listening)
+        with visitor(at, key) as far, contextlib.closing(Subscriber(tmp_path / "telemetry.sock")) as near:
+            heard: set[str] = set()
+
+            def both_have_heard() -> bool:
+                assert publisher.has_listeners() or not heard
+                publisher.publish(b"report")
+                heard.update(who for who, frame in (("far", far.hears()), ("near", near.take())) if frame == b"report")
+                return heard == {"far", "near"}
+
+            until(both_have_heard, 5, "both hear")
+            publisher.stop_listening(key.public)
+            assert far.loses_connection()
+            assert publisher.has_listeners(), "the one on this machine"
+
+
+def test_a_console_hears_a_node_where_it_is_told_to_and_after_a_refusal_by_asking_anew(road: DirectRoad) -> None:
+    key, report = new_key(), encode_node_report(node_report(1, [], []))
+    telemetry = Telemetry({"a": Path("/nowhere/telemetry.sock")})
+    telemetry.hear("a", None)
+    telemetry.start()
+    with contextlib.closing(telemetry):
+        at = opened(road, new_key())
+        source = DirectSource(HERE, at.port, at.server_key, key)
+        telemetry.hear("a", source)
+        with visitor(at, key) as as_it:
+            assert as_it.reception() == REFUSED
+        opened(road, key)
+        telemetry.hear("a", source)
+
+        def is_heard() -> bool:
+            assert road.outlet is not None
+            road.outlet.publish(report)
+            return bool(telemetry.drain())
+
+        until(is_heard, 5, "it is heard")
+        assert telemetry.heard_s.keys() == {"a"}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE" + bytes(48) + b"\x06" + (2**40).to_bytes(8, "big") + bytes(64)],
+    ids=["nothing", "too much"],
+)
+def test_a_stranger_who_says_nothing_or_too_much_is_dropped_and_hinders_nobody(road: DirectRoad, said: bytes) -> None:
+    key = new_key()
+    at = opened(road, key)
+    with socket.create_connection((HERE, at.port), timeout=10) as stranger, visitor(at, key) as guest:
+        stranger.sendall(said)
+        with contextlib.suppress(ConnectionResetError):
+            while stranger.recv(4096):
+                pass  # the server's greeting
+        assert hears(road, guest)

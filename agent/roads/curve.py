@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
+from agent.wire import fields
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+PublicKey = fields.PublicKey
 DOMAIN = "rankdeck"
 MAX_KEYS = 256
 """That one gate knows; the one that was let in first makes room."""

@@ -89,6 +89,7 @@ class AgentUnreachableError(AppError):
 
     def __init__(self, node: str, detail: str, hint: str = "") -> None:
         super().__init__(f"the agent on {node} does not answer: {detail}", hint)
+        self.detail = detail
 
 
 class AgentRefusedError(AppError):

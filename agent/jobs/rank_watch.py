@@ -13,7 +13,7 @@ from agent.saying import say
 from agent.state.observations import JobAdmitted, JobForgotten, RankPrinted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Iterable
     from signal import Signals
 
     from agent.jobs.job import Job
@@ -57,7 +57,7 @@ class RankWatch:
             self._workers.watch(launch.job_id, launch.job.ranks, launch.shim.launcher_pid)
             self._launched.set()
 
-    async def discover(self, launches: Collection[Launch], on_found: Callable[[Launch, int], object]) -> None:
+    async def discover(self, launches: Iterable[Launch], on_found: Callable[[Launch, int], object]) -> None:
         """Look for workers of running jobs until each is known; never returns.
 
         Args:

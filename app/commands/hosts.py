@@ -98,9 +98,6 @@ def stacks(*, job_id: str, wanted: HostsWanted, is_json: bool, **how: bool) -> N
     click.echo("\n".join(line.text for line in picture_lines(picture, is_whole=how["is_whole"])))
 
 
-HOST_VERBS = (attach, status, stacks)
-
-
 async def _take_stacks(session: RemoteSession, job_id: str, *, is_native: bool) -> StackPicture:
     try:
         await session.connect()

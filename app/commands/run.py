@@ -27,7 +27,7 @@ from app.commands.hosts_of_a_job import HostsWanted, reached, takes_hosts
 from app.commands.inventory_file import load_inventory
 from app.commands.settings_options import NO_FILES_PARAMETER, takes_settings
 from app.errors import AppError, UsageError
-from app.headless import print_line
+from app.headless import print_line, with_progress
 from app.inventory.jobs import is_variable
 from app.preflight.asking import preflight
 from app.preflight.findings import Wanted
@@ -167,9 +167,6 @@ def start(*, wanted: HostsWanted, name: str | None, arguments: tuple[str, ...], 
     _start_and_watch(wanted.narrowed(entry.hosts).with_workdirs(entry.workdir), request, **job)
 
 
-START_VERBS = (run, start)
-
-
 def _start_and_watch(
     wanted: HostsWanted,
     request: RunRequest,
@@ -210,7 +207,7 @@ def _start_and_watch(
 
 async def _start(session: RemoteSession) -> None:
     try:
-        await session.start()
+        await with_progress(session.start(), session)
     finally:
         await session.close()
         tell_trouble(session.session.audit)

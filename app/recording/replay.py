@@ -35,6 +35,7 @@ class Replay:
     can_inject = False
     control = None
     starter = None
+    starting = None
     how_to_begin = ""
     told_of_evidence = ()
 

@@ -1,4 +1,7 @@
-"""Brings a lost connection to a host back, with pauses that grow: until then what is shown is old, and nothing else."""
+"""Brings a lost connection to a host back, with pauses that grow: until then what is shown is old, and nothing else.
+
+An agent that has ended leaves the connection as it is. So one that is not heard is looked for, and waited for likewise.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ LOOK_S = 0.25
 """Between two looks at whether the connection stands; SSH itself takes seconds to notice."""
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 15.0
+LOOK_FOR_AGENT_S = 10.0
+"""Between two looks for an agent that says nothing: each is a process on its node, which may have enough to do."""
 _HOPELESS = (HostKeyError, AnswerNeededError, IncompatibleAgentError)
 """Time mends none of them: a host that is not who it was, or wants an answer of a person, is not tried again."""
 
@@ -32,7 +37,12 @@ class ConnectionKeeper:
     """
 
     def __init__(
-        self, link: AgentLink, tell: Callable[[str], None], patience_s: float, absence: AppError | None = None
+        self,
+        link: AgentLink,
+        tell: Callable[[str], None],
+        patience_s: float,
+        absence: AppError | None = None,
+        is_unheard: Callable[[], bool] = lambda: False,
     ) -> None:
         """Of a host that is connected, or is not so far.
 
@@ -41,20 +51,36 @@ class ConnectionKeeper:
             tell: Takes a sentence about each change.
             patience_s: How long to try to come back.
             absence: Why there has been no connection yet; None where there is one.
+            is_unheard: Tells whether the agent says nothing, though there is a connection.
         """
-        self.trouble = "" if absence is None else str(absence)
+        self.trouble = "" if absence is None else absence.whole
         self.failure: AppError | None = absence if isinstance(absence, _HOPELESS) else None
         self._link = link
         self._tell = tell
         self._patience_s = patience_s
+        self._is_unheard = is_unheard
+        self._looked_at_s = float("-inf")
+        """When the agent was last looked for."""
 
     async def run(self) -> None:
         """Keep the connection until there is no hope; cancel it to leave."""
         while self.failure is None:
             if self._link.is_alive and not self.trouble:
+                await self._look_for_agent()
                 await asyncio.sleep(LOOK_S)
             else:
                 await self._bring_back()
+
+    async def _look_for_agent(self) -> None:
+        """Find out what has become of an agent that says nothing, unless that was done just now."""
+        now_s = asyncio.get_running_loop().time()
+        if not self._is_unheard() or now_s < self._looked_at_s + LOOK_FOR_AGENT_S:
+            return
+        self._looked_at_s = now_s
+        error = await self._try(self._link.find)
+        if error is not None and self._link.is_alive:
+            self.trouble = error.whole
+            self._tell(f"{self.trouble}; it is looked for again, the job goes on meanwhile")
 
     async def _bring_back(self) -> None:
         host, loop = self._link.host, asyncio.get_running_loop()
@@ -63,14 +89,14 @@ class ConnectionKeeper:
             self.trouble = "the connection is lost"
             self._tell(f"{host}: the connection is lost; it is tried again, the job goes on meanwhile")
         while True:
-            error = await self._try()
+            error = await self._try(self._link.reconnect)
             away_s = loop.time() - lost_at_s
             if error is None:
                 self.trouble = ""
                 self._tell(f"{host}: the connection is back after {seconds_text(away_s)}")
                 return
-            if str(error) != self.trouble:
-                self.trouble = str(error)
+            if error.whole != self.trouble:
+                self.trouble = error.whole
                 self._tell(self.trouble)
             if isinstance(error, _HOPELESS) or away_s >= self._patience_s:
                 self.failure = error
@@ -78,10 +104,10 @@ class ConnectionKeeper:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
-    async def _try(self) -> AppError | None:
-        """Return why there is still no connection; None if there is one."""
+    async def _try(self, do: Callable[[], object]) -> AppError | None:
+        """Return why something cannot be done, which blocks; None if it is done."""
         try:
-            await in_daemon_thread(self._link.reconnect)
+            await in_daemon_thread(do)
         except AppError as error:
             return error
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.at_once import at_once
@@ -54,6 +55,11 @@ class Hosts(NamedTuple):
         places = (link.place for link in self.links if link.host == host)
         return next((place.addresses for place in places if place is not None), ())
 
+    def python_of_first(self) -> str:
+        """Return the Python that the first agent runs in; empty as long as it has not been found."""
+        place = self.links[0].place
+        return "" if place is None else place.python
+
     def command(self, words: str) -> str:
         """Return a command of ours that is about them: `rankdeck status --host gpu1`."""
         return " ".join(filter(None, ["rankdeck", words, self.typed]))
@@ -76,12 +82,15 @@ class Connections:
         self._keepers: dict[str, ConnectionKeeper] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def open(self, take_frame: Callable[[str, bytes], None], patience_s: float) -> None:
+    async def open(
+        self, take_frame: Callable[[str, bytes], None], patience_s: float, is_unheard: Callable[[str], bool]
+    ) -> None:
         """Bring the agents' sockets here.
 
         Args:
             take_frame: Called from a thread with a node and a frame of its telemetry, where it comes by no socket.
             patience_s: How long a connection that is lost is tried again; 0 is not at all.
+            is_unheard: Tells whether a node says nothing.
 
         Raises:
             AppError: No host can be reached.
@@ -103,7 +112,10 @@ class Connections:
                 self._tell(f"sshd of {link.host} forwards no sockets: going through {ways}")
         if patience_s:
             self._keepers = {
-                link.host: ConnectionKeeper(link, self._tell, patience_s, self._away.get(link.host)) for link in links
+                link.host: ConnectionKeeper(
+                    link, self._tell, patience_s, self._away.get(link.host), partial(is_unheard, link.host)
+                )
+                for link in links
             }
             self._tasks = [
                 asyncio.create_task(keeper.run(), name="rankdeck-connection") for keeper in self._keepers.values()
@@ -113,7 +125,7 @@ class Connections:
     def troubles(self) -> dict[str, str]:
         """Why there is no way to a host at present, in words; empty where there is one."""
         kept = {host: keeper.trouble for host, keeper in self._keepers.items()}
-        words = kept or {host: str(error) for host, error in self._away.items()}
+        words = kept or {host: error.whole for host, error in self._away.items()}
         return {host: trouble.removeprefix(f"{host}: ") for host, trouble in words.items()}
 
     @property

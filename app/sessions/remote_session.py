@@ -89,9 +89,10 @@ class RemoteSession(LiveSession):
         """Whether a restart was under way when the console last looked: leaving gives it up."""
         self.can_inject = False
         """True while the job that is shown allows faults."""
-        first = hosts.links[0].place
-        if not self.is_read_only and first is not None:
-            self.starter = JobStarter(hosts.names, lambda: self.session.fleet, first.python, self.start_another)
+        if not self.is_read_only:
+            self.starter = JobStarter(
+                hosts.names, lambda: self.session.fleet, hosts.python_of_first, self.start_another
+            )
 
     @property
     def is_alone(self) -> bool:
@@ -243,7 +244,7 @@ class RemoteSession(LiveSession):
         Raises:
             AppError: No host can be reached.
         """
-        await self._connections.open(self.session.take_frame, self.patience_s)
+        await self._connections.open(self.session.take_frame, self.patience_s, self.session.is_unheard)
         if self._hosts.direct:
             self._direct = DirectRoads(self._hosts, self.session, self._tell)
         await self.session.connect()

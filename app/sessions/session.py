@@ -32,6 +32,7 @@ from app.recording.records import LinesHeard, NoticeHeard, ReportHeard, StacksHe
 from app.roads.command_road import open_local_road
 from app.roads.fleet import Fleet
 from app.roads.stack_road import fetch_stacks, trouble_text
+from app.roads.start_progress import Milestones
 from app.roads.telemetry import Telemetry
 from app.sessions.control import JobControl
 from app.sessions.options import SessionOptions
@@ -45,9 +46,12 @@ if TYPE_CHECKING:
     from agent.wire.jobs import JobSpec, JobStatus
     from app.evidence.bundle import Evidence
     from app.recording.records import Record
+    from app.roads.start_progress import StartProgress
     from ddpcore.wire import Fault
 
 DEFAULT_OPTIONS = SessionOptions()
+UNHEARD_S = 3.0
+"""Fifteen of a node's reports: an agent that has not ended says something in that time even on a busy machine."""
 LOG_PERIOD_S = 0.2
 """Between two looks at whether a node has new log lines: below what a reader notices."""
 LOG_PULL_S = 0.008
@@ -93,6 +97,7 @@ class Session:
         self.telemetry = Telemetry({node: path / TELEMETRY_SOCKET for node, path in self._directories.items()})
         """Hears the nodes; where each is heard may be said at any time."""
         self._fleet = Fleet({})
+        self._milestones = Milestones()
         self.audit = options.audit
         """Where what is done from here is written down."""
         self.control = JobControl(lambda: self._fleet, list(self._directories), self.tell_done, self.audit, addresses)
@@ -101,6 +106,7 @@ class Session:
         """What has happened while this session looked on."""
         self.history = History()
         """How the figures of its jobs went meanwhile."""
+        self._listening_since_s = math.inf
         self._past = Past()
         self._printed = Past(max_age_s=math.inf, max_bytes=MAX_PRINTED_BYTES)
         self._evidence_dir = options.evidence_dir
@@ -117,6 +123,12 @@ class Session:
         return self._fleet
 
     @property
+    def starting(self) -> StartProgress | None:
+        """How far a start has come that is under way; None while none is."""
+        starting = self._fleet.starting
+        return None if starting is None or starting.is_over else starting
+
+    @property
     def stall_s(self) -> float:
         """From here a wait is a stall."""
         return self._thresholds.stall_s
@@ -128,9 +140,10 @@ class Session:
             AgentUnreachableError: An agent does not answer.
         """
         roads = {node: await open_local_road(node, path, self._python) for node, path in self._directories.items()}
-        self._fleet = Fleet(roads)
+        self._fleet = Fleet(roads, self._milestones.take)
         self._keeper = EvidenceKeeper(self, self._evidence_dir) if self._evidence_dir else None
         self.telemetry.start()
+        self._listening_since_s = time.monotonic()
         self._tasks = [
             asyncio.create_task(self._follow_reports(), name="rankdeck-reports"),
             asyncio.create_task(self._follow_logs(), name="rankdeck-logs"),
@@ -139,6 +152,8 @@ class Session:
     async def start_job(self, specs: Mapping[str, JobSpec]) -> None:
         """Start a job over its nodes, all or nothing; see `Fleet.start`."""
         await self._fleet.start(specs)
+        first = next(iter(specs.values()))
+        self._cluster.begin(first.job_id, first.attempt)
 
     def view(self) -> View:
         """Take what has arrived and return the rows of now; of a large fleet the rest is taken between two looks.
@@ -174,6 +189,11 @@ class Session:
         """Take why a node's reports come over SSH that were to come straight over TCP."""
         self._cluster.nodes[node].fallback = words
 
+    def is_unheard(self, node: str) -> bool:
+        """Tell whether a node has said nothing for a while."""
+        heard_s = float(self._cluster.heard_s[self._cluster.nodes[node].index])
+        return time.monotonic() > max(heard_s, self._listening_since_s) + UNHEARD_S
+
     def take_frame(self, node: str, frame: bytes) -> None:
         """Take a frame of telemetry that came by another road than the node's socket; may be called from any thread."""
         self.telemetry.take(node, frame)
@@ -185,8 +205,8 @@ class Session:
         return lines
 
     def drain_notices(self) -> list[str]:
-        """Return sentences about what was kept since the last call."""
-        keepers = (self._keeper, self._recorder, self.audit)
+        """Return sentences about what was kept since the last call, and about starts."""
+        keepers = (self._milestones, self._keeper, self._recorder, self.audit)
         return [notice for keeper in keepers if keeper is not None for notice in keeper.drain_notices()]
 
     @property

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from app.event_log import EventLog
     from app.history import History
     from app.program import Program
+    from app.roads.start_progress import StartProgress
     from app.stacks.groups import NodeStacks
     from app.view import View
     from ddpcore.wire import Fault
@@ -132,6 +133,11 @@ class ConsoleSource(Protocol):
     @property
     def starter(self) -> Starter | None:
         """What starts another program; None where none can be started from here."""
+        ...
+
+    @property
+    def starting(self) -> StartProgress | None:
+        """How far the start, or restart, of a job has come that is under way; None while none is."""
         ...
 
     @property

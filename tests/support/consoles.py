@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from app.errors import AppError
     from app.program import Program
+    from app.roads.start_progress import StartProgress
     from app.settings.schema import ConsoleSettings
     from app.stacks.groups import NodeStacks
     from app.tui.source import ConsoleSource
@@ -124,6 +125,7 @@ class SimSource:
     stall_s = 10.0
     player = None
     starter: SimStarter | None = None
+    starting: StartProgress | None = None
     how_to_begin = ""
 
     def __init__(self, make_view: Callable[[], View], *, can_inject: bool = True) -> None:

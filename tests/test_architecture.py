@@ -76,6 +76,15 @@ def test_the_demo_does_not_pay_for_ssh() -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.parametrize("module", ["agent.daemon", "app.sessions.remote_session"])
+def test_who_is_not_asked_to_listen_and_does_not_ask_pays_for_no_gate(module: str) -> None:
+    proof = f"import sys, {module}; sys.exit('zmq.auth' in sys.modules)"
+
+    done = subprocess.run([sys.executable, "-P", "-c", proof], capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
 def test_no_file_is_longer_than_400_lines() -> None:
     long = {
         str(path.relative_to(ROOT)): count

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
+
+from agent.wire import fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PublicKey = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}\Z")]
-"""In Z85. Source: RFC 32."""
+PublicKey = fields.PublicKey
 DOMAIN = "rankdeck"
 MAX_KEYS = 256
 """That one gate knows; the one that was let in first makes room."""

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from app.view import View
 
 POLL_S = 0.1
-STATUS_PATIENCE_S = 5.0
-"""For the first reports of a node that has said that it serves."""
 STATUS_REPORTS_S = 1.0
 """A second of reports: rates need two, and a wait must have been seen twice to be one."""
 
@@ -112,7 +110,7 @@ async def _look(session: RemoteSession) -> View:
     """Return the rows after a second of reports."""
     try:
         await session.connect()
-        deadline_s = time.monotonic() + STATUS_PATIENCE_S
+        deadline_s = time.monotonic() + session.first_reports_s
         enough_s = deadline_s
         while True:
             view = session.view()
@@ -121,7 +119,7 @@ async def _look(session: RemoteSession) -> View:
             if not silent:
                 enough_s = min(enough_s, now_s + STATUS_REPORTS_S)
             elif now_s > deadline_s:
-                raise AgentUnreachableError(nodes_text(silent), f"no report in {STATUS_PATIENCE_S:.0f} s")
+                raise AgentUnreachableError(nodes_text(silent), f"no report in {session.first_reports_s:.0f} s")
             if now_s >= enough_s:
                 return view
             await asyncio.sleep(POLL_S)
@@ -142,6 +140,9 @@ def _print_status(view: View, *, is_json: bool) -> ExitCode:
         click.echo(msgspec.json.encode(status_object(view)).decode())
     else:
         click.echo(f"{_nodes_line(view)}; {view.headline().text}")
+        for row in view.nodes():
+            if row.fallback:
+                click.echo(f"{row.node}: its reports come over SSH: {row.fallback}")
         if view.job() is not None:
             print_summary(view, is_json=False)
     return exit_code(view)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from app.at_once import at_once
 from app.errors import AppError, HostUnreachableError
-from app.inventory.inventory import HostEntry
+from app.inventory.inventory import CURVE, HostEntry
 from app.sessions.connection_keeper import ConnectionKeeper
+from app.ssh.config import THIS_MACHINE
 from app.words import nodes_text
 
 if TYPE_CHECKING:
@@ -37,6 +38,12 @@ class Hosts(NamedTuple):
     def names(self) -> list[str]:
         """The hosts, as a person calls them."""
         return [link.host for link in self.links]
+
+    @property
+    def direct(self) -> list[tuple[AgentLink, HostEntry]]:
+        """Those whose reports are to come straight over TCP; this machine's own have no way to go."""
+        both = zip(self.links, self.entries, strict=True)
+        return [(link, entry) for link, entry in both if entry.telemetry == CURVE and link.host != THIS_MACHINE]
 
     @property
     def text(self) -> str:
@@ -94,9 +101,10 @@ class Connections:
         Raises:
             AppError: No host can be reached.
         """
+        direct = {link.host for link, _ in self._hosts.direct}
 
         def open_road(link: AgentLink) -> None:
-            link.open_road(lambda frame: take_frame(link.host, frame))
+            link.open_road(lambda frame: take_frame(link.host, frame), has_telemetry=link.host not in direct)
 
         links = self._hosts.links
         opened = await asyncio.to_thread(lambda: list(at_once(links, open_road)))
@@ -106,7 +114,8 @@ class Connections:
             raise next(iter(self._away.values()))
         for link in links:
             if not link.is_forwarded:
-                self._tell(f"sshd of {link.host} forwards no sockets: going through `agent proxy` and `agent relay`")
+                ways = "`agent proxy`" if link.host in direct else "`agent proxy` and `agent relay`"
+                self._tell(f"sshd of {link.host} forwards no sockets: going through {ways}")
         if patience_s:
             self._keepers = {
                 link.host: ConnectionKeeper(

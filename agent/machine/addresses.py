@@ -54,6 +54,14 @@ def is_outward(address: str) -> bool:
     return not (parsed.is_loopback or parsed.is_link_local or parsed.is_multicast or parsed.is_unspecified)
 
 
+def interface_of(address: str) -> str:
+    """Return the network interface that has an address of this node; empty if none has."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address.partition("%")[0] == address for one in addresses):
+            return name
+    return ""
+
+
 def address_of_ssh(environ: Mapping[str, str]) -> str:
     """Return the address under which SSH has come here; empty where it has not.
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from agent.wire.commands import GetStatus
 from agent.wire.reports import WIRE_VERSION
-from app.sessions.hosts import these
 from app.sessions.options import SessionOptions
 from app.sessions.remote_session import RemoteSession
 from app.ssh.agent_link import AgentLink
@@ -27,6 +26,7 @@ from app.ssh.host_link import Access, HostLink
 from app.ssh.link_group import LinkGroup
 from tests.bench.fleet_feeder import node_directory
 from tests.support.hosts import Network, why_no_hosts
+from tests.support.plain_hosts import these
 from tests.support.waiting import until_async
 
 if TYPE_CHECKING:

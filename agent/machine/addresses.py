@@ -68,6 +68,14 @@ def addresses_of(found: Iterable[OutwardAddress], interface: str) -> list[str]:
     return [one.address for one in found if ip_address(one.address) in network]
 
 
+def interface_of(address: str) -> str:
+    """Return the network interface that has an address of this node; empty if none has."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address.partition("%")[0] == address for one in addresses):
+            return name
+    return ""
+
+
 def address_of_ssh(environ: Mapping[str, str]) -> str:
     """Return the address under which SSH has come here; empty where it has not.
 

@@ -13,7 +13,7 @@ from agent.wire.replies import RefusalReason
 from app.audit_lines import Act
 from app.errors import AgentRefusedError, AgentUnreachableError, AppError, UsageError
 from app.safe_text import clean_name
-from app.sessions.meeting_place import LOOPBACK, meeting_addresses, no_address
+from app.sessions.meeting_place import places_to_meet
 from app.sessions.shares import in_order, newest, next_attempt, next_shares, of_newest_attempt
 from app.words import nodes_text
 
@@ -157,15 +157,11 @@ class JobControl:
         Raises:
             UsageError: Nowhere.
         """
-        first, *others = in_order(statuses)
-        if not others:
-            return [LOOPBACK]
-        if statuses[first].node_rank == 0 and len({(one.attempt, one.num_nodes) for one in statuses.values()}) == 1:
+        nodes = in_order(statuses)
+        are_of_one_attempt = len({(one.attempt, one.num_nodes) for one in statuses.values()}) == 1
+        if len(nodes) > 1 and statuses[nodes[0]].node_rank == 0 and are_of_one_attempt:
             return [""]
-        found = meeting_addresses(self._addresses(first), [self._addresses(node) for node in others])
-        if not found:
-            raise no_address(first)
-        return list(found)
+        return [*places_to_meet(nodes, self._addresses)]
 
     async def statuses(self, job_id: str) -> dict[str, JobStatus]:
         """Return how a job stands on each node that knows it, of those that answer.

@@ -21,6 +21,7 @@ from app.sessions.options import SessionOptions  # noqa: TC001 - msgspec looks a
 from app.sessions.private_agents import PrivateAgents
 from app.sessions.session import DEFAULT_OPTIONS
 from app.sessions.shares import even_shares
+from app.ssh.config import LOOPBACK
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -162,7 +163,7 @@ class Demo(LiveSession):
                 local_world_size=share,
                 first_rank=first_rank,
                 world_size=options.num_ranks,
-                master_addr="127.0.0.1",
+                master_addr=LOOPBACK,
                 master_port=options.port,
                 interface="lo",
                 env={"TMPDIR": str(workdir)},  # torch leaves caches there

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from app.at_once import at_once
 from app.errors import AppError, HostUnreachableError
-from app.inventory.inventory import CURVE, HostEntry
+from app.inventory.inventory import CURVE
 from app.sessions.connection_keeper import ConnectionKeeper
 from app.ssh.config import THIS_MACHINE
 from app.words import nodes_text
@@ -16,6 +16,7 @@ from app.words import nodes_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from app.inventory.inventory import HostEntry
     from app.ssh.agent_link import AgentLink
 
 
@@ -63,12 +64,6 @@ class Hosts(NamedTuple):
     def command(self, words: str) -> str:
         """Return a command of ours that is about them: `rankdeck status --host gpu1`."""
         return " ".join(filter(None, ["rankdeck", words, self.typed]))
-
-
-def these(*links: AgentLink) -> Hosts:
-    """Return hosts that are named one by one, and of which an inventory says nothing."""
-    entries = tuple(HostEntry(link.host) for link in links)
-    return Hosts(links, entries, " ".join(f"--host {link.host}" for link in links), {})
 
 
 class Connections:

@@ -21,7 +21,7 @@ from app.sessions.direct_roads import DirectRoads
 from app.sessions.host_questions import HostQuestions
 from app.sessions.hosts import Connections
 from app.sessions.live import LiveSession
-from app.sessions.meeting_place import LOOPBACK, meeting_addresses, no_address
+from app.sessions.meeting_place import places_to_meet
 from app.sessions.remote_job import JobHost, job_specs, running_jobs
 from app.sessions.session import DEFAULT_OPTIONS
 from app.sessions.share_guard import ShareGuard
@@ -223,23 +223,18 @@ class RemoteSession(LiveSession):
             if link.place is None:
                 raise AgentUnreachableError(link.host, "it has not been found yet")
             job_hosts.append(JobHost(entry, link.place, reports[link.host]))
-        for address in (addresses := self._meeting_addresses(request, job_hosts)):
+        named = [request.master_addr] if request.master_addr else []
+        address, *others = named or places_to_meet(self._hosts.names, self._hosts.addresses)
+        while True:
             specs = job_specs(request, job_hosts, address)
             try:
                 await self._start_job(specs)
             except AgentRefusedError as error:
-                if error.reason != RefusalReason.UNREACHABLE or address == addresses[-1]:
+                if error.reason != RefusalReason.UNREACHABLE or not others:
                     raise
+                address, *others = others
             else:
                 return specs
-        raise no_address(job_hosts[0].entry.host)
-
-    def _meeting_addresses(self, request: RunRequest, hosts: list[JobHost]) -> list[str]:
-        if request.master_addr:
-            return [request.master_addr]
-        if len(hosts) == 1:
-            return [LOOPBACK]
-        return meeting_addresses(hosts[0].place.addresses, [host.place.addresses for host in hosts[1:]])
 
     async def _start_job(self, specs: Mapping[str, JobSpec]) -> None:
         self._job_id = self._own_job_id = next(iter(specs.values())).job_id

@@ -56,6 +56,7 @@ def test_what_keeps_a_job_from_several_hosts_is_said_of_each_and_nothing_starts(
 
     code, _, stderr = desk.run(*run, *named("h1", "h2"), "--max-restarts", "2", "--", "train.py")
     assert (code, "a job over several hosts is not begun again by itself" in stderr) == (2, True)
+    assert (len(stderr.splitlines()), "and then: rankdeck restart gpt)" in stderr) == (1, True), "what to do instead"
     code, _, stderr = desk.run(*run, "--", "train.py")
     assert (code, "there is no inventory to choose hosts from" in stderr) == (2, True)
     network["h2"].exec("ip", "route", "add", "unreachable", f"{network['h1'].address}/32")
@@ -86,6 +87,8 @@ def test_ranks_that_a_failure_elsewhere_leaves_hanging_are_ended_while_somebody_
 ) -> None:
     (project / "half.py").write_text(
         "import os, signal, sys, time\n"
+        "if os.path.exists('mended'):\n"
+        "    sys.exit()\n"
         "if os.environ['RANK'] == '1':\n"
         "    time.sleep(2)\n"
         "    sys.exit('out of luck')\n"
@@ -114,9 +117,14 @@ def test_ranks_that_a_failure_elsewhere_leaves_hanging_are_ended_while_somebody_
         return str(desk.json("status", "--host", "h1", codes=(0, 1, 10))["jobs"][0]["state"])
 
     until(lambda: state_there() == "stopped", 20, "it ends there too")
+    (project / "mended").touch()
+    again = desk.json("restart", "half", *named("h1", "h2"))
+    assert (again["attempt"], again["num_ranks"]) == (1, 2)
+    until(lambda: "succeeded" in states(), IMPORT_S, "begun again on both it ends well")
     audit = (network.directory / "state" / "rankdeck" / "audit.jsonl").read_text().splitlines()
     told = [(entry["action"], *sorted(entry["hosts"]), entry["outcome"]) for entry in map(json.loads, audit)]
     assert sorted(told[:2]) == [("up", "h1", "done"), ("up", "h2", "done")]
     begun = ("start", "h1", "h2", "done")
-    assert told[2:] == [begun, ("kill", "h1", "h2", "done"), begun, ("stop", "h1", "done")]
+    ended = ("stop", "h1", "done")
+    assert told[2:] == [begun, ("kill", "h1", "h2", "done"), begun, ended, ("restart", "h1", "h2", "done")]
     desk.json("down", "h1", "h2")

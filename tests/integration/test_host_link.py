@@ -25,7 +25,6 @@ from app.errors import (
     UsageError,
 )
 from app.runtime_dir import TunnelDir
-from app.sessions.hosts import these
 from app.sessions.remote_job import RunRequest
 from app.sessions.remote_session import RemoteSession
 from app.ssh.host_link import Access, HostLink
@@ -33,6 +32,7 @@ from app.ssh.login import Logins
 from ddpcore.wire import Fault, FaultKind
 from tests.support.hosts import PASSWORD, Network, require_hosts
 from tests.support.people import Person
+from tests.support.plain_hosts import these
 from tests.support.waiting import until_async
 
 if TYPE_CHECKING:

@@ -65,8 +65,8 @@ class DirectRoad:
             words = f"no address on {command.interface}: name one of this node by telemetry_interface (ip addr)"
             return Refused(RefusalReason.NO_INTERFACE, words)
         first, last = command.first_port, command.last_port or command.first_port
-        is_renewal = command.client_key in self._known.names()
         wanted = tuple(addresses[:MAX_DIRECT_ADDRESSES])
+        is_renewal = self._wanted.get(command.client_key) == wanted
         if self._port and first and not first <= self._port <= last:
             words = f"other consoles are let in at port {self._port}: let telemetry_port be that"
             return Refused(RefusalReason.PORT_TAKEN, words)

@@ -47,7 +47,7 @@ class Listening(msgspec.Struct, frozen=True, tag="listening", omit_defaults=True
     lease_s: Seconds
     """How long the client's key is known from now on."""
     is_renewal: bool = False
-    """Whether the key was known before."""
+    """Whether the key was known before, and let in there."""
 
 
 def is_interface(text: str) -> bool:

@@ -60,16 +60,6 @@ class _State(Enum):
     ON_SSH = auto()
 
 
-class _Why(Enum):
-    """Why the agent is asked."""
-
-    BEGINNING = auto()
-    LEASE = auto()
-    SILENCE = auto()
-    NOTHING_HEARD = auto()
-    """At any of its addresses."""
-
-
 class RoadChoice:
     """The choice of one host."""
 
@@ -77,9 +67,10 @@ class RoadChoice:
         """`preferred` is the address under which SSH goes there; empty where it is not known."""
         self._preferred = preferred
         self._state = _State.RESTING
-        self._why = _Why.BEGINNING
+        self._has_tried_all = False
+        """Whether the agent is asked since nothing was heard at any of its addresses."""
         self._since_s = 0.0
-        """When the present state began."""
+        """When the present address began to be tried."""
         self._until_s = 0.0
         """When to ask again: of a lease, or of an agent that has not answered."""
         self._heard_s: float | None = None
@@ -92,17 +83,14 @@ class RoadChoice:
         """Return what is to be done; `heard_s` is when the host was heard last."""
         self._heard_s = heard_s
         if self._state is _State.RESTING and now_s >= self._until_s:
-            return self._ask(_Why.BEGINNING, now_s)
+            return self._ask()
         if self._state is _State.TRYING:
             if heard_s is not None and heard_s >= self._since_s:
                 self._state, self._num_rounds = _State.HEARD, 0
             elif now_s - self._since_s >= TRY_S:
-                return self._hear_next(now_s) if self._left else self._ask(_Why.NOTHING_HEARD, now_s)
-        if self._state is _State.HEARD:
-            if heard_s is None or now_s - heard_s >= SILENT_S:
-                return self._ask(_Why.SILENCE, now_s)
-            if now_s >= self._until_s:
-                return self._ask(_Why.LEASE, now_s)
+                return self._hear_next(now_s) if self._left else self._ask(has_tried_all=True)
+        if self._state is _State.HEARD and (not self._is_heard(now_s) or now_s >= self._until_s):
+            return self._ask()
         return None
 
     def answered(self, listening: Listening, now_s: float) -> Effect | None:
@@ -110,11 +98,10 @@ class RoadChoice:
         told = (listening.server_key, listening.port, listening.addresses)
         is_same, self._told = told == self._told, told
         self._until_s = now_s + max(MIN_LEASE_S, listening.lease_s) / RENEWALS
-        is_heard_again = self._heard_s is not None and self._heard_s >= self._since_s
-        if is_same and (self._why is _Why.LEASE or (self._why is _Why.SILENCE and is_heard_again)):
+        if is_same and self._is_heard(now_s):
             self._state = _State.HEARD
             return None
-        if self._why is _Why.NOTHING_HEARD:
+        if self._has_tried_all:
             self._num_rounds += 1
             if is_same or self._num_rounds >= MAX_ROUNDS:
                 return self._fall_back(_nothing_heard(listening))
@@ -132,8 +119,11 @@ class RoadChoice:
         """Take that nobody has answered."""
         self._state, self._until_s = _State.RESTING, now_s + RETRY_S
 
-    def _ask(self, why: _Why, now_s: float) -> Ask:
-        self._state, self._why, self._since_s = _State.ASKING, why, now_s
+    def _is_heard(self, now_s: float) -> bool:
+        return self._heard_s is not None and now_s - self._heard_s < SILENT_S
+
+    def _ask(self, *, has_tried_all: bool = False) -> Ask:
+        self._state, self._has_tried_all = _State.ASKING, has_tried_all
         return Ask()
 
     def _hear_next(self, now_s: float) -> HearAt:

@@ -83,6 +83,16 @@ def test_one_that_is_heard_again_before_it_answers_keeps_its_connection() -> Non
     assert choice.look(8.0, 7.9) is None
 
 
+def test_while_ssh_is_away_it_is_heard_all_the_same_and_keeps_its_connection_afterwards() -> None:
+    choice, renewed_s = heard(), LEASE_S / RENEWALS
+    assert choice.look(renewed_s, renewed_s) == Ask()
+    choice.unanswered(renewed_s + 10)
+    assert choice.look(renewed_s + 11, renewed_s + 11) is None
+    assert choice.look(renewed_s + 12, renewed_s + 12) == Ask()
+    assert choice.answered(HERE, renewed_s + 12.1) is None
+    assert choice.look(renewed_s + 13, renewed_s + 13) is None
+
+
 def test_an_agent_that_began_anew_is_heard_by_its_new_key() -> None:
     choice = heard(1.0)
     assert choice.look(6.0, 1.0) == Ask()

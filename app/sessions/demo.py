@@ -16,11 +16,14 @@ import msgspec
 
 from agent.wire.jobs import JobSpec
 from app.errors import SessionError, UsageError
+from app.sessions.host_doctor import HostDoctor
+from app.sessions.hosts import these
 from app.sessions.live import LiveSession
 from app.sessions.options import SessionOptions  # noqa: TC001 - msgspec looks at it
 from app.sessions.private_agents import PrivateAgents
 from app.sessions.session import DEFAULT_OPTIONS
 from app.sessions.shares import even_shares
+from app.ssh.local_link import LocalLink
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -112,6 +115,7 @@ class Demo(LiveSession):
         notices = environment_notes(options.num_ranks)
         try:
             super().__init__(self._agents.directories, options.session, notices)
+            self.doctor = HostDoctor(these(LocalLink()))
         except SessionError:
             self._agents.remove_directories()
             raise

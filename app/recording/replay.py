@@ -37,6 +37,7 @@ class Replay:
     starter = None
     starting = None
     questions = None
+    doctor = None
     how_to_begin = ""
     told_of_evidence = ()
 

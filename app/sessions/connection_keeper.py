@@ -33,6 +33,7 @@ class ConnectionKeeper:
 
     Attributes:
         trouble: Why there is no connection, in words; empty while there is one.
+        error: What the last attempt to go there met; None while there is a connection.
         failure: What ended the attempts: patience has, or the host is not who it was, or wants a person. None while
             there is hope.
     """
@@ -60,7 +61,7 @@ class ConnectionKeeper:
         self._may_ask = may_ask
         self.trouble = "" if absence is None else self._words(absence)
         self.failure: AppError | None = absence if isinstance(absence, _HOPELESS) else None
-        self._error = absence
+        self.error = absence
         self._link = link
         self._tell = tell
         self._patience_s = patience_s
@@ -75,7 +76,7 @@ class ConnectionKeeper:
     @property
     def wants_answer(self) -> bool:
         """Whether there is no connection, and an answer of the person who can be asked would help."""
-        return self._may_ask and self._error is not None and _is_answerable(self._error)
+        return self._may_ask and self.error is not None and _is_answerable(self.error)
 
     async def try_now(self, *, asks: bool) -> None:
         """Have the next attempt made at once; returns when it is over. One at a time may wait for it.
@@ -124,13 +125,13 @@ class ConnectionKeeper:
             error = await self._reconnect()
             away_s = loop.time() - lost_at_s
             if error is None:
-                self.trouble, self.failure, self._error = "", None, None
+                self.trouble, self.failure, self.error = "", None, None
                 self._tell(f"{host}: the connection is back after {seconds_text(away_s)}")
                 return
             if self._words(error) != self.trouble:
                 self.trouble = self._words(error)
                 self._tell(self.trouble)
-            self._error = error
+            self.error = error
             is_hopeless = isinstance(error, _HOPELESS) or away_s >= self._patience_s
             self.failure = error if is_hopeless else None
             if not self._wake.is_set():  # else the attempt that somebody waits for is still to come

@@ -134,6 +134,13 @@ class Connections:
         words = kept or {host: error.whole for host, error in self._away.items()}
         return {host: trouble.removeprefix(f"{host}: ") for host, trouble in words.items()}
 
+    def absence(self, host: str) -> AppError | None:
+        """Return why there is no way to a host at present; None where there is one."""
+        trouble = self.troubles.get(host, "")
+        keeper = self._keepers.get(host)
+        error = keeper.error if keeper is not None else self._away.get(host)
+        return (error or HostUnreachableError(host, trouble)) if trouble else None
+
     @property
     def keepers_that_wait(self) -> dict[str, ConnectionKeeper]:
         """Those of hosts that want an answer of a person, who can be asked."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from app.history import History
     from app.roads.start_progress import StartProgress
     from app.sessions.control import JobControl
+    from app.sessions.host_doctor import HostDoctor
     from app.sessions.host_questions import HostQuestions
     from app.sessions.options import SessionOptions
     from app.sessions.starting import JobStarter
@@ -33,6 +34,7 @@ class LiveSession:
     player = None
     starter: JobStarter | None = None
     questions: HostQuestions | None = None
+    doctor: HostDoctor | None = None
 
     def __init__(
         self,

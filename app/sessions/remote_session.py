@@ -18,6 +18,7 @@ from app.errors import AgentRefusedError, AgentUnreachableError, AppError, Usage
 from app.headless import is_over
 from app.safe_text import NAME_LIMIT, clean, clean_name
 from app.sessions.direct_roads import DirectRoads
+from app.sessions.host_doctor import HostDoctor
 from app.sessions.host_questions import HostQuestions
 from app.sessions.hosts import Connections
 from app.sessions.live import LiveSession
@@ -95,6 +96,7 @@ class RemoteSession(LiveSession):
         `start`."""
         self.questions: HostQuestions | None = None
         """What hosts want to know; None where nobody is asked."""
+        self.doctor = HostDoctor(hosts, self._connections.absence, lambda: self.session.fleet)
         self.can_inject = False
         """True while the job that is shown allows faults."""
         if not self.is_read_only:

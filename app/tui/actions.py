@@ -24,6 +24,7 @@ class Action(NamedTuple):
         is_fault: Only there where faults may be injected.
         is_control: Only there where something may be done to the job.
         is_start: Only there where another program can be started.
+        is_doctor: Only there where hosts can be looked at; on a recording its key says that they cannot.
         is_question: Only there while a host wants an answer.
         is_replay: Only there where a recording is played.
         in_palette: False for what only makes sense on a key.
@@ -38,6 +39,7 @@ class Action(NamedTuple):
     is_fault: bool = False
     is_control: bool = False
     is_start: bool = False
+    is_doctor: bool = False
     is_question: bool = False
     is_replay: bool = False
     in_palette: bool = True
@@ -277,6 +279,15 @@ ACTIONS = (
         is_start=True,
     ),
     Action(
+        "doctor",
+        "screen.doctor",
+        "d",
+        "Doctor",
+        "Look at all hosts, as before a job: what is wrong with any, or differs between them, and what to do about it.",
+        footer=8,
+        is_doctor=True,
+    ),
+    Action(
         "answer",
         "screen.answer",
         "a",
@@ -344,6 +355,7 @@ def available(source: ConsoleSource) -> list[Action]:
         if (source.can_inject or not action.is_fault)
         and (source.control is not None or not action.is_control)
         and (source.starter is not None or not action.is_start)
+        and (source.doctor is not None or not action.is_doctor)
         and (has_question or not action.is_question)
         and (is_replay or not action.is_replay)
     ]

@@ -166,6 +166,16 @@ class MainScreen(Screen[None], inherit_bindings=False):
             self.notify(self.stage.tellable(f"going to {nodes_text(hosts)}"), markup=False)
             self.run_worker(questions.begin())
 
+    def action_doctor(self) -> None:
+        """Look at all hosts, as before a job."""
+        doctor = self.stage.source.doctor
+        if doctor is None:
+            self._say("There are no hosts to look at: this is a recording.")
+            return
+        from app.tui.doctor_screen import DoctorScreen  # noqa: PLC0415 - the first frame does not pay for it
+
+        self.app.push_screen(DoctorScreen(self.stage, doctor))
+
     def action_stacks(self) -> None:
         """Show where every rank stands, frame by frame."""
         from app.tui.stacks_screen import StacksScreen  # noqa: PLC0415 - the first frame does not pay for it

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from agent.wire.logs import LogLine
     from app.event_log import EventLog
     from app.history import History
-    from app.program import Program
+    from app.preflight.findings import Preflight, Step
+    from app.program import Again, Program
     from app.roads.start_progress import StartProgress
     from app.ssh.question_desk import Question
     from app.stacks.groups import NodeStacks
@@ -109,6 +110,24 @@ class Starter(Protocol):
         ...
 
 
+class Doctor(Protocol):
+    """What looks at the hosts before a job does."""
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        """Which it looks at."""
+        ...
+
+    async def look(self, tell: Callable[[str, Step], None], job: Program | Again | None = None) -> Preflight:
+        """Return what is to be said of the hosts; takes some seconds, a minute at most.
+
+        Args:
+            tell: Takes a host and how far it is, in the loop.
+            job: What is to be started there; None is whatever comes.
+        """
+        ...
+
+
 class Questions(Protocol):
     """What hosts want to know of the person that cannot be reached without an answer; nothing of it waits."""
 
@@ -156,6 +175,11 @@ class ConsoleSource(Protocol):
     @property
     def starter(self) -> Starter | None:
         """What starts another program; None where none can be started from here."""
+        ...
+
+    @property
+    def doctor(self) -> Doctor | None:
+        """What looks at the hosts; None of a recording."""
         ...
 
     @property

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from app.roads.start_progress import StartProgress
     from app.settings.schema import ConsoleSettings
     from app.stacks.groups import NodeStacks
-    from app.tui.source import ConsoleSource, Questions
+    from app.tui.source import ConsoleSource, Doctor, Questions
     from app.view import View
     from ddpcore.wire import Fault
 
@@ -127,6 +127,7 @@ class SimSource:
     starter: SimStarter | None = None
     starting: StartProgress | None = None
     questions: Questions | None = None
+    doctor: Doctor | None = None
     how_to_begin = ""
 
     def __init__(self, make_view: Callable[[], View], *, can_inject: bool = True) -> None:

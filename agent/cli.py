@@ -162,13 +162,13 @@ def proxy_verb(directory: Path) -> None:
     proxy(directory, sys.stdin.fileno(), sys.stdout.fileno())
 
 
-@cli.command("relay")
+@cli.command("telemetry")
 @_directory
-def relay_verb(directory: Path) -> None:
+def telemetry_verb(directory: Path) -> None:
     """Write telemetry to standard output: each frame after four bytes of length."""
-    from agent.roads.proxy import relay  # noqa: PLC0415
+    from agent.roads.proxy import write_telemetry  # noqa: PLC0415
 
-    relay(directory, sys.stdin.fileno(), sys.stdout.fileno())
+    write_telemetry(directory, sys.stdin.fileno(), sys.stdout.fileno())
 
 
 @cli.command()

@@ -91,7 +91,8 @@ class Connections:
             raise next(iter(self._away.values()))
         for link in links:
             if not link.is_forwarded:
-                self._tell(f"sshd of {link.host} forwards no sockets: going through `agent proxy` and `agent relay`")
+                ways = "`agent proxy` and `agent telemetry`"
+                self._tell(f"sshd of {link.host} forwards no sockets: going through {ways}")
         if patience_s:
             self._keepers = {
                 link.host: ConnectionKeeper(link, self._tell, patience_s, self._away.get(link.host)) for link in links

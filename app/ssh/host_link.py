@@ -2,7 +2,7 @@
 
 Everything here blocks, within bounds. After `open_road` there is a directory on this machine in which the host's agent
 seems to serve: whatever speaks to local agents speaks to this one. Where sshd forwards no sockets, commands go
-through `agent proxy` and telemetry comes through `agent relay`, each the standard input and output of a process there.
+through `agent proxy` and telemetry comes through `agent telemetry`, each standard input and output of a process there.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import msgspec
 
 from agent.wire.codec import MalformedMessageError
 from agent.wire.fields import CONTROL_SOCKET, TELEMETRY_SOCKET
+from agent.wire.length_frames import FrameReader
 from app.errors import HostUnreachableError, IncompatibleAgentError, SessionError
 from app.runtime_dir import TunnelDir
 from app.safe_text import clean
 from app.ssh.agent_link import DEFAULT_PYTHON, VERB_TIMEOUT_S, AgentLink
 from app.ssh.connection import ForwardingRefusedError, SubsystemRefusedError
 from app.ssh.login import Logins
-from app.ssh.relay_frames import FrameReader
 from app.ssh.talk import LINE_TIMEOUT_S
 from app.ssh.transport import CHANNEL_ERRORS
 from app.ssh.tunnel import JOIN_S, Tunnel
@@ -67,7 +67,7 @@ class HostLink(AgentLink):
         self._is_closed = False
         self._connection: SshConnection | None = None
         self._tunnels: list[Tunnel] = []
-        self._relay: tuple[ByteChannel, threading.Thread] | None = None
+        self._frames: tuple[ByteChannel, threading.Thread] | None = None
         self._on_frame: Callable[[bytes], None] | None = None
         self._has_road = False
 
@@ -119,8 +119,8 @@ class HostLink(AgentLink):
         if not self._has_road:
             self._find_road()
         elif not self.is_forwarded:
-            self._end_relay()
-            self._start_relay()
+            self._end_frames()
+            self._start_frames()
 
     def close(self) -> None:
         """Let go of the host, of each part whatever the others raise; safe to call twice."""
@@ -133,7 +133,7 @@ class HostLink(AgentLink):
                 parts.callback(self._connection.close)
             for tunnel in tunnels:
                 parts.callback(tunnel.close)
-            parts.callback(self._end_relay)
+            parts.callback(self._end_frames)
 
     def _connected(self) -> SshConnection:
         connection = self._connection  # another thread may be about to replace it
@@ -150,7 +150,7 @@ class HostLink(AgentLink):
         if self.is_forwarded:
             self._tunnels.append(self._tunnel(TELEMETRY_SOCKET, self._open_telemetry))
         else:
-            self._start_relay()
+            self._start_frames()
         self._has_road = True
 
     def _tunnel(self, name: str, open_channel: Callable[[], ByteChannel]) -> Tunnel:
@@ -174,19 +174,19 @@ class HostLink(AgentLink):
             raise HostUnreachableError(self.host, "its agent is not found yet")
         return self.place
 
-    def _start_relay(self) -> None:
+    def _start_frames(self) -> None:
         assert self._on_frame is not None
-        channel = self._connected().open_process(self._argv("relay", "--dir", self._found().dir))
+        channel = self._connected().open_process(self._argv("telemetry", "--dir", self._found().dir))
         reading = (channel, self._on_frame)
-        thread = threading.Thread(target=_read_frames, args=reading, name="rankdeck-relay", daemon=True)
-        self._relay = (channel, thread)
+        thread = threading.Thread(target=_read_frames, args=reading, name="rankdeck-frames", daemon=True)
+        self._frames = (channel, thread)
         thread.start()
 
-    def _end_relay(self) -> None:
-        relay, self._relay = self._relay, None
-        if relay is None:
+    def _end_frames(self) -> None:
+        frames, self._frames = self._frames, None
+        if frames is None:
             return
-        channel, thread = relay
+        channel, thread = frames
         with contextlib.suppress(*CHANNEL_ERRORS):
             channel.close()
         thread.join(JOIN_S)

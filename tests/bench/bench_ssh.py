@@ -29,7 +29,7 @@ def main() -> None:
         sys.exit(reason)
     for options in ((), ("AllowStreamLocalForwarding no",)):
         with Network("h1", sshd_options=options) as network:
-            print("sockets forwarded" if not options else "through proxy and relay")
+            print("sockets forwarded" if not options else "through proxy and telemetry")
             measure(network)
 
 

@@ -29,7 +29,15 @@ def proxy(directory: Path, in_fd: int, out_fd: int) -> None:
     Raises:
         NoAgentError: Nobody listens in the directory.
     """
-    path = directory / CONTROL_SOCKET
+    carry_socket(directory / CONTROL_SOCKET, in_fd, out_fd)
+
+
+def carry_socket(path: Path, in_fd: int, out_fd: int) -> None:
+    """Carry bytes between two descriptors and a socket, until whoever listens there has said all.
+
+    Raises:
+        NoAgentError: Nobody listens there.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
         try:
             agent.connect(str(path))

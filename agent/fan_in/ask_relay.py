@@ -9,7 +9,16 @@ from agent.errors import NoAgentError
 from agent.roads.proxy import carry_socket
 from agent.wire.codec import MalformedMessageError
 from agent.wire.length_frames import FrameReader
-from agent.wire.merged import ASK, MAX_MERGED_BYTES, MERGED_SOCKET, Merged, Roster, RosterEntry, decode_merged
+from agent.wire.merged import (
+    ASK,
+    MAX_MERGED_BYTES,
+    MERGED_SOCKET,
+    Merged,
+    Roster,
+    RosterEntry,
+    decode_merged,
+    known_node,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,8 +36,8 @@ def carry_merged(directory: Path, in_fd: int, out_fd: int) -> None:
     carry_socket(directory / MERGED_SOCKET, in_fd, out_fd)
 
 
-def read_roster(directory: Path) -> Roster:
-    """Return which nodes a relay knows.
+def read_roster(directory: Path, *, is_brief: bool = False) -> Roster:
+    """Return which nodes a relay knows; with `is_brief` only how many.
 
     Raises:
         NoAgentError: No relay answers in the directory.
@@ -48,8 +57,13 @@ def read_roster(directory: Path) -> Roster:
             raise NoAgentError(f"no relay answers at {path}: {error.strerror or error}") from error
         except MalformedMessageError as error:
             raise NoAgentError(f"what answers at {path} is no relay of this version: {error}") from error
-    entries = [nodes[node] for node in sorted(nodes)]
-    return Roster(relay=merged.relay, dir=str(directory), num_expected=merged.num_expected, nodes=entries)
+    return Roster(
+        relay=merged.relay,
+        dir=str(directory),
+        num_expected=merged.num_expected,
+        num_here=sum(entry.is_here for entry in nodes.values()),
+        nodes=[] if is_brief else [known_node(nodes[node]) for node in sorted(nodes)],
+    )
 
 
 def _next_frame(connection: socket.socket) -> Merged:

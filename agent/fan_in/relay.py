@@ -40,7 +40,7 @@ from agent.wire.fan_in import (
     decode_from_node,
     encode_fan_in,
 )
-from agent.wire.merged import RosterEntry
+from agent.wire.merged import RosterEntry, known_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -214,14 +214,16 @@ class Relay:
             return
         if answer.instead_of is not None:
             self._let_go_of(answer.instead_of)
+        entry = RosterEntry(hello.node, is_here=True, place=hello.place)
         try:
+            known_node(entry)  # consoles will read what it says
             self._listen_for(hello.node)
-        except (OSError, AgentError) as error:
+        except (OSError, AgentError, MalformedMessageError) as error:
             self._roster.forget(peer)
-            self._say(peer, NotWelcome(f"the relay has no socket for it: {error}"[:1000]))
+            self._say(peer, NotWelcome(f"the relay cannot serve it: {error}"[:1000]))
             return
         self._asked_at_s.pop(peer, None)
-        self._newest.put_node(RosterEntry(hello.node, is_here=True, place=hello.place), now_s)
+        self._newest.put_node(entry, now_s)
         self._onlookers.tell_news()
         self._say(peer, Welcome())
         self._ask(peer)

@@ -58,13 +58,14 @@ def relay(*, listen: str, directory: Path, num_expected: int) -> None:
 @click.command()
 @_directory
 @click.option("--follow", is_flag=True, help="Carry the stream of merged reports over standard input and output.")
-def roster(*, directory: Path, follow: bool) -> None:
-    """Print which nodes a relay knows, and when each was heard last."""
+@click.option("--brief", "is_brief", is_flag=True, help="Leave the nodes out, but for their number.")
+def roster(*, directory: Path, follow: bool, is_brief: bool) -> None:
+    """Print which nodes a relay knows, when each was heard last, and what its agent says of itself."""
     from agent.fan_in.ask_relay import carry_merged, read_roster  # noqa: PLC0415
 
     path = RelayDir(directory).path
     if follow:
         carry_merged(path, sys.stdin.fileno(), sys.stdout.fileno())
         return
-    sys.stdout.buffer.write(msgspec.json.encode(read_roster(path)) + b"\n")
+    sys.stdout.buffer.write(msgspec.json.encode(read_roster(path, is_brief=is_brief)) + b"\n")
     sys.stdout.flush()

@@ -67,18 +67,61 @@ class Merged(msgspec.Struct, frozen=True):
     version: int = RELAY_VERSION
 
 
+class KnownNode(msgspec.Struct, frozen=True):
+    """A node in `Roster`: a `RosterEntry` for people and scripts."""
+
+    node: NodeName
+    is_here: bool
+    why: LongText
+    heard_s: float
+    """Ago."""
+    place: dict[str, object]
+    """As `agent where` prints it on that node."""
+
+
 class Roster(msgspec.Struct, frozen=True):
     """The JSON line of `agent roster`."""
 
     relay: str
     dir: str
     num_expected: int
-    nodes: list[RosterEntry]
+    num_here: int
+    """Nodes that are there."""
+    nodes: Annotated[list[KnownNode], msgspec.Meta(max_length=MAX_NODES)]
     version: int = RELAY_VERSION
 
 
+def known_node(entry: RosterEntry) -> KnownNode:
+    """Return an entry as a roster has it.
+
+    Raises:
+        MalformedMessageError: Its place is no JSON object.
+    """
+    try:
+        place = msgspec.json.decode(entry.place, type=dict[str, object])
+    except DECODE_ERRORS as error:
+        raise MalformedMessageError(f"not the place of an agent: {error}") from error
+    return KnownNode(entry.node, entry.is_here, entry.why, entry.heard_ms / 1000, place)
+
+
+_roster = msgspec.json.Decoder(Roster)
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Merged)
+
+
+def decode_roster(line: bytes) -> Roster:
+    """Return the roster in a line.
+
+    Raises:
+        IncompatibleWireError: It is of another version.
+        MalformedMessageError: It is none.
+    """
+    try:
+        roster = _roster.decode(line)
+    except DECODE_ERRORS as error:
+        raise MalformedMessageError(f"not the roster of a relay: {error}") from error
+    _check(roster.version)
+    return roster
 
 
 def encode_merged(merged: Merged) -> bytes:
@@ -99,6 +142,10 @@ def decode_merged(frame: bytes) -> Merged:
         merged = _decoder.decode(frame)
     except DECODE_ERRORS as error:
         raise MalformedMessageError(f"not a frame of a relay: {error}") from error
-    if merged.version != RELAY_VERSION:
-        raise IncompatibleWireError(f"the relay speaks version {merged.version}, this console {RELAY_VERSION}")
+    _check(merged.version)
     return merged
+
+
+def _check(version: int) -> None:
+    if version != RELAY_VERSION:
+        raise IncompatibleWireError(f"the relay speaks version {version}, this console {RELAY_VERSION}")

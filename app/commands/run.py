@@ -222,6 +222,9 @@ def _look_first(hosts: Hosts, request: RunRequest) -> None:
     Raises:
         AppError: They are not; each thing that is in the way has been told.
     """
+    if not all(link.runs_programs for link in hosts.links):
+        print_line("rankdeck: nodes behind a relay are not examined; each tries the way to the first one")
+        return
     looked_at: list[tuple[Wanted, AgentLink | AppError]] = [
         (Wanted(link.host, request.num_ranks or entry.num_ranks, request.python, entry.workdir), link)
         for link, entry in zip(hosts.links, hosts.entries, strict=True)

@@ -12,7 +12,7 @@ from app.words import seconds_text
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from app.ssh.agent_link import AgentLink
+    from app.ssh.agent_link import Kept
 
 LOOK_S = 0.25
 """Between two looks at whether the connection stands; SSH itself takes seconds to notice."""
@@ -32,7 +32,7 @@ class ConnectionKeeper:
     """
 
     def __init__(
-        self, link: AgentLink, tell: Callable[[str], None], patience_s: float, absence: AppError | None = None
+        self, link: Kept, tell: Callable[[str], None], patience_s: float, absence: AppError | None = None
     ) -> None:
         """Of a host that is connected, or is not so far.
 

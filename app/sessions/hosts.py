@@ -69,11 +69,12 @@ class Connections:
         self._keepers: dict[str, ConnectionKeeper] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def open(self, take_frame: Callable[[str, bytes], None], patience_s: float) -> None:
+    async def open(self, take_frame: Callable[[str, bytes, float], None], patience_s: float) -> None:
         """Bring the agents' sockets here.
 
         Args:
-            take_frame: Called from a thread with a node and a frame of its telemetry, where it comes by no socket.
+            take_frame: Called from a thread with a node, a frame of its telemetry, and how old that is, where it comes
+                by no socket.
             patience_s: How long a connection that is lost is tried again; 0 is not at all.
 
         Raises:
@@ -81,7 +82,7 @@ class Connections:
         """
 
         def open_road(link: AgentLink) -> None:
-            link.open_road(lambda frame: take_frame(link.host, frame))
+            link.open_road(lambda frame, age_s=0.0: take_frame(link.host, frame, age_s))
 
         links = self._hosts.links
         opened = await asyncio.to_thread(lambda: list(at_once(links, open_road)))
@@ -94,18 +95,20 @@ class Connections:
                 ways = "`agent proxy` and `agent telemetry`"
                 self._tell(f"sshd of {link.host} forwards no sockets: going through {ways}")
         if patience_s:
-            self._keepers = {
-                link.host: ConnectionKeeper(link, self._tell, patience_s, self._away.get(link.host)) for link in links
-            }
-            self._tasks = [
-                asyncio.create_task(keeper.run(), name="rankdeck-connection") for keeper in self._keepers.values()
-            ]
+            kept: dict[int, ConnectionKeeper] = {}
+            for link in links:
+                absence = self._away.get(link.host) if link.kept is link else None
+                if id(link.kept) not in kept:  # hosts behind a relay have a connection in common
+                    kept[id(link.kept)] = ConnectionKeeper(link.kept, self._tell, patience_s, absence)
+                self._keepers[link.host] = kept[id(link.kept)]
+            self._tasks = [asyncio.create_task(keeper.run(), name="rankdeck-connection") for keeper in kept.values()]
 
     @property
     def troubles(self) -> dict[str, str]:
         """Why there is no way to a host at present, in words; empty where there is one."""
-        kept = {host: keeper.trouble for host, keeper in self._keepers.items()}
-        words = kept or {host: str(error) for host, error in self._away.items()}
+        own = {link.host: link.trouble for link in self._hosts.links if link.kept is not link}
+        kept = {host: keeper.trouble or own.get(host, "") for host, keeper in self._keepers.items()}
+        words = kept or {host: str(error) for host, error in self._away.items()} | own
         return {host: trouble.removeprefix(f"{host}: ") for host, trouble in words.items()}
 
     @property

@@ -169,9 +169,9 @@ class Session:
         """Take why there is no way to a node at present; empty when there is one."""
         self._cluster.put_trouble(node, words)
 
-    def take_frame(self, node: str, frame: bytes) -> None:
+    def take_frame(self, node: str, frame: bytes, age_s: float = 0.0) -> None:
         """Take a frame of telemetry that came by another road than the node's socket; may be called from any thread."""
-        self._telemetry.take(node, frame)
+        self._telemetry.take(node, frame, age_s)
 
     def drain_logs(self) -> list[tuple[str, LogLine]]:
         """Return the (node, line) pairs that have come since the last call, in order of arrival."""

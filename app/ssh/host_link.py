@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from app.ssh.agent_link import AgentPlace
+    from app.ssh.agent_link import AgentPlace, TakesFrame
     from app.ssh.connection import SshConnection
     from app.ssh.remote_command import Finished
     from app.ssh.tunnel import ByteChannel
@@ -68,7 +68,7 @@ class HostLink(AgentLink):
         self._connection: SshConnection | None = None
         self._tunnels: list[Tunnel] = []
         self._frames: tuple[ByteChannel, threading.Thread] | None = None
-        self._on_frame: Callable[[bytes], None] | None = None
+        self._on_frame: TakesFrame | None = None
         self._has_road = False
 
     @property
@@ -98,7 +98,7 @@ class HostLink(AgentLink):
         connection.close()
         raise HostUnreachableError(self.host, "the link to it is closed")
 
-    def open_road(self, on_frame: Callable[[bytes], None]) -> None:
+    def open_road(self, on_frame: TakesFrame) -> None:
         """Bring the agent's sockets here, or have them come once the host is reached; see `AgentLink.open_road`."""
         self._on_frame = on_frame
         self._tunnels.append(self._tunnel(CONTROL_SOCKET, self._open_control))
@@ -106,12 +106,8 @@ class HostLink(AgentLink):
             self._find_road()
 
     def reconnect(self) -> None:
-        """Log in again, without a question: the terminal shows something else now; see `AgentLink.reconnect`."""
-        if not self.is_alive:
-            lost, self._connection = self._connection, None
-            if lost is not None:
-                lost.close()
-            self._log_in(asks=False)
+        """Log in again; see `AgentLink.reconnect`."""
+        self.go_again()
         before = self.place
         place = self.find()
         if before is not None and place.dir != before.dir:
@@ -121,6 +117,22 @@ class HostLink(AgentLink):
         elif not self.is_forwarded:
             self._end_frames()
             self._start_frames()
+
+    def go_again(self) -> None:
+        """Log in again, without a question: the terminal shows something else now; see `AgentLink.go_again`."""
+        if not self.is_alive:
+            lost, self._connection = self._connection, None
+            if lost is not None:
+                lost.close()
+            self._log_in(asks=False)
+
+    def open_socket(self, path: str) -> ByteChannel:
+        """Connect to a Unix socket there; see `AgentLink.open_socket`."""
+        return self._connected().open_socket(path)
+
+    def open_verb(self, *arguments: str) -> ByteChannel:
+        """Start a verb there; see `AgentLink.open_verb`."""
+        return self._connected().open_process(self._argv(*arguments))
 
     def close(self) -> None:
         """Let go of the host, of each part whatever the others raise; safe to call twice."""
@@ -164,7 +176,7 @@ class HostLink(AgentLink):
         connection, place = self._connected(), self._found()
         if self.is_forwarded:
             return connection.open_socket(f"{place.dir}/{CONTROL_SOCKET}")
-        return connection.open_process(self._argv("proxy", "--dir", place.dir))
+        return self.open_verb("proxy", "--dir", place.dir)
 
     def _open_telemetry(self) -> ByteChannel:
         return self._connected().open_socket(f"{self._found().dir}/{TELEMETRY_SOCKET}")
@@ -176,7 +188,7 @@ class HostLink(AgentLink):
 
     def _start_frames(self) -> None:
         assert self._on_frame is not None
-        channel = self._connected().open_process(self._argv("telemetry", "--dir", self._found().dir))
+        channel = self.open_verb("telemetry", "--dir", self._found().dir)
         reading = (channel, self._on_frame)
         thread = threading.Thread(target=_read_frames, args=reading, name="rankdeck-frames", daemon=True)
         self._frames = (channel, thread)
@@ -208,7 +220,7 @@ class HostLink(AgentLink):
         return channel
 
 
-def _read_frames(channel: ByteChannel, on_frame: Callable[[bytes], None]) -> None:
+def _read_frames(channel: ByteChannel, on_frame: TakesFrame) -> None:
     reader = FrameReader()
     with contextlib.suppress(*CHANNEL_ERRORS, MalformedMessageError):  # the node's row says that nothing comes
         while chunk := channel.recv(65_536):

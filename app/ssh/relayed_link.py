@@ -6,6 +6,7 @@ Only the agent is within reach: no program is run on the node, and its agent is 
 from __future__ import annotations
 
 import shlex
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -76,28 +77,6 @@ class RelayedLink(AgentLink):
     def connect(self) -> None:
         """Do nothing: the relay is connected."""
 
-    def find(self) -> AgentPlace:
-        """Return where the agent serves; see `AgentLink.find`."""
-        entry = self._hub.entry(self.host)
-        if entry is None or not entry.is_here:
-            raise HostUnreachableError(self.host, self._absence(entry), self._how_to_come())
-        place = self._place_of(entry)
-        if place.wire_version != WIRE_VERSION:
-            hint = "install this console's rankdeck for it, and start it again: srun python -P -m agent serve --relay"
-            raise IncompatibleAgentError(self.host, self._other_version(place), hint)
-        self.python = place.python
-        self.place = place
-        return place
-
-    def bring_up(self) -> AgentPlace:
-        """Return where the agent serves: it cannot be started from here."""
-        return self.find()
-
-    def serving(self) -> AgentPlace | None:
-        """Return what serves there; None if it is not known to the relay now."""
-        entry = self._hub.entry(self.host)
-        return self._place_of(entry) if entry is not None and entry.is_here else None
-
     def shut_down(self, *, kill_jobs: bool) -> int:
         """Refuse: what has started the agent would start it again, or miss it."""
         verb = shlex.join(["python", "-P", "-m", "agent", "shutdown", *(["--kill-jobs"] if kill_jobs else [])])
@@ -146,6 +125,18 @@ class RelayedLink(AgentLink):
         if tunnel is not None:
             tunnel.close()
 
+    def _said_of_place(self, *arguments: str) -> AgentPlace:  # noqa: ARG002 - it can be asked nothing but this
+        entry = self._hub.entry(self.host)
+        if entry is None or not entry.is_here:
+            hint = "start its agent: srun python -P -m agent serve --relay INVITATION"
+            raise HostUnreachableError(self.host, self._absence(entry), hint)
+        place = self._place_of(entry)
+        self.python = place.python
+        return place
+
+    def _how_to_install(self, *options: str) -> str:  # noqa: ARG002 - as it is asked
+        return f"rankdeck {version('rankdeck')} in {clean(self.python)} there, and its agent started again: srun"
+
     def _place_of(self, entry: RosterEntry) -> AgentPlace:
         if self._said is None or self._said[0] is not entry:
             self._said = (entry, _place(entry))
@@ -158,9 +149,6 @@ class RelayedLink(AgentLink):
         if entry is None:
             return f"the relay on {self._hub.host} does not know it"
         return f"the relay on {self._hub.host} has it no more: {clean(entry.why)}"
-
-    def _how_to_come(self) -> str:
-        return "start its agent: srun python -P -m agent serve --relay INVITATION"
 
     def _other_version(self, place: AgentPlace) -> str:
         return f"the agent speaks wire version {place.wire_version}, this console {WIRE_VERSION}"

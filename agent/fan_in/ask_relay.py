@@ -13,6 +13,7 @@ from agent.wire.merged import (
     ASK,
     MAX_MERGED_BYTES,
     MERGED_SOCKET,
+    NO_RELAY,
     Merged,
     Roster,
     RosterEntry,
@@ -54,7 +55,7 @@ def read_roster(directory: Path, *, is_brief: bool = False) -> Roster:
                 if merged.is_whole:
                     break
         except OSError as error:
-            raise NoAgentError(f"no relay answers at {path}: {error.strerror or error}") from error
+            raise NoAgentError(f"{NO_RELAY} at {path}: {error.strerror or error}") from error
         except MalformedMessageError as error:
             raise NoAgentError(f"what answers at {path} is no relay of this version: {error}") from error
     return Roster(

@@ -19,6 +19,8 @@ from ddpcore.wire import DECODE_ERRORS, Count
 
 MERGED_SOCKET = "merged.sock"
 """Of a relay, in its 0700 directory."""
+NO_RELAY = "no relay answers"
+"""What `agent roster` says where none does."""
 NODES_DIR = "nodes"
 """There: a directory for each node, with the command socket of its agent."""
 ASK = b"?"

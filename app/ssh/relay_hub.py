@@ -20,6 +20,7 @@ from agent.wire.merged import (
     MAX_ASKED,
     MAX_MERGED_BYTES,
     MERGED_SOCKET,
+    NO_RELAY,
     NODES_DIR,
     Merged,
     Roster,
@@ -167,7 +168,7 @@ class RelayHub:
         try:
             return decode_roster(self._way.ask_verb("roster", "--brief", *where))
         except AgentUnreachableError as error:
-            if "no agent answers at" not in str(error):
+            if NO_RELAY not in str(error):
                 raise
             where_words = f" in {clean(self._named_directory)}" if self._named_directory else ""
             raise HostUnreachableError(self.host, f"no relay serves there{where_words}", HOW_TO_RELAY) from error

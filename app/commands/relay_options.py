@@ -23,13 +23,15 @@ if TYPE_CHECKING:
     from app.inventory.inventory import HostEntry
     from app.ssh.relay_hub import RelayHub
 
+NO_RELAY = "none"
 relay_options = (
     click.option(
         "--relay",
         default="",
         metavar="HOST",
         help="The hosts are the nodes of the relay there, as `python -P -m agent relay` serves; --host and --exclude "
-        f"choose among them; {THIS_MACHINE}: on this machine, without SSH [the inventory's]",
+        f"choose among them; {THIS_MACHINE}: on this machine, without SSH; {NO_RELAY}: SSH goes to each host, whatever "
+        "the inventory says [the inventory's]",
     ),
     click.option("--relay-dir", default="", metavar="DIR", help="Of the relay there [its usual one, the inventory's]"),
 )
@@ -43,7 +45,7 @@ def relay_inventory(relay: str, relay_dir: str, *, has_no_files: bool) -> Invent
     """
     inventory = Inventory() if has_no_files else load_inventory()
     relay = THIS_MACHINE if relay == LOCAL else relay
-    if not relay and not inventory.relay:
+    if relay == NO_RELAY or not (relay or inventory.relay):
         if relay_dir:
             raise UsageError("--relay-dir is of a relay, and none is named", "say --relay")
         return None

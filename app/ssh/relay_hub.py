@@ -119,7 +119,7 @@ class RelayHub:
     def nodes(self) -> Sequence[str]:
         """The nodes that the relay knows, or has known, in the order of their names' numbers."""
         with self._lock:
-            return sorted(self._entries, key=_natural)
+            return sorted(self._entries, key=natural)
 
     def entry(self, node: str) -> RosterEntry | None:
         """Return what the relay says of a node; None if it does not know it."""
@@ -234,7 +234,7 @@ class RelayHub:
         thread.join(JOIN_S)
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def natural(name: str) -> list[tuple[int, str]]:
     """Return what sorts `gpu2` before `gpu10`."""
     parts: list[tuple[int, str]] = []
     digits = ""

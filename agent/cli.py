@@ -16,6 +16,7 @@ import click
 import msgspec
 
 from agent.errors import AgentError, StateDirError
+from agent.fan_in.verbs import relay, roster
 from agent.roads.ask import ask
 from agent.state_dir import default_directory, is_served
 from agent.wire.codec import MAX_COMMAND_BYTES, MalformedMessageError
@@ -78,7 +79,14 @@ def cli() -> None:
 @click.option("--daemon", "is_daemon", is_flag=True, help="Serve in the background, and outlive this session.")
 @click.option("--ready-fd", type=int, hidden=True, help="Where a daemon says that it serves.")
 @click.option("--metrics", default="", metavar="HOST:PORT", help="Serve Prometheus there, on loopback only.")
-def serve(*, directory: Path, node: str, is_private: bool, is_daemon: bool, ready_fd: int | None, metrics: str) -> None:
+@click.option(
+    "--relay",
+    "invitation",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Dial the relay that writes this invitation, now or once it is there.",
+)
+def serve(*, directory: Path, node: str, is_private: bool, is_daemon: bool, **how: Any) -> None:
     """Serve in the foreground, or as a daemon; says in one JSON line when it listens."""
     # The other verbs start without the daemon's imports.
     if is_daemon:
@@ -86,11 +94,11 @@ def serve(*, directory: Path, node: str, is_private: bool, is_daemon: bool, read
 
         if is_private:
             raise click.UsageError("a private agent belongs to its console: --daemon does not go with --private")
-        _print(start_daemon(directory.absolute(), node, metrics))
+        _print(start_daemon(directory.absolute(), node, how["metrics"], how["invitation"]))
         return
     from agent.serve import serve_until_told  # noqa: PLC0415
 
-    serve_until_told(directory, node, is_private=is_private, ready_fd=ready_fd, metrics=metrics)
+    serve_until_told(directory, node, is_private=is_private, **how)
 
 
 @cli.command()
@@ -162,13 +170,17 @@ def proxy_verb(directory: Path) -> None:
     proxy(directory, sys.stdin.fileno(), sys.stdout.fileno())
 
 
-@cli.command("relay")
+@cli.command("telemetry")
 @_directory
-def relay_verb(directory: Path) -> None:
+def telemetry_verb(directory: Path) -> None:
     """Write telemetry to standard output: each frame after four bytes of length."""
-    from agent.roads.proxy import relay  # noqa: PLC0415
+    from agent.roads.proxy import write_telemetry  # noqa: PLC0415
 
-    relay(directory, sys.stdin.fileno(), sys.stdout.fileno())
+    write_telemetry(directory, sys.stdin.fileno(), sys.stdout.fileno())
+
+
+cli.add_command(relay)
+cli.add_command(roster)
 
 
 @cli.command()

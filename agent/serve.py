@@ -22,12 +22,20 @@ from agent.state_dir import StateDir
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from agent.fan_in.dialer import Dialer
+
 CARE_PERIOD_S = 10.0
 """Between looks at the length of the log; a watchdog may want to hear of us sooner."""
 
 
 def serve_until_told(
-    directory: Path, node: str, *, is_private: bool, ready_fd: int | None = None, metrics: str = ""
+    directory: Path,
+    node: str,
+    *,
+    is_private: bool,
+    ready_fd: int | None = None,
+    metrics: str = "",
+    invitation: Path | None = None,
 ) -> None:
     """Serve; returns when the agent has ended. A private agent's jobs are gone then, another's go on.
 
@@ -37,6 +45,7 @@ def serve_until_told(
         is_private: The agent and its jobs end with the pipe on standard input.
         ready_fd: Where a daemon says that it serves, and that it is a daemon; None says so on standard output.
         metrics: Address and port for Prometheus; empty serves none.
+        invitation: Of the relay to dial; None dials none.
 
     Raises:
         OperatorError: The directory or the address cannot be used.
@@ -46,6 +55,7 @@ def serve_until_told(
     state_dir = StateDir(directory)
     state_dir.open(is_private=is_private)
     server = _Server(state_dir, node, manager, is_private=is_private, ready_fd=ready_fd, metrics=metrics)
+    server.invitation = invitation
     try:
         asyncio.run(server.run())
     except OSError as error:
@@ -74,6 +84,9 @@ class _Server:
         self._is_private = is_private
         self._ready_fd = ready_fd
         self._metrics = metrics
+        self.invitation: Path | None = None
+        """Of the relay to dial, if there is one."""
+        self._dialing: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         is_daemon = self._ready_fd is not None
@@ -81,15 +94,18 @@ class _Server:
         watch_signals(daemon.end_soon, outlives_terminal=is_daemon)
         if self._is_private:
             watch_console(daemon.end_soon)
+        dialer = self._dialer(daemon)
         care = asyncio.create_task(self._take_care(daemon, is_daemon=is_daemon))
         try:
             with contextlib.ExitStack() as opened:
                 metrics_port = self._serve_metrics(daemon, opened)
-                await daemon.run(lambda: self._say_ready(daemon.epoch, metrics_port))
+                await daemon.run(lambda: self._begin(daemon, dialer, metrics_port))
         finally:
             self._manager.stopping("ending")
-            care.cancel()
-            await asyncio.gather(care, return_exceptions=True)
+            tasks = [task for task in (care, self._dialing) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         if not self._is_private:
             self._say_farewell(daemon.num_jobs_left)
 
@@ -105,6 +121,18 @@ class _Server:
         port = server.open()
         opened.callback(server.close)
         return port
+
+    def _dialer(self, daemon: Daemon) -> Dialer | None:
+        if self.invitation is None:
+            return None
+        from agent.fan_in.dialer import Dialer  # noqa: PLC0415 - whoever dials nobody does not pay for it
+
+        return Dialer(self.invitation.absolute(), self._state_dir.path, self._node, daemon.epoch, os.environ)
+
+    def _begin(self, daemon: Daemon, dialer: Dialer | None, metrics_port: int) -> None:
+        if dialer is not None:
+            self._dialing = asyncio.create_task(dialer.run(), name="rankdeck-dialer")
+        self._say_ready(daemon.epoch, metrics_port)
 
     def _say_ready(self, epoch: str, metrics_port: int) -> None:
         line = msgspec.json.encode(own(self._state_dir.path, self._node, epoch, metrics_port)) + b"\n"

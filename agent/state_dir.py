@@ -77,6 +77,42 @@ def check_private(path: Path) -> None:
         raise StateDirError(f"{path} has mode {stat.S_IMODE(found.st_mode):04o}: run chmod 0700 {path}")
 
 
+def make_private(path: Path) -> None:
+    """Make a directory for us alone if it is missing, with those above it, and check it.
+
+    Raises:
+        StateDirError: It is not safe to use.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise StateDirError(f"cannot make {path}: {error.strerror}") from error
+    check_private(path)
+
+
+def take_lock(path: Path, in_use: str) -> int:
+    """Take the lock of a directory, and return the descriptor that holds it.
+
+    Raises:
+        StateDirError: It cannot be written.
+        AgentRunningError: Somebody holds it; the message is `in_use`.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise StateDirError(f"cannot write {path}: {error.strerror}") from error
+    deadline_s = time.monotonic() + LOCK_PATIENCE_S
+    while not try_lock(fd):
+        if time.monotonic() > deadline_s:
+            os.close(fd)
+            raise AgentRunningError(in_use)
+        time.sleep(0.01)
+    return fd
+
+
 def default_directory(environ: Mapping[str, str], hostname: str) -> Path:
     """Return where an agent of this user lives on this host: a home that hosts share has a directory for each.
 
@@ -124,14 +160,7 @@ class StateDir:
         """
         for name in _SOCKETS:
             check_socket_path(self.path / name)
-        try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.path.mkdir(mode=0o700)
-        except FileExistsError:
-            pass
-        except OSError as error:
-            raise StateDirError(f"cannot make {self.path}: {error.strerror}") from error
-        check_private(self.path)
+        make_private(self.path)
 
     def open(self, *, is_private: bool = False) -> None:
         """Prepare the directory, lock it, and clear what a killed agent left.
@@ -205,18 +234,9 @@ class StateDir:
         self._lock_fd = -1
 
     def _lock(self) -> None:
-        path = self.path / LOCK_FILE
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
-            raise StateDirError(f"cannot write {path}: {error.strerror}") from error
-        deadline_s = time.monotonic() + LOCK_PATIENCE_S
-        while not try_lock(fd):
-            if time.monotonic() > deadline_s:
-                os.close(fd)
-                raise AgentRunningError(f"another agent serves {self.path}: shut it down or use another directory")
-            time.sleep(0.01)
-        self._lock_fd = fd
+        self._lock_fd = take_lock(
+            self.path / LOCK_FILE, f"another agent serves {self.path}: shut it down or use another directory"
+        )
 
     def _remove_sockets(self) -> None:
         for name in _SOCKETS:

@@ -16,7 +16,7 @@ MAX_SOCKET_PATH_BYTES = 107
 """Of `sun_path`, its closing zero aside. Source: unix(7)."""
 _PREFIX = "rankdeck-ssh-"
 _LOCK = "lock"
-_LONGEST_NAME = f"/{_PREFIX}12345678/telemetry.sock"
+_LONGEST_NAME = f"/{_PREFIX}12345678/4095/telemetry.sock"
 
 
 def runtime_directory(longest_name: str) -> Path:

@@ -63,8 +63,8 @@ class StartFacts(msgspec.Struct, frozen=True):
 
     @property
     def has_cluster(self) -> bool:
-        """Whether there is an inventory with hosts."""
-        return bool(self.inventory.hosts)
+        """Whether there is an inventory with hosts, or with a relay that knows them."""
+        return bool(self.inventory.hosts or self.inventory.relay)
 
     @property
     def hosts_of_cluster(self) -> list[str]:
@@ -166,13 +166,15 @@ def _demo(facts: StartFacts) -> Offer:
 def _of_cluster(facts: StartFacts) -> list[Offer]:
     """Return what can be done with all hosts of the inventory; nothing where there is none."""
     hosts, jobs = facts.hosts_of_cluster, facts.inventory.jobs
-    if not hosts:
+    if not facts.has_cluster:
         return []
     name = f"cluster {clean(facts.inventory.name)}" if facts.inventory.name else "the cluster"
-    where = f"{clean(nodes_text(hosts), LINE_LIMIT)}, of {clean(facts.inventory_file, LINE_LIMIT)}"
+    relay = clean(facts.inventory.relay)
+    nodes = f"the nodes behind the relay on {relay}" if relay else clean(nodes_text(hosts), LINE_LIMIT)
+    where = f"{nodes}, of {clean(facts.inventory_file, LINE_LIMIT)}"
     watch = Offer(
         Way.CLUSTER,
-        f"Watch {name}: {_count(len(hosts), 'host')}",
+        f"Watch {name}: {nodes if relay else _count(len(hosts), 'host')}",
         f"The job of {where}. A host that is away is tried again.",
         facts.argv("attach"),
     )
@@ -188,7 +190,7 @@ def _of_cluster(facts: StartFacts) -> list[Offer]:
         "Before a job: what is wrong with any of them, or differs, and what to do about it. It changes nothing.",
         ("doctor",),
     )
-    return [watch, *([_start_job(facts, jobs)] if jobs else []), run, examine]
+    return [watch, *([_start_job(facts, jobs)] if jobs else []), run, *([] if relay else [examine])]
 
 
 def _start_job(facts: StartFacts, jobs: Sequence[JobEntry]) -> Offer:
@@ -209,6 +211,8 @@ def _job_text(job: JobEntry) -> str:
 
 def all_hosts_text(facts: StartFacts) -> str:
     """Return what all hosts of the inventory are called: of one its name."""
+    if facts.inventory.relay:
+        return "all nodes of the relay"
     hosts = facts.hosts_of_cluster
     return clean(hosts[0]) if len(hosts) == 1 else f"all {len(hosts):,} hosts"
 

@@ -82,6 +82,7 @@ def audit_line(command: Command, reply: Reply | None, peer: Peer, user: str, nod
         "user": user,
         "pid": peer.pid,
         "process": peer.process,
+        **({"road": peer.road} if peer.road else {}),
     }
     return json.dumps(entry, separators=(",", ":")).encode("ascii") + b"\n"
 

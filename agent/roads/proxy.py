@@ -1,7 +1,7 @@
 """An agent's sockets through standard input and output, for hosts whose sshd forwards no sockets.
 
-`proxy` carries the command socket: bytes in, bytes out. `relay` carries telemetry one way: each report is four bytes
-of length, big endian, and the frame. Both end when standard input does: then nobody is left to talk to.
+`proxy` carries the command socket: bytes in, bytes out. `telemetry` goes one way: each report is four bytes of
+length, big endian, and the frame. Both end when standard input does: then nobody is left to talk to.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ import contextlib
 import os
 import select
 import socket
-import struct
 from typing import TYPE_CHECKING
 
 from agent.errors import NoAgentError
 from agent.roads.publisher import Subscriber
 from agent.wire.fields import CONTROL_SOCKET, TELEMETRY_SOCKET
+from agent.wire.length_frames import with_length
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 CHUNK_BYTES = 65_536
-FRAME_LENGTH = struct.Struct(">I")
 
 
 def proxy(directory: Path, in_fd: int, out_fd: int) -> None:
@@ -30,7 +29,15 @@ def proxy(directory: Path, in_fd: int, out_fd: int) -> None:
     Raises:
         NoAgentError: Nobody listens in the directory.
     """
-    path = directory / CONTROL_SOCKET
+    carry_socket(directory / CONTROL_SOCKET, in_fd, out_fd)
+
+
+def carry_socket(path: Path, in_fd: int, out_fd: int) -> None:
+    """Carry bytes between two descriptors and a socket, until whoever listens there has said all.
+
+    Raises:
+        NoAgentError: Nobody listens there.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
         try:
             agent.connect(str(path))
@@ -40,7 +47,7 @@ def proxy(directory: Path, in_fd: int, out_fd: int) -> None:
             _carry(agent, in_fd, out_fd)
 
 
-def relay(directory: Path, in_fd: int, out_fd: int) -> None:
+def write_telemetry(directory: Path, in_fd: int, out_fd: int) -> None:
     """Write the agent's newest report whenever there is one, until `in_fd` is closed at its other end."""
     subscriber = Subscriber(directory / TELEMETRY_SOCKET)
     try:
@@ -48,7 +55,7 @@ def relay(directory: Path, in_fd: int, out_fd: int) -> None:
             while subscriber.wait(in_fd) or os.read(in_fd, CHUNK_BYTES):
                 frame = subscriber.take()
                 if frame is not None:
-                    _write(out_fd, FRAME_LENGTH.pack(len(frame)) + frame)
+                    _write(out_fd, with_length(frame))
     finally:
         subscriber.close()
 

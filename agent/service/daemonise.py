@@ -34,10 +34,10 @@ _SESSION_VARIABLES = ("SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY"
 """What belongs to the session that starts the agent and ends with it."""
 
 
-def start_daemon(directory: Path, node: str, metrics: str = "") -> Whereabouts:
+def start_daemon(directory: Path, node: str, metrics: str = "", invitation: Path | None = None) -> Whereabouts:
     """Return where the agent of a directory serves, having started it unless one serves already.
 
-    `metrics` is as of `agent.serve.serve_until_told`, for one that is started.
+    `metrics` and `invitation` are as of `agent.serve.serve_until_told`, for one that is started.
 
     Raises:
         StateDirError: The directory cannot be used.
@@ -58,6 +58,7 @@ def start_daemon(directory: Path, node: str, metrics: str = "") -> Whereabouts:
             [
                 *(sys.executable, "-P", "-m", "agent", "serve", "--dir", str(directory), "--node", node),
                 *("--ready-fd", str(child_fd), *(("--metrics", metrics) if metrics else ())),
+                *(("--relay", str(invitation.absolute())) if invitation else ()),
             ],
             env={name: value for name, value in os.environ.items() if name not in _SESSION_VARIABLES},
             cwd=directory,

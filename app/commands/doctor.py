@@ -12,6 +12,7 @@ import msgspec
 
 from app.commands.host_options import json_option, link_by, named_python, print_json, reaches
 from app.commands.inventory_file import named_hosts
+from app.commands.relay_options import refuse_relay
 from app.commands.up_down import lists_hosts
 from app.headless import print_line
 from app.open_files import make_room_for_nodes
@@ -50,6 +51,8 @@ def doctor(
 
     It changes nothing, and needs no agent that runs. HOST is as for `up`.
     """
+    if not hosts:
+        refuse_relay("doctor")
     chosen = named_hosts(hosts, exclude)
     wanted = [_wanted(entry, how["workdir"], how["job_python"]) for entry in chosen]
     if sys.stderr.isatty():

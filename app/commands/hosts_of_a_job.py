@@ -12,6 +12,7 @@ import msgspec
 
 from app.commands.host_options import exclude_option, link_by, named_python, reaches
 from app.commands.inventory_file import load_inventory, named_hosts
+from app.commands.relay_options import relay_inventory, relay_options, relayed_hosts, through_relay
 from app.commands.settings_options import NO_FILES_PARAMETER
 from app.errors import AppError, UsageError
 from app.headless import print_line
@@ -23,9 +24,10 @@ from app.ssh.config import THIS_MACHINE, parse_destination
 from app.ssh.link_group import LinkGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from app.ssh.agent_link import AgentLink
+    from app.ssh.relay_hub import RelayHub
 
 _choice_options = (
     click.option(
@@ -50,6 +52,7 @@ class HostsWanted(NamedTuple):
         python: As typed, or of the environment.
         named_python: As typed; empty where it was not.
         ssh_config: Read instead of ~/.ssh/config.
+        hub: The relay whose nodes they are; None where SSH goes to each.
     """
 
     entries: tuple[HostEntry, ...]
@@ -59,6 +62,7 @@ class HostsWanted(NamedTuple):
     python: str
     named_python: str
     ssh_config: str
+    hub: RelayHub | None = None
 
     def with_workdirs(self, workdir: str) -> HostsWanted:
         """Return the hosts with the directories that a program runs in: this one on all, unless it is empty."""
@@ -77,7 +81,8 @@ class HostsWanted(NamedTuple):
         if not patterns or self.is_named:
             return self
         typed = " ".join(filter(None, [shlex.join(_repeated("--host", patterns)), self.typed]))
-        return self._replace(entries=load_inventory().chosen(patterns, self.exclude), typed=typed)
+        inventory = load_inventory() if self.hub is None else load_inventory().behind_relay(self.hub.nodes)
+        return self._replace(entries=inventory.chosen(patterns, self.exclude), typed=typed)
 
     @property
     def names(self) -> list[str]:
@@ -89,18 +94,23 @@ def takes_hosts(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that name hosts and say how they are reached; give the command what they mean, as `wanted`."""
 
     @functools.wraps(command)
-    def with_hosts(
-        *, names: tuple[str, ...], exclude: tuple[str, ...], python: str, ssh_config: str, **how: Any
-    ) -> None:
-        typed = shlex.join([*_repeated("--host", names), *_repeated("--exclude", exclude)])
-        has_no_files = click.get_current_context().params.get(NO_FILES_PARAMETER)
-        entries = _without_inventory(names) if has_no_files else named_hosts(names, exclude)
-        command(
-            wanted=HostsWanted(entries, typed, bool(names), exclude, python, named_python(python), ssh_config), **how
-        )
+    def with_hosts(*, names: tuple[str, ...], exclude: tuple[str, ...], relay: str, relay_dir: str, **how: Any) -> None:
+        typed = [*_repeated("--relay", filter(None, [relay])), *_repeated("--relay-dir", filter(None, [relay_dir]))]
+        typed += [*_repeated("--host", names), *_repeated("--exclude", exclude)]
+        python, ssh_config = how.pop("python"), how.pop("ssh_config")
+        has_no_files = bool(click.get_current_context().params.get(NO_FILES_PARAMETER))
+        wanted = HostsWanted((), shlex.join(typed), bool(names), exclude, python, named_python(python), ssh_config)
+        inventory = relay_inventory(relay, relay_dir, has_no_files=has_no_files)
+        if inventory is None:
+            entries = _without_inventory(names) if has_no_files else named_hosts(names, exclude)
+            command(wanted=wanted._replace(entries=entries), **how)
+            return
+        with through_relay(inventory, python, wanted.named_python, ssh_config) as hub:
+            entries = relayed_hosts(inventory, hub, names, exclude)
+            command(wanted=wanted._replace(entries=entries, hub=hub), **how)
 
     wrapped = reaches(with_hosts)
-    for option in reversed(_choice_options):
+    for option in reversed((*_choice_options, *relay_options)):
         wrapped = option(wrapped)
     return wrapped
 
@@ -119,13 +129,21 @@ def reached(wanted: HostsWanted, then: Callable[[AgentLink], object], *, needs_a
     """
     make_room_for_nodes(len(wanted.entries))
     with LinkGroup() as group:
-        for entry in wanted.entries:
-            group.add(link_by(entry.host, wanted.named_python, entry.python, wanted.python, wanted.ssh_config))
+        for number, entry in enumerate(wanted.entries):
+            group.add(_link_to(entry, number, wanted))
         away = {host: error for host, error in group.connect(then) if error is not None}
         _tell(away, wanted, is_in_the_way=needs_all or len(away) == len(group.links))
         there = [(link, entry) for link, entry in zip(group.links, wanted.entries, strict=True) if link.is_somewhere]
         still_away = {link.host: away[link.host] for link, _ in there if link.host in away}
         yield Hosts(tuple(link for link, _ in there), tuple(entry for _, entry in there), wanted.typed, still_away)
+
+
+def _link_to(entry: HostEntry, number: int, wanted: HostsWanted) -> AgentLink:
+    if wanted.hub is None:
+        return link_by(entry.host, wanted.named_python, entry.python, wanted.python, wanted.ssh_config)
+    from app.ssh.relayed_link import RelayedLink  # noqa: PLC0415 - only who goes through one pays for paramiko
+
+    return RelayedLink(entry.host, wanted.hub, number)
 
 
 def _tell(away: Mapping[str, AppError], wanted: HostsWanted, *, is_in_the_way: bool) -> None:
@@ -151,5 +169,5 @@ def _without_inventory(names: tuple[str, ...]) -> tuple[HostEntry, ...]:
     return tuple(HostEntry(name) for name in dict.fromkeys(names))
 
 
-def _repeated(option: str, values: tuple[str, ...]) -> list[str]:
+def _repeated(option: str, values: Iterable[str]) -> list[str]:
     return [word for value in values for word in (option, value)]

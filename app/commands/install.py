@@ -13,6 +13,7 @@ import msgspec
 from app.commands.each_host import on_each, tell_each
 from app.commands.host_options import json_option, named_python, reaches
 from app.commands.inventory_file import named_hosts
+from app.commands.relay_options import refuse_relay
 from app.commands.up_down import jobs_left, lists_hosts
 from app.headless import print_line
 from app.inventory.inventory import HostEntry
@@ -53,6 +54,8 @@ def install(*, hosts: tuple[str, ...], exclude: tuple[str, ...], is_json: bool, 
 
     Nothing is installed into a Python that belongs to the operating system.
     """
+    if not hosts:
+        refuse_relay("install")
     entries = chosen = named_hosts(hosts, exclude)
     named = python = named_python(how["python"])
     if how["venv"]:

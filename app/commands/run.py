@@ -221,6 +221,9 @@ def _look_first(hosts: Hosts, request: RunRequest) -> None:
     Raises:
         AppError: They are not; each thing that is in the way has been told.
     """
+    if not all(link.runs_programs for link in hosts.links):
+        print_line("rankdeck: nodes behind a relay are not examined; each tries the way to the first one")
+        return
     found = preflight([*zip(wanted_of(hosts, request), hosts.links, strict=True)])
     if request.master_addr:
         found = found.without("reach")  # the job takes another way than was tried; its nodes will try that one

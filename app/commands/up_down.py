@@ -9,6 +9,7 @@ import click
 from app.commands.each_host import on_each, tell_each
 from app.commands.host_options import exclude_option, json_option, reaches
 from app.commands.inventory_file import named_hosts
+from app.commands.relay_options import refuse_relay
 from app.safe_text import LINE_LIMIT, clean
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ def up(*, hosts: tuple[str, ...], exclude: tuple[str, ...], is_json: bool, pytho
     A HOST is one that SSH reaches, localhost, or a pattern of the inventory, as 'gpu*'; without one it is all of the
     inventory.
     """
+    if not hosts:
+        refuse_relay("up")
     answers = on_each(named_hosts(hosts, exclude), python, ssh_config, lambda link: link.bring_up())
     raise SystemExit(tell_each(answers, _told_of_up, "up", is_json=is_json))
 
@@ -54,6 +57,8 @@ def down(
 
     HOST is as for `up`.
     """
+    if not hosts:
+        refuse_relay("down")
     chosen = named_hosts(hosts, exclude)
     answers = on_each(chosen, python, ssh_config, lambda link: link.shut_down(kill_jobs=kill_jobs))
     raise SystemExit(tell_each(answers, _told_of_down, "down", is_json=is_json))

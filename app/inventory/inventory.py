@@ -64,6 +64,23 @@ class Inventory(msgspec.Struct, frozen=True):
     name: str = ""
     hosts: tuple[HostEntry, ...] = ()
     jobs: tuple[JobEntry, ...] = ()
+    relay: str = ""
+    """The host of the relay that its nodes dial; empty where SSH goes to each."""
+    relay_dir: str = ""
+    """Of the relay there; empty is its usual one."""
+    workdir: str = ""
+    """Of nodes that have no table of their own."""
+
+    @property
+    def kind(self) -> str:
+        """What its hosts are those of, in words."""
+        return f"the relay on {clean(self.relay)}" if self.relay else "the inventory"
+
+    def behind_relay(self, nodes: Sequence[str]) -> Inventory:
+        """Return an inventory of exactly these nodes, each with what is said of it here."""
+        known = {entry.host: entry for entry in self.hosts}
+        hosts = tuple(known.get(node, HostEntry(node, workdir=self.workdir)) for node in nodes)
+        return msgspec.structs.replace(self, hosts=hosts)
 
     def chosen(self, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> tuple[HostEntry, ...]:
         """Return the hosts that match any pattern of `include`, all without one, and none of `exclude`.
@@ -74,7 +91,7 @@ class Inventory(msgspec.Struct, frozen=True):
         for pattern in (*include, *exclude):
             if not any(_fits(entry, pattern) for entry in self.hosts):
                 near = nearest_text(pattern, [entry.host for entry in self.hosts])
-                raise UsageError(f"{clean(repeated(pattern))} matches no host of the inventory{near}")
+                raise UsageError(f"{clean(repeated(pattern))} matches no host of {self.kind}{near}")
         chosen = tuple(
             entry
             for entry in self.hosts
@@ -82,7 +99,7 @@ class Inventory(msgspec.Struct, frozen=True):
             and not any(_fits(entry, pattern) for pattern in exclude)
         )
         if not chosen:
-            raise UsageError("no host of the inventory is left", "choose less narrowly")
+            raise UsageError(f"no host of {self.kind} is left", "choose less narrowly")
         return chosen
 
 
@@ -121,7 +138,8 @@ def read_inventory(written: str, place: str) -> Inventory:
     _look_for_strangers(content, reader)
     cluster = reader.values(content.get("cluster", {}), _CLUSTER, ("cluster",), "[cluster]")
     hosts = _read_hosts(content.get("node", []), cluster, reader)
-    inventory = Inventory(cluster.get("name", ""), hosts, read_jobs(content.get("job", {}), reader))
+    own = {key: cluster[key] for key in ("name", "relay", "relay_dir", "workdir") if key in cluster}
+    inventory = Inventory(hosts=hosts, jobs=read_jobs(content.get("job", {}), reader), **own)
     if reader.troubles:
         raise WrongInventoryError(sorted(reader.troubles, key=lambda trouble: trouble.origin.line))
     return inventory
@@ -218,6 +236,8 @@ _CLUSTER: Fields = {
     "python": ("python", text),
     "workdir": ("workdir", text),
     **_TELEMETRY,
+    "relay": ("relay", _host),
+    "relay_dir": ("relay_dir", text),
 }
 _NODE: Fields = {
     "host": ("host", _host),

@@ -46,7 +46,7 @@ class Received(NamedTuple):
     node: str
     report: NodeFrame
     now_s: float
-    """Monotonic, on this machine."""
+    """Monotonic, on this machine; of a report that was kept on the way, when it left its agent."""
     frame: bytes
     """The report as it came."""
 
@@ -145,12 +145,12 @@ class Telemetry:
         except zmq.Again:
             return  # a connection has come or gone
 
-    def take(self, node: str, frame: bytes) -> None:
-        """Take a frame that has come on whatever road; may be called from any thread."""
-        now_s = time.monotonic()
+    def take(self, node: str, frame: bytes, age_s: float = 0.0) -> None:
+        """Take a frame that has come on whatever road, after so long on it; may be called from any thread."""
+        as_of_s = time.monotonic() - age_s
         with self._lock:
-            self._latest[node] = (now_s, frame)
-        self.heard_s[node] = now_s
+            self._latest[node] = (as_of_s, frame)
+        self.heard_s[node] = as_of_s
 
     def _decoded(self, node: str, now_s: float, frame: bytes) -> Received | None:
         try:

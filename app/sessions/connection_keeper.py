@@ -16,7 +16,7 @@ from app.words import seconds_text
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from app.ssh.agent_link import AgentLink
+    from app.ssh.agent_link import Kept
 
 LOOK_S = 0.25
 """Between two looks at whether the connection stands; SSH itself takes seconds to notice."""
@@ -40,7 +40,7 @@ class ConnectionKeeper:
 
     def __init__(
         self,
-        link: AgentLink,
+        link: Kept,
         tell: Callable[[str], None],
         patience_s: float,
         absence: AppError | None = None,
@@ -72,6 +72,11 @@ class ConnectionKeeper:
         """Done once an attempt is over that somebody waits for."""
         self._asks = False
         self._wake = asyncio.Event()
+
+    @property
+    def host(self) -> str:
+        """Where the connection goes."""
+        return self._link.host
 
     @property
     def wants_answer(self) -> bool:

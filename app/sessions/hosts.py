@@ -42,9 +42,13 @@ class Hosts(NamedTuple):
 
     @property
     def direct(self) -> list[tuple[AgentLink, HostEntry]]:
-        """Those whose reports are to come straight over TCP; this machine's own have no way to go."""
+        """Those whose reports are to come straight over TCP: not from this machine, nor where a relay brings them."""
         both = zip(self.links, self.entries, strict=True)
-        return [(link, entry) for link, entry in both if entry.telemetry == CURVE and link.host != THIS_MACHINE]
+        return [
+            (link, entry)
+            for link, entry in both
+            if entry.telemetry == CURVE and link.kept is link and link.host != THIS_MACHINE
+        ]
 
     @property
     def text(self) -> str:
@@ -79,7 +83,7 @@ class Connections:
 
     async def open(
         self,
-        take_frame: Callable[[str, bytes], None],
+        take_frame: Callable[[str, bytes, float], None],
         patience_s: float,
         is_unheard: Callable[[str], bool],
         *,
@@ -88,7 +92,8 @@ class Connections:
         """Bring the agents' sockets here.
 
         Args:
-            take_frame: Called from a thread with a node and a frame of its telemetry, where it comes by no socket.
+            take_frame: Called from a thread with a node, a frame of its telemetry, and how old that is, where it comes
+                by no socket.
             patience_s: How long a connection that is lost is tried again; 0 is not at all.
             is_unheard: Tells whether a node says nothing.
             may_ask: Whether somebody can be asked what a host wants to know; see `keepers_that_wait`.
@@ -99,7 +104,9 @@ class Connections:
         direct = {link.host for link, _ in self._hosts.direct}
 
         def open_road(link: AgentLink) -> None:
-            link.open_road(lambda frame: take_frame(link.host, frame), has_telemetry=link.host not in direct)
+            link.open_road(
+                lambda frame, age_s=0.0: take_frame(link.host, frame, age_s), has_telemetry=link.host not in direct
+            )
 
         links = self._hosts.links
         opened = await asyncio.to_thread(lambda: list(at_once(links, open_road)))
@@ -109,29 +116,31 @@ class Connections:
             raise next(iter(self._away.values()))
         for link in links:
             if not link.is_forwarded:
-                ways = "`agent proxy`" if link.host in direct else "`agent proxy` and `agent relay`"
+                ways = "`agent proxy`" if link.host in direct else "`agent proxy` and `agent telemetry`"
                 self._tell(f"sshd of {link.host} forwards no sockets: going through {ways}")
         if patience_s:
-            self._keepers = {
-                link.host: ConnectionKeeper(
-                    link,
-                    self._tell,
-                    patience_s,
-                    self._away.get(link.host),
-                    partial(is_unheard, link.host),
-                    may_ask=may_ask,
-                )
-                for link in links
-            }
-            self._tasks = [
-                asyncio.create_task(keeper.run(), name="rankdeck-connection") for keeper in self._keepers.values()
-            ]
+            kept: dict[int, ConnectionKeeper] = {}
+            for link in links:
+                if id(link.kept) not in kept:  # hosts behind a relay have a connection in common
+                    kept[id(link.kept)] = self._keeper(link, patience_s, is_unheard, may_ask=may_ask)
+                self._keepers[link.host] = kept[id(link.kept)]
+            self._tasks = [asyncio.create_task(keeper.run(), name="rankdeck-connection") for keeper in kept.values()]
+
+    def _keeper(
+        self, link: AgentLink, patience_s: float, is_unheard: Callable[[str], bool], *, may_ask: bool
+    ) -> ConnectionKeeper:
+        """Return what keeps a link's connection; a common one knows by itself whether the other end lives."""
+        if link.kept is not link:
+            return ConnectionKeeper(link.kept, self._tell, patience_s, may_ask=may_ask)
+        absence, unheard = self._away.get(link.host), partial(is_unheard, link.host)
+        return ConnectionKeeper(link, self._tell, patience_s, absence, unheard, may_ask=may_ask)
 
     @property
     def troubles(self) -> dict[str, str]:
         """Why there is no way to a host at present, in words; empty where there is one."""
-        kept = {host: keeper.trouble for host, keeper in self._keepers.items()}
-        words = kept or {host: error.whole for host, error in self._away.items()}
+        own = {link.host: link.trouble for link in self._hosts.links if link.kept is not link}
+        kept = {host: keeper.trouble or own.get(host, "") for host, keeper in self._keepers.items()}
+        words = kept or {host: error.whole for host, error in self._away.items()} | own
         return {host: trouble.removeprefix(f"{host}: ") for host, trouble in words.items()}
 
     def absence(self, host: str) -> AppError | None:
@@ -144,7 +153,7 @@ class Connections:
     @property
     def keepers_that_wait(self) -> dict[str, ConnectionKeeper]:
         """Those of hosts that want an answer of a person, who can be asked."""
-        return {host: keeper for host, keeper in self._keepers.items() if keeper.wants_answer}
+        return {keeper.host: keeper for keeper in self._keepers.values() if keeper.wants_answer}
 
     def forget_refusals(self) -> None:
         """Let the person be asked again what they have left unanswered."""

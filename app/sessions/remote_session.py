@@ -96,7 +96,8 @@ class RemoteSession(LiveSession):
         `start`."""
         self.questions: HostQuestions | None = None
         """What hosts want to know; None where nobody is asked."""
-        self.doctor = HostDoctor(hosts, self._connections.absence, lambda: self.session.fleet)
+        if all(link.runs_programs for link in hosts.links):
+            self.doctor = HostDoctor(hosts, self._connections.absence, lambda: self.session.fleet)
         self.can_inject = False
         """True while the job that is shown allows faults."""
         if not self.is_read_only:

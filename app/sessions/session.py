@@ -194,9 +194,9 @@ class Session:
         heard_s = float(self._cluster.heard_s[self._cluster.nodes[node].index])
         return time.monotonic() > max(heard_s, self._listening_since_s) + UNHEARD_S
 
-    def take_frame(self, node: str, frame: bytes) -> None:
+    def take_frame(self, node: str, frame: bytes, age_s: float = 0.0) -> None:
         """Take a frame of telemetry that came by another road than the node's socket; may be called from any thread."""
-        self.telemetry.take(node, frame)
+        self.telemetry.take(node, frame, age_s)
 
     def drain_logs(self) -> list[tuple[str, LogLine]]:
         """Return the (node, line) pairs that have come since the last call, in order of arrival."""

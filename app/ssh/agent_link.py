@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 import sys
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
 
@@ -20,7 +20,7 @@ from app.safe_text import LINE_LIMIT, clean
 from app.ssh.talk import Talk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
+    from collections.abc import Container, Sequence
     from pathlib import Path
 
     from app.ssh.remote_command import Finished
@@ -53,6 +53,33 @@ class AgentPlace(msgspec.Struct, frozen=True):
     rankdeck: str = ""
     addresses: list[str] = []
     """As `10.0.0.5/24`, the one first under which SSH has come there."""
+
+
+class TakesFrame(Protocol):
+    """Takes a frame of telemetry, and how old it is for all that is known; called from a thread."""
+
+    def __call__(self, frame: bytes, age_s: float = 0.0) -> None:
+        """See above."""
+        ...
+
+
+class Kept(Protocol):
+    """A connection that is brought back when it is lost."""
+
+    host: str
+
+    @property
+    def is_alive(self) -> bool:
+        """False once it is lost."""
+        ...
+
+    def reconnect(self, *, asks: bool = False) -> None:
+        """Bring it back; see `AgentLink.reconnect`."""
+        ...
+
+    def find(self) -> object:
+        """Find out whether the other end serves; raises where it does not."""
+        ...
 
 
 class AgentLink(ABC):
@@ -154,7 +181,7 @@ class AgentLink(ABC):
         return reply.num_jobs_left or 0
 
     @abstractmethod
-    def open_road(self, on_frame: Callable[[bytes], None], *, has_telemetry: bool = True) -> None:
+    def open_road(self, on_frame: TakesFrame, *, has_telemetry: bool = True) -> None:
         """Bring the agent's sockets here; of a host that has not been reached yet they come with `reconnect`.
 
         Args:
@@ -189,6 +216,21 @@ class AgentLink(ABC):
 
     def forget_refusals(self) -> None:  # noqa: B027 - on the way to most hosts nobody is asked anything
         """Let the person be asked again what they have left unanswered."""
+
+    @property
+    def kept(self) -> Kept:
+        """What is to be kept so that this link lives: itself, or what it has in common with others."""
+        return self
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing is heard from there although the connection stands, in words; empty where nothing is known."""
+        return ""
+
+    @property
+    def runs_programs(self) -> bool:
+        """False where only the agent can be spoken to."""
+        return True
 
     @abstractmethod
     def close(self) -> None:
@@ -263,6 +305,33 @@ class AgentLink(ABC):
             HostUnreachableError: The host would not.
         """
         return Talk(self.host, arguments[0], self._open(self._argv(*arguments)))
+
+    @abstractmethod
+    def go_again(self, *, asks: bool = False) -> None:
+        """Go there again after the connection was lost; nothing is looked for there.
+
+        Args:
+            asks: Somebody waits for a question.
+
+        Raises:
+            HostUnreachableError: It cannot be reached; and so `HostKeyError`.
+        """
+
+    @abstractmethod
+    def open_socket(self, path: str) -> ByteChannel:
+        """Connect to a Unix socket there.
+
+        Raises:
+            HostUnreachableError: Nobody listens there, or the host would not.
+        """
+
+    @abstractmethod
+    def open_verb(self, *arguments: str) -> ByteChannel:
+        """Start a verb of the agent there; the channel is its standard input and output.
+
+        Raises:
+            HostUnreachableError: The host would not.
+        """
 
     @abstractmethod
     def _open(self, argv: Sequence[str]) -> ByteChannel:

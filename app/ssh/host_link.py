@@ -2,7 +2,7 @@
 
 Everything here blocks, within bounds. After `open_road` there is a directory on this machine in which the host's agent
 seems to serve: whatever speaks to local agents speaks to this one. Where sshd forwards no sockets, commands go
-through `agent proxy` and telemetry comes through `agent relay`, each the standard input and output of a process there.
+through `agent proxy` and telemetry comes through `agent telemetry`, each standard input and output of a process there.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import msgspec
 
 from agent.wire.codec import MalformedMessageError
 from agent.wire.fields import CONTROL_SOCKET, TELEMETRY_SOCKET
+from agent.wire.length_frames import FrameReader
 from app.errors import HostUnreachableError, IncompatibleAgentError, SessionError
 from app.runtime_dir import TunnelDir
 from app.safe_text import clean
 from app.ssh.agent_link import DEFAULT_PYTHON, VERB_TIMEOUT_S, AgentLink
 from app.ssh.connection import ForwardingRefusedError, SubsystemRefusedError
 from app.ssh.login import Logins
-from app.ssh.relay_frames import FrameReader
 from app.ssh.talk import LINE_TIMEOUT_S
 from app.ssh.transport import CHANNEL_ERRORS
 from app.ssh.tunnel import JOIN_S, Tunnel
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from app.ssh.agent_link import AgentPlace
+    from app.ssh.agent_link import AgentPlace, TakesFrame
     from app.ssh.connection import SshConnection
     from app.ssh.remote_command import Finished
     from app.ssh.tunnel import ByteChannel
@@ -67,8 +67,8 @@ class HostLink(AgentLink):
         self._is_closed = False
         self._connection: SshConnection | None = None
         self._tunnels: list[Tunnel] = []
-        self._relay: tuple[ByteChannel, threading.Thread] | None = None
-        self._on_frame: Callable[[bytes], None] | None = None
+        self._frames: tuple[ByteChannel, threading.Thread] | None = None
+        self._on_frame: TakesFrame | None = None
         self._has_road = False
         self._has_telemetry = True
         self._road_lock = threading.Lock()
@@ -101,7 +101,7 @@ class HostLink(AgentLink):
         connection.close()
         raise HostUnreachableError(self.host, "the link to it is closed")
 
-    def open_road(self, on_frame: Callable[[bytes], None], *, has_telemetry: bool = True) -> None:
+    def open_road(self, on_frame: TakesFrame, *, has_telemetry: bool = True) -> None:
         """Bring the agent's sockets here, or have them come once the host is reached; see `AgentLink.open_road`."""
         self._on_frame = on_frame
         self._has_telemetry = has_telemetry
@@ -122,12 +122,8 @@ class HostLink(AgentLink):
         self._logins.forget_refusals()
 
     def reconnect(self, *, asks: bool = False) -> None:
-        """Log in again, without a question unless somebody waits for one; see `AgentLink.reconnect`."""
-        if not self.is_alive:
-            lost, self._connection = self._connection, None
-            if lost is not None:
-                lost.close()
-            self._log_in(asks=asks)
+        """Log in again; see `AgentLink.reconnect`."""
+        self.go_again(asks=asks)
         before = self.place
         place = self.find()
         if before is not None and place.dir != before.dir:
@@ -135,8 +131,24 @@ class HostLink(AgentLink):
         if not self._has_road:
             self._find_road()
         elif not self.is_forwarded and self._has_telemetry:
-            self._end_relay()
-            self._start_relay()
+            self._end_frames()
+            self._start_frames()
+
+    def go_again(self, *, asks: bool = False) -> None:
+        """Log in again, without a question unless somebody waits for one; see `AgentLink.go_again`."""
+        if not self.is_alive:
+            lost, self._connection = self._connection, None
+            if lost is not None:
+                lost.close()
+            self._log_in(asks=asks)
+
+    def open_socket(self, path: str) -> ByteChannel:
+        """Connect to a Unix socket there; see `AgentLink.open_socket`."""
+        return self._connected().open_socket(path)
+
+    def open_verb(self, *arguments: str) -> ByteChannel:
+        """Start a verb there; see `AgentLink.open_verb`."""
+        return self._connected().open_process(self._argv(*arguments))
 
     def close(self) -> None:
         """Let go of the host, of each part whatever the others raise; safe to call twice."""
@@ -149,7 +161,7 @@ class HostLink(AgentLink):
                 parts.callback(self._connection.close)
             for tunnel in tunnels:
                 parts.callback(tunnel.close)
-            parts.callback(self._end_relay)
+            parts.callback(self._end_frames)
 
     def _connected(self) -> SshConnection:
         connection = self._connection  # another thread may be about to replace it
@@ -172,7 +184,7 @@ class HostLink(AgentLink):
         if self.is_forwarded:
             self._tunnels.append(self._tunnel(TELEMETRY_SOCKET, self._open_telemetry))
         else:
-            self._start_relay()
+            self._start_frames()
 
     def _tunnel(self, name: str, open_channel: Callable[[], ByteChannel]) -> Tunnel:
         try:
@@ -185,7 +197,7 @@ class HostLink(AgentLink):
         connection, place = self._connected(), self._found()
         if self.is_forwarded:
             return connection.open_socket(f"{place.dir}/{CONTROL_SOCKET}")
-        return connection.open_process(self._argv("proxy", "--dir", place.dir))
+        return self.open_verb("proxy", "--dir", place.dir)
 
     def _open_telemetry(self) -> ByteChannel:
         return self._connected().open_socket(f"{self._found().dir}/{TELEMETRY_SOCKET}")
@@ -195,19 +207,19 @@ class HostLink(AgentLink):
             raise HostUnreachableError(self.host, "its agent is not found yet")
         return self.place
 
-    def _start_relay(self) -> None:
+    def _start_frames(self) -> None:
         assert self._on_frame is not None
-        channel = self._connected().open_process(self._argv("relay", "--dir", self._found().dir))
+        channel = self.open_verb("telemetry", "--dir", self._found().dir)
         reading = (channel, self._on_frame)
-        thread = threading.Thread(target=_read_frames, args=reading, name="rankdeck-relay", daemon=True)
-        self._relay = (channel, thread)
+        thread = threading.Thread(target=_read_frames, args=reading, name="rankdeck-frames", daemon=True)
+        self._frames = (channel, thread)
         thread.start()
 
-    def _end_relay(self) -> None:
-        relay, self._relay = self._relay, None
-        if relay is None:
+    def _end_frames(self) -> None:
+        frames, self._frames = self._frames, None
+        if frames is None:
             return
-        channel, thread = relay
+        channel, thread = frames
         with contextlib.suppress(*CHANNEL_ERRORS):
             channel.close()
         thread.join(JOIN_S)
@@ -229,7 +241,7 @@ class HostLink(AgentLink):
         return channel
 
 
-def _read_frames(channel: ByteChannel, on_frame: Callable[[bytes], None]) -> None:
+def _read_frames(channel: ByteChannel, on_frame: TakesFrame) -> None:
     reader = FrameReader()
     with contextlib.suppress(*CHANNEL_ERRORS, MalformedMessageError):  # the node's row says that nothing comes
         while chunk := channel.recv(65_536):

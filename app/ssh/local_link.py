@@ -18,8 +18,9 @@ from app.ssh.remote_command import Finished
 from app.ssh.talk import LINE_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from app.ssh.agent_link import TakesFrame
     from app.ssh.tunnel import ByteChannel
 
 END_S = 5.0
@@ -52,7 +53,7 @@ class LocalLink(AgentLink):
     def connect(self) -> None:
         """Do nothing: we are here."""
 
-    def open_road(self, on_frame: Callable[[bytes], None], *, has_telemetry: bool = True) -> None:
+    def open_road(self, on_frame: TakesFrame, *, has_telemetry: bool = True) -> None:
         """Do nothing: the sockets are here."""
 
     def bring_telemetry(self) -> None:
@@ -61,6 +62,23 @@ class LocalLink(AgentLink):
     def reconnect(self, *, asks: bool = False) -> None:  # noqa: ARG002 - nothing is asked here
         """Look for the agent: no connection was lost."""
         self.find()
+
+    def go_again(self, *, asks: bool = False) -> None:
+        """Do nothing: we are here."""
+
+    def open_socket(self, path: str) -> ByteChannel:
+        """Connect to a Unix socket."""
+        near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            near.connect(path)
+        except OSError as error:
+            near.close()
+            raise HostUnreachableError(self.host, f"nobody answers at {clean(path)}: {error.strerror}") from error
+        return _LocalSocket(near)
+
+    def open_verb(self, *arguments: str) -> ByteChannel:
+        """Do nothing of the kind: sockets are never refused here."""
+        raise HostUnreachableError(self.host, f"`agent {arguments[0]}` is not wanted here")
 
     def close(self) -> None:
         """Do nothing: nothing is held."""
@@ -89,25 +107,12 @@ class LocalLink(AgentLink):
         return Finished(done.returncode, done.stdout, clean(lines[-1], LINE_LIMIT))
 
 
-class _LocalProcess:
-    """A process of this machine, as the channel that is its standard input and output."""
+class _LocalSocket:
+    """A socket of this machine, as a channel."""
 
-    def __init__(self, argv: Sequence[str]) -> None:
-        """Start it.
-
-        Raises:
-            HostUnreachableError: It cannot be started.
-        """
-        self._near, far = socket.socketpair()
-        self._near.settimeout(LINE_TIMEOUT_S)
-        with far:
-            try:
-                self._process = subprocess.Popen(
-                    argv, stdin=far.fileno(), stdout=far.fileno(), stderr=subprocess.DEVNULL
-                )
-            except OSError as error:
-                self._near.close()
-                raise HostUnreachableError(THIS_MACHINE, f"{argv[0]} does not run: {error.strerror}") from error
+    def __init__(self, near: socket.socket) -> None:
+        """`near` is connected."""
+        self._near = near
 
     def recv(self, nbytes: int) -> bytes:
         return self._near.recv(nbytes)
@@ -120,10 +125,36 @@ class _LocalProcess:
             self._near.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """End it with its standard input, or else by force; safe to call twice."""
+        """End it; safe to call twice."""
         with contextlib.suppress(OSError):
             self._near.shutdown(socket.SHUT_RDWR)  # a `recv` under way returns
         self._near.close()
+
+
+class _LocalProcess(_LocalSocket):
+    """A process of this machine, as the channel that is its standard input and output."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        """Start it.
+
+        Raises:
+            HostUnreachableError: It cannot be started.
+        """
+        near, far = socket.socketpair()
+        super().__init__(near)
+        near.settimeout(LINE_TIMEOUT_S)
+        with far:
+            try:
+                self._process = subprocess.Popen(
+                    argv, stdin=far.fileno(), stdout=far.fileno(), stderr=subprocess.DEVNULL
+                )
+            except OSError as error:
+                near.close()
+                raise HostUnreachableError(THIS_MACHINE, f"{argv[0]} does not run: {error.strerror}") from error
+
+    def close(self) -> None:
+        """End it with its standard input, or else by force; safe to call twice."""
+        super().close()
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:

@@ -104,9 +104,9 @@ async def look_on(group: LinkGroup, telemetry: str) -> None:
     await until_async(lambda: all(row.state == "up" for row in session.view().nodes()), 30, "every node is up")
     print(f"  every node is up after {time.perf_counter() - began_s:.2f} s")
 
-    def keep(node: str, frame: bytes) -> None:
-        heard.append((time.monotonic(), frame))
-        take(node, frame)
+    def keep(node: str, frame: bytes, age_s: float = 0.0) -> None:
+        heard.append((time.monotonic() - age_s, frame))
+        take(node, frame, age_s)
 
     session.session.telemetry.take = keep  # type: ignore[method-assign]
     cpu_s, began_s = time.process_time(), time.perf_counter()

@@ -74,9 +74,9 @@ class CountedTelemetry(Telemetry):
 
     num_received = 0
 
-    def take(self, node: str, frame: bytes) -> None:
+    def take(self, node: str, frame: bytes, age_s: float = 0.0) -> None:
         self.num_received += 1
-        super().take(node, frame)
+        super().take(node, frame, age_s)
 
     def spent_s(self) -> float:
         """Return the CPU time of the thread that receives."""

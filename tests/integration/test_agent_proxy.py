@@ -66,17 +66,17 @@ def test_a_proxy_to_nobody_says_so(tmp_path: Path) -> None:
     assert b"no agent answers" in stderr
 
 
-def test_a_relay_writes_reports_with_their_length_until_its_input_ends(agent: RunningAgent) -> None:
-    with carrier("relay", agent.directory) as relay:
-        assert relay.stdin
-        assert relay.stdout
+def test_telemetry_writes_reports_with_their_length_until_its_input_ends(agent: RunningAgent) -> None:
+    with carrier("telemetry", agent.directory) as frames:
+        assert frames.stdin
+        assert frames.stdout
         reports = []
         for _ in range(3):
-            (length,) = struct.unpack(">I", relay.stdout.read(4))
-            reports.append(decode_node_report(relay.stdout.read(length)))
-        relay.stdin.close()
+            (length,) = struct.unpack(">I", frames.stdout.read(4))
+            reports.append(decode_node_report(frames.stdout.read(length)))
+        frames.stdin.close()
 
-        assert relay.wait(10) == 0
+        assert frames.wait(10) == 0
     assert {report.epoch for report in reports} == {agent.ready["epoch"]}
     assert len({report.report_seq for report in reports}) == 3
 

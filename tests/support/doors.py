@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from app.errors import AnswerNeededError, AppError, HostUnreachableError
 from app.ssh.agent_link import AgentLink
@@ -62,6 +62,15 @@ class Door(AgentLink):
 
     def bring_telemetry(self) -> None:
         pass
+
+    def go_again(self, *, asks: bool = False) -> None:
+        self.reconnect(asks=asks)
+
+    def open_socket(self, path: str) -> NoReturn:
+        raise HostUnreachableError(self.host, f"{path} is behind a door")
+
+    def open_verb(self, *arguments: str) -> NoReturn:
+        raise HostUnreachableError(self.host, f"{arguments[0]} is behind a door")
 
     def open_road(self, on_frame: Callable[[bytes], None], *, has_telemetry: bool = True) -> None:
         """There is no road."""

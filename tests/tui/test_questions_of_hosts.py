@@ -66,7 +66,7 @@ class House:
         hosts = these(*self.doors)._replace(away={door.host: door.absence() for door in self.doors[1:]})
         connections = Connections(hosts, self._tell)
         self.source.questions = HostQuestions(self.desk, connections, self._tell)
-        await connections.open(lambda _node, _frame: None, math.inf, lambda _node: False, may_ask=True)
+        await connections.open(lambda _node, _frame, _age_s: None, math.inf, lambda _node: False, may_ask=True)
         try:
             async with desk(self.source, size) as console:
                 await until(console, lambda: len(self.waiting) == len(self.doors))

@@ -64,6 +64,18 @@ def note(facts: StartFacts, way: Way) -> str:
     return next(offer.note for offer in offers(facts) if offer.way is way)
 
 
+def test_a_cluster_behind_a_relay_is_offered_without_what_goes_to_each_host() -> None:
+    relayed = msgspec.structs.replace(lab().inventory, relay="login1")
+    facts = msgspec.structs.replace(FULL, inventory=relayed, inventory_file="~/lab/rankdeck.toml")
+
+    ways = [offer.way for offer in offers(facts)]
+
+    assert ways[:2] == [Way.CLUSTER, Way.RUN_ON_ALL]
+    assert Way.EXAMINE not in ways
+    assert "the nodes behind the relay on login1" in note(facts, Way.CLUSTER)
+    assert all_hosts_text(facts) == "all nodes of the relay"
+
+
 def test_a_demo_is_offered_only_with_torch_and_else_it_is_said_what_to_install() -> None:
     assert [offer.is_there for offer in offers(FULL)] == [True] * 5
     assert [offer.is_there for offer in offers(BARE)] == [False, True, True, True, True]

@@ -179,3 +179,18 @@ def test_numbers_beyond_all_measure_are_refused(nproc: str) -> None:
 
     assert len(trouble) < 200
     assert "nproc: " in trouble
+
+
+def test_nodes_behind_a_relay_are_those_that_it_knows_with_what_the_inventory_says_of_each() -> None:
+    written = (
+        '[cluster]\nrelay = "login1"\nrelay_dir = "/r"\nworkdir = "~/p"\n[[node]]\nhost = "gpu2"\nnproc = 4\n'
+        '[[node]]\nhost = "away"\n'
+    )
+    inventory = read_inventory(written, "rankdeck.toml")
+
+    assert (inventory.relay, inventory.relay_dir) == ("login1", "/r")
+    known = inventory.behind_relay(["gpu1", "gpu2"])
+    assert known.hosts == (HostEntry("gpu1", workdir="~/p"), HostEntry("gpu2", 4, workdir="~/p"))
+    with pytest.raises(UsageError, match="'away' matches no host of the relay on login1"):
+        known.chosen(("away",))
+    assert wrong('[cluster]\nrelay = "no host"\n')

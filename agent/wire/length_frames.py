@@ -1,4 +1,4 @@
-"""Telemetry over a plain stream, as `agent relay` writes it: four bytes of length, big endian, and the frame."""
+"""Frames over a plain stream: four bytes of length, big endian, and the frame."""
 
 from __future__ import annotations
 
@@ -13,23 +13,30 @@ if TYPE_CHECKING:
 LENGTH_BYTES = 4
 
 
+def with_length(frame: bytes) -> bytes:
+    """Return a frame as it goes over a stream."""
+    return len(frame).to_bytes(LENGTH_BYTES, "big") + frame
+
+
 class FrameReader:
     """Takes a stream apart; chunks may be cut anywhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = MAX_NODE_REPORT_BYTES) -> None:
+        """`max_bytes` is of the longest frame; a report of a node unless said."""
         self._buffer = bytearray()
+        self._max_bytes = max_bytes
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """Yield the frames that this chunk completes.
 
         Raises:
-            MalformedMessageError: A frame longer than any report is announced: this is not a relay.
+            MalformedMessageError: A longer frame than may come is announced: this is something else.
         """
         self._buffer += chunk
         while len(self._buffer) >= LENGTH_BYTES:
             length = int.from_bytes(self._buffer[:LENGTH_BYTES], "big")
-            if length > MAX_NODE_REPORT_BYTES:
-                raise MalformedMessageError(f"a frame of {length} bytes, at most {MAX_NODE_REPORT_BYTES} are taken")
+            if length > self._max_bytes:
+                raise MalformedMessageError(f"a frame of {length} bytes, at most {self._max_bytes} are taken")
             end = LENGTH_BYTES + length
             if len(self._buffer) < end:
                 return

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.wire.codec import MalformedMessageError
+from agent.wire.length_frames import FrameReader, with_length
 from agent.wire.reports import MAX_NODE_REPORT_BYTES
-from app.ssh.relay_frames import FrameReader
 
 
 @given(st.lists(st.binary(max_size=40)), st.lists(st.integers(1, 50), min_size=1))
 def test_frames_come_out_as_they_went_in_however_the_stream_is_cut(frames: list[bytes], cuts: list[int]) -> None:
-    stream = b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)
+    stream = b"".join(with_length(frame) for frame in frames)
     reader = FrameReader()
     taken: list[bytes] = []
 

@@ -1,0 +1,153 @@
+"""The newest of every node, and what a console has not seen of it yet. Pure.
+
+Nothing is kept for a console but which version of each node it was told last: one that is slow finds the newest of all,
+one that is quick hears of each change, and neither costs the other anything. Who was told of longest ago comes first,
+so that a console that is too slow for all of them still hears of all of them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from agent.wire.merged import MERGED_BYTES, Merged, MergedReport, RosterEntry
+
+ENTRY_BYTES = 64
+"""Of a node in a frame, beside its place or its report."""
+
+
+class Told(NamedTuple):
+    """Which versions of a node a console knows."""
+
+    entry: int = 0
+    report: int = 0
+
+
+class _Node(msgspec.Struct):
+    entry: RosterEntry
+    entry_version: int
+    heard_at_s: float
+    frame: bytes = b""
+    report_version: int = 0
+    as_of_s: float = 0.0
+
+
+class Newest:
+    """All that a relay knows of its nodes; times are of its own clock.
+
+    Attributes:
+        num_bytes: Of the reports that are kept.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _Node] = {}
+        self._version = 0
+        self.num_bytes = 0
+
+    @property
+    def version(self) -> int:
+        """Of the newest change."""
+        return self._version
+
+    @property
+    def names(self) -> list[str]:
+        """Every node that is there, or was."""
+        return list(self._nodes)
+
+    def put_node(self, entry: RosterEntry, now_s: float) -> None:
+        """Take that a node has come, or gone; its reports are of the past then."""
+        self._forget_report(entry.node)
+        self._version += 1
+        self._nodes[entry.node] = _Node(entry, self._version, now_s)
+
+    def heard(self, node: str, now_s: float) -> None:
+        """Take that a node lives."""
+        self._nodes[node].heard_at_s = now_s
+
+    def put_report(self, node: str, frame: bytes, as_of_s: float) -> None:
+        """Take the newest report of a node that is there."""
+        known = self._nodes[node]
+        self._version += 1
+        self.num_bytes += len(frame) - len(known.frame)
+        known.frame, known.report_version, known.as_of_s = frame, self._version, as_of_s
+
+    def forget_reports(self) -> None:
+        """Let go of all reports: nobody looks on, and what is kept grows old."""
+        for node in self._nodes:
+            self._forget_report(node)
+
+    def forget_node(self, node: str) -> None:
+        """Know nothing of a node any more."""
+        self._forget_report(node)
+        self._nodes.pop(node, None)
+
+    def entry(self, node: str, now_s: float) -> RosterEntry:
+        """Return what is to be said of a node."""
+        known = self._nodes[node]
+        return msgspec.structs.replace(known.entry, heard_ms=_ms(now_s - known.heard_at_s))
+
+    def since(self, told: Told, node: str, now_s: float) -> tuple[RosterEntry | None, MergedReport | None, Told]:
+        """Return what of a node is news for whoever knows so much, and what he knows then."""
+        known = self._nodes[node]
+        entry = self.entry(node, now_s) if known.entry_version > told.entry else None
+        report = None
+        if known.frame and known.report_version > told.report:
+            report = MergedReport(node, _ms(now_s - known.as_of_s), known.frame)
+        return entry, report, Told(known.entry_version, known.report_version or told.report)
+
+    def _forget_report(self, node: str) -> None:
+        if (known := self._nodes.get(node)) is not None:
+            self.num_bytes -= len(known.frame)
+            known.frame = b""
+
+
+class Onlooker:
+    """A console: what it was told."""
+
+    def __init__(self, newest: Newest, relay: str) -> None:
+        self._newest = newest
+        self._relay = relay
+        self._told: dict[str, Told] = {}
+        """In the order in which they were told of."""
+        self._seen_version = -1
+
+    @property
+    def has_news(self) -> bool:
+        """There may be something that this console was not told."""
+        return self._newest.version > self._seen_version
+
+    def take(self, held_ms: int, num_expected: int, now_s: float) -> Merged | None:
+        """Return the next frame, None if there is nothing that this console does not know."""
+        is_first, num_bytes = self._seen_version < 0, 0
+        nodes: list[RosterEntry] = []
+        reports: list[MergedReport] = []
+        for node in self._longest_untold_first():
+            before = self._told.get(node, Told())
+            entry, report, told = self._newest.since(before, node, now_s)
+            if entry is None and report is None:
+                continue
+            if num_bytes > MERGED_BYTES:
+                self._seen_version = 0  # there is more
+                return Merged(self._relay, held_ms, num_expected, nodes=nodes, reports=reports)
+            self._told.pop(node, None)
+            self._told[node] = told
+            if entry is not None:
+                nodes.append(entry)
+                num_bytes += ENTRY_BYTES + len(entry.place) + len(entry.why)
+            if report is not None:
+                reports.append(report)
+                num_bytes += ENTRY_BYTES + len(report.frame)
+        self._seen_version = self._newest.version
+        if not (nodes or reports or is_first):
+            return None
+        return Merged(self._relay, held_ms, num_expected, is_whole=True, nodes=nodes, reports=reports)
+
+    def _longest_untold_first(self) -> list[str]:
+        known = set(self._newest.names)
+        self._told = {node: told for node, told in self._told.items() if node in known}
+        return [*(known - self._told.keys()), *self._told]
+
+
+def _ms(seconds: float) -> int:
+    return max(0, round(seconds * 1000))

@@ -1,0 +1,119 @@
+"""The consoles of a relay: each gets what is new to it, when it asks, as fast as it reads."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from agent.fan_in.newest import Newest, Onlooker
+from agent.roads.peer import peer_of
+from agent.wire.length_frames import with_length
+from agent.wire.merged import ASK, MAX_ASKED, encode_merged
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+MAX_CONSOLES = 64
+MERGE_S = 0.05
+"""Between two frames for a console that knows all there is: so many nodes are told of in one, a quarter of the time
+between two reports of a node."""
+
+
+class Onlookers:
+    """Serves consoles from `open` to `close`."""
+
+    def __init__(
+        self, newest: Newest, relay: str, num_expected: Callable[[], int], on_watched: Callable[[], None]
+    ) -> None:
+        """`on_watched` is called when the first console has come, and when the last one has left."""
+        self._newest = newest
+        self._relay = relay
+        self._num_expected = num_expected
+        self._on_watched = on_watched
+        self._server: asyncio.Server | None = None
+        self._news: set[asyncio.Event] = set()
+        """One of each console."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def are_there(self) -> bool:
+        """Somebody looks on."""
+        return bool(self._news)
+
+    async def open(self, listener: socket.socket) -> None:
+        """Begin to serve."""
+        self._server = await asyncio.start_unix_server(self._connected, sock=listener)
+
+    async def close(self) -> None:
+        """Let go of all consoles."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def tell_news(self) -> None:
+        """Say that something has changed."""
+        for event in self._news:
+            event.set()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        news = asyncio.Event()
+        try:
+            if len(self._news) >= MAX_CONSOLES or peer_of(writer.get_extra_info("socket")).uid != os.geteuid():
+                return
+            self._news.add(news)
+            if len(self._news) == 1:
+                self._on_watched()
+            await self._serve(reader, writer, news)
+        except (ConnectionError, asyncio.CancelledError):
+            return  # it is gone, or we are about to be
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+            if news in self._news:
+                self._news.discard(news)
+                if not self._news:
+                    self._on_watched()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, news: asyncio.Event) -> None:
+        asked: deque[float] = deque()
+        onlooker = Onlooker(self._newest, self._relay)
+        listening = asyncio.create_task(_listen(reader, asked, news))
+        try:
+            while True:
+                waiting = asyncio.create_task(news.wait())
+                await asyncio.wait([listening, waiting], return_when=asyncio.FIRST_COMPLETED)
+                waiting.cancel()
+                if listening.done():
+                    return
+                news.clear()
+                while asked and onlooker.has_news:
+                    now_s = time.monotonic()
+                    merged = onlooker.take(int((now_s - asked[0]) * 1000), self._num_expected(), now_s)
+                    if merged is None:
+                        break
+                    asked.popleft()
+                    writer.write(with_length(encode_merged(merged)))
+                    await writer.drain()
+                    if merged.is_whole:
+                        await asyncio.sleep(MERGE_S)
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+
+
+async def _listen(reader: asyncio.StreamReader, asked: deque[float], news: asyncio.Event) -> None:
+    """Note when each frame was asked for, until the console is gone or asks for what it may not."""
+    while said := await reader.read(64):
+        if said.strip(ASK) or len(asked) + len(said) > MAX_ASKED:
+            return
+        asked.extend([time.monotonic()] * len(said))
+        news.set()

@@ -1,0 +1,257 @@
+"""A relay over one connection: the nodes it knows, their newest reports, and the ways to their agents.
+
+Everything here blocks, within bounds. One thread takes the merged frames, and asks for each: what a busy console does
+not ask for stays at the relay, where newer ones take its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Self
+
+from agent.wire.codec import IncompatibleWireError, MalformedMessageError
+from agent.wire.fields import CONTROL_SOCKET
+from agent.wire.length_frames import FrameReader
+from agent.wire.merged import (
+    ASK,
+    MAX_ASKED,
+    MAX_MERGED_BYTES,
+    MERGED_SOCKET,
+    NO_RELAY,
+    NODES_DIR,
+    Merged,
+    Roster,
+    RosterEntry,
+    decode_merged,
+    decode_roster,
+)
+from app.errors import AgentUnreachableError, HostUnreachableError, IncompatibleAgentError
+from app.safe_text import LINE_LIMIT, clean
+from app.ssh.config import THIS_MACHINE
+from app.ssh.connection import ForwardingRefusedError
+from app.ssh.transport import CHANNEL_ERRORS
+from app.ssh.tunnel import JOIN_S
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from app.ssh.agent_link import AgentLink, TakesFrame
+    from app.ssh.tunnel import ByteChannel
+
+ROSTER_S = 15.0
+"""For the first frames: the whole roster, some mebibytes of it at most."""
+CHUNK_BYTES = 65_536
+HOW_TO_RELAY = "start it there: python -P -m agent relay --listen INTERFACE"
+
+
+class RelayHub:
+    """The connection to a relay; the `with` block closes it, and leaves relay and agents alone.
+
+    Attributes:
+        host: The machine that the relay runs on, as a person calls it.
+        num_expected: How many nodes are to come, as far as anybody has told the relay; else 0.
+    """
+
+    def __init__(self, way: AgentLink, directory: str = "") -> None:
+        """Make the near end.
+
+        Args:
+            way: To the relay's machine.
+            directory: Of the relay there; empty is its usual one.
+        """
+        self.host = way.host
+        self.num_expected = 0
+        self._way = way
+        self._named_directory = directory
+        self._directory = ""
+        self._is_forwarded = True
+        self._lock = threading.RLock()
+        self._entries: dict[str, RosterEntry] = {}
+        self._takers: dict[str, TakesFrame] = {}
+        self._as_of_s: dict[str, float] = {}
+        self._reading: tuple[ByteChannel, threading.Thread] | None = None
+        self._has_roster = threading.Event()
+        self._is_lost = False
+        self._complaint = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def connect(self) -> None:
+        """Go there, and learn which nodes there are.
+
+        Raises:
+            HostUnreachableError: The relay's machine cannot be reached, or no relay serves there.
+            IncompatibleAgentError: It speaks another version.
+        """
+        self._way.connect()
+        self._begin()
+
+    def reconnect(self, *, asks: bool = False) -> None:
+        """Go there again, without a question unless somebody waits for one; raises as `connect`."""
+        self._stop_reading()
+        self._way.go_again(asks=asks)
+        self._begin()
+
+    def find(self) -> Roster:
+        """Return what the relay says of itself; raises as `connect`."""
+        return self._ask_roster()
+
+    def forget_refusals(self) -> None:
+        """See `AgentLink.forget_refusals`."""
+        self._way.forget_refusals()
+
+    def close(self) -> None:
+        """Let go of the relay; safe to call twice."""
+        self._stop_reading()
+        self._way.close()
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the connection is lost, or the relay has ended."""
+        return not self._is_lost and self._way.is_alive
+
+    @property
+    def is_here(self) -> bool:
+        """The relay is on this machine, and its directory is within reach."""
+        return self.host == THIS_MACHINE
+
+    @property
+    def nodes(self) -> Sequence[str]:
+        """The nodes that the relay knows, or has known, in the order of their names' numbers."""
+        with self._lock:
+            return sorted(self._entries, key=natural)
+
+    def entry(self, node: str) -> RosterEntry | None:
+        """Return what the relay says of a node; None if it does not know it."""
+        with self._lock:
+            return self._entries.get(node)
+
+    def follow(self, node: str, on_frame: TakesFrame) -> None:
+        """Have the reports of a node go somewhere."""
+        with self._lock:
+            self._takers[node] = on_frame
+
+    def directory_of(self, node: str) -> str:
+        """Return where a node's command socket is, on the relay's machine."""
+        return f"{self._directory}/{NODES_DIR}/{node}"
+
+    @property
+    def near_directory(self) -> Path:
+        """A directory of this machine that is the console's own."""
+        return self._way.directory
+
+    def open_control(self, node: str) -> ByteChannel:
+        """Connect to the command socket of a node's agent.
+
+        Raises:
+            HostUnreachableError: The connection is lost, or the node is not there.
+        """
+        directory = self.directory_of(node)
+        if self._is_forwarded:
+            return self._way.open_socket(f"{directory}/{CONTROL_SOCKET}")
+        return self._way.open_verb("proxy", "--dir", directory)
+
+    def _begin(self) -> None:
+        self._directory = self.find().dir
+        channel = self._open_merged()
+        reader = threading.Thread(target=self._read, args=(channel,), name="rankdeck-relay", daemon=True)
+        self._has_roster.clear()
+        self._is_lost, self._complaint = False, ""
+        self._reading = (channel, reader)
+        reader.start()
+        if not self._has_roster.wait(ROSTER_S) or self._is_lost:
+            self._stop_reading()
+            raise HostUnreachableError(self.host, self._complaint or "the relay there does not say which nodes it has")
+
+    def _ask_roster(self) -> Roster:
+        where = ("--dir", self._named_directory) if self._named_directory else ()
+        try:
+            return decode_roster(self._way.ask_verb("roster", "--brief", *where))
+        except AgentUnreachableError as error:
+            if NO_RELAY not in str(error):
+                raise
+            where_words = f" in {clean(self._named_directory)}" if self._named_directory else ""
+            raise HostUnreachableError(self.host, f"no relay serves there{where_words}", HOW_TO_RELAY) from error
+        except IncompatibleWireError as error:
+            raise IncompatibleAgentError(self.host, clean(str(error)), self._how_to_mend()) from error
+        except MalformedMessageError as error:
+            raise IncompatibleAgentError(self.host, clean(str(error), LINE_LIMIT), self._how_to_mend()) from error
+
+    def _how_to_mend(self) -> str:
+        return f"bring this console's there: rankdeck install {self.host}; then start the relay and the agents again"
+
+    def _open_merged(self) -> ByteChannel:
+        if self._is_forwarded:
+            try:
+                return self._way.open_socket(f"{self._directory}/{MERGED_SOCKET}")
+            except ForwardingRefusedError:
+                self._is_forwarded = False  # or the relay has ended just now, which the next attempt finds out
+        return self._way.open_verb("roster", "--follow", "--dir", self._directory)
+
+    def _read(self, channel: ByteChannel) -> None:
+        """Take frames and ask for more, until the relay or the connection ends."""
+        reader = FrameReader(MAX_MERGED_BYTES)
+        asked: deque[float] = deque([time.monotonic()] * MAX_ASKED)
+        try:
+            channel.sendall(ASK * MAX_ASKED)
+            while chunk := channel.recv(CHUNK_BYTES):
+                for frame in reader.feed(chunk):
+                    self._take(decode_merged(frame), asked.popleft())
+                    asked.append(time.monotonic())  # one more is asked for than is taken: there is always one
+                    channel.sendall(ASK)
+        except MalformedMessageError as error:
+            self._complaint = clean(str(error), LINE_LIMIT)
+        except CHANNEL_ERRORS:
+            pass  # as if it had ended
+        finally:
+            self._is_lost = True
+            self._has_roster.set()
+            with contextlib.suppress(*CHANNEL_ERRORS):
+                channel.close()
+
+    def _take(self, merged: Merged, asked_at_s: float) -> None:
+        now_s = time.monotonic()
+        on_the_way_s = max(0.0, now_s - asked_at_s - merged.held_ms / 1000)
+        with self._lock:
+            self.num_expected = merged.num_expected
+            self._entries.update((entry.node, entry) for entry in merged.nodes)
+        for report in merged.reports:
+            # However the way there varies, a later report is not older than an earlier one.
+            as_of_s = max(now_s - on_the_way_s - report.age_ms / 1000, self._as_of_s.get(report.node, 0.0))
+            self._as_of_s[report.node] = as_of_s
+            if (take := self._takers.get(report.node)) is not None:
+                take(report.frame, now_s - as_of_s)
+        if merged.is_whole:
+            self._has_roster.set()
+
+    def _stop_reading(self) -> None:
+        reading, self._reading = self._reading, None
+        if reading is None:
+            return
+        channel, thread = reading
+        with contextlib.suppress(*CHANNEL_ERRORS):
+            channel.close()
+        thread.join(JOIN_S)
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Return what sorts `gpu2` before `gpu10`."""
+    parts: list[tuple[int, str]] = []
+    digits = ""
+    for letter in [*name, ""]:
+        if letter.isdigit():
+            digits += letter
+            continue
+        if digits:
+            parts.append((int(digits), ""))
+            digits = ""
+        parts.append((-1, letter))
+    return parts

@@ -1,0 +1,435 @@
+"""Real agents that dial a real relay, and what a console beside it finds: commands, reports, and how old they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import pytest
+import zmq
+
+from agent.fan_in.invitation import read_invitation
+from agent.roads.curve import knock_with, new_key
+from agent.wire.commands import Claim, GetStatus, encode_command
+from agent.wire.digest import decode_frame
+from agent.wire.fan_in import (
+    MAX_FAN_IN_BYTES,
+    RELAY_VERSION,
+    Beat,
+    Data,
+    Hello,
+    NotWelcome,
+    Report,
+    Take,
+    Welcome,
+    WhoAreYou,
+    decode_from_relay,
+    encode_fan_in,
+)
+from agent.wire.fields import CONTROL_SOCKET
+from agent.wire.merged import ASK, MAX_ASKED, MERGED_SOCKET
+from agent.wire.replies import Accepted, Status, decode_reply
+from tests.support.agents import RunningAgent, run_agent_verb
+from tests.support.relays import MergedReader, RunningRelay
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.wire.fan_in import FromNode, FromRelay
+
+GONE_S = 12.0
+"""Ten seconds in which a peer that says nothing is missed, and some for this machine."""
+
+
+@pytest.fixture
+def relay() -> Iterator[RunningRelay]:
+    with RunningRelay() as running:
+        yield running
+
+
+def agent_of(relay: RunningRelay, node: str, **how: str) -> RunningAgent:
+    return RunningAgent("--relay", str(relay.invitation), node=node, environment=how)
+
+
+class Impostor:
+    """Somebody who has the invitation, and says whatever the test wants."""
+
+    def __init__(self, relay: RunningRelay, *, key_is_known: bool = True) -> None:
+        invitation = read_invitation(relay.invitation)
+        assert invitation is not None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        knock_with(self.socket, invitation.key if key_is_known else new_key(), invitation.relay_key)
+        self.socket.connect(f"tcp://{invitation.address}:{invitation.port}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._context.destroy(linger=0)
+
+    def say(self, message: FromNode) -> None:
+        self.socket.send(encode_fan_in(message))
+
+    def hears(self, within_s: float = 10.0) -> FromRelay | None:
+        return decode_from_relay(self.socket.recv()) if self.socket.poll(int(within_s * 1000)) else None
+
+    def hears_first(self, kind: type[FromRelay], within_s: float = 10.0) -> FromRelay:
+        deadline_s = time.monotonic() + within_s
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            if isinstance(heard := self.hears(left_s), kind):
+                return heard
+        raise AssertionError(f"no {kind.__name__}")
+
+
+def hello(node: str = "x", instance: str = "1", **fields: int) -> Hello:
+    return Hello(version=RELAY_VERSION, node=node, instance=instance, place=b"{}", **fields)
+
+
+def connected_to(path: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(20)
+    connection.connect(str(path))
+    return connection
+
+
+def test_a_console_gets_the_newest_report_of_every_node_and_speaks_to_each_agent(relay: RunningRelay) -> None:
+    with agent_of(relay, "a") as a, agent_of(relay, "b") as b, MergedReader(relay.directory) as console:
+        until(lambda: set(console.newest) == {"a", "b"}, 20, "both have reported")
+
+        reports = {node: decode_frame(frame) for node, (frame, _) in console.newest.items()}
+        assert {node: report.epoch for node, report in reports.items()} == {
+            "a": a.ready["epoch"],
+            "b": b.ready["epoch"],
+        }
+        assert all(age_s < 2.0 for _, age_s in console.newest.values())
+        for agent in (a, b):
+            node = agent.ready["node"]
+            with (
+                connected_to(relay.directory / "nodes" / node / CONTROL_SOCKET) as road,
+                road.makefile("rb") as replies,
+            ):
+                for _ in range(3):
+                    road.sendall(encode_command(GetStatus()))
+                    reply = decode_reply(replies.readline())
+                    assert isinstance(reply, Status)
+                    assert reply.report.epoch == agent.ready["epoch"]
+
+
+def test_every_verb_by_hand_takes_the_directory_of_a_node(relay: RunningRelay) -> None:
+    with agent_of(relay, "a") as agent:
+        relay.wait_for("a")
+
+        done = run_agent_verb("status", "--dir", str(relay.directory / "nodes" / "a"))
+
+        assert json.loads(done.stdout)["report"]["epoch"] == agent.ready["epoch"]
+
+
+def test_the_roster_says_who_is_there_who_is_gone_and_how_many_are_to_come(relay: RunningRelay) -> None:
+    with agent_of(relay, "a", SLURM_JOB_NUM_NODES="3") as agent:
+        with agent_of(relay, "b"):
+            relay.wait_for("a", "b")
+        relay.wait_for("a")
+        roster = relay.roster()
+
+    assert roster["num_expected"] == 3
+    a, b = roster["nodes"]
+    assert (a["is_here"], a["place"]["dir"]) == (True, str(agent.directory))
+    assert (b["is_here"], b["why"]) == (False, "its agent has ended")
+    brief = json.loads(run_agent_verb("roster", "--brief", "--dir", str(relay.directory)).stdout or "{}")
+    assert brief["nodes"] == []
+
+
+def test_the_audit_log_of_an_agent_names_the_road_and_whom_the_relay_saw(relay: RunningRelay) -> None:
+    with agent_of(relay, "a") as agent:
+        relay.wait_for("a")
+        with connected_to(relay.directory / "nodes" / "a" / CONTROL_SOCKET) as road, road.makefile("rb") as replies:
+            road.sendall(encode_command(Claim(7, "somebody")))
+            assert isinstance(decode_reply(replies.readline()), Accepted)
+        agent.ask(Claim(8, "somebody here"))
+        lines = [json.loads(line) for line in (agent.directory / "audit.jsonl").read_text().splitlines()]
+
+    over, here = lines
+    assert over["road"].startswith("relay: ")
+    assert str(os.getpid()) in over["road"]
+    assert "road" not in here
+
+
+def test_an_agent_waits_for_a_relay_that_is_not_there_yet(tmp_path: Path) -> None:
+    directory = Path(tempfile.mkdtemp(prefix="rdr-", dir="/tmp"))
+    with (
+        RunningAgent("--relay", str(directory / "invitation.json"), node="a"),
+        RunningRelay(directory=directory) as relay,
+    ):
+        relay.wait_for("a")
+
+
+def test_when_a_relay_is_killed_its_agents_find_the_next_one(relay: RunningRelay) -> None:
+    with agent_of(relay, "a") as a, agent_of(relay, "b"):
+        relay.wait_for("a", "b")
+        relay.kill()
+        before = read_invitation(relay.invitation)
+        relay.begin_again()
+
+        assert read_invitation(relay.invitation) != before
+        relay.wait_for("a", "b")
+        assert a.report().epoch == a.ready["epoch"]
+
+
+def test_when_a_relay_ends_in_order_nothing_is_left_to_be_used(relay: RunningRelay) -> None:
+    with agent_of(relay, "a"):
+        relay.wait_for("a")
+        relay.end()
+
+        assert {path.name for path in relay.directory.iterdir()} == {"relay.lock"}
+
+
+def test_an_agent_that_is_killed_is_missed_and_its_successor_is_let_in_at_once(relay: RunningRelay) -> None:
+    with agent_of(relay, "a") as first, MergedReader(relay.directory) as console:
+        until(lambda: console.here == {"a"}, 20, "it is there")
+        first.process.kill()
+        until(lambda: console.here == set(), GONE_S, "it is missed")
+        assert console.entries["a"].why in {"the connection to it is lost", "nothing has been heard of it"}
+        assert not (relay.directory / "nodes" / "a" / CONTROL_SOCKET).exists()
+        with RunningAgent("--relay", str(relay.invitation), node="a", directory=first.directory):
+            until(lambda: console.here == {"a"}, 20, "it is there again")
+
+
+def test_an_agent_that_stands_still_is_missed_in_time_and_comes_back_by_itself(relay: RunningRelay) -> None:
+    with agent_of(relay, "a") as agent, MergedReader(relay.directory) as console:
+        until(lambda: console.here == {"a"}, 20, "it is there")
+        agent.process.send_signal(signal.SIGSTOP)
+        try:
+            until(lambda: console.here == set(), GONE_S, "it is missed")
+        finally:
+            agent.process.send_signal(signal.SIGCONT)
+
+        until(lambda: console.here == {"a"}, 30, "it is there again")
+
+
+def test_after_a_relay_stood_still_reports_are_new_or_say_how_old_they_are(relay: RunningRelay) -> None:
+    with agent_of(relay, "a"), MergedReader(relay.directory) as console:
+        until(lambda: "a" in console.newest, 20, "it has reported")
+        relay.process.send_signal(signal.SIGSTOP)
+        stopped_at_s = time.monotonic()
+        known = console.newest["a"]
+        time.sleep(3.0)  # it is time that is measured
+        console.forget_figures()
+        relay.process.send_signal(signal.SIGCONT)
+
+        until(lambda: console.newest["a"] is not known and console.newest["a"][1] < 1.5, 20, "news")
+        assert max(console.ages_s) < time.monotonic() - stopped_at_s + 2.0
+        assert decode_frame(console.newest["a"][0]).report_seq > decode_frame(known[0]).report_seq
+
+
+def num_listening(telemetry: Path) -> int:
+    """Return how many sockets there are at a path, the one that waits for others included."""
+    return sum(line.endswith(f" {telemetry}") for line in Path("/proc/net/unix").read_text().splitlines())
+
+
+def test_nobody_listens_at_an_agent_while_no_console_looks_on(relay: RunningRelay) -> None:
+    with agent_of(relay, "a") as agent:
+        relay.wait_for("a")
+        telemetry = agent.directory / "telemetry.sock"
+        with MergedReader(relay.directory) as console:
+            until(lambda: "a" in console.newest, 20, "it has reported")
+            assert num_listening(telemetry) == 2
+
+        until(lambda: num_listening(telemetry) == 1, 20, "the agent has no listener any more")
+        with MergedReader(relay.directory) as console:
+            until(lambda: "a" in console.newest, 20, "it reports to the next one")
+
+
+def test_a_second_node_of_the_same_name_is_told_so_and_does_not_disturb_the_first(relay: RunningRelay) -> None:
+    with agent_of(relay, "a") as first:
+        relay.wait_for("a")
+        second = RunningAgent("--relay", str(relay.invitation), node="a")
+        with second:
+            stderr = second.process.stderr
+            assert stderr is not None
+            line = until(lambda: next((text for text in stderr if "another agent" in text), ""), 20, "it is told")
+
+            assert "serve --node" in line
+            place = relay.roster()["nodes"][0]["place"]
+            assert place["dir"] == str(first.directory)
+
+
+def test_who_has_another_key_is_not_heard(relay: RunningRelay) -> None:
+    with Impostor(relay, key_is_known=False) as stranger:
+        stranger.say(hello())
+
+        assert stranger.hears(2.0) is None
+    assert relay.roster()["nodes"] == []
+
+
+def test_garbage_with_the_right_key_is_dropped_and_told_and_others_are_served_on(relay: RunningRelay) -> None:
+    with agent_of(relay, "a"), Impostor(relay) as node, MergedReader(relay.directory) as console:
+        until(lambda: "a" in console.newest, 20, "it has reported")
+        node.say(Beat())
+        assert isinstance(node.hears(), WhoAreYou)
+        node.say(hello())
+        node.hears_first(Welcome)
+        node.hears_first(Take)
+        for garbage in (b"", b"\xc1", b"x" * 1000, encode_fan_in(Take())):
+            node.socket.send(garbage)
+        node.socket.send_multipart([b"1"] * 50)
+        node.say(Data(99, b"of a stream that nobody has opened"))
+        node.say(Report(0, 0, b"no report at all"))
+        node.say(Report(0, 0, b"and nobody has asked"))
+        node.say(Report(0, 0, b"for these"))
+        until(lambda: console.newest.get("x", (b"",))[0] != b"", 10, "what was asked for is passed on unread")
+
+        assert console.newest["x"][0] in {b"no report at all", b"and nobody has asked", b"for these"}
+        seen = console.num_reports
+        until(lambda: console.num_reports > seen + 2, 10, "the other node is heard on")
+    assert "nothing that an agent of this version says" in relay.said()
+
+
+def test_a_message_that_is_too_long_costs_its_sender_the_connection_alone(relay: RunningRelay) -> None:
+    with agent_of(relay, "a"), Impostor(relay) as node:
+        node.say(hello())
+        node.hears_first(Welcome)
+        node.socket.send(b"x" * (MAX_FAN_IN_BYTES + 1))
+
+        until(lambda: [one["is_here"] for one in relay.roster()["nodes"]] == [True, False], GONE_S, "it is gone")
+
+
+def test_an_agent_of_another_version_is_told_what_to_do(relay: RunningRelay) -> None:
+    with Impostor(relay) as node:
+        node.say(Hello(version=RELAY_VERSION + 1, node="x", instance="1", place=b"{}"))
+        answer = node.hears_first(NotWelcome)
+        assert isinstance(answer, NotWelcome)
+        assert "install the same one" in answer.why
+        node.say(Hello(version=RELAY_VERSION, node="x", instance="1", place=b"not json"))
+        assert isinstance(node.hears_first(NotWelcome), NotWelcome)
+    assert relay.roster()["nodes"] == []
+
+
+def test_a_node_says_nothing_of_any_use_with_a_name_that_leads_elsewhere(relay: RunningRelay) -> None:
+    with Impostor(relay) as node:
+        node.say(Hello(version=RELAY_VERSION, node="../../x", instance="1", place=b"{}"))
+
+        assert node.hears(1.0) is None
+    assert list((relay.directory / "nodes").iterdir()) == []
+
+
+def test_a_console_that_reads_nothing_costs_the_others_nothing(relay: RunningRelay) -> None:
+    with agent_of(relay, "a"), connected_to(relay.directory / MERGED_SOCKET) as deaf:
+        deaf.sendall(ASK * MAX_ASKED)
+        with MergedReader(relay.directory) as console, MergedReader(relay.directory, pause_s=2.0) as slow:
+            until(lambda: console.num_reports >= 10, 30, "the quick one hears all")
+            until(lambda: slow.num_reports >= 2, 20, "the slow one hears now and then")
+
+            assert slow.num_reports <= console.num_reports / 2
+            assert slow.newest["a"][1] < 2.5
+
+
+def test_a_console_that_asks_for_too_much_or_for_something_else_is_let_go(relay: RunningRelay) -> None:
+    for said in (ASK * (MAX_ASKED + 2), b"GET / HTTP/1.1\r\n\r\n"):
+        with connected_to(relay.directory / MERGED_SOCKET) as console:
+            console.sendall(said)
+            while chunk := console.recv(65_536):
+                assert chunk
+
+
+def test_a_large_reply_comes_whole_to_one_who_reads_slowly_while_others_are_served(relay: RunningRelay) -> None:
+    with agent_of(relay, "a"):
+        relay.wait_for("a")
+        path = relay.directory / "nodes" / "a" / CONTROL_SOCKET
+        with connected_to(path) as slow, connected_to(path) as quick, quick.makefile("rb") as replies:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.settimeout(30)
+            num_questions = 200
+            question = encode_command(GetStatus()) * num_questions
+            slow.sendall(question)
+            for _ in range(5):
+                quick.sendall(encode_command(GetStatus()))
+                assert isinstance(decode_reply(replies.readline()), Status)
+            slow.shutdown(socket.SHUT_WR)
+            with slow.makefile("rb") as lines:
+                answers = lines.readlines()
+
+        assert len(answers) == num_questions
+        assert all(isinstance(decode_reply(line), Status) for line in answers)
+
+
+def test_two_relays_in_one_directory_are_refused(relay: RunningRelay) -> None:
+    done = run_agent_verb("relay", "--listen", "127.0.0.1", "--dir", str(relay.directory))
+
+    assert done.returncode == 2
+    assert "another relay serves in" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--listen", "0.0.0.0"), "every network of this machine"),
+        (("--listen", "nowhere0"), "no such interface"),
+        ((), "Missing option '--listen'"),
+    ],
+)
+def test_a_relay_that_cannot_be_says_why_in_one_line(tmp_path: Path, options: tuple[str, ...], words: str) -> None:
+    done = run_agent_verb("relay", "--dir", str(tmp_path / "r"), *options)
+
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_port_that_is_taken_is_told(relay: RunningRelay, tmp_path: Path) -> None:
+    done = run_agent_verb("relay", "--dir", str(tmp_path / "r"), "--listen", f"127.0.0.1:{relay.ready['port']}")
+
+    assert done.returncode == 1
+    assert "in use" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_invitation_that_others_can_read_is_refused_by_the_agent(relay: RunningRelay, tmp_path: Path) -> None:
+    relay.invitation.chmod(0o644)
+
+    done = run_agent_verb("serve", "--dir", str(tmp_path / "a"), "--node", "a", "--relay", str(relay.invitation))
+
+    assert done.returncode == 2
+    assert "mode 0644" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_daemon_dials_too(relay: RunningRelay) -> None:
+    directory = Path(tempfile.mkdtemp(prefix="rd-", dir="/tmp"))
+    done = run_agent_verb("serve", "--daemon", "--dir", str(directory), "--node", "a", "--relay", str(relay.invitation))
+    try:
+        assert done.returncode == 0, done.stderr
+        relay.wait_for("a")
+    finally:
+        run_agent_verb("shutdown", "--dir", str(directory))
+
+
+def test_the_stream_goes_over_standard_input_and_output_too(relay: RunningRelay) -> None:
+    argv = [sys.executable, "-P", "-m", "agent", "roster", "--follow", "--dir", str(relay.directory)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as carrier:
+        assert carrier.stdin
+        assert carrier.stdout
+        carrier.stdin.write(ASK)
+        carrier.stdin.flush()
+        (length,) = struct.unpack(">I", carrier.stdout.read(4))
+        assert len(carrier.stdout.read(length)) == length
+        carrier.stdin.close()
+        assert carrier.wait(10) == 0
+
+
+def test_nobody_relays_where_no_relay_is(tmp_path: Path) -> None:
+    done = run_agent_verb("roster", "--dir", str(tmp_path))
+
+    assert done.returncode == 3
+    assert "answers at" in done.stderr

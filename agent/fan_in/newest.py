@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from agent.wire.fan_in import MAX_NODES
 from agent.wire.merged import MERGED_BYTES, Merged, MergedReport, RosterEntry
 
 ENTRY_BYTES = 64
@@ -55,11 +56,24 @@ class Newest:
         """Every node that is there, or was."""
         return list(self._nodes)
 
-    def put_node(self, entry: RosterEntry, now_s: float) -> None:
-        """Take that a node has come, or gone; its reports are of the past then."""
+    def put_node(self, entry: RosterEntry, now_s: float) -> str:
+        """Take that a node has come, or gone; its reports are of the past then.
+
+        Returns:
+            The node that was gone longest, if it had to be forgotten to make room; else nothing.
+        """
         self._forget_report(entry.node)
+        forgotten = self._longest_gone() if entry.node not in self._nodes and len(self._nodes) >= MAX_NODES else ""
+        if forgotten:
+            self.forget_node(forgotten)
         self._version += 1
         self._nodes[entry.node] = _Node(entry, self._version, now_s)
+        return forgotten
+
+    def _longest_gone(self) -> str:
+        gone = (known for known in self._nodes.values() if not known.entry.is_here)
+        longest = min(gone, key=lambda known: known.heard_at_s, default=None)
+        return longest.entry.node if longest is not None else ""
 
     def heard(self, node: str, now_s: float) -> None:
         """Take that a node lives."""

@@ -223,7 +223,8 @@ class Relay:
             self._say(peer, NotWelcome(f"the relay cannot serve it: {error}"[:1000]))
             return
         self._asked_at_s.pop(peer, None)
-        self._newest.put_node(entry, now_s)
+        if forgotten := self._newest.put_node(entry, now_s):
+            self._directory.remove(forgotten)
         self._onlookers.tell_news()
         self._say(peer, Welcome())
         self._ask(peer)

@@ -84,6 +84,10 @@ class RelayDir:
         with contextlib.suppress(OSError):
             (self.path / NODES_DIR / node / CONTROL_SOCKET).unlink(missing_ok=True)
 
+    def remove(self, node: str) -> None:
+        """Leave nothing of a node."""
+        shutil.rmtree(self.path / NODES_DIR / node, ignore_errors=True)
+
     def close(self) -> None:
         """Let go of it, and leave nothing of it but the directory."""
         if self._lock_fd < 0:

@@ -21,9 +21,9 @@ from agent.saying import say
 if TYPE_CHECKING:
     from pathlib import Path
 
-MAX_DATA_BYTES = 4 << 30
-"""libzmq takes a message of many parts whole before anybody sees how long it is, also one that never ends: with this
-limit it is the relay that ends then, and not the machine that others work on."""
+MAX_DATA_BYTES = 2 << 30
+"""libzmq takes a message of many parts whole before anybody sees how long it is (MAXMSGSIZE is of each part): with this
+limit it drops who sends one, before the machine has no memory for others."""
 
 
 class RelayPlace(msgspec.Struct, frozen=True):

@@ -27,7 +27,9 @@ FAREWELL_MS = 200
 """For what is said last."""
 KEEP_ALIVE_S = (10, 5, 3)
 """Idle time, interval and number of the kernel's probes: a peer without power gives its descriptor back."""
-_POLLIN = int(zmq.POLLIN)
+_AT_ONCE = int(zmq.NOBLOCK)
+_MORE_AT_ONCE = int(zmq.NOBLOCK | zmq.SNDMORE)
+"""Plain numbers: arithmetic with enumerations takes as long as to send."""
 
 
 class _Doorbell:
@@ -59,7 +61,7 @@ class _Doorbell:
             if self._is_closed:
                 return
             try:
-                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+                parts = self._socket.recv_multipart(_AT_ONCE)
             except zmq.Again:
                 return
             self._take(parts)
@@ -120,7 +122,8 @@ class RelaySocket:
     def send(self, peer: bytes, message: bytes) -> bool:
         """Send something; return False if the peer is gone, or takes nothing any more."""
         try:
-            self._socket.send_multipart([peer, message], zmq.NOBLOCK)
+            self._socket.send(peer, _MORE_AT_ONCE)
+            self._socket.send(message, _AT_ONCE)
         except zmq.ZMQError:
             return False
         assert self._doorbell is not None
@@ -155,7 +158,7 @@ class DialSocket:
     def send(self, message: bytes) -> bool:
         """Send something; return False where nothing is taken any more."""
         try:
-            self._socket.send(message, zmq.NOBLOCK)
+            self._socket.send(message, _AT_ONCE)
         except zmq.Again:
             return False
         self._doorbell.ring()

@@ -14,10 +14,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+import psutil
 import pytest
 import zmq
 
 from agent.fan_in.invitation import read_invitation
+from agent.fan_in.serve_relay import MAX_DATA_BYTES
 from agent.roads.curve import knock_with, new_key
 from agent.wire.commands import Claim, GetStatus, encode_command
 from agent.wire.digest import decode_frame
@@ -302,6 +304,30 @@ def test_a_message_that_is_too_long_costs_its_sender_the_connection_alone(relay:
         node.socket.send(b"x" * (MAX_FAN_IN_BYTES + 1))
 
         until(lambda: [one["is_here"] for one in relay.roster()["nodes"]] == [True, False], GONE_S, "it is gone")
+
+
+def test_a_message_of_many_parts_costs_its_sender_the_connection_before_it_costs_the_machine_its_memory(
+    relay: RunningRelay,
+) -> None:
+    process = psutil.Process(relay.process.pid)
+    assert process.rlimit(psutil.RLIMIT_DATA)[0] == MAX_DATA_BYTES
+    process.rlimit(psutil.RLIMIT_DATA, (250 << 20, 250 << 20))
+    part, num_parts, most = b"x" * 1_000_000, 400, 0
+    with agent_of(relay, "a"), Impostor(relay) as node:
+        relay.wait_for("a")
+        node.say(hello())
+        node.hears_first(Welcome)
+        for _ in range(num_parts):
+            node.socket.send(part, zmq.SNDMORE)
+        node.socket.send(b"")
+
+        def is_gone() -> bool:
+            nonlocal most
+            most = max(most, process.memory_info().rss)
+            return [one["is_here"] for one in relay.roster()["nodes"]] == [True, False]
+
+        until(is_gone, 60, "it is dropped")
+    assert most < 300 << 20
 
 
 def test_an_agent_of_another_version_is_told_what_to_do(relay: RunningRelay) -> None:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.fan_in.newest import Newest, Onlooker
+from agent.wire.fan_in import MAX_NODES
 from agent.wire.merged import MERGED_BYTES, Merged, RosterEntry, decode_merged, encode_merged
 
 
@@ -133,6 +134,17 @@ def test_a_node_that_is_forgotten_is_told_of_no_more() -> None:
 
     assert [report.node for report in taken(onlooker).reports] == ["b"]
     assert newest.names == ["b"]
+
+
+def test_of_more_nodes_than_there_may_be_the_one_that_is_gone_longest_is_forgotten() -> None:
+    newest = newest_of(*(f"n{number}" for number in range(MAX_NODES)))
+    newest.put_node(RosterEntry("n7", is_here=False, why="x"), 5.0)
+    newest.put_node(RosterEntry("n3", is_here=False, why="x"), 4.0)
+
+    assert newest.put_node(RosterEntry("n8", is_here=True), 6.0) == ""
+    assert newest.put_node(RosterEntry("new", is_here=True), 6.0) == "n3"
+    assert newest.put_node(RosterEntry("newer", is_here=True), 6.0) == "n7"
+    assert len(newest.names) == MAX_NODES
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2)), max_size=60))

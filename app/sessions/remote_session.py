@@ -91,7 +91,7 @@ class RemoteSession(LiveSession):
         `start`."""
         self.questions: HostQuestions | None = None
         """What hosts want to know; None where nobody is asked."""
-        self.doctor = HostDoctor(hosts, self._connections.absence, lambda: self.session.fleet)
+        self.doctor: HostDoctor = HostDoctor(hosts, self._connections.absence, lambda: self.session.fleet)
         self.can_inject = False
         """True while the job that is shown allows faults."""
         first = hosts.links[0].place

@@ -111,7 +111,8 @@ class Headless:
                     starting.result()
                 if self._is_settled(view, now_s):
                     return view, False
-                if self._is_explained(view, now_s) or self._is_overdue(view, now_s):
+                # Until it has begun, what is shown may be an earlier job of the same name.
+                if starting.done() and (self._is_explained(view, now_s) or self._is_overdue(view, now_s)):
                     return view, self._fault is not None
                 await asyncio.sleep(FRAME_PERIOD_S)
         finally:

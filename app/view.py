@@ -280,7 +280,7 @@ class View:
     def _verdict_row(self, verdict: Verdict) -> VerdictRow:
         job = self._cluster.jobs[verdict.job]
         worker = job.worker(verdict.culprits[0]) if verdict.culprits else None
-        pid = None if worker is None else worker.pid
+        pid = None if worker is None else worker.pid or None
         return VerdictRow(
             cause=verdict.cause,
             culprits=list(verdict.culprits),

@@ -156,11 +156,14 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges_text(ranks)}"
 
 
-def nodes_text(nodes: Sequence[str]) -> str:
-    """Return `demo-0`, `demo-0 and demo-1`, `demo-0, demo-1 and demo-2` or `demo-0, demo-1 and 3 more`."""
-    if len(nodes) <= 3:
+def nodes_text(nodes: Sequence[str], max_named: int = 2) -> str:
+    """Return `demo-0`, `demo-0 and demo-1`, `demo-0, demo-1 and demo-2` or `demo-0, demo-1 and 3 more`.
+
+    Of more than `max_named` some are counted, unless it is only one.
+    """
+    if len(nodes) <= max_named + 1:
         return " and ".join(filter(None, [", ".join(nodes[:-1]), *nodes[-1:]]))
-    return f"{', '.join(nodes[:2])} and {len(nodes) - 2} more"
+    return f"{', '.join(nodes[:max_named])} and {len(nodes) - max_named} more"
 
 
 def place_text(place: Place | None) -> str:

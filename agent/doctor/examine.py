@@ -15,6 +15,7 @@ from agent.doctor.interpreter import ask_interpreter, interpreter_rows, own_pyth
 from agent.doctor.machine import machine_rows
 from agent.doctor.network import network_rows, outward_interfaces, own_address
 from agent.doctor.source_code import code_rows, look_at_code
+from agent.doctor.utf8_text import utf8_text
 from agent.wire.examination import MAX_ROWS, Examination, Facts, Row
 
 if TYPE_CHECKING:
@@ -59,8 +60,5 @@ def examine(directory: Path, python: str, workdir: str = "") -> Examination:
 
 
 def _bounded(row: Row) -> Row:
-    """Return a row that JSON can hold: what a file system says need not be UTF-8."""
-    detail, todo = (
-        text.encode(errors="surrogateescape").decode(errors="replace")[:MAX_DETAIL] for text in (row.detail, row.todo)
-    )
+    detail, todo = (utf8_text(text, MAX_DETAIL) for text in (row.detail, row.todo))
     return msgspec.structs.replace(row, detail=detail, todo=todo)

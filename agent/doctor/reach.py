@@ -16,9 +16,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
-import psutil
 
 from agent.jobs.preflight import reserve_port
+from agent.machine.addresses import interface_of
 from agent.wire.examination import Clock, Listening, Reached, ReachReport
 from agent.wire.replies import Refused
 
@@ -85,9 +85,8 @@ def reach(targets: tuple[str, ...], connect_s: float = CONNECT_S) -> ReachReport
         ValueError: One is something else.
     """
     wanted = [(target, parse_target(target)) for target in targets]
-    names = {address.address: name[:64] for name, addresses in psutil.net_if_addrs().items() for address in addresses}
     with ThreadPoolExecutor(max_workers=len(wanted)) as pool:
-        return ReachReport(1, [*pool.map(lambda one: _reached(one[0], one[1], names, connect_s), wanted)])
+        return ReachReport(1, [*pool.map(lambda one: _reached(one[0], one[1], connect_s), wanted)])
 
 
 def parse_target(target: str) -> tuple[str, int]:
@@ -113,12 +112,12 @@ def parse_target(target: str) -> tuple[str, int]:
     return str(parsed), int(port)
 
 
-def _reached(target: str, address: tuple[str, int], names: dict[str, str], connect_s: float) -> Reached:
+def _reached(target: str, address: tuple[str, int], connect_s: float) -> Reached:
     started_s = time.monotonic()
     try:
         with socket.create_connection(address, connect_s) as connection:
             took_s = time.monotonic() - started_s
-            interface = names.get(connection.getsockname()[0], "")
+            interface = interface_of(connection.getsockname()[0].partition("%")[0])[:64]
             connection.settimeout(connect_s)
             return Reached(target, _token(connection), took_s, interface)
     except TimeoutError:

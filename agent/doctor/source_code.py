@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.doctor.bounded_program import ask_program
+from agent.doctor.utf8_text import utf8_text
 from agent.regular_file import open_regular
 from agent.wire.examination import MAX_FILES, Code, FileDigest, Health, Row
 
@@ -28,6 +29,7 @@ MAX_FILE_BYTES = 4 << 20
 MAX_DIRECTORIES = 20_000
 MAX_PATH_CHARS = 200_000
 """Of all paths that are told: an examination is one line of a megabyte at most."""
+MAX_NAME_CHARS = 4096
 SUFFIXES = frozenset(
     {
         *(".py", ".pyi", ".pyx", ".pxd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".sh"),
@@ -56,7 +58,7 @@ def look_at_code(workdir: str, look_s: float = LOOK_S) -> Code | None:
     for file in files:
         whole.update(f"{file.path}\0{file.digest}\0".encode(errors="surrogateescape"))
     is_short = len(files) <= MAX_FILES and sum(len(file.path) for file in files) <= MAX_PATH_CHARS
-    told = [FileDigest(_printable(file.path), file.digest) for file in files] if is_short else []
+    told = [FileDigest(utf8_text(file.path, MAX_NAME_CHARS), file.digest) for file in files] if is_short else []
     return Code(str(root), commit, num_changed, whole.hexdigest()[:_DIGEST_CHARS], told)
 
 
@@ -148,8 +150,3 @@ def _digest(path: Path) -> tuple[str, int]:
     if len(content) > MAX_FILE_BYTES:
         return f"{size_bytes} bytes", len(content)
     return hashlib.sha256(content).hexdigest()[:_DIGEST_CHARS], len(content)
-
-
-def _printable(path: str) -> str:
-    """Return a path that JSON can hold: a name need not be UTF-8."""
-    return path.encode(errors="surrogateescape").decode(errors="replace")[:4096]

@@ -22,6 +22,8 @@ def next_attempt(spec: JobSpec, command: PrepareAgain) -> JobSpec:
         for name in ("num_nodes", "node_rank", "master_addr", "master_port")
         if (value := getattr(command, name)) is not None
     }
+    if changed.get("num_nodes", spec.num_nodes) > 1 and not spec.elastic_min_nodes:
+        changed["max_restarts"] = 0  # it was the budget of a job on one node
     return msgspec.structs.replace(
         spec,
         attempt=command.attempt,
@@ -80,7 +82,10 @@ def _contradiction(spec: JobSpec) -> str:
     if spec.elastic_min_nodes > spec.num_nodes:
         return f"at least {spec.elastic_min_nodes} of {spec.num_nodes} nodes"
     if spec.max_restarts and spec.num_nodes > 1 and not spec.elastic_min_nodes:
-        return "a node restarts only jobs that are its own: over several nodes max_restarts is the console's"
+        return (
+            "over several nodes max_restarts has to be 0, since a node begins only its own share again: let a console "
+            "restart the job, or torchrun itself (elastic_min_nodes)"
+        )
     if any("\0" in text for text in (spec.python, spec.workdir, *spec.command, *spec.env, *spec.env.values())):
         return "a NUL byte in an argument or a variable"
     if any("=" in name or not name for name in spec.env):

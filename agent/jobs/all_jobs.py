@@ -15,6 +15,7 @@ import msgspec
 
 from agent.jobs.admission import is_prepared, next_attempt, refusal_by_gpus, refusal_to_prepare
 from agent.jobs.job import Job
+from agent.jobs.known_jobs import KnownJobs
 from agent.jobs.launch import Launch
 from agent.jobs.lifecycle import (
     Answer,
@@ -42,7 +43,6 @@ from agent.jobs.lifecycle import (
 from agent.jobs.preflight import check_files, check_metrics, find_store, reserve
 from agent.jobs.rank_stacks import StackTaker
 from agent.jobs.rank_watch import RankWatch
-from agent.jobs.record import JobRecords, read_jobs
 from agent.logs.disk_space import LogSpace
 from agent.logs.failure_text import FailureText
 from agent.processes.leftovers import ANYBODYS, Leftovers
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from agent.jobs.record import JobRecord
+    from agent.logs.failure_text import FoundFailure
     from agent.processes.worker_sampler import Ending
     from agent.state.node_state import NodeState
     from agent.state_dir import StateDir
@@ -70,8 +71,6 @@ if TYPE_CHECKING:
 END_PERIOD_S = 0.02
 """Between looks at what is being killed as the agent ends."""
 SHIM_KILLED = "no agent ran when its shim was killed"
-MAX_ENDED_JOBS = 16
-"""Ended jobs that a node goes on to report; the directories of older ones are kept, and left to people."""
 
 
 class Jobs:
@@ -95,15 +94,12 @@ class Jobs:
         self._on_change = on_change
         self._sampler_pids = sampler_pids
         self._die_with_us = die_with_us
-        self._launches: dict[str, Launch] = {}
         self._watch = RankWatch(state, self._on_worker_end)
+        self._known = KnownJobs(state_dir, self._watch)
         self.logs = self._watch.logs
         self._space = LogSpace(state_dir.jobs_dir)
         self._oom_kills = OomKills()
         self._leftovers = Leftovers(state_dir.socket_path(INBOX_SOCKET))
-        self._sought: set[str] = set()
-        """Jobs of an earlier agent whose shims live and have not said yet who they are."""
-        self._records = JobRecords(state_dir.jobs_dir)
         self._stacks = StackTaker()
 
     def adopt(self) -> None:
@@ -112,9 +108,8 @@ class Jobs:
         Raises:
             StateDirError: A newer agent wrote their records.
         """
-        records = read_jobs(self._state_dir.jobs_dir)
-        ended = [record for record in records if record.memory.state in ENDED_STATES]
-        for record in (*ended[-MAX_ENDED_JOBS:], *(record for record in records if record not in ended)):
+        records = self._known.read()
+        for record in records:
             self._adopt(record)
         if records:
             self._leftovers.suspect(ANYBODYS)
@@ -122,14 +117,14 @@ class Jobs:
     @property
     def are_moving(self) -> bool:
         """True while a job is under way."""
-        return any(not launch.job.has_ended for launch in self._launches.values())
+        return any(not launch.job.has_ended for launch in self._known)
 
     async def prepare(self, spec: JobSpec) -> Accepted | Refused:
         """Check a job and reserve what it needs."""
         address = await find_store(spec)  # the only wait, before the first look at any state
         if isinstance(address, Refused):
             return address
-        launch = self._launches.get(spec.job_id)
+        launch = self._known.get(spec.job_id)
         existing = launch.job if launch else None
         if launch and is_prepared(spec, existing):
             return Accepted(launch.master_port)
@@ -146,43 +141,39 @@ class Jobs:
         if isinstance(port_holder, Refused):
             return port_holder
         launch = Launch(Job(spec, time.monotonic()), job_dir, address, port_holder)
-        if refused := self._records.keep(launch.job, launch.address, time.monotonic()):
-            launch.close()
-            self._state_dir.remove_attempt(spec.job_id, spec.attempt)
+        if refused := self._known.take_in(launch):
             return refused
-        launch.before = self._forget(spec.job_id)
-        self._forget_oldest()
-        self._launches[spec.job_id] = launch
-        self._watch.admit(launch.job)
         self._on_change()
         return Accepted(launch.master_port)
 
     async def prepare_again(self, command: PrepareAgain) -> Accepted | Refused:
         """Check the next attempt of a job that has ended, and reserve what it needs."""
-        launch = self._launches.get(command.job_id)
-        return await self.prepare(next_attempt(launch.job.spec, command)) if launch else self._unknown(command.job_id)
+        launch = self._known.get(command.job_id)
+        if launch is None:
+            return self._known.unknown(command.job_id)
+        return await self.prepare(next_attempt(launch.job.spec, command))
 
     def command(self, job_id: str, event: Event) -> Accepted | Refused:
         """Give a job what a console wants of it, and return its answer."""
-        launch = self._launches.get(job_id)
+        launch = self._known.get(job_id)
         if launch is None:
-            return self._unknown(job_id)
+            return self._known.unknown(job_id)
         reply = self._feed(launch, event)
         assert reply is not None
         return reply
 
     def show(self, job_id: str) -> Shown | Refused:
         """Return what a job is made of, without its secrets."""
-        launch = self._launches.get(job_id)
+        launch = self._known.get(job_id)
         if launch is None:
-            return self._unknown(job_id)
+            return self._known.unknown(job_id)
         return Shown(masked_spec(launch.job.spec), str(launch.ranks_dir), launch.master_port)
 
     async def stacks(self, job_id: str, *, is_native: bool) -> Stacks | Refused:
         """Return where the ranks of a job stand, down to every frame."""
-        launch = self._launches.get(job_id)
+        launch = self._known.get(job_id)
         if launch is None:
-            return self._unknown(job_id)
+            return self._known.unknown(job_id)
         if launch.shim is None:
             return Refused(RefusalReason.WRONG_STATE, f"job {job_id} does not run: it has no stacks")
         return await self._stacks.take(launch, self._watch.pids, is_native=is_native)
@@ -194,8 +185,9 @@ class Jobs:
             unattended_s: How long no console has been listening.
         """
         now_s = time.monotonic()
-        self._sought -= {job_id for job_id in list(self._sought) if self._seek(self._launches[job_id])}
-        for launch in list(self._launches.values()):
+        sought = self._known.sought
+        sought -= {job_id for job_id in list(sought) if self._seek(self._known[job_id])}
+        for launch in self._known:
             self._watch.sample(launch.job_id)
             if launch.shim and (begun := launch.next_round()):
                 self._feed(launch, RoundBegan(begun))
@@ -208,48 +200,56 @@ class Jobs:
 
     async def discover(self) -> None:
         """Look for workers of running jobs; never returns."""
-        await self._watch.discover(self._launches.values(), lambda launch, rank: self._feed(launch, WorkerFound(rank)))
+        await self._watch.discover(self._known, lambda launch, rank: self._feed(launch, WorkerFound(rank)))
 
     def statuses(self, now_s: float) -> list[JobStatus]:
         """Return every job as a console sees it, in the order of their preparation."""
-        return [self._space.said_in(launch.job.status(now_s)) for launch in self._launches.values()]
+        return [self._space.said_in(launch.job.status(now_s)) for launch in self._known]
 
     async def kill_all(self, within_s: float) -> None:
         """Kill what runs and wait until it is gone, within bounds."""
-        for launch in list(self._launches.values()):
+        for launch in self._known:
             self._feed(launch, KillReceived())
         deadline_s = time.monotonic() + within_s
-        while (now_s := time.monotonic()) < deadline_s and (self._shim_pids() or not self._leftovers.is_clean):
+        while (now_s := time.monotonic()) < deadline_s and (self._known.shim_pids or not self._leftovers.is_clean):
             self._leftovers.sweep(self._own_pids(), now_s)
             await asyncio.sleep(END_PERIOD_S)
 
     def close(self) -> None:
         """Let go of everything; what runs goes on."""
         self._watch.close()
-        for launch in self._launches.values():
-            launch.close()
+        self._known.close()
 
     def _adopt(self, record: JobRecord) -> None:
         """Make a job of its record, and find out what has become of it meanwhile."""
-        now_s = time.monotonic()
-        memory = record.memory if record.is_of_this_boot else record.memory.of_another_boot(now_s)
-        spec = memory.spec
-        next_dir = self._state_dir.job_dir(spec.job_id, spec.attempt + 1)
-        is_a_step_further = memory.state is JobState.RESTARTING and has_been_started(next_dir)
-        job_dir = next_dir if is_a_step_further else self._state_dir.job_dir(spec.job_id, spec.attempt)
-        launch = Launch(Job.restored(memory), job_dir, record.address)
-        self._records.take_over(memory)
-        if memory.state is JobState.PREPARED and not has_been_started(job_dir):
-            self._state_dir.remove_job_dir(spec.job_id, spec.attempt)
-            return  # its port is lost: whoever prepared it must do so again
-        self._launches[spec.job_id] = launch
-        self._watch.admit(launch.job)
-        if memory.state in ENDED_STATES or (memory.state is JobState.RESTARTING and not is_a_step_further):
+        launch = self._restored(record)
+        memory = launch.job.memory
+        if memory.state is JobState.PREPARED and not has_been_started(launch.job_dir):
+            # Its port is lost: whoever prepared it must do so again.
+            launch.before = self._restored(record.before) if record.before else None
+            self._known.take_back(launch)
+            return
+        self._known.take_over(launch, memory)
+        is_a_step_further = launch.job_dir != self._state_dir.job_dir(launch.job_id, memory.spec.attempt)
+        if memory.state in ENDED_STATES:
+            for ending in self._watch.note_unseen(launch, memory.exit_code, memory.since_s):
+                self._tell_end(launch, ending, memory.since_s)
+            return
+        if memory.state is JobState.RESTARTING and not is_a_step_further:
             return
         self._feed(launch, LauncherFound())
         self._watch.admit(launch.job)
         if not self._seek(launch, SHIM_KILLED if record.is_of_this_boot else "the node was rebooted"):
-            self._sought.add(spec.job_id)
+            self._known.sought.add(launch.job_id)
+
+    def _restored(self, record: JobRecord) -> Launch:
+        """Return a job as its record tells of it, which may be a step behind what has been started."""
+        memory = record.memory if record.is_of_this_boot else record.memory.of_another_boot(time.monotonic())
+        job_id, attempt = memory.spec.job_id, memory.spec.attempt
+        job_dir, next_dir = (self._state_dir.job_dir(job_id, number) for number in (attempt, attempt + 1))
+        if memory.state is JobState.RESTARTING and has_been_started(next_dir):
+            job_dir = next_dir
+        return Launch(Job.restored(memory), job_dir, record.address)
 
     def _seek(self, launch: Launch, why_lost: str = SHIM_KILLED) -> bool:
         """Take hold of an earlier agent's job, or learn how it has ended; return False while its shim says nothing."""
@@ -266,7 +266,7 @@ class Jobs:
         before = launch.job.state
         reply: Accepted | Refused | None = None
         effects = launch.job.handle(event, time.monotonic())
-        self._records.keep(launch.job, launch.address, time.monotonic())
+        self._known.keep(launch)
         for effect in effects:
             # An effect that fails has the first word: what was to be answered is not true then.
             answer = self._perform(launch, effect)
@@ -298,13 +298,7 @@ class Jobs:
             case ReleasePort():
                 launch.release_port()
             case ForgetJob():
-                self._forget(job_id)
-                self._records.forget(job_id)
-                self._state_dir.remove_job_dir(job_id, launch.job.spec.attempt)
-                if before := launch.before:
-                    self._launches[job_id] = before
-                    self._watch.admit(before.job)
-                    self._records.keep(before.job, before.address, time.monotonic())
+                self._known.take_back(launch)
             case FollowRanks():
                 self._watch.begin(launch)
             case SignalWorker(rank=rank, signal=number):
@@ -360,41 +354,27 @@ class Jobs:
         """Let a job know how its launcher has ended."""
         launch.close()
         self.logs.unfollow(launch.job_id)
+        for ending in self._watch.note_unseen(launch, exit_code, time.monotonic()):
+            self._on_worker_end(ending)
         self._feed(launch, launch.job.launcher_ended(exit_code, launch.any_failure() if exit_code else None))
 
     def _on_worker_end(self, ending: Ending) -> None:
-        launch = self._launches[ending.job_id]
+        launch = self._known[ending.job_id]
+        now_s = time.monotonic()
+        found = self._tell_end(launch, ending, now_s, 0 if ending.code == 0 else self._oom_kills.recent(now_s))
+        self._feed(launch, WorkerExited(ending.rank, ending.code, ending.signal, found))
+        self._on_change()
+
+    def _tell_end(self, launch: Launch, ending: Ending, ended_s: float, oom_kills: int = 0) -> FoundFailure | None:
+        """Let the node's state know how a worker ended; return what it has left of why."""
         found = None
         if ending.code != 0:
             found = launch.failure_of(ending.rank) or self._space.failure_of(ending.rank)
             found = found or launch.last_words_of(ending.rank, ending.code)
-        text, now_s = found.text if found else FailureText(), time.monotonic()
-        oom_kills = 0 if ending.code == 0 else self._oom_kills.recent(now_s)
-        how = (ending.rank, ending.code, ending.signal)
-        self._state.apply(WorkerEnded(ending.job_id, *how, text.exception, text.last_line, oom_kills), now_s)
-        self._feed(launch, WorkerExited(*how, found))
-        self._on_change()
-
-    def _forget(self, job_id: str) -> Launch | None:
-        launch = self._launches.pop(job_id, None)
-        if launch:
-            self._sought.discard(job_id)
-            launch.close()
-            self._watch.forget(job_id)
-        return launch
-
-    def _forget_oldest(self) -> None:
-        ended = [job_id for job_id, launch in self._launches.items() if launch.job.has_ended]
-        for job_id in ended[: max(0, len(ended) - MAX_ENDED_JOBS + 1)]:
-            self._forget(job_id)
-            self._records.forget(job_id)
-
-    def _unknown(self, job_id: str) -> Refused:
-        known = ", ".join(self._launches) or "none"
-        return Refused(RefusalReason.UNKNOWN_JOB, f"there is no job {job_id} on this node; those here: {known}")
-
-    def _shim_pids(self) -> set[int]:
-        return {launch.shim.pid for launch in self._launches.values() if launch.shim is not None}
+        text = found.text if found else FailureText()
+        how = (ending.rank, ending.code, ending.signal, text.exception, text.last_line, oom_kills)
+        self._state.apply(WorkerEnded(ending.job_id, *how), ended_s)
+        return found
 
     def _own_pids(self) -> set[int]:
-        return self._shim_pids() | self._sampler_pids | self._stacks.spy_pids
+        return self._known.shim_pids | self._sampler_pids | self._stacks.spy_pids

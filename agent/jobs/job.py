@@ -71,6 +71,9 @@ KILL_AGAIN_S = 5.0
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0
 """Before a failed job begins again; doubled each time: a fault that lasts must not use up the budget at once."""
+UNCOMMITTED_S = 600.0
+"""What is prepared and never begun is taken back: whoever prepared it is gone, and could not say so."""
+_TAKE_BACK = (ReleasePort(), ForgetJob())
 
 
 class Job:
@@ -226,8 +229,10 @@ class Job:
         match event:
             case CommitReceived():
                 return self._on_commit()
+            case AbortReceived() | StopReceived() | KillReceived() if before is JobState.PREPARED:
+                return [*_TAKE_BACK, Answer(Accepted())]
             case AbortReceived():
-                return self._on_abort(before)
+                return [Answer(Accepted()) if self.has_ended else self._refuse_by_state("stop it or kill it")]
             case StopReceived() | KillReceived():
                 return self._on_end_wanted(before, event, now_s)
             case FaultReceived():
@@ -268,16 +273,7 @@ class Job:
             return [Answer(Accepted())]
         return [self._refuse_by_state("prepare it again under a new attempt")]
 
-    def _on_abort(self, before: JobState) -> list[Effect]:
-        if before is JobState.PREPARED:
-            return [ReleasePort(), ForgetJob(), Answer(Accepted())]
-        if self.has_ended:
-            return [Answer(Accepted())]
-        return [self._refuse_by_state("stop it or kill it")]
-
     def _on_end_wanted(self, before: JobState, event: StopReceived | KillReceived, now_s: float) -> list[Effect]:
-        if before is JobState.PREPARED:
-            return [ReleasePort(), Answer(Accepted())]
         if self.has_ended:  # as it has when nothing runs between two attempts
             return [Answer(Accepted())]
         if isinstance(event, KillReceived):
@@ -350,6 +346,8 @@ class Job:
             self._failure, self._cause = failure, worker_end_words(event)
 
     def _on_tick(self, tick: Ticked, now_s: float) -> list[Effect]:
+        if self.state is JobState.PREPARED:
+            return [*_TAKE_BACK] if now_s - self._since_s >= UNCOMMITTED_S else []
         if self._begin_again_at_s is not None:
             is_time = now_s >= self._begin_again_at_s and not tick.has_leftovers
             return [BeginAgain(self.spec.attempt + 1)] if is_time else []

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-import psutil
-
+from agent.machine.addresses import interface_of
 from agent.wire.replies import RefusalReason, Refused
 
 Address = tuple[int, str]
@@ -65,8 +64,4 @@ def interface_to(peer: Address) -> str:
     Raises:
         OSError: There is no way there.
     """
-    own = local_address(peer)
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(address.address.partition("%")[0] == own for address in addresses):
-            return name
-    return ""
+    return interface_of(local_address(peer))

@@ -7,13 +7,14 @@ import time
 from typing import TYPE_CHECKING
 
 from agent.errors import MetricPatternError
+from agent.jobs.unseen_ranks import endings
 from agent.logs.log_tail import LogTail
 from agent.processes.worker_sampler import WorkerSampler
 from agent.saying import say
-from agent.state.observations import JobAdmitted, JobForgotten, RankPrinted
+from agent.state.observations import JobAdmitted, JobForgotten, RankPrinted, WorkerSeen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Iterable
     from signal import Signals
 
     from agent.jobs.job import Job
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 DISCOVERY_PERIOD_S = 0.05
 """While a job's workers are not all known: one that fails at once should still be seen."""
+NO_PID = 0
+"""Of a process that nobody has seen."""
 
 
 class RankWatch:
@@ -57,7 +60,7 @@ class RankWatch:
             self._workers.watch(launch.job_id, launch.job.ranks, launch.shim.launcher_pid)
             self._launched.set()
 
-    async def discover(self, launches: Collection[Launch], on_found: Callable[[Launch, int], object]) -> None:
+    async def discover(self, launches: Iterable[Launch], on_found: Callable[[Launch, int], object]) -> None:
         """Look for workers of running jobs until each is known; never returns.
 
         Args:
@@ -91,6 +94,13 @@ class RankWatch:
     def pids(self, job_id: str) -> dict[int, int]:
         """Return the process of each rank that has been seen and has not ended."""
         return self._workers.pids(job_id)
+
+    def note_unseen(self, launch: Launch, exit_code: int | None, now_s: float) -> list[Ending]:
+        """Know of ranks that ended unseen, once their launcher has, that they began; return how they ended."""
+        found = endings(launch, exit_code, self._workers.seen(launch.job_id))
+        for ending in found:
+            self._state.apply(WorkerSeen(launch.job_id, ending.rank, NO_PID), now_s)
+        return found
 
     def send_signal(self, job_id: str, rank: int, number: Signals) -> bool:
         """Signal a worker; return whether it was there to be signalled."""

@@ -43,6 +43,8 @@ class JobRecord(msgspec.Struct, frozen=True):
     address: tuple[int, str] | None = None
     """Family and address on which the job's store listens; None for all nodes but the first of a job that is not
     elastic."""
+    before: JobRecord | None = None
+    """The attempt whose place this one takes once it begins; None from then on."""
 
     @property
     def is_of_this_boot(self) -> bool:
@@ -53,6 +55,13 @@ class JobRecord(msgspec.Struct, frozen=True):
 def current_boot_id() -> str:
     """Return what tells one run of this machine from another. Source: random(4)."""
     return BOOT_ID_PATH.read_text(encoding="ascii").strip()
+
+
+def record_of(job: Job, address: tuple[int, str] | None) -> JobRecord:
+    """Return what is written of a job: its secrets too, until it has ended."""
+    memory = job.memory
+    spec = masked_spec(memory.spec) if job.has_ended else memory.spec
+    return JobRecord(RECORD_VERSION, current_boot_id(), msgspec.structs.replace(memory, spec=spec), address)
 
 
 class JobRecords:
@@ -70,17 +79,24 @@ class JobRecords:
         """Take what a record on disk says for known."""
         self._written[memory.spec.job_id] = memory
 
-    def keep(self, job: Job, address: tuple[int, str] | None, now_s: float) -> Refused | None:
+    def keep(
+        self, job: Job, address: tuple[int, str] | None, now_s: float, before: JobRecord | None = None
+    ) -> Refused | None:
         """Bring a job's record up to date; return why that cannot be done, or None.
 
         A disk that takes nothing is tried again once a second, and complained of once for each change.
+
+        Args:
+            job: The job.
+            address: Where its store listens.
+            now_s: For the pause between attempts.
+            before: The attempt that is to be known again unless this one begins.
         """
         memory, job_id = job.memory, job.spec.job_id
         is_known = memory == self._unwritten.get(job_id)
         if memory == self._written.get(job_id) or (is_known and now_s < self._failed_at_s + WRITE_AGAIN_S):
             return None
-        spec = masked_spec(memory.spec) if job.has_ended else memory.spec
-        record = JobRecord(RECORD_VERSION, current_boot_id(), msgspec.structs.replace(memory, spec=spec), address)
+        record = msgspec.structs.replace(record_of(job, address), before=before)
         try:
             write_record(str(self._jobs_dir / job_id), RECORD_NAME, msgspec.json.encode(record).decode())
         except OSError as error:

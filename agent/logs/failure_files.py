@@ -8,6 +8,7 @@ wrote to standard error is read: for an exception, and where there is none for i
 from __future__ import annotations
 
 import os
+import re
 import time
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 TAIL_BYTES = 131_072
 """Of standard error: a traceback with a chain and a group is a few KiB, what other threads print comes on top."""
 MAX_ERROR_FILE_BYTES = 1_048_576
+_FAILED_RANK = re.compile(
+    r"^ {2}rank +: (\d{1,6}) \(local_rank: \d{1,6}\)\n {2}exitcode +: (-?\d{1,3}) \(pid: \d+\)", re.MULTILINE
+)
+"""In what torchrun says when it fails.
+
+Source: `_FAILURE_FORMAT_TEMPLATE` of torch/distributed/elastic/multiprocessing/errors, torch 2.13."""
 
 
 class _ExtraInfo(msgspec.Struct):
@@ -63,6 +70,16 @@ def first_failure(job_dir: Path, ranks: Iterable[int]) -> FoundFailure | None:
     if found:
         return min(found, key=lambda failure: float("inf") if failure.failed_s is None else failure.failed_s)
     return _in_output(log_path(job_dir, LAUNCHER_RANK, LogStream.STDERR), LAUNCHER_RANK)
+
+
+def told_exit_codes(job_dir: Path) -> dict[int, int]:
+    """Return the exit codes of the ranks that the launcher says have failed, the first one's first.
+
+    That of a signal is negative.
+    """
+    text = _text_of(log_path(job_dir, LAUNCHER_RANK, LogStream.STDERR)) or ""
+    # It tells of the first one last.
+    return {int(rank): int(code) for rank, code in reversed(_FAILED_RANK.findall(text))}
 
 
 def _in_error_file(path: Path, rank: int) -> FoundFailure | None:

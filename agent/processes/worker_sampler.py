@@ -169,6 +169,11 @@ class WorkerSampler:
         workers = watched.workers if watched else {}
         return {rank: worker.pid for rank, worker in workers.items() if not worker.has_ended}
 
+    def seen(self, job_id: str) -> set[int]:
+        """Return the ranks whose processes have been seen, whether they have ended or not."""
+        watched = self._jobs.get(job_id)
+        return set(watched.workers) if watched else set()
+
     def send_signal(self, job_id: str, rank: int, number: signal.Signals) -> bool:
         """Signal a worker; return whether it was there to be signalled."""
         watched = self._jobs.get(job_id)

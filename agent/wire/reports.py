@@ -78,6 +78,7 @@ class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     rank: Rank
     local_rank: Rank
     pid: Count
+    """0 of one that ended before it was seen."""
     process: ProcessState
     process_s: Seconds = 0.0
     """How long the process has been in this state."""

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from agent.wire.jobs import ENDED_STATES, MAX_LOCAL_WORLD_SIZE, JobState
+from agent.wire.replies import RefusalReason
 from app.commands.audited import audit_log, tell_trouble
 from app.commands.host_options import json_option, print_json
 from app.commands.hosts_of_a_job import HostsWanted, reached, takes_hosts
-from app.errors import AppError, ExitCode
+from app.errors import AgentRefusedError, AppError, ExitCode
 from app.faults import make_fault, told
 from app.headless import print_line, with_progress
 from app.program import check_job_id
@@ -124,9 +125,6 @@ async def _inject(session: RemoteSession, job_id: str, harm: Fault) -> tuple[str
         tell_trouble(session.session.audit)
 
 
-CONTROL_VERBS = (stop, kill, restart, fault)
-
-
 def _session(hosts: Hosts) -> RemoteSession:
     return RemoteSession(hosts, None, SessionOptions(audit=audit_log()))
 
@@ -152,30 +150,41 @@ async def _wait_for_end(
     session: RemoteSession, job_id: str, ask: Callable[[JobControl], Awaitable[str]]
 ) -> tuple[dict[str, JobState], int]:
     """Ask for a job's end; return how it stands on each node once it has come, and of how many nobody knows."""
+    done = ""
     try:
         await session.connect()
         control = session.session.control
         done = await ask(control)
         if not session.is_alone:
             print_line(f"rankdeck: {done}")
-        patience_s = await session.end_patience_s(job_id)
-        deadline_s = time.monotonic() + patience_s
-        said: list[JobState] = []
-        while True:
-            statuses = of_newest_attempt(await control.statuses(job_id))
-            states = {node: status.state for node, status in statuses.items()}
-            moving = [state for state in dict.fromkeys(states.values()) if state not in ENDED_STATES]
-            if not moving:
-                return states, newest(statuses).num_nodes - len(states)
-            if moving != said:
-                print_line(f"rankdeck: job {job_id} is {' and '.join(state.value for state in moving)}")
-                said = moving
-            if time.monotonic() > deadline_s:
-                raise AppError(f"job {job_id} has not ended in {patience_s:.0f} s", f"rankdeck kill {job_id}")
-            await asyncio.sleep(POLL_S)
+        return await _end_of(session, job_id)
+    except AgentRefusedError as error:
+        if not done or error.reason != RefusalReason.UNKNOWN_JOB:
+            raise
+        # It had been prepared and never begun: now nobody knows it any more.
+        return dict.fromkeys(await session.reports(), JobState.STOPPED), 0
     finally:
         await session.close()
         tell_trouble(session.session.audit)
+
+
+async def _end_of(session: RemoteSession, job_id: str) -> tuple[dict[str, JobState], int]:
+    """Wait for the end of a job that was asked to; see `_wait_for_end`."""
+    patience_s = await session.end_patience_s(job_id)
+    deadline_s = time.monotonic() + patience_s
+    said: list[JobState] = []
+    while True:
+        statuses = of_newest_attempt(await session.session.control.statuses(job_id))
+        states = {node: status.state for node, status in statuses.items()}
+        moving = [state for state in dict.fromkeys(states.values()) if state not in ENDED_STATES]
+        if not moving:
+            return states, newest(statuses).num_nodes - len(states)
+        if moving != said:
+            print_line(f"rankdeck: job {job_id} is {' and '.join(state.value for state in moving)}")
+            said = moving
+        if time.monotonic() > deadline_s:
+            raise AppError(f"job {job_id} has not ended in {patience_s:.0f} s", f"rankdeck kill {job_id}")
+        await asyncio.sleep(POLL_S)
 
 
 async def _restart(

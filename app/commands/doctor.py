@@ -12,7 +12,7 @@ import msgspec
 
 from app.commands.host_options import json_option, link_by, named_python, print_json, reaches
 from app.commands.inventory_file import named_hosts
-from app.commands.up_down import takes_hosts
+from app.commands.up_down import lists_hosts
 from app.headless import print_line
 from app.open_files import make_room_for_nodes
 from app.preflight.asking import preflight
@@ -36,7 +36,7 @@ _STYLES: dict[Tone, dict[str, Any]] = {
 
 
 @click.command()
-@takes_hosts
+@lists_hosts
 @click.option("--workdir", default="", help="Compare the program there [the inventory's]")
 @click.option("--job-python", default="", help="The Python there that has torch [the one that has rankdeck]")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Reach each other at this port [a free one]")

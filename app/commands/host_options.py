@@ -12,6 +12,7 @@ import msgspec
 from click.core import ParameterSource
 
 from app.commands.audited import audit_log
+from app.commands.ssh_hosts import SSH_CONFIG_VARIABLE
 from app.errors import SessionError
 from app.evidence.store import check_directory, default_directory
 from app.headless import print_line
@@ -43,11 +44,14 @@ _access_options = (
     click.option(
         "--ssh-config",
         default="",
-        envvar="RANKDECK_SSH_CONFIG",
+        envvar=SSH_CONFIG_VARIABLE,
         show_envvar=True,
         metavar="FILE",
         help="Read instead of ~/.ssh/config",
     ),
+)
+exclude_option = click.option(
+    "--exclude", multiple=True, metavar="PATTERN", help="Leave hosts of the inventory out, as 'gpu1*'"
 )
 json_option = click.option("--json", "is_json", is_flag=True, help="One JSON object on stdout")
 evidence_option = click.option(

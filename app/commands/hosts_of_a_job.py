@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import msgspec
 
-from app.commands.host_options import link_by, named_python, reaches
+from app.commands.host_options import exclude_option, link_by, named_python, reaches
 from app.commands.inventory_file import load_inventory, named_hosts
 from app.commands.settings_options import NO_FILES_PARAMETER
 from app.errors import AppError, UsageError
@@ -35,7 +35,7 @@ _choice_options = (
         help="An alias of ~/.ssh/config, user@host, user@host:port, a pattern of the inventory, or "
         f"{THIS_MACHINE}: this machine, without SSH; may come again [all of the inventory]",
     ),
-    click.option("--exclude", multiple=True, metavar="PATTERN", help="Leave hosts of the inventory out, as 'gpu1*'"),
+    exclude_option,
 )
 
 

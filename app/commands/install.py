@@ -13,7 +13,7 @@ import msgspec
 from app.commands.each_host import on_each, tell_each
 from app.commands.host_options import json_option, named_python, reaches
 from app.commands.inventory_file import named_hosts
-from app.commands.up_down import jobs_left, takes_hosts
+from app.commands.up_down import jobs_left, lists_hosts
 from app.headless import print_line
 from app.inventory.inventory import HostEntry
 from app.safe_text import LINE_LIMIT, clean
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@takes_hosts
+@lists_hosts
 @click.option(
     "--wheelhouse",
     type=click.Path(exists=True, file_okay=False, path_type=Path),

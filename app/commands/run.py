@@ -167,9 +167,6 @@ def start(*, wanted: HostsWanted, name: str | None, arguments: tuple[str, ...], 
     _start_and_watch(wanted.narrowed(entry.hosts).with_workdirs(entry.workdir), request, **job)
 
 
-START_VERBS = (run, start)
-
-
 def _start_and_watch(
     wanted: HostsWanted,
     request: RunRequest,
@@ -183,7 +180,9 @@ def _start_and_watch(
     if detach and how["recording"] is not None:
         raise click.UsageError("--detach leaves, so there is nothing to --record")
     if request.max_restarts and len(wanted.entries) > 1:
-        raise UsageError("a job over several hosts is not begun again by itself", "leave max_restarts at 0")
+        again = f"rankdeck restart {request.job_id}"
+        todo = f"leave max_restarts at 0; what is left of it when it fails is ended, and then: {again}"
+        raise UsageError("a job over several hosts is not begun again by itself", todo)
     options = session_options(**{name: how[name] for name in SESSION_OPTIONS})
 
     def bring_up(link: AgentLink) -> None:

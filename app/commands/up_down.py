@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from app.commands.each_host import on_each, tell_each
-from app.commands.host_options import json_option, reaches
+from app.commands.host_options import exclude_option, json_option, reaches
 from app.commands.inventory_file import named_hosts
 from app.safe_text import LINE_LIMIT, clean
 
@@ -17,16 +17,13 @@ if TYPE_CHECKING:
     from app.ssh.agent_link import AgentPlace
 
 
-def takes_hosts(command: Callable[..., None]) -> Callable[..., None]:
-    """Add what says which hosts are meant."""
-    command = click.option(
-        "--exclude", multiple=True, metavar="PATTERN", help="Leave hosts of the inventory out, as 'gpu1*'"
-    )(command)
-    return click.argument("hosts", nargs=-1, metavar="[HOST]...")(command)
+def lists_hosts(command: Callable[..., None]) -> Callable[..., None]:
+    """Add what says which hosts are meant: they are what the command is about, not where its job is."""
+    return click.argument("hosts", nargs=-1, metavar="[HOST]...")(exclude_option(command))
 
 
 @click.command()
-@takes_hosts
+@lists_hosts
 @json_option
 @reaches
 def up(*, hosts: tuple[str, ...], exclude: tuple[str, ...], is_json: bool, python: str, ssh_config: str) -> None:
@@ -40,7 +37,7 @@ def up(*, hosts: tuple[str, ...], exclude: tuple[str, ...], is_json: bool, pytho
 
 
 @click.command()
-@takes_hosts
+@lists_hosts
 @click.option("--kill-jobs", is_flag=True, help="Kill its jobs first; without this they go on")
 @json_option
 @reaches

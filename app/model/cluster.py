@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from agent.wire.digest import NodeFrame, frame_of
+from agent.wire.jobs import JobState
 from agent.wire.machine import GpuCondition
 from app.model.job_model import JobModel
 from app.model.rank_batch import RankBatch
@@ -41,6 +42,7 @@ class Node:
         num_ignored: Reports, or parts of them, that were refused.
         may_have_broken_gpus: Whether its newest report tells of anything that broken GPUs show.
         trouble: Why there is no way to it from here, as far as that is known; empty while there is one.
+        fallback: Why its reports come over SSH that were to come straight over TCP; empty where they come as asked.
     """
 
     def __init__(self, name: str, index: int) -> None:
@@ -50,6 +52,7 @@ class Node:
         self.num_ignored = 0
         self.may_have_broken_gpus = False
         self.trouble = ""
+        self.fallback = ""
         self.old_epochs: deque[str] = deque(maxlen=MAX_OLD_EPOCHS)
 
     def is_newer(self, report: NodeFrame) -> bool:
@@ -72,7 +75,7 @@ class Node:
 
 
 class Cluster:
-    """All nodes and their jobs; `apply` and `apply_all` are all that changes it, but for troubles.
+    """All nodes and their jobs: what they say is applied, what is known here besides is put.
 
     Attributes:
         heard_s: When each node's newest report came; minus infinity before the first.
@@ -90,6 +93,8 @@ class Cluster:
         self.back_s = np.full(len(self.nodes), -np.inf)
         self.is_cut_off = np.zeros(len(self.nodes), np.bool_)
         self.available_frac = np.ones(len(self.nodes))
+        self._begun: dict[str, int] = {}
+        """By job: the attempt that was begun from here; older ones are over, whoever still tells of them."""
         self.num_unknown_nodes = 0
         """Reports under a name that is not a node of this cluster."""
 
@@ -98,6 +103,13 @@ class Cluster:
         known = self.nodes[node]
         known.trouble = words
         self.is_cut_off[known.index] = bool(words)
+
+    def begin(self, job_id: str, attempt: int) -> None:
+        """Know that an attempt of a job begins: nothing that was said of older ones is about it."""
+        self._begun[job_id] = attempt
+        known = self.jobs.get(job_id)
+        if known is not None and known.attempt < attempt:
+            del self.jobs[job_id]
 
     def apply(self, node: str, report: NodeReport | NodeFrame, now_s: float) -> None:
         """Fold in a node's report. Nothing that a peer says raises: it becomes state or is counted."""
@@ -180,6 +192,10 @@ class Cluster:
         job = self.jobs.get(status.job_id)
         if job is not None and status.attempt <= job.attempt:
             return job if status.attempt == job.attempt else None
+        if job is not None and status.state is JobState.PREPARED:
+            return None  # it may be taken back: until it begins, the attempt before it is the job
+        if status.attempt < self._begun.get(status.job_id, 0):
+            return None
         if not _is_sound(status) or (job is None and not self._has_room()):
             return None
         self.jobs.pop(status.job_id, None)

@@ -35,7 +35,7 @@ from app.preflight.comparison import compare
 from app.preflight.findings import Answers, ClockDifference, Failure, FailureKind, Preflight, Step, Wanted, cleaned
 from app.preflight.mesh import routes, target_text
 from app.safe_text import LINE_LIMIT, clean
-from app.ssh.config import THIS_MACHINE
+from app.ssh.config import LOOPBACK, THIS_MACHINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -121,7 +121,7 @@ def _listen(links: Mapping[str, AgentLink], answers: dict[str, Answers], port: i
         examination = answers[host].examination
         assert examination is not None
         # With no address of its own it still tells the time.
-        address = examination.facts.address or "127.0.0.1"
+        address = examination.facts.address or LOOPBACK
         talk = links[host].begin_verb("listen", "--address", address, "--port", str(port))
         talks.callback(talk.close)
         try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.wire.examination import Health, Row
-from app.preflight.oddity import hosts_text, odd_ones
+from app.preflight.oddity import MAX_HOSTS_NAMED, odd_ones
+from app.words import nodes_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -53,7 +54,7 @@ def _by_commit(codes: Mapping[str, Code]) -> Iterator[tuple[str, Row]]:
             yield host, Row("code", Health.BAD, detail, _TODO)
         if odd is not None or not any(code.num_changed for code in codes.values()):
             return
-    many = hosts_text([host for host, code in codes.items() if not code.digest])
+    many = nodes_text([host for host, code in codes.items() if not code.digest], MAX_HOSTS_NAMED)
     yield "", Row("code", Health.WARN, f"not compared: too many source files on {many}", "name a smaller --workdir")
 
 
@@ -62,7 +63,7 @@ def _told(odd: Odd | None) -> Iterator[tuple[str, str]]:
     if odd is None:
         return
     if odd.usual is None:
-        yield "", "; ".join(f"{value} on {hosts_text(hosts)}" for value, hosts in odd.by_value.items())
+        yield "", "; ".join(f"{value} on {nodes_text(hosts, MAX_HOSTS_NAMED)}" for value, hosts in odd.by_value.items())
         return
     for value, hosts in odd.by_value.items():
         for host in hosts:
@@ -72,7 +73,7 @@ def _told(odd: Odd | None) -> Iterator[tuple[str, str]]:
 def _by_files(codes: Mapping[str, Code], odd: Odd) -> Iterator[tuple[str, Row]]:
     """Name the files that differ."""
     if odd.usual is None:
-        groups = [hosts_text(hosts) for hosts in odd.by_value.values()]
+        groups = [nodes_text(hosts, MAX_HOSTS_NAMED) for hosts in odd.by_value.values()]
         first, second, *_ = (codes[hosts[0]] for hosts in odd.by_value.values())
         detail = f"{len(groups)} different programs: {' | '.join(groups[:MAX_NAMED])}{_difference(first, second)}"
         yield "", Row("code", Health.BAD, detail, _TODO)

@@ -8,8 +8,8 @@ from agent.wire.examination import Health, Row
 from app.preflight.code_comparison import code_remarks
 from app.preflight.findings import Answers, FailureKind, HostFindings, Preflight
 from app.preflight.mesh import reach_remarks
-from app.preflight.oddity import hosts_text, odd_ones
-from app.words import seconds_text, short_seconds_text
+from app.preflight.oddity import MAX_HOSTS_NAMED, odd_ones
+from app.words import nodes_text, seconds_text, short_seconds_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -87,7 +87,7 @@ def _odd_remarks(name: str, values: dict[str, str], status: Health, todo: str) -
     if odd is None:
         return
     if odd.usual is None:
-        detail = "; ".join(f"{value} on {hosts_text(hosts)}" for value, hosts in odd.by_value.items())
+        detail = "; ".join(f"{value} on {nodes_text(hosts, MAX_HOSTS_NAMED)}" for value, hosts in odd.by_value.items())
         yield "", Row(name, status, detail, todo.format(usual="whichever it is"))
         return
     for value, hosts in odd.by_value.items():
@@ -130,7 +130,7 @@ def _name_remarks(answers: Sequence[Answers]) -> Iterator[Remark]:
     for hostname, hosts in same.items():
         if len(hosts) < 2:
             continue
-        named = hosts_text(hosts)
+        named = nodes_text(hosts, MAX_HOSTS_NAMED)
         addresses = {facts[host].address for host in hosts}
         if len(addresses) == 1:
             detail = f"{named} are the same machine: {hostname}, {addresses.pop() or 'without an address'}"

@@ -6,9 +6,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-MAX_NAMED = 4
+MAX_HOSTS_NAMED = 4
+"""Hosts that a sentence names, of several that have the same."""
 
 
 class Odd(NamedTuple):
@@ -39,9 +40,3 @@ def odd_ones(values: Mapping[str, str]) -> Odd | None:
             by_value.setdefault(value, []).append(host)
     num_odd = len(values) - count
     return Odd(usual, "the others" if num_odd == 1 else "most others", by_value)
-
-
-def hosts_text(hosts: Sequence[str]) -> str:
-    """Return some hosts' names: `gpu1, gpu2 and 5 more`."""
-    more = f" and {len(hosts) - MAX_NAMED} more" if len(hosts) > MAX_NAMED + 1 else ""
-    return ", ".join(hosts[:MAX_NAMED] if more else hosts) + more

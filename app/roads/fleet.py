@@ -110,6 +110,10 @@ class Fleet:
         """End a job in an orderly way on its nodes; returns when the nodes have agreed to, not when it has ended."""
         await self._ask_all(list(nodes), Stop(job_id, is_agreed))
 
+    async def abort(self, job_id: str, nodes: Sequence[str]) -> None:
+        """Have nodes forget what they have prepared of a job and not begun."""
+        await self._ask_all(list(nodes), Abort(job_id))
+
     async def report(self, node: str) -> NodeReport:
         """Return what a node says of itself, now."""
         reply = await self.ask(node, GetStatus())

@@ -1,4 +1,7 @@
-"""Brings a lost connection to a host back, with pauses that grow: until then what is shown is old, and nothing else."""
+"""Brings a lost connection to a host back, with pauses that grow: until then what is shown is old, and nothing else.
+
+An agent that has ended leaves the connection as it is. So one that is not heard is looked for, and waited for likewise.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,8 @@ LOOK_S = 0.25
 """Between two looks at whether the connection stands; SSH itself takes seconds to notice."""
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 15.0
+LOOK_FOR_AGENT_S = 10.0
+"""Between two looks for an agent that says nothing: each is a process on its node, which may have enough to do."""
 _HOPELESS = (HostKeyError, AnswerNeededError, IncompatibleAgentError)
 """Time mends none of them: a host that is not who it was, or wants an answer of a person, is not tried again."""
 
@@ -39,6 +44,7 @@ class ConnectionKeeper:
         tell: Callable[[str], None],
         patience_s: float,
         absence: AppError | None = None,
+        is_unheard: Callable[[], bool] = lambda: False,
         *,
         may_ask: bool = False,
     ) -> None:
@@ -49,6 +55,7 @@ class ConnectionKeeper:
             tell: Takes a sentence about each change.
             patience_s: How long to try to come back.
             absence: Why there has been no connection yet; None where there is one.
+            is_unheard: Tells whether the agent says nothing, though there is a connection.
             may_ask: Whether a person can be asked, by `try_now`: then one that wants an answer waits for it.
         """
         self._may_ask = may_ask
@@ -58,6 +65,9 @@ class ConnectionKeeper:
         self._link = link
         self._tell = tell
         self._patience_s = patience_s
+        self._is_unheard = is_unheard
+        self._looked_at_s = float("-inf")
+        """When the agent was last looked for."""
         self._wanted: asyncio.Future[None] | None = None
         """Done once an attempt is over that somebody waits for."""
         self._asks = False
@@ -66,7 +76,7 @@ class ConnectionKeeper:
     @property
     def wants_answer(self) -> bool:
         """Whether there is no connection, and an answer of the person who can be asked would help."""
-        return self._may_ask and isinstance(self.error, HostUnreachableError) and self.error.is_answerable
+        return self._may_ask and self.error is not None and _is_answerable(self.error)
 
     async def try_now(self, *, asks: bool) -> None:
         """Have the next attempt made at once; returns when it is over. One at a time may wait for it.
@@ -85,11 +95,23 @@ class ConnectionKeeper:
             while self.failure is None or self.wants_answer:
                 if self._link.is_alive and not self.trouble:
                     self._settle()
+                    await self._look_for_agent()
                     await asyncio.sleep(LOOK_S)
                 else:
                     await self._bring_back()
         finally:
             self._settle()
+
+    async def _look_for_agent(self) -> None:
+        """Find out what has become of an agent that says nothing, unless that was done just now."""
+        now_s = asyncio.get_running_loop().time()
+        if not self._is_unheard() or now_s < self._looked_at_s + LOOK_FOR_AGENT_S:
+            return
+        self._looked_at_s = now_s
+        error = await self._try(self._link.find)
+        if error is not None and self._link.is_alive:
+            self.trouble = self._words(error)
+            self._tell(f"{self.trouble}; it is looked for again, the job goes on meanwhile")
 
     async def _bring_back(self) -> None:
         host, loop = self._link.host, asyncio.get_running_loop()
@@ -100,7 +122,7 @@ class ConnectionKeeper:
         if self.failure is not None:
             await self._wake.wait()
         while True:
-            error = await self._try()
+            error = await self._reconnect()
             away_s = loop.time() - lost_at_s
             if error is None:
                 self.trouble, self.failure, self.error = "", None, None
@@ -120,19 +142,23 @@ class ConnectionKeeper:
                 await asyncio.wait_for(self._wake.wait(), None if is_hopeless else pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
-    async def _try(self) -> AppError | None:
+    async def _reconnect(self) -> AppError | None:
         """Return why there is still no connection; None if there is one."""
         asks, self._asks = self._asks, False
         self._wake.clear()
+        return await self._try(lambda: self._link.reconnect(asks=asks))
+
+    async def _try(self, do: Callable[[], object]) -> AppError | None:
+        """Return why something cannot be done, which blocks; None if it is done."""
         try:
-            await in_daemon_thread(lambda: self._link.reconnect(asks=asks))
+            await in_daemon_thread(do)
         except AppError as error:
             return error
         return None
 
     def _words(self, error: AppError) -> str:
-        """Return why there is no connection; where nobody can be asked here, with what to do instead."""
-        return error.whole if isinstance(error, AnswerNeededError) and not self._may_ask else str(error)
+        """Return why there is no connection, with what to do about it unless the person is asked here."""
+        return str(error) if self._may_ask and _is_answerable(error) else error.whole
 
     def _settle(self) -> None:
         """Let go whoever waits for an attempt."""
@@ -141,3 +167,7 @@ class ConnectionKeeper:
         self._asks = False
         if wanted is not None and not wanted.done():
             wanted.set_result(None)
+
+
+def _is_answerable(error: AppError) -> bool:
+    return isinstance(error, HostUnreachableError) and error.is_answerable

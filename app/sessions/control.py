@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from agent.wire.jobs import ENDED_STATES
+from agent.wire.jobs import ENDED_STATES, JobState
 from agent.wire.replies import RefusalReason
 from app.audit_lines import Act
 from app.errors import AgentRefusedError, AgentUnreachableError, AppError, UsageError
 from app.safe_text import clean_name
-from app.sessions.meeting_place import LOOPBACK, meeting_addresses, no_address
+from app.sessions.meeting_place import places_to_meet
 from app.sessions.shares import in_order, newest, next_attempt, next_shares, of_newest_attempt
 from app.words import nodes_text
 
@@ -126,7 +126,8 @@ class JobControl:
         self, job_id: str, num_ranks: int | None, *, is_at_once: bool, without: Collection[str] | None
     ) -> str:
         wish = await self._wish()
-        found = {node: one for node, one in (await self.statuses(job_id)).items() if node not in (without or ())}
+        statuses = await self._begun(job_id)
+        found = {node: one for node, one in statuses.items() if node not in (without or ())}
         if not found:
             raise UsageError(f"no node is left on which job {job_id} could go on")
         nodes = list(next_shares(found, num_ranks, takes_any=without is not None))
@@ -156,15 +157,11 @@ class JobControl:
         Raises:
             UsageError: Nowhere.
         """
-        first, *others = in_order(statuses)
-        if not others:
-            return [LOOPBACK]
-        if statuses[first].node_rank == 0 and len({(one.attempt, one.num_nodes) for one in statuses.values()}) == 1:
+        nodes = in_order(statuses)
+        are_of_one_attempt = len({(one.attempt, one.num_nodes) for one in statuses.values()}) == 1
+        if len(nodes) > 1 and statuses[nodes[0]].node_rank == 0 and are_of_one_attempt:
             return [""]
-        found = meeting_addresses(self._addresses(first), [self._addresses(node) for node in others])
-        if not found:
-            raise no_address(first)
-        return list(found)
+        return [*places_to_meet(nodes, self._addresses)]
 
     async def statuses(self, job_id: str) -> dict[str, JobStatus]:
         """Return how a job stands on each node that knows it, of those that answer.
@@ -204,6 +201,15 @@ class JobControl:
         asked, num_nodes = of_newest_attempt(statuses), newest(statuses).num_nodes
         few = f"; only {nodes_text(list(asked))} of its {num_nodes} nodes could be asked"
         return few if len(asked) < num_nodes else ""
+
+    async def _begun(self, job_id: str) -> dict[str, JobStatus]:
+        """Return how a job stands; what a lost console has prepared of it and not begun is taken back before."""
+        statuses = await self.statuses(job_id)
+        prepared = [node for node, status in statuses.items() if status.state is JobState.PREPARED]
+        if not prepared:
+            return statuses
+        await self._fleet().abort(job_id, prepared)
+        return await self.statuses(job_id)
 
     async def _of(self, job_id: str, nodes: Sequence[str]) -> dict[str, JobStatus]:
         """Return how a job stands on some nodes, each of which has to answer."""

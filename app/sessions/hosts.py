@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.at_once import at_once
 from app.errors import AppError, HostUnreachableError
-from app.inventory.inventory import HostEntry
+from app.inventory.inventory import CURVE
 from app.sessions.connection_keeper import ConnectionKeeper
+from app.ssh.config import THIS_MACHINE
 from app.words import nodes_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from app.inventory.inventory import HostEntry
     from app.ssh.agent_link import AgentLink
 
 
@@ -38,6 +41,12 @@ class Hosts(NamedTuple):
         return [link.host for link in self.links]
 
     @property
+    def direct(self) -> list[tuple[AgentLink, HostEntry]]:
+        """Those whose reports are to come straight over TCP; this machine's own have no way to go."""
+        both = zip(self.links, self.entries, strict=True)
+        return [(link, entry) for link, entry in both if entry.telemetry == CURVE and link.host != THIS_MACHINE]
+
+    @property
     def text(self) -> str:
         """Some of them, and how many more."""
         return nodes_text(self.names)
@@ -47,15 +56,14 @@ class Hosts(NamedTuple):
         places = (link.place for link in self.links if link.host == host)
         return next((place.addresses for place in places if place is not None), ())
 
+    def python_of_first(self) -> str:
+        """Return the Python that the first agent runs in; empty as long as it has not been found."""
+        place = self.links[0].place
+        return "" if place is None else place.python
+
     def command(self, words: str) -> str:
         """Return a command of ours that is about them: `rankdeck status --host gpu1`."""
         return " ".join(filter(None, ["rankdeck", words, self.typed]))
-
-
-def these(*links: AgentLink) -> Hosts:
-    """Return hosts that are named one by one, and of which an inventory says nothing."""
-    entries = tuple(HostEntry(link.host) for link in links)
-    return Hosts(links, entries, " ".join(f"--host {link.host}" for link in links), {})
 
 
 class Connections:
@@ -69,20 +77,29 @@ class Connections:
         self._keepers: dict[str, ConnectionKeeper] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def open(self, take_frame: Callable[[str, bytes], None], patience_s: float, *, may_ask: bool = False) -> None:
+    async def open(
+        self,
+        take_frame: Callable[[str, bytes], None],
+        patience_s: float,
+        is_unheard: Callable[[str], bool],
+        *,
+        may_ask: bool = False,
+    ) -> None:
         """Bring the agents' sockets here.
 
         Args:
             take_frame: Called from a thread with a node and a frame of its telemetry, where it comes by no socket.
             patience_s: How long a connection that is lost is tried again; 0 is not at all.
+            is_unheard: Tells whether a node says nothing.
             may_ask: Whether somebody can be asked what a host wants to know; see `keepers_that_wait`.
 
         Raises:
             AppError: No host can be reached.
         """
+        direct = {link.host for link, _ in self._hosts.direct}
 
         def open_road(link: AgentLink) -> None:
-            link.open_road(lambda frame: take_frame(link.host, frame))
+            link.open_road(lambda frame: take_frame(link.host, frame), has_telemetry=link.host not in direct)
 
         links = self._hosts.links
         opened = await asyncio.to_thread(lambda: list(at_once(links, open_road)))
@@ -92,10 +109,18 @@ class Connections:
             raise next(iter(self._away.values()))
         for link in links:
             if not link.is_forwarded:
-                self._tell(f"sshd of {link.host} forwards no sockets: going through `agent proxy` and `agent relay`")
+                ways = "`agent proxy`" if link.host in direct else "`agent proxy` and `agent relay`"
+                self._tell(f"sshd of {link.host} forwards no sockets: going through {ways}")
         if patience_s:
             self._keepers = {
-                link.host: ConnectionKeeper(link, self._tell, patience_s, self._away.get(link.host), may_ask=may_ask)
+                link.host: ConnectionKeeper(
+                    link,
+                    self._tell,
+                    patience_s,
+                    self._away.get(link.host),
+                    partial(is_unheard, link.host),
+                    may_ask=may_ask,
+                )
                 for link in links
             }
             self._tasks = [
@@ -106,7 +131,7 @@ class Connections:
     def troubles(self) -> dict[str, str]:
         """Why there is no way to a host at present, in words; empty where there is one."""
         kept = {host: keeper.trouble for host, keeper in self._keepers.items()}
-        words = kept or {host: str(error) for host, error in self._away.items()}
+        words = kept or {host: error.whole for host, error in self._away.items()}
         return {host: trouble.removeprefix(f"{host}: ") for host, trouble in words.items()}
 
     def absence(self, host: str) -> AppError | None:

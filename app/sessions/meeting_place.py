@@ -10,15 +10,14 @@ from ipaddress import ip_interface
 from typing import TYPE_CHECKING
 
 from app.errors import UsageError
+from app.ssh.config import LOOPBACK
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from ipaddress import IPv4Interface, IPv6Interface
 
     Interface = IPv4Interface | IPv6Interface
 
-LOOPBACK = "127.0.0.1"
-"""Where the ranks of a single node meet: nobody else can reach them there."""
 MAX_TRIED = 3
 """Each that leads nowhere costs seconds."""
 
@@ -55,6 +54,25 @@ def _is_near(one: Interface, others: Sequence[Interface]) -> bool:
     return any(other.ip in one.network for other in others)
 
 
-def no_address(node: str) -> UsageError:
+def places_to_meet(nodes: Sequence[str], addresses: Callable[[str], Sequence[str]]) -> list[str]:
+    """Return where the nodes of a job may meet, the best first; a single one on its loopback alone.
+
+    Args:
+        nodes: The one with node rank 0 first.
+        addresses: Returns those of a node.
+
+    Raises:
+        UsageError: Nowhere.
+    """
+    first, *others = nodes
+    if not others:
+        return [LOOPBACK]
+    found = meeting_addresses(addresses(first), [addresses(node) for node in others])
+    if not found:
+        raise _no_address(first)
+    return found
+
+
+def _no_address(node: str) -> UsageError:
     """Return what is to be said of a first node without an address."""
     return UsageError(f"{node} has no address under which others could reach it", "name one: run --master-addr")

@@ -10,7 +10,7 @@ import msgspec
 from agent.wire.jobs import ENDED_STATES, MAX_PATTERN_CHARS, MAX_PATTERNS, JobSpec
 from app.errors import UsageError
 from app.safe_text import clean_name
-from app.sessions.meeting_place import LOOPBACK
+from app.ssh.config import LOOPBACK
 from app.words import nodes_text
 
 if TYPE_CHECKING:

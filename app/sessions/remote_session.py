@@ -17,11 +17,12 @@ from app.deeds import NOT_AGAIN
 from app.errors import AgentRefusedError, AgentUnreachableError, AppError, UsageError
 from app.headless import is_over
 from app.safe_text import NAME_LIMIT, clean, clean_name
+from app.sessions.direct_roads import DirectRoads
 from app.sessions.host_doctor import HostDoctor
 from app.sessions.host_questions import HostQuestions
 from app.sessions.hosts import Connections
 from app.sessions.live import LiveSession
-from app.sessions.meeting_place import LOOPBACK, meeting_addresses, no_address
+from app.sessions.meeting_place import places_to_meet
 from app.sessions.remote_job import JobHost, job_specs, running_jobs
 from app.sessions.session import DEFAULT_OPTIONS
 from app.sessions.share_guard import ShareGuard
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 
 GPU_PATIENCE_S = 3.0
 """For the first look at the GPUs of a node whose agent has just begun: NVML takes a second or two to start."""
+FIRST_REPORTS_S = 5.0
+DIRECT_REPORTS_S = 20.0
+"""Beyond what `road_choice` takes to give up every address of a node."""
 POLL_S = 0.1
 GUARD_PERIOD_S = 1.0
 END_PATIENCE_S = 120.0
@@ -69,6 +73,7 @@ class RemoteSession(LiveSession):
         self._request = request
         super().__init__({link.host: link.directory for link in hosts.links}, options, [], hosts.addresses)
         self._connections = Connections(hosts, self._tell)
+        self._direct: DirectRoads | None = None
         self._job_id = ""
         self._own_job_id = ""
         self._is_certain = True
@@ -94,9 +99,10 @@ class RemoteSession(LiveSession):
         self.doctor: HostDoctor = HostDoctor(hosts, self._connections.absence, lambda: self.session.fleet)
         self.can_inject = False
         """True while the job that is shown allows faults."""
-        first = hosts.links[0].place
-        if not self.is_read_only and first is not None:
-            self.starter = JobStarter(hosts.names, lambda: self.session.fleet, first.python, self.start_another)
+        if not self.is_read_only:
+            self.starter = JobStarter(
+                hosts.names, lambda: self.session.fleet, hosts.python_of_first, self.start_another
+            )
 
     @property
     def is_alone(self) -> bool:
@@ -107,6 +113,11 @@ class RemoteSession(LiveSession):
     def goes_to_other_machines(self) -> bool:
         """True unless all of it is this machine."""
         return any(link.host != THIS_MACHINE for link in self._hosts.links)
+
+    @property
+    def first_reports_s(self) -> float:
+        """How long to wait for the first report of a node whose agent serves: it may have several ways to try."""
+        return DIRECT_REPORTS_S if self._hosts.direct else FIRST_REPORTS_S
 
     @property
     def away(self) -> set[str]:
@@ -214,23 +225,18 @@ class RemoteSession(LiveSession):
             if link.place is None:
                 raise AgentUnreachableError(link.host, "it has not been found yet")
             job_hosts.append(JobHost(entry, link.place, reports[link.host]))
-        for address in (addresses := self._meeting_addresses(request, job_hosts)):
+        named = [request.master_addr] if request.master_addr else []
+        address, *others = named or places_to_meet(self._hosts.names, self._hosts.addresses)
+        while True:
             specs = job_specs(request, job_hosts, address)
             try:
                 await self._start_job(specs)
             except AgentRefusedError as error:
-                if error.reason != RefusalReason.UNREACHABLE or address == addresses[-1]:
+                if error.reason != RefusalReason.UNREACHABLE or not others:
                     raise
+                address, *others = others
             else:
                 return specs
-        raise no_address(job_hosts[0].entry.host)
-
-    def _meeting_addresses(self, request: RunRequest, hosts: list[JobHost]) -> list[str]:
-        if request.master_addr:
-            return [request.master_addr]
-        if len(hosts) == 1:
-            return [LOOPBACK]
-        return meeting_addresses(hosts[0].place.addresses, [host.place.addresses for host in hosts[1:]])
 
     async def _start_job(self, specs: Mapping[str, JobSpec]) -> None:
         self._job_id = self._own_job_id = next(iter(specs.values())).job_id
@@ -250,9 +256,17 @@ class RemoteSession(LiveSession):
         """
         if self.asked_at is not None and not self.is_read_only:
             self.questions = HostQuestions(self.asked_at, self._connections, self._tell)
-        may_ask = self.questions is not None
-        await self._connections.open(self.session.take_frame, self.patience_s, may_ask=may_ask)
+        await self._connections.open(
+            self.session.take_frame,
+            self.patience_s,
+            self.session.is_unheard,
+            may_ask=self.questions is not None,
+        )
+        if self._hosts.direct:
+            self._direct = DirectRoads(self._hosts, self.session, self._tell)
         await self.session.connect()
+        if self._direct is not None:
+            self._direct.start()
         self._is_open = True
         if self.guards_rest and not self.is_alone and not self.is_read_only:
             self._guarding = asyncio.create_task(self._keep_guard(), name="rankdeck-guard")
@@ -340,6 +354,8 @@ class RemoteSession(LiveSession):
             await asyncio.gather(self._guarding, return_exceptions=True)
             await self._end_what_hangs(math.inf)  # nobody will look on any more
         await self._connections.keep_no_more()
+        if self._direct is not None:
+            await self._direct.close()
         await self.session.close()
         await self._connections.close()
 

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from ddpcore.wire import Fault
 
 DEFAULT_OPTIONS = SessionOptions()
+UNHEARD_S = 3.0
+"""Fifteen of a node's reports: an agent that has not ended says something in that time even on a busy machine."""
 LOG_PERIOD_S = 0.2
 """Between two looks at whether a node has new log lines: below what a reader notices."""
 LOG_PULL_S = 0.008
@@ -92,7 +94,8 @@ class Session:
         self._cluster = Cluster(list(self._directories))
         self._thresholds = options.thresholds
         self._diagnoser = Diagnoser(self._thresholds)
-        self._telemetry = Telemetry({node: path / TELEMETRY_SOCKET for node, path in self._directories.items()})
+        self.telemetry = Telemetry({node: path / TELEMETRY_SOCKET for node, path in self._directories.items()})
+        """Hears the nodes; where each is heard may be said at any time."""
         self._fleet = Fleet({})
         self._milestones = Milestones()
         self.audit = options.audit
@@ -103,6 +106,7 @@ class Session:
         """What has happened while this session looked on."""
         self.history = History()
         """How the figures of its jobs went meanwhile."""
+        self._listening_since_s = math.inf
         self._past = Past()
         self._printed = Past(max_age_s=math.inf, max_bytes=MAX_PRINTED_BYTES)
         self._evidence_dir = options.evidence_dir
@@ -138,7 +142,8 @@ class Session:
         roads = {node: await open_local_road(node, path, self._python) for node, path in self._directories.items()}
         self._fleet = Fleet(roads, self._milestones.take)
         self._keeper = EvidenceKeeper(self, self._evidence_dir) if self._evidence_dir else None
-        self._telemetry.start()
+        self.telemetry.start()
+        self._listening_since_s = time.monotonic()
         self._tasks = [
             asyncio.create_task(self._follow_reports(), name="rankdeck-reports"),
             asyncio.create_task(self._follow_logs(), name="rankdeck-logs"),
@@ -147,6 +152,8 @@ class Session:
     async def start_job(self, specs: Mapping[str, JobSpec]) -> None:
         """Start a job over its nodes, all or nothing; see `Fleet.start`."""
         await self._fleet.start(specs)
+        first = next(iter(specs.values()))
+        self._cluster.begin(first.job_id, first.attempt)
 
     def view(self) -> View:
         """Take what has arrived and return the rows of now; of a large fleet the rest is taken between two looks.
@@ -155,7 +162,7 @@ class Session:
             IncompatibleAgentError: An agent speaks another version.
         """
         self._take_reports()
-        for node, detail in self._telemetry.incompatible.items():
+        for node, detail in self.telemetry.incompatible.items():
             raise IncompatibleAgentError(node, detail)
         now_s = time.monotonic()
         diagnosis = self._diagnoser.observe(self._cluster, now_s)
@@ -178,9 +185,18 @@ class Session:
         """Take why there is no way to a node at present; empty when there is one."""
         self._cluster.put_trouble(node, words)
 
+    def put_fallback(self, node: str, words: str) -> None:
+        """Take why a node's reports come over SSH that were to come straight over TCP."""
+        self._cluster.nodes[node].fallback = words
+
+    def is_unheard(self, node: str) -> bool:
+        """Tell whether a node has said nothing for a while."""
+        heard_s = float(self._cluster.heard_s[self._cluster.nodes[node].index])
+        return time.monotonic() > max(heard_s, self._listening_since_s) + UNHEARD_S
+
     def take_frame(self, node: str, frame: bytes) -> None:
         """Take a frame of telemetry that came by another road than the node's socket; may be called from any thread."""
-        self._telemetry.take(node, frame)
+        self.telemetry.take(node, frame)
 
     def drain_logs(self) -> list[tuple[str, LogLine]]:
         """Return the (node, line) pairs that have come since the last call, in order of arrival."""
@@ -282,7 +298,7 @@ class Session:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._fleet.close()
-        self._telemetry.close()
+        self.telemetry.close()
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
 
@@ -294,14 +310,14 @@ class Session:
     async def _follow_reports(self) -> None:
         num_takes = math.ceil(len(self._directories) * TAKE_PERIOD_S / ROUND_S / TAKEN_AT_ONCE)
         while True:
-            for _ in range(num_takes if self._telemetry.num_waiting else 0):
+            for _ in range(num_takes if self.telemetry.num_waiting else 0):
                 self._take_reports()
                 await asyncio.sleep(0)
             await asyncio.sleep(TAKE_PERIOD_S)
 
     def _take_reports(self) -> None:
         """Fold in some of what has arrived."""
-        heard = self._telemetry.drain(TAKEN_AT_ONCE)
+        heard = self.telemetry.drain(TAKEN_AT_ONCE)
         self._cluster.apply_all([(node, report, received_at_s) for node, report, received_at_s, _ in heard])
         for node, report, received_at_s, frame in heard:
             self._log_wanted[node] = (report.epoch, report.log_seq)

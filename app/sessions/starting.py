@@ -35,7 +35,7 @@ class JobStarter:
         self,
         hosts: Sequence[str],
         fleet: Callable[[], Fleet],
-        usual_python: str,
+        usual_python: Callable[[], str],
         start: Callable[[RunRequest], Awaitable[str]],
     ) -> None:
         """On hosts that all take part; what was started before is asked of the first one.
@@ -43,7 +43,7 @@ class JobStarter:
         Args:
             hosts: Their names.
             fleet: Reaches them.
-            usual_python: The first agent's own.
+            usual_python: Returns the first agent's own; empty while that has not been found.
             start: Starts a job and returns a sentence about it.
         """
         self.hosts = list(hosts)
@@ -110,7 +110,7 @@ class JobStarter:
         if not isinstance(reply, Shown):
             return None
         spec = reply.spec
-        python = "" if spec.python == self._usual_python else spec.python
+        python = "" if spec.python == self._usual_python() else spec.python
         if len(self.hosts) > 1:  # each has a number and a directory of its own
             return Program(tuple(spec.command), python=python)
         return Program(tuple(spec.command), spec.local_world_size, spec.max_restarts, spec.workdir, python)

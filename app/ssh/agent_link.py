@@ -154,11 +154,20 @@ class AgentLink(ABC):
         return reply.num_jobs_left or 0
 
     @abstractmethod
-    def open_road(self, on_frame: Callable[[bytes], None]) -> None:
+    def open_road(self, on_frame: Callable[[bytes], None], *, has_telemetry: bool = True) -> None:
         """Bring the agent's sockets here; of a host that has not been reached yet they come with `reconnect`.
 
         Args:
             on_frame: Called from a thread with each frame of telemetry, where it cannot come through a socket.
+            has_telemetry: False leaves its telemetry there, until `bring_telemetry`.
+
+        Raises:
+            HostUnreachableError: The connection broke.
+        """
+
+    @abstractmethod
+    def bring_telemetry(self) -> None:
+        """Bring the agent's telemetry here too; of a host that is away now it comes with `reconnect`.
 
         Raises:
             HostUnreachableError: The connection broke.

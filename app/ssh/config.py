@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 DEFAULT_PORT = 22
+LOOPBACK = "127.0.0.1"
+"""Where nobody but this machine comes; each has its own."""
 THIS_MACHINE = "localhost"
 """Is not gone to by SSH; whoever wants an sshd of this machine writes `user@localhost` or `localhost:22`."""
 _DESTINATION = re.compile(

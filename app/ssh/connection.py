@@ -13,6 +13,7 @@ import paramiko
 
 from app.errors import HostUnreachableError
 from app.safe_text import clean
+from app.ssh.config import LOOPBACK
 from app.ssh.program_channel import finish
 from app.ssh.transport import CHANNEL_ERRORS, CHANNEL_TIMEOUT_S, execute, within, words_of
 
@@ -126,7 +127,7 @@ class SshConnection:
         with words_of(self.host):
             try:
                 return self._transport.open_channel(
-                    "direct-tcpip", (hostname, port), ("127.0.0.1", 0), timeout=CHANNEL_TIMEOUT_S
+                    "direct-tcpip", (hostname, port), (LOOPBACK, 0), timeout=CHANNEL_TIMEOUT_S
                 )
             except paramiko.ChannelException as error:
                 detail = f"it cannot reach {hostname} port {port}: {clean(error.text)}"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 from textual_serve.server import Server
 
+from app.ssh.config import LOOPBACK
 from app.web.gate import Answer, Knock, answer
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-LOOPBACK = "127.0.0.1"
 TOKEN_BYTES = 32
 MAX_PAGES = 8
 """Consoles at once: each page has a process of its own."""

@@ -57,7 +57,7 @@ def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, no
         rank=rank,
         node=clean_name(cluster.node_names[owner]) if owner >= 0 else "",
         local_rank=None if worker is None else worker.local_rank,
-        pid=None if worker is None else worker.pid,
+        pid=None if worker is None else worker.pid or None,
         state=state,
         severity=_severity(found, rank, state),
         step=None if worker is None else step_of(worker),

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from app.sessions.control import has_ended
-from app.sessions.hosts import these
 from app.sessions.remote_job import RunRequest
 from app.sessions.remote_session import RemoteSession
 from app.ssh.agent_link import AgentLink
 from app.ssh.host_link import Access, HostLink
 from app.ssh.link_group import LinkGroup
 from tests.support.hosts import Network, why_no_hosts
+from tests.support.plain_hosts import these
 from tests.support.waiting import until_async
 
 if TYPE_CHECKING:

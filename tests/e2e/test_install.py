@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from app.installing.on_host import STAGING_PREFIX
-from app.installing.own_wheel import named_wheel, own_wheel, repacked
-from app.installing.wheels import FarPython, Wheel, needed, wheel_of
+from app.installing.own_wheel import named_wheel, own_wheel
+from tests.support.bare_python import LACKING, fill_wheelhouse, link_packages, required_by
 from tests.support.commands import run_rankdeck
 from tests.support.hosts import Host, Network, require_hosts
 from tests.support.waiting import until
@@ -25,8 +25,6 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LACKING = ("click", "msgspec", "rich", "pygments")
-"""Of what rankdeck requires, by itself or by another, pure and compiled."""
 SFTP = "Subsystem sftp internal-sftp"
 
 
@@ -75,19 +73,15 @@ def changed_wheel(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.fixture(scope="module")
 def required(wheel: Path) -> list[str]:
     """The names of all that rankdeck requires."""
-    here = [found for distribution in metadata.distributions() if (found := named(distribution))]
-    choice = needed(named_wheel(wheel).wheel.requires, here, FarPython((3, 11, 0), ""))
-    assert choice.lacking == ()
-    return [found.name for found in choice.wheels]
+    return required_by(wheel)
 
 
 @pytest.fixture(scope="module")
 def wheelhouse(required: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What hosts lack."""
+    assert set(LACKING) <= set(required)
     directory = tmp_path_factory.mktemp("wheelhouse")
-    for name in LACKING:
-        assert name in required
-        repacked(name, directory)
+    fill_wheelhouse(directory)
     return directory
 
 
@@ -95,19 +89,8 @@ def wheelhouse(required: list[str], tmp_path_factory: pytest.TempPathFactory) ->
 def packages(required: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What hosts have already, as those do where people train: all but a little of what rankdeck requires."""
     directory = tmp_path_factory.mktemp("packages")
-    for name in set(required) - set(LACKING):
-        distribution = metadata.distribution(name)
-        for top in {file.parts[0] for file in distribution.files or () if file.parts[0] not in {"..", "__pycache__"}}:
-            link = directory / top
-            if not link.exists():
-                link.symlink_to(str(distribution.locate_file(top)))
+    link_packages(set(required) - set(LACKING), directory)
     return directory
-
-
-def named(distribution: metadata.Distribution) -> Wheel | None:
-    """Return what is installed as the wheel that it may have been."""
-    name = distribution.name.replace("-", "_")
-    return wheel_of(f"{name}-1-py3-none-any.whl", requires=tuple(distribution.requires or ()))
 
 
 @pytest.fixture
@@ -121,10 +104,7 @@ def set_up(host: Host, *options: str, **variables: str) -> Path:
     """Give a host a place of its own for temporary files, and what else its sshd and its programs are told."""
     temporary = host.directory / "tmp"
     temporary.mkdir(mode=0o1777)
-    set_env = " ".join(f"{name}={value}" for name, value in {"TMPDIR": str(temporary), **variables}.items())
-    config = host.directory / "sshd_config"
-    config.write_text(config.read_text() + "\n".join([f"SetEnv {set_env}", *options]) + "\n")
-    host.restart_sshd()
+    host.tell_sshd(*options, TMPDIR=str(temporary), **variables)
     return temporary
 
 

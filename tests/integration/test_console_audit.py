@@ -12,11 +12,11 @@ import pytest
 
 from app.audit_log import AuditLog
 from app.program import Program
-from app.sessions.hosts import these
 from app.sessions.options import SessionOptions
 from app.sessions.remote_session import RemoteSession
 from app.ssh.local_link import LocalLink
 from tests.support.commands import run_rankdeck
+from tests.support.plain_hosts import these
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,13 +15,13 @@ from app.inventory.inventory import HostEntry
 from app.preflight.findings import FailureKind, Step, Wanted
 from app.program import Again, Program
 from app.sessions.host_doctor import wanted_of
-from app.sessions.hosts import these
 from app.sessions.remote_job import RunRequest
 from app.sessions.remote_session import RemoteSession
 from app.ssh.host_link import Access, HostLink
 from tests.support.examinations import of_host
 from tests.support.hosts import Network, require_hosts
 from tests.support.jobs import make_spec
+from tests.support.plain_hosts import these
 from tests.support.waiting import until_async
 
 if TYPE_CHECKING:

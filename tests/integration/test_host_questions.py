@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.sessions.hosts import these
 from app.sessions.options import SessionOptions
 from app.sessions.remote_session import RemoteSession
 from app.ssh.host_link import Access, HostLink
@@ -18,6 +17,7 @@ from app.ssh.login import Logins
 from app.ssh.question_desk import QuestionDesk
 from tests.support.hosts import PASSWORD, Network, require_hosts
 from tests.support.people import Person
+from tests.support.plain_hosts import these
 from tests.support.waiting import until_async
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ import pytest
 
 from app.errors import AgentRefusedError, AgentUnreachableError, HostUnreachableError, UsageError
 from app.program import Program
-from app.sessions.hosts import these
 from app.sessions.options import SessionOptions
 from app.sessions.remote_job import RunRequest
 from app.sessions.remote_session import RemoteSession
 from app.ssh import local_link
 from app.ssh.local_link import LocalLink
+from tests.support.plain_hosts import these
 from tests.support.waiting import until_async
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from tests.support.terminals import Terminal, end_terminals
@@ -67,12 +68,13 @@ class Desk:
         """Return a terminal in which the command runs; each has a server of its own, which takes a while to end."""
         directory = self.network.directory / f"terminal-{name}"
         directory.mkdir()
-        return Terminal(directory, self.environment, self.argv(*arguments), 120, 35)
+        here = ["env", "-C", str(self.directory)]
+        return Terminal(directory, self.environment, [*here, *self.argv(*arguments)], 120, 35)
 
-    def run(self, *arguments: str) -> tuple[int, str, str]:
+    def run(self, *arguments: str, timeout_s: float = 90) -> tuple[int, str, str]:
         """Return the exit code and what was said, once it has ended."""
         process = self.start(*arguments)
-        stdout, stderr = process.communicate(timeout=90)
+        stdout, stderr = process.communicate(timeout=timeout_s)
         assert "Traceback" not in stderr
         return process.returncode, stdout, stderr
 
@@ -105,12 +107,15 @@ class Desk:
             process.communicate()
 
 
-def read_until(process: subprocess.Popen[str], words: str) -> str:
+def read_until(process: subprocess.Popen[str], words: str, within_s: float = 90) -> str:
     """Return the line of standard error that holds some words."""
     assert process.stderr
-    said = []
-    for line in process.stderr:
+    said: list[str] = []
+    deadline_s = time.monotonic() + within_s
+    for line in process.stderr:  # whoever is followed says something every two seconds
         said.append(line)
         if words in line:
             return line
-    raise AssertionError(f"{words!r} was never said, but this: {''.join(said)}")
+        if time.monotonic() > deadline_s:
+            break
+    raise AssertionError(f"{words!r} was not said in {within_s} s, but this: {''.join(said)}")

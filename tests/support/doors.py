@@ -60,7 +60,10 @@ class Door(AgentLink):
     def connect(self) -> None:
         raise self.absence()
 
-    def open_road(self, on_frame: Callable[[bytes], None]) -> None:
+    def bring_telemetry(self) -> None:
+        pass
+
+    def open_road(self, on_frame: Callable[[bytes], None], *, has_telemetry: bool = True) -> None:
         """There is no road."""
 
     def reconnect(self, *, asks: bool = False) -> None:

@@ -209,6 +209,13 @@ class Host:
         _keygen(self.directory / "host_key")
         self.restart_sshd()
 
+    def tell_sshd(self, *options: str, **variables: str) -> None:
+        """Give sshd more options, once, and what runs in its sessions some variables."""
+        set_env = " ".join(f"{name}={value}" for name, value in variables.items())
+        config = self.directory / "sshd_config"
+        config.write_text(config.read_text() + "\n".join([f"SetEnv {set_env}", *options]) + "\n")
+        self.restart_sshd()
+
     def restart_sshd(self) -> None:
         """End the listener and start another."""
         self.stop_sshd()
@@ -227,6 +234,17 @@ class Host:
     def lose_road_to(self, other: Host) -> None:
         """Let what this host sends to another one be refused at once, as by a missing route."""
         _ip("-n", self._netns, "route", "add", "unreachable", other.address)
+
+    def drop_what_comes_from(self, port: int) -> None:
+        """Do what a firewall does: let every packet vanish that a TCP port of this host sends."""
+        _ip("-n", self._netns, "rule", "add", "sport", str(port), "ipproto", "tcp", "blackhole", "priority", "10")
+
+    def add_interface(self, name: str, address: str) -> None:
+        """Add a network that nobody else is in."""
+        _ip("-n", self._netns, "link", "add", name, "type", "veth", "peer", "name", f"{name}-end")
+        _ip("-n", self._netns, "addr", "add", address, "dev", name)
+        for end in (name, f"{name}-end"):
+            _ip("-n", self._netns, "link", "set", end, "up")
 
     def plug_in_cable(self) -> None:
         """Undo `pull_cable`."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 SOCKET = "tmux"
@@ -55,11 +56,17 @@ class Terminal:
         return [line for line in self.tmux("capture-pane", "-e", "-p").splitlines() if words in line]
 
     def until_it_shows(self, words: str, within_s: float) -> str:
-        until(lambda: words in self.text(), within_s, f"the screen shows {words!r}:\n{self.text()}")
+        self._until(lambda: words in self.text(), within_s, f"the screen shows {words!r}")
         return self.text()
 
     def until_it_no_longer_shows(self, words: str, within_s: float) -> None:
-        until(lambda: words not in self.text(), within_s, f"the screen no longer shows {words!r}:\n{self.text()}")
+        self._until(lambda: words not in self.text(), within_s, f"the screen no longer shows {words!r}")
+
+    def _until(self, condition: Callable[[], bool], within_s: float, what: str) -> None:
+        try:
+            until(condition, within_s, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}:\n{self.text()}") from None
 
 
 def end_terminals(directory: Path) -> None:

@@ -13,13 +13,14 @@ from textual.widgets import Input
 
 from app.errors import HostKeyError
 from app.sessions.host_questions import HostQuestions
-from app.sessions.hosts import Connections, these
+from app.sessions.hosts import Connections
 from app.ssh.question_desk import QuestionDesk
 from app.tui.question_dialog import QuestionScreen
 from tests.support.consoles import SimSource, TalkingSource, desk, never_reached_source
 from tests.support.doors import Door, Keys
 from tests.support.hostile_text import PAYLOADS, assert_is_harmless
 from tests.support.people import Person
+from tests.support.plain_hosts import these
 from tests.support.screens import assert_looks_as_before
 from tests.support.waiting import until_async
 
@@ -65,7 +66,7 @@ class House:
         hosts = these(*self.doors)._replace(away={door.host: door.absence() for door in self.doors[1:]})
         connections = Connections(hosts, self._tell)
         self.source.questions = HostQuestions(self.desk, connections, self._tell)
-        await connections.open(lambda _node, _frame: None, math.inf, may_ask=True)
+        await connections.open(lambda _node, _frame: None, math.inf, lambda _node: False, may_ask=True)
         try:
             async with desk(self.source, size) as console:
                 await until(console, lambda: len(self.waiting) == len(self.doors))

@@ -66,7 +66,7 @@ def test_more_ranks_than_gpus_are_refused_unless_they_are_to_share() -> None:
         ({"env": {"A": "\0"}}, "NUL"),
         ({"env": {"A=B": ""}}, "holds '='"),
         ({"env": {"": "x"}}, "is empty"),
-        ({"max_restarts": 1}, "max_restarts is the console's"),
+        ({"max_restarts": 1}, "over several nodes max_restarts has to be 0"),
     ],
 )
 def test_specs_that_contradict_themselves_are_refused(changes: dict[str, object], words: str) -> None:
@@ -100,3 +100,11 @@ def test_the_next_attempt_may_be_of_other_nodes() -> None:
     again = next_attempt(spec, command)
     assert (again.num_nodes, again.node_rank, again.first_rank, again.world_size) == (1, 0, 0, 2)
     assert (again.master_addr, again.master_port) == ("127.0.0.1", 0)
+
+
+def test_a_job_of_one_node_that_spreads_to_several_leaves_its_budget_of_restarts_behind() -> None:
+    spec = make_spec(num_nodes=1, node_rank=0, first_rank=0, world_size=2, max_restarts=3)
+    wider = PrepareAgain("train", 1, 0, 2, 4, num_nodes=2, node_rank=0, master_addr="10.0.0.1")
+    assert next_attempt(spec, wider).max_restarts == 0
+    assert refusal_to_prepare(next_attempt(spec, wider), None) is None
+    assert next_attempt(spec, PrepareAgain("train", 1, 0, 2, 2)).max_restarts == 3

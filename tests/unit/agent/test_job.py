@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from agent.errors import InvalidTransitionError
-from agent.jobs.job import FIRST_PAUSE_S, KILL_AGAIN_S, LAUNCHER_END_S, MAX_PAUSE_S, STORY_LENGTH, Job
+from agent.jobs.job import FIRST_PAUSE_S, KILL_AGAIN_S, LAUNCHER_END_S, MAX_PAUSE_S, STORY_LENGTH, UNCOMMITTED_S, Job
 from agent.jobs.job_memory import JobMemory, Round
 from agent.jobs.lifecycle import (
     COMMAND_EVENTS,
@@ -166,9 +166,15 @@ def test_an_abort_forgets_a_prepared_job_and_no_other() -> None:
     assert job_in(JobState.FAILED).handle(AbortReceived(), 1.0) == [ACCEPTED]
 
 
+def test_what_nobody_begins_is_taken_back_in_time() -> None:
+    job = job_in(JobState.PREPARED)
+    assert job.handle(Ticked(), UNCOMMITTED_S - 0.1) == []
+    assert job.handle(Ticked(), UNCOMMITTED_S) == [ReleasePort(), ForgetJob()]
+
+
 @pytest.mark.parametrize("event", [StopReceived(), KillReceived()])
-def test_ending_what_does_not_run_is_well(event: Event) -> None:
-    assert job_in(JobState.PREPARED).handle(event, 1.0) == [ReleasePort(), ACCEPTED]
+def test_ending_what_does_not_run_is_well_and_what_never_began_is_forgotten(event: Event) -> None:
+    assert job_in(JobState.PREPARED).handle(event, 1.0) == [ReleasePort(), ForgetJob(), ACCEPTED]
     assert job_in(JobState.SUCCEEDED).handle(event, 1.0) == [ACCEPTED]
 
 

@@ -169,6 +169,28 @@ def test_the_newest_job_that_has_not_ended_is_shown() -> None:
     assert cluster.current_job() is cluster.jobs["two"]
 
 
+def test_an_attempt_that_is_only_prepared_does_not_hide_the_one_before_it() -> None:
+    cluster = make()
+    apply(cluster, 1, jobs=[job_status(attempt=3, state=JobState.STOPPED)])
+    apply(cluster, 2, jobs=[job_status(attempt=4, state=JobState.PREPARED)])
+    assert (job_of(cluster).attempt, job_of(cluster).is_ended()) == (3, True)
+
+    apply(cluster, 3, jobs=[job_status(attempt=4, state=JobState.RUNNING)])
+    assert (job_of(cluster).attempt, job_of(cluster).is_ended()) == (4, False)
+
+
+def test_of_a_job_that_is_begun_again_older_attempts_are_forgotten() -> None:
+    cluster = make()
+    apply(cluster, 1, jobs=[job_status(attempt=3, state=JobState.SUCCEEDED)])
+    cluster.begin("job", 4)
+    assert cluster.jobs == {}
+    apply(cluster, 2, jobs=[job_status(attempt=3, state=JobState.SUCCEEDED)])
+    assert cluster.jobs == {}, "the report was under way"
+
+    apply(cluster, 3, jobs=[job_status(attempt=4, state=JobState.RUNNING)])
+    assert job_of(cluster).attempt == 4
+
+
 def test_jobs_are_bounded_and_an_ended_one_makes_room() -> None:
     cluster = make()
     apply(cluster, 1, jobs=[job_status(job_id=f"j{index}") for index in range(MAX_JOBS + 3)])

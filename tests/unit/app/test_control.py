@@ -116,6 +116,20 @@ def unreachable(node: str) -> Callable[[], Reply]:
     return raise_it
 
 
+async def test_what_a_lost_console_has_prepared_is_taken_back_before_a_restart() -> None:
+    roads = three_nodes(JobState.STOPPED)
+    again = PrepareAgain("j", 1, 4, 2, 6)
+    assert await roads["n2"].request(again) == Accepted()
+    assert roads["n2"].status is not None
+    assert roads["n2"].status.state is JobState.PREPARED
+
+    told = await control_over(**roads).restart("j")
+
+    assert told == "job j begins again: attempt 1 with 6 ranks"
+    assert roads["n2"].kinds() == ["PrepareAgain", "Abort", "PrepareAgain", "Commit"]
+    assert [one.status.state for one in roads.values() if one.status] == [JobState.RUNNING] * 3
+
+
 @pytest.mark.parametrize("is_at_once", [False, True])
 @pytest.mark.parametrize(
     ("num_nodes", "num_ranks", "words"),

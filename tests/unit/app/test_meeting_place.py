@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.sessions.meeting_place import MAX_TRIED, meeting_addresses
+from app.errors import UsageError
+from app.sessions.meeting_place import MAX_TRIED, meeting_addresses, places_to_meet
 
 SSH, IB, DOCKER = "203.0.113.5/32", "192.168.7.5/16", "172.17.0.1/16"
 
@@ -35,3 +36,11 @@ def test_few_are_tried_and_only_the_node_s_own(first: list[str], others: list[li
     assert len(found) <= MAX_TRIED
     assert len(set(found)) <= len(first)
     assert not {text for texts in others for text in texts} & set(found)
+
+
+def test_a_single_node_meets_itself_on_loopback_and_one_without_an_address_nobody() -> None:
+    addresses = {"a": ["10.0.0.1/24"], "b": ["10.0.0.2/24"], "c": []}
+    assert places_to_meet(["c"], addresses.__getitem__) == ["127.0.0.1"]
+    assert places_to_meet(["a", "b"], addresses.__getitem__) == ["10.0.0.1"]
+    with pytest.raises(UsageError, match="c has no address"):
+        places_to_meet(["c", "a"], addresses.__getitem__)

@@ -8,12 +8,12 @@ import pytest
 
 from app.commands.host_options import desk_of
 from app.commands.terminal_logins import DESK
-from app.sessions.hosts import these
 from app.sessions.options import SessionOptions
 from app.sessions.remote_session import RemoteSession
 from app.ssh.question_desk import Question, QuestionDesk
 from tests.support.doors import Door
 from tests.support.people import Person
+from tests.support.plain_hosts import these
 from tests.support.waiting import until
 
 

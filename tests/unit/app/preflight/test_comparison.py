@@ -8,7 +8,8 @@ from agent.wire.examination import Health, Interface, Row
 from app.errors import ExitCode
 from app.preflight.comparison import compare
 from app.preflight.findings import ClockDifference, FailureKind
-from app.preflight.oddity import hosts_text
+from app.preflight.oddity import MAX_HOSTS_NAMED
+from app.words import nodes_text
 from tests.support.examinations import H1, H2, H3, H4, answers, code, failed, of_host, unwell
 
 
@@ -134,10 +135,10 @@ def test_slower_gpus_are_told() -> None:
 def test_one_machine_under_two_names_is_bad_and_two_of_one_name_are_told() -> None:
     hosts = [answers(host, hostname="box", address="10.0.0.1") for host in (H1, H2)]
     found = compare([*hosts, answers(H3)])
-    assert unwell(found) == [("", "same_machine", "h1, h2 are the same machine: box, 10.0.0.1")]
+    assert unwell(found) == [("", "same_machine", "h1 and h2 are the same machine: box, 10.0.0.1")]
 
     clones = compare([answers(H1, hostname="ubuntu"), answers(H2, hostname="ubuntu")])
-    assert unwell(clones) == [("", "hostname", "h1, h2 all call themselves ubuntu")]
+    assert unwell(clones) == [("", "hostname", "h1 and h2 all call themselves ubuntu")]
     assert clones.exit_code is ExitCode.WELL
 
 
@@ -177,8 +178,8 @@ def test_the_clock_of_this_machine_is_told_where_all_hosts_agree_against_it() ->
 
 
 def test_names_are_counted_from_the_sixth_on() -> None:
-    assert hosts_text(list("abcde")) == "a, b, c, d, e"
-    assert hosts_text(list("abcdef")) == "a, b, c, d and 2 more"
+    assert nodes_text(list("abcde"), MAX_HOSTS_NAMED) == "a, b, c, d and e"
+    assert nodes_text(list("abcdef"), MAX_HOSTS_NAMED) == "a, b, c, d and 2 more"
 
 
 class TestCode:
@@ -244,7 +245,7 @@ class TestCode:
 
         found = compare([answers(H1, code=large), answers(H2, code=large)])
 
-        assert unwell(found) == [("", "code", "not compared: too many source files on h1, h2")]
+        assert unwell(found) == [("", "code", "not compared: too many source files on h1 and h2")]
 
 
 def test_rows_of_a_name_can_be_left_out() -> None:

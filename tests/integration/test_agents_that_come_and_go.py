@@ -1,0 +1,103 @@
+"""Agents that are not there when a console opens, or that are killed under it: it says so, and finds the next ones."""
+
+from __future__ import annotations
+
+import math
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from app.errors import AgentRefusedError, AgentUnreachableError, AppError
+from app.inventory.inventory import HostEntry
+from app.program import Program
+from app.sessions.hosts import Hosts
+from app.sessions.remote_session import RemoteSession
+from app.ssh.host_link import Access, HostLink
+from tests.support.hosts import Network, require_hosts
+from tests.support.waiting import until_async
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+COME_S = 30.0
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    require_hosts()
+    with Network("h1", "h2") as network:
+        yield network
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def link_to(network: Network, stack: ExitStack, name: str) -> HostLink:
+    link = stack.enter_context(HostLink(Access(name, sys.executable, str(network.ssh_config))))
+    link.connect()
+    return link
+
+
+def both(*links: HostLink, away: dict[str, AppError]) -> Hosts:
+    return Hosts(links, tuple(HostEntry(link.host, num_ranks=1) for link in links), "", away)
+
+
+def session_over(hosts: Hosts) -> RemoteSession:
+    """Return a session as that of the screen, which never gives up."""
+    session = RemoteSession(hosts)
+    session.patience_s = math.inf
+    return session
+
+
+async def test_a_program_is_started_once_the_first_host_is_there(network: Network, stack: ExitStack) -> None:
+    first, second, other = (link_to(network, stack, name) for name in ("h1", "h2", "h1"))
+    second.bring_up()
+    with pytest.raises(AgentUnreachableError) as absence:
+        first.find()
+    session = session_over(both(first, second, away={"h1": absence.value}))
+    await session.start()
+    try:
+        assert session.away == {"h1"}
+        assert session.starter is not None
+        with pytest.raises(AppError):
+            await session.starter.start(Program(("missing.py",)))
+
+        place = other.bring_up()
+        await until_async(lambda: not session.away, COME_S, "it is found")
+
+        assert await session.starter.past() == []
+        with pytest.raises(AgentRefusedError, match="no_script"):  # both were asked, and looked for the program
+            await session.starter.start(Program(("missing.py",)))
+        assert first.place is not None
+        assert first.place.epoch == place.epoch
+    finally:
+        await session.close()
+
+
+async def test_an_agent_that_is_killed_under_a_console_is_told_of_and_the_next_one_is_found(
+    network: Network, stack: ExitStack
+) -> None:
+    links = [link_to(network, stack, name) for name in ("h1", "h2")]
+    pids = [link.bring_up().pid for link in links]
+    session = session_over(both(*links, away={}))
+    await session.start()
+    try:
+        await until_async(lambda: [row.state for row in session.view().nodes()] == ["up", "up"], COME_S, "both report")
+
+        network["h2"].exec("kill", "-9", str(pids[1]))
+
+        await until_async(lambda: session.away == {"h2"}, COME_S, "it is missed")
+        (_, row) = session.view().nodes()
+        assert "none serves there (rankdeck up h2)" in row.trouble
+        assert links[1].is_alive, "it is not the connection"
+        link_to(network, stack, "h2").bring_up()
+        await until_async(lambda: [row.state for row in session.view().nodes()] == ["up", "up"], COME_S, "both report")
+        assert any("none serves there" in notice for notice in session.drain_notices())
+        assert (await session.session.fleet.report("h2")).agent_pid != pids[1]
+    finally:
+        await session.close()

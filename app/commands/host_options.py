@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from app.sessions.remote_session import RemoteSession
     from app.settings.schema import Settings
     from app.ssh.agent_link import AgentLink
+    from app.ssh.question_desk import QuestionDesk
 
 HEADLESS_PATIENCE_S = 600.0
 """A script wants an end: for so long a connection that is lost is tried again. The screen never gives up."""
@@ -137,11 +138,17 @@ def present(session: RemoteSession, settings: Settings, *, is_json: bool, is_hea
         session.patience_s = HEADLESS_PATIENCE_S
         raise SystemExit(asyncio.run(print_session(session, is_json=is_json)))
     session.patience_s = math.inf
-    if session.goes_to_other_machines and not is_served():
-        from app.commands.terminal_logins import DESK  # noqa: PLC0415 - it is there already, with paramiko
-
-        session.asked_at = DESK
+    session.asked_at = desk_of(session)
     raise SystemExit(asyncio.run(show_session(session, settings.console)))
+
+
+def desk_of(session: RemoteSession) -> QuestionDesk | None:
+    """Return where a screen asks what hosts want to know; None where it may not, as on a page of `rankdeck serve`."""
+    if is_served() or session.is_read_only or not session.goes_to_other_machines:
+        return None
+    from app.commands.terminal_logins import DESK  # noqa: PLC0415 - it is there already, with paramiko
+
+    return DESK
 
 
 def print_json(fields: dict[str, Any]) -> None:

@@ -81,7 +81,12 @@ class HostDoctor:
         return [
             wanted
             if (spec := parts.get(wanted.host)) is None
-            else Wanted(wanted.host, shares.get(wanted.host, spec.local_world_size), spec.python, spec.workdir)
+            else Wanted(
+                wanted.host,
+                None if spec.shares_gpus else shares.get(wanted.host, spec.local_world_size),
+                spec.python,
+                spec.workdir,
+            )
             for wanted in kept
             if wanted.host in parts or not parts or self._absence(wanted.host) is not None
         ]
@@ -101,10 +106,11 @@ def wanted_of(hosts: Hosts, job: Program | RunRequest | None = None) -> list[Wan
     every = [Wanted(entry.host, entry.num_ranks, "", entry.workdir) for entry in hosts.entries]
     if job is None:
         return every
+    shares_gpus = not isinstance(job, Program) and job.shares_gpus
     return [
         msgspec.structs.replace(
             wanted,
-            num_ranks=job.num_ranks or wanted.num_ranks,
+            num_ranks=None if shares_gpus else job.num_ranks or wanted.num_ranks,
             python=job.python,
             workdir=job.workdir or wanted.workdir,
         )

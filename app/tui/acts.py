@@ -54,7 +54,7 @@ async def ask_for_control(console: Console) -> None:
         elif isinstance(wish, Wish):
             without = wish.without if wish.deed is Deed.RESTART_WITHOUT else ()
             again = Again(job.job_id, wish.num_ranks, without)
-            if not wish.looks_first or await _is_fit(console, again, f"begin job {job.job_id} again"):
+            if not wish.looks_first or await _is_fit(console, again, "Restart it"):
                 await _do(console, _fulfil(control, job.job_id, wish))
 
 
@@ -80,7 +80,7 @@ async def ask_for_program(console: Console) -> None:
         asks_look = stage.source.doctor is not None and len(starter.hosts) > 1
         screen = AnotherProgramScreen(stage.look, starter.where, starter.hosts, past, asks_look=asks_look)
         program = await console.push_screen_wait(screen)
-        if program is not None and (not screen.looks_first or await _is_fit(console, program, f"start {program.text}")):
+        if program is not None and (not screen.looks_first or await _is_fit(console, program, "Start it")):
             await _do(console, starter.start(program))
 
 

@@ -42,8 +42,10 @@ class DoctorView(LineView):
         words: What is said instead.
     """
 
-    def __init__(self, stage: Stage, hosts: list[str]) -> None:
+    def __init__(self, stage: Stage, hosts: list[str], leaving: str) -> None:
+        """`leaving` is what it means to leave, in the line of keys."""
         super().__init__(stage, "doctor")
+        self._leaving = leaving
         self.found: Preflight | None = None
         self.steps: dict[str, Step | None] = dict.fromkeys(hosts)
         self.shows_all = False
@@ -58,7 +60,7 @@ class DoctorView(LineView):
         self.lines = self._report(self.found) if self.found is not None else self._progress()
         keys = self.line()
         folding = "Only what is wrong" if self.shows_all else "All rows"
-        shown = (("Esc", "Close"), ("r", "Again"), ("a", folding), ("y", "Copy"))
+        shown = (("Esc", self._leaving), ("r", "Again"), ("a", folding), ("y", "Copy"))
         for key, words in shown if self.found is not None or self.words else shown[:1]:
             keys.put(f" {key}", palette.key).put(f" {words} ", palette.bar_muted)
         keys.fit(width, palette.bar)
@@ -133,13 +135,13 @@ class DoctorScreen(ModalScreen[bool]):
     ]
 
     def __init__(self, stage: Stage, doctor: Doctor, job: Program | Again | None = None, deed: str = "") -> None:
-        """Look before a job is started; `deed` is what is done then, as `start train.py`. Without one only look."""
+        """Look before a job is started; `deed` is what is done then, as `Start it`. Without one only look."""
         super().__init__()
         self._stage = stage
         self._doctor = doctor
         self._job = job
         self._deed = deed
-        self._view = DoctorView(stage, list(doctor.hosts))
+        self._view = DoctorView(stage, list(doctor.hosts), "Do nothing" if deed else "Close")
 
     def compose(self) -> ComposeResult:
         """Fill the screen, with a question below where a deed waits."""
@@ -147,7 +149,7 @@ class DoctorScreen(ModalScreen[bool]):
         if self._deed:
             yield Horizontal(
                 Button("Do nothing", id="doctor-no", compact=True),
-                Button(Text(self._shown(self._all_the_same)), id="doctor-yes", variant="error", compact=True),
+                Button(Text(f"{self._deed} all the same"), id="doctor-yes", variant="error", compact=True),
                 id="doctor-question",
                 classes="buttons",
             )
@@ -207,13 +209,6 @@ class DoctorScreen(ModalScreen[bool]):
     def action_edge(self, direction: int) -> None:
         """Go to the first line or the last."""
         self._view.to_edge(direction)
-
-    @property
-    def _all_the_same(self) -> str:
-        return f"{self._deed[:1].upper()}{self._deed[1:]} all the same"
-
-    def _shown(self, text: str) -> str:
-        return self._stage.tellable(text)
 
     def _tell(self, host: str, step: Step) -> None:
         self._view.steps[host] = step

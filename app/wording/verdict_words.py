@@ -316,7 +316,7 @@ def hint(verdict: Verdict, pid: int | None) -> str:
     return {
         Cause.FROZEN: f"thaw it{thaw}; a debugger or job control may have stopped it",
         Cause.SILENT: hung if verdict.is_blocked else f"look at it{on_node}{spy}: a C extension may hold the GIL",
-        Cause.NODE_LOST: "it is tried again; the job goes on meanwhile as far as anybody here knows"
+        Cause.NODE_LOST: "it is tried again where that may help; the job goes on meanwhile as far as anybody here knows"
         if verdict.trouble
         else f"is {node or 'the node'} up, and its agent running? the other ranks cannot go on without it",
         Cause.MISMATCH: "compare the two lines: the ranks' programs have taken different branches",

@@ -11,7 +11,7 @@ import pytest
 from agent.wire.examination import Examination, Health
 from app.errors import AgentRefusedError, AppError, ExitCode, HostKeyError, HostUnreachableError, SessionError
 from app.preflight.asking import failure_of, preflight
-from app.preflight.findings import FailureKind, Wanted
+from app.preflight.findings import FailureKind, Step, Wanted
 from app.ssh.local_link import LocalLink
 from tests.support.examinations import ROWS, facts, of_host, unwell
 
@@ -112,6 +112,19 @@ def test_a_report_of_the_others_that_is_none_is_told(tmp_path: Path) -> None:
 
     ((_, detail),) = [(name, detail) for host, name, detail in unwell(found) if (host, name) == ("h1", "reach")]
     assert detail.startswith("it could not try the others: not what was reached: ")
+
+
+def test_each_host_is_told_of_on_its_way(tmp_path: Path) -> None:
+    told: dict[str, list[Step]] = {"h1": [], "h2": [], "h3": []}
+    lost = HostUnreachableError("h3", "it is gone")
+
+    preflight([*pair(tmp_path, doctor="{}"), (Wanted("h3"), lost)], tell=lambda host, step: told[host].append(step))
+
+    assert told == {
+        "h1": [Step.EXAMINING, Step.FAILED],
+        "h2": [Step.EXAMINING, Step.WAITING, Step.LISTENING, Step.REACHING, Step.DONE],
+        "h3": [Step.FAILED],
+    }
 
 
 def test_a_connection_that_failed_is_a_row(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ async def test_where_something_is_bad_the_person_decides_and_enter_alone_starts_
         await console.press("x", "down", "enter", "enter", "right", "enter")
         assert is_open(console)
         assert "2 MiB free at /home/ada/project" in console.text()
-        assert "Start train.py all the same" in console.text()
+        assert "Start it all the same" in console.text()
         assert starter.started == []
         await console.press(*keys)
         await console.settle()
@@ -269,7 +269,7 @@ async def test_before_a_restart_the_hosts_are_looked_at_while_the_job_still_runs
         assert "[x] look at the hosts first" in console.text()
         await console.press("enter", "enter", "right", "enter")
         assert doctor.asked == [Again("demo")]
-        assert "Begin job demo again all the same" in console.text()
+        assert "Restart it all the same" in console.text()
         assert source.control.asked == []
         assert console.console.screen.query_one("#doctor-no", Button).has_focus
         await console.press("right", "enter")

@@ -1,4 +1,4 @@
-"""Questions of hosts while the console is open, as a person on a real terminal meets them."""
+"""Questions of hosts, and the doctor, in a console that is open, as a person on a real terminal meets them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 PASSPHRASE = "open it"
 WITHIN_S = 30.0
+LOOK_S = 120.0
+"""Two hosts import torch at once, on a machine with other work."""
 
 pytestmark = pytest.mark.skipif(
     shutil.which("tmux") is None and not os.environ.get("CI"), reason="tmux is not installed"
@@ -36,6 +38,22 @@ def desk(network: Network) -> Iterator[Desk]:
     desk = Desk(network)
     yield desk
     desk.end()
+
+
+def test_the_doctor_is_a_key_away(desk: Desk, network: Network) -> None:
+    assert desk.run("up", "h1", "h2")[0] == 0
+    terminal = desk.terminal("doctor", "attach", *named("h1", "h2"))
+    terminal.until_it_shows("2 nodes up", WITHIN_S)
+    network["h2"].exec("ip", "route", "add", "unreachable", f"{network['h1'].address}/32")
+
+    terminal.keys("d")
+    terminal.until_it_shows("2 hosts to look at", WITHIN_S)
+    screen = terminal.until_it_shows("it does not reach h1", LOOK_S)
+    assert screen.index("h2") < screen.index("it does not reach h1")
+    terminal.keys("Escape")
+    terminal.until_it_shows("2 nodes up", WITHIN_S)
+    terminal.keys("q")
+    terminal.until_it_shows("exit code 0", WITHIN_S)
 
 
 def test_lost_hosts_come_back_by_an_answer_and_the_secret_is_nowhere(desk: Desk, network: Network) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import stat
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -344,15 +345,22 @@ def test_an_agent_of_another_version_is_refused_before_it_is_spoken_to(network: 
     assert caught.value.hint.endswith(f"{INSTALL} --restart-agent")
 
 
-def test_what_a_killed_console_left_is_removed_by_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A directory whose sockets have names that the kernel takes."""
+    with tempfile.TemporaryDirectory(prefix="rdt-", dir="/tmp") as directory:
+        yield Path(directory)
+
+
+def test_what_a_killed_console_left_is_removed_by_the_next(monkeypatch: pytest.MonkeyPatch, short_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_path))
     dead, living = TunnelDir(), TunnelDir()
     os.close(dead._lock_fd)  # what the kernel does for a process that is killed
 
     with TunnelDir() as new:
-        left = set(tmp_path.iterdir())
+        left = set(short_path.iterdir())
 
     assert left == {living.path, new.path}
     living.remove()
     living.remove()
-    assert list(tmp_path.iterdir()) == []
+    assert list(short_path.iterdir()) == []

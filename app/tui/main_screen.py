@@ -170,9 +170,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
         """Look at all hosts, as before a job."""
         doctor = self.stage.source.doctor
         if doctor is None:
-            is_recording = self.stage.source.player is not None
-            why = "this is a recording" if is_recording else "nodes behind a relay are not examined from here"
-            self._say(f"There are no hosts to look at: {why}.")
+            self._say("There are no hosts to look at: not in a recording, nor behind a relay.")
             return
         from app.tui.doctor_screen import DoctorScreen  # noqa: PLC0415 - the first frame does not pay for it
 

@@ -190,7 +190,7 @@ async def test_why_it_could_not_look_is_said() -> None:
 async def test_a_recording_has_none_and_its_key_says_so() -> None:
     async with desk(frozen_source()) as console:
         await console.press("d")
-        assert "There are no hosts to look at: this is a recording." in console.text()
+        assert "There are no hosts to look at: not in a recording" in console.text()
         assert not is_open(console)
         await console.press("question_mark")
         assert "before a job: what is wrong" not in console.text()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import selectors
 import threading
 import time
+from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -54,6 +55,7 @@ class Telemetry:
     """
 
     def __init__(self, sockets: Mapping[str, Path]) -> None:
+        """`sockets` are of the nodes that are heard by one on this machine; `take` is for others."""
         self._sockets = dict(sockets)
         self._latest: dict[str, tuple[float, bytes]] = {}
         self._lock = threading.Lock()
@@ -61,11 +63,12 @@ class Telemetry:
         self._thread = threading.Thread(target=self._run, name="rankdeck-telemetry", daemon=True)
         self.incompatible: dict[str, str] = {}
         """What is wrong with the nodes whose version does not fit, by node."""
-        self.num_malformed: dict[str, int] = dict.fromkeys(self._sockets, 0)
+        self.num_malformed: Counter[str] = Counter()
 
     def start(self) -> None:
         """Begin to receive; a socket that is not there yet is tried again until it is."""
-        self._thread.start()
+        if self._sockets:
+            self._thread.start()
 
     @property
     def num_waiting(self) -> int:

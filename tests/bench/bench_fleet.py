@@ -13,8 +13,10 @@ import json
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.wire.commands import GetStatus
@@ -25,6 +27,7 @@ from app.sessions.remote_session import RemoteSession
 from app.ssh.agent_link import AgentLink
 from app.ssh.host_link import Access, HostLink
 from app.ssh.link_group import LinkGroup
+from app.ssh.login import Logins
 from tests.bench.fleet_feeder import node_directory
 from tests.support.hosts import Network, why_no_hosts
 from tests.support.waiting import until_async
@@ -75,8 +78,9 @@ def fed(network: Network, num_hosts: int) -> Iterator[None]:
 def measure(network: Network) -> None:
     """Connect, look on, ask, and leave."""
     with LinkGroup() as group:
+        logins = Logins()
         for name in network.hosts:
-            group.add(HostLink(Access(name, "~/python", str(network.ssh_config))))
+            group.add(HostLink(Access(name, "~/python", str(network.ssh_config)), logins))
         with timed("connect and find the agents"):
             failures = [error for _, error in group.connect(AgentLink.find) if error is not None]
         if failures:
@@ -91,6 +95,7 @@ async def look_on(group: LinkGroup) -> None:
     began_s = time.perf_counter()
     await until_async(lambda: all(row.state == "up" for row in session.view().nodes()), 30, "every node is up")
     print(f"  every node is up after {time.perf_counter() - began_s:.2f} s")
+    print(f"  {threading.active_count()} threads, {num_files()} files open")
     cpu_s, began_s = time.process_time(), time.perf_counter()
     while time.perf_counter() < began_s + WATCH_S:
         session.view()
@@ -100,6 +105,10 @@ async def look_on(group: LinkGroup) -> None:
     await ask(session, group.links[0].host)
     with timed("leave"):
         await session.close()
+
+
+def num_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def ask(session: RemoteSession, host: str) -> None:

@@ -78,11 +78,13 @@ class Lane:
                     self._is_busy = False
                     return
                 errand = self._todo.popleft()
+            is_done = False
             try:
                 errand()
-            except BaseException:
-                self._errands.do(self._work)  # the next ones are not to wait for ever
-                raise
+                is_done = True
+            finally:
+                if not is_done:  # its thread tells of it, and the next ones are not to wait for ever
+                    self._errands.do(self._work)
 
 
 class _Here(threading.local):

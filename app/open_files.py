@@ -5,8 +5,8 @@ from __future__ import annotations
 import resource
 
 FILES_A_NODE = 10
-"""Of a node's socket of telemetry and its connection, the road to its agent, and, over SSH, the connection, two
-listeners and what comes through them."""
+"""Of a node's socket of telemetry and its connection, the road to its agent, and, over SSH, the connection, a
+listener and what comes through it."""
 SPARE_FILES = 256
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import selectors
 import threading
 import time
+from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -57,29 +58,45 @@ class Telemetry:
     Start it once; `drain` is called from the frame loop and never blocks.
     """
 
-    def __init__(self, sockets: Mapping[str, Path]) -> None:
+    def __init__(self, sockets: Mapping[str, Path], num_nodes: int = 0) -> None:
+        """Of a fleet.
+
+        Args:
+            sockets: Of the nodes that are heard by one on this machine; `take` is for others.
+            num_nodes: That may be heard by a socket at any time; as many as `sockets` unless more.
+        """
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         self._wishes: dict[str, Source | None] = dict(sockets)
         """Where nodes are to be heard from now on; the thread has not seen to these yet."""
-        self._num_nodes = len(sockets)
+        self._num_nodes = max(num_nodes, len(sockets))
+        self._is_started = False
         self._latest: dict[str, tuple[float, bytes]] = {}
         self._lock = threading.Lock()
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rankdeck-telemetry", daemon=True)
         self.incompatible: dict[str, str] = {}
         """What is wrong with the nodes whose version does not fit, by node."""
-        self.num_malformed: dict[str, int] = dict.fromkeys(sockets, 0)
+        self.num_malformed: Counter[str] = Counter()
         self.heard_s: dict[str, float] = {}
         """When each node was heard last, monotonic."""
 
     def start(self) -> None:
         """Begin to receive; a socket that is not there yet is tried again until it is."""
-        self._thread.start()
+        with self._lock:
+            self._is_started = True
+            self._begin_if_wanted()
 
     def hear(self, node: str, where: Source | None) -> None:
         """Hear a node there from now on, by a new socket in any case; None is nowhere. Any thread may ask."""
         with self._lock:
             self._wishes[node] = where
+            self._begin_if_wanted()
+
+    def _begin_if_wanted(self) -> None:
+        """Start the thread once some node is to be heard by a socket."""
+        is_wanted = any(where is not None for where in self._wishes.values())
+        if self._is_started and is_wanted and self._thread.ident is None and not self._is_closing.is_set():
+            self._thread.start()
 
     @property
     def num_waiting(self) -> int:

@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING, assert_never
 
 from agent.wire.direct import ListenForTelemetry, Listening, StopListening
-from agent.wire.fields import TELEMETRY_SOCKET
 from agent.wire.replies import RefusalReason
 from app.daemon_thread import in_daemon_thread
 from app.errors import AgentRefusedError, AppError
@@ -112,7 +111,7 @@ class DirectRoads:
         link, _ = self._hosts[host]
         self._session.put_fallback(host, words)
         self._tell(f'{host}: its reports come over SSH, not as telemetry = "curve" wants: {words}')
-        self._session.telemetry.hear(host, link.directory / TELEMETRY_SOCKET)
+        self._session.telemetry.hear(host, None)
         try:
             await in_daemon_thread(link.bring_telemetry)
         except AppError as error:

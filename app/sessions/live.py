@@ -11,7 +11,7 @@ from app.errors import UsageError
 from app.sessions.session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
     from pathlib import Path
 
     from agent.wire.logs import LogLine
@@ -42,14 +42,15 @@ class LiveSession:
         options: SessionOptions,
         notices: list[str],
         addresses: Callable[[str], Sequence[str]] = lambda _node: (),
+        told: Container[str] = (),
     ) -> None:
-        """Over agents by their directories; `notices` are the first sentences about it, `addresses` as for `Session`.
+        """Over agents; `notices` are the first sentences about it, the rest is as for `Session`.
 
         Raises:
             SessionError: See `Session`.
         """
         self.is_read_only = options.is_read_only
-        self.session = Session(directories, sys.executable, options, addresses)
+        self.session = Session(directories, sys.executable, options, addresses, told)
         """What is seen and done; after `Session.connect`."""
         self.started_at_s = time.monotonic()
         self._notices = notices

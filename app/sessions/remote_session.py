@@ -71,7 +71,9 @@ class RemoteSession(LiveSession):
         """
         self._hosts = hosts
         self._request = request
-        super().__init__({link.host: link.directory for link in hosts.links}, options, [], hosts.addresses)
+        directories = {link.host: link.directory for link in hosts.links}
+        told = {link.host for link in hosts.links if link.tells_reports}
+        super().__init__(directories, options, [], hosts.addresses, told)
         self._connections = Connections(hosts, self._tell)
         self._direct: DirectRoads | None = None
         self._job_id = ""

@@ -40,7 +40,7 @@ from app.stacks.groups import NodeStacks
 from app.view import View
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
     from pathlib import Path
 
     from agent.wire.jobs import JobSpec, JobStatus
@@ -83,8 +83,16 @@ class Session:
         python: str,
         options: SessionOptions = DEFAULT_OPTIONS,
         addresses: Callable[[str], Sequence[str]] = lambda _node: (),
+        told: Container[str] = (),
     ) -> None:
-        """`python` runs the agent's verbs; `addresses` is for `JobControl`.
+        """Over agents by their directories.
+
+        Args:
+            directories: With the sockets of each node.
+            python: Runs the agent's verbs.
+            options: What a person has chosen.
+            addresses: For `JobControl`.
+            told: Nodes whose reports are given to `take_frame`; those of the others come by their sockets.
 
         Raises:
             SessionError: What is heard cannot be recorded where it should be.
@@ -94,7 +102,8 @@ class Session:
         self._cluster = Cluster(list(self._directories))
         self._thresholds = options.thresholds
         self._diagnoser = Diagnoser(self._thresholds)
-        self.telemetry = Telemetry({node: path / TELEMETRY_SOCKET for node, path in self._directories.items()})
+        heard = {node: path / TELEMETRY_SOCKET for node, path in self._directories.items() if node not in told}
+        self.telemetry = Telemetry(heard, len(self._directories))
         """Hears the nodes; where each is heard may be said at any time."""
         self._fleet = Fleet({})
         self._milestones = Milestones()

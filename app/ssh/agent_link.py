@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Container, Sequence
     from pathlib import Path
 
+    from app.ssh.far_end import ByteChannel
     from app.ssh.remote_command import Finished
-    from app.ssh.tunnel import ByteChannel
 
 VERB_TIMEOUT_S = 45.0
 """A start of Python on a busy machine, twice, and an agent that takes up its jobs."""
@@ -113,6 +113,11 @@ class AgentLink(ABC):
 
     @property
     @abstractmethod
+    def tells_reports(self) -> bool:
+        """True where reports are told as `open_road` says; False where `directory` has the socket they come from."""
+
+    @property
+    @abstractmethod
     def is_alive(self) -> bool:
         """False once the connection is lost."""
 
@@ -185,7 +190,7 @@ class AgentLink(ABC):
         """Bring the agent's sockets here; of a host that has not been reached yet they come with `reconnect`.
 
         Args:
-            on_frame: Called from a thread with each frame of telemetry, where it cannot come through a socket.
+            on_frame: Called from a thread with each new frame of telemetry, where `tells_reports`; must not block.
             has_telemetry: False leaves its telemetry there, until `bring_telemetry`.
 
         Raises:

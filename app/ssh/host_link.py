@@ -1,8 +1,9 @@
 """One host over SSH, and the sockets of its agent brought here, again after a break.
 
 Everything here blocks, within bounds. After `open_road` there is a directory on this machine in which the host's agent
-seems to serve: whatever speaks to local agents speaks to this one. Where sshd forwards no sockets, commands go
-through `agent proxy` and telemetry comes through `agent telemetry`, each standard input and output of a process there.
+seems to serve: whatever gives commands to local agents gives them to this one. Telemetry is heard by its channel
+itself. Where sshd forwards no sockets, commands go through `agent proxy` and telemetry comes through `agent telemetry`,
+each the standard input and output of a process there.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.wire.codec import MalformedMessageError
 from agent.wire.fields import CONTROL_SOCKET, TELEMETRY_SOCKET
 from agent.wire.length_frames import FrameReader
 from app.errors import HostUnreachableError, IncompatibleAgentError, SessionError
@@ -21,19 +21,27 @@ from app.runtime_dir import TunnelDir
 from app.safe_text import clean
 from app.ssh.agent_link import DEFAULT_PYTHON, VERB_TIMEOUT_S, AgentLink
 from app.ssh.connection import ForwardingRefusedError, SubsystemRefusedError
+from app.ssh.far_end import hang_up
+from app.ssh.frame_stream import FrameStream, Heard
 from app.ssh.login import Logins
 from app.ssh.talk import LINE_TIMEOUT_S
-from app.ssh.transport import CHANNEL_ERRORS
-from app.ssh.tunnel import JOIN_S, Tunnel
+from app.ssh.tunnel import Tunnel
+from app.ssh.zmtp_frames import subscribe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from app.ssh.agent_link import AgentPlace, TakesFrame
     from app.ssh.connection import SshConnection
+    from app.ssh.far_end import ByteChannel, RingingChannel
     from app.ssh.remote_command import Finished
-    from app.ssh.tunnel import ByteChannel
+
+
+SOCKET_PAUSE_S = 2.0
+"""At most, between two attempts to hear an agent that does not serve now: it may just be starting again."""
+VERB_PAUSE_S = 15.0
+"""Each attempt starts a Python on the host."""
 
 
 class Access(msgspec.Struct, frozen=True):
@@ -66,9 +74,9 @@ class HostLink(AgentLink):
         self._lock = threading.Lock()
         self._is_closed = False
         self._connection: SshConnection | None = None
-        self._tunnels: list[Tunnel] = []
-        self._frames: tuple[ByteChannel, threading.Thread] | None = None
+        self._parts: list[Tunnel | FrameStream] = []
         self._on_frame: TakesFrame | None = None
+        self._reports: FrameStream | None = None
         self._has_road = False
         self._has_telemetry = True
         self._road_lock = threading.Lock()
@@ -78,6 +86,11 @@ class HostLink(AgentLink):
     def directory(self) -> Path:
         """Where the agent's sockets appear on this machine."""
         return self._near.path
+
+    @property
+    def tells_reports(self) -> bool:
+        """True: they come through a channel that is read here."""
+        return True
 
     @property
     def is_alive(self) -> bool:
@@ -105,7 +118,7 @@ class HostLink(AgentLink):
         """Bring the agent's sockets here, or have them come once the host is reached; see `AgentLink.open_road`."""
         self._on_frame = on_frame
         self._has_telemetry = has_telemetry
-        self._tunnels.append(self._tunnel(CONTROL_SOCKET, self._open_control))
+        self._hold(self._tunnel())
         if self.place is not None:
             self._find_road()
 
@@ -128,11 +141,12 @@ class HostLink(AgentLink):
         place = self.find()
         if before is not None and place.dir != before.dir:
             raise IncompatibleAgentError(self.host, f"its agent serves in {clean(place.dir)} now: begin anew")
+        if self._on_frame is None:
+            return
         if not self._has_road:
             self._find_road()
-        elif not self.is_forwarded and self._has_telemetry:
-            self._end_frames()
-            self._start_frames()
+        elif self._reports is not None:
+            self._reports.begin()
 
     def go_again(self, *, asks: bool = False) -> None:
         """Log in again, without a question unless somebody waits for one; see `AgentLink.go_again`."""
@@ -142,11 +156,11 @@ class HostLink(AgentLink):
                 lost.close()
             self._log_in(asks=asks)
 
-    def open_socket(self, path: str) -> ByteChannel:
+    def open_socket(self, path: str) -> RingingChannel:
         """Connect to a Unix socket there; see `AgentLink.open_socket`."""
         return self._connected().open_socket(path)
 
-    def open_verb(self, *arguments: str) -> ByteChannel:
+    def open_verb(self, *arguments: str) -> RingingChannel:
         """Start a verb there; see `AgentLink.open_verb`."""
         return self._connected().open_process(self._argv(*arguments))
 
@@ -154,14 +168,13 @@ class HostLink(AgentLink):
         """Let go of the host, of each part whatever the others raise; safe to call twice."""
         with self._lock:
             self._is_closed = True
-        tunnels, self._tunnels = self._tunnels, []
+            held, self._parts = self._parts, []
         with contextlib.ExitStack() as parts:  # from the last to the first
             parts.callback(self._near.remove)
             if self._connection:
                 parts.callback(self._connection.close)
-            for tunnel in tunnels:
-                parts.callback(tunnel.close)
-            parts.callback(self._end_frames)
+            for part in held:
+                parts.callback(part.close)
 
     def _connected(self) -> SshConnection:
         connection = self._connection  # another thread may be about to replace it
@@ -181,48 +194,54 @@ class HostLink(AgentLink):
             self._has_road = True
 
     def _open_telemetry_road(self) -> None:
+        assert self._on_frame is not None
         if self.is_forwarded:
-            self._tunnels.append(self._tunnel(TELEMETRY_SOCKET, self._open_telemetry))
+            reports = FrameStream(self._hear_socket, SOCKET_PAUSE_S, self._on_frame)
         else:
-            self._start_frames()
+            reports = FrameStream(self._hear_verb, VERB_PAUSE_S, self._on_frame)
+        self._hold(reports)
+        reports.begin()
+        self._reports = reports
 
-    def _tunnel(self, name: str, open_channel: Callable[[], ByteChannel]) -> Tunnel:
+    def _tunnel(self) -> Tunnel:
         try:
-            return Tunnel(self.directory / name, open_channel)
+            return Tunnel(self.directory / CONTROL_SOCKET, self._open_control)
         except OSError as error:
             words = f"no socket for {self.host} can be opened here: {error.strerror}"
             raise SessionError(words, "for many hosts raise ulimit -n") from error
 
-    def _open_control(self) -> ByteChannel:
+    def _hold(self, part: Tunnel | FrameStream) -> None:
+        """Keep a part until the link is closed, which another thread may have done meanwhile."""
+        with self._lock:
+            if not self._is_closed:
+                self._parts.append(part)
+                return
+        part.close()
+        raise HostUnreachableError(self.host, "the link to it is closed")
+
+    def _open_control(self) -> RingingChannel:
         connection, place = self._connected(), self._found()
         if self.is_forwarded:
             return connection.open_socket(f"{place.dir}/{CONTROL_SOCKET}")
         return self.open_verb("proxy", "--dir", place.dir)
 
-    def _open_telemetry(self) -> ByteChannel:
-        return self._connected().open_socket(f"{self._found().dir}/{TELEMETRY_SOCKET}")
+    def _hear_socket(self) -> Heard:
+        channel = self._connected().open_socket(f"{self._found().dir}/{TELEMETRY_SOCKET}")
+        with contextlib.ExitStack() as undo:
+            undo.callback(hang_up, channel)
+            channel.settimeout(LINE_TIMEOUT_S)
+            reader = subscribe(channel)
+            channel.settimeout(None)
+            undo.pop_all()
+        return Heard(channel, reader)
+
+    def _hear_verb(self) -> Heard:
+        return Heard(self.open_verb("telemetry", "--dir", self._found().dir), FrameReader())
 
     def _found(self) -> AgentPlace:
         if self.place is None:
             raise HostUnreachableError(self.host, "its agent is not found yet")
         return self.place
-
-    def _start_frames(self) -> None:
-        assert self._on_frame is not None
-        channel = self.open_verb("telemetry", "--dir", self._found().dir)
-        reading = (channel, self._on_frame)
-        thread = threading.Thread(target=_read_frames, args=reading, name="rankdeck-frames", daemon=True)
-        self._frames = (channel, thread)
-        thread.start()
-
-    def _end_frames(self) -> None:
-        frames, self._frames = self._frames, None
-        if frames is None:
-            return
-        channel, thread = frames
-        with contextlib.suppress(*CHANNEL_ERRORS):
-            channel.close()
-        thread.join(JOIN_S)
 
     def _execute(self, argv: Sequence[str], given: bytes = b"", timeout_s: float | None = None) -> Finished:
         return self._connected().run(argv, timeout_s or VERB_TIMEOUT_S, given)
@@ -239,11 +258,3 @@ class HostLink(AgentLink):
         channel = self._connected().open_process(argv)
         channel.settimeout(LINE_TIMEOUT_S)
         return channel
-
-
-def _read_frames(channel: ByteChannel, on_frame: TakesFrame) -> None:
-    reader = FrameReader()
-    with contextlib.suppress(*CHANNEL_ERRORS, MalformedMessageError):  # the node's row says that nothing comes
-        while chunk := channel.recv(65_536):
-            for frame in reader.feed(chunk):
-                on_frame(frame)

@@ -18,6 +18,7 @@ from paramiko.agent import AgentSSH
 from paramiko.pkey import UnknownKeyType
 
 from app.safe_text import LINE_LIMIT, clean
+from app.ssh.file_state import state_of
 from app.ssh.key_query import PublicPart, public_part
 from app.ssh.transport import CHANNEL_ERRORS
 from app.ssh.way import agent_socket
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from app.ssh.config import SshSettings
+    from app.ssh.file_state import FileState
     from app.ssh.prompter import Prompter
 
 AGENT_TIMEOUT_S = 10.0
@@ -53,6 +55,7 @@ class Keyring:
         self.prompter = prompter
         self._lock = threading.Lock()
         self._unlocked: dict[str, paramiko.PKey] = {}
+        self._open: dict[str, tuple[FileState, paramiko.PKey]] = {}
         self._left_locked: set[str] = set()
         self._passwords: dict[Account, str | None] = {}
         self._asked_again: set[Account] = set()
@@ -64,7 +67,14 @@ class Keyring:
             KeyLockedError: It needs one.
             KeyUnreadableError: There is no key.
         """
-        return self._unlocked.get(file) or _load(file, None)
+        if file in self._unlocked:
+            return self._unlocked[file]
+        state, (known, key) = state_of(file), self._open.get(file, (None, None))
+        if key is None or known != state:
+            key = _load(file, None)
+            if state.is_settled:
+                self._open[file] = (state, key)
+        return key
 
     def unlock(self, file: str, host: str, num_prompts: int) -> paramiko.PKey | None:
         """Return the key of a file, once a person has typed its passphrase; None if they have not.

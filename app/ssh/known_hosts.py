@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 MARKS = ("@revoked", "@cert-authority")
 _HASH_MAGIC = "|1|"
 _KRL_MAGIC = "SSHKRL\n"
+_SPECIAL = frozenset("*?!|")
+"""In the names of an entry: it has to be compared with each host."""
 
 
 class Verdict(Enum):
@@ -97,6 +99,16 @@ class KnownHosts:
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._entries = list(entries)
         self._about: dict[str, list[Entry]] = {}
+        self._named: dict[str, list[int]] = {}
+        """Places of entries by a name that is written in them as it is."""
+        self._described: list[int] = []
+        """Places of those with patterns, or a name that is hidden."""
+        for place, entry in enumerate(self._entries):
+            if _SPECIAL.isdisjoint(entry.names):
+                for name in set(entry.names.lower().split(",")):
+                    self._named.setdefault(name, []).append(place)
+            else:
+                self._described.append(place)
 
     def judge(self, name: str, kind: str, key: bytes) -> Verdict:
         """Return what is known of a key.
@@ -130,7 +142,9 @@ class KnownHosts:
         """Return the lines that speak of a host; found once, since a thousand hashed names take 10 ms."""
         name = name.lower()
         if name not in self._about:
-            self._about[name] = [entry for entry in self._entries if _matches(entry.names, name)]
+            described = (place for place in self._described if _matches(self._entries[place].names, name))
+            places = sorted([*self._named.get(name, ()), *described])
+            self._about[name] = [self._entries[place] for place in places]
         return self._about[name]
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from app.ssh.agent_link import TakesFrame
-    from app.ssh.tunnel import ByteChannel
+    from app.ssh.far_end import ByteChannel
 
 END_S = 5.0
 """For a process to end with its standard input."""
@@ -44,6 +44,11 @@ class LocalLink(AgentLink):
     def is_somewhere(self) -> bool:
         """False until the agent was looked for."""
         return self._heard is not None
+
+    @property
+    def tells_reports(self) -> bool:
+        """False: the agent's own socket is here."""
+        return False
 
     @property
     def is_alive(self) -> bool:

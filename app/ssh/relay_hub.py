@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 from agent.wire.codec import IncompatibleWireError, MalformedMessageError
 from agent.wire.fields import CONTROL_SOCKET
@@ -32,15 +32,15 @@ from app.errors import AgentUnreachableError, HostUnreachableError, Incompatible
 from app.safe_text import LINE_LIMIT, clean
 from app.ssh.config import THIS_MACHINE
 from app.ssh.connection import ForwardingRefusedError
+from app.ssh.pump import JOIN_S
 from app.ssh.transport import CHANNEL_ERRORS
-from app.ssh.tunnel import JOIN_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from app.ssh.agent_link import AgentLink, TakesFrame
-    from app.ssh.tunnel import ByteChannel
+    from app.ssh.far_end import ByteChannel, RingingChannel
 
 ROSTER_S = 15.0
 """For the first frames: the whole roster, some mebibytes of it at most."""
@@ -148,16 +148,18 @@ class RelayHub:
         """A directory of this machine that is the console's own."""
         return self._way.directory
 
-    def open_control(self, node: str) -> ByteChannel:
-        """Connect to the command socket of a node's agent.
+    def open_control(self, node: str) -> RingingChannel:
+        """Connect to the command socket of a node's agent, on another machine.
 
         Raises:
             HostUnreachableError: The connection is lost, or the node is not there.
         """
         directory = self.directory_of(node)
         if self._is_forwarded:
-            return self._way.open_socket(f"{directory}/{CONTROL_SOCKET}")
-        return self._way.open_verb("proxy", "--dir", directory)
+            channel = self._way.open_socket(f"{directory}/{CONTROL_SOCKET}")
+        else:
+            channel = self._way.open_verb("proxy", "--dir", directory)
+        return cast("RingingChannel", channel)  # as every one is that SSH opens
 
     def _begin(self) -> None:
         self._directory = self.find().dir

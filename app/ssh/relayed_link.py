@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agent.wire.merged import RosterEntry
+    from app.ssh.far_end import ByteChannel
     from app.ssh.relay_hub import RelayHub
     from app.ssh.remote_command import Finished
-    from app.ssh.tunnel import ByteChannel
 
 BY_ITS_OWN_MEANS = "do it where they are started: srun, or ssh to the node"
 
@@ -51,6 +51,11 @@ class RelayedLink(AgentLink):
     def is_alive(self) -> bool:
         """False once the connection to the relay is lost."""
         return self._hub.is_alive
+
+    @property
+    def tells_reports(self) -> bool:
+        """True: they come in the relay's frames."""
+        return True
 
     @property
     def kept(self) -> Kept:

@@ -10,7 +10,7 @@ from app.errors import AgentUnreachableError, HostUnreachableError
 from app.safe_text import clean
 
 if TYPE_CHECKING:
-    from app.ssh.tunnel import ByteChannel
+    from app.ssh.far_end import ByteChannel
 
 LINE_TIMEOUT_S = 20.0
 """For a start of Python on a busy machine; also what a channel is to wait for at most."""

@@ -1,6 +1,6 @@
 """A Unix socket on this machine that leads to one on a host: what connects here speaks to whoever listens there.
 
-What already speaks to local sockets (`app.roads.telemetry`, `app.roads.command_road`) needs to know nothing of SSH.
+What already speaks to local sockets (`app.roads.command_road`, `app.roads.stack_road`) needs to know nothing of SSH.
 """
 
 from __future__ import annotations
@@ -9,123 +9,210 @@ import contextlib
 import os
 import socket
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from app.errors import HostUnreachableError
+from app.ssh.errands import Lane
+from app.ssh.far_end import CHUNK_BYTES, FarEnd, hang_up
+from app.ssh.pump import join_pump, leave_pump
 from app.ssh.transport import CHANNEL_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-CHUNK_BYTES = 65_536
-JOIN_S = 5.0
+    from app.ssh.far_end import RingingChannel
+    from app.ssh.pump import Pump
 
-
-class ByteChannel(Protocol):
-    """The far end, as paramiko's channels have it. Each method may be called from another thread than the others."""
-
-    def recv(self, nbytes: int) -> bytes:
-        """Block for some bytes; none when the far side has said all."""
-        ...
-
-    def sendall(self, s: bytes) -> None:
-        """Block until all is on its way."""
-        ...
-
-    def shutdown_write(self) -> None:
-        """Say that no more will come."""
-        ...
-
-    def close(self) -> None:
-        """End it; a `recv` under way returns."""
-        ...
+MAX_WAITING_BYTES = 4 * CHUNK_BYTES
+"""Of a connection, on their way to a host that takes them slowly; as many come the other way, and SSH's window."""
+ACCEPT_AGAIN_S = 0.5
+"""After this process had no descriptor left for a connection."""
 
 
 class Tunnel:
-    """A listener with a thread of its own, and two for each connection; fit for the few of one console."""
+    """A listener and its connections, all in the pump's thread."""
 
-    def __init__(self, path: Path, open_channel: Callable[[], ByteChannel]) -> None:
-        """Listen at `path`; each connection opens a channel.
+    def __init__(self, path: Path, open_channel: Callable[[], RingingChannel]) -> None:
+        """Listen at `path`; each connection opens a channel, one after the other.
 
         Raises:
             OSError: The path cannot be bound.
         """
         self._open_channel = open_channel
         self._lock = threading.Lock()
-        self._open: set[tuple[socket.socket, ByteChannel]] = set()
-        self._threads: list[threading.Thread] = []
-        self._is_closing = False
+        self._is_closed = False
+        self._crossings: set[_Crossing] = set()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._listener.bind(str(path))
             os.chmod(path, 0o600)  # noqa: PTH101 - a socket's path is text everywhere
             self._listener.listen()
+            self._listener.settimeout(0)
         except OSError:
             self._listener.close()
             raise
-        self._start(self._accept)
+        self._pump = join_pump()
+        self._pump.call(self._listen)
 
     def close(self) -> None:
-        """End the listener and every connection; blocks until their threads have ended."""
+        """End the listener and every connection; safe to call twice."""
         with self._lock:
-            self._is_closing = True
-            connections = list(self._open)
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes `accept`; `close` alone does not
-        for near, far in connections:
-            _end(near, far)
-        for thread in list(self._threads):
-            thread.join(JOIN_S)
-        self._listener.close()
+            is_closed, self._is_closed = self._is_closed, True
+        if is_closed:
+            return
+        try:
+            self._pump.run(self._end)
+        finally:
+            leave_pump()
 
-    def _start(self, run: Callable[..., None], *arguments: object) -> None:
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        thread = threading.Thread(target=run, args=arguments, name="rankdeck-tunnel", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+    def _listen(self) -> None:
+        if not self._is_closed:
+            self._pump.loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            try:
-                far = self._open_channel()
-            except HostUnreachableError:
-                near.close()  # whoever connected hears that nobody is there, and may try again
-                continue
+        loop = self._pump.loop
+        try:
+            near, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError:
+            loop.remove_reader(self._listener)
+            loop.call_later(ACCEPT_AGAIN_S, self._listen)
+            return
+        loop.remove_reader(self._listener)  # until this one has its channel: a host is asked for one at a time
+        self._pump.errands.do(lambda: self._open(near))
+
+    def _open(self, near: socket.socket) -> None:
+        """Open a channel, which may take its time, in a thread of its own."""
+        far: RingingChannel | None = None
+        try:
+            far = self._open_channel()
+        except HostUnreachableError:
+            pass  # whoever connected hears that nobody is there, and may try again
+        finally:
             with self._lock:
-                self._open.add((near, far))
-                is_closing = self._is_closing
-            if is_closing:
-                _end(near, far)
-            self._start(self._carry, near, far)
+                is_taken = not self._is_closed
+                if is_taken:
+                    self._pump.call(lambda: self._begin(near, far))
+            if not is_taken:
+                near.close()
+                if far is not None:
+                    hang_up(far)
 
-    def _carry(self, near: socket.socket, far: ByteChannel) -> None:
-        """Carry both ways until the far side has ended: then nothing that still goes down would be heard."""
-        down = threading.Thread(target=_carry_down, args=(near, far), name="rankdeck-tunnel-down", daemon=True)
-        down.start()
-        with contextlib.suppress(*CHANNEL_ERRORS):
-            while chunk := far.recv(CHUNK_BYTES):
-                near.sendall(chunk)
-        _end(near, far)
-        down.join(JOIN_S)
+    def _begin(self, near: socket.socket, far: RingingChannel | None) -> None:
+        self._listen()
+        if far is None:
+            near.close()
+        else:
+            self._crossings.add(_Crossing(self._pump, near, far, self._crossings.discard))
+
+    def _end(self) -> None:
+        self._pump.loop.remove_reader(self._listener)
+        self._listener.close()
+        for crossing in list(self._crossings):
+            crossing.end()
+
+
+class _Crossing:
+    """One connection, both ways, until the far side has ended: then nothing that still goes down would be heard.
+
+    Everything but `_send` is called in the pump's thread.
+    """
+
+    def __init__(
+        self, pump: Pump, near: socket.socket, far: RingingChannel, on_end: Callable[[_Crossing], None]
+    ) -> None:
+        self._pump = pump
+        self._near = near
+        self._on_end = on_end
+        self._is_ended = False
+        self._for_near = memoryview(b"")
+        """What the near side has not taken yet; until it has, nothing more is taken from the far one."""
+        self._lane = Lane(pump.errands)
+        self._lock = threading.Lock()
+        self._num_waiting = 0
+        """Bytes that were taken from the near side, and are not on their way yet."""
+        self._is_paused = False
+        near.settimeout(0)
+        self._read_near()
+        self._far = FarEnd(far, lambda: pump.call(self._carry_up))
+
+    def end(self) -> None:
+        """End both sides, whatever is still under way; safe to call twice."""
+        if self._is_ended:
+            return
+        self._is_ended = True
+        self._pump.loop.remove_reader(self._near)
+        self._pump.loop.remove_writer(self._near)
+        hang_up(self._far.channel)  # wakes the errand that waits for the host to take more
+        with contextlib.suppress(OSError):
+            self._near.shutdown(socket.SHUT_RDWR)
+            while self._near.recv(CHUNK_BYTES):  # whoever reads would hear of a reset, not of an end
+                pass
+        self._near.close()
+        self._on_end(self)
+
+    def _carry_up(self) -> None:
+        """Carry a piece from the far side to the near one; then it is another connection's turn."""
+        if self._is_ended or self._for_near:
+            return
+        chunk = self._far.take()
+        if chunk:
+            self._for_near = memoryview(chunk)
+            self._give_near()
+        elif chunk is not None:
+            self.end()
+
+    def _give_near(self) -> None:
+        had_to_wait = False
+        try:
+            self._for_near = self._for_near[self._near.send(self._for_near) :]
+            had_to_wait = len(self._for_near) > 0
+        except BlockingIOError:
+            had_to_wait = True
+        except OSError:
+            self.end()
+            return
+        if had_to_wait:
+            self._pump.loop.add_writer(self._near, self._give_near)
+            return
+        self._pump.loop.remove_writer(self._near)
+        if self._far.has_more:
+            self._pump.loop.call_soon(self._carry_up)
+
+    def _read_near(self) -> None:
+        if not self._is_ended:
+            self._pump.loop.add_reader(self._near, self._carry_down)
+
+    def _carry_down(self) -> None:
+        try:
+            chunk = self._near.recv(CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.end()
+            return
         with self._lock:
-            self._open.discard((near, far))
-        near.close()
+            self._num_waiting += len(chunk)
+            self._is_paused = self._num_waiting >= MAX_WAITING_BYTES
+        if self._is_paused or not chunk:
+            self._pump.loop.remove_reader(self._near)
+        self._lane.put(lambda: self._send(chunk))
 
-
-def _carry_down(near: socket.socket, far: ByteChannel) -> None:
-    with contextlib.suppress(*CHANNEL_ERRORS):
-        while chunk := near.recv(CHUNK_BYTES):
-            far.sendall(chunk)
-        far.shutdown_write()
-
-
-def _end(near: socket.socket, far: ByteChannel) -> None:
-    with contextlib.suppress(*CHANNEL_ERRORS):
-        far.close()
-    with contextlib.suppress(OSError):
-        near.shutdown(socket.SHUT_RDWR)
+    def _send(self, chunk: bytes) -> None:
+        """Send to the far side, in a thread that may wait; no bytes mean that no more will come."""
+        try:
+            if chunk:
+                self._far.channel.sendall(chunk)
+            else:
+                self._far.channel.shutdown_write()
+        except CHANNEL_ERRORS:
+            self._pump.call(self.end)
+        with self._lock:
+            self._num_waiting -= len(chunk)
+            goes_on = self._is_paused and self._num_waiting < MAX_WAITING_BYTES
+            if goes_on:
+                self._is_paused = False
+        if goes_on:
+            self._pump.call(self._read_near)

@@ -8,6 +8,7 @@ import os
 import pwd
 import socket
 import subprocess
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,11 +23,14 @@ from app.ssh.config import (
     parse_settings,
     resolve_argv,
 )
+from app.ssh.file_state import state_of
 from app.ssh.known_hosts import Entry, KnownHosts, Verdict, fingerprint, parse, parse_revoked
 from app.ssh.plain_config import printed_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from app.ssh.file_state import FileState
 
 CONNECT_TIMEOUT_S = 10.0
 """Unless ~/.ssh/config has a ConnectTimeout."""
@@ -97,25 +101,38 @@ def known_hosts(settings: SshSettings) -> KnownHosts:
     Raises:
         HostKeyError: It cannot be known which keys are revoked: as ssh does, no host is trusted then.
     """
-    return KnownHosts(_entries(settings))
+    files = tuple(state_of(file) for file in settings.known_hosts_files)
+    revoked = tuple(state_of(file) for file in settings.revoked_keys_files)
+    is_settled = all(file.is_settled for file in (*files, *revoked))
+    try:
+        return _read_once(files, revoked) if is_settled else _read(files, revoked)
+    except _UnknownRevocationsError as error:
+        hint = "mend the file, or take RevokedHostKeys out of ~/.ssh/config"
+        raise HostKeyError(settings.alias, f"{error}; nothing was sent", hint) from error
 
 
-def _entries(settings: SshSettings) -> Iterator[Entry]:
-    for file in settings.known_hosts_files:
+class _UnknownRevocationsError(Exception):
+    """A RevokedHostKeys file cannot be read."""
+
+
+def _read(files: tuple[FileState, ...], revoked: tuple[FileState, ...]) -> KnownHosts:
+    return KnownHosts(_entries(files, revoked))
+
+
+_read_once = lru_cache(maxsize=4)(_read)
+"""A thousand hosts have one file of a thousand lines."""
+
+
+def _entries(files: tuple[FileState, ...], revoked: tuple[FileState, ...]) -> Iterator[Entry]:
+    for file, *_ in files:
         with contextlib.suppress(OSError):
             yield from parse(Path(file).read_text(encoding="utf-8", errors="replace"), file)
-    for file in settings.revoked_keys_files:
+    for file, *_ in revoked:
         try:
             yield from parse_revoked(Path(file).read_text(encoding="utf-8", errors="replace"), file)
-        except OSError as error:
-            raise _unknown_revocations(settings.alias, file, error.strerror or "it cannot be read") from error
-        except ValueError as error:
-            raise _unknown_revocations(settings.alias, file, str(error)) from error
-
-
-def _unknown_revocations(alias: str, file: str, why: str) -> HostKeyError:
-    hint = "mend the file, or take RevokedHostKeys out of ~/.ssh/config"
-    return HostKeyError(alias, f"RevokedHostKeys {clean(file, LINE_LIMIT)}: {why}; nothing was sent", hint)
+        except (OSError, ValueError) as error:
+            why = error.strerror or "it cannot be read" if isinstance(error, OSError) else str(error)
+            raise _UnknownRevocationsError(f"RevokedHostKeys {clean(file, LINE_LIMIT)}: {why}") from error
 
 
 def check_key(settings: SshSettings, known: KnownHosts, kind: str, key: bytes) -> None:

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.wire.commands import GetStatus
@@ -29,6 +30,7 @@ from app.sessions.remote_session import RemoteSession
 from app.ssh.agent_link import AgentLink
 from app.ssh.host_link import Access, HostLink
 from app.ssh.link_group import LinkGroup
+from app.ssh.login import Logins
 from tests.bench.fleet_feeder import FIRST_S, node_directory
 from tests.support.hosts import Network, why_no_hosts
 from tests.support.waiting import until_async
@@ -84,8 +86,9 @@ def fed(network: Network, num_hosts: int) -> Iterator[None]:
 def measure(network: Network, telemetry: str) -> None:
     """Connect, look on, ask, and leave."""
     with LinkGroup() as group:
+        logins = Logins()
         for name in network.hosts:
-            group.add(HostLink(Access(name, "~/python", str(network.ssh_config))))
+            group.add(HostLink(Access(name, "~/python", str(network.ssh_config)), logins))
         with timed("connect and find the agents"):
             failures = [error for _, error in group.connect(AgentLink.find) if error is not None]
         if failures:
@@ -103,6 +106,7 @@ async def look_on(group: LinkGroup, telemetry: str) -> None:
     began_s = time.perf_counter()
     await until_async(lambda: all(row.state == "up" for row in session.view().nodes()), 30, "every node is up")
     print(f"  every node is up after {time.perf_counter() - began_s:.2f} s")
+    print(f"  {threading.active_count()} threads, {num_files()} files open")
 
     def keep(node: str, frame: bytes, age_s: float = 0.0) -> None:
         heard.append((time.monotonic() - age_s, frame))
@@ -131,6 +135,10 @@ def tell_delays(delays_s: list[float]) -> None:
     delays_ms = sorted(1e3 * delay_s for delay_s in delays_s)
     p99_ms = delays_ms[int(0.99 * len(delays_ms))]
     print(f"  {len(delays_ms)} reports, old on arrival: p50 {statistics.median(delays_ms):.1f} ms, p99 {p99_ms:.1f}")
+
+
+def num_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def ask(session: RemoteSession, host: str) -> None:

@@ -149,6 +149,29 @@ async def test_a_lost_connection_comes_back_and_reports_and_commands_with_it(net
     await session.close()
 
 
+@pytest.mark.parametrize("network", [(), ("AllowStreamLocalForwarding no",)], indirect=True, ids=["sockets", "proxy"])
+async def test_an_agent_that_was_started_again_is_heard_again_over_the_same_connection(
+    network: Network, link: HostLink
+) -> None:
+    before = link.bring_up()
+    session = RemoteSession(these(link))
+    await session.start()
+    await until_async(lambda: session.view().nodes()[0].state == "up", 10, "reports come")
+    session.drain_notices()
+
+    link.shut_down(kill_jobs=False)
+    await until_async(lambda: (session.view().nodes()[0].age_s or 0) > 1, 20, "no report comes")
+    after = await asyncio.to_thread(link.bring_up)
+    await until_async(lambda: (session.view().nodes()[0].age_s or 9) < 1, 20, "reports come again")
+
+    assert after.epoch != before.epoch
+    assert (await session.session.fleet.report("h1")).epoch == after.epoch
+    assert session.drain_notices() == []
+    assert network["h1"].num_logins() == 1
+    link.shut_down(kill_jobs=False)
+    await session.close()
+
+
 async def test_while_a_host_is_cut_off_its_picture_is_old_and_says_why(network: Network, link: HostLink) -> None:
     link.bring_up()
     session = RemoteSession(these(link))

@@ -12,9 +12,9 @@ from app.ssh.agent_link import AgentLink
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from app.ssh.far_end import ByteChannel
     from app.ssh.prompter import Prompter
     from app.ssh.remote_command import Finished
-    from app.ssh.tunnel import ByteChannel
 
 
 class Keys:
@@ -59,6 +59,10 @@ class Door(AgentLink):
 
     def connect(self) -> None:
         raise self.absence()
+
+    @property
+    def tells_reports(self) -> bool:
+        return False
 
     def bring_telemetry(self) -> None:
         pass

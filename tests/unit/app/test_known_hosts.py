@@ -28,6 +28,11 @@ def known(*lines: str) -> KnownHosts:
     return KnownHosts(parse("\n".join(lines), "known_hosts"))
 
 
+def hidden(name: str) -> str:
+    """Return a name as HashKnownHosts writes it."""
+    return entry_line(name, ED, KEY, b"s" * 20).split()[0]
+
+
 @pytest.mark.parametrize(
     ("names", "name"),
     [
@@ -163,3 +168,34 @@ def test_a_key_is_found_under_whichever_names_and_authorities_apart() -> None:
     assert hosts.other_places(ED, KEY) == ["known_hosts:1"]
     assert hosts.has_authority("x.lab")
     assert not hosts.has_authority("a")
+
+
+NAMES = st.sampled_from(
+    ["gpu1", "GPU2", "gpu3,10.0.0.3", "gpu1,gpu2", "gpu?", "*,!gpu2", "[gpu1]:2222", "a,,gpu1", hidden("gpu3"), "|1|x"]
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["", "@revoked ", "@cert-authority "]), NAMES), max_size=12))
+def test_lines_are_found_in_their_order_whether_they_name_a_host_or_describe_it(lines: list[tuple[str, str]]) -> None:
+    entries = parse("\n".join(f"{mark}{names} {ED} {b64(KEY)}" for mark, names in lines), "f")
+    together = KnownHosts(entries)
+
+    for name in ("gpu1", "gpu2", "gpu3", "10.0.0.3", "[gpu1]:2222", "gpu44"):
+        one_by_one = [entry for entry in entries if KnownHosts([entry]).about(name)]
+        assert together.about(name) == one_by_one
+        assert all(name in matching(entry.names) for entry in one_by_one)
+
+
+def matching(names: str) -> set[str]:
+    """Return which of the hosts above the names mean, as ssh-keygen(1) has it."""
+    return {
+        "gpu1": {"gpu1"},
+        "GPU2": {"gpu2"},
+        "gpu3,10.0.0.3": {"gpu3", "10.0.0.3"},
+        "gpu1,gpu2": {"gpu1", "gpu2"},
+        "gpu?": {"gpu1", "gpu2", "gpu3"},
+        "*,!gpu2": {"gpu1", "gpu3", "10.0.0.3", "[gpu1]:2222", "gpu44"},
+        "[gpu1]:2222": {"[gpu1]:2222"},
+        "a,,gpu1": {"gpu1"},
+        hidden("gpu3"): {"gpu3"},
+    }[names]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from app.ssh.liveness import ANSWER_WITHIN_S, QUIET_S, LiveStream
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,13 +26,37 @@ class Clock:
         return self.now_s
 
 
+class NearEnd:
+    """A stream that says at once that its time is up, and how long it would have been."""
+
+    def __init__(self, plain: socket.socket) -> None:
+        plain.settimeout(0)
+        self.send = plain.send
+        self.shutdown = plain.shutdown
+        self.close = plain.close
+        self.limits_s: list[float | None] = []
+        self.num_calls = 0
+        self._plain = plain
+
+    def recv(self, num_bytes: int) -> bytes:
+        self.num_calls += 1
+        try:
+            return self._plain.recv(num_bytes)
+        except BlockingIOError:
+            raise TimeoutError from None
+
+    def settimeout(self, limit_s: float | None) -> None:
+        self.limits_s.append(limit_s)
+
+
 class Watched:
     """A stream that is looked at, its far end, and how often that was asked."""
 
     def __init__(self, clock: Clock) -> None:
-        near, self.far = socket.socketpair()
-        self.stream = LiveStream(near)
-        self.stream.settimeout(0.001)
+        plain, self.far = socket.socketpair()
+        self.near = NearEnd(plain)
+        self.stream = LiveStream(self.near)
+        self.stream.settimeout(0.1)
         self.num_asked = 0
         self._clock = clock
 
@@ -106,3 +133,47 @@ def test_before_it_is_watched_a_stream_may_be_silent(clock: Clock) -> None:
     unwatched.stream.close()
     assert unwatched.far.recv(10) == b""
     unwatched.far.close()
+
+
+def test_its_reader_is_woken_when_there_is_something_to_look_at_and_no_sooner(watched: Watched) -> None:
+    watched.look_after(0.1)
+    assert watched.near.limits_s == [0.1, pytest.approx(QUIET_S - 0.1)], "paramiko's limit holds until it is watched"
+    watched.look_after(QUIET_S - 0.1)
+    assert watched.near.limits_s[2:] == [ANSWER_WITHIN_S]
+    watched.look_after(ANSWER_WITHIN_S - 0.5)
+    assert watched.near.limits_s[3:] == [pytest.approx(0.5)], "a limit that ends early is no answer that is missing"
+
+    watched.far.send(b"x")
+    assert watched.look_after(0.1) == b"x"
+    for _ in range(5):
+        watched.far.send(b"y")
+        assert watched.look_after(0.5) == b"y"
+    assert watched.near.limits_s[4:] == [QUIET_S], "whoever speaks costs nothing more"
+
+
+def test_what_comes_together_is_read_together(watched: Watched) -> None:
+    watched.far.send(b"0123456789")
+    num_calls = watched.near.num_calls
+
+    assert [watched.stream.recv(4), watched.stream.recv(4), watched.stream.recv(4)] == [b"0123", b"4567", b"89"]
+    assert watched.near.num_calls == num_calls + 1
+
+
+def test_closing_wakes_the_reader_at_once() -> None:
+    near, far = socket.socketpair()
+    stream = LiveStream(near)
+    stream.watch(lambda: None)
+    stream.settimeout(3600)
+
+    def read() -> None:
+        with contextlib.suppress(OSError):
+            stream.recv(10)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    until(reader.is_alive, 10, "it reads")
+    stream.close()
+    reader.join(10)
+
+    assert not reader.is_alive()
+    far.close()

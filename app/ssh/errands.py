@@ -1,0 +1,104 @@
+"""What may block, done in threads that come when they are needed: a host that stalls holds up its own errands only.
+
+A thread that serves all hosts must not wait for one of them; it marks itself with `never_wait_here`, and what would
+send from there (`app.ssh.transport`) leaves that to an errand.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+IDLE_S = 5.0
+"""A thread that has had nothing to do for so long ends."""
+
+
+class Errands:
+    """Threads, as many as there are errands that block at present."""
+
+    def __init__(self) -> None:
+        self._todo: deque[Callable[[], object]] = deque()
+        self._called = threading.Condition()
+        self._num_idle = 0
+        self._is_closed = False
+
+    def do(self, errand: Callable[[], object]) -> None:
+        """Have something done at once, in some thread; never waits."""
+        with self._called:
+            self._todo.append(errand)
+            if len(self._todo) <= self._num_idle:
+                self._called.notify()
+                return
+        threading.Thread(target=self._work, name="rankdeck-errand", daemon=True).start()
+
+    def close(self) -> None:
+        """End the threads that have nothing to do, and each other one after what it does."""
+        with self._called:
+            self._is_closed = True
+            self._called.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._called:
+                self._num_idle += 1
+                self._called.wait_for(lambda: self._todo or self._is_closed, IDLE_S)
+                self._num_idle -= 1
+                if not self._todo:
+                    return
+                errand = self._todo.popleft()
+            errand()
+
+
+class Lane:
+    """Errands of which each begins when the one before has ended."""
+
+    def __init__(self, errands: Errands) -> None:
+        self._errands = errands
+        self._todo: deque[Callable[[], object]] = deque()
+        self._lock = threading.Lock()
+        self._is_busy = False
+
+    def put(self, errand: Callable[[], object]) -> None:
+        """Have something done after what was put before; never waits."""
+        with self._lock:
+            self._todo.append(errand)
+            if self._is_busy:
+                return
+            self._is_busy = True
+        self._errands.do(self._work)
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._todo:
+                    self._is_busy = False
+                    return
+                errand = self._todo.popleft()
+            is_done = False
+            try:
+                errand()
+                is_done = True
+            finally:
+                if not is_done:  # its thread tells of it, and the next ones are not to wait for ever
+                    self._errands.do(self._work)
+
+
+class _Here(threading.local):
+    errands: Errands | None = None
+
+
+_here = _Here()
+
+
+def never_wait_here(errands: Errands) -> None:
+    """Mark this thread as one that must not wait, and say who waits in its place."""
+    _here.errands = errands
+
+
+def errands_here() -> Errands | None:
+    """Return who waits in this thread's place; None where it may wait itself."""
+    return _here.errands

@@ -1,0 +1,143 @@
+"""Reports that come through a channel, which comes back whenever it ends."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.wire.length_frames import FrameReader
+from agent.wire.reports import MAX_NODE_REPORT_BYTES
+from app.errors import HostUnreachableError
+from app.ssh.frame_stream import FrameStream, Heard
+from app.ssh.pump import JOIN_S
+from tests.support.ssh_pairs import WAIT_S, SshPair, our_threads
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paramiko import Channel
+
+MAX_PAUSE_S = 0.2
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[SshPair]:
+    with SshPair() as pair:
+        yield pair
+
+
+class Listening:
+    """A stream over a connection, and what was heard."""
+
+    def __init__(self, pair: SshPair) -> None:
+        self.heard: list[bytes] = []
+        self.num_opened = 0
+        self.refusals: list[HostUnreachableError] = []
+        self._pair = pair
+        self.stream = FrameStream(self._open, MAX_PAUSE_S, self.heard.append)
+
+    def _open(self) -> Heard:
+        if self.refusals:
+            raise self.refusals.pop()
+        self.num_opened += 1
+        return Heard(self._pair.open(), FrameReader())
+
+    def hears(self, frame: bytes) -> None:
+        until(lambda: frame in self.heard, WAIT_S, f"{frame!r} is heard")
+
+
+@pytest.fixture
+def listening(pair: SshPair) -> Iterator[Listening]:
+    listening = Listening(pair)
+    yield listening
+    listening.stream.close()
+    until(lambda: not our_threads(), WAIT_S, "no thread is left")
+
+
+def say(far: Channel, *frames: bytes) -> None:
+    far.sendall(b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames))
+
+
+def test_reports_are_told_and_of_those_that_come_together_the_newest(pair: SshPair, listening: Listening) -> None:
+    listening.stream.begin()
+    far = pair.accept()
+    say(far, *(str(number).encode() for number in range(2000)), b"last")
+    listening.hears(b"last")
+
+    assert len(listening.heard) < 200
+    say(far, b"one more")
+    listening.hears(b"one more")
+
+
+def test_a_channel_that_ends_or_talks_nonsense_comes_back(pair: SshPair, listening: Listening) -> None:
+    listening.stream.begin()
+    far = pair.accept()
+    say(far, b"before")
+    listening.hears(b"before")
+    far.close()
+
+    far = pair.accept()
+    say(far, b"after its end")
+    listening.hears(b"after its end")
+    far.sendall((MAX_NODE_REPORT_BYTES + 1).to_bytes(4, "big"))
+
+    far = pair.accept()
+    say(far, b"after nonsense")
+    listening.hears(b"after nonsense")
+    assert listening.num_opened == 3
+
+
+def test_a_host_that_refuses_is_asked_again(pair: SshPair, listening: Listening) -> None:
+    listening.refusals = [HostUnreachableError("h", "not now")] * 3
+    listening.stream.begin()
+
+    say(pair.accept(), b"at last")
+    listening.hears(b"at last")
+
+
+def test_begun_anew_it_hears_the_new_channel_alone(pair: SshPair, listening: Listening) -> None:
+    listening.stream.begin()
+    first = pair.accept()
+    listening.stream.begin()
+    second = pair.accept()
+    say(second, b"second")
+
+    listening.hears(b"second")
+    assert first.recv(1) == b"", "the first one is closed"
+    assert listening.heard == [b"second"]
+
+
+def test_closed_it_is_over_at_once_and_nothing_more_is_told(pair: SshPair) -> None:
+    listening = Listening(pair)
+    listening.stream.begin()
+    far = pair.accept()
+    say(far, b"before")
+    listening.hears(b"before")
+    began_s = time.monotonic()
+
+    listening.stream.close()
+    listening.stream.close()
+    listening.stream.begin()
+
+    assert time.monotonic() - began_s < JOIN_S
+    assert far.recv(1) == b""
+    assert listening.heard == [b"before"]
+    assert listening.num_opened == 1
+    until(lambda: not our_threads(), WAIT_S, "no thread is left")
+
+
+def test_many_are_heard_by_one_thread(pair: SshPair) -> None:
+    many = [Listening(pair) for _ in range(30)]
+    for listening in many:
+        listening.stream.begin()
+    ends = [pair.accept() for _ in many]
+    for number, far in enumerate(ends):
+        say(far, b"%d" % number)
+    until(lambda: sum(len(listening.heard) for listening in many) == len(many), WAIT_S, "all are heard")
+
+    assert our_threads() == ["rankdeck-pump"]
+    for listening in many:
+        listening.stream.close()

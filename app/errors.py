@@ -65,9 +65,14 @@ class SessionError(AppError):
 
 
 class HostUnreachableError(AppError):
-    """A host cannot be reached by SSH, or does not let us in."""
+    """A host cannot be reached by SSH, or does not let us in.
+
+    Attributes:
+        is_answerable: Whether an answer of a person would help, and one may be asked for.
+    """
 
     exit_code = ExitCode.UNREACHABLE
+    is_answerable = False
 
     def __init__(self, host: str, detail: str, hint: str = "") -> None:
         super().__init__(f"{host}: {detail}", hint)
@@ -81,6 +86,8 @@ class HostKeyError(HostUnreachableError):
 class AnswerNeededError(HostUnreachableError):
     """A host lets nobody in without an answer of a person, such as a second factor, and there is nobody to ask now."""
 
+    is_answerable = True
+
 
 class AgentUnreachableError(AppError):
     """An agent does not answer."""
@@ -89,6 +96,7 @@ class AgentUnreachableError(AppError):
 
     def __init__(self, node: str, detail: str, hint: str = "") -> None:
         super().__init__(f"the agent on {node} does not answer: {detail}", hint)
+        self.detail = detail
 
 
 class AgentRefusedError(AppError):

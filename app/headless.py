@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from app.errors import ExitCode
 from app.event_log import NoteWatch
@@ -15,12 +17,16 @@ from app.words import bytes_text
 from ddpcore.wire import FaultKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Sequence
 
+    from app.roads.start_progress import StartProgress
     from app.rows import VerdictRow
     from app.view import View
     from ddpcore.wire import Fault
 
+Answer = TypeVar("Answer")
+
+_LINE_AWAY = "\r\x1b[K"
 LINE_PERIOD_S = 2.0
 FRAME_PERIOD_S = 0.1
 VERDICT_DEADLINE_S = 60.0
@@ -70,6 +76,11 @@ class Followed(Protocol):
         """Return clean sentences about the session."""
         ...
 
+    @property
+    def starting(self) -> StartProgress | None:
+        """How far a start has come that is under way; None while none is."""
+        ...
+
 
 class Headless:
     """Follows a job until it ends, an injected fault is named, or a signal comes."""
@@ -82,6 +93,7 @@ class Headless:
         self._over_at_s: float | None = None
         self._said_at_s = float("-inf")
         self._notes = NoteWatch()
+        self._progress = UpdatingLine()
 
     async def run(self) -> tuple[View, bool]:
         """Start the job and follow it; return the last view and whether an injected fault went unnamed.
@@ -106,9 +118,11 @@ class Headless:
         finally:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
+            self._progress.clear()
 
     def _say(self, view: View, now_s: float) -> None:
         elapsed = f"{now_s - self._followed.started_at_s:6.1f} s"
+        self._progress.clear()
         for notice in self._followed.drain_notices():
             print_line(f"{elapsed}  {notice}")
         for note in self._notes.news(view.notes(), now_s):
@@ -116,6 +130,8 @@ class Headless:
         if now_s - self._said_at_s >= LINE_PERIOD_S:
             self._said_at_s = now_s
             print_line(f"{elapsed}  {view.headline().text}")
+        if (starting := self._followed.starting) is not None:
+            self._progress.show(f"{elapsed}  {starting.text}")
 
     def _is_settled(self, view: View, now_s: float) -> bool:
         """Say whether the injected fault is named and what follows from it is known."""
@@ -149,6 +165,49 @@ class Headless:
                 self._struck_at_s = now_s
             return False
         return now_s - self._struck_at_s > VERDICT_DEADLINE_S
+
+
+class UpdatingLine:
+    """A line on standard error that is written anew, for what will not be true for long; nothing without a terminal."""
+
+    def __init__(self) -> None:
+        self._is_possible = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._is_there = False
+
+    def show(self, text: str) -> None:
+        """Write it over what was there; `text` is clean."""
+        if self._is_possible:
+            width = shutil.get_terminal_size().columns - 1
+            self._write(f"{_LINE_AWAY}{text[:width]}")
+            self._is_there = True
+
+    def clear(self) -> None:
+        """Take it away: what lasts is printed in its place."""
+        if self._is_there:
+            self._write(_LINE_AWAY)
+            self._is_there = False
+
+    def _write(self, text: str) -> None:
+        print(text, end="", file=sys.stderr, flush=True)  # noqa: T201 - as `print_line`
+
+
+async def with_progress(doing: Awaitable[Answer], followed: Followed) -> Answer:
+    """Await what starts a job, and print meanwhile how far it has come."""
+    line = UpdatingLine()
+    task = asyncio.ensure_future(doing)
+    try:
+        while not task.done():
+            await asyncio.wait([task], timeout=FRAME_PERIOD_S)
+            line.clear()
+            for notice in followed.drain_notices():
+                print_line(f"rankdeck: {notice}")
+            if (starting := followed.starting) is not None:
+                line.show(starting.text)
+        return await task
+    finally:
+        line.clear()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def print_line(text: str) -> None:

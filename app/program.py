@@ -43,6 +43,20 @@ class Program(msgspec.Struct, frozen=True):
         return shlex.join(self.command)
 
 
+class Again(NamedTuple):
+    """A job that is to begin again.
+
+    Attributes:
+        job_id: Which.
+        num_ranks: Of all of it; None is as many as before.
+        without: Nodes that it goes on without.
+    """
+
+    job_id: str
+    num_ranks: int | None = None
+    without: tuple[str, ...] = ()
+
+
 class Typed(NamedTuple):
     """A program as it is typed, field by field."""
 

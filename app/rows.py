@@ -170,6 +170,8 @@ class NodeRow(msgspec.Struct, frozen=True):
     """Since its last report."""
     trouble: str = ""
     """Why there is no way to it from here, as far as that is known; empty while there is one."""
+    fallback: str = ""
+    """Why its reports come over SSH that were to come straight over TCP; empty where they come as asked."""
 
     @property
     def is_old(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,10 @@ os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 os.environ["XDG_CONFIG_HOME"] = "/nonexistent"
 for _variable in ("NO_COLOR", "RANKDECK_ASCII", "RANKDECK_THEME"):
     os.environ.pop(_variable, None)
+
+# The tests start thousands of Python processes: each would compile our modules anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 LEAK_GRACE_S = 5.0
 

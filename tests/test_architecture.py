@@ -17,6 +17,9 @@ TORCH_FREE = (
     "agent.machine.gpu_sampler",
     "agent.processes.shim",
     "app.cli",
+    "app.commands.control",
+    "app.commands.demo",
+    "app.commands.run",
     "app.sessions.demo",
     "app.headless",
     "app.installing.installer",
@@ -66,11 +69,20 @@ def test_the_gpu_sampler_is_light() -> None:
 
 
 def test_the_demo_does_not_pay_for_ssh() -> None:
-    proof = "import sys, app.cli; sys.exit('paramiko' in sys.modules)"
+    proof = "import sys, app.cli, app.commands.demo, app.tui.console; sys.exit('paramiko' in sys.modules)"
 
     done = subprocess.run([sys.executable, "-P", "-c", proof], capture_output=True, text=True, timeout=60, check=False)
 
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("module", ["agent.daemon", "app.sessions.remote_session"])
+def test_who_is_not_asked_to_listen_and_does_not_ask_pays_for_no_gate(module: str) -> None:
+    proof = f"import sys, {module}; sys.exit('zmq.auth' in sys.modules)"
+
+    done = subprocess.run([sys.executable, "-P", "-c", proof], capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 0, done.stderr
 
 
 def test_no_file_is_longer_than_400_lines() -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
+from agent.wire.direct import network_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -52,6 +54,18 @@ def is_outward(address: str) -> bool:
         return False
     # One with a zone is of one link only.
     return not (parsed.is_loopback or parsed.is_link_local or parsed.is_multicast or parsed.is_unspecified)
+
+
+def addresses_of(found: Iterable[OutwardAddress], interface: str) -> list[str]:
+    """Return the addresses of one interface, by its name, or by an address or a network of it.
+
+    Raises:
+        ValueError: That would be every interface, or loopback.
+    """
+    network = network_of(interface)
+    if network is None:
+        return [one.address for one in found if one.interface == interface]
+    return [one.address for one in found if ip_address(one.address) in network]
 
 
 def interface_of(address: str) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 
 from agent.wire.codec import decode_line
+from agent.wire.direct import ListenForTelemetry, StopListening
 from agent.wire.fields import JobId, Port
 from agent.wire.jobs import JobSpec, LocalWorldSize
 from agent.wire.logs import PullLogs, ReadLog
@@ -186,6 +187,8 @@ Command = (
     | GetStacks
     | FindLeftovers
     | CleanLeftovers
+    | ListenForTelemetry
+    | StopListening
     | Shutdown
 )
 

@@ -15,6 +15,10 @@ JobId = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,63}\Z")]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
+PublicKey = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}\Z")]
+"""Of CURVE, in Z85. Source: RFC 32."""
+
+
 LOSS_METRIC = "loss"
 STEP_METRIC = "step"
 EPOCH_METRIC = "epoch"

@@ -15,7 +15,7 @@ from app.commands.host_options import json_option, print_json
 from app.commands.hosts_of_a_job import HostsWanted, reached, takes_hosts
 from app.errors import AgentRefusedError, AppError, ExitCode
 from app.faults import make_fault, told
-from app.headless import print_line
+from app.headless import print_line, with_progress
 from app.program import check_job_id
 from app.sessions.options import SessionOptions
 from app.sessions.remote_job import node_of_rank, only_running_job
@@ -125,9 +125,6 @@ async def _inject(session: RemoteSession, job_id: str, harm: Fault) -> tuple[str
         tell_trouble(session.session.audit)
 
 
-CONTROL_VERBS = (stop, kill, restart, fault)
-
-
 def _session(hosts: Hosts) -> RemoteSession:
     return RemoteSession(hosts, None, SessionOptions(audit=audit_log()))
 
@@ -200,7 +197,8 @@ async def _restart(
         if num_ranks is not None:
             statuses = await control.statuses(job_id)
             num_ranks *= len(statuses) if is_here else newest(statuses).num_nodes
-        done = await control.restart(job_id, num_ranks, is_at_once=now, without=() if is_here else None)
+        begin = control.restart(job_id, num_ranks, is_at_once=now, without=() if is_here else None)
+        done = await with_progress(begin, session)
         return done, newest(await control.statuses(job_id))
     finally:
         await session.close()

@@ -16,7 +16,7 @@ from app.commands.ssh_hosts import SSH_CONFIG_VARIABLE
 from app.errors import SessionError
 from app.evidence.store import check_directory, default_directory
 from app.headless import print_line
-from app.presenting import is_terminal, print_session, show_session
+from app.presenting import is_served, is_terminal, print_session, show_session
 from app.rows import SCHEMA
 from app.sessions.options import SessionOptions
 from app.ssh.config import THIS_MACHINE
@@ -137,6 +137,10 @@ def present(session: RemoteSession, settings: Settings, *, is_json: bool, is_hea
         session.patience_s = HEADLESS_PATIENCE_S
         raise SystemExit(asyncio.run(print_session(session, is_json=is_json)))
     session.patience_s = math.inf
+    if session.goes_to_other_machines and not is_served():
+        from app.commands.terminal_logins import DESK  # noqa: PLC0415 - it is there already, with paramiko
+
+        session.asked_at = DESK
     raise SystemExit(asyncio.run(show_session(session, settings.console)))
 
 

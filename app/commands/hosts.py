@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from app.view import View
 
 POLL_S = 0.1
-STATUS_PATIENCE_S = 5.0
-"""For the first reports of a node that has said that it serves."""
 STATUS_REPORTS_S = 1.0
 """A second of reports: rates need two, and a wait must have been seen twice to be one."""
 
@@ -100,9 +98,6 @@ def stacks(*, job_id: str, wanted: HostsWanted, is_json: bool, **how: bool) -> N
     click.echo("\n".join(line.text for line in picture_lines(picture, is_whole=how["is_whole"])))
 
 
-HOST_VERBS = (attach, status, stacks)
-
-
 async def _take_stacks(session: RemoteSession, job_id: str, *, is_native: bool) -> StackPicture:
     try:
         await session.connect()
@@ -115,7 +110,7 @@ async def _look(session: RemoteSession) -> View:
     """Return the rows after a second of reports."""
     try:
         await session.connect()
-        deadline_s = time.monotonic() + STATUS_PATIENCE_S
+        deadline_s = time.monotonic() + session.first_reports_s
         enough_s = deadline_s
         while True:
             view = session.view()
@@ -124,7 +119,7 @@ async def _look(session: RemoteSession) -> View:
             if not silent:
                 enough_s = min(enough_s, now_s + STATUS_REPORTS_S)
             elif now_s > deadline_s:
-                raise AgentUnreachableError(nodes_text(silent), f"no report in {STATUS_PATIENCE_S:.0f} s")
+                raise AgentUnreachableError(nodes_text(silent), f"no report in {session.first_reports_s:.0f} s")
             if now_s >= enough_s:
                 return view
             await asyncio.sleep(POLL_S)
@@ -145,6 +140,9 @@ def _print_status(view: View, *, is_json: bool) -> ExitCode:
         click.echo(msgspec.json.encode(status_object(view)).decode())
     else:
         click.echo(f"{_nodes_line(view)}; {view.headline().text}")
+        for row in view.nodes():
+            if row.fallback:
+                click.echo(f"{row.node}: its reports come over SSH: {row.fallback}")
         if view.job() is not None:
             print_summary(view, is_json=False)
     return exit_code(view)

@@ -27,12 +27,12 @@ from app.commands.hosts_of_a_job import HostsWanted, reached, takes_hosts
 from app.commands.inventory_file import load_inventory
 from app.commands.settings_options import NO_FILES_PARAMETER, takes_settings
 from app.errors import AppError, UsageError
-from app.headless import print_line
+from app.headless import print_line, with_progress
 from app.inventory.jobs import is_variable
 from app.preflight.asking import preflight
-from app.preflight.findings import Wanted
 from app.program import check_command, check_job_id, make_job_id
 from app.safe_text import LINE_LIMIT, clean
+from app.sessions.host_doctor import wanted_of
 from app.sessions.remote_job import RunRequest, check_metrics
 from app.sessions.remote_session import RemoteSession
 from app.settings.nearness import nearest_text
@@ -167,9 +167,6 @@ def start(*, wanted: HostsWanted, name: str | None, arguments: tuple[str, ...], 
     _start_and_watch(wanted.narrowed(entry.hosts).with_workdirs(entry.workdir), request, **job)
 
 
-START_VERBS = (run, start)
-
-
 def _start_and_watch(
     wanted: HostsWanted,
     request: RunRequest,
@@ -212,7 +209,7 @@ def _start_and_watch(
 
 async def _start(session: RemoteSession) -> None:
     try:
-        await session.start()
+        await with_progress(session.start(), session)
     finally:
         await session.close()
         tell_trouble(session.session.audit)
@@ -224,11 +221,7 @@ def _look_first(hosts: Hosts, request: RunRequest) -> None:
     Raises:
         AppError: They are not; each thing that is in the way has been told.
     """
-    looked_at: list[tuple[Wanted, AgentLink | AppError]] = [
-        (Wanted(link.host, request.num_ranks or entry.num_ranks, request.python, entry.workdir), link)
-        for link, entry in zip(hosts.links, hosts.entries, strict=True)
-    ]
-    found = preflight(looked_at)
+    found = preflight([*zip(wanted_of(hosts, request), hosts.links, strict=True)])
     if request.master_addr:
         found = found.without("reach")  # the job takes another way than was tried; its nodes will try that one
     for problem in found.problems:

@@ -12,14 +12,13 @@ import threading
 from typing import TYPE_CHECKING
 
 from app.headless import print_line
+from app.ssh.prompter import ANSWER_WITHIN_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TERMINAL = "/dev/tty"
 """Also where input and output are turned elsewhere; a program without a terminal has none."""
-ANSWER_WITHIN_S = 120.0
-"""So long sshd waits as a rule (LoginGraceTime)."""
 MAX_ANSWER_BYTES = 4096
 """A terminal gives no more in a line."""
 _LOCAL_MODES = 3

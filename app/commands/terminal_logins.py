@@ -7,5 +7,8 @@ from __future__ import annotations
 
 from app.commands.terminal import TerminalPrompter
 from app.ssh.login import Logins
+from app.ssh.question_desk import QuestionDesk
 
-LOGINS = Logins(TerminalPrompter())
+DESK = QuestionDesk(TerminalPrompter())
+"""Asks on the terminal until a console takes that over."""
+LOGINS = Logins(DESK)

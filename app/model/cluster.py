@@ -42,6 +42,7 @@ class Node:
         num_ignored: Reports, or parts of them, that were refused.
         may_have_broken_gpus: Whether its newest report tells of anything that broken GPUs show.
         trouble: Why there is no way to it from here, as far as that is known; empty while there is one.
+        fallback: Why its reports come over SSH that were to come straight over TCP; empty where they come as asked.
     """
 
     def __init__(self, name: str, index: int) -> None:
@@ -51,6 +52,7 @@ class Node:
         self.num_ignored = 0
         self.may_have_broken_gpus = False
         self.trouble = ""
+        self.fallback = ""
         self.old_epochs: deque[str] = deque(maxlen=MAX_OLD_EPOCHS)
 
     def is_newer(self, report: NodeFrame) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -31,13 +32,13 @@ from app.errors import (
     IncompatibleAgentError,
 )
 from app.preflight.comparison import compare
-from app.preflight.findings import Answers, ClockDifference, Failure, FailureKind, Preflight, Wanted, cleaned
+from app.preflight.findings import Answers, ClockDifference, Failure, FailureKind, Preflight, Step, Wanted, cleaned
 from app.preflight.mesh import routes, target_text
 from app.safe_text import LINE_LIMIT, clean
 from app.ssh.config import LOOPBACK, THIS_MACHINE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from agent.wire.examination import Examination
     from app.ssh.agent_link import AgentLink
@@ -49,28 +50,45 @@ _FOUND_BAD = (1,)
 """The exit code of `agent doctor` where a row is bad."""
 
 
-def preflight(links: Sequence[tuple[Wanted, AgentLink | AppError]], port: int = 0) -> Preflight:
+def preflight(
+    links: Sequence[tuple[Wanted, AgentLink | AppError]],
+    port: int = 0,
+    tell: Callable[[str, Step], None] = lambda _host, _step: None,
+) -> Preflight:
     """Examine hosts and compare them; blocks for as long as the slowest takes, a minute at most.
 
     Args:
         links: Of each host: a link that is connected, and stays so; or why there is none.
         port: At which each host is to be reached by the others; 0 is a free one.
+        tell: Takes a host and how far it is, from any thread.
     """
     answers = {}
     for wanted, link in links:
         failure = failure_of(wanted.host, link) if isinstance(link, AppError) else None
         answers[wanted.host] = Answers(wanted, wanted.host != THIS_MACHINE, failure)
+        tell(wanted.host, Step.FAILED if failure else Step.EXAMINING)
     connected = {wanted.host: (wanted, link) for wanted, link in links if not isinstance(link, AppError)}
-    asked = at_once([*connected.values()], lambda one: _examine(*one))
+
+    def examine(wanted: Wanted, link: AgentLink) -> Examination:
+        examination = _examine(wanted, link)
+        tell(wanted.host, Step.WAITING)
+        return examination
+
+    asked = at_once([*connected.values()], lambda one: examine(*one))
     for host, examination in zip(connected, asked, strict=True):
         if isinstance(examination, AppError):
             answers[host] = msgspec.structs.replace(answers[host], failure=failure_of(host, examination))
+            tell(host, Step.FAILED)
         else:
             answers[host] = msgspec.structs.replace(answers[host], examination=examination)
     fit = {host: link for host, (_, link) in connected.items() if answers[host].examination is not None}
     with ExitStack() as talks:
-        _listen(fit, answers, port, talks)
-        _reach(fit, answers)
+        for step, ask in ((Step.LISTENING, partial(_listen, port=port, talks=talks)), (Step.REACHING, _reach)):
+            for host in fit:
+                tell(host, step)
+            ask(fit, answers)
+    for host in fit:
+        tell(host, Step.DONE)
     return compare([*answers.values()])
 
 

@@ -5,7 +5,7 @@ What a host says is decoded by its schema and then cleaned: from here on it is s
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,6 +17,17 @@ from app.safe_text import LINE_LIMIT, NAME_LIMIT, clean
 _LONG_FIELDS = frozenset({"detail", "todo", "path", "workdir"})
 _WORD_LIMIT = 64
 _NAMES = frozenset({"hostname", "gpus", "name"})
+
+
+class Step(StrEnum):
+    """How far a host is that is looked at; the words are for people."""
+
+    EXAMINING = "looks at itself"
+    WAITING = "waits for the others"
+    LISTENING = "listens, and tells the time"
+    REACHING = "tries to reach the others"
+    DONE = "has answered"
+    FAILED = "does not answer"
 
 
 class Wanted(msgspec.Struct, frozen=True):

@@ -35,6 +35,9 @@ class Replay:
     can_inject = False
     control = None
     starter = None
+    starting = None
+    questions = None
+    doctor = None
     how_to_begin = ""
     told_of_evidence = ()
 

@@ -90,7 +90,8 @@ class StreamRoad:
             return
         _, writer = self._stream
         self._stream = None
-        writer.close()
+        # Not closed in an orderly way: what a peer that has fallen silent does not read would be waited for.
+        writer.transport.abort()
         try:
             await writer.wait_closed()
         except OSError:

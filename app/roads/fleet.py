@@ -21,12 +21,14 @@ from agent.wire.commands import (
 )
 from agent.wire.logs import LogLine, Logs, PullLogs
 from agent.wire.replies import Accepted, Reply, Status
-from app.errors import AgentRefusedError, AppError, IncompatibleAgentError
+from app.errors import AgentRefusedError, AgentUnreachableError, AppError, IncompatibleAgentError
 from app.roads.command_road import knows_no_job, taken
+from app.roads.start_progress import MIN_NODES_TOLD, NodeStage, StartProgress
+from app.safe_text import LINE_LIMIT, clean, clean_name
 from app.words import nodes_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from agent.wire.jobs import JobSpec
     from agent.wire.reports import NodeReport
@@ -35,10 +37,19 @@ if TYPE_CHECKING:
 
 
 class Fleet:
-    """Roads to the agents by node name; every method is a coroutine of the session's loop."""
+    """Roads to the agents by node name; every method is a coroutine of the session's loop.
 
-    def __init__(self, roads: Mapping[str, CommandRoad]) -> None:
+    Attributes:
+        starting: How far the newest start has come, or how it went; None before the first.
+    """
+
+    def __init__(
+        self, roads: Mapping[str, CommandRoad], on_progress: Callable[[StartProgress], None] = lambda _: None
+    ) -> None:
+        """`on_progress` is called with each step of a start, in the loop."""
+        self.starting: StartProgress | None = None
         self._roads = dict(roads)
+        self._on_progress = on_progress
 
     async def start(self, specs: Mapping[str, JobSpec]) -> None:
         """Start a job: prepare it everywhere, commit it everywhere, or leave nothing of it anywhere.
@@ -53,9 +64,13 @@ class Fleet:
             AgentRefusedError: A node refused; the others have forgotten the job.
             AgentUnreachableError: A node did not answer; those that do have forgotten or killed the job. The hint
                 names those on which it may have begun to run and that cannot be told to end it.
+
+        Of several nodes the hint says of each what became of it. It takes as long as the slowest node: of one that is
+        silent four replies at most, each of which is given up in time.
         """
-        start = _Start(self, next(iter(specs.values())).job_id)
-        await self._start(start, {node: Prepare(spec) for node, spec in specs.items()})
+        job_id = next(iter(specs.values())).job_id
+        progress = StartProgress(f"job {clean_name(job_id)}", list(specs))
+        await self._start(job_id, {node: Prepare(spec) for node, spec in specs.items()}, progress)
 
     async def start_again(self, commands: Mapping[str, PrepareAgain]) -> None:
         """Start the next attempt of a job that has ended, all or nothing, as `start` does.
@@ -67,10 +82,15 @@ class Fleet:
             AgentRefusedError: A node refused; those that had prepared the attempt are where they were before.
             AgentUnreachableError: See `start`.
         """
-        start = _Start(self, next(iter(commands.values())).job_id)
-        await self._start(start, commands)
+        first = next(iter(commands.values()))
+        progress = StartProgress(f"attempt {first.attempt} of job {clean_name(first.job_id)}", list(commands))
+        await self._start(first.job_id, commands, progress)
 
-    async def _start(self, start: _Start, commands: Mapping[str, Prepare | PrepareAgain]) -> None:
+    async def _start(
+        self, job_id: str, commands: Mapping[str, Prepare | PrepareAgain], progress: StartProgress
+    ) -> None:
+        self.starting = progress
+        start = _Start(self, job_id, progress, lambda: self._on_progress(progress))
         failure: AppError | None = None
         try:
             await start.run(commands)
@@ -79,8 +99,12 @@ class Fleet:
             raise
         finally:
             left = await start.undo()
-            if failure and left:
-                failure.hint = f"job {start.job_id} may run on {', '.join(left)}: look with rankdeck status"
+            progress.is_over = True
+            self._on_progress(progress)
+            if failure:
+                account = progress.account(but_for=start.blamed) if len(commands) >= MIN_NODES_TOLD else ""
+                may_run = f"job {job_id} may run on {', '.join(left)}: look with rankdeck status" if left else ""
+                failure.hint = "; ".join(filter(None, (failure.hint, account, may_run)))
 
     async def stop(self, job_id: str, nodes: Sequence[str], *, is_agreed: bool = True) -> None:
         """End a job in an orderly way on its nodes; returns when the nodes have agreed to, not when it has ended."""
@@ -158,51 +182,103 @@ class Fleet:
 
 
 class _Start:
-    """One start of a job: which nodes may hold it, and how they are rid of it."""
+    """One start of a job: which nodes may hold it, and how they are rid of it.
 
-    def __init__(self, fleet: Fleet, job_id: str) -> None:
+    Attributes:
+        blamed: The node whose failure is raised; empty while none is.
+    """
+
+    def __init__(self, fleet: Fleet, job_id: str, progress: StartProgress, tell: Callable[[], None]) -> None:
         self.job_id = job_id
+        self.blamed = ""
         self._fleet = fleet
+        self._progress = progress
+        self._tell = tell
         self._asked: list[str] = []
         self._is_committing = False
 
     async def run(self, commands: Mapping[str, Prepare | PrepareAgain]) -> None:
         (first, first_command), *others = commands.items()
-        port = await self._prepare(first, first_command)
+        port = 0
+        for accepted in await self._all([first], self._prepare(first, first_command)):
+            port = accepted.master_port if isinstance(accepted, Accepted) else 0
         prepared = (self._prepare(node, _with_port(command, port)) for node, command in others)
-        _raise_first(await asyncio.gather(*prepared, return_exceptions=True))
+        await self._all([node for node, _ in others], *prepared)
         self._is_committing = True
-        commits = (self._ask(node, Commit(self.job_id)) for node in self._asked)
-        _raise_first(await asyncio.gather(*commits, return_exceptions=True))
+        await self._all(self._asked, *(self._commit(node) for node in self._asked))
         self._asked.clear()
 
     async def undo(self) -> list[str]:
         """Take back what was not done whole; return the nodes that may run the job all the same."""
-        left = []
+        if not self._asked:
+            return []
+        left: list[str] = []
+        forgotten: set[str] = set()
         # A node has either prepared the job or begun to run it. Before the first commit only an earlier job of the
         # same id can run, on a node whose reply was lost: that one is left alone.
         for command in (Abort(self.job_id), Kill(self.job_id))[: 1 + self._is_committing]:
             asked = (self._fleet.ask(node, command) for node in self._asked)
             results = await asyncio.gather(*asked, return_exceptions=True)
-            left = [
-                node
-                for node, result in zip(self._asked, results, strict=True)
-                if isinstance(result, BaseException) and not isinstance(result, AgentRefusedError)
-            ]
+            answers = dict(zip(self._asked, results, strict=True))
+            left = [node for node, answer in answers.items() if _is_unheard(answer)]
+            forgotten |= {node for node, answer in answers.items() if isinstance(answer, Accepted)}
+            forgotten |= {node for node, answer in answers.items() if knows_no_job(answer)}
+        for node in left:
+            self._move(node, NodeStage.UNKNOWN)
+        for node in forgotten - set(left):
+            self._move(node, NodeStage.TAKEN_BACK)
         return left if self._is_committing else []
 
-    async def _prepare(self, node: str, command: Prepare | PrepareAgain) -> int:
+    async def _prepare(self, node: str, command: Prepare | PrepareAgain) -> Reply:
         self._asked.append(node)  # before it is asked: a reply that is lost leaves a job prepared
+        self._move(node, NodeStage.ASKED)
         try:
             reply = await self._ask(node, command)
         except AgentRefusedError:
             self._asked.remove(node)
             raise
-        return reply.master_port if isinstance(reply, Accepted) else 0
+        self._move(node, NodeStage.PREPARED)
+        return reply
+
+    async def _commit(self, node: str) -> None:
+        self._move(node, NodeStage.BEGINNING)
+        await self._ask(node, Commit(self.job_id))
+        self._move(node, NodeStage.BEGUN)
 
     async def _ask(self, node: str, command: Command) -> Reply:
-        # A cancelled exchange would leave its reply on the road, to be taken for that of the next command.
-        return await asyncio.shield(self._fleet.ask(node, command))
+        try:
+            # A cancelled exchange would leave its reply on the road, to be taken for that of the next command.
+            return await asyncio.shield(self._fleet.ask(node, command))
+        except AgentRefusedError as error:
+            self._move(node, NodeStage.REFUSED, clean(error.message, LINE_LIMIT))
+            raise
+        except AppError as error:
+            self._move(
+                node,
+                NodeStage.SILENT,
+                clean(error.detail, LINE_LIMIT) if isinstance(error, AgentUnreachableError) else "",
+            )
+            raise
+
+    async def _all(self, nodes: Sequence[str], *asked: Awaitable[Reply | None]) -> list[Reply | None]:
+        """Return what each node has said, once all have; raise the first failure, and remember of whom it is."""
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        said: list[Reply | None] = []
+        for node, result in zip(nodes, results, strict=True):
+            if isinstance(result, BaseException):
+                self.blamed = node
+                raise result
+            said.append(result)
+        return said
+
+    def _move(self, node: str, stage: NodeStage, why: str = "") -> None:
+        self._progress.move(node, stage, why)
+        self._tell()
+
+
+def _is_unheard(answer: object) -> bool:
+    """Return whether nobody knows what a node does with a command."""
+    return isinstance(answer, BaseException) and not isinstance(answer, AgentRefusedError)
 
 
 def _raise_first(results: Sequence[object]) -> None:

@@ -1,8 +1,8 @@
 """Receives the nodes' reports: one thread, one SUB socket per node, the newest report of each.
 
-A node is who its socket says, whatever name its message carries. The sockets conflate: a console that was busy
-continues with the newest state, not with a backlog. Sockets are waited for by their descriptors: libzmq's own poll
-looks at every socket each time, which for 2,048 of them takes 3 ms.
+A node is who its socket says, whatever name its message carries; where that leads may change meanwhile. The sockets
+conflate: a console that was busy continues with the newest state, not with a backlog. Sockets are waited for by their
+descriptors: libzmq's own poll looks at every socket each time, which for 2,048 of them takes 3 ms.
 
 Source: libzmq #3937 (a SUB with heartbeats and a finite queue aborts when its reader stalls; CONFLATE does not);
 zmq_getsockopt(3), ZMQ_FD: it says that a socket wants to be looked at, until nothing more can be received.
@@ -22,13 +22,17 @@ from agent.wire.codec import IncompatibleWireError, MalformedMessageError
 from agent.wire.digest import NodeFrame, decode_frame
 from agent.wire.reports import MAX_NODE_REPORT_BYTES
 from app.open_files import make_room_for_nodes
+from app.roads.direct_source import DirectSource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    Source = Path | DirectSource
+    """Where a node is heard: at a Unix socket of this machine, or at its own over TCP."""
+
 POLL_S = 0.2
-"""How long the thread takes to see that it should end."""
+"""How long the thread takes to see that it should end, or hear a node elsewhere."""
 GATHER_S = 0.02
 """Between two looks at the sockets: many nodes are heard at once, instead of waking up for each."""
 SPARE_SOCKETS = 16
@@ -54,18 +58,28 @@ class Telemetry:
     """
 
     def __init__(self, sockets: Mapping[str, Path]) -> None:
-        self._sockets = dict(sockets)
+        self._sockets: dict[str, zmq.Socket[bytes]] = {}
+        self._wishes: dict[str, Source | None] = dict(sockets)
+        """Where nodes are to be heard from now on; the thread has not seen to these yet."""
+        self._num_nodes = len(sockets)
         self._latest: dict[str, tuple[float, bytes]] = {}
         self._lock = threading.Lock()
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rankdeck-telemetry", daemon=True)
         self.incompatible: dict[str, str] = {}
         """What is wrong with the nodes whose version does not fit, by node."""
-        self.num_malformed: dict[str, int] = dict.fromkeys(self._sockets, 0)
+        self.num_malformed: dict[str, int] = dict.fromkeys(sockets, 0)
+        self.heard_s: dict[str, float] = {}
+        """When each node was heard last, monotonic."""
 
     def start(self) -> None:
         """Begin to receive; a socket that is not there yet is tried again until it is."""
         self._thread.start()
+
+    def hear(self, node: str, where: Source | None) -> None:
+        """Hear a node there from now on, by a new socket in any case; None is nowhere. Any thread may ask."""
+        with self._lock:
+            self._wishes[node] = where
 
     @property
     def num_waiting(self) -> int:
@@ -95,17 +109,31 @@ class Telemetry:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         selector = selectors.DefaultSelector()
         try:
-            _make_room(context, len(self._sockets))
-            for node, path in self._sockets.items():
-                socket = _subscribe(context, path)
-                selector.register(cast("int", socket.get(zmq.FD)), selectors.EVENT_READ, (node, socket))
+            _make_room(context, self._num_nodes)
             while not self._is_closing.is_set():
+                if self._wishes:
+                    self._turn(context, selector)
                 for key, _ in selector.select(POLL_S):
                     self._receive(*key.data)
                 self._is_closing.wait(GATHER_S)
         finally:
             context.destroy(linger=0)
             selector.close()
+
+    def _turn(self, context: zmq.Context[zmq.Socket[bytes]], selector: selectors.BaseSelector) -> None:
+        """Listen where it is wished.
+
+        A new socket also where the place is the same: libzmq never comes back by itself to a peer that has refused it.
+        """
+        with self._lock:
+            wishes, self._wishes = self._wishes, {}
+        for node, where in wishes.items():
+            if (before := self._sockets.pop(node, None)) is not None:
+                selector.unregister(_descriptor(before))
+                before.close(linger=0)
+            if where is not None:
+                socket = self._sockets[node] = _subscribe(context, where)
+                selector.register(_descriptor(socket), selectors.EVENT_READ, (node, socket))
 
     def _receive(self, node: str, socket: zmq.Socket[bytes]) -> None:
         """Take what a socket has; its descriptor is silent until there is more only once there is nothing."""
@@ -119,8 +147,10 @@ class Telemetry:
 
     def take(self, node: str, frame: bytes) -> None:
         """Take a frame that has come on whatever road; may be called from any thread."""
+        now_s = time.monotonic()
         with self._lock:
-            self._latest[node] = (time.monotonic(), frame)
+            self._latest[node] = (now_s, frame)
+        self.heard_s[node] = now_s
 
     def _decoded(self, node: str, now_s: float, frame: bytes) -> Received | None:
         try:
@@ -133,18 +163,25 @@ class Telemetry:
 
 
 def _make_room(context: zmq.Context[zmq.Socket[bytes]], num_nodes: int) -> None:
-    """Allow as many sockets as nodes: a context has 1,023 unless told."""
-    context.set(zmq.MAX_SOCKETS, num_nodes + SPARE_SOCKETS)
+    """Allow as many sockets as nodes, and as many that are closed meanwhile: a context has 1,023 unless told."""
+    context.set(zmq.MAX_SOCKETS, 2 * num_nodes + SPARE_SOCKETS)
     make_room_for_nodes(num_nodes)
 
 
-def _subscribe(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> zmq.Socket[bytes]:
+def _descriptor(socket: zmq.Socket[bytes]) -> int:
+    return cast("int", socket.get(zmq.FD))
+
+
+def _subscribe(context: zmq.Context[zmq.Socket[bytes]], where: Source) -> zmq.Socket[bytes]:
     socket = context.socket(zmq.SUB)
     socket.setsockopt(zmq.CONFLATE, 1)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_NODE_REPORT_BYTES)
     socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.RECONNECT_IVL, 100)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
     socket.setsockopt(zmq.SUBSCRIBE, b"")
-    socket.connect(f"ipc://{path}")
+    if isinstance(where, DirectSource):
+        where.connect(socket)
+    else:
+        socket.setsockopt(zmq.RECONNECT_IVL, 100)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        socket.connect(f"ipc://{where}")
     return socket

@@ -6,10 +6,11 @@ An agent that has ended leaves the connection as it is. So one that is not heard
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from app.daemon_thread import in_daemon_thread
-from app.errors import AnswerNeededError, AppError, HostKeyError, IncompatibleAgentError
+from app.errors import AnswerNeededError, AppError, HostKeyError, HostUnreachableError, IncompatibleAgentError
 from app.words import seconds_text
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class ConnectionKeeper:
 
     Attributes:
         trouble: Why there is no connection, in words; empty while there is one.
+        error: What the last attempt to go there met; None while there is a connection.
         failure: What ended the attempts: patience has, or the host is not who it was, or wants a person. None while
             there is hope.
     """
@@ -43,6 +45,8 @@ class ConnectionKeeper:
         patience_s: float,
         absence: AppError | None = None,
         is_unheard: Callable[[], bool] = lambda: False,
+        *,
+        may_ask: bool = False,
     ) -> None:
         """Of a host that is connected, or is not so far.
 
@@ -52,24 +56,51 @@ class ConnectionKeeper:
             patience_s: How long to try to come back.
             absence: Why there has been no connection yet; None where there is one.
             is_unheard: Tells whether the agent says nothing, though there is a connection.
+            may_ask: Whether a person can be asked, by `try_now`: then one that wants an answer waits for it.
         """
-        self.trouble = "" if absence is None else absence.whole
+        self._may_ask = may_ask
+        self.trouble = "" if absence is None else self._words(absence)
         self.failure: AppError | None = absence if isinstance(absence, _HOPELESS) else None
+        self.error = absence
         self._link = link
         self._tell = tell
         self._patience_s = patience_s
         self._is_unheard = is_unheard
         self._looked_at_s = float("-inf")
         """When the agent was last looked for."""
+        self._wanted: asyncio.Future[None] | None = None
+        """Done once an attempt is over that somebody waits for."""
+        self._asks = False
+        self._wake = asyncio.Event()
+
+    @property
+    def wants_answer(self) -> bool:
+        """Whether there is no connection, and an answer of the person who can be asked would help."""
+        return self._may_ask and self.error is not None and _is_answerable(self.error)
+
+    async def try_now(self, *, asks: bool) -> None:
+        """Have the next attempt made at once; returns when it is over. One at a time may wait for it.
+
+        Args:
+            asks: Ask the person where it takes one.
+        """
+        self._wanted = asyncio.get_running_loop().create_future()
+        self._asks = asks
+        self._wake.set()
+        await self._wanted
 
     async def run(self) -> None:
         """Keep the connection until there is no hope; cancel it to leave."""
-        while self.failure is None:
-            if self._link.is_alive and not self.trouble:
-                await self._look_for_agent()
-                await asyncio.sleep(LOOK_S)
-            else:
-                await self._bring_back()
+        try:
+            while self.failure is None or self.wants_answer:
+                if self._link.is_alive and not self.trouble:
+                    self._settle()
+                    await self._look_for_agent()
+                    await asyncio.sleep(LOOK_S)
+                else:
+                    await self._bring_back()
+        finally:
+            self._settle()
 
     async def _look_for_agent(self) -> None:
         """Find out what has become of an agent that says nothing, unless that was done just now."""
@@ -79,7 +110,7 @@ class ConnectionKeeper:
         self._looked_at_s = now_s
         error = await self._try(self._link.find)
         if error is not None and self._link.is_alive:
-            self.trouble = error.whole
+            self.trouble = self._words(error)
             self._tell(f"{self.trouble}; it is looked for again, the job goes on meanwhile")
 
     async def _bring_back(self) -> None:
@@ -88,21 +119,34 @@ class ConnectionKeeper:
         if not self.trouble:
             self.trouble = "the connection is lost"
             self._tell(f"{host}: the connection is lost; it is tried again, the job goes on meanwhile")
+        if self.failure is not None:
+            await self._wake.wait()
         while True:
-            error = await self._try(self._link.reconnect)
+            error = await self._reconnect()
             away_s = loop.time() - lost_at_s
             if error is None:
-                self.trouble = ""
+                self.trouble, self.failure, self.error = "", None, None
                 self._tell(f"{host}: the connection is back after {seconds_text(away_s)}")
                 return
-            if error.whole != self.trouble:
-                self.trouble = error.whole
+            if self._words(error) != self.trouble:
+                self.trouble = self._words(error)
                 self._tell(self.trouble)
-            if isinstance(error, _HOPELESS) or away_s >= self._patience_s:
-                self.failure = error
+            self.error = error
+            is_hopeless = isinstance(error, _HOPELESS) or away_s >= self._patience_s
+            self.failure = error if is_hopeless else None
+            if not self._wake.is_set():  # else the attempt that somebody waits for is still to come
+                self._settle()
+            if is_hopeless and not self.wants_answer:
                 return
-            await asyncio.sleep(pause_s)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), None if is_hopeless else pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    async def _reconnect(self) -> AppError | None:
+        """Return why there is still no connection; None if there is one."""
+        asks, self._asks = self._asks, False
+        self._wake.clear()
+        return await self._try(lambda: self._link.reconnect(asks=asks))
 
     async def _try(self, do: Callable[[], object]) -> AppError | None:
         """Return why something cannot be done, which blocks; None if it is done."""
@@ -111,3 +155,19 @@ class ConnectionKeeper:
         except AppError as error:
             return error
         return None
+
+    def _words(self, error: AppError) -> str:
+        """Return why there is no connection, with what to do about it unless the person is asked here."""
+        return str(error) if self._may_ask and _is_answerable(error) else error.whole
+
+    def _settle(self) -> None:
+        """Let go whoever waits for an attempt."""
+        wanted, self._wanted = self._wanted, None
+        self._wake.clear()
+        self._asks = False
+        if wanted is not None and not wanted.done():
+            wanted.set_result(None)
+
+
+def _is_answerable(error: AppError) -> bool:
+    return isinstance(error, HostUnreachableError) and error.is_answerable

@@ -16,12 +16,16 @@ import msgspec
 
 from agent.wire.jobs import JobSpec
 from app.errors import SessionError, UsageError
+from app.inventory.inventory import HostEntry
+from app.sessions.host_doctor import HostDoctor
+from app.sessions.hosts import Hosts
 from app.sessions.live import LiveSession
 from app.sessions.options import SessionOptions  # noqa: TC001 - msgspec looks at it
 from app.sessions.private_agents import PrivateAgents
 from app.sessions.session import DEFAULT_OPTIONS
 from app.sessions.shares import even_shares
-from app.ssh.config import LOOPBACK
+from app.ssh.config import LOOPBACK, THIS_MACHINE
+from app.ssh.local_link import LocalLink
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -113,6 +117,7 @@ class Demo(LiveSession):
         notices = environment_notes(options.num_ranks)
         try:
             super().__init__(self._agents.directories, options.session, notices)
+            self.doctor = HostDoctor(Hosts((LocalLink(),), (HostEntry(THIS_MACHINE),), "", {}))
         except SessionError:
             self._agents.remove_directories()
             raise

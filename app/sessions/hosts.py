@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from app.at_once import at_once
 from app.errors import AppError, HostUnreachableError
+from app.inventory.inventory import CURVE
 from app.sessions.connection_keeper import ConnectionKeeper
+from app.ssh.config import THIS_MACHINE
 from app.words import nodes_text
 
 if TYPE_CHECKING:
@@ -37,6 +39,12 @@ class Hosts(NamedTuple):
     def names(self) -> list[str]:
         """The hosts, as a person calls them."""
         return [link.host for link in self.links]
+
+    @property
+    def direct(self) -> list[tuple[AgentLink, HostEntry]]:
+        """Those whose reports are to come straight over TCP; this machine's own have no way to go."""
+        both = zip(self.links, self.entries, strict=True)
+        return [(link, entry) for link, entry in both if entry.telemetry == CURVE and link.host != THIS_MACHINE]
 
     @property
     def text(self) -> str:
@@ -70,7 +78,12 @@ class Connections:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(
-        self, take_frame: Callable[[str, bytes], None], patience_s: float, is_unheard: Callable[[str], bool]
+        self,
+        take_frame: Callable[[str, bytes], None],
+        patience_s: float,
+        is_unheard: Callable[[str], bool],
+        *,
+        may_ask: bool = False,
     ) -> None:
         """Bring the agents' sockets here.
 
@@ -78,13 +91,15 @@ class Connections:
             take_frame: Called from a thread with a node and a frame of its telemetry, where it comes by no socket.
             patience_s: How long a connection that is lost is tried again; 0 is not at all.
             is_unheard: Tells whether a node says nothing.
+            may_ask: Whether somebody can be asked what a host wants to know; see `keepers_that_wait`.
 
         Raises:
             AppError: No host can be reached.
         """
+        direct = {link.host for link, _ in self._hosts.direct}
 
         def open_road(link: AgentLink) -> None:
-            link.open_road(lambda frame: take_frame(link.host, frame))
+            link.open_road(lambda frame: take_frame(link.host, frame), has_telemetry=link.host not in direct)
 
         links = self._hosts.links
         opened = await asyncio.to_thread(lambda: list(at_once(links, open_road)))
@@ -94,11 +109,17 @@ class Connections:
             raise next(iter(self._away.values()))
         for link in links:
             if not link.is_forwarded:
-                self._tell(f"sshd of {link.host} forwards no sockets: going through `agent proxy` and `agent relay`")
+                ways = "`agent proxy`" if link.host in direct else "`agent proxy` and `agent relay`"
+                self._tell(f"sshd of {link.host} forwards no sockets: going through {ways}")
         if patience_s:
             self._keepers = {
                 link.host: ConnectionKeeper(
-                    link, self._tell, patience_s, self._away.get(link.host), partial(is_unheard, link.host)
+                    link,
+                    self._tell,
+                    patience_s,
+                    self._away.get(link.host),
+                    partial(is_unheard, link.host),
+                    may_ask=may_ask,
                 )
                 for link in links
             }
@@ -112,6 +133,23 @@ class Connections:
         kept = {host: keeper.trouble for host, keeper in self._keepers.items()}
         words = kept or {host: error.whole for host, error in self._away.items()}
         return {host: trouble.removeprefix(f"{host}: ") for host, trouble in words.items()}
+
+    def absence(self, host: str) -> AppError | None:
+        """Return why there is no way to a host at present; None where there is one."""
+        trouble = self.troubles.get(host, "")
+        keeper = self._keepers.get(host)
+        error = keeper.error if keeper is not None else self._away.get(host)
+        return (error or HostUnreachableError(host, trouble)) if trouble else None
+
+    @property
+    def keepers_that_wait(self) -> dict[str, ConnectionKeeper]:
+        """Those of hosts that want an answer of a person, who can be asked."""
+        return {host: keeper for host, keeper in self._keepers.items() if keeper.wants_answer}
+
+    def forget_refusals(self) -> None:
+        """Let the person be asked again what they have left unanswered."""
+        for link in self._hosts.links:
+            link.forget_refusals()
 
     @property
     def failure(self) -> AppError | None:

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from agent.wire.logs import LogLine
     from app.event_log import EventLog
     from app.history import History
+    from app.roads.start_progress import StartProgress
     from app.sessions.control import JobControl
+    from app.sessions.host_doctor import HostDoctor
+    from app.sessions.host_questions import HostQuestions
     from app.sessions.options import SessionOptions
     from app.sessions.starting import JobStarter
     from app.stacks.groups import NodeStacks
@@ -30,6 +33,8 @@ class LiveSession:
 
     player = None
     starter: JobStarter | None = None
+    questions: HostQuestions | None = None
+    doctor: HostDoctor | None = None
 
     def __init__(
         self,
@@ -58,6 +63,11 @@ class LiveSession:
     def how_to_begin(self) -> str:
         """The command that brings a job while there is none; nothing where one comes by itself."""
         return ""
+
+    @property
+    def starting(self) -> StartProgress | None:
+        """How far a start has come that is under way; see `Session.starting`."""
+        return self.session.starting
 
     @property
     def stall_s(self) -> float:

@@ -17,6 +17,9 @@ from app.deeds import NOT_AGAIN
 from app.errors import AgentRefusedError, AgentUnreachableError, AppError, UsageError
 from app.headless import is_over
 from app.safe_text import NAME_LIMIT, clean, clean_name
+from app.sessions.direct_roads import DirectRoads
+from app.sessions.host_doctor import HostDoctor
+from app.sessions.host_questions import HostQuestions
 from app.sessions.hosts import Connections
 from app.sessions.live import LiveSession
 from app.sessions.meeting_place import places_to_meet
@@ -25,6 +28,7 @@ from app.sessions.session import DEFAULT_OPTIONS
 from app.sessions.share_guard import ShareGuard
 from app.sessions.shares import in_order, of_newest_attempt
 from app.sessions.starting import JobStarter
+from app.ssh.config import THIS_MACHINE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,11 +38,15 @@ if TYPE_CHECKING:
     from app.sessions.hosts import Hosts
     from app.sessions.options import SessionOptions
     from app.sessions.remote_job import RunRequest
+    from app.ssh.question_desk import QuestionDesk
     from app.view import View
 
 
 GPU_PATIENCE_S = 3.0
 """For the first look at the GPUs of a node whose agent has just begun: NVML takes a second or two to start."""
+FIRST_REPORTS_S = 5.0
+DIRECT_REPORTS_S = 20.0
+"""Beyond what `road_choice` takes to give up every address of a node."""
 POLL_S = 0.1
 GUARD_PERIOD_S = 1.0
 END_PATIENCE_S = 120.0
@@ -65,6 +73,7 @@ class RemoteSession(LiveSession):
         self._request = request
         super().__init__({link.host: link.directory for link in hosts.links}, options, [], hosts.addresses)
         self._connections = Connections(hosts, self._tell)
+        self._direct: DirectRoads | None = None
         self._job_id = ""
         self._own_job_id = ""
         self._is_certain = True
@@ -82,6 +91,12 @@ class RemoteSession(LiveSession):
         self._guarding: asyncio.Task[None] | None = None
         self._is_restarting = False
         """Whether a restart was under way when the console last looked: leaving gives it up."""
+        self.asked_at: QuestionDesk | None = None
+        """Where the person is asked what hosts want to know that are lost; None where nobody is. Say it before
+        `start`."""
+        self.questions: HostQuestions | None = None
+        """What hosts want to know; None where nobody is asked."""
+        self.doctor = HostDoctor(hosts, self._connections.absence, lambda: self.session.fleet)
         self.can_inject = False
         """True while the job that is shown allows faults."""
         if not self.is_read_only:
@@ -93,6 +108,16 @@ class RemoteSession(LiveSession):
     def is_alone(self) -> bool:
         """True for a session on one host."""
         return len(self._hosts.links) == 1
+
+    @property
+    def goes_to_other_machines(self) -> bool:
+        """True unless all of it is this machine."""
+        return any(link.host != THIS_MACHINE for link in self._hosts.links)
+
+    @property
+    def first_reports_s(self) -> float:
+        """How long to wait for the first report of a node whose agent serves: it may have several ways to try."""
+        return DIRECT_REPORTS_S if self._hosts.direct else FIRST_REPORTS_S
 
     @property
     def away(self) -> set[str]:
@@ -229,8 +254,19 @@ class RemoteSession(LiveSession):
         Raises:
             AppError: No host can be reached.
         """
-        await self._connections.open(self.session.take_frame, self.patience_s, self.session.is_unheard)
+        if self.asked_at is not None and not self.is_read_only:
+            self.questions = HostQuestions(self.asked_at, self._connections, self._tell)
+        await self._connections.open(
+            self.session.take_frame,
+            self.patience_s,
+            self.session.is_unheard,
+            may_ask=self.questions is not None,
+        )
+        if self._hosts.direct:
+            self._direct = DirectRoads(self._hosts, self.session, self._tell)
         await self.session.connect()
+        if self._direct is not None:
+            self._direct.start()
         self._is_open = True
         if self.guards_rest and not self.is_alone and not self.is_read_only:
             self._guarding = asyncio.create_task(self._keep_guard(), name="rankdeck-guard")
@@ -311,11 +347,15 @@ class RemoteSession(LiveSession):
     async def close(self) -> None:
         """Stop listening and let go of the hosts."""
         self._is_open = False
+        if self.questions is not None:
+            self.questions.close()
         if self._guarding is not None:
             self._guarding.cancel()
             await asyncio.gather(self._guarding, return_exceptions=True)
             await self._end_what_hangs(math.inf)  # nobody will look on any more
         await self._connections.keep_no_more()
+        if self._direct is not None:
+            await self._direct.close()
         await self.session.close()
         await self._connections.close()
 

@@ -32,6 +32,7 @@ from app.recording.records import LinesHeard, NoticeHeard, ReportHeard, StacksHe
 from app.roads.command_road import open_local_road
 from app.roads.fleet import Fleet
 from app.roads.stack_road import fetch_stacks, trouble_text
+from app.roads.start_progress import Milestones
 from app.roads.telemetry import Telemetry
 from app.sessions.control import JobControl
 from app.sessions.options import SessionOptions
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from agent.wire.jobs import JobSpec, JobStatus
     from app.evidence.bundle import Evidence
     from app.recording.records import Record
+    from app.roads.start_progress import StartProgress
     from ddpcore.wire import Fault
 
 DEFAULT_OPTIONS = SessionOptions()
@@ -92,8 +94,10 @@ class Session:
         self._cluster = Cluster(list(self._directories))
         self._thresholds = options.thresholds
         self._diagnoser = Diagnoser(self._thresholds)
-        self._telemetry = Telemetry({node: path / TELEMETRY_SOCKET for node, path in self._directories.items()})
+        self.telemetry = Telemetry({node: path / TELEMETRY_SOCKET for node, path in self._directories.items()})
+        """Hears the nodes; where each is heard may be said at any time."""
         self._fleet = Fleet({})
+        self._milestones = Milestones()
         self.audit = options.audit
         """Where what is done from here is written down."""
         self.control = JobControl(lambda: self._fleet, list(self._directories), self.tell_done, self.audit, addresses)
@@ -119,6 +123,12 @@ class Session:
         return self._fleet
 
     @property
+    def starting(self) -> StartProgress | None:
+        """How far a start has come that is under way; None while none is."""
+        starting = self._fleet.starting
+        return None if starting is None or starting.is_over else starting
+
+    @property
     def stall_s(self) -> float:
         """From here a wait is a stall."""
         return self._thresholds.stall_s
@@ -130,9 +140,9 @@ class Session:
             AgentUnreachableError: An agent does not answer.
         """
         roads = {node: await open_local_road(node, path, self._python) for node, path in self._directories.items()}
-        self._fleet = Fleet(roads)
+        self._fleet = Fleet(roads, self._milestones.take)
         self._keeper = EvidenceKeeper(self, self._evidence_dir) if self._evidence_dir else None
-        self._telemetry.start()
+        self.telemetry.start()
         self._listening_since_s = time.monotonic()
         self._tasks = [
             asyncio.create_task(self._follow_reports(), name="rankdeck-reports"),
@@ -152,7 +162,7 @@ class Session:
             IncompatibleAgentError: An agent speaks another version.
         """
         self._take_reports()
-        for node, detail in self._telemetry.incompatible.items():
+        for node, detail in self.telemetry.incompatible.items():
             raise IncompatibleAgentError(node, detail)
         now_s = time.monotonic()
         diagnosis = self._diagnoser.observe(self._cluster, now_s)
@@ -175,6 +185,10 @@ class Session:
         """Take why there is no way to a node at present; empty when there is one."""
         self._cluster.put_trouble(node, words)
 
+    def put_fallback(self, node: str, words: str) -> None:
+        """Take why a node's reports come over SSH that were to come straight over TCP."""
+        self._cluster.nodes[node].fallback = words
+
     def is_unheard(self, node: str) -> bool:
         """Tell whether a node has said nothing for a while."""
         heard_s = float(self._cluster.heard_s[self._cluster.nodes[node].index])
@@ -182,7 +196,7 @@ class Session:
 
     def take_frame(self, node: str, frame: bytes) -> None:
         """Take a frame of telemetry that came by another road than the node's socket; may be called from any thread."""
-        self._telemetry.take(node, frame)
+        self.telemetry.take(node, frame)
 
     def drain_logs(self) -> list[tuple[str, LogLine]]:
         """Return the (node, line) pairs that have come since the last call, in order of arrival."""
@@ -191,8 +205,8 @@ class Session:
         return lines
 
     def drain_notices(self) -> list[str]:
-        """Return sentences about what was kept since the last call."""
-        keepers = (self._keeper, self._recorder, self.audit)
+        """Return sentences about what was kept since the last call, and about starts."""
+        keepers = (self._milestones, self._keeper, self._recorder, self.audit)
         return [notice for keeper in keepers if keeper is not None for notice in keeper.drain_notices()]
 
     @property
@@ -284,7 +298,7 @@ class Session:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._fleet.close()
-        self._telemetry.close()
+        self.telemetry.close()
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
 
@@ -296,14 +310,14 @@ class Session:
     async def _follow_reports(self) -> None:
         num_takes = math.ceil(len(self._directories) * TAKE_PERIOD_S / ROUND_S / TAKEN_AT_ONCE)
         while True:
-            for _ in range(num_takes if self._telemetry.num_waiting else 0):
+            for _ in range(num_takes if self.telemetry.num_waiting else 0):
                 self._take_reports()
                 await asyncio.sleep(0)
             await asyncio.sleep(TAKE_PERIOD_S)
 
     def _take_reports(self) -> None:
         """Fold in some of what has arrived."""
-        heard = self._telemetry.drain(TAKEN_AT_ONCE)
+        heard = self.telemetry.drain(TAKEN_AT_ONCE)
         self._cluster.apply_all([(node, report, received_at_s) for node, report, received_at_s, _ in heard])
         for node, report, received_at_s, frame in heard:
             self._log_wanted[node] = (report.epoch, report.log_seq)

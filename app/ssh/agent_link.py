@@ -154,19 +154,31 @@ class AgentLink(ABC):
         return reply.num_jobs_left or 0
 
     @abstractmethod
-    def open_road(self, on_frame: Callable[[bytes], None]) -> None:
+    def open_road(self, on_frame: Callable[[bytes], None], *, has_telemetry: bool = True) -> None:
         """Bring the agent's sockets here; of a host that has not been reached yet they come with `reconnect`.
 
         Args:
             on_frame: Called from a thread with each frame of telemetry, where it cannot come through a socket.
+            has_telemetry: False leaves its telemetry there, until `bring_telemetry`.
 
         Raises:
             HostUnreachableError: The connection broke.
         """
 
     @abstractmethod
-    def reconnect(self) -> None:
+    def bring_telemetry(self) -> None:
+        """Bring the agent's telemetry here too; of a host that is away now it comes with `reconnect`.
+
+        Raises:
+            HostUnreachableError: The connection broke.
+        """
+
+    @abstractmethod
+    def reconnect(self, *, asks: bool = False) -> None:
         """Go there after the connection was lost, or at last: what `open_road` brought here comes again.
+
+        Args:
+            asks: Ask the person where it takes one.
 
         Raises:
             HostKeyError: The host is no longer known to be who it was.
@@ -174,6 +186,9 @@ class AgentLink(ABC):
             AgentUnreachableError: No agent serves there now.
             IncompatibleAgentError: Another one serves there now, in another place or of another version.
         """
+
+    def forget_refusals(self) -> None:  # noqa: B027 - on the way to most hosts nobody is asked anything
+        """Let the person be asked again what they have left unanswered."""
 
     @abstractmethod
     def close(self) -> None:

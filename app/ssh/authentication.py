@@ -156,15 +156,19 @@ class _Login:
         )
         answered = [method for method in settings.methods if method in left and method != "publickey"]
         where = f"{settings.user}@{settings.hostname}"
+        openable = [file for file in self._locked if clean(file, LINE_LIMIT) not in self._tried]
         if not answered or self._can_ask:
-            return HostUnreachableError(settings.alias, f"{where} {offered}", hint)
-        wanted = (
-            f"wants an answer by {' or '.join(answered)}, which can only be asked for in a terminal, at the beginning"
-        )
-        # Where a key was enough before, it may be again: an agent comes back, a home directory is mounted.
-        is_hopeless = self._asks or self._keyring.has_needed_person(self._account)
-        kind = AnswerNeededError if is_hopeless else HostUnreachableError
-        return kind(settings.alias, f"{where} {offered}; it {wanted}", hint)
+            refusal = HostUnreachableError(settings.alias, f"{where} {offered}", hint)
+        else:
+            wanted = f"wants an answer by {' or '.join(answered)}"
+            if self._asks:
+                wanted += ", which can only be asked for in a terminal"
+            # Where a key was enough before, it may be again: an agent comes back, a home directory is mounted.
+            is_hopeless = self._asks or self._keyring.has_needed_person(self._account)
+            kind = AnswerNeededError if is_hopeless else HostUnreachableError
+            refusal = kind(settings.alias, f"{where} {offered}; it {wanted}", hint)
+        refusal.is_answerable = settings.num_prompts > 0 and bool(answered or openable)
+        return refusal
 
     @property
     def _whom(self) -> str:

@@ -56,6 +56,11 @@ class Introductions:
                     return
         check_key(settings, known, kind, key)
 
+    def forget_refusals(self) -> None:
+        """Let hosts be asked about again that were not accepted."""
+        with self._lock:
+            self._answers = {host_key: True for host_key, is_accepted in self._answers.items() if is_accepted}
+
     def _is_accepted(self, settings: SshSettings, known: KnownHosts, kind: str, key: bytes, *, asks: bool) -> bool:
         host_key = (settings.key_name, kind, key)
         if host_key in self._answers:

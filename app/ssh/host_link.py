@@ -70,6 +70,9 @@ class HostLink(AgentLink):
         self._relay: tuple[ByteChannel, threading.Thread] | None = None
         self._on_frame: Callable[[bytes], None] | None = None
         self._has_road = False
+        self._has_telemetry = True
+        self._road_lock = threading.Lock()
+        """Held while telemetry begins to come: a lost connection may come back in another thread."""
 
     @property
     def directory(self) -> Path:
@@ -98,27 +101,40 @@ class HostLink(AgentLink):
         connection.close()
         raise HostUnreachableError(self.host, "the link to it is closed")
 
-    def open_road(self, on_frame: Callable[[bytes], None]) -> None:
+    def open_road(self, on_frame: Callable[[bytes], None], *, has_telemetry: bool = True) -> None:
         """Bring the agent's sockets here, or have them come once the host is reached; see `AgentLink.open_road`."""
         self._on_frame = on_frame
+        self._has_telemetry = has_telemetry
         self._tunnels.append(self._tunnel(CONTROL_SOCKET, self._open_control))
         if self.place is not None:
             self._find_road()
 
-    def reconnect(self) -> None:
-        """Log in again, without a question: the terminal shows something else now; see `AgentLink.reconnect`."""
+    def bring_telemetry(self) -> None:
+        """Have the agent's telemetry come too; see `AgentLink.bring_telemetry`."""
+        with self._road_lock:
+            if not self._has_telemetry:
+                self._has_telemetry = True
+                if self._has_road:
+                    self._open_telemetry_road()
+
+    def forget_refusals(self) -> None:
+        """See `AgentLink.forget_refusals`; of all hosts that share the logins."""
+        self._logins.forget_refusals()
+
+    def reconnect(self, *, asks: bool = False) -> None:
+        """Log in again, without a question unless somebody waits for one; see `AgentLink.reconnect`."""
         if not self.is_alive:
             lost, self._connection = self._connection, None
             if lost is not None:
                 lost.close()
-            self._log_in(asks=False)
+            self._log_in(asks=asks)
         before = self.place
         place = self.find()
         if before is not None and place.dir != before.dir:
             raise IncompatibleAgentError(self.host, f"its agent serves in {clean(place.dir)} now: begin anew")
         if not self._has_road:
             self._find_road()
-        elif not self.is_forwarded:
+        elif not self.is_forwarded and self._has_telemetry:
             self._end_relay()
             self._start_relay()
 
@@ -147,11 +163,16 @@ class HostLink(AgentLink):
             self._open_control().close()
         except ForwardingRefusedError:
             self.is_forwarded = False
+        with self._road_lock:
+            if self._has_telemetry:
+                self._open_telemetry_road()
+            self._has_road = True
+
+    def _open_telemetry_road(self) -> None:
         if self.is_forwarded:
             self._tunnels.append(self._tunnel(TELEMETRY_SOCKET, self._open_telemetry))
         else:
             self._start_relay()
-        self._has_road = True
 
     def _tunnel(self, name: str, open_channel: Callable[[], ByteChannel]) -> Tunnel:
         try:

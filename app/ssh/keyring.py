@@ -90,6 +90,11 @@ class Keyring:
                 self._left_locked.add(file)
             return self._unlocked.get(file)
 
+    def forget_refusals(self) -> None:
+        """Let passphrases be asked for again that were not given."""
+        with self._lock:
+            self._left_locked.clear()
+
     def password_of(self, account: Account) -> str | None:
         """Return the password that has let us in before."""
         return self._passwords.get(account)

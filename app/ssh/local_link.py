@@ -52,10 +52,13 @@ class LocalLink(AgentLink):
     def connect(self) -> None:
         """Do nothing: we are here."""
 
-    def open_road(self, on_frame: Callable[[bytes], None]) -> None:
+    def open_road(self, on_frame: Callable[[bytes], None], *, has_telemetry: bool = True) -> None:
         """Do nothing: the sockets are here."""
 
-    def reconnect(self) -> None:
+    def bring_telemetry(self) -> None:
+        """Do nothing: it is here."""
+
+    def reconnect(self, *, asks: bool = False) -> None:  # noqa: ARG002 - nothing is asked here
         """Look for the agent: no connection was lost."""
         self.find()
 

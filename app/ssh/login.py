@@ -45,6 +45,11 @@ class Logins:
         self.introductions = Introductions(prompter)
         self.jump_hosts = JumpHosts()
 
+    def forget_refusals(self) -> None:
+        """Let the person be asked again what they have left unanswered."""
+        self.keyring.forget_refusals()
+        self.introductions.forget_refusals()
+
     def connect(self, host: str, config_file: str = "", *, asks: bool = True) -> SshConnection:
         """Return a connection to a host.
 
@@ -112,10 +117,8 @@ class _Journey:
                 undo.callback(via.give_back)
             keyring, account = self._logins.keyring, (settings.user, settings.key_name)
             if not self._asks and keyring.is_asked_again(account):
-                detail = (
-                    f"{settings.user}@{settings.hostname} wants a new answer at each login: leave, and come in again"
-                )
-                raise AnswerNeededError(settings.alias, detail)
+                detail = f"{settings.user}@{settings.hostname} wants a new answer at each login"
+                raise AnswerNeededError(settings.alias, detail, "leave, and come in again")
             try:
                 transport, end_of_way = self._reach(settings, via)
             except _HungUpError:

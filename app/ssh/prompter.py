@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+ANSWER_WITHIN_S = 120.0
+"""So long sshd waits as a rule (LoginGraceTime)."""
+
 
 class Prompter(Protocol):
     """Asks one question at a time, from whichever thread. All text that it is given is safe to show."""

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 
 from app.errors import HostKeyError, HostUnreachableError, SessionError, UsageError
 from app.safe_text import LINE_LIMIT, clean
-from app.ssh.config import AGENT_OF_ENVIRONMENT, Destination, Person, SshSettings, parse_settings, resolve_argv
+from app.ssh.config import (
+    AGENT_OF_ENVIRONMENT,
+    Destination,
+    Person,
+    SshSettings,
+    Strictness,
+    parse_settings,
+    resolve_argv,
+)
 from app.ssh.known_hosts import Entry, KnownHosts, Verdict, fingerprint, parse, parse_revoked
 from app.ssh.plain_config import printed_settings
 
@@ -125,7 +133,11 @@ def check_key(settings: SshSettings, known: KnownHosts, kind: str, key: bytes) -
             hint = f"if that is what its keeper says, accept it once by: ssh {settings.alias} true"
             if known.has_authority(name):
                 hint = "host certificates are not supported: add the plain key to known_hosts"
-            raise HostKeyError(settings.alias, f"{name} is not a known host; it shows the key {shown}", hint)
+            unknown = HostKeyError(settings.alias, f"{name} is not a known host; it shows the key {shown}", hint)
+            unknown.is_answerable = (
+                settings.strictness is Strictness.ASK and settings.num_prompts > 0 and not known.has_authority(name)
+            )
+            raise unknown
         case Verdict.CHANGED:
             places = ", ".join(entry.place for entry in known.about(name) if not entry.mark)
             message = (

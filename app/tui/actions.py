@@ -24,6 +24,8 @@ class Action(NamedTuple):
         is_fault: Only there where faults may be injected.
         is_control: Only there where something may be done to the job.
         is_start: Only there where another program can be started.
+        is_doctor: Only there where hosts can be looked at; on a recording its key says that they cannot.
+        is_question: Only there while a host wants an answer.
         is_replay: Only there where a recording is played.
         in_palette: False for what only makes sense on a key.
     """
@@ -37,6 +39,8 @@ class Action(NamedTuple):
     is_fault: bool = False
     is_control: bool = False
     is_start: bool = False
+    is_doctor: bool = False
+    is_question: bool = False
     is_replay: bool = False
     in_palette: bool = True
 
@@ -45,7 +49,7 @@ class Action(NamedTuple):
         """In which consoles it is there: on what is live, on a recording, or on both."""
         if self.is_replay:
             return frozenset({"replay"})
-        return frozenset({"live"} if self.is_fault or self.is_control else {"live", "replay"})
+        return frozenset({"live"} if self.is_fault or self.is_control or self.is_question else {"live", "replay"})
 
 
 VIEW_NAMES = VIEWS
@@ -275,6 +279,24 @@ ACTIONS = (
         is_start=True,
     ),
     Action(
+        "doctor",
+        "screen.doctor",
+        "d",
+        "Doctor",
+        "Look at all hosts, as before a job: what is wrong with any, or differs between them, and what to do about it.",
+        footer=8,
+        is_doctor=True,
+    ),
+    Action(
+        "answer",
+        "screen.answer",
+        "a",
+        "Answer",
+        "Answer what a host asks that is lost: a passphrase, a password, a second factor, whether its key is right.",
+        footer=2,
+        is_question=True,
+    ),
+    Action(
         "fault",
         "app.fault",
         "F",
@@ -326,11 +348,14 @@ ACTIONS = (
 def available(source: ConsoleSource) -> list[Action]:
     """Return the actions of a session."""
     is_replay = source.player is not None
+    has_question = source.questions is not None and bool(source.questions.waiting)
     return [
         action
         for action in ACTIONS
         if (source.can_inject or not action.is_fault)
         and (source.control is not None or not action.is_control)
         and (source.starter is not None or not action.is_start)
+        and (source.doctor is not None or not action.is_doctor)
+        and (has_question or not action.is_question)
         and (is_replay or not action.is_replay)
     ]

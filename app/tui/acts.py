@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 from app.deeds import Deed
 from app.errors import AppError
 from app.headless import ENDED
+from app.program import Again
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
+    from app.program import Program
     from app.tui.console import Console
     from app.tui.control_dialog import Wish
     from app.tui.source import Control
@@ -50,7 +52,10 @@ async def ask_for_control(console: Console) -> None:
         if wish == ANOTHER:
             await ask_for_program(console)
         elif isinstance(wish, Wish):
-            await _do(console, _fulfil(control, job.job_id, wish))
+            without = wish.without if wish.deed is Deed.RESTART_WITHOUT else ()
+            again = Again(job.job_id, wish.num_ranks, without)
+            if not wish.looks_first or await _is_fit(console, again, f"begin job {job.job_id} again"):
+                await _do(console, _fulfil(control, job.job_id, wish))
 
 
 async def ask_for_program(console: Console) -> None:
@@ -72,9 +77,22 @@ async def ask_for_program(console: Console) -> None:
         except AppError as error:
             _say_not_done(console, error)
             return
-        program = await console.push_screen_wait(AnotherProgramScreen(stage.look, starter.where, starter.hosts, past))
-        if program is not None:
+        asks_look = stage.source.doctor is not None and len(starter.hosts) > 1
+        screen = AnotherProgramScreen(stage.look, starter.where, starter.hosts, past, asks_look=asks_look)
+        program = await console.push_screen_wait(screen)
+        if program is not None and (not screen.looks_first or await _is_fit(console, program, f"start {program.text}")):
             await _do(console, starter.start(program))
+
+
+async def _is_fit(console: Console, job: Program | Again, deed: str) -> bool:
+    """Look at the hosts; return whether they are fit for a job, or a person wants it all the same."""
+    from app.tui.doctor_screen import DoctorScreen  # noqa: PLC0415 - as above
+
+    doctor = console.stage.source.doctor
+    if doctor is None:
+        return True
+    is_wanted: bool = await console.push_screen_wait(DoctorScreen(console.stage, doctor, job, deed))
+    return is_wanted
 
 
 def _fulfil(control: Control, job_id: str, wish: Wish) -> Awaitable[str]:

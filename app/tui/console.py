@@ -165,6 +165,7 @@ class Console(PersonalApp):
             self.exit(return_code=error.exit_code)
             return
         stage = self.stage
+        self.follow_questions()
         stage.is_owed |= has_new_rows
         if not self.may_move:
             return

@@ -13,6 +13,7 @@ from textual.widgets.option_list import Option
 
 from app.deeds import Deed, deed_question, deed_title, lost_nodes, max_ranks
 from app.headless import ENDED
+from app.tui.look_first import LookFirst
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -38,11 +39,13 @@ class Wish(NamedTuple):
         deed: What is to be done.
         num_ranks: Of the next attempt; None is as many as before.
         without: Nodes that it goes on without, as they were named.
+        looks_first: Look at the hosts before anything is done.
     """
 
     deed: Deed
     num_ranks: int | None
     without: tuple[str, ...] = ()
+    looks_first: bool = False
 
 
 ANOTHER: Final = "another"
@@ -70,6 +73,8 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
         if self._lost:
             self._deeds.append(Deed.RESTART_WITHOUT)
         self._starter = stage.source.starter
+        doctor = stage.source.doctor
+        self._look_first = LookFirst(id="control-look") if doctor is not None and len(doctor.hosts) > 1 else None
 
     def compose(self) -> ComposeResult:
         """Lay out what can be done, the number of ranks, a sentence and two buttons."""
@@ -84,6 +89,7 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
                 Input(str(self._job.world_size), type="integer", max_length=6, compact=True, id="control-ranks"),
                 id="control-size",
             ),
+            *(() if self._look_first is None else (self._look_first,)),
             Static("", id="control-sentence", classes="sentence", markup=False),
             Horizontal(
                 Button("Do nothing", id="control-no", compact=True),
@@ -123,6 +129,10 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
         """Go on to the last question."""
         self.query_one("#control-no").focus()
 
+    def on_look_first_submitted(self, _event: LookFirst.Submitted) -> None:
+        """Go on to the last question."""
+        self.query_one("#control-no").focus()
+
     def on_button_pressed(self, event: Button.Pressed) -> None:
         """Leave with the wish only when it was confirmed."""
         if event.button.id != "control-yes":
@@ -133,7 +143,8 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
             return
         num_ranks = self._num_ranks
         is_other = self._asks_ranks and num_ranks != self._job.world_size
-        self.dismiss(Wish(self._deed, num_ranks if is_other else None, self._lost))
+        looks_first = self._deed.begins_again and self._look_first is not None and self._look_first.is_on
+        self.dismiss(Wish(self._deed, num_ranks if is_other else None, self._lost, looks_first))
 
     def action_cancel(self) -> None:
         """Leave, and do nothing."""
@@ -170,6 +181,8 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
             return
         deed, num_ranks, least = self._deed, self._num_ranks, self._job.num_nodes
         self.query_one("#control-size").display = self._asks_ranks
+        if self._look_first is not None:
+            self._look_first.display = deed.begins_again
         is_sound = bool(num_ranks) or not self._asks_ranks
         sentence = (
             deed_question(
@@ -190,6 +203,8 @@ class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
 
     def _tell_another(self, host: str) -> None:
         self.query_one("#control-size").display = False
+        if self._look_first is not None:
+            self._look_first.display = False
         sentence = (
             f"Another program on {host}: which one, and with how many ranks, is asked next."
             if self._has_ended

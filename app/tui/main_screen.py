@@ -16,6 +16,7 @@ from app.tui.views.charts import ChartsView
 from app.tui.views.logs import LogsView
 from app.tui.views.rank import RankPage
 from app.tui.views.ranks import RanksView
+from app.words import nodes_text
 
 if TYPE_CHECKING:
     from textual.binding import BindingType
@@ -153,6 +154,27 @@ class MainScreen(Screen[None], inherit_bindings=False):
                 player.skip(SKIP_S if how == "on" else -SKIP_S)
             case "slower" | "faster":
                 player.change_speed(1 if how == "faster" else -1)
+
+    def action_answer(self) -> None:
+        """Go to the hosts that want an answer, and ask what they want to know."""
+        questions = self.stage.source.questions
+        if questions is None:
+            self._say("From this console nobody is asked anything.")
+        elif not (hosts := questions.waiting):
+            self._say("No host wants an answer.")
+        else:
+            self.notify(self.stage.tellable(f"going to {nodes_text(hosts)}"), markup=False)
+            self.run_worker(questions.begin())
+
+    def action_doctor(self) -> None:
+        """Look at all hosts, as before a job."""
+        doctor = self.stage.source.doctor
+        if doctor is None:
+            self._say("There are no hosts to look at: this is a recording.")
+            return
+        from app.tui.doctor_screen import DoctorScreen  # noqa: PLC0415 - the first frame does not pay for it
+
+        self.app.push_screen(DoctorScreen(self.stage, doctor))
 
     def action_stacks(self) -> None:
         """Show where every rank stands, frame by frame."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from app.diagnosis.node_facts import UP
+from app.roads.start_progress import MIN_NODES_TOLD, NodeStage
 from app.rows import OLD_S, Severity
 from app.tui.actions import VIEW_NAMES
 from app.tui.drawing import wrapped
 from app.tui.line_view import LineView
 from app.tui.theme import SEVERITY_WORDS
-from app.words import loss_text, percent_text, rate_text, seconds_cell, seconds_text
+from app.words import loss_text, nodes_text, percent_text, rate_text, seconds_cell, seconds_text
 
 if TYPE_CHECKING:
     from textual.events import Click
@@ -23,6 +24,14 @@ MAX_HEADLINE_LINES = 3
 WIDE_TAB_CELLS = 4
 TIGHT_TAB_CELLS = 3
 """Of a tab beside its name: its key, and two blanks or one to the next."""
+START_FAILED = (NodeStage.REFUSED, NodeStage.SILENT, NodeStage.UNKNOWN)
+START_DONE = (NodeStage.PREPARED, NodeStage.BEGUN)
+START_ORDER = (
+    *START_FAILED,
+    NodeStage.TAKEN_BACK,
+    *(NodeStage.ASKED, NodeStage.BEGINNING, NodeStage.WAITING),
+    *START_DONE,
+)
 WIDE_FROM = 110
 """Cells from which it is said what is frozen: a rank may be, too."""
 
@@ -37,7 +46,7 @@ class Masthead(LineView):
 
     def build(self) -> None:
         """Make the lines and take as much height as they need."""
-        self.lines = [self._tabs(), *self._verdict(), self._job()]
+        self.lines = [self._tabs(), *self._verdict(), *self._start(), self._job()]
         if self.styles.height is None or self.styles.height.value != len(self.lines):
             self.styles.height = len(self.lines)
 
@@ -109,7 +118,13 @@ class Masthead(LineView):
         headline: Headline = view.headline()
         verdicts = view.verdicts()
         hint = verdicts[0].hint if verdicts and headline.severity is not Severity.OK else self._how_to_begin()
-        return self._band(headline.severity, headline.text, hint)
+        return self._band(headline.severity, headline.text, self._how_to_answer() or hint)
+
+    def _how_to_answer(self) -> str:
+        """Return what to do where a host cannot be reached without the person."""
+        questions, key = self.stage.source.questions, self.stage.keymap.first("answer")
+        hosts = questions.waiting if questions is not None and key else ()
+        return f"{key}: answer what {nodes_text(hosts)} want{'s' * (len(hosts) == 1)} to know" if hosts else ""
 
     def _how_to_begin(self) -> str:
         """Return what to do where all nodes are there and no job is, nor comes by itself."""
@@ -140,6 +155,30 @@ class Masthead(LineView):
             line = self.line().pad(len(label) - 2 - (len(glyphs.arrow) - 1)).put(f"{glyphs.arrow} ", palette.accent)
             lines.append(line.cell(hint, width - line.width - 1, palette.muted))
         return lines
+
+    def _start(self) -> list[Line]:
+        """Return how far a start has come that is under way, on each node as far as there is room."""
+        progress = self.stage.source.starting
+        if progress is None:
+            return []
+        palette, width = self.look.palette, self.size.width
+        glyph = self.look.glyphs.spinner[self.stage.beat // 2 % len(self.look.glyphs.spinner)]
+        told = self.line().put(f" {glyph} ", palette.accent).cell(progress.text, width - 4, palette.ink)
+        if len(progress.nodes) < MIN_NODES_TOLD:
+            return [told]
+        # What keeps the others waiting first.
+        nodes = sorted(progress.nodes, key=lambda node: START_ORDER.index(progress.stage(node)))
+        each = self.line().pad(3)
+        for place, node in enumerate(nodes):
+            stage = progress.stage(node)
+            text, more = f"{node} {stage}", f"and {len(nodes) - place} more"
+            is_last = place == len(nodes) - 1
+            if each.width + len(text) + (0 if is_last else len(more) + 3) + 1 > width:
+                each.put(more, palette.muted)
+                break
+            style = palette.critical if stage in START_FAILED else palette.ok if stage in START_DONE else palette.muted
+            each.put(f"{node} ", palette.strong).put(f"{stage}   ", style)
+        return [told, each]
 
     def _is_expecting(self, severity: Severity) -> bool:
         """Tell whether something is still to come, which the turning glyph says."""

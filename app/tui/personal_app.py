@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from textual.screen import Screen
 
     from app.settings.schema import ConsoleSettings
+    from app.tui.question_dialog import QuestionScreen
     from app.tui.source import ConsoleSource
     from app.tui.theme import Look
 
@@ -42,6 +43,7 @@ class PersonalApp(ThemedApp[None], PacedApp):
         super().__init__(look)
         self.use_command_palette = True
         self.stage = Stage(look, source, Keymap(settings.keys))
+        self._asking: QuestionScreen | None = None
 
     def get_default_screen(self) -> Screen[None]:
         """Return the screen with the person's keys."""
@@ -54,6 +56,19 @@ class PersonalApp(ThemedApp[None], PacedApp):
                 run = partial(self.call_later, self.run_action, action.call)
                 keys = self.stage.keymap.shown(action.name)
                 yield SystemCommand(f"{action.title}  {keys}" if keys else action.title, action.help, run)
+
+    def follow_questions(self) -> None:
+        """Show what the person is asked, as long as it is a question."""
+        questions = self.stage.source.questions
+        question = questions.question if questions is not None else None
+        if self._asking is not None and (question is None or question.number != self._asking.number):
+            self._asking.leave()
+            self._asking = None
+        if questions is not None and question is not None and self._asking is None:
+            from app.tui.question_dialog import QuestionScreen  # noqa: PLC0415 - most consoles ask nothing
+
+            self._asking = QuestionScreen(self.stage.look, question, questions.answer)
+            self.push_screen(self._asking)
 
     def action_wear(self, theme: str) -> None:
         """Change the colours of everything."""

@@ -12,6 +12,7 @@ from textual.widgets import Button, Input, Static
 
 from app.errors import UsageError
 from app.program import Program, Typed, read_program, shell_text, start_question, typed, usual_workdir
+from app.tui.look_first import LookFirst
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,9 +41,16 @@ class ProgramForm(Vertical):
         Binding("down", "past(-1)", "Newer", show=False),
     ]
 
-    def __init__(self, hosts: Sequence[str], past: Sequence[Program] = ()) -> None:
-        """Ask for a program on some hosts; the fields are filled from the newest of `past`."""
+    def __init__(self, hosts: Sequence[str], past: Sequence[Program] = (), *, asks_look: bool = False) -> None:
+        """Ask for a program on some hosts.
+
+        Args:
+            hosts: Their names.
+            past: The fields are filled from the newest of these.
+            asks_look: Ask also whether the hosts are looked at before.
+        """
         super().__init__(id="program-form")
+        self._look_first = LookFirst(id="program-look") if asks_look else None
         # A job over several hosts is not begun again by itself.
         self._names = [name for name in ORDER if len(hosts) == 1 or name != "max_restarts"]
         # They come from an agent, and an Input writes what it holds to the terminal.
@@ -64,6 +72,14 @@ class ProgramForm(Vertical):
             field.value = getattr(self._past[0], name)
             label = Static(getattr(LABELS, name), markup=False, classes="program-label")
             yield Horizontal(label, field, classes="program-field")
+        if self._look_first is not None:
+            label = Static("doctor", markup=False, classes="program-label")
+            yield Horizontal(label, self._look_first, classes="program-field")
+
+    @property
+    def looks_first(self) -> bool:
+        """Whether the hosts are to be looked at before."""
+        return self._look_first is not None and self._look_first.is_on
 
     def action_past(self, steps: int) -> None:
         """Show what was started before that, or after, in all fields."""
@@ -150,6 +166,11 @@ class ProgramScreen(ModalScreen[Program | None]):
         if not self._form.trouble:
             self.query_one(f"#{self.last_step}").focus()
 
+    def on_look_first_submitted(self, _event: LookFirst.Submitted) -> None:
+        """Go on as from a field."""
+        if not self._form.trouble:
+            self.query_one(f"#{self.last_step}").focus()
+
     def on_button_pressed(self, event: Button.Pressed) -> None:
         """Leave with the program only when it was confirmed."""
         self.dismiss(self._form.read() if event.button.id == "program-yes" else None)
@@ -208,9 +229,16 @@ class AnotherProgramScreen(ProgramScreen):
 
     no_text, yes_text, last_step = "Do nothing", "Start it", "program-no"
 
-    def __init__(self, look: Look, where: str, hosts: Sequence[str], past: Sequence[Program]) -> None:
-        """Ask for a program on hosts that are called `where`, where `past` was started before."""
-        super().__init__(look, where, ProgramForm(hosts, past))
+    def __init__(
+        self, look: Look, where: str, hosts: Sequence[str], past: Sequence[Program], *, asks_look: bool = False
+    ) -> None:
+        """Ask for a program on hosts that are called `where`, where `past` was started before; see `ProgramForm`."""
+        super().__init__(look, where, ProgramForm(hosts, past, asks_look=asks_look))
+
+    @property
+    def looks_first(self) -> bool:
+        """Whether the hosts are to be looked at before."""
+        return self._form.looks_first
 
     @property
     def title_text(self) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from agent.wire.logs import LogLine
     from app.event_log import EventLog
     from app.history import History
-    from app.program import Program
+    from app.preflight.findings import Preflight, Step
+    from app.program import Again, Program
+    from app.roads.start_progress import StartProgress
+    from app.ssh.question_desk import Question
     from app.stacks.groups import NodeStacks
     from app.view import View
     from ddpcore.wire import Fault
@@ -107,6 +110,46 @@ class Starter(Protocol):
         ...
 
 
+class Doctor(Protocol):
+    """What looks at the hosts before a job does."""
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        """Which it looks at."""
+        ...
+
+    async def look(self, tell: Callable[[str, Step], None], job: Program | Again | None = None) -> Preflight:
+        """Return what is to be said of the hosts; takes some seconds, a minute at most.
+
+        Args:
+            tell: Takes a host and how far it is, in the loop.
+            job: What is to be started there; None is whatever comes.
+        """
+        ...
+
+
+class Questions(Protocol):
+    """What hosts want to know of the person that cannot be reached without an answer; nothing of it waits."""
+
+    @property
+    def waiting(self) -> Sequence[str]:
+        """Hosts that want an answer; empty while the person is asked."""
+        ...
+
+    @property
+    def question(self) -> Question | None:
+        """What the person is asked now; only after `begin`."""
+        ...
+
+    async def begin(self) -> None:
+        """Go to the hosts that want an answer, one after the other; returns when none is left, or not now was said."""
+        ...
+
+    def answer(self, number: int, text: str | None) -> None:
+        """Answer a question, unless it is over already; None is not now."""
+        ...
+
+
 class ConsoleSource(Protocol):
     """A session as the screen sees it.
 
@@ -132,6 +175,21 @@ class ConsoleSource(Protocol):
     @property
     def starter(self) -> Starter | None:
         """What starts another program; None where none can be started from here."""
+        ...
+
+    @property
+    def doctor(self) -> Doctor | None:
+        """What looks at the hosts; None of a recording."""
+        ...
+
+    @property
+    def questions(self) -> Questions | None:
+        """What hosts want to know; None where nobody may be asked: in a replay, on a page, where one only looks on."""
+        ...
+
+    @property
+    def starting(self) -> StartProgress | None:
+        """How far the start, or restart, of a job has come that is under way; None while none is."""
         ...
 
     @property

@@ -79,4 +79,5 @@ def node_row(node: Node, facts: NodeFacts, job: JobModel | None, found: JobDiagn
         **msgspec.structs.asdict(HostReport() if report is None else report.host),
         age_s=facts.age_s,
         trouble="" if facts.state == "up" else clean(node.trouble, LINE_LIMIT),
+        fallback=clean(node.fallback, LINE_LIMIT),
     )

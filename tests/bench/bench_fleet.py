@@ -1,9 +1,10 @@
-"""What many hosts over SSH cost: connecting to all of them, looking on at two reports a second, and a command.
+"""What many hosts cost, their reports over SSH and straight over TCP with CURVE: connecting, looking on, a command.
 
 Run as root where namespaces are: `python -m tests.bench.bench_fleet [NUM_HOSTS]`
 
 Each host is a network namespace with an sshd of its own; their agents' sockets belong to one process that publishes for
-all of them. The machine that is measured holds all of that, too. CPU is that of this process, as a share of one core.
+all of them, over TCP at this machine's own address in their network. The machine that is measured holds all of that,
+too. CPU is that of this process, as a share of one core. The two roads are measured in turn, `NUM_ROUNDS` times each.
 """
 
 from __future__ import annotations
@@ -13,20 +14,23 @@ import json
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from agent.wire.commands import GetStatus
+from agent.wire.digest import decode_frame
 from agent.wire.reports import WIRE_VERSION
+from app.inventory.inventory import CURVE, SSH, HostEntry
+from app.sessions.hosts import Hosts
 from app.sessions.options import SessionOptions
 from app.sessions.remote_session import RemoteSession
 from app.ssh.agent_link import AgentLink
 from app.ssh.host_link import Access, HostLink
 from app.ssh.link_group import LinkGroup
-from tests.bench.fleet_feeder import node_directory
+from tests.bench.fleet_feeder import FIRST_S, node_directory
 from tests.support.hosts import Network, why_no_hosts
-from tests.support.plain_hosts import these
 from tests.support.waiting import until_async
 
 if TYPE_CHECKING:
@@ -35,6 +39,9 @@ if TYPE_CHECKING:
 NUM_HOSTS = 128
 HZ = 2
 WATCH_S = 20.0
+NUM_ROUNDS = 2
+BEGUN_S = time.monotonic()
+"""The feeder's clock counts from here."""
 NUM_COMMANDS = 300
 
 
@@ -44,8 +51,9 @@ def main() -> None:
         sys.exit(reason)
     num_hosts = int(sys.argv[1]) if len(sys.argv) > 1 else NUM_HOSTS
     with Network(*(f"h{index}" for index in range(num_hosts))) as network, fed(network, num_hosts):
-        print(f"{num_hosts} hosts")
-        measure(network)
+        for telemetry in (SSH, CURVE) * NUM_ROUNDS:
+            print(f'{num_hosts} hosts, telemetry = "{telemetry}"')
+            measure(network, telemetry)
 
 
 @contextmanager
@@ -53,6 +61,7 @@ def fed(network: Network, num_hosts: int) -> Iterator[None]:
     """Let somebody speak for the agents of all hosts, and let each host's Python say where."""
     directory = network.directory / "fleet"
     argv = [sys.executable, "-m", "tests.bench.fleet_feeder", str(directory), "--lines-s", "0"]
+    argv += ["--address", f"{network.subnet}.1", "--begun-s", str(BEGUN_S)]
     feeder = subprocess.Popen(
         [*argv, "--nodes", str(num_hosts), "--hz", str(HZ)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -72,7 +81,7 @@ def fed(network: Network, num_hosts: int) -> Iterator[None]:
         feeder.stdout.close()
 
 
-def measure(network: Network) -> None:
+def measure(network: Network, telemetry: str) -> None:
     """Connect, look on, ask, and leave."""
     with LinkGroup() as group:
         for name in network.hosts:
@@ -81,25 +90,47 @@ def measure(network: Network) -> None:
             failures = [error for _, error in group.connect(AgentLink.find) if error is not None]
         if failures:
             sys.exit(f"{len(failures)} hosts failed: {failures[0]}")
-        asyncio.run(look_on(group))
+        asyncio.run(look_on(group, telemetry))
 
 
-async def look_on(group: LinkGroup) -> None:
-    session = RemoteSession(these(*group.links), None, SessionOptions(is_read_only=True))
+async def look_on(group: LinkGroup, telemetry: str) -> None:
+    entries = tuple(HostEntry(link.host, telemetry=telemetry, telemetry_interface="any") for link in group.links)
+    session = RemoteSession(Hosts(tuple(group.links), entries, "", {}), None, SessionOptions(is_read_only=True))
+    heard: list[tuple[float, bytes]] = []
+    take = session.session.telemetry.take
     with timed("open the roads"):
         await session.connect()
     began_s = time.perf_counter()
     await until_async(lambda: all(row.state == "up" for row in session.view().nodes()), 30, "every node is up")
     print(f"  every node is up after {time.perf_counter() - began_s:.2f} s")
+
+    def keep(node: str, frame: bytes) -> None:
+        heard.append((time.monotonic(), frame))
+        take(node, frame)
+
+    session.session.telemetry.take = keep  # type: ignore[method-assign]
     cpu_s, began_s = time.process_time(), time.perf_counter()
     while time.perf_counter() < began_s + WATCH_S:
         session.view()
         await asyncio.sleep(0.5)
     share = (time.process_time() - cpu_s) / (time.perf_counter() - began_s)
-    print(f"  look on at {HZ} reports/s, a view in 0.5 s: {share:.1%} of a core")
+    print(f"  look on at {HZ} reports/s, a view in 0.5 s: {share:.1%} of a core, {threading.active_count()} threads")
+    session.session.telemetry.take = take  # type: ignore[method-assign]
+    tell_delays([now_s - said_s(frame) for now_s, frame in heard])
     await ask(session, group.links[0].host)
     with timed("leave"):
         await session.close()
+
+
+def said_s(frame: bytes) -> float:
+    """Return when a report was made, by this machine's clock."""
+    return BEGUN_S + decode_frame(frame).workers[0].seen_s - FIRST_S
+
+
+def tell_delays(delays_s: list[float]) -> None:
+    delays_ms = sorted(1e3 * delay_s for delay_s in delays_s)
+    p99_ms = delays_ms[int(0.99 * len(delays_ms))]
+    print(f"  {len(delays_ms)} reports, old on arrival: p50 {statistics.median(delays_ms):.1f} ms, p99 {p99_ms:.1f}")
 
 
 async def ask(session: RemoteSession, host: str) -> None:

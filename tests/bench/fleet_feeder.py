@@ -1,6 +1,6 @@
 """A fleet that is only said to be there: what its agents would publish and answer, on as many Unix sockets.
 
-    python -m tests.bench.fleet_feeder DIRECTORY [--nodes 2048] [--hz 2] [--lines-s 2000] [--talkers 128]
+    python -m tests.bench.fleet_feeder DIRECTORY [--nodes 2048] [--hz 2] [--lines-s 2000] [--talkers 128] [--address A]
 
 Each node has an agent's directory with an agent's two sockets: a ZeroMQ publisher, on which a real `NodeReport` of
 eight ranks goes out through the real codec, and a control socket that answers `PullLogs` with real lines. One process
@@ -18,18 +18,20 @@ import time
 from collections import deque
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import zmq
 
+from agent.roads.curve import CurveGate, KnownKeys
 from agent.roads.publisher import SEND_HIGH_WATER_MARK
 from agent.wire.codec import MAX_COMMAND_BYTES
 from agent.wire.commands import GetStatus, decode_command
 from agent.wire.digest import encode_frame
+from agent.wire.direct import ListenForTelemetry, Listening, StopListening
 from agent.wire.fields import CONTROL_SOCKET, TELEMETRY_SOCKET
 from agent.wire.logs import MAX_PULLED_LINES, LogLine, Logs, PullLogs
-from agent.wire.replies import RefusalReason, Refused, Reply, Status, encode_reply
+from agent.wire.replies import Accepted, RefusalReason, Refused, Reply, Status, encode_reply
 from ddpcore.wire import Phase
 from tests.bench.bench_diagnosis import RANKS_PER_NODE, healthy, node_report
 
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     from agent.wire.reports import WorkerReport
 
 TICK_S = 0.01
+FIRST_S = 60.0
+"""The ranks' own clock at the beginning."""
+LEASE_S = 300.0
 KEPT_LINES = 4_000
 """Of a node: an agent keeps more, a console that follows asks for none of those."""
 EPOCH = "bench"
@@ -48,6 +53,14 @@ LINE = (
 """With its figures about 105 characters."""
 
 
+class Door(NamedTuple):
+    """How consoles come to all nodes over TCP: one gate stands for that of each."""
+
+    address: str
+    known: KnownKeys
+    gate: CurveGate
+
+
 class FedNode:
     """One agent: its newest report, and the lines that its ranks have printed."""
 
@@ -57,6 +70,10 @@ class FedNode:
         workers = [_with_shares(worker) for worker in report.workers]
         self._first = msgspec.structs.replace(report, epoch=EPOCH, workers=workers)
         self.report = self._first
+        self.sockets: list[zmq.Socket[bytes]] = []
+        """On which its reports go out."""
+        self._door: Door | None = None
+        self._port = 0
         self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
         self._num_lines = 0
 
@@ -99,6 +116,12 @@ class FedNode:
             text = LINE.format(step=turn, loss=2.5 + rank * 1e-4, norm=0.8 + count * 1e-3, rate=48_000 + rank)
             self._lines.append(LogLine(self._num_lines, rank, "stdout", text))
 
+    def listen(self, context: zmq.Context[zmq.Socket[bytes]], door: Door) -> None:
+        """Publish over TCP too, for whoever the door lets in."""
+        self.sockets.append(socket := publisher(context))
+        door.gate.guard(socket)
+        self._port, self._door = socket.bind_to_random_port(f"tcp://{door.address}"), door
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer a console, line by line."""
         try:
@@ -119,6 +142,11 @@ class FedNode:
                 return Logs(EPOCH, kept_from, wanted)
             case GetStatus():
                 return Status(self.report)
+            case ListenForTelemetry(client_key=client_key) if self._door is not None:
+                self._door.known.let_in(client_key, LEASE_S)
+                return Listening(self._door.gate.key.public, [self._door.address], self._port, LEASE_S)
+            case StopListening():
+                return Accepted()
             case command:
                 return Refused(RefusalReason.UNKNOWN_JOB, f"a fleet on paper takes no {type(command).__name__}")
 
@@ -137,17 +165,16 @@ class Feeder:
         self._options = options
         self._nodes = [FedNode(index, options.nodes) for index in range(options.nodes)]
         context = zmq.Context()
-        context.set(zmq.MAX_SOCKETS, options.nodes + 64)
-        self._sockets = [self._publisher(context, index) for index in range(options.nodes)]
-
-    def _publisher(self, context: zmq.Context[zmq.Socket[bytes]], index: int) -> zmq.Socket[bytes]:
-        directory = node_directory(self._options.directory, index)
-        directory.mkdir(parents=True)
-        socket = context.socket(zmq.PUB)
-        socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.bind(f"ipc://{directory / TELEMETRY_SOCKET}")
-        return socket
+        context.set(zmq.MAX_SOCKETS, 2 * options.nodes + 64)
+        known = KnownKeys()
+        door = Door(options.address, known, CurveGate(context, known)) if options.address else None
+        for node in self._nodes:
+            directory = node_directory(options.directory, node.index)
+            directory.mkdir(parents=True)
+            node.sockets.append(socket := publisher(context))
+            socket.bind(f"ipc://{directory / TELEMETRY_SOCKET}")
+            if door is not None:
+                node.listen(context, door)
 
     async def run(self) -> None:
         """Publish until standard input ends."""
@@ -158,7 +185,7 @@ class Feeder:
         gc.freeze()
         print("ready", flush=True)
         ending = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
-        period_s, begun_s, num_sent, num_printed = 1 / self._options.hz, time.monotonic(), 0, 0
+        period_s, begun_s, num_sent, num_printed = 1 / self._options.hz, self._options.begun_s, 0, 0
         per_talker = max(1, round(self._options.lines_s / self._options.hz / max(1, self._options.talkers)))
         while not ending.done():
             due = int((time.monotonic() - begun_s) / period_s * len(self._nodes))
@@ -170,12 +197,21 @@ class Feeder:
                 if self._options.lines_s and index % max(1, len(self._nodes) // self._options.talkers) == 0:
                     node.print(per_talker, turn)
                     num_printed += per_talker
-                frame = node.frame(turn + 2, time.monotonic() - begun_s + 60.0)
-                self._sockets[index].send(frame, zmq.NOBLOCK)
+                frame = node.frame(turn + 2, time.monotonic() - begun_s + FIRST_S)
+                for socket in node.sockets:
+                    socket.send(frame, zmq.NOBLOCK)
                 num_sent += 1
             await asyncio.sleep(TICK_S)
         spent_s = time.monotonic() - begun_s
         print(f"{num_sent / spent_s:.0f} reports/s, {num_printed / spent_s:.0f} lines/s", flush=True)
+
+
+def publisher(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+    """Return a socket as agents publish on."""
+    socket = context.socket(zmq.PUB)
+    socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
+    socket.setsockopt(zmq.LINGER, 0)
+    return socket
 
 
 async def _serve(node: FedNode, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -199,6 +235,8 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=2048)
     parser.add_argument("--hz", type=int, default=2)
     parser.add_argument("--lines-s", type=int, default=2000)
+    parser.add_argument("--address", default="", help="let consoles come over TCP there, with CURVE")
+    parser.add_argument("--begun-s", type=float, default=time.monotonic(), help="when its clock began, monotonic")
     parser.add_argument("--talkers", type=int, default=128, help="nodes whose ranks print")
     asyncio.run(Feeder(parser.parse_args()).run())
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.wire.commands import Kill, decode_command
+from agent.wire.commands import Kill, Prepare, decode_command
 from agent.wire.fields import CONTROL_SOCKET
 from agent.wire.replies import Accepted, RefusalReason, Refused, encode_reply
 from app.errors import AgentRefusedError, AgentUnreachableError
 from app.roads.command_road import ProcessRoad, StreamRoad, open_local_road, taken
+from tests.support.jobs import make_spec
 from tests.support.waiting import until_async
 
 if TYPE_CHECKING:
@@ -66,6 +67,26 @@ async def test_concurrent_commands_do_not_mix_their_replies(tmp_path: Path) -> N
 
         assert replies == [Accepted(n) for n in range(1, 11)]
         await road.close()
+
+
+async def test_a_peer_that_reads_nothing_holds_nobody_up_however_large_the_command_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.roads.command_road.REPLY_TIMEOUT_S", 0.2)
+    may_end = asyncio.Event()
+
+    async def read_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await may_end.wait()
+        writer.transport.abort()
+
+    async with listening(tmp_path, read_nothing):
+        road = await open_local_road("demo-0", tmp_path, sys.executable)
+        large = Prepare(make_spec(env={f"V{number}": "x" * 4000 for number in range(250)}))
+        async with asyncio.timeout(10):
+            with pytest.raises(AgentUnreachableError, match="no reply in"):
+                await road.request(large)
+            await road.close()
+        may_end.set()
 
 
 async def test_an_agent_that_hangs_up_is_unreachable_and_the_next_command_dials_again(tmp_path: Path) -> None:

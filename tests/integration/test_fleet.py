@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from agent.wire.commands import Abort, Command, Commit, GetStatus, Kill, Prepare, Shutdown
+from agent.wire.fields import CONTROL_SOCKET
 from agent.wire.jobs import JobSpec, JobState
 from agent.wire.replies import Reply, Status
 from app.errors import AgentRefusedError, AgentUnreachableError
@@ -78,10 +79,14 @@ async def test_when_one_node_refuses_no_node_keeps_the_job(agents: PrivateAgents
     specs = specs_of(agents.directories)
     specs["n1"] = msgspec.structs.replace(specs["n1"], workdir="/no/such/place")
 
-    with pytest.raises(AgentRefusedError, match=r"n1 refused \(no_workdir\)"):
+    with pytest.raises(AgentRefusedError, match=r"n1 refused \(no_workdir\)") as caught:
         await fleet.start(specs)
 
     assert await job_states(roads) == {"n0": [], "n1": []}
+    assert caught.value.hint == "n0: prepared, taken back"
+    assert fleet.starting is not None
+    assert fleet.starting.is_over
+    assert "n1: refused: " in fleet.starting.account()
     await fleet.close()
 
 
@@ -95,6 +100,71 @@ async def test_when_one_node_is_gone_no_other_keeps_the_job(agents: PrivateAgent
 
     assert await job_states({"n0": roads["n0"]}) == {"n0": []}
     await fleet.close()
+
+
+class CutLink:
+    """The way to an agent's socket, which carries nothing more in either direction once a command has come to it."""
+
+    def __init__(self, agent: Path, near: Path, command: bytes) -> None:
+        self._agent = agent
+        self._near = near
+        self._command = command
+        self._is_cut = asyncio.Event()
+
+    async def __aenter__(self) -> Path:
+        """Return the directory in which the agent seems to serve."""
+        self._server = await asyncio.start_unix_server(self._carry, str(self._near / CONTROL_SOCKET))
+        return self._near
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_unix_connection(str(self._agent / CONTROL_SOCKET))
+        try:
+            while line := await reader.readline():
+                if self._is_cut.is_set() or self._command in line:
+                    self._is_cut.set()
+                    await reader.read()  # until the near end gives up
+                    return
+                far_writer.write(line)
+                writer.write(await far_reader.readline())
+        finally:
+            for one in (writer, far_writer):
+                one.close()
+
+
+@pytest.mark.ranks
+async def test_a_link_that_is_cut_between_prepare_and_commit_is_given_up_in_time_and_accounted_for(
+    agents: PrivateAgents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.roads.command_road.REPLY_TIMEOUT_S", 1.0)
+    told: list[str] = []
+    direct = await roads_to(agents)
+    async with CutLink(agents.directories["n1"], tmp_path, b'"commit"') as near:
+        cut = await open_local_road("n1", near, sys.executable)
+        fleet = Fleet({"n0": direct["n0"], "n1": cut}, lambda progress: told.append(progress.text))
+
+        async with asyncio.timeout(10):
+            with pytest.raises(AgentUnreachableError, match="no reply in 1 s") as caught:
+                await fleet.start(specs_of(agents.directories))
+
+        assert caught.value.hint == (
+            "n0: begun, killed; n1: prepared, no reply in 1 s, it may run there; "
+            "job demo may run on n1: look with rankdeck status"
+        )
+        assert told[:4] == [
+            "starting job demo: 0 of 2 prepared, waiting for n0",
+            "starting job demo: 1 of 2 prepared",
+            "starting job demo: 1 of 2 prepared, waiting for n1",
+            "starting job demo: 2 of 2 prepared",
+        ]
+        assert "starting job demo: 1 of 2 begun, waiting for n1" in told
+        assert told[-1] == "taking back job demo: n0 taken back, n1 not known"
+        await fleet.close()
+    assert (await job_states(direct))["n1"] == [JobState.PREPARED], "nothing runs there, though nobody knew"
+    await Fleet(direct).close()
 
 
 class LosingRoad:
@@ -153,7 +223,9 @@ async def test_a_job_that_may_run_on_a_silent_node_is_said_to(agents: PrivateAge
     with pytest.raises(AgentUnreachableError) as caught:
         await fleet.start(specs_of(agents.directories))
 
-    assert caught.value.hint == "job demo may run on n1: look with rankdeck status"
+    assert caught.value.hint == (
+        "n0: begun, killed; n1: prepared, no reply, it may run there; job demo may run on n1: look with rankdeck status"
+    )
     await fleet.close()
 
 

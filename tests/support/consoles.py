@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
     from app.errors import AppError
     from app.program import Program
+    from app.roads.start_progress import StartProgress
     from app.settings.schema import ConsoleSettings
     from app.stacks.groups import NodeStacks
-    from app.tui.source import ConsoleSource
+    from app.tui.source import ConsoleSource, Doctor, Questions
     from app.view import View
     from ddpcore.wire import Fault
 
@@ -124,6 +125,9 @@ class SimSource:
     stall_s = 10.0
     player = None
     starter: SimStarter | None = None
+    starting: StartProgress | None = None
+    questions: Questions | None = None
+    doctor: Doctor | None = None
     how_to_begin = ""
 
     def __init__(self, make_view: Callable[[], View], *, can_inject: bool = True) -> None:

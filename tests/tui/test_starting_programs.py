@@ -11,6 +11,7 @@ from app.diagnosis.diagnoser import Diagnoser
 from app.errors import AgentUnreachableError, UsageError
 from app.model.cluster import Cluster
 from app.program import Program, typed
+from app.roads.start_progress import NodeStage, StartProgress
 from app.settings.loading import load
 from app.tui.actions import ACTIONS, VIEW_NAMES
 from app.tui.program_form import ORDER
@@ -73,6 +74,39 @@ async def test_a_host_without_a_job_looks_as_before(size: tuple[int, int]) -> No
     source, _ = idle()
     async with desk(source, size) as console:
         assert_looks_as_before(f"idle-overview-{size[0]}x{size[1]}", console.lines())
+
+
+def on_its_way(num_nodes: int) -> StartProgress:
+    """A start that some nodes have prepared, and one has refused."""
+    progress = StartProgress("job gpt", [f"gpu{number}" for number in range(1, num_nodes + 1)])
+    for number, node in enumerate(progress.nodes[:-1]):
+        progress.move(node, NodeStage.ASKED)
+        if number % 3 != 1:
+            progress.move(node, NodeStage.PREPARED)
+    return progress
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_a_start_that_is_under_way_looks_as_before(size: tuple[int, int]) -> None:
+    source, _ = ended(LAST)
+    source.starting = on_its_way(16)
+    async with desk(source, size) as console:
+        assert_looks_as_before(f"under-way-{size[0]}x{size[1]}", console.lines())
+
+
+async def test_each_step_of_a_start_is_seen_and_it_leaves_the_screen_when_it_is_over() -> None:
+    source, _ = ended(LAST)
+    source.starting = progress = on_its_way(3)
+    async with desk(source) as console:
+        assert "starting job gpt: 1 of 3 prepared, waiting for gpu2" in console.text()
+        assert "gpu2 asked   gpu3 not asked   gpu1 prepared" in console.text()
+        progress.move("gpu2", NodeStage.REFUSED, "no directory /w")
+        await console.frames()
+        assert "taking back job gpt: gpu2 refused" in console.text()
+
+        source.starting = None
+        await console.frames()
+        assert "job gpt" not in console.text()
 
 
 @pytest.mark.parametrize("name", VIEW_NAMES)

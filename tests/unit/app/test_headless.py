@@ -3,42 +3,70 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from typing import TYPE_CHECKING
 
 import msgspec
+import pytest
 
-from app.errors import ExitCode
-from app.headless import Headless, exit_code, summary_lines, summary_object
+from app.errors import ExitCode, UsageError
+from app.headless import Headless, exit_code, summary_lines, summary_object, with_progress
+from app.roads.start_progress import Milestones, NodeStage, StartProgress
+from tests.support.consoles import SimSource
 from tests.support.sim import SimCluster
+from tests.support.typist import Typist
 from tests.support.waiting import until_async
 
 if TYPE_CHECKING:
     from app.view import View
 
 
-class SlowStart:
-    """What is followed shows a job that has ended, as one of the same name did before, until it has begun."""
+class Starting(SimSource):
+    """Starts a job over two nodes as fast as it is looked at."""
 
-    watched_job = "demo"
     started_at_s = 0.0
+    watched_job = "gpt"
 
     def __init__(self) -> None:
+        super().__init__(SimCluster().view)
+        self.starting = StartProgress("job gpt", ["h1", "h2"])
+        self._milestones = Milestones()
+
+    async def start(self) -> None:
+        assert self.starting is not None
+        for stage in (NodeStage.ASKED, NodeStage.PREPARED, NodeStage.BEGINNING, NodeStage.BEGUN):
+            for node in ("h1", "h2"):
+                self.starting.move(node, stage)
+                self._milestones.take(self.starting)
+            await asyncio.sleep(0.15)
+        self.starting = None
+
+    def drain_notices(self) -> list[str]:
+        return self._milestones.drain_notices()
+
+
+class SlowStart(SimSource):
+    """What is followed shows a job that has ended, as one of the same name did before, until it has begun."""
+
+    started_at_s = 0.0
+    watched_job = "demo"
+
+    def __init__(self) -> None:
+        sim = SimCluster(num_nodes=1, ranks_per_node=2)
+        super().__init__(sim.view)
         self.begun = asyncio.Event()
         self.num_looks = 0
-        self._sim = SimCluster(num_nodes=1, ranks_per_node=2)
-        self._sim.run_to_step(3)
-        self._sim.stop()
-        self._sim.run_until(lambda: (job := self._sim.view().job()) is not None and job.state == "stopped", 60)
+        sim.run_to_step(3)
+        sim.stop()
+        sim.run_until(lambda: (job := sim.view().job()) is not None and job.state == "stopped", 60)
 
     async def start(self) -> None:
         await self.begun.wait()
 
     def view(self) -> View:
         self.num_looks += 1
-        return self._sim.view()
-
-    def drain_notices(self) -> list[str]:
-        return []
+        return super().view()
 
 
 async def test_a_job_that_has_not_begun_yet_has_not_ended_whatever_became_of_the_one_before_it() -> None:
@@ -51,6 +79,53 @@ async def test_a_job_that_has_not_begun_yet_has_not_ended_whatever_became_of_the
     view, is_unnamed = await asyncio.wait_for(following, 10)
 
     assert (view.job() is not None, is_unnamed) == (True, False)
+
+
+async def test_without_a_terminal_a_start_is_told_by_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    source = Starting()
+
+    await with_progress(source.start(), source)
+
+    assert capsys.readouterr().err.splitlines() == [
+        "rankdeck: job gpt: prepared on h1 and h2, 2 of 2 nodes",
+        "rankdeck: job gpt: begun on h1 and h2, 2 of 2 nodes",
+    ]
+
+
+async def test_a_start_that_fails_is_told_before_the_failure_is_raised(capsys: pytest.CaptureFixture[str]) -> None:
+    source = Starting()
+
+    async def refuse() -> None:
+        assert source.starting is not None
+        source.starting.move("h1", NodeStage.ASKED)
+        source.starting.move("h1", NodeStage.REFUSED, "it is busy")
+        source._milestones.take(source.starting)
+        raise UsageError("h1 refused")
+
+    with pytest.raises(UsageError, match="h1 refused"):
+        await with_progress(refuse(), source)
+
+    assert capsys.readouterr().err == "rankdeck: job gpt: h1: refused: it is busy\n"
+
+
+@pytest.mark.parametrize(("terminal", "is_updated"), [("xterm", True), ("dumb", False)])
+def test_on_a_terminal_one_line_says_how_far_it_is_and_leaves_nothing_behind(terminal: str, is_updated: bool) -> None:
+    program = (
+        "import asyncio\n"
+        "from app.headless import with_progress\n"
+        "from tests.unit.app.test_headless import Starting\n"
+        "source = Starting()\n"
+        "asyncio.run(with_progress(source.start(), source))\n"
+    )
+
+    with Typist([sys.executable, "-c", program], {**os.environ, "TERM": terminal}) as person:
+        assert person.exit_code() == 0
+        assert ("\r\x1b[Kstarting job gpt: 0 of 2 prepared" in person.said) is is_updated
+        written = [line.rpartition("\x1b[K")[2] for line in person.said.replace("\r\n", "\n").split("\n")]
+        assert [line for line in written if line] == [
+            "rankdeck: job gpt: prepared on h1 and h2, 2 of 2 nodes",
+            "rankdeck: job gpt: begun on h1 and h2, 2 of 2 nodes",
+        ]
 
 
 def test_a_healthy_job_is_exit_code_0_and_a_short_summary() -> None:

@@ -1,0 +1,84 @@
+"""Questions of hosts while the console is open, as a person on a real terminal meets them."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.desk import Desk, named
+from tests.support.hosts import Network, require_hosts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PASSPHRASE = "open it"
+WITHIN_S = 30.0
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("tmux") is None and not os.environ.get("CI"), reason="tmux is not installed"
+)
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    require_hosts()
+    with Network("h1", "h2", "h3") as network:
+        yield network
+
+
+@pytest.fixture
+def desk(network: Network) -> Iterator[Desk]:
+    desk = Desk(network)
+    yield desk
+    desk.end()
+
+
+def test_lost_hosts_come_back_by_an_answer_and_the_secret_is_nowhere(desk: Desk, network: Network) -> None:
+    assert desk.run("up", "h1", "h2", "h3")[0] == 0
+    terminal = desk.terminal("asks", "attach", *named("h1", "h2", "h3"), "--record", str(desk.directory / "heard"))
+    terminal.until_it_shows("3 nodes up", WITHIN_S)
+    network.lock_key(PASSPHRASE)
+    known = network.known_hosts.read_text().splitlines()
+    network.known_hosts.write_text("\n".join(line for line in known if network["h2"].address not in line) + "\n")
+    network["h3"].change_host_key()
+    for host in network.hosts.values():
+        host.drop_sessions()
+
+    terminal.until_it_shows("a: answer what h1 and h2 want to know", WITHIN_S)
+    terminal.until_it_shows("THE HOST KEY OF", WITHIN_S)
+    terminal.keys("a")
+    terminal.until_it_shows(f"Passphrase of the key {network.key} (for h1)", WITHIN_S)
+    terminal.tmux("send-keys", "-l", PASSPHRASE)
+    terminal.until_it_shows("•" * len(PASSPHRASE), WITHIN_S)
+    terminal.keys("Enter")
+    screen = terminal.until_it_shows("The authenticity of host h2", WITHIN_S)
+    assert "ED25519 key fingerprint is SHA256:" in screen
+    terminal.tmux("send-keys", "-l", "yes")
+    terminal.until_it_shows(" yes", WITHIN_S)
+    terminal.keys("Enter")
+
+    terminal.until_it_no_longer_shows("want to know", WITHIN_S)
+    terminal.keys("8")
+    screen = terminal.until_it_shows("h2: the connection is back", WITHIN_S)
+    assert "h1: the connection is back" in screen
+    terminal.keys("a")
+    terminal.until_it_shows("No host wants an answer", WITHIN_S)
+    terminal.keys("q")
+    terminal.until_it_shows("exit code", WITHIN_S)
+    new_key = (network["h3"].directory / "host_key.pub").read_text().split()[1]
+    assert new_key not in network.known_hosts.read_text(), "a changed key is written nowhere"
+    files = [path for path in desk.directory.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert desk.directory / "heard" in files
+    assert [path for path in files if PASSPHRASE.encode() in content(path)] == []
+    assert PASSPHRASE not in terminal.text()
+
+
+def content(path: Path) -> bytes:
+    """Return what is in a file; of a recording, unpacked."""
+    data = path.read_bytes()
+    return gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data

@@ -65,7 +65,7 @@ def init(*, source: str | None, hostfile: Path | None, output: Path, is_agreed: 
     if not is_agreed and not _agrees(f"write {len(hosts)} host{'' if len(hosts) == 1 else 's'} to {shown}?"):
         raise UsageError("nothing was written", "--yes writes without asking")
     _write(output, whole, shown)
-    print_line(f"rankdeck: {shown} is written; next: rankdeck up")
+    print_line(f"rankdeck: {shown} is written; next: rankdeck install, rankdeck doctor, rankdeck up")
 
 
 def _known(source: str, hostfile: Path | None) -> Sequence[HostEntry]:

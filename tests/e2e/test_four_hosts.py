@@ -35,6 +35,8 @@ allow_faults = true
 """
 INSTALL_S = 180.0
 END_S = 10.0
+REST_S = 180.0
+"""For some hundred steps of six ranks that share the cores of one machine with other work."""
 
 
 @pytest.fixture
@@ -78,7 +80,7 @@ def make_bare(network: Network) -> Path:
 def write_inventory(desk: Desk, project: Path) -> None:
     (project / "hosts").write_text("".join(f"{host} slots=2\n" for host in HOSTS))
     code, _, stderr = desk.run("init", "--hostfile", "hosts", "--name", "lab", "--yes")
-    assert (code, stderr) == (0, "rankdeck: rankdeck.toml is written; next: rankdeck up\n")
+    assert (code, stderr.startswith("rankdeck: rankdeck.toml is written; next: rankdeck install")) == (0, True)
     inventory = project / "rankdeck.toml"
     inventory.write_text(f"{inventory.read_text()}{JOB}".replace("[cluster]", f'[cluster]\nworkdir = "{project}"'))
 
@@ -225,7 +227,7 @@ def test_a_cluster_is_made_used_harmed_and_taken_down_and_each_sample_is_used_on
     (project / "hurry").touch()
     again = desk.json("restart", "gpt", "--exclude", "h1", "--on-these-hosts")
     assert (again["attempt"], again["num_ranks"], again["hosts"]) == (1, 6, ["h2", "h3", "h4"])
-    until(lambda: desk.json("status", codes=(0, 10))["jobs"][0]["state"] == "succeeded", IMPORT_S, "it ends")
+    until(lambda: desk.json("status", codes=(0, 10))["jobs"][0]["state"] == "succeeded", REST_S, "it ends")
     assert uses_of_samples(project) == Counter(range(BATCH * STEPS)), "each sample once, over eight ranks and six"
 
     down = desk.json("down")["hosts"]

@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
 from app.errors import ExitCode, UsageError
-from app.headless import exit_code, summary_lines, summary_object, with_progress
+from app.headless import Headless, exit_code, summary_lines, summary_object, with_progress
 from app.roads.start_progress import Milestones, NodeStage, StartProgress
 from tests.support.consoles import SimSource
 from tests.support.sim import SimCluster
 from tests.support.typist import Typist
+from tests.support.waiting import until_async
+
+if TYPE_CHECKING:
+    from app.view import View
 
 
 class Starting(SimSource):
@@ -39,6 +44,41 @@ class Starting(SimSource):
 
     def drain_notices(self) -> list[str]:
         return self._milestones.drain_notices()
+
+
+class SlowStart(SimSource):
+    """What is followed shows a job that has ended, as one of the same name did before, until it has begun."""
+
+    started_at_s = 0.0
+    watched_job = "demo"
+
+    def __init__(self) -> None:
+        sim = SimCluster(num_nodes=1, ranks_per_node=2)
+        super().__init__(sim.view)
+        self.begun = asyncio.Event()
+        self.num_looks = 0
+        sim.run_to_step(3)
+        sim.stop()
+        sim.run_until(lambda: (job := sim.view().job()) is not None and job.state == "stopped", 60)
+
+    async def start(self) -> None:
+        await self.begun.wait()
+
+    def view(self) -> View:
+        self.num_looks += 1
+        return super().view()
+
+
+async def test_a_job_that_has_not_begun_yet_has_not_ended_whatever_became_of_the_one_before_it() -> None:
+    followed = SlowStart()
+    following = asyncio.create_task(Headless(followed).run())
+    await until_async(lambda: followed.num_looks > 3, 10, "it looks")
+    assert not following.done()
+
+    followed.begun.set()
+    view, is_unnamed = await asyncio.wait_for(following, 10)
+
+    assert (view.job() is not None, is_unnamed) == (True, False)
 
 
 async def test_without_a_terminal_a_start_is_told_by_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:

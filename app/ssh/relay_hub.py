@@ -166,6 +166,8 @@ class RelayHub:
         channel = self._open_merged()
         reader = threading.Thread(target=self._read, args=(channel,), name="rankdeck-relay", daemon=True)
         self._has_roster.clear()
+        with self._lock:
+            self._entries = {}  # this relay may be another one, which does not know yet who was known to the last
         self._is_lost, self._complaint = False, ""
         self._reading = (channel, reader)
         reader.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -19,8 +20,10 @@ import pytest
 import zmq
 
 from agent.fan_in.invitation import read_invitation
+from agent.fan_in.relay import MAX_STREAMS_A_NODE
 from agent.fan_in.serve_relay import MAX_DATA_BYTES
 from agent.roads.curve import knock_with, new_key
+from agent.wire.codec import MalformedMessageError
 from agent.wire.commands import Claim, GetStatus, encode_command
 from agent.wire.digest import decode_frame
 from agent.wire.fan_in import (
@@ -387,6 +390,31 @@ def test_a_large_reply_comes_whole_to_one_who_reads_slowly_while_others_are_serv
 
         assert len(answers) == num_questions
         assert all(isinstance(decode_reply(line), Status) for line in answers)
+
+
+def test_too_many_streams_to_one_node_are_refused_and_room_is_made_by_those_that_end(relay: RunningRelay) -> None:
+    with agent_of(relay, "a"), contextlib.ExitStack() as opened:
+        relay.wait_for("a")
+        path = relay.directory / "nodes" / "a" / CONTROL_SOCKET
+        roads = [opened.enter_context(connected_to(path)) for _ in range(MAX_STREAMS_A_NODE)]
+        for road in roads:
+            assert is_answered(road)
+
+        assert not is_answered(opened.enter_context(connected_to(path)))
+        assert is_answered(roads[0])
+        roads[1].close()
+
+        until(lambda: is_answered(opened.enter_context(connected_to(path))), 10, "there is room for another one")
+
+
+def is_answered(road: socket.socket) -> bool:
+    """Return whether an agent answers; whoever is refused finds the connection closed."""
+    try:
+        road.sendall(encode_command(GetStatus()))
+        with road.makefile("rb") as replies:
+            return isinstance(decode_reply(replies.readline()), Status)
+    except (OSError, MalformedMessageError):
+        return False
 
 
 def test_two_relays_in_one_directory_are_refused(relay: RunningRelay) -> None:

@@ -78,6 +78,10 @@ async def session_over(hub: RelayHub, *nodes: str) -> AsyncIterator[RemoteSessio
         await session.close()
 
 
+def hub_trouble(session: RemoteSession, node: str) -> str:
+    return session._connections.troubles[node]
+
+
 def troubles(session: RemoteSession) -> dict[str, str]:
     return {row.node: row.trouble for row in session.view().nodes()}
 
@@ -137,9 +141,14 @@ async def test_one_loss_of_the_relay_is_one_loss_and_the_next_relay_is_found(
         await until_async(lambda: set(states(session).values()) == {"up"}, 20, "both are up")
         relay.kill()
         await until_async(lambda: session.away == set(agents), 20, "nobody is heard")
-        await asyncio.to_thread(relay.begin_again)
-
-        await until_async(lambda: not session.away, 40, "the connection is back")
+        agents["gpu10"].process.send_signal(signal.SIGSTOP)
+        try:
+            await asyncio.to_thread(relay.begin_again)
+            await until_async(lambda: session.away == {"gpu10"}, 40, "the relay is back, and one agent has found it")
+            assert "does not know it" in hub_trouble(session, "gpu10")
+        finally:
+            agents["gpu10"].process.send_signal(signal.SIGCONT)
+        await until_async(lambda: not session.away, 40, "both have found it")
         await until_async(lambda: set(states(session).values()) == {"up"}, 20, "both are up again")
         for node, agent in agents.items():
             assert (await session.session.fleet.report(node)).epoch == agent.ready["epoch"]

@@ -24,6 +24,7 @@ import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 from tests.support.screen_link import Link, Person, open_echo  # noqa: E402 - run by its path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 SLOW = Link(bytes_s=1e6, round_trip_s=0.040)
 TERMINAL = {"TERM": "xterm-256color", "COLORTERM": "truecolor", "PYTHONPATH": str(ROOT)}
@@ -85,10 +86,20 @@ class Bench:
 
 
 @contextmanager
-def fleet(num_nodes: int, hz: int) -> Iterator[str]:
+def fleet(num_nodes: int, hz: int, *more: str) -> Iterator[str]:
     """Let a fleet talk; yields its directory."""
     directory = tempfile.mkdtemp(prefix="rdbench")
-    argv = [sys.executable, "-m", "tests.bench.fleet_feeder", directory, "--nodes", str(num_nodes), "--hz", str(hz)]
+    argv = [
+        sys.executable,
+        "-m",
+        "tests.bench.fleet_feeder",
+        directory,
+        "--nodes",
+        str(num_nodes),
+        "--hz",
+        str(hz),
+        *more,
+    ]
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **TERMINAL}
     ) as feeder:
@@ -105,11 +116,17 @@ def fleet(num_nodes: int, hz: int) -> Iterator[str]:
 
 @contextmanager
 def console(
-    directory: str, num_nodes: int, module: str = "fleet_console", link: Link | None = None, **more: str
+    directory: str,
+    num_nodes: int,
+    module: str = "fleet_console",
+    link: Link | None = None,
+    *,
+    environ: Mapping[str, str] = MappingProxyType({}),
+    has_relay: bool = False,
 ) -> Iterator[Person]:
     """Open a console on a fleet and wait until the ranks are there."""
-    argv = [sys.executable, "-m", f"tests.bench.{module}", directory, str(num_nodes)]
-    person = Person(argv, {**TERMINAL, **more}, link)
+    argv = [sys.executable, "-m", f"tests.bench.{module}", directory, str(num_nodes), *(["relay"] * has_relay)]
+    person = Person(argv, {**TERMINAL, **environ}, link)
     try:
         person.until_painted("train.py:142", 60.0)
         person.wait(3.0)
@@ -146,10 +163,14 @@ def spin(seconds: float) -> str:
     return f"a spinning loop was held up for {held_s / seconds:.0%} of {seconds:g} s, {1e3 * longest_s:.0f} ms at most"
 
 
-def views(bench: Bench, num_nodes: int, hz: int, goal: str) -> None:
-    """Measure the views of a fleet."""
-    print(f"\n{8 * num_nodes:,} ranks at {hz} reports/s, 2,000 log lines/s")
-    with fleet(num_nodes, hz) as directory, console(directory, num_nodes) as person:
+def views(bench: Bench, num_nodes: int, hz: int, goal: str, *, has_relay: bool = False) -> None:
+    """Measure the views of a fleet, whose reports come by a socket of each node, or in the frames of a relay."""
+    road = "in a relay's frames" if has_relay else "by a socket of each node"
+    print(f"\n{8 * num_nodes:,} ranks at {hz} reports/s {road}, 2,000 log lines/s")
+    with (
+        fleet(num_nodes, hz, *(["--relay"] * has_relay)) as directory,
+        console(directory, num_nodes, has_relay=has_relay) as person,
+    ):
         began_s, cpu_s, num_bytes = time.monotonic(), person.cpu_s(), person.num_bytes
         person.wait(5.0)
         spent_s = time.monotonic() - began_s
@@ -182,7 +203,7 @@ def slow_link(bench: Bench) -> None:
     num_nodes = 128
     print("\n1,024 ranks over a link of 1 MB/s and 40 ms round trip")
     for name, more in (("ranks, table", {}), ("ranks, table, Textual's own output", UNPACED)):
-        with fleet(num_nodes, 2) as directory, console(directory, num_nodes, link=SLOW, **more) as person:
+        with fleet(num_nodes, 2) as directory, console(directory, num_nodes, link=SLOW, environ=more) as person:
             person.type(b"2")
             person.wait(1.0)
             person.type(b"v")
@@ -256,7 +277,7 @@ def main() -> None:
     """Measure all and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer keys, and no fleet at 10 reports/s")
-    parser.add_argument("--only", nargs="*", help="of: fleet, fast-fleet, link, stock, start, logs")
+    parser.add_argument("--only", nargs="*", help="of: fleet, relay, fast-fleet, link, stock, start, logs")
     options = parser.parse_args()
     os.chdir(ROOT)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -265,6 +286,7 @@ def main() -> None:
     bench = Bench(is_quick=options.quick)
     parts = {
         "fleet": lambda: views(bench, 2048, 2, "p99 <= 40 ms, CPU <= 15 %"),
+        "relay": lambda: views(bench, 2048, 2, "p99 <= 40 ms, CPU <= 15 %", has_relay=True),
         "fast-fleet": lambda: views(bench, 2048, 10, "p99 <= 50 ms"),
         "link": lambda: slow_link(bench),
         "stock": lambda: stock(bench),

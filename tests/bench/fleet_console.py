@@ -1,22 +1,40 @@
 """The console on the sockets of `fleet_feeder`: a session and a screen as `rankdeck` opens them.
 
-python -m tests.bench.fleet_console DIRECTORY NODES
+python -m tests.bench.fleet_console DIRECTORY NODES [relay]
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from agent.wire.merged import Roster
 from app.presenting import show_session
 from app.sessions.live import LiveSession
 from app.sessions.options import SessionOptions
 from app.settings.schema import ConsoleSettings
+from app.ssh.local_link import LocalLink
+from app.ssh.relay_hub import RelayHub
 from tests.bench.fleet_feeder import node_directory, node_names
 
 if TYPE_CHECKING:
+    from collections.abc import Container
     from pathlib import Path
+
+
+class WayToFeeder(LocalLink):
+    """Leads to a feeder that hands reports out as a relay does, and says of itself what `agent roster` would."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__()
+        self._said = directory
+
+    def ask_verb(self, *arguments: str, answered: Container[int] = ()) -> bytes:  # noqa: ARG002 - it is asked one thing
+        return msgspec.json.encode(Roster("bench", self._said, 0, 0, []))
 
 
 class FleetSession(LiveSession):
@@ -27,11 +45,18 @@ class FleetSession(LiveSession):
     leaving = "the job goes on"
     can_inject = False
 
-    def __init__(self, directories: dict[str, Path]) -> None:
-        super().__init__(directories, SessionOptions(is_read_only=True), [])
+    def __init__(self, directories: dict[str, Path], relay: RelayHub | None = None) -> None:
+        told = directories if relay is not None else ()
+        super().__init__(directories, SessionOptions(is_read_only=True), [], told=told)
+        self._relay = relay
+        self._nodes = list(directories)
 
     async def start(self) -> None:
         """Open the roads to the agents."""
+        if self._relay is not None:
+            for node in self._nodes:
+                self._relay.follow(node, partial(self.session.take_frame, node))
+            await asyncio.to_thread(self._relay.connect)
         await self.session.connect()
 
     def farewell(self) -> str:
@@ -39,13 +64,16 @@ class FleetSession(LiveSession):
 
     async def close(self) -> None:
         await self.session.close()
+        if self._relay is not None:
+            self._relay.close()
 
 
 def main() -> None:
     """Show the fleet until it is quit."""
     directory, num_nodes = sys.argv[1], int(sys.argv[2])
     directories = {name: node_directory(directory, index) for index, name in enumerate(node_names(num_nodes))}
-    sys.exit(asyncio.run(show_session(FleetSession(directories), ConsoleSettings())))
+    relay = RelayHub(WayToFeeder(directory)) if "relay" in sys.argv[3:] else None
+    sys.exit(asyncio.run(show_session(FleetSession(directories, relay), ConsoleSettings())))
 
 
 if __name__ == "__main__":

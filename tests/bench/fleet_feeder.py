@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import socket
 import sys
 import time
 from collections import deque
@@ -23,6 +24,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import zmq
 
+from agent.fan_in.newest import Newest
+from agent.fan_in.onlookers import Onlookers
 from agent.roads.curve import CurveGate, KnownKeys
 from agent.roads.publisher import SEND_HIGH_WATER_MARK
 from agent.wire.codec import MAX_COMMAND_BYTES
@@ -31,6 +34,7 @@ from agent.wire.digest import encode_frame
 from agent.wire.direct import ListenForTelemetry, Listening, StopListening
 from agent.wire.fields import CONTROL_SOCKET, TELEMETRY_SOCKET
 from agent.wire.logs import MAX_PULLED_LINES, LogLine, Logs, PullLogs
+from agent.wire.merged import MERGED_SOCKET, RosterEntry
 from agent.wire.replies import Accepted, RefusalReason, Refused, Reply, Status, encode_reply
 from ddpcore.wire import Phase
 from tests.bench.bench_diagnosis import RANKS_PER_NODE, healthy, node_report
@@ -168,11 +172,15 @@ class Feeder:
         context.set(zmq.MAX_SOCKETS, 2 * options.nodes + 64)
         known = KnownKeys()
         door = Door(options.address, known, CurveGate(context, known)) if options.address else None
+        self._newest = Newest() if options.is_relay else None
         for node in self._nodes:
             directory = node_directory(options.directory, node.index)
             directory.mkdir(parents=True)
-            node.sockets.append(socket := publisher(context))
-            socket.bind(f"ipc://{directory / TELEMETRY_SOCKET}")
+            if self._newest is not None:
+                self._newest.put_node(RosterEntry(directory.name, is_here=True), time.monotonic())
+                continue
+            node.sockets.append(said := publisher(context))
+            said.bind(f"ipc://{directory / TELEMETRY_SOCKET}")
             if door is not None:
                 node.listen(context, door)
 
@@ -181,6 +189,7 @@ class Feeder:
         for index, node in enumerate(self._nodes):
             path = node_directory(self._options.directory, index) / CONTROL_SOCKET
             await asyncio.start_unix_server(partial(_serve, node), path, limit=MAX_COMMAND_BYTES)
+        onlookers = await self._open_relay()
         gc.collect()
         gc.freeze()
         print("ready", flush=True)
@@ -198,12 +207,30 @@ class Feeder:
                     node.print(per_talker, turn)
                     num_printed += per_talker
                 frame = node.frame(turn + 2, time.monotonic() - begun_s + FIRST_S)
-                for socket in node.sockets:
-                    socket.send(frame, zmq.NOBLOCK)
+                for said in node.sockets:
+                    said.send(frame, zmq.NOBLOCK)
+                if self._newest is not None:
+                    self._newest.put_report(node_directory("", index).name, frame, time.monotonic())
                 num_sent += 1
+            if onlookers is not None:
+                onlookers.tell_news()
             await asyncio.sleep(TICK_S)
+        if onlookers is not None:
+            await onlookers.close()
         spent_s = time.monotonic() - begun_s
         print(f"{num_sent / spent_s:.0f} reports/s, {num_printed / spent_s:.0f} lines/s", flush=True)
+
+    async def _open_relay(self) -> Onlookers | None:
+        """Hand out all reports in merged frames, as a relay does that has just heard them."""
+        if self._newest is None:
+            return None
+        onlookers = Onlookers(self._newest, EPOCH, lambda: len(self._nodes), lambda: None)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(Path(self._options.directory, MERGED_SOCKET)))
+        listener.listen()
+        listener.setblocking(False)
+        await onlookers.open(listener)
+        return onlookers
 
 
 def publisher(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
@@ -236,6 +263,7 @@ def main() -> None:
     parser.add_argument("--hz", type=int, default=2)
     parser.add_argument("--lines-s", type=int, default=2000)
     parser.add_argument("--address", default="", help="let consoles come over TCP there, with CURVE")
+    parser.add_argument("--relay", dest="is_relay", action="store_true", help="hand all reports out as a relay does")
     parser.add_argument("--begun-s", type=float, default=time.monotonic(), help="when its clock began, monotonic")
     parser.add_argument("--talkers", type=int, default=128, help="nodes whose ranks print")
     asyncio.run(Feeder(parser.parse_args()).run())

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+import msgspec
 import psutil
 import pytest
 import zmq
@@ -298,6 +299,36 @@ def test_garbage_with_the_right_key_is_dropped_and_told_and_others_are_served_on
         seen = console.num_reports
         until(lambda: console.num_reports > seen + 2, 10, "the other node is heard on")
     assert "nothing that an agent of this version says" in relay.said()
+
+
+def test_a_node_that_says_it_is_of_an_age_that_cannot_be_costs_no_console_its_connection(relay: RunningRelay) -> None:
+    with agent_of(relay, "a"), Impostor(relay) as node, MergedReader(relay.directory) as console:
+        node.say(hello())
+        node.hears_first(Take)
+        for age_ms in (2**63 - 1, 2**64 - 1):
+            node.say(Report(age_ms, 0, b"of another time"))
+        seen = console.num_reports
+        until(lambda: console.num_reports > seen + 4, 10, "the other node is heard on")
+        assert not console.is_over.is_set()
+        assert "x" not in console.newest
+        node.say(Report(2**40, 0, b"old"))
+        until(lambda: "x" in console.newest, 10, "what can be is passed on")
+
+
+def test_a_node_that_begins_to_talk_nonsense_of_itself_stays_what_it_was_and_is_missed_as_any(
+    relay: RunningRelay,
+) -> None:
+    with Impostor(relay) as node:
+        node.say(hello())
+        node.hears_first(Welcome)
+        node.say(msgspec.structs.replace(hello(), place=b"nonsense"))
+
+        heard = node.hears_first(NotWelcome)
+        assert isinstance(heard, NotWelcome)
+        assert "not the place of an agent" in heard.why
+        relay.wait_for("x")
+    until(lambda: not relay.roster()["nodes"][0]["is_here"], GONE_S, "it is missed")
+    assert not (relay.directory / "nodes" / "x" / CONTROL_SOCKET).exists()
 
 
 def test_a_message_that_is_too_long_costs_its_sender_the_connection_alone(relay: RunningRelay) -> None:

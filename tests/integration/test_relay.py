@@ -20,7 +20,7 @@ import psutil
 import pytest
 import zmq
 
-from agent.fan_in.invitation import read_invitation
+from agent.fan_in.invitation import read_invitation, write_invitation
 from agent.fan_in.relay import MAX_STREAMS_A_NODE
 from agent.fan_in.serve_relay import MAX_DATA_BYTES
 from agent.roads.curve import knock_with, new_key
@@ -177,6 +177,21 @@ def test_an_agent_waits_for_a_relay_that_is_not_there_yet(tmp_path: Path) -> Non
         RunningAgent("--relay", str(directory / "invitation.json"), node="a"),
         RunningRelay(directory=directory) as relay,
     ):
+        relay.wait_for("a")
+
+
+def test_an_agent_that_can_make_no_socket_of_an_invitation_says_so_and_takes_the_next_one(
+    relay: RunningRelay, tmp_path: Path
+) -> None:
+    invitation, good = tmp_path / "invitation.json", read_invitation(relay.invitation)
+    assert good is not None
+    write_invitation(invitation, msgspec.structs.replace(good, relay_key="#" * 40))
+    with RunningAgent("--relay", str(invitation), node="a") as agent:
+        assert agent.process.stderr is not None
+        assert "it cannot be dialled: Invalid argument" in agent.process.stderr.readline()
+
+        write_invitation(invitation, good)
+
         relay.wait_for("a")
 
 

@@ -7,6 +7,7 @@ Sources: datagrams of ranks, commands, the clock; pidfds of workers and shims co
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import socket
@@ -61,7 +62,7 @@ from agent.wire.reports import NodeReport, decode_node_report, encode_node_repor
 from agent.wire.stacks import GetStacks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from agent.roads.peer import Peer
     from agent.state_dir import StateDir
@@ -104,6 +105,9 @@ class Daemon:
         self._published_at_s = 0.0
         self._attended_at_s = time.monotonic()
         """When somebody listened last."""
+        self._next_host_s = 0.0
+        """When the machine's own figures are due."""
+        self._complaint = ""
         self._report_seq = 0
         self._history: PastFrames | None = None if is_private else PastFrames(state_dir.path / "history")
         self._audit: AuditLog | None = None if is_private else AuditLog(state_dir.path / AUDIT_FILE, node)
@@ -138,7 +142,7 @@ class Daemon:
             await self._control.open()
             on_ready()
             async with asyncio.TaskGroup() as tasks:
-                beats = [tasks.create_task(self._beat()), tasks.create_task(self._jobs.discover())]
+                beats = [tasks.create_task(self._beat()), tasks.create_task(self._discover())]
                 await self._end.wait()
                 for beat in beats:
                     beat.cancel()
@@ -149,22 +153,41 @@ class Daemon:
 
     async def _beat(self) -> None:
         """Sample, read logs, let time pass for the lifecycles, publish: five times a second."""
-        next_host_s = 0.0
         while True:
             now_s = time.monotonic()
-            if now_s >= next_host_s:
-                self._state.apply(self._host.sample(), now_s)
-                next_host_s = now_s + HOST_PERIOD_S
-            if self._publisher:
-                self._publisher.beat()
-                if self._publisher.has_listeners():
-                    self._attended_at_s = now_s
-            self._jobs.beat(now_s - self._attended_at_s)
-            self._gpus.beat()
-            if self._jobs.are_moving or now_s - self._published_at_s >= IDLE_PERIOD_S:
-                self._publish()
-                self._keep(now_s)
+            with self._surviving():
+                self._beat_once(now_s)
             await asyncio.sleep(max(0.0, PUBLISH_PERIOD_S - (time.monotonic() - now_s)))
+
+    def _beat_once(self, now_s: float) -> None:
+        if self._publisher:
+            self._publisher.beat()  # first of all: it may give back the descriptors that the others want
+            if self._publisher.has_listeners():
+                self._attended_at_s = now_s
+        if now_s >= self._next_host_s:
+            self._next_host_s = now_s + HOST_PERIOD_S
+            self._state.apply(self._host.sample(), now_s)
+        self._jobs.beat(now_s - self._attended_at_s)
+        self._gpus.beat()
+        if self._jobs.are_moving or now_s - self._published_at_s >= IDLE_PERIOD_S:
+            self._publish()
+            self._keep(now_s)
+
+    async def _discover(self) -> None:
+        while True:
+            with self._surviving():
+                await self._jobs.discover()
+            await asyncio.sleep(HOST_PERIOD_S)
+
+    @contextlib.contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """Go on after a failure that may pass: for want of a descriptor an agent does not give up its jobs."""
+        try:
+            yield
+        except OSError as error:
+            if (words := error.strerror or str(error)) != self._complaint:
+                self._complaint = words
+                say(f"something was left out: {words}; it is tried again")
 
     async def _close(self) -> None:
         self._publish()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from app.errors import UsageError
-from app.inventory.inventory import Inventory
+from app.inventory.inventory import NO_RELAY, Inventory
 from app.program import run_argv
 from app.safe_text import LINE_LIMIT, clean
 from app.ssh.config import THIS_MACHINE, parse_destination
@@ -75,6 +75,10 @@ class StartFacts(msgspec.Struct, frozen=True):
         """Return the arguments of `rankdeck` for a command that takes settings."""
         return (verb, *self.settings, *words)
 
+    def way_to(self, host: str) -> tuple[str, ...]:
+        """Return the options for a host that is named alone: one that the inventory's relay knows goes through that."""
+        return ("--relay", NO_RELAY) if self.inventory.relay and host not in self.hosts_of_cluster else ()
+
 
 class Way(StrEnum):
     """How to begin."""
@@ -126,13 +130,13 @@ def offers(facts: StartFacts) -> list[Offer]:
         Way.ATTACH,
         "Watch the job of one host" if facts.has_cluster else "Watch the job of a host",
         f"{_hosts_text(facts)}, or on this machine.",
-        facts.argv("attach", "--host", "HOST"),
+        facts.argv("attach", *facts.way_to("HOST"), "--host", "HOST"),
     )
     run = Offer(
         Way.RUN,
         "Start a program on one host, or here" if facts.has_cluster else "Start a program on a host, or here",
         "torchrun starts it, unchanged, and the console opens. Leaving the console does not end it.",
-        facts.argv("run", "--host", "HOST", "--", "train.py"),
+        facts.argv("run", *facts.way_to("HOST"), "--host", "HOST", "--", "train.py"),
     )
     few = [attach, run, _demo(facts)] if facts.has_cluster else [_demo(facts), attach, run]
     num_kept = len(facts.kept)
@@ -295,7 +299,7 @@ def job_choices(facts: StartFacts, typed: str) -> list[Choice]:
 
 def attach_argv(facts: StartFacts, host: str) -> tuple[str, ...]:
     """Return the arguments of `rankdeck` that open a host's job."""
-    return facts.argv("attach", "--host", host)
+    return facts.argv("attach", *facts.way_to(host), "--host", host)
 
 
 def start_argv(facts: StartFacts, job: str) -> tuple[str, ...]:
@@ -312,7 +316,7 @@ def replay_argv(facts: StartFacts, path: str) -> tuple[str, ...]:
 def program_argv(facts: StartFacts, host: str | None, program: Program) -> tuple[str, ...]:
     """Return the arguments of `rankdeck` that start a program: on a host, or on all of the inventory."""
     verb, *words = run_argv(host, program)
-    return facts.argv(verb, *words)
+    return facts.argv(verb, *(() if host is None else facts.way_to(host)), *words)
 
 
 def empty_text(way: Way, facts: StartFacts, typed: str) -> str:

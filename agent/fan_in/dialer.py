@@ -151,9 +151,12 @@ class Dialer:
         self._lost = asyncio.get_running_loop().create_future()
         self._is_welcome = False
         self._heard_at_s = time.monotonic()
-        self._socket = DialSocket(
-            invitation.address, invitation.port, invitation.relay_key, invitation.key, self._take_frame
-        )
+        try:
+            self._socket = DialSocket(
+                invitation.address, invitation.port, invitation.relay_key, invitation.key, self._take_frame
+            )
+        except OSError as error:
+            return f"it cannot be dialled: {error.strerror}"
         try:
             self._greet()
             while not self._lost.done():
@@ -241,7 +244,11 @@ class Dialer:
     def _wanted(self, now_s: float) -> None:
         self._wanted_at_s = self._asked_at_s = now_s
         if self._tap is None:
-            self._tap = ReportTap(self._directory / TELEMETRY_SOCKET, self._reported)
+            try:
+                self._tap = ReportTap(self._directory / TELEMETRY_SOCKET, self._reported)
+            except OSError as error:
+                self._lose(f"no report can be sent there: {error.strerror}")
+                return
         self._send_report()
 
     def _reported(self, frame: bytes) -> None:

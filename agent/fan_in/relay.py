@@ -206,6 +206,12 @@ class Relay:
             self._ask(peer)
 
     def _hello(self, peer: bytes, hello: Hello, now_s: float) -> None:
+        entry = RosterEntry(hello.node, is_here=True, place=hello.place)
+        try:
+            known_node(entry)  # consoles will read what it says
+        except MalformedMessageError as error:
+            self._say(peer, NotWelcome(f"the relay cannot serve it: {error}"[:1000]))
+            return
         answer = self._roster.hello(peer, hello, now_s)
         if not isinstance(answer, LetIn) and answer.in_the_way is not None and not self._lives(answer.in_the_way):
             answer = self._roster.hello(peer, hello, now_s)
@@ -214,11 +220,9 @@ class Relay:
             return
         if answer.instead_of is not None:
             self._let_go_of(answer.instead_of)
-        entry = RosterEntry(hello.node, is_here=True, place=hello.place)
         try:
-            known_node(entry)  # consoles will read what it says
             self._listen_for(hello.node)
-        except (OSError, AgentError, MalformedMessageError) as error:
+        except (OSError, AgentError) as error:
             self._roster.forget(peer)
             self._say(peer, NotWelcome(f"the relay cannot serve it: {error}"[:1000]))
             return

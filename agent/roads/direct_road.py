@@ -3,11 +3,16 @@
 It stands on the addresses of one interface, behind a gate that knows the key of each console for the time of a lease.
 A key that is known no more does not end the connections that were made with it, so the socket is closed then: whoever
 is still known comes back to the same port by itself.
+
+libzmq takes every connection, and each costs a descriptor until its handshake has failed: where strangers come in
+crowds the socket is closed before the agent has none left for its jobs.
 """
 
 from __future__ import annotations
 
+import resource
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import zmq
@@ -33,6 +38,13 @@ NUM_TRIES = 8
 REBIND_S = 0.2
 """For libzmq to let go of a port that it closes in another thread: a millisecond as a rule."""
 REBIND_PAUSE_S = 0.002
+MAX_OPEN_FRAC = 0.6
+"""Of the descriptors that this process may have: nothing listens where so many are open."""
+REST_S = 60.0
+"""After which it may listen again."""
+CROWDED = (
+    "too many files are open in the agent to listen: shut strangers out of its port by a firewall, or raise ulimit -n"
+)
 
 
 class DirectRoad:
@@ -53,6 +65,7 @@ class DirectRoad:
         self._port = 0
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._gate: CurveGate | None = None
+        self._rests_until_s = 0.0
 
     def open(self, command: ListenForTelemetry, addresses: Sequence[str]) -> Listening | Refused:
         """Let a console in, at the addresses of the interface that it has named.
@@ -64,6 +77,8 @@ class DirectRoad:
         if not addresses:
             words = f"no address on {command.interface}: name one of this node by telemetry_interface (ip addr)"
             return Refused(RefusalReason.NO_INTERFACE, words)
+        if self._clock() < self._rests_until_s or _are_descriptors_short():
+            return Refused(RefusalReason.NOT_PERMITTED, CROWDED)
         first, last = command.first_port, command.last_port or command.first_port
         wanted = tuple(addresses[:MAX_DIRECT_ADDRESSES])
         is_renewal = self._wanted.get(command.client_key) == wanted
@@ -84,8 +99,11 @@ class DirectRoad:
         self.beat()
 
     def beat(self) -> None:
-        """End the connections of those whose lease is over."""
-        if self._wanted and self._known.names() != self._wanted.keys():
+        """End the connections of those whose lease is over, and all where strangers come in crowds."""
+        if self.outlet is not None and _are_descriptors_short():
+            self._rests_until_s = self._clock() + REST_S
+            self.close()
+        elif self._wanted and self._known.names() != self._wanted.keys():
             self._cut()
 
     def close(self) -> None:
@@ -122,7 +140,7 @@ class DirectRoad:
         new = tuple(address for address in addresses if address not in self._bound)
         for number, address in enumerate(new):
             try:
-                self.outlet.socket.bind(_endpoint(address, self._port))
+                _listen_at(self.outlet.socket, address, self._port)
             except zmq.ZMQError:
                 for bound in new[:number]:
                     self.outlet.socket.unbind(_endpoint(bound, self._port))
@@ -143,10 +161,13 @@ class DirectRoad:
         return True
 
     def _bind_once(self, addresses: tuple[str, ...], port: int) -> bool:
-        outlet = self._new_outlet(has_ipv6=any(":" in address for address in addresses))
+        try:
+            outlet = self._new_outlet()
+        except zmq.ZMQError:
+            return False  # for want of a descriptor
         try:
             for address in addresses:
-                outlet.socket.bind(_endpoint(address, port))
+                _listen_at(outlet.socket, address, port)
                 port = port or int(outlet.socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         except zmq.ZMQError:
             outlet.close()
@@ -154,15 +175,13 @@ class DirectRoad:
         self.outlet, self._bound, self._port = outlet, addresses, port
         return True
 
-    def _new_outlet(self, *, has_ipv6: bool) -> Outlet:
-        if self._context is None:
+    def _new_outlet(self) -> Outlet:
+        if self._context is None or self._gate is None:
             self._context = zmq.Context()
             self._gate = CurveGate(self._context, self._known)
-        assert self._gate is not None
         outlet = Outlet(self._context)
         outlet.socket.setsockopt(zmq.MAXMSGSIZE, MAX_INCOMING_BYTES)
         outlet.socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        outlet.socket.setsockopt(zmq.IPV6, int(has_ipv6))
         self._gate.guard(outlet.socket)
         return outlet
 
@@ -170,6 +189,20 @@ class DirectRoad:
         if self.outlet is not None:
             self.outlet.close()
         self.outlet, self._bound, self._port = None, (), 0
+
+
+def _are_descriptors_short() -> bool:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        num_open = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    except OSError:
+        return True  # there is none left to look by
+    return soft != resource.RLIM_INFINITY and num_open > soft * MAX_OPEN_FRAC
+
+
+def _listen_at(socket: zmq.Socket[bytes], address: str, port: int) -> None:
+    socket.setsockopt(zmq.IPV6, int(":" in address))
+    socket.bind(_endpoint(address, port))
 
 
 def _endpoint(address: str, port: int) -> str:

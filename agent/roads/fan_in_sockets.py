@@ -7,6 +7,7 @@ nothing that has come while something was sent; zmq_setsockopt(3), ZMQ_ROUTER_MA
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, cast
 
 import zmq
@@ -15,7 +16,7 @@ from agent.roads.curve import CurveGate, KeyPair, KnownKeys, knock_with, new_key
 from agent.wire.fan_in import MAX_FAN_IN_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 HIGH_WATER_MARK = 1000
@@ -142,17 +143,22 @@ class DialSocket:
     """An agent's way to a relay."""
 
     def __init__(self, address: str, port: int, relay_key: str, key: KeyPair, take: Callable[[bytes], None]) -> None:
-        """Connect, now or when somebody listens there."""
+        """Connect, now or when somebody listens there.
+
+        Raises:
+            OSError: There can be no socket, or none of such keys.
+        """
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        knock_with(self._socket, key, relay_key)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 500)
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
-        self._socket.setsockopt(zmq.CONNECT_TIMEOUT, 3_000)
-        self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        _bound(self._socket)
-        host = f"[{address}]" if ":" in address else address
-        self._socket.connect(f"tcp://{host}:{port}")
+        with _all_or_nothing(self._context):
+            self._socket = self._context.socket(zmq.DEALER)
+            knock_with(self._socket, key, relay_key)
+            self._socket.setsockopt(zmq.RECONNECT_IVL, 500)
+            self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
+            self._socket.setsockopt(zmq.CONNECT_TIMEOUT, 3_000)
+            self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+            _bound(self._socket)
+            host = f"[{address}]" if ":" in address else address
+            self._socket.connect(f"tcp://{host}:{port}")
         self._doorbell = _Doorbell(self._socket, lambda parts: take(parts[0]))
 
     def send(self, message: bytes) -> bool:
@@ -174,19 +180,34 @@ class ReportTap:
     """The newest report of the agent in this process, from the time it is wanted."""
 
     def __init__(self, path: Path, take: Callable[[bytes], None]) -> None:
-        """Subscribe to the socket at `path`."""
+        """Subscribe to the socket at `path`.
+
+        Raises:
+            OSError: There can be no socket.
+        """
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.SUB)
-        self._socket.setsockopt(zmq.CONFLATE, 1)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SUBSCRIBE, b"")
-        self._socket.connect(f"ipc://{path}")
+        with _all_or_nothing(self._context):
+            self._socket = self._context.socket(zmq.SUB)
+            self._socket.setsockopt(zmq.CONFLATE, 1)
+            self._socket.setsockopt(zmq.LINGER, 0)
+            self._socket.setsockopt(zmq.SUBSCRIBE, b"")
+            self._socket.connect(f"ipc://{path}")
         self._doorbell = _Doorbell(self._socket, lambda parts: take(parts[0]))
 
     def close(self) -> None:
         """Let go of it: nobody listens any more."""
         self._doorbell.close()
         self._context.destroy(linger=0)
+
+
+@contextlib.contextmanager
+def _all_or_nothing(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[None]:
+    """Leave nothing of a context whose socket cannot be made, and say so as the kernel does."""
+    try:
+        yield
+    except zmq.ZMQError as error:
+        context.destroy(linger=0)
+        raise OSError(error.errno, error.strerror) from error
 
 
 def _bound(socket: zmq.Socket[bytes]) -> None:

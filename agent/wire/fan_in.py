@@ -29,6 +29,8 @@ BEAT_S = 2.0
 
 NodeName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")]
 """It becomes the name of a directory of the relay."""
+Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+"""Sums of some, and of any uptime, are still a `Count`."""
 StreamId = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 
@@ -48,9 +50,9 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 class Report(msgspec.Struct, frozen=True, array_like=True, tag="report", gc=False):
     """An agent: its newest report, since one was wanted."""
 
-    age_ms: Count
+    age_ms: Milliseconds
     """Since it came from the agent."""
-    held_ms: Count
+    held_ms: Milliseconds
     """Since the `Take` that it answers: what is left of the time until the relay has it was spent on the way."""
     frame: Annotated[bytes, msgspec.Meta(max_length=MAX_NODE_REPORT_BYTES)]
 

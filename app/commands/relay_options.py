@@ -12,7 +12,7 @@ from app.commands.host_options import link_by
 from app.commands.inventory_file import load_inventory
 from app.errors import UsageError
 from app.headless import print_line
-from app.inventory.inventory import LOCAL, Inventory
+from app.inventory.inventory import LOCAL, NO_RELAY, Inventory
 from app.open_files import make_room_for_nodes
 from app.safe_text import clean
 from app.ssh.config import THIS_MACHINE, parse_destination
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from app.inventory.inventory import HostEntry
     from app.ssh.relay_hub import RelayHub
 
-NO_RELAY = "none"
 relay_options = (
     click.option(
         "--relay",

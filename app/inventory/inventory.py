@@ -36,6 +36,8 @@ GPU = "gpu"
 """What `nproc` says for one rank for each GPU."""
 LOCAL = "local"
 """Another name of this machine."""
+NO_RELAY = "none"
+"""What `--relay` says where SSH goes to each host, whatever the inventory says."""
 SSH, CURVE = "ssh", "curve"
 """What `telemetry` says."""
 

@@ -141,6 +141,8 @@ class Telemetry:
         """Listen where it is wished.
 
         A new socket also where the place is the same: libzmq never comes back by itself to a peer that has refused it.
+        Where none can be made, for a key or an address that is none or for want of a descriptor, it is tried again:
+        what one host has answered costs no other its reports.
         """
         with self._lock:
             wishes, self._wishes = self._wishes, {}
@@ -148,9 +150,15 @@ class Telemetry:
             if (before := self._sockets.pop(node, None)) is not None:
                 selector.unregister(_descriptor(before))
                 before.close(linger=0)
-            if where is not None:
+            if where is None:
+                continue
+            try:
                 socket = self._sockets[node] = _subscribe(context, where)
-                selector.register(_descriptor(socket), selectors.EVENT_READ, (node, socket))
+            except zmq.ZMQError:
+                with self._lock:
+                    self._wishes.setdefault(node, where)
+                continue
+            selector.register(_descriptor(socket), selectors.EVENT_READ, (node, socket))
 
     def _receive(self, node: str, socket: zmq.Socket[bytes]) -> None:
         """Take what a socket has; its descriptor is silent until there is more only once there is nothing."""
@@ -190,15 +198,20 @@ def _descriptor(socket: zmq.Socket[bytes]) -> int:
 
 
 def _subscribe(context: zmq.Context[zmq.Socket[bytes]], where: Source) -> zmq.Socket[bytes]:
+    """Return a socket that hears what is said there; raises `zmq.ZMQError`, and leaves none then."""
     socket = context.socket(zmq.SUB)
-    socket.setsockopt(zmq.CONFLATE, 1)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_NODE_REPORT_BYTES)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.SUBSCRIBE, b"")
-    if isinstance(where, DirectSource):
-        where.connect(socket)
-    else:
-        socket.setsockopt(zmq.RECONNECT_IVL, 100)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        socket.connect(f"ipc://{where}")
+    try:
+        socket.setsockopt(zmq.CONFLATE, 1)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_NODE_REPORT_BYTES)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SUBSCRIBE, b"")
+        if isinstance(where, DirectSource):
+            where.connect(socket)
+        else:
+            socket.setsockopt(zmq.RECONNECT_IVL, 100)
+            socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+            socket.connect(f"ipc://{where}")
+    except zmq.ZMQError:
+        socket.close(linger=0)
+        raise
     return socket

@@ -68,7 +68,10 @@ class RelayedLink(AgentLink):
         entry = self._hub.entry(self.host)
         if entry is None or not entry.is_here:
             return self._absence(entry)
-        place = self._place_of(entry)
+        try:
+            place = self._place_of(entry)
+        except IncompatibleAgentError as error:  # another one has come in the place of that which was found
+            return error.whole
         if place.wire_version != WIRE_VERSION:
             return self._other_version(place)
         self.place, self.python = place, place.python  # of the agent that is there now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import socket
 import threading
 from pathlib import Path
@@ -12,7 +13,7 @@ import psutil
 import pytest
 
 from agent.roads.curve import KeyPair, new_key
-from agent.roads.direct_road import LEASE_S, DirectRoad
+from agent.roads.direct_road import LEASE_S, REST_S, DirectRoad
 from agent.roads.publisher import Publisher, Subscriber
 from agent.wire.direct import ListenForTelemetry, Listening
 from agent.wire.replies import RefusalReason, Refused
@@ -251,3 +252,39 @@ def test_a_stranger_who_says_nothing_or_too_much_is_dropped_and_hinders_nobody(r
             while stranger.recv(4096):
                 pass  # the server's greeting
         assert hears(road, guest)
+
+
+def test_nothing_listens_any_more_before_strangers_have_taken_all_descriptors(
+    road: DirectRoad, clock: Clock, few_descriptors: None
+) -> None:
+    before, key = listening(), new_key()
+    at = opened(road, key)
+    with contextlib.ExitStack() as crowd:
+
+        def is_crowded() -> bool:
+            crowd.enter_context(socket.create_connection((HERE, at.port), timeout=10))
+            road.beat()
+            return road.outlet is None
+
+        until(is_crowded, 5, "it listens no more")
+        until(lambda: listening() == before, 5, "nothing listens")
+    assert "firewall" in refused(road, HERE).message
+    clock.now_s += REST_S
+    opened(road, key)
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * len(list(Path("/proc/self/fd").iterdir())) + 60, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_console_may_name_an_interface_of_the_other_family_than_the_first_one_did(road: DirectRoad) -> None:
+    at = opened(road, new_key(), HERE)
+    before = listening()
+
+    opened(road, new_key(), "::1")
+
+    assert listening() - before == {f"::1:{at.port}"}

@@ -15,11 +15,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+import msgspec
 import psutil
 import pytest
 import zmq
 
-from agent.fan_in.invitation import read_invitation
+from agent.fan_in.invitation import read_invitation, write_invitation
 from agent.fan_in.relay import MAX_STREAMS_A_NODE
 from agent.fan_in.serve_relay import MAX_DATA_BYTES
 from agent.roads.curve import knock_with, new_key
@@ -179,6 +180,21 @@ def test_an_agent_waits_for_a_relay_that_is_not_there_yet(tmp_path: Path) -> Non
         relay.wait_for("a")
 
 
+def test_an_agent_that_can_make_no_socket_of_an_invitation_says_so_and_takes_the_next_one(
+    relay: RunningRelay, tmp_path: Path
+) -> None:
+    invitation, good = tmp_path / "invitation.json", read_invitation(relay.invitation)
+    assert good is not None
+    write_invitation(invitation, msgspec.structs.replace(good, relay_key="#" * 40))
+    with RunningAgent("--relay", str(invitation), node="a") as agent:
+        assert agent.process.stderr is not None
+        assert "it cannot be dialled: Invalid argument" in agent.process.stderr.readline()
+
+        write_invitation(invitation, good)
+
+        relay.wait_for("a")
+
+
 def test_when_a_relay_is_killed_its_agents_find_the_next_one(relay: RunningRelay) -> None:
     with agent_of(relay, "a") as a, agent_of(relay, "b"):
         relay.wait_for("a", "b")
@@ -298,6 +314,36 @@ def test_garbage_with_the_right_key_is_dropped_and_told_and_others_are_served_on
         seen = console.num_reports
         until(lambda: console.num_reports > seen + 2, 10, "the other node is heard on")
     assert "nothing that an agent of this version says" in relay.said()
+
+
+def test_a_node_that_says_it_is_of_an_age_that_cannot_be_costs_no_console_its_connection(relay: RunningRelay) -> None:
+    with agent_of(relay, "a"), Impostor(relay) as node, MergedReader(relay.directory) as console:
+        node.say(hello())
+        node.hears_first(Take)
+        for age_ms in (2**63 - 1, 2**64 - 1):
+            node.say(Report(age_ms, 0, b"of another time"))
+        seen = console.num_reports
+        until(lambda: console.num_reports > seen + 4, 10, "the other node is heard on")
+        assert not console.is_over.is_set()
+        assert "x" not in console.newest
+        node.say(Report(2**40, 0, b"old"))
+        until(lambda: "x" in console.newest, 10, "what can be is passed on")
+
+
+def test_a_node_that_begins_to_talk_nonsense_of_itself_stays_what_it_was_and_is_missed_as_any(
+    relay: RunningRelay,
+) -> None:
+    with Impostor(relay) as node:
+        node.say(hello())
+        node.hears_first(Welcome)
+        node.say(msgspec.structs.replace(hello(), place=b"nonsense"))
+
+        heard = node.hears_first(NotWelcome)
+        assert isinstance(heard, NotWelcome)
+        assert "not the place of an agent" in heard.why
+        relay.wait_for("x")
+    until(lambda: not relay.roster()["nodes"][0]["is_here"], GONE_S, "it is missed")
+    assert not (relay.directory / "nodes" / "x" / CONTROL_SOCKET).exists()
 
 
 def test_a_message_that_is_too_long_costs_its_sender_the_connection_alone(relay: RunningRelay) -> None:

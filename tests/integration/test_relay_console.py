@@ -191,6 +191,17 @@ def test_an_agent_of_another_version_is_refused_with_what_to_do(hub: RelayHub, r
     assert "started again: srun" in caught.value.hint
 
 
+def test_an_agent_that_comes_back_as_something_else_is_told_and_is_no_end_of_the_console(
+    relay: RunningRelay, hub: RelayHub
+) -> None:
+    with Impostor(relay) as node:
+        node.say(Hello(version=RELAY_VERSION, node="x", instance="1", place=b"{}"))
+        node.hears_first(Welcome)
+        hub.connect()
+
+        assert "its agent says something else" in RelayedLink("x", hub, 0).trouble
+
+
 def test_what_is_not_a_relay_is_told(tmp_path: Path) -> None:
     with (
         RelayHub(LocalLink(), str(tmp_path)) as hub,

@@ -76,6 +76,16 @@ def test_a_cluster_behind_a_relay_is_offered_without_what_goes_to_each_host() ->
     assert all_hosts_text(facts) == "all nodes of the relay"
 
 
+def test_a_host_that_is_not_the_relay_s_is_gone_to_past_it() -> None:
+    relayed = msgspec.structs.replace(lab("gpu1").inventory, relay="login1")
+    facts, node = msgspec.structs.replace(FULL, inventory=relayed), relayed.hosts[0].host
+
+    assert attach_argv(facts, "localhost") == ("attach", "--relay", "none", "--host", "localhost")
+    assert program_argv(facts, "other", Program(("train.py",)))[:4] == ("run", "--relay", "none", "--host")
+    assert attach_argv(facts, node) == ("attach", "--host", node)
+    assert "--relay" not in program_argv(facts, None, Program(("train.py",)))
+
+
 def test_a_demo_is_offered_only_with_torch_and_else_it_is_said_what_to_install() -> None:
     assert [offer.is_there for offer in offers(FULL)] == [True] * 5
     assert [offer.is_there for offer in offers(BARE)] == [False, True, True, True, True]

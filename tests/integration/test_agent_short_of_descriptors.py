@@ -1,0 +1,24 @@
+"""An agent that has no descriptor left, as where strangers take them: it goes on, and its jobs with it."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+from tests.support.agents import RunningAgent, run_agent_verb
+from tests.support.waiting import until
+
+
+def test_an_agent_without_a_descriptor_to_spare_says_so_once_and_goes_on() -> None:
+    with RunningAgent() as agent:
+        pid = agent.process.pid
+        before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        num_open = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (num_open, before[1]))
+
+        assert agent.process.stderr is not None
+        assert "Too many open files; it is tried again" in agent.process.stderr.readline()
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+        until(lambda: run_agent_verb("status", "--dir", str(agent.directory)).returncode == 0, 10, "it answers")
+        assert agent.process.poll() is None

@@ -94,7 +94,7 @@ class Transport(paramiko.Transport):
             question.add_string(_KEEPALIVE)
             question.add_boolean(b=True)
             if self.clear_to_send_lock.locked():
-                # Somebody sends, perhaps to a host that takes nothing: who reads must not wait there, it counts the time.
+                # Somebody sends, perhaps to a host that takes nothing: whoever reads must not wait, but count the time.
                 asker = threading.Thread(target=self._send_if_alive, args=(question,), name="rankdeck-ask", daemon=True)
                 asker.start()
             else:

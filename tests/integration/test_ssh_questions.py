@@ -97,9 +97,16 @@ def test_nobody_types_a_passphrase_for_a_key_that_the_host_does_not_take(
     if not has_public_file:
         network.key.with_suffix(".pub").unlink()
 
-    with pytest.raises(HostUnreachableError, match=r"takes none of our keys .*console_key"):
-        enter(network, person := Person([PASSPHRASE]))
-    assert person.asked == []
+    for asks in (True, False):
+        logins = Logins(person := Person([PASSPHRASE]))
+        with pytest.raises(HostUnreachableError, match=r"takes none of our keys .*console_key") as caught:
+            logins.connect("h1", str(network.ssh_config), asks=asks)
+        assert person.asked == []
+        assert not caught.value.is_answerable, "no answer would help"
+        assert caught.value.hint == "put your public key there: ssh-copy-id h1"
+    with pytest.raises(HostUnreachableError) as caught:
+        logins.connect("h2", str(network.ssh_config), asks=False)
+    assert caught.value.is_answerable
 
     enter(network, person, "h2")
     assert len(person.asked) == 1

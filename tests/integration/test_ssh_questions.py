@@ -97,8 +97,8 @@ def test_nobody_types_a_passphrase_for_a_key_that_the_host_does_not_take(
     if not has_public_file:
         network.key.with_suffix(".pub").unlink()
 
+    logins = Logins(person := Person([PASSPHRASE]))
     for asks in (True, False):
-        logins = Logins(person := Person([PASSPHRASE]))
         with pytest.raises(HostUnreachableError, match=r"takes none of our keys .*console_key") as caught:
             logins.connect("h1", str(network.ssh_config), asks=asks)
         assert person.asked == []

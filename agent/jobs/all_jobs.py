@@ -227,13 +227,12 @@ class Jobs:
         if memory.state is JobState.PREPARED and not has_been_started(launch.job_dir):
             # Its port is lost: whoever prepared it must do so again.
             launch.before = self._restored(record.before) if record.before else None
-            self._known.take_back(launch)
+            self._take_back(launch)
             return
         self._known.take_over(launch, memory)
         is_a_step_further = launch.job_dir != self._state_dir.job_dir(launch.job_id, memory.spec.attempt)
         if memory.state in ENDED_STATES:
-            for ending in self._watch.note_unseen(launch, memory.exit_code, memory.since_s):
-                self._tell_end(launch, ending, memory.since_s)
+            self._tell_ends(launch)
             return
         if memory.state is JobState.RESTARTING and not is_a_step_further:
             return
@@ -298,7 +297,7 @@ class Jobs:
             case ReleasePort():
                 launch.release_port()
             case ForgetJob():
-                self._known.take_back(launch)
+                self._take_back(launch)
             case FollowRanks():
                 self._watch.begin(launch)
             case SignalWorker(rank=rank, signal=number):
@@ -375,6 +374,18 @@ class Jobs:
         how = (ending.rank, ending.code, ending.signal, text.exception, text.last_line, oom_kills)
         self._state.apply(WorkerEnded(ending.job_id, *how), ended_s)
         return found
+
+    def _tell_ends(self, launch: Launch) -> None:
+        """Let the node's state know how the ranks of a job ended that has ended before it was known here."""
+        memory = launch.job.memory
+        for ending in self._watch.note_unseen(launch, memory.exit_code, memory.since_s):
+            self._tell_end(launch, ending, memory.since_s)
+
+    def _take_back(self, launch: Launch) -> None:
+        """Drop a job that has been prepared; of its last attempt it is known again how it ended."""
+        self._known.take_back(launch)
+        if launch.before:
+            self._tell_ends(launch.before)
 
     def _own_pids(self) -> set[int]:
         return self._known.shim_pids | self._sampler_pids | self._stacks.spy_pids

@@ -190,8 +190,10 @@ class Cluster:
     def _job_of(self, status: JobStatus) -> JobModel | None:
         """Return the model that a status belongs to, a fresh one for a new attempt; None when it is not believed."""
         job = self.jobs.get(status.job_id)
-        if job is not None and status.attempt <= job.attempt:
-            return job if status.attempt == job.attempt else None
+        if job is not None and status.attempt == job.attempt:
+            return job
+        if job is not None and status.attempt < job.attempt and not job.is_only_prepared():
+            return None
         if job is not None and status.state is JobState.PREPARED:
             return None  # it may be taken back: until it begins, the attempt before it is the job
         if status.attempt < self._begun.get(status.job_id, 0):

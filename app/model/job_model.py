@@ -179,6 +179,10 @@ class JobModel(RankColumns):
         """Return whether the job is over on every node that has told of it."""
         return self.together.is_ended
 
+    def is_only_prepared(self) -> bool:
+        """Return whether it has begun on no node that has told of it."""
+        return all(share.status.state is JobState.PREPARED for share in self.shares.values())
+
     def ranks_of(self, node: int) -> list[int]:
         """Return the ranks of a node."""
         share = self.shares.get(node)

@@ -72,6 +72,7 @@ class ConnectionKeeper:
         """Done once an attempt is over that somebody waits for."""
         self._asks = False
         self._wake = asyncio.Event()
+        self._is_over = False
 
     @property
     def host(self) -> str:
@@ -84,11 +85,13 @@ class ConnectionKeeper:
         return self._may_ask and self.error is not None and _is_answerable(self.error)
 
     async def try_now(self, *, asks: bool) -> None:
-        """Have the next attempt made at once; returns when it is over. One at a time may wait for it.
+        """Have the next attempt made at once; returns when it is over, or there is none to come. One waits at a time.
 
         Args:
             asks: Ask the person where it takes one.
         """
+        if self._is_over:
+            return
         self._wanted = asyncio.get_running_loop().create_future()
         self._asks = asks
         self._wake.set()
@@ -105,6 +108,7 @@ class ConnectionKeeper:
                 else:
                     await self._bring_back()
         finally:
+            self._is_over = True
             self._settle()
 
     async def _look_for_agent(self) -> None:

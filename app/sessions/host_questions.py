@@ -69,5 +69,5 @@ class HostQuestions:
             self._is_asking = False
 
     def close(self) -> None:
-        """Ask nothing more; the terminal does again."""
+        """Ask nothing more, here or elsewhere."""
         self._desk.leave()

@@ -86,6 +86,8 @@ class _Login:
         self._can_ask = asks and settings.num_prompts > 0 and self._prompter.can_ask()
         self._tried: list[str] = []
         self._locked: list[str] = []
+        self._openable: list[str] = []
+        """Of those that are locked, what the host would take."""
 
     def first_words(self) -> MethodsLeft:
         """Return what the host wants of whoever has nothing."""
@@ -109,9 +111,12 @@ class _Login:
                 self._locked.append(file)
             except KeyUnreadableError:
                 continue
-        for file in self._locked if self._can_ask else ():
+        for file in self._locked:
             if not self._would_be_taken(file):
                 self._tried.append(clean(file, LINE_LIMIT))
+                continue
+            self._openable.append(file)
+            if not self._can_ask:
                 continue
             unlocked = self._keyring.unlock(file, self._settings.alias, self._settings.num_prompts)
             if unlocked is not None:
@@ -152,11 +157,12 @@ class _Login:
         settings = self._settings
         offered = f"takes none of our keys ({', '.join(self._tried)})" if self._tried else "was offered no key"
         hint = (
-            f"ssh-add {self._locked[0]}" if self._locked else f"put your public key there: ssh-copy-id {settings.alias}"
+            f"ssh-add {self._openable[0]}"
+            if self._openable
+            else f"put your public key there: ssh-copy-id {settings.alias}"
         )
         answered = [method for method in settings.methods if method in left and method != "publickey"]
         where = f"{settings.user}@{settings.hostname}"
-        openable = [file for file in self._locked if clean(file, LINE_LIMIT) not in self._tried]
         if not answered or self._can_ask:
             refusal = HostUnreachableError(settings.alias, f"{where} {offered}", hint)
         else:
@@ -167,7 +173,7 @@ class _Login:
             is_hopeless = self._asks or self._keyring.has_needed_person(self._account)
             kind = AnswerNeededError if is_hopeless else HostUnreachableError
             refusal = kind(settings.alias, f"{where} {offered}; it {wanted}", hint)
-        refusal.is_answerable = settings.num_prompts > 0 and bool(answered or openable)
+        refusal.is_answerable = settings.num_prompts > 0 and bool(answered or self._openable)
         return refusal
 
     @property

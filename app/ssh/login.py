@@ -122,9 +122,16 @@ class _Journey:
             try:
                 transport, end_of_way = self._reach(settings, via)
             except _HungUpError:
-                transport, end_of_way = self._reach(settings, via)
+                transport, end_of_way = self._reach_again(settings, via)
             undo.callback(end_of_way)
             return SshConnection(settings.alias, transport, undo.pop_all().close)
+
+    def _reach_again(self, settings: SshSettings, via: Loan | None) -> tuple[Transport, Callable[[], None]]:
+        try:
+            return self._reach(settings, via)
+        except _HungUpError as error:
+            hint = f"try: ssh {settings.alias}"
+            raise HostUnreachableError(settings.alias, "it hangs up before anybody can log in", hint) from error
 
     def _reach(self, settings: SshSettings, via: Loan | None) -> tuple[Transport, Callable[[], None]]:
         """Return the transport, and what ends the program that it leads through."""

@@ -1,7 +1,8 @@
 """Where the threads that log in leave their questions, and a console takes them from: one at a time.
 
-Until a console attends to it they are asked elsewhere: on the terminal, before there is a screen. What is answered goes
-to the thread that has asked, and is kept here no longer than it takes to hand it over.
+Until a console attends to it they are asked elsewhere: on the terminal, before there is a screen. Once it has left,
+nobody is: a way to a host that was begun with it would ask on a terminal that is the shell's again. What is answered
+goes to the thread that has asked, and is kept here no longer than it takes to hand it over.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class QuestionDesk:
         """Held by the thread whose question it is."""
         self._lock = threading.Lock()
         self._is_attended = False
+        self._is_left = False
+        """A console has attended, and does no more."""
         self._host = ""
         """Which is gone to with questions; empty while none is."""
         self._is_put_off = False
@@ -55,12 +58,14 @@ class QuestionDesk:
 
     def can_ask(self) -> bool:
         """Say whether somebody is there to be asked."""
+        if self._is_left:
+            return False
         return bool(self._host) and not self._is_put_off if self._is_attended else self._elsewhere.can_ask()
 
     def ask(self, text: str, *, is_shown: bool = False) -> str | None:
         """Return what the person types; None when they do not for two minutes, or do not want to now."""
         if not self._is_attended:
-            return self._elsewhere.ask(text, is_shown=is_shown)
+            return None if self._is_left else self._elsewhere.ask(text, is_shown=is_shown)
         with self._turn:
             with self._lock:
                 if not self.can_ask():
@@ -88,14 +93,14 @@ class QuestionDesk:
             self._told += map(_clean, text.splitlines())
 
     def attend(self) -> None:
-        """Take the questions from now on; `leave` gives them back."""
+        """Take the questions from now on."""
         with self._lock:
-            self._is_attended = True
+            self._is_attended, self._is_left = True, False
 
     def leave(self) -> None:
-        """Take no more questions; one that is open is not answered."""
+        """Take no more questions, nor let anybody else be asked; one that is open is not answered."""
         with self._lock:
-            self._is_attended = False
+            self._is_attended, self._is_left = False, True
             self._host = ""
             self._answers.put(None)
 

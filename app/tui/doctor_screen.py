@@ -172,7 +172,8 @@ class DoctorScreen(ModalScreen[bool]):
         except AppError as error:
             view.words = clean(error.whole, LINE_LIMIT)
         if self._deed:
-            if view.found is not None and view.found.exit_code is ExitCode.WELL:
+            # What lies over this screen would be what is dismissed; then the person says when, too.
+            if view.found is not None and view.found.exit_code is ExitCode.WELL and self.is_active:
                 self.dismiss(True)  # noqa: FBT003 - the result of the screen
                 return
             self._ask(is_wanted=True)

@@ -60,6 +60,7 @@ class QuestionScreen(ModalScreen[None]):
         self._look = look
         self._question = question
         self._answer = answer
+        self._is_over = False
 
     def compose(self) -> ComposeResult:
         """Lay out what was said, the question, and a field."""
@@ -88,9 +89,16 @@ class QuestionScreen(ModalScreen[None]):
         self.leave()
 
     def leave(self) -> None:
-        """Go, with nothing of what was typed."""
-        if self.is_current:
-            self.query_one(AnswerInput).taken()
+        """Go, with nothing of what was typed; from under another screen once that has gone."""
+        self._is_over = True
+        for field in self.query(AnswerInput):
+            field.taken()
+        if self.is_active:
+            self.dismiss()
+
+    def on_screen_resume(self) -> None:
+        """Go if the question was over before what lay above it."""
+        if self._is_over:
             self.dismiss()
 
     def _shown(self, text: str) -> Text:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 END_S = 30.0
+START_AND_END_S = 90.0
+"""Of torchrun, on a busy machine."""
 
 
 @pytest.fixture
@@ -33,6 +35,11 @@ def stack() -> Iterator[ExitStack]:
 
 def told(agent: RunningAgent) -> list[tuple[int, JobState]]:
     return [(job.attempt, job.state) for job in agent.report().jobs]
+
+
+def exits(agent: RunningAgent) -> list[tuple[int, int | None, str]]:
+    workers = agent.report().workers
+    return [(worker.rank, worker.exit.code, worker.exit.error) for worker in workers if worker.exit is not None]
 
 
 def with_an_attempt_that_is_prepared(agent: RunningAgent, tmp_path: Path) -> None:
@@ -73,6 +80,27 @@ def test_an_agent_that_is_killed_meanwhile_is_followed_by_one_that_knows_the_att
     assert agent.ask(Commit("train")) == Accepted()
     assert told(agent) == [(1, JobState.RUNNING)]
     assert agent.ask(Kill("train")) == Accepted()
+
+
+def test_how_the_ranks_of_the_attempt_before_it_ended_is_told_again(stack: ExitStack, tmp_path: Path) -> None:
+    agent = stack.enter_context(RunningAgent())
+    (tmp_path / "train.py").write_text("raise RuntimeError('out of luck')\n")
+    assert isinstance(agent.start_job(make_local_spec(tmp_path, 1)), Accepted)
+    until(lambda: told(agent) == [(0, JobState.FAILED)], START_AND_END_S, "it fails")
+    before = exits(agent)
+    assert [(code, "out of luck" in exception) for _, code, exception in before] == [(1, True)]
+    again = PrepareAgain("train", 1, 0, 1, 1)
+    until(lambda: isinstance(agent.ask(again), Accepted), END_S, "nothing of the first attempt is left")
+
+    assert agent.ask(Abort("train")) == Accepted()
+    assert exits(agent) == before
+
+    until(lambda: isinstance(agent.ask(again), Accepted), END_S, "it is prepared once more")
+    agent.process.kill()
+    agent.process.wait()
+    agent = stack.enter_context(RunningAgent(directory=agent.directory))
+    assert told(agent) == [(0, JobState.FAILED)]
+    assert exits(agent) == before
 
 
 def test_a_person_who_stops_what_never_began_is_told_that_it_is_stopped(tmp_path: Path) -> None:

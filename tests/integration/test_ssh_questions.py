@@ -13,6 +13,7 @@ import pytest
 from app.errors import AnswerNeededError, HostKeyError, HostUnreachableError
 from app.ssh.host_link import Access, HostLink
 from app.ssh.login import Logins
+from app.ssh.transport import Transport
 from tests.support.hosts import PASSWORD, Network, require_hosts
 from tests.support.interviewer import Interviewer, Round
 from tests.support.people import Person
@@ -96,9 +97,16 @@ def test_nobody_types_a_passphrase_for_a_key_that_the_host_does_not_take(
     if not has_public_file:
         network.key.with_suffix(".pub").unlink()
 
-    with pytest.raises(HostUnreachableError, match=r"takes none of our keys .*console_key"):
-        enter(network, person := Person([PASSPHRASE]))
-    assert person.asked == []
+    logins = Logins(person := Person([PASSPHRASE]))
+    for asks in (True, False):
+        with pytest.raises(HostUnreachableError, match=r"takes none of our keys .*console_key") as caught:
+            logins.connect("h1", str(network.ssh_config), asks=asks)
+        assert person.asked == []
+        assert not caught.value.is_answerable, "no answer would help"
+        assert caught.value.hint == "put your public key there: ssh-copy-id h1"
+    with pytest.raises(HostUnreachableError) as caught:
+        logins.connect("h2", str(network.ssh_config), asks=False)
+    assert caught.value.is_answerable
 
     enter(network, person, "h2")
     assert len(person.asked) == 1
@@ -212,6 +220,24 @@ def interviewer(network: Network) -> Iterator[Interviewer]:
     with Interviewer(host.directory / "host_key", SECOND_FACTOR, wants_key=True) as interviewer:
         network.configure(f"Host door\n  HostName 127.0.0.1\n  HostKeyAlias {host.address}\n  Port {interviewer.port}")
         yield interviewer
+
+
+def test_a_host_that_hangs_up_on_whoever_compares_its_key_twice_is_an_error_like_others(
+    network: Network, interviewer: Interviewer
+) -> None:
+    class Slow(Person):
+        def ask(self, text: str, *, is_shown: bool = False) -> str | None:
+            interviewer.drop()
+            interviewer.be_another(network["h2"].directory / "host_key")
+            until(lambda: not any(isinstance(one, Transport) for one in threading.enumerate()), 20, "it has hung up")
+            return super().ask(text, is_shown=is_shown)
+
+    network.configure(f"Host slow\n  HostName 127.0.0.1\n  Port {interviewer.port}\n  UserKnownHostsFile none")
+
+    with pytest.raises(HostUnreachableError, match="it hangs up before anybody can log in"):
+        enter(network, person := Slow(["yes", "yes"]), "slow")
+
+    assert len(person.asked) == 2
 
 
 def test_an_interview_after_a_key_names_the_host_and_shows_only_what_may_be_seen(

@@ -51,6 +51,10 @@ class Interviewer:
             transport.close()
             transport.join(10)
 
+    def be_another(self, host_key: Path) -> None:
+        """Show another key from the next connection on."""
+        self._key = paramiko.PKey.from_path(host_key)
+
     def drop(self) -> None:
         """End all connections."""
         for transport in self._transports:

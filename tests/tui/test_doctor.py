@@ -15,8 +15,10 @@ from app.preflight.findings import FailureKind, Step
 from app.preflight.report_lines import report_lines
 from app.program import Again, Program
 from app.settings.loading import load
+from app.ssh.question_desk import Question
 from app.tui.actions import ACTIONS
 from app.tui.doctor_screen import DoctorScreen
+from app.tui.question_dialog import QuestionScreen
 from app.tui.theme import Look
 from tests.support.consoles import SimStarter, TalkingSource, desk, frozen_source
 from tests.support.examinations import answers, failed, meshed
@@ -231,6 +233,30 @@ async def test_where_something_is_bad_the_person_decides_and_enter_alone_starts_
         await console.press(*keys)
         await console.settle()
         assert len(starter.started) == num_started
+        assert not is_open(console)
+
+
+async def test_what_came_over_the_look_stays_and_nothing_is_started_behind_it() -> None:
+    doctor = well()
+    doctor.may_answer.clear()
+    source, starter = ended(doctor)
+    async with desk(source) as console:
+        await console.press("x", "down", "enter", "enter", "right", "enter")
+        answers_given: list[str | None] = []
+        question = Question(1, "gpu2", (), ("Code:",), is_shown=False)
+        over = QuestionScreen(console.console.stage.look, question, lambda _number, text: answers_given.append(text))
+        await console.console.push_screen(over)
+        await console.press("4")
+        doctor.may_answer.set()
+        await console.settle()
+        assert console.console.screen is over
+        assert starter.started == []
+        await console.press("2", "enter")
+        assert answers_given == ["42"]
+        assert is_open(console)
+        await console.press("right", "enter")
+        await console.settle()
+        assert starter.started == [LAST]
         assert not is_open(console)
 
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from textual.screen import ModalScreen
 from textual.widgets import Input
 
 from app.errors import HostKeyError
@@ -251,6 +252,25 @@ async def test_a_question_that_nobody_answers_in_time_leaves_the_screen(
         await console.press(*"half")
         await until(console, lambda: not is_asked(console))
         assert house.waiting == ["h1"]
+
+
+async def test_a_question_that_is_over_under_another_screen_goes_with_it_and_takes_nothing_away(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.ssh.question_desk.ANSWER_WITHIN_S", 0.5)
+    house.door("h1", ("Code:", "1", False))
+    async with house.open() as console:
+        await console.press("a")
+        await until(console, lambda: is_asked(console))
+        question = console.console.screen
+        await console.press(*"half")
+        over: ModalScreen[None] = ModalScreen()
+        await console.console.push_screen(over)
+        await until(console, lambda: house.waiting == ["h1"])
+        assert console.console.screen is over
+        assert question.query_one(Input).value == ""
+        await over.dismiss()
+        await until(console, lambda: question not in console.console.screen_stack)
 
 
 async def test_what_a_host_asks_is_text(house: House) -> None:

@@ -169,6 +169,17 @@ def test_the_newest_job_that_has_not_ended_is_shown() -> None:
     assert cluster.current_job() is cluster.jobs["two"]
 
 
+def test_an_attempt_that_was_only_prepared_gives_way_to_the_one_before_it() -> None:
+    cluster = make()
+    apply(cluster, 1, jobs=[job_status(attempt=4, state=JobState.PREPARED)])
+    apply(cluster, 2, jobs=[job_status(attempt=3, state=JobState.STOPPED)])
+    assert (job_of(cluster).attempt, job_of(cluster).together.state) == (3, JobState.STOPPED)
+
+    apply(cluster, 3, jobs=[job_status(attempt=4, state=JobState.RUNNING)])
+    apply(cluster, 4, jobs=[job_status(attempt=3, state=JobState.STOPPED)])
+    assert job_of(cluster).attempt == 4, "it has begun"
+
+
 def test_an_attempt_that_is_only_prepared_does_not_hide_the_one_before_it() -> None:
     cluster = make()
     apply(cluster, 1, jobs=[job_status(attempt=3, state=JobState.STOPPED)])

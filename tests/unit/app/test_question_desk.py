@@ -51,7 +51,7 @@ def asked(desk: QuestionDesk, after: int = 0) -> Question:
     return found
 
 
-def test_until_a_console_attends_the_terminal_asks_and_after_it_again() -> None:
+def test_until_a_console_attends_the_terminal_asks_and_after_it_nobody() -> None:
     person = Person(["first", "second"])
     desk = QuestionDesk(person)
     desk.tell("before")
@@ -60,8 +60,10 @@ def test_until_a_console_attends_the_terminal_asks_and_after_it_again() -> None:
     desk.tell("meanwhile")
     assert (desk.can_ask(), desk.ask("Well? ")) == (False, None), "nobody has said that they may be asked"
     desk.leave()
-    assert (desk.can_ask(), desk.ask("Well? ")) == (True, "second")
-    assert person.told == ["before"]
+    assert (desk.can_ask(), desk.ask("Well? ")) == (False, None), "a way that was begun with the console is still gone"
+    desk.tell("after")
+    assert person.asked == ["Well? "]
+    assert person.told == ["before", "after"]
 
 
 def test_questions_of_several_threads_come_one_after_the_other(desk: QuestionDesk) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 import threading
 import time
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from app.errors import HostUnreachableError
 from app.ssh.far_end import CHUNK_BYTES
 from app.ssh.pump import JOIN_S
+from app.ssh.transport import CHANNEL_ERRORS
 from app.ssh.tunnel import MAX_WAITING_BYTES, Tunnel
 from tests.support.ssh_pairs import SMALL_WINDOW_BYTES, WAIT_S, SshPair, our_threads
 from tests.support.waiting import until
@@ -306,3 +308,29 @@ def test_keys_are_exchanged_anew_under_way_and_nothing_is_lost(pair: SshPair, tm
         far.close()
         listener.join(WAIT_S)
     assert heard == [said]
+
+
+def test_a_host_that_takes_nothing_and_says_nothing_is_dead_while_somebody_waits_to_send(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("QUIET_S", "ANSWER_WITHIN_S"):
+        monkeypatch.setattr(f"app.ssh.liveness.{name}", 1.0)
+    ended: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+
+    def send_too_much(channel: Channel) -> None:
+        try:
+            channel.sendall(bytes(4 * SOCKET_BYTES))
+        except CHANNEL_ERRORS as error:
+            ended.put(error)
+
+    with SshPair(window_bytes=8 * SOCKET_BYTES) as pair:
+        channel = pair.open()
+        pair.accept()
+        pair.is_taking.clear()
+        sender = threading.Thread(target=send_too_much, args=(channel,), daemon=True)
+        sender.start()
+
+        until(lambda: not pair.client.is_active(), WAIT_S, "the connection is known to be dead")
+
+        assert isinstance(ended.get(timeout=WAIT_S), CHANNEL_ERRORS)
+        sender.join(WAIT_S)

@@ -25,7 +25,8 @@ os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 # A person's own settings must not decide what a test sees; those that have settings name a directory of their own.
 os.environ["XDG_CONFIG_HOME"] = "/nonexistent"
-for _variable in ("NO_COLOR", "RANKDECK_ASCII", "RANKDECK_THEME"):
+# Nor the size of the terminal that tests are started in, which several at once are told: each terminal has its own.
+for _variable in ("NO_COLOR", "RANKDECK_ASCII", "RANKDECK_THEME", "COLUMNS", "LINES"):
     os.environ.pop(_variable, None)
 
 # The tests start thousands of Python processes: each would compile our modules anew.

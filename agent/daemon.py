@@ -57,7 +57,18 @@ from agent.wire.direct import ListenForTelemetry, Listening, StopListening
 from agent.wire.fields import CONTROL_SOCKET, INBOX_SOCKET, TELEMETRY_SOCKET
 from agent.wire.jobs import ENDED_STATES, JobState
 from agent.wire.logs import MAX_PULLED_LINES, Logs, PullLogs, ReadLog
-from agent.wire.replies import Accepted, History, Leftovers, PastReport, RefusalReason, Refused, Reply, Status
+from agent.wire.packed_reports import MAX_UNPACKED_BYTES, pack
+from agent.wire.replies import (
+    Accepted,
+    History,
+    Leftovers,
+    PackedHistory,
+    PastReport,
+    RefusalReason,
+    Refused,
+    Reply,
+    Status,
+)
 from agent.wire.reports import NodeReport, decode_node_report, encode_node_report
 from agent.wire.stacks import GetStacks
 
@@ -340,9 +351,14 @@ class Daemon:
             self._history.close()
             self._history = None
 
-    def _past(self, wanted: PullHistory) -> History:
-        tier, since_seq, max_age_s = wanted.tier, wanted.since_seq, wanted.max_age_s
-        found = self._history.since(tier, since_seq, MAX_HISTORY_BYTES, max_age_s) if self._history else []
+    def _past(self, wanted: PullHistory) -> History | PackedHistory:
+        room = MAX_UNPACKED_BYTES if wanted.is_packed else MAX_HISTORY_BYTES
+        asked = (wanted.tier, wanted.since_seq, room, wanted.max_age_s, wanted.period_s)
+        found = self._history.since(*asked) if self._history else []
+        if wanted.is_packed:
+            frames = [past.frame for past in found]
+            sizes = [len(frame) for frame in frames]
+            return PackedHistory([past.seq for past in found], [past.age_s for past in found], sizes, pack(frames))
         return History([PastReport(past.seq, past.age_s, decode_node_report(past.frame)) for past in found])
 
 

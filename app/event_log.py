@@ -32,6 +32,11 @@ MAX_NODES_NAMED = 4
 NOTE_SETTLES_S = 1.5
 """Ranks come one by one; agents report twice a second at most."""
 
+SEAM_S = 1.0
+"""By so much two who look on may differ on when something was; below it, the same is not told twice."""
+SAID_AGAIN_S = 60.0
+"""What was said when a console began to look on, and needs a longer look to be said, is said by then."""
+
 _NODE_SEVERITY = {"up": Severity.OK, "stale": Severity.WARNING, "lost": Severity.CRITICAL}
 _JOB_SEVERITY = {
     "succeeded": Severity.OK,
@@ -132,12 +137,49 @@ class EventLog:
         self._broken_gpus: set[str] = set()
         self._job: JobRow | None = None
         self._notes = NoteWatch()
+        self._said_before: dict[Hashable, float] = {}
+        """Verdicts that stood, and since when, as far as is known from before: they may need a while to be seen."""
+        self._reached_back_s = 0.0
 
     def still(self) -> EventLog:
         """Return the events until now, to which nothing will be added."""
         copied = EventLog()
         copied._events, copied.num_dropped, copied.now_s = self._events.copy(), self.num_dropped, self.now_s
         return copied
+
+    def reaching_back(self, past: EventLog, began_s: float) -> EventLog:
+        """Return these events behind those of before, to be gone on with.
+
+        Args:
+            past: What happened up to its last look, which is later than `began_s`: up to there it is what lasts.
+            began_s: When this one began.
+        """
+        whole = EventLog()
+        own = [event for event in self._events if self._is_news(event, past)]
+        if len(past):
+            words = "attached; what is above was told by the nodes"
+            own.append(Event(began_s, EventKind.NOTE, Severity.QUIET, words))
+        events = sorted((*past._events, *own), key=lambda event: event.at_s)
+        whole._events.extend(events)
+        whole.num_dropped = self.num_dropped + past.num_dropped + len(events) - len(whole)
+        whole.now_s = whole._reached_back_s = self.now_s
+        whole._node_codes, whole._broken_gpus, whole._job = self._node_codes, self._broken_gpus, self._job
+        whole._notes = self._notes
+        since_s = {key: since_s for key, (_, since_s) in past._standing.items()}
+        whole._standing = {key: (verdict, since_s.pop(key, at_s)) for key, (verdict, at_s) in self._standing.items()}
+        whole._said_before = since_s
+        return whole
+
+    def _is_news(self, event: Event, past: EventLog) -> bool:
+        """Return whether an event is not among those of before, nor only how things stood when this one began."""
+        if event.kind is EventKind.DONE:
+            return True
+        for key, (verdict, at_s) in self._standing.items():
+            if (event.kind, event.at_s, event.ranks) == (EventKind.VERDICT, at_s, tuple(verdict.culprits)):
+                return key not in past._standing
+        if event.at_s <= past.now_s - SEAM_S:
+            return False
+        return not any(_is_same(event, other) for other in past._events)
 
     def __len__(self) -> int:
         return len(self._events)
@@ -224,10 +266,21 @@ class EventLog:
             if verdict.cause in NO_LONGER and not is_on:
                 text = _over_text(verdict, self.now_s - since_s)
                 self.tell(text, self.now_s, EventKind.OVER, ranks=verdict.culprits)
+        if self.now_s > self._reached_back_s + SAID_AGAIN_S:
+            self._said_before.clear()
         for key, verdict in said.items():
-            if key not in self._standing:
+            if (before_s := self._said_before.pop(key, None)) is not None:
+                self._standing[key] = (verdict, before_s)
+            elif key not in self._standing:
                 self._standing[key] = (verdict, self.now_s)
                 self.tell(verdict.text, self.now_s, EventKind.VERDICT, verdict.severity, verdict.culprits)
+
+
+def _is_same(event: Event, other: Event) -> bool:
+    """Return whether two who looked on have told of the same; what they say of a verdict has figures in it."""
+    is_told_alike = event.kind in {EventKind.VERDICT, EventKind.OVER} or event.text == other.text
+    is_alike = (event.kind, event.ranks) == (other.kind, other.ranks) and is_told_alike
+    return is_alike and abs(event.at_s - other.at_s) <= SEAM_S
 
 
 def _key(verdict: VerdictRow) -> Hashable:

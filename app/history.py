@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from app.figure_rows import Figure
 from app.trend import Trend
-from app.wait_history import WaitHistory
+from app.wait_history import MIN_WAIT_S, WaitHistory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from app.figure_rows import Figure
     from app.rows import JobRow
     from app.view import View
 
@@ -98,6 +98,17 @@ class Rings:
         self._newest = numbers
         self._fold(told)
 
+    def go_on_with(self, newer: Rings, after_s: float) -> None:
+        """Take what another one holds of each of its last seconds that are behind a moment; here nothing is."""
+        if newer._begin_s is None:
+            return
+        last = int(newer._newest[0])
+        for number in range(max(0, last - NUM_BUCKETS + 1), last + 1):
+            at_s = newer._begin_s + (number + 0.5) * BUCKET_S
+            if at_s > after_s:
+                held = newer._values[:, :, 0, number % NUM_BUCKETS].tolist()
+                self.put(at_s, [Figure(key, *held[place]) for key, place in newer._places.items()])
+
     def window(self, key: str, begin_s: float, end_s: float) -> Window:
         """Return a figure between two moments, as finely as it is kept so far back."""
         place, begun_s = self._places.get(key), self._begin_s
@@ -147,9 +158,9 @@ class JobHistory:
         num_looks: Grows whenever there is something new to see.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, min_wait_s: float = MIN_WAIT_S) -> None:
         self.loss = Trend()
-        self.waits = WaitHistory()
+        self.waits = WaitHistory(min_wait_s)
         self.figures: Sequence[Figure] = ()
         self.begun_s: float | None = None
         self.now_s = 0.0
@@ -183,6 +194,23 @@ class JobHistory:
         self._attempt, self.now_s, self.figures = job.attempt, view.now_s, figures
         self._rings.put(view.now_s, figures)
 
+    def reach_back(self, past: JobHistory, end_s: float) -> None:
+        """Take how the job went up to a moment; of what came later, what was seen here lasts."""
+        self.waits.reach_back(past.waits)
+        if past.begun_s is None:
+            return
+        if self._attempt in (None, past._attempt):
+            past.loss.go_on_with(self.loss)
+            self.loss = past.loss
+        if self.begun_s is None:
+            self.now_s, self.figures, self._attempt = past.now_s, past.figures, past._attempt
+        self.begun_s = past.begun_s
+        later = (mark for mark in self.attempts if mark[0] > end_s)
+        self.attempts = deque((*past.attempts, *later), maxlen=MAX_ATTEMPTS)
+        past._rings.go_on_with(self._rings, end_s)
+        self._rings = past._rings
+        self.num_looks += 1
+
     def window(self, key: str, begin_s: float) -> Window:
         """Return a figure from a moment until now."""
         return self._rings.window(key, begin_s, self.now_s)
@@ -195,8 +223,10 @@ class History:
         shown: The job that is shown; None while there is none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, min_wait_s: float = MIN_WAIT_S) -> None:
+        """`min_wait_s` is as for `WaitHistory`."""
         self.shown: JobHistory | None = None
+        self._min_wait_s = min_wait_s
         self._jobs: dict[str, JobHistory] = {}
         """The one that was shown last is the last."""
 
@@ -212,11 +242,17 @@ class History:
         if job is None:
             self.shown = None
             return
-        self.shown = self._jobs.pop(job.job_id, None) or JobHistory()
+        self.shown = self._jobs.pop(job.job_id, None) or JobHistory(self._min_wait_s)
         self._jobs[job.job_id] = self.shown
         if len(self._jobs) > MAX_JOBS:
             del self._jobs[next(iter(self._jobs))]
         self.shown.observe(view, job)
+
+    def reach_back(self, past: History, end_s: float) -> None:
+        """Take how the jobs that were shown here went before, up to a moment; `past` is used up."""
+        for job_id, job in self._jobs.items():
+            if (before := past._jobs.get(job_id)) is not None:
+                job.reach_back(before, end_s)
 
 
 def _storable(value: float | None) -> float:

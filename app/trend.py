@@ -34,6 +34,13 @@ class Trend:
             self.points = [_mean(self.points[i : i + 2]) for i in range(0, len(self.points), 2)]
             self._stride *= 2
 
+    def go_on_with(self, newer: Trend) -> None:
+        """Take the points of another one that are further on."""
+        last_x = self._pending[-1][0] if self._pending else self.points[-1][0] if self.points else -math.inf
+        for x, y in (*newer.points, *newer._pending):
+            if x > last_x:
+                self.add(x, y)
+
 
 def _mean(points: list[tuple[float, float]]) -> tuple[float, float]:
     # The last x, so that x keeps growing and the newest point stands at the right edge.

@@ -67,13 +67,15 @@ class PastWait(msgspec.Struct, frozen=True, eq=False):
 class WaitHistory:
     """The last waits of one job, over its attempts."""
 
-    def __init__(self) -> None:
+    def __init__(self, min_wait_s: float = MIN_WAIT_S) -> None:
+        """`min_wait_s` is the least of a wait that is kept; more where looks are further apart."""
+        self._min_wait_s = min_wait_s
         self._over: deque[PastWait] = deque(maxlen=MAX_WAITS)
         self._standing: dict[Key, PastWait] = {}
 
     def __deepcopy__(self, memo: dict[int, object]) -> WaitHistory:
         """Return what will not grow with this one; the waits themselves do not change."""
-        copied = WaitHistory()
+        copied = WaitHistory(self._min_wait_s)
         copied._over, copied._standing = self._over.copy(), self._standing.copy()
         return copied
 
@@ -86,11 +88,17 @@ class WaitHistory:
         """Look at the model once more: keep what waits stand, and which do no longer."""
         standing: dict[Key, PastWait] = {}
         for wait in view.waits:
-            if wait.waited_s >= MIN_WAIT_S and clean_name(wait.job) == job_id:
+            if wait.waited_s >= self._min_wait_s and clean_name(wait.job) == job_id:
                 key = (wait.attempt, wait.group, wait.seq)
                 standing[key] = _grown(key, self._standing.get(key) or self._come_back(key), view, wait)
         self._over.extend(past for key, past in self._standing.items() if key not in standing)
         self._standing = standing
+
+    def reach_back(self, past: WaitHistory) -> None:
+        """Take the waits of before; of those that both have seen, what is seen here lasts."""
+        own = {wait.key for wait in (*self._over, *self._standing.values())}
+        before = [wait for wait in (*past.over, *past._standing.values()) if wait.key not in own]
+        self._over = deque(sorted((*before, *self._over), key=lambda wait: wait.seen_s), maxlen=MAX_WAITS)
 
     def _come_back(self, key: Key) -> PastWait | None:
         """Return a wait that seemed to be over, and stands again: a report was lost on its way."""

@@ -15,14 +15,14 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent.wire.commands import Tier
+from agent.wire.packed_reports import MAX_REPORT_BYTES
 from agent.wire.reports import WIRE_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-MAX_FRAME_BYTES = 200_000
-"""A larger report is not kept: it would not fit into a reply."""
+MAX_FRAME_BYTES = MAX_REPORT_BYTES
 
 _HEAD = struct.Struct("<Id")
 """Size of a report in bytes, wall time at which it was made."""
@@ -74,7 +74,9 @@ class PastFrames:
         for ring in self._rings.values():
             ring.append(frame, now_s)
 
-    def since(self, tier: Tier, seq: int, max_bytes: int, max_age_s: float | None = None) -> list[PastFrame]:
+    def since(
+        self, tier: Tier, seq: int, max_bytes: int, max_age_s: float | None = None, period_s: float = 0.0
+    ) -> list[PastFrame]:
         """Return the oldest reports after `seq`, as many as fit; the first one may have a higher number than asked.
 
         Args:
@@ -82,8 +84,9 @@ class PastFrames:
             seq: The number of the last one that is known.
             max_bytes: Of all of them together; the first one is returned whatever its size.
             max_age_s: Older ones are left out.
+            period_s: Of each so many seconds of the wall clock only the first is returned; 0 returns all.
         """
-        return self._rings[tier].since(seq, max_bytes, math.inf if max_age_s is None else max_age_s)
+        return self._rings[tier].since(seq, max_bytes, math.inf if max_age_s is None else max_age_s, period_s)
 
     def close(self) -> None:
         """Let go of the files."""
@@ -123,15 +126,18 @@ class _Ring:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._next_seq += 1
 
-    def since(self, seq: int, max_bytes: int, max_age_s: float) -> list[PastFrame]:
+    def since(self, seq: int, max_bytes: int, max_age_s: float, period_s: float) -> list[PastFrame]:
         now = time.time()  # noqa: TID251 - as above
         found: list[PastFrame] = []
+        before: float | None = None
         paths = self._paths()
         for index, path in enumerate(paths):
             if index + 1 < len(paths) and _first_seq(paths[index + 1]) <= seq + 1:
                 continue
             for number, (wall_time, frame) in enumerate(_read(path), _first_seq(path)):
-                if number <= seq or now - wall_time > max_age_s:
+                is_thin = bool(period_s) and before is not None and wall_time // period_s == before // period_s
+                before = wall_time
+                if is_thin or number <= seq or now - wall_time > max_age_s:
                     continue
                 max_bytes -= len(frame)
                 if max_bytes < 0 and found:

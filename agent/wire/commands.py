@@ -129,13 +129,17 @@ class Tier(StrEnum):
     """One in ten seconds of the last day."""
 
 
-class PullHistory(msgspec.Struct, frozen=True, tag="history", forbid_unknown_fields=True):
+class PullHistory(msgspec.Struct, frozen=True, tag="history", forbid_unknown_fields=True, omit_defaults=True):
     """Ask for reports of the past after `since_seq`, oldest first, as many as fit into a reply."""
 
     tier: Tier = Tier.RECENT
     since_seq: Count = 0
     max_age_s: Seconds | None = None
     """None is as old as there are."""
+    period_s: Seconds = 0.0
+    """Of each so many seconds by the node's clock only the first report; 0 is every one."""
+    is_packed: bool = False
+    """Wants a `PackedHistory`, of which a reply holds more."""
 
 
 class GetStatus(msgspec.Struct, frozen=True, tag="status", forbid_unknown_fields=True):

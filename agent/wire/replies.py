@@ -90,6 +90,16 @@ class History(msgspec.Struct, frozen=True, tag="history"):
     reports: list[PastReport]
 
 
+class PackedHistory(msgspec.Struct, frozen=True, tag="packed_history"):
+    """Reports of the past in order, as `agent.wire.packed_reports` packs them."""
+
+    seqs: list[Count]
+    """Of each, as in `PastReport`."""
+    ages_s: list[Seconds]
+    sizes: list[Count]
+    packed: bytes
+
+
 class Leftover(msgspec.Struct, frozen=True, omit_defaults=True):
     """Something of an earlier run that nobody watches over."""
 
@@ -120,7 +130,7 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     report: NodeReport
 
 
-Reply = Accepted | Refused | Shown | Logs | LogChunk | History | Leftovers | Listening | Status | Stacks
+Reply = Accepted | Refused | Shown | Logs | LogChunk | History | PackedHistory | Leftovers | Listening | Status | Stacks
 
 
 _encoder = msgspec.json.Encoder()

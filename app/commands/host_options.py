@@ -138,6 +138,7 @@ def present(session: RemoteSession, settings: Settings, *, is_json: bool, is_hea
         session.patience_s = HEADLESS_PATIENCE_S
         raise SystemExit(asyncio.run(print_session(session, is_json=is_json)))
     session.patience_s = math.inf
+    session.looks_back = True
     session.asked_at = desk_of(session)
     raise SystemExit(asyncio.run(show_session(session, settings.console)))
 

@@ -9,22 +9,19 @@ from typing import TYPE_CHECKING
 
 from agent.wire.codec import MalformedMessageError
 from agent.wire.digest import decode_frame
-from app.diagnosis.diagnoser import Diagnoser
-from app.event_log import EventLog
-from app.history import History
-from app.model.cluster import Cluster
+from app.recording.lookout import Lookout
 from app.recording.records import LinesHeard, NoticeHeard, ReportHeard, StacksHeard
 from app.safe_text import LINE_LIMIT, clean
 from app.stacks.groups import NodeStacks
-from app.view import View
 
 if TYPE_CHECKING:
-    from agent.wire.digest import NodeFrame
     from agent.wire.logs import LogLine
-    from app.diagnosis.diagnoser import Diagnosis
     from app.diagnosis.rank_facts import Thresholds
     from app.diagnosis.verdicts import Verdict
+    from app.event_log import EventLog
+    from app.history import History
     from app.recording.records import Record, Recording
+    from app.view import View
 
 LOOK_S = 0.2
 """Between two looks at the model, as in a console."""
@@ -52,16 +49,20 @@ class Playback:
         self.at_s = 0.0
         self.num_malformed = 0
         self._num_taken = 0
-        self._heard: dict[str, tuple[str, NodeFrame, float]] = {}
-        """What is still to be folded in, by node: together it is cheaper."""
-        self._cluster = Cluster(self._recording.opening.nodes)
-        self._diagnoser = Diagnoser(self._thresholds)
+        self._lookout = Lookout(self._recording.opening.nodes, self._thresholds)
         self._lines: list[tuple[str, LogLine]] = []
         self._notices: list[str] = []
-        self.events = EventLog()
-        self.history = History()
-        """What has happened up to this moment, and how figures went, in the model's clock."""
-        self._look()
+        self._lookout.look(BEGIN_S)
+
+    @property
+    def events(self) -> EventLog:
+        """What has happened up to this moment, in the model's clock."""
+        return self._lookout.events
+
+    @property
+    def history(self) -> History:
+        """How figures went up to this moment, in the model's clock."""
+        return self._lookout.history
 
     @property
     def is_over(self) -> bool:
@@ -75,17 +76,16 @@ class Playback:
         while self._num_taken < len(records) and records[self._num_taken].at_s <= self.at_s:
             self._take(records[self._num_taken])
             self._num_taken += 1
-        self._fold()
-        self._look()
+        self._lookout.look(BEGIN_S + self.at_s)
 
     def view(self) -> View:
         """Return the rows of this moment."""
-        return View(self._cluster, self._diagnosis, BEGIN_S + self.at_s)
+        return self._lookout.view()
 
     @property
     def verdicts(self) -> list[Verdict]:
         """What is said at this moment, the worst first."""
-        return self._diagnosis.verdicts
+        return self._lookout.diagnosis.verdicts
 
     def nearest_stacks(self) -> tuple[list[NodeStacks], float]:
         """Return the newest stacks up to this moment, else the first ones after it, and when they were taken."""
@@ -104,16 +104,6 @@ class Playback:
         notices, self._notices = self._notices, []
         return notices
 
-    def _look(self) -> None:
-        self._diagnosis: Diagnosis = self._diagnoser.observe(self._cluster, BEGIN_S + self.at_s)
-        view = self.view()
-        self.events.observe(view)
-        self.history.observe(view)
-
-    def _fold(self) -> None:
-        self._cluster.apply_all(list(self._heard.values()))
-        self._heard.clear()
-
     def _take(self, record: Record) -> None:
         match record:
             case ReportHeard(node=node):
@@ -122,9 +112,7 @@ class Playback:
                 except MalformedMessageError:
                     self.num_malformed += 1
                     return
-                if node in self._heard:
-                    self._fold()
-                self._heard[node] = (node, frame, BEGIN_S + record.at_s)
+                self._lookout.hear(node, frame, BEGIN_S + record.at_s)
             case LinesHeard():
                 self._lines += ((record.node, line) for line in record.lines)
             case StacksHeard():

@@ -87,6 +87,8 @@ class RemoteSession(LiveSession):
         self.guards_rest = False
         """Whether what is left of a job that has failed on another node is ended, while this session is open and when
         it closes. Say it before `start`."""
+        self.looks_back = False
+        """Whether events and charts of a job that is found reach back to before this session. Say it before `start`."""
         self._guard = ShareGuard()
         self._told_of_rest: set[tuple[tuple[str, int, JobState], str]] = set()
         """What was said of ending shares: one that cannot be ended is tried again and told of once."""
@@ -159,6 +161,8 @@ class RemoteSession(LiveSession):
         """
         await self.connect()
         if self._request is None:
+            if self.looks_back:
+                self.session.look_back()
             return
         told = await self._start_and_tell(self._request, await self._reports(self._request.num_ranks))
         if self.starter is not None:

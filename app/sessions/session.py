@@ -35,6 +35,7 @@ from app.roads.stack_road import fetch_stacks, trouble_text
 from app.roads.start_progress import Milestones
 from app.roads.telemetry import Telemetry
 from app.sessions.control import JobControl
+from app.sessions.looking_back import look_back
 from app.sessions.options import SessionOptions
 from app.stacks.groups import NodeStacks
 from app.view import View
@@ -157,6 +158,16 @@ class Session:
             asyncio.create_task(self._follow_reports(), name="rankdeck-reports"),
             asyncio.create_task(self._follow_logs(), name="rankdeck-logs"),
         ]
+
+    def look_back(self) -> None:
+        """Have the events and the history reach back, in the background; after `connect`."""
+        self._tasks.append(asyncio.create_task(self._look_back(), name="rankdeck-looking-back"))
+
+    async def _look_back(self) -> None:
+        before = await look_back(self._fleet, list(self._directories), self._thresholds)
+        if before is not None:
+            self.history.reach_back(before.history, before.at_s)
+            self.events = self.events.reaching_back(before.events, self._listening_since_s)
 
     async def start_job(self, specs: Mapping[str, JobSpec]) -> None:
         """Start a job over its nodes, all or nothing; see `Fleet.start`."""

@@ -105,7 +105,7 @@ class EventsView(FilteredView):
         log = self.stage.events
         end = log.num_dropped + len(log)
         if self._is_wish_new or self._log is not log:
-            selected = self._shown[self.selected] if self.selected < len(self._shown) else 0
+            selected = self._place_in(log)
             self._is_wish_new, self._log, self._shown, self._num_looked_at = False, log, [], log.num_dropped
         else:
             selected = -1
@@ -119,6 +119,16 @@ class EventsView(FilteredView):
         self._num_looked_at = end
         if selected >= 0:
             self.selected = bisect_left(self._shown, selected)
+
+    def _place_in(self, log: EventLog) -> int:
+        """Return the number that the selected event has in a log, which may have got older ones in front."""
+        if self.selected >= len(self._shown):
+            return 0
+        number = self._shown[self.selected]
+        if log is self._log or number < self._log.num_dropped:
+            return number
+        event = self._event(self.selected)
+        return next((log.num_dropped + place for place in range(len(log)) if log[place] is event), number)
 
     def _title(self, log: EventLog) -> Line:
         palette = self.look.palette

@@ -1,0 +1,60 @@
+"""What the agents of a simulated cluster would remember of it, and what a console makes of that."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from agent.wire.digest import decode_frame
+from agent.wire.reports import decode_node_report, encode_node_report
+from app.diagnosis.rank_facts import Thresholds
+from app.history import History
+from app.recording.lookout import Lookout
+from app.sessions.looking_back import looks
+from tests.support.sim import SimCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from agent.wire.digest import NodeFrame
+
+
+def thinned(
+    heard: Sequence[tuple[float, str, bytes]], node: str, period_s: float
+) -> Iterator[tuple[float, str, NodeFrame]]:
+    """Yield what a node's agent remembers: the first report of each period, as it keeps them on its disk."""
+    slot = -1.0
+    for at_s, name, frame in heard:
+        if name == node and at_s // period_s != slot:
+            slot = at_s // period_s
+            yield at_s, node, decode_frame(encode_node_report(decode_node_report(frame)))
+
+
+def remembered(sim: SimCluster, end_s: float, period_s: float = 0.5, nodes: Sequence[str] = ()) -> Lookout:
+    """Return what the nodes remember up to a moment."""
+    patient = Thresholds(silent_s=2.0 + period_s, confirm_s=0.5 + period_s, grace_s=1.0 + period_s)
+    lookout = Lookout([node.name for node in sim.nodes], patient, History(3 * period_s))
+    told = nodes or [node.name for node in sim.nodes]
+    for _ in looks(lookout, [thinned(sim.heard, node, period_s) for node in told], end_s):
+        pass
+    return lookout
+
+
+def frozen_and_thawed(seconds_after: float) -> tuple[SimCluster, float]:
+    """Return a training in which rank 2 was frozen for a while, some time after, and when it was over."""
+    sim = SimCluster()
+    sim.run(40)
+    sim.freeze(2)
+    sim.run_until(lambda: bool(sim.verdicts()), 20, "a verdict")
+    sim.run(5)
+    sim.thaw(2)
+    sim.run_until(lambda: not sim.verdicts(), 20, "its end")
+    over_s = sim.now_s
+    sim.run(seconds_after)
+    return sim, over_s
+
+
+@cache
+def one_long_story() -> tuple[SimCluster, float]:
+    """Return the same with half a minute after; nobody goes on with it."""
+    return frozen_and_thawed(30.0)

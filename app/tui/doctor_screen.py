@@ -8,7 +8,6 @@ from rich.text import Text
 from textual import work
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
-from textual.screen import ModalScreen
 from textual.widgets import Button
 
 from app.errors import AppError, ExitCode
@@ -17,6 +16,7 @@ from app.preflight.report_lines import Tone, report_lines, summary_text
 from app.safe_text import LINE_LIMIT, clean
 from app.tui.drawing import wrapped
 from app.tui.line_view import LineView
+from app.tui.reading_screen import ReadingScreen
 
 if TYPE_CHECKING:
     from rich.style import Style
@@ -116,7 +116,7 @@ class DoctorView(LineView):
         }
 
 
-class DoctorScreen(ModalScreen[bool]):
+class DoctorScreen(ReadingScreen[bool]):
     """Looks at the hosts and says what is wrong; before a deed it goes by itself if nothing is, and else asks."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -124,12 +124,6 @@ class DoctorScreen(ModalScreen[bool]):
         Binding("r", "look", "Again"),
         Binding("a", "fold", "All rows"),
         Binding("y", "copy", "Copy"),
-        Binding("up,k", "scroll(-1)", "Up", show=False),
-        Binding("down,j", "scroll(1)", "Down", show=False),
-        Binding("pageup", "page(-1)", "Page up", show=False),
-        Binding("pagedown,space", "page(1)", "Page down", show=False),
-        Binding("home,g", "edge(-1)", "First line", show=False),
-        Binding("end,G", "edge(1)", "Last line", show=False),
         Binding("left", "app.focus_previous", "Back", show=False),
         Binding("right", "app.focus_next", "On", show=False),
     ]
@@ -141,7 +135,7 @@ class DoctorScreen(ModalScreen[bool]):
         self._doctor = doctor
         self._job = job
         self._deed = deed
-        self._view = DoctorView(stage, list(doctor.hosts), "Do nothing" if deed else "Close")
+        self._view: DoctorView = DoctorView(stage, list(doctor.hosts), "Do nothing" if deed else "Close")
 
     def compose(self) -> ComposeResult:
         """Fill the screen, with a question below where a deed waits."""
@@ -198,18 +192,6 @@ class DoctorScreen(ModalScreen[bool]):
         """Say also what is well, or only what is not."""
         self._view.shows_all = not self._view.shows_all
         self._view.redraw()
-
-    def action_scroll(self, rows: int) -> None:
-        """Scroll by lines."""
-        self._view.move(rows)
-
-    def action_page(self, pages: int) -> None:
-        """Scroll by screenfuls."""
-        self._view.page(pages)
-
-    def action_edge(self, direction: int) -> None:
-        """Go to the first line or the last."""
-        self._view.to_edge(direction)
 
     def _tell(self, host: str, step: Step) -> None:
         self._view.steps[host] = step

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 from rich.cells import cell_len
 from textual import work
 from textual.binding import Binding, BindingType
-from textual.screen import ModalScreen
 
 from app.errors import AppError
 from app.safe_text import LINE_LIMIT, clean
@@ -16,6 +15,7 @@ from app.stacks.words import StackText, Tone, picture_lines, summary_text
 from app.tui.drawing import wrapped
 from app.tui.line_view import LineView
 from app.tui.log_lines import shifted
+from app.tui.reading_screen import ReadingScreen
 
 if TYPE_CHECKING:
     from rich.style import Style
@@ -100,7 +100,7 @@ class StacksView(LineView):
         return [self.line().put(indent).put(part, style) for part in parts]
 
 
-class StacksScreen(ModalScreen[None]):
+class StacksScreen(ReadingScreen[None]):
     """Asks all nodes of the job, and shows what they answer; keys work meanwhile."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -108,12 +108,6 @@ class StacksScreen(ModalScreen[None]):
         Binding("s", "take(False)", "Again"),
         Binding("n", "take(True)", "With native frames"),
         Binding("a", "fold", "All frames"),
-        Binding("up,k", "scroll(-1)", "Up", show=False),
-        Binding("down,j", "scroll(1)", "Down", show=False),
-        Binding("pageup", "page(-1)", "Page up", show=False),
-        Binding("pagedown,space", "page(1)", "Page down", show=False),
-        Binding("home,g", "edge(-1)", "First line", show=False),
-        Binding("end,G", "edge(1)", "Last line", show=False),
         Binding("left,h", "side(-1)", "Left", show=False),
         Binding("right,l", "side(1)", "Right", show=False),
     ]
@@ -121,7 +115,7 @@ class StacksScreen(ModalScreen[None]):
     def __init__(self, stage: Stage) -> None:
         super().__init__()
         self._stage = stage
-        self._view = StacksView(stage)
+        self._view: StacksView = StacksView(stage)
 
     def compose(self) -> ComposeResult:
         """Fill the screen."""
@@ -155,18 +149,6 @@ class StacksScreen(ModalScreen[None]):
         self._view.is_whole = not self._view.is_whole
         self._view.to_begin()
         self._view.redraw()
-
-    def action_scroll(self, rows: int) -> None:
-        """Scroll by lines."""
-        self._view.move(rows)
-
-    def action_page(self, pages: int) -> None:
-        """Scroll by screenfuls."""
-        self._view.page(pages)
-
-    def action_edge(self, direction: int) -> None:
-        """Go to the first line or the last."""
-        self._view.to_edge(direction)
 
     def action_side(self, cells: int) -> None:
         """Scroll to the side."""

@@ -112,6 +112,26 @@ async def test_nodes_are_found_in_order_and_seen_and_spoken_to(hub: RelayHub, ag
         assert session.drain_notices() == []
 
 
+@pytest.mark.usefixtures("agents")
+async def test_what_the_nodes_of_a_relay_remember_is_in_front_of_what_the_console_sees(hub: RelayHub) -> None:
+    hub.connect()
+    async with session_over(hub, *hub.nodes) as session:
+        session.session.look_back()
+        await until_async(lambda: set(states(session).values()) == {"up"}, 20, "both are up")
+        seen_s = session.events[0].at_s
+
+        def reached_back() -> bool:
+            session.view()
+            return any(event.text.startswith("attached") for event in session.events.newest_first())
+
+        await until_async(reached_back, 20, "the past is there")
+
+        *before, attached = list(session.events.newest_first())[::-1]
+        assert attached.text.startswith("attached")
+        assert sorted(name for event in before for name in ("gpu2", "gpu10") if name in event.text) == ["gpu10", "gpu2"]
+        assert all(event.at_s < attached.at_s < seen_s for event in before)
+
+
 async def test_a_node_that_leaves_is_lost_with_its_reason_and_comes_back_by_itself(
     hub: RelayHub, relay: RunningRelay, agents: dict[str, RunningAgent]
 ) -> None:

@@ -10,6 +10,7 @@ too. CPU is that of this process, as a share of one core. The two roads are meas
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import statistics
 import subprocess
@@ -23,6 +24,9 @@ from typing import TYPE_CHECKING
 from agent.wire.commands import GetStatus
 from agent.wire.digest import decode_frame
 from agent.wire.reports import WIRE_VERSION
+from app.at_once import at_once
+from app.cli import START_OBJECTS
+from app.errors import AppError
 from app.inventory.inventory import CURVE, SSH, HostEntry
 from app.sessions.hosts import Hosts
 from app.sessions.options import SessionOptions
@@ -52,6 +56,7 @@ def main() -> None:
     if reason := why_no_hosts():
         sys.exit(reason)
     num_hosts = int(sys.argv[1]) if len(sys.argv) > 1 else NUM_HOSTS
+    gc.set_threshold(START_OBJECTS)  # as the command does
     with Network(*(f"h{index}" for index in range(num_hosts))) as network, fed(network, num_hosts):
         for telemetry in (SSH, CURVE) * NUM_ROUNDS:
             print(f'{num_hosts} hosts, telemetry = "{telemetry}"')
@@ -89,8 +94,10 @@ def measure(network: Network, telemetry: str) -> None:
         logins = Logins()
         for name in network.hosts:
             group.add(HostLink(Access(name, "~/python", str(network.ssh_config)), logins))
-        with timed("connect and find the agents"):
-            failures = [error for _, error in group.connect(AgentLink.find) if error is not None]
+        with timed("connect"):
+            failures = [error for _, error in group.connect(lambda link: link) if error is not None]
+        with timed("find the agents"):
+            failures += [said for said in at_once(group.links, AgentLink.find) if isinstance(said, AppError)]
         if failures:
             sys.exit(f"{len(failures)} hosts failed: {failures[0]}")
         asyncio.run(look_on(group, telemetry))

@@ -39,7 +39,7 @@ found = importlib.metadata.entry_points
 def entry_points(**wanted):
     if wanted.get("group") == "torch.backends":
         import torch
-        for name in ("_dump_fr_trace_json", "_dump_fr_trace"):
+        for name in [name for name in dir(torch._C._distributed_c10d) if name.startswith("_dump_")]:
             delattr(torch._C._distributed_c10d, name)
     return found(**wanted)
 importlib.metadata.entry_points = entry_points

@@ -34,6 +34,8 @@ class SshPair:
         near, self._far_of_client = socket.socketpair()
         self._near_of_server, far = socket.socketpair()
         self._is_ended = False
+        self._accepted: list[paramiko.Channel] = []
+        """Kept: a channel that nobody holds is closed by paramiko, perhaps before the client knows that it is open."""
         self.is_taking = threading.Event()
         """Cleared, nothing goes to the server any more; what it says still comes."""
         self.is_taking.set()
@@ -59,6 +61,7 @@ class SshPair:
         channel = self._server.accept(WAIT_S)
         assert channel is not None
         channel.settimeout(WAIT_S)
+        self._accepted.append(channel)
         return channel
 
     def __enter__(self) -> Self:

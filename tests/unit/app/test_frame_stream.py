@@ -16,7 +16,7 @@ from tests.support.ssh_pairs import WAIT_S, SshPair, our_threads
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from paramiko import Channel
 
@@ -50,11 +50,23 @@ class Listening:
 
 
 @pytest.fixture
-def listening(pair: SshPair) -> Iterator[Listening]:
-    listening = Listening(pair)
-    yield listening
-    listening.stream.close()
+def listenings(pair: SshPair) -> Iterator[Callable[[], Listening]]:
+    """Lend a maker of streams, which are closed at the end."""
+    made: list[Listening] = []
+
+    def make() -> Listening:
+        made.append(Listening(pair))
+        return made[-1]
+
+    yield make
+    for listening in made:
+        listening.stream.close()
     until(lambda: not our_threads(), WAIT_S, "no thread is left")
+
+
+@pytest.fixture
+def listening(listenings: Callable[[], Listening]) -> Listening:
+    return listenings()
 
 
 def say(far: Channel, *frames: bytes) -> None:
@@ -110,8 +122,7 @@ def test_begun_anew_it_hears_the_new_channel_alone(pair: SshPair, listening: Lis
     assert listening.heard == [b"second"]
 
 
-def test_closed_it_is_over_at_once_and_nothing_more_is_told(pair: SshPair) -> None:
-    listening = Listening(pair)
+def test_closed_it_is_over_at_once_and_nothing_more_is_told(pair: SshPair, listening: Listening) -> None:
     listening.stream.begin()
     far = pair.accept()
     say(far, b"before")
@@ -126,11 +137,10 @@ def test_closed_it_is_over_at_once_and_nothing_more_is_told(pair: SshPair) -> No
     assert far.recv(1) == b""
     assert listening.heard == [b"before"]
     assert listening.num_opened == 1
-    until(lambda: not our_threads(), WAIT_S, "no thread is left")
 
 
-def test_many_are_heard_by_one_thread(pair: SshPair) -> None:
-    many = [Listening(pair) for _ in range(30)]
+def test_many_are_heard_by_one_thread(pair: SshPair, listenings: Callable[[], Listening]) -> None:
+    many = [listenings() for _ in range(30)]
     for listening in many:
         listening.stream.begin()
     ends = [pair.accept() for _ in many]
@@ -139,5 +149,3 @@ def test_many_are_heard_by_one_thread(pair: SshPair) -> None:
     until(lambda: sum(len(listening.heard) for listening in many) == len(many), WAIT_S, "all are heard")
 
     assert our_threads() == ["rankdeck-pump"]
-    for listening in many:
-        listening.stream.close()

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.desk import Desk, named
-from tests.support.hosts import Network, require_hosts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.support.hosts import Network
+
+HOSTS = ("h1", "h2", "h3")
 PASSPHRASE = "open it"
 WITHIN_S = 30.0
 LOOK_S = 120.0
@@ -24,20 +25,6 @@ LOOK_S = 120.0
 pytestmark = pytest.mark.skipif(
     shutil.which("tmux") is None and not os.environ.get("CI"), reason="tmux is not installed"
 )
-
-
-@pytest.fixture
-def network() -> Iterator[Network]:
-    require_hosts()
-    with Network("h1", "h2", "h3") as network:
-        yield network
-
-
-@pytest.fixture
-def desk(network: Network) -> Iterator[Desk]:
-    desk = Desk(network)
-    yield desk
-    desk.end()
 
 
 def test_the_doctor_is_a_key_away(desk: Desk, network: Network) -> None:

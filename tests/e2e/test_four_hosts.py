@@ -17,13 +17,13 @@ from app.installing.own_wheel import own_wheel
 from tests.support.bare_python import LACKING, fill_wheelhouse, link_packages
 from tests.support.counting import BATCH, COUNTING, STEPS, uses_of_samples
 from tests.support.desk import IMPORT_S, Desk, read_until
-from tests.support.hosts import Host, Network, require_hosts
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.support.hosts import Host, Network
 
 HOSTS = ("h1", "h2", "h3", "h4")
 JOB = """
@@ -40,18 +40,9 @@ REST_S = 180.0
 
 
 @pytest.fixture
-def network() -> Iterator[Network]:
-    require_hosts()
-    with Network(*HOSTS) as network:
-        yield network
-
-
-@pytest.fixture
-def desk(network: Network) -> Iterator[Desk]:
-    desk = Desk(network)
+def desk(desk: Desk) -> Desk:
     desk.at = ()
-    yield desk
-    desk.end()
+    return desk
 
 
 @pytest.fixture

@@ -9,22 +9,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.desk import IMPORT_S, Desk, read_until
-from tests.support.hosts import Host, Network, require_hosts
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.support.hosts import Host, Network
+
 HOSTS = ("h1", "h2", "h3", "h4")
 OTHERS = ["h1", "h2", "h4"]
 WAITING = "import signal\nsignal.sigwait({signal.SIGTERM})\n"
-
-
-@pytest.fixture
-def network() -> Iterator[Network]:
-    require_hosts()
-    with Network(*HOSTS) as network:
-        yield network
 
 
 @pytest.fixture

@@ -19,12 +19,12 @@ from app.installing.on_host import STAGING_PREFIX
 from app.installing.own_wheel import named_wheel, own_wheel
 from tests.support.bare_python import LACKING, fill_wheelhouse, link_packages, required_by
 from tests.support.commands import run_rankdeck
-from tests.support.hosts import Host, Network, require_hosts
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.support.hosts import Host, Network
 
+HOSTS = ("h1", "h2", "h3")
 SFTP = "Subsystem sftp internal-sftp"
 
 
@@ -91,13 +91,6 @@ def packages(required: list[str], tmp_path_factory: pytest.TempPathFactory) -> P
     directory = tmp_path_factory.mktemp("packages")
     link_packages(set(required) - set(LACKING), directory)
     return directory
-
-
-@pytest.fixture
-def network() -> Iterator[Network]:
-    require_hosts()
-    with Network("h1", "h2", "h3") as network:
-        yield network
 
 
 def set_up(host: Host, *options: str, **variables: str) -> Path:

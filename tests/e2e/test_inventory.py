@@ -13,12 +13,14 @@ import pytest
 
 from app.inventory.inventory import HostEntry, read_inventory
 from tests.support.commands import run_rankdeck
-from tests.support.hosts import Network, require_hosts
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.support.hosts import Network
+
+HOSTS = ("h1", "h2", "h3")
 SSH_CONFIG = "Host gpu1 gpu2 login\n  User me\nHost *\n  Port 22\n"
 HOSTFILE = "gpu1 slots=8\ngpu2 slots=4\n"
 
@@ -193,13 +195,6 @@ def test_a_link_stays_one_and_keeps_its_mode(shell: Shell) -> None:
     assert (shell.directory / "rankdeck.toml").is_symlink()
     assert (shell.directory / "real.toml").stat().st_mode & 0o777 == 0o600
     assert [entry.host for entry in shell.hosts] == ["gpu1", "gpu2", "login"]
-
-
-@pytest.fixture
-def network() -> Iterator[Network]:
-    require_hosts()
-    with Network("h1", "h2", "h3") as network:
-        yield network
 
 
 def test_agents_of_all_hosts_come_up_and_go_down_and_one_that_cannot_stops_no_other(

@@ -9,28 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.desk import IMPORT_S, Desk, named, read_until
-from tests.support.hosts import Network, require_hosts
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.support.hosts import Network
+
 HOSTS = ("h1", "h2", "h3")
-
-
-@pytest.fixture
-def network() -> Iterator[Network]:
-    require_hosts()
-    with Network(*HOSTS) as network:
-        yield network
-
-
-@pytest.fixture
-def desk(network: Network) -> Iterator[Desk]:
-    desk = Desk(network)
-    yield desk
-    desk.end()
 
 
 @pytest.fixture

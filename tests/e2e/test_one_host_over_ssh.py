@@ -53,13 +53,6 @@ def host(network: Network) -> Host:
     return host
 
 
-@pytest.fixture
-def desk(network: Network) -> Iterator[Desk]:
-    desk = Desk(network)
-    yield desk
-    desk.end()
-
-
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     "network", [(), ("AllowStreamLocalForwarding no",)], indirect=True, ids=["forwarding", "no forwarding"]

@@ -131,13 +131,6 @@ def network() -> Iterator[Network]:
 
 
 @pytest.fixture
-def desk(network: Network) -> Iterator[Desk]:
-    desk = Desk(network)
-    yield desk
-    desk.end()
-
-
-@pytest.fixture
 def allocation(network: Network) -> Iterator[Allocation]:
     allocation = Allocation(network)
     yield allocation

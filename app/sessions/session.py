@@ -63,9 +63,10 @@ TAKE_PERIOD_S = 0.05
 TAKEN_AT_ONCE = 128
 """Reports are folded in together, which is cheaper, but no more than a key can wait for: so many of eight ranks take
 2 ms, and 16 at a time half as much again each (`bench_fold`)."""
-ROUND_S = 0.4
+ROUND_S = 0.8
 """A fleet that is too large for one take is heard in a round of several, which takes so long: of what its nodes say
-meanwhile only the newest is folded in."""
+meanwhile only the newest is folded in. With the half second between two reports it is within `app.model.cluster.GAP_S`,
+from which on a node counts as having been away."""
 MAX_PRINTED_BYTES = 4 * 2**20
 """Of lines that are kept for evidence, however old, beside reports: a rank that talks much must not push those out."""
 MAX_WAITING_LINES = 100_000
@@ -181,7 +182,8 @@ class Session:
         Raises:
             IncompatibleAgentError: An agent speaks another version.
         """
-        self._take_reports()
+        if len(self._directories) <= TAKEN_AT_ONCE:
+            self._take_reports()
         for node, detail in self.telemetry.incompatible.items():
             raise IncompatibleAgentError(node, detail)
         now_s = time.monotonic()

@@ -40,11 +40,11 @@ class LogPiece(NamedTuple):
 
     packed: bytes | bytearray
     """Their text in UTF-8, each with its line end."""
-    ends: NDArray[np.uint64]
+    ends: NDArray[np.uint32]
     """Where each line ends, with its line end."""
-    nodes: NDArray[np.int64]
+    nodes: NDArray[np.uint32]
     """Index into `node_names`."""
-    ranks: NDArray[np.int64]
+    ranks: NDArray[np.int32]
     """Global rank; -1 is the launcher."""
     is_stderr: NDArray[np.bool_]
     node_names: Sequence[str]

@@ -58,6 +58,7 @@ class TextPattern:
         options = re2.Options()
         options.log_errors = False
         options.never_nl = True
+        options.never_capture = True  # where groups lie costs a second look at each match, and nobody asks
         options.max_mem = _MAX_MEMORY_BYTES
         has_capital = any(character.isupper() for character in _NOT_TEXT.sub("", source))
         options.case_sensitive = is_case_exact or has_capital
@@ -82,7 +83,7 @@ class TextPattern:
         start = len(packed[: match.start()].decode())
         return start, start + len(packed[match.start() : match.end()].decode())
 
-    def lines_in(self, packed: bytes | bytearray, ends: NDArray[np.uint64]) -> NDArray[np.int64]:
+    def lines_in(self, packed: bytes | bytearray, ends: NDArray[np.uint32]) -> NDArray[np.int64]:
         """Return the numbers of the lines in which the pattern is found, in order.
 
         Args:
@@ -90,7 +91,7 @@ class TextPattern:
             ends: Where each of them ends, with its line end.
         """
         starts = [match.start() for match in self._to_line_end.finditer(packed)]
-        numbers = np.unique(np.searchsorted(ends, np.array(starts, np.uint64), side="right"))
+        numbers = np.unique(np.searchsorted(ends, np.array(starts, np.uint32), side="right"))
         return numbers[numbers < len(ends)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -72,7 +72,7 @@ class NumberTerm(msgspec.Struct, frozen=True):
     ranges: tuple[tuple[int, int], ...]
     is_inverse: bool = False
 
-    def among(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def among(self, numbers: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
         """Return which numbers are meant, inversion aside."""
         found: NDArray[np.bool_] = np.zeros(len(numbers), np.bool_)
         for first, last in self.ranges:

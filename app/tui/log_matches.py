@@ -95,12 +95,24 @@ class LogMatches:
             self._newer += (lines_of(piece, self.wish) + self._high).tolist()
             self._high += len(piece.ends)
             return True
-        if self._low > logs.first:
-            piece = logs.piece_before(self._low, self.piece_bytes)
-            self._low -= len(piece.ends)
-            self._older += (lines_of(piece, self.wish) + self._low)[::-1].tolist()
-            return True
-        return False
+        if self.has_all_old:
+            return False
+        self._look_back()
+        return True
+
+    def _look_back(self) -> None:
+        """Look at the piece that ends where what has been looked at begins."""
+        piece = self.logs.piece_before(self._low, self.piece_bytes)
+        self._take_old(self._low - len(piece.ends), lines_of(piece, self.wish))
+
+    def _take_old(self, low: int, places: NDArray[np.int64]) -> None:
+        """Take what was found in the piece that begins at `low`, up to where what has been looked at begins.
+
+        Lines of it that have been dropped since then are left out.
+        """
+        numbers = places + low
+        self._low = max(low, self.logs.first)
+        self._older += numbers[numbers >= self._low][::-1].tolist()
 
     def pace(self, took_s: float) -> None:
         """Take how long the last go has taken: the next one is larger, or smaller."""

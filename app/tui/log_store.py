@@ -78,15 +78,17 @@ class _Chunk:
         return min(stop - 1, bisect_left(self._ends, self._ends[stop] - max_bytes, first, stop))
 
     def piece(self, first: int, stop: int, nodes: list[str]) -> LogPiece:
+        """Return some of the lines: of a closed chunk without copies of its columns, so that asking for it is cheap."""
         begin = self._ends[first]
-        return LogPiece(
-            self._text[begin : self._ends[stop]],
-            np.array(self._ends[first + 1 : stop + 1], np.uint64) - np.uint64(begin),
-            np.array(self._nodes[first:stop], np.int64),
-            np.array(self._ranks[first:stop], np.int64),
-            np.array(self._stderr[first:stop], np.bool_),
-            nodes,
-        )
+        ends = np.frombuffer(self._ends, np.uint32)[first + 1 : stop + 1]
+        node_indices = np.frombuffer(self._nodes, np.uint32)[first:stop]
+        ranks = np.frombuffer(self._ranks, np.int32)[first:stop]
+        is_stderr = np.frombuffer(self._stderr, np.bool_)[first:stop]
+        if isinstance(self._text, bytearray):  # what is looked at by an array cannot grow
+            ends, node_indices, ranks, is_stderr = ends.copy(), node_indices.copy(), ranks.copy(), is_stderr.copy()
+        if begin:
+            ends = ends - np.uint32(begin)
+        return LogPiece(self._text[begin : self._ends[stop]], ends, node_indices, ranks, is_stderr, nodes)
 
 
 class LogStore:

@@ -135,7 +135,7 @@ class Stage:
         self.logs.hold(is_held=self.frozen_s is not None)
 
     def search(self, lines: LogMatches | CollapsedLines) -> None:
-        """Look for log lines for as long as a frame may, a piece at least."""
+        """Look for log lines, or let threads do so, for as long as a frame may."""
         now_s = time.monotonic()
         deadline_s = now_s + SEARCH_S
         while lines.search():

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
+from app.tui import log_search
 from app.tui.filter_bar import FilterBar
 from app.tui.log_matches import LogMatches
 from app.tui.log_store import CHUNK_LINES
@@ -243,6 +246,36 @@ async def test_e_goes_from_error_to_error_and_says_when_there_is_none() -> None:
         await type_filter(console, "!150")
         await console.press("enter", "e")
         assert logs.marked == 20
+
+
+async def test_many_lines_are_searched_by_threads_for_each_filter_until_none_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tasks: list[object] = []
+
+    class Counted(ThreadPoolExecutor):
+        def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+            tasks.append(self)
+            return super().submit(*args, **kwargs)
+
+    monkeypatch.setattr(log_search, "ThreadPoolExecutor", Counted)
+    async with desk(SimSource(SimCluster().view), (120, 24)) as console:
+        store = console.console.stage.logs
+        for number in range(24 * CHUNK_LINES):
+            store.append("demo-0", number % 4, f"line {number}. {'x' * 100}", is_stderr=False)
+        await console.show("logs")
+        await type_filter(console, "/nan|line 7./")
+        await console.frames(1)
+        first = set(tasks)
+        await console.press("backspace", "backspace", "0", ".", "/", "enter")
+        while "not searched yet" in console.text():
+            await console.frames(1)
+
+        assert console.console.query_one(LogsView).num_rows == sum(
+            re.search("nan|line 70.", f"line {number}. ") is not None for number in range(24 * CHUNK_LINES)
+        )
+        assert first
+        assert set(tasks) > first
 
 
 async def test_e_finds_the_errors_among_many_that_are_hidden_without_asking_for_each(

@@ -11,7 +11,7 @@ from app.filters.lines import LOG_KEYS, LineWish
 from app.tui.collapsed_lines import CollapsedLines
 from app.tui.filtered_view import FilteredView
 from app.tui.log_lines import log_line, prefix, prefix_width, shifted, text_width
-from app.tui.log_matches import LogMatches
+from app.tui.log_search import LogSearch
 from app.words import ranks_text
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class LogsView(FilteredView):
         self.is_collapsing = False
         self._logs = stage.logs
         """Those that the numbers here count."""
-        self._matches: LogMatches | None = None
+        self._matches: LogSearch | None = None
         self._collapsed: CollapsedLines | None = None
         self._anchor = 0
         """Number of the line at the top of the window, while new ones are not followed."""
@@ -206,7 +206,7 @@ class LogsView(FilteredView):
             self._matches = None
             return
         if self._matches is None or self._matches.wish != wish or self._matches.logs is not self.stage.logs:
-            self._matches = LogMatches(wish, self.stage.logs)
+            self._matches = LogSearch(wish, self.stage.logs)
         self.stage.search(self._matches)
 
     def _collapse_lines(self) -> None:
@@ -220,7 +220,7 @@ class LogsView(FilteredView):
         self.stage.search(self._collapsed)
 
     @property
-    def _listed(self) -> LogMatches | CollapsedLines | None:
+    def _listed(self) -> LogSearch | CollapsedLines | None:
         """What stands in rows; None where it is every line."""
         return self._collapsed if self._collapsed is not None else self._matches
 

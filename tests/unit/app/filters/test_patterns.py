@@ -12,7 +12,7 @@ from app.filters.patterns import PatternError, TextPattern
 
 def packed(*lines: str) -> tuple[bytes, np.ndarray]:
     texts = [f"{line}\n".encode() for line in lines]
-    return b"".join(texts), np.cumsum([len(text) for text in texts]).astype(np.uint64)
+    return b"".join(texts), np.cumsum([len(text) for text in texts]).astype(np.uint32)
 
 
 @pytest.mark.parametrize(

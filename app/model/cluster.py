@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from agent.wire.jobs import JobStatus
     from agent.wire.reports import NodeReport
+    from app.model.absence import Absence
 
 MAX_WORLD_SIZE = 131_072
 """Eight times the largest cluster this console is measured with; a node that claims more is not believed."""
@@ -41,7 +42,7 @@ class Node:
         report: Its newest report; None before the first.
         num_ignored: Reports, or parts of them, that were refused.
         may_have_broken_gpus: Whether its newest report tells of anything that broken GPUs show.
-        trouble: Why there is no way to it from here, as far as that is known; empty while there is one.
+        absence: Why it cannot be heard, as far as that is known; None while nothing is.
         fallback: Why its reports come over SSH that were to come straight over TCP; empty where they come as asked.
     """
 
@@ -51,7 +52,7 @@ class Node:
         self.report: NodeFrame | None = None
         self.num_ignored = 0
         self.may_have_broken_gpus = False
-        self.trouble = ""
+        self.absence: Absence | None = None
         self.fallback = ""
         self.old_epochs: deque[str] = deque(maxlen=MAX_OLD_EPOCHS)
 
@@ -80,7 +81,7 @@ class Cluster:
     Attributes:
         heard_s: When each node's newest report came; minus infinity before the first.
         back_s: When each node was first heard, or first heard again after a gap.
-        is_cut_off: Whether there is known to be no way to each node at present.
+        is_cut_off: Whether each node is known to be out of hearing at present.
         available_frac: Of each node's memory; 1 while that is not known.
     """
 
@@ -98,11 +99,11 @@ class Cluster:
         self.num_unknown_nodes = 0
         """Reports under a name that is not a node of this cluster."""
 
-    def put_trouble(self, node: str, words: str) -> None:
-        """Take why there is no way to a node at present; empty when there is one."""
+    def put_absence(self, node: str, absence: Absence | None) -> None:
+        """Take why a node cannot be heard at present; None when nothing is in the way."""
         known = self.nodes[node]
-        known.trouble = words
-        self.is_cut_off[known.index] = bool(words)
+        known.absence = absence
+        self.is_cut_off[known.index] = absence is not None
 
     def begin(self, job_id: str, attempt: int) -> None:
         """Know that an attempt of a job begins: nothing that was said of older ones is about it."""

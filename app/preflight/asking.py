@@ -100,8 +100,9 @@ def failure_of(host: str, error: AppError) -> Failure:
         kind = FailureKind.RANKDECK
     else:
         kind = FailureKind.UNREACHABLE
-    message = str(error).removeprefix(f"{host}: ").removeprefix(f"the agent on {host} does not answer: ")
-    return Failure(kind, clean(message, LINE_LIMIT), clean(error.hint, LINE_LIMIT), ExitCode(error.exit_code))
+    return Failure(
+        kind, clean(error.said_of(host), LINE_LIMIT), clean(error.hint, LINE_LIMIT), ExitCode(error.exit_code)
+    )
 
 
 def _examine(wanted: Wanted, link: AgentLink) -> Examination:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from app.at_once import at_once
 from app.errors import AppError, HostUnreachableError
 from app.inventory.inventory import CURVE
-from app.sessions.connection_keeper import ConnectionKeeper
+from app.model.absence import Absence
+from app.sessions.connection_keeper import ConnectionKeeper, absence_of
 from app.ssh.config import THIS_MACHINE
 from app.words import nodes_text
 
@@ -136,19 +137,28 @@ class Connections:
         return ConnectionKeeper(link, self._tell, patience_s, absence, unheard, may_ask=may_ask)
 
     @property
-    def troubles(self) -> dict[str, str]:
-        """Why there is no way to a host at present, in words; empty where there is one."""
-        own = {link.host: link.trouble for link in self._hosts.links if link.kept is not link}
-        kept = {host: keeper.trouble or own.get(host, "") for host, keeper in self._keepers.items()}
-        words = kept or {host: error.whole for host, error in self._away.items()} | own
-        return {host: trouble.removeprefix(f"{host}: ") for host, trouble in words.items()}
+    def absences(self) -> dict[str, Absence | None]:
+        """Why a host cannot be heard at present; None where nothing is in the way."""
+        own = {link.host: link.absence for link in self._hosts.links if link.kept is not link}
+        if not self._keepers:
+            return {host: absence_of(error, host) for host, error in self._away.items()} | own
+        return {host: self._kept_absence(host, keeper) or own.get(host) for host, keeper in self._keepers.items()}
+
+    @staticmethod
+    def _kept_absence(host: str, keeper: ConnectionKeeper) -> Absence | None:
+        """Return what a keeper lacks: where it keeps what hosts have in common, that is in none of their ways alone."""
+        if keeper.absence is None or keeper.host == host:
+            return keeper.absence
+        return Absence(f"{keeper.host}: {keeper.absence.why}")
 
     def absence(self, host: str) -> AppError | None:
-        """Return why there is no way to a host at present; None where there is one."""
-        trouble = self.troubles.get(host, "")
+        """Return why there is no way to a host's agent at present; None where there is one."""
+        absence = self.absences.get(host)
+        if absence is None:
+            return None
         keeper = self._keepers.get(host)
         error = keeper.error if keeper is not None else self._away.get(host)
-        return (error or HostUnreachableError(host, trouble)) if trouble else None
+        return error or HostUnreachableError(host, absence.why)
 
     @property
     def keepers_that_wait(self) -> dict[str, ConnectionKeeper]:

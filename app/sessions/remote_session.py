@@ -126,8 +126,8 @@ class RemoteSession(LiveSession):
 
     @property
     def away(self) -> set[str]:
-        """Hosts that there is no way to at present."""
-        return {host for host, trouble in self._connections.troubles.items() if trouble}
+        """Hosts that cannot be heard at present: no way leads there, or no agent is at its end."""
+        return {host for host, absence in self._connections.absences.items() if absence is not None}
 
     @property
     def title(self) -> str:
@@ -323,8 +323,8 @@ class RemoteSession(LiveSession):
         Raises:
             AppError: The connection is lost for good.
         """
-        for host, trouble in self._connections.troubles.items():
-            self.session.put_trouble(host, trouble)
+        for host, absence in self._connections.absences.items():
+            self.session.put_absence(host, absence)
         view = super().view()
         if self._is_open:
             self._is_restarting = bool(self.session.control.doing)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from agent.wire.jobs import JobSpec, JobStatus
     from app.evidence.bundle import Evidence
+    from app.model.absence import Absence
     from app.recording.records import Record
     from app.roads.start_progress import StartProgress
     from ddpcore.wire import Fault
@@ -201,9 +202,9 @@ class Session:
             {names[node]: share.status for node, share in job.shares.items()} for job in self._cluster.jobs.values()
         ]
 
-    def put_trouble(self, node: str, words: str) -> None:
-        """Take why there is no way to a node at present; empty when there is one."""
-        self._cluster.put_trouble(node, words)
+    def put_absence(self, node: str, absence: Absence | None) -> None:
+        """Take why a node cannot be heard at present; None when nothing is in the way."""
+        self._cluster.put_absence(node, absence)
 
     def put_fallback(self, node: str, words: str) -> None:
         """Take why a node's reports come over SSH that were to come straight over TCP."""

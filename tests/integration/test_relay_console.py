@@ -17,6 +17,7 @@ from agent.wire.fan_in import RELAY_VERSION, Hello, Welcome
 from agent.wire.reports import WIRE_VERSION
 from app.errors import AgentUnreachableError, ExitCode, HostUnreachableError, IncompatibleAgentError, UsageError
 from app.inventory.inventory import HostEntry
+from app.model.absence import Lack
 from app.sessions.hosts import Hosts
 from app.sessions.remote_session import RemoteSession
 from app.ssh.host_link import Access, HostLink
@@ -79,7 +80,8 @@ async def session_over(hub: RelayHub, *nodes: str) -> AsyncIterator[RemoteSessio
 
 
 def hub_trouble(session: RemoteSession, node: str) -> str:
-    return session._connections.troubles[node]
+    absence = session._connections.absences[node]
+    return "" if absence is None else absence.why
 
 
 def troubles(session: RemoteSession) -> dict[str, str]:
@@ -219,7 +221,9 @@ def test_an_agent_that_comes_back_as_something_else_is_told_and_is_no_end_of_the
         node.hears_first(Welcome)
         hub.connect()
 
-        assert "its agent says something else" in RelayedLink("x", hub, 0).trouble
+        absence = RelayedLink("x", hub, 0).absence
+        assert absence is not None
+        assert (absence.lack, "its agent says something else" in absence.why) == (Lack.FITTING_AGENT, True)
 
 
 def test_what_is_not_a_relay_is_told(tmp_path: Path) -> None:

@@ -89,16 +89,25 @@ def doctor(directory: Path, python: str, workdir: str) -> None:
 
 
 @cli.command()
-@click.option("--address", required=True, help="Of this node.")
+@directory_option
+@click.option("--address", default="", help="Of this node.")
+@click.option("--interface", default="", help="Instead: all addresses of one, by its name, an address or a network.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Without it, a free one.")
-def listen(address: str, port: int) -> None:
-    """Let other nodes try to reach this one, until standard input ends; each line there is answered by the time of day.
+@click.option("--last-port", type=click.IntRange(0, 65535), default=0, help="With --interface: any from --port to it.")
+def listen(*, directory: Path, address: str, interface: str, port: int, last_port: int) -> None:
+    """Let other machines try to reach this one, until standard input ends; to each line there it says the time of day.
 
     Nothing is taken from whoever connects.
     """
-    from agent.doctor.reach import listen  # noqa: PLC0415
+    if bool(address) == bool(interface):
+        raise click.UsageError("name either --address or --interface")
+    from agent.doctor.reach import attend, hold_port  # noqa: PLC0415
+    from agent.doctor.telemetry_port import hold_ports  # noqa: PLC0415
 
-    listen(address, port, sys.stdin.fileno(), sys.stdout.fileno())
+    held, where = (
+        hold_port(address, port) if address else hold_ports(interface, (port, max(port, last_port)), directory)
+    )
+    attend(held, where, sys.stdin.fileno(), sys.stdout.fileno())
 
 
 @cli.command()

@@ -59,6 +59,11 @@ class HostEntry(msgspec.Struct, frozen=True):
     telemetry_ports: tuple[int, int] = (0, 0)
     """The first and the last that it may choose; 0 is any."""
 
+    @property
+    def tells_directly(self) -> bool:
+        """Whether its reports are to come straight over TCP; those of this machine never do."""
+        return self.telemetry == CURVE and self.host != THIS_MACHINE
+
 
 class Inventory(msgspec.Struct, frozen=True):
     """All hosts of a cluster, in the order in which they get their ranks."""

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from app.at_once import at_once
 from app.errors import AppError, HostUnreachableError
-from app.inventory.inventory import CURVE
 from app.model.absence import Absence
 from app.sessions.connection_keeper import ConnectionKeeper, absence_of
-from app.ssh.config import THIS_MACHINE
 from app.words import nodes_text
 
 if TYPE_CHECKING:
@@ -45,11 +43,7 @@ class Hosts(NamedTuple):
     def direct(self) -> list[tuple[AgentLink, HostEntry]]:
         """Those whose reports are to come straight over TCP: not from this machine, nor where a relay brings them."""
         both = zip(self.links, self.entries, strict=True)
-        return [
-            (link, entry)
-            for link, entry in both
-            if entry.telemetry == CURVE and link.kept is link and link.host != THIS_MACHINE
-        ]
+        return [(link, entry) for link, entry in both if entry.tells_directly and link.kept is link]
 
     @property
     def text(self) -> str:

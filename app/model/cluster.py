@@ -16,6 +16,7 @@ from agent.wire.digest import NodeFrame, frame_of
 from agent.wire.jobs import JobState
 from agent.wire.machine import GpuCondition
 from app.model.job_model import JobModel
+from app.model.newcomers import Newcomers
 from app.model.rank_batch import RankBatch
 
 if TYPE_CHECKING:
@@ -96,8 +97,14 @@ class Cluster:
         self.available_frac = np.ones(len(self.nodes))
         self._begun: dict[str, int] = {}
         """By job: the attempt that was begun from here; older ones are over, whoever still tells of them."""
+        self.newcomers = Newcomers()
+        """Nodes that have come meanwhile, and are none of this cluster."""
         self.num_unknown_nodes = 0
         """Reports under a name that is not a node of this cluster."""
+
+    def put_newcomers(self, newcomers: Newcomers) -> None:
+        """Take which nodes have come that are none of this cluster."""
+        self.newcomers = newcomers
 
     def put_absence(self, node: str, absence: Absence | None) -> None:
         """Take why a node cannot be heard at present; None when nothing is in the way."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from app.at_once import at_once
 from app.errors import AppError, HostUnreachableError
 from app.model.absence import Absence
+from app.model.newcomers import Newcomers
 from app.sessions.connection_keeper import ConnectionKeeper, absence_of
 from app.words import nodes_text
 
@@ -27,12 +28,14 @@ class Hosts(NamedTuple):
         entries: What the inventory says of each.
         typed: How a person names them on a command line: `--host gpu1`; empty where they are all of the inventory.
         away: Hosts that cannot be reached so far, and why.
+        newcomers: Says which nodes have come that were meant, too, and are not among these; may be called often.
     """
 
     links: tuple[AgentLink, ...]
     entries: tuple[HostEntry, ...]
     typed: str
     away: Mapping[str, AppError]
+    newcomers: Callable[[], Newcomers] = Newcomers
 
     @property
     def names(self) -> list[str]:

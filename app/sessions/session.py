@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from agent.wire.logs import LogLine
     from app.evidence.bundle import Evidence
     from app.model.absence import Absence
+    from app.model.newcomers import Newcomers
     from app.recording.records import Record
     from app.roads.start_progress import StartProgress
     from ddpcore.wire import Fault
@@ -193,6 +194,10 @@ class Session:
     def put_absence(self, node: str, absence: Absence | None) -> None:
         """Take why a node cannot be heard at present; None when nothing is in the way."""
         self._cluster.put_absence(node, absence)
+
+    def put_newcomers(self, newcomers: Newcomers) -> None:
+        """Take which nodes have come that this session has not taken in."""
+        self._cluster.put_newcomers(newcomers)
 
     def put_fallback(self, node: str, words: str) -> None:
         """Take why a node's reports come over SSH that were to come straight over TCP."""

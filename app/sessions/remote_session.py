@@ -328,10 +328,8 @@ class RemoteSession(LiveSession):
         """
         for host, absence in self._connections.absences.items():
             self.session.put_absence(host, absence)
-        newcomers = self._hosts.newcomers()
-        self.session.put_newcomers(newcomers)
-        if self._newcomer_watch.is_news(newcomers, time.monotonic()):
-            self._tell(newcomers_notice(newcomers, self._hosts.command("attach")))
+        if self.patience_s:  # who only takes a look will come in again anyway
+            self._look_for_newcomers()
         view = super().view()
         if self._is_open:
             self._is_restarting = bool(self.session.control.doing)
@@ -343,6 +341,12 @@ class RemoteSession(LiveSession):
         if self._is_open and math.isfinite(self.patience_s):
             self._raise_for_lost_connection()
         return view
+
+    def _look_for_newcomers(self) -> None:
+        newcomers = self._hosts.newcomers()
+        self.session.put_newcomers(newcomers)
+        if self._newcomer_watch.is_news(newcomers, time.monotonic()):
+            self._tell(newcomers_notice(newcomers, self._hosts.command("attach")))
 
     def _tell(self, sentence: str) -> None:
         self._notices.append(sentence)  # another list after each drain

@@ -49,7 +49,18 @@ class AppError(Exception):
     @property
     def whole(self) -> str:
         """The message, and in brackets what to do."""
-        return f"{self} ({self.hint})" if self.hint else str(self)
+        return self._with_hint(str(self))
+
+    def said_of(self, host: str) -> str:
+        """Return the message for a place where the host's name stands already; the name of another one stays in it."""
+        return str(self).removeprefix(f"{host}: ").removeprefix(f"the agent on {host} does not answer: ")
+
+    def whole_of(self, host: str) -> str:
+        """Return the same, and in brackets what to do."""
+        return self._with_hint(self.said_of(host))
+
+    def _with_hint(self, message: str) -> str:
+        return f"{message} ({self.hint})" if self.hint else message
 
 
 class UsageError(AppError):

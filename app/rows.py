@@ -169,7 +169,7 @@ class NodeRow(msgspec.Struct, frozen=True):
     age_s: float | None
     """Since its last report."""
     trouble: str = ""
-    """Why there is no way to it from here, as far as that is known; empty while there is one."""
+    """Why it cannot be heard from here, as far as that is known; empty while nothing is in the way."""
     fallback: str = ""
     """Why its reports come over SSH that were to come straight over TCP; empty where they come as asked."""
 

@@ -33,6 +33,7 @@ from app.wording.gpu_words import BrokenGpu, broken_gpus, findings, gpu_rows
 from app.wording.headline import job_headline, node_headline, wait_text
 from app.wording.job_figures import job_figures
 from app.wording.memory_words import JobMemory
+from app.wording.newcomer_words import newcomers_text
 from app.wording.node_words import are_well, clean_names, node_row
 from app.wording.pace_words import JobPace
 from app.wording.rank_table import RankTable
@@ -100,7 +101,7 @@ class View:
         if self._job is None or self._found is None or row is None:
             num_nodes = len(self._cluster.nodes)
             idle = f"{num_nodes} node{'' if num_nodes == 1 else 's'} up, no job yet"
-            return about_nodes or Headline(Severity.QUIET, idle)
+            return about_nodes or Headline(Severity.QUIET, "; ".join(filter(None, (idle, self.newcomers))))
         if about_nodes is not None and not self._job.is_ended():
             return about_nodes
         return job_headline(self._cluster, self._job, row, self._found, self.now_s)
@@ -183,6 +184,11 @@ class View:
     def node_names(self) -> list[str]:
         """The names of all nodes, in the order of the cluster."""
         return clean_names(self._cluster.node_names)
+
+    @property
+    def newcomers(self) -> str:
+        """What is to be said of nodes that have come meanwhile, and are not among these; empty where none has."""
+        return newcomers_text(self._cluster.newcomers)
 
     @property
     def oldest_age_s(self) -> float | None:

@@ -68,6 +68,18 @@ def addresses_of(found: Iterable[OutwardAddress], interface: str) -> list[str]:
     return [one.address for one in found if ip_address(one.address) in network]
 
 
+def why_no_address(interface: str) -> str:
+    """Return why `addresses_of` an interface returns none."""
+    if network_of(interface) is not None:
+        return f"it has no address in {interface}"
+    stats = psutil.net_if_stats()
+    if interface not in stats:
+        return f"it has no interface {interface}, but {', '.join(sorted(stats))}"
+    if not stats[interface].isup:
+        return f"its interface {interface} is down"
+    return f"its interface {interface} has no address that others can reach"
+
+
 def interface_of(address: str) -> str:
     """Return the network interface that has an address of this node; empty if none has."""
     for name, addresses in psutil.net_if_addrs().items():

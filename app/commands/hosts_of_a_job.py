@@ -16,7 +16,8 @@ from app.commands.relay_options import relay_inventory, relay_options, relayed_h
 from app.commands.settings_options import NO_FILES_PARAMETER
 from app.errors import AppError, UsageError
 from app.headless import print_line
-from app.inventory.inventory import HostEntry
+from app.inventory.inventory import HostEntry, is_meant
+from app.model.newcomers import Newcomers
 from app.open_files import make_room_for_nodes
 from app.sessions.hosts import Hosts
 from app.sessions.workdir import workdir_on
@@ -48,6 +49,7 @@ class HostsWanted(NamedTuple):
         entries: The hosts, each with what the inventory says of it.
         typed: What was typed to name them.
         is_named: Whether any was typed, and not only some to leave out.
+        include: Patterns of those to take; empty is all.
         exclude: Patterns of those to leave out.
         python: As typed, or of the environment.
         named_python: As typed; empty where it was not.
@@ -58,6 +60,7 @@ class HostsWanted(NamedTuple):
     entries: tuple[HostEntry, ...]
     typed: str
     is_named: bool
+    include: tuple[str, ...]
     exclude: tuple[str, ...]
     python: str
     named_python: str
@@ -82,7 +85,7 @@ class HostsWanted(NamedTuple):
             return self
         typed = " ".join(filter(None, [shlex.join(_repeated("--host", patterns)), self.typed]))
         inventory = load_inventory() if self.hub is None else load_inventory().behind_relay(self.hub.nodes)
-        return self._replace(entries=inventory.chosen(patterns, self.exclude), typed=typed)
+        return self._replace(entries=inventory.chosen(patterns, self.exclude), include=patterns, typed=typed)
 
     @property
     def names(self) -> list[str]:
@@ -99,7 +102,9 @@ def takes_hosts(command: Callable[..., None]) -> Callable[..., None]:
         typed += [*_repeated("--host", names), *_repeated("--exclude", exclude)]
         python, ssh_config = how.pop("python"), how.pop("ssh_config")
         has_no_files = bool(click.get_current_context().params.get(NO_FILES_PARAMETER))
-        wanted = HostsWanted((), shlex.join(typed), bool(names), exclude, python, named_python(python), ssh_config)
+        wanted = HostsWanted(
+            (), shlex.join(typed), bool(names), names, exclude, python, named_python(python), ssh_config
+        )
         inventory = relay_inventory(relay, relay_dir, has_no_files=has_no_files)
         if inventory is None:
             entries = _without_inventory(names) if has_no_files else named_hosts(names, exclude)
@@ -135,7 +140,27 @@ def reached(wanted: HostsWanted, then: Callable[[AgentLink], object], *, needs_a
         _tell(away, wanted, is_in_the_way=needs_all or len(away) == len(group.links))
         there = [(link, entry) for link, entry in zip(group.links, wanted.entries, strict=True) if link.is_somewhere]
         still_away = {link.host: away[link.host] for link, _ in there if link.host in away}
-        yield Hosts(tuple(link for link, _ in there), tuple(entry for _, entry in there), wanted.typed, still_away)
+        links, entries = tuple(link for link, _ in there), tuple(entry for _, entry in there)
+        yield Hosts(links, entries, wanted.typed, still_away, _newcomers(wanted))
+
+
+def _newcomers(wanted: HostsWanted) -> Callable[[], Newcomers]:
+    """Return what says which nodes have come to a relay since they were chosen, and are meant, too."""
+    hub, known = wanted.hub, frozenset(wanted.names)
+    if hub is None:
+        return Newcomers
+    newcomers, num_changes = Newcomers(), -1
+
+    def look() -> Newcomers:
+        nonlocal newcomers, num_changes
+        if hub.num_changes != num_changes:
+            num_changes = hub.num_changes
+            here = (node for node in hub.nodes if (entry := hub.entry(node)) is not None and entry.is_here)
+            meant = (node for node in here if is_meant(HostEntry(node), wanted.include, wanted.exclude))
+            newcomers = Newcomers(hub.host, tuple(node for node in meant if node not in known))
+        return newcomers
+
+    return look
 
 
 def _link_to(entry: HostEntry, number: int, wanted: HostsWanted) -> AgentLink:

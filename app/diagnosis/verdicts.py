@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from app.diagnosis.rank_facts import Flags, RankFacts, Ranks, Thresholds
     from app.diagnosis.wait_share import Habit
     from app.diagnosis.waits import Knot, Wait
+    from app.model.absence import Absence
     from app.model.cluster import Cluster
     from app.model.job_model import Death, JobModel
     from ddpcore.wire import Place
@@ -83,8 +84,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """For EXITED and FEWER_CALLS: ranks that lost their connection to a culprit."""
     sides: tuple[Side, ...] = ()
     """For MISMATCH."""
-    trouble: str = ""
-    """For NODE_LOST: why there is no way to the nodes from here, where it is that."""
+    absence: Absence | None = None
+    """For NODE_LOST: why the nodes cannot be heard from here, where one reason is known for all."""
     cost_frac: float | None = None
     """For STRAGGLER: what it costs of the step time. For INPUT_BOUND: the share of time that goes into input."""
     earlier_cost: EarlierCost | None = None
@@ -192,10 +193,10 @@ def node_lost(evidence: Evidence) -> list[Verdict]:
         heard_s = min((evidence.job.shares[owner].received_s for owner in owners), default=None)
         nodes = [evidence.cluster.nodes[evidence.cluster.node_names[owner]] for owner in owners]
         nodes = nodes or unheard_nodes(evidence.cluster, evidence.nodes)
-        troubles = sorted({node.trouble for node in nodes})
+        absences = {node.absence for node in nodes}
         for_s = None if heard_s is None else evidence.now_s - heard_s
         verdict = name(evidence, Cause.NODE_LOST, some.tolist(), for_s=for_s, nodes=tuple(node.name for node in nodes))
-        verdicts.append(msgspec.structs.replace(verdict, trouble=troubles[0] if len(troubles) == 1 else ""))
+        verdicts.append(msgspec.structs.replace(verdict, absence=absences.pop() if len(absences) == 1 else None))
     return verdicts
 
 

@@ -59,6 +59,11 @@ class HostEntry(msgspec.Struct, frozen=True):
     telemetry_ports: tuple[int, int] = (0, 0)
     """The first and the last that it may choose; 0 is any."""
 
+    @property
+    def tells_directly(self) -> bool:
+        """Whether its reports are to come straight over TCP; those of this machine never do."""
+        return self.telemetry == CURVE and self.host != THIS_MACHINE
+
 
 class Inventory(msgspec.Struct, frozen=True):
     """All hosts of a cluster, in the order in which they get their ranks."""
@@ -94,15 +99,16 @@ class Inventory(msgspec.Struct, frozen=True):
             if not any(_fits(entry, pattern) for entry in self.hosts):
                 near = nearest_text(pattern, [entry.host for entry in self.hosts])
                 raise UsageError(f"{clean(repeated(pattern))} matches no host of {self.kind}{near}")
-        chosen = tuple(
-            entry
-            for entry in self.hosts
-            if (not include or any(_fits(entry, pattern) for pattern in include))
-            and not any(_fits(entry, pattern) for pattern in exclude)
-        )
+        chosen = tuple(entry for entry in self.hosts if is_meant(entry, include, exclude))
         if not chosen:
             raise UsageError(f"no host of {self.kind} is left", "choose less narrowly")
         return chosen
+
+
+def is_meant(entry: HostEntry, include: Sequence[str], exclude: Sequence[str]) -> bool:
+    """Return whether patterns choose a host; see `Inventory.chosen`."""
+    is_in = not include or any(_fits(entry, pattern) for pattern in include)
+    return is_in and not any(_fits(entry, pattern) for pattern in exclude)
 
 
 def _fits(entry: HostEntry, pattern: str) -> bool:

@@ -16,6 +16,7 @@ from agent.wire.digest import NodeFrame, frame_of
 from agent.wire.jobs import JobState
 from agent.wire.machine import GpuCondition
 from app.model.job_model import JobModel
+from app.model.newcomers import Newcomers
 from app.model.rank_batch import RankBatch
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from agent.wire.jobs import JobStatus
     from agent.wire.reports import NodeReport
+    from app.model.absence import Absence
 
 MAX_WORLD_SIZE = 131_072
 """Eight times the largest cluster this console is measured with; a node that claims more is not believed."""
@@ -41,7 +43,7 @@ class Node:
         report: Its newest report; None before the first.
         num_ignored: Reports, or parts of them, that were refused.
         may_have_broken_gpus: Whether its newest report tells of anything that broken GPUs show.
-        trouble: Why there is no way to it from here, as far as that is known; empty while there is one.
+        absence: Why it cannot be heard, as far as that is known; None while nothing is.
         fallback: Why its reports come over SSH that were to come straight over TCP; empty where they come as asked.
     """
 
@@ -51,7 +53,7 @@ class Node:
         self.report: NodeFrame | None = None
         self.num_ignored = 0
         self.may_have_broken_gpus = False
-        self.trouble = ""
+        self.absence: Absence | None = None
         self.fallback = ""
         self.old_epochs: deque[str] = deque(maxlen=MAX_OLD_EPOCHS)
 
@@ -80,7 +82,7 @@ class Cluster:
     Attributes:
         heard_s: When each node's newest report came; minus infinity before the first.
         back_s: When each node was first heard, or first heard again after a gap.
-        is_cut_off: Whether there is known to be no way to each node at present.
+        is_cut_off: Whether each node is known to be out of hearing at present.
         available_frac: Of each node's memory; 1 while that is not known.
     """
 
@@ -95,14 +97,20 @@ class Cluster:
         self.available_frac = np.ones(len(self.nodes))
         self._begun: dict[str, int] = {}
         """By job: the attempt that was begun from here; older ones are over, whoever still tells of them."""
+        self.newcomers = Newcomers()
+        """Nodes that have come meanwhile, and are none of this cluster."""
         self.num_unknown_nodes = 0
         """Reports under a name that is not a node of this cluster."""
 
-    def put_trouble(self, node: str, words: str) -> None:
-        """Take why there is no way to a node at present; empty when there is one."""
+    def put_newcomers(self, newcomers: Newcomers) -> None:
+        """Take which nodes have come that are none of this cluster."""
+        self.newcomers = newcomers
+
+    def put_absence(self, node: str, absence: Absence | None) -> None:
+        """Take why a node cannot be heard at present; None when nothing is in the way."""
         known = self.nodes[node]
-        known.trouble = words
-        self.is_cut_off[known.index] = bool(words)
+        known.absence = absence
+        self.is_cut_off[known.index] = absence is not None
 
     def begin(self, job_id: str, attempt: int) -> None:
         """Know that an attempt of a job begins: nothing that was said of older ones is about it."""

@@ -1,7 +1,8 @@
 """Asks hosts what a job over them would meet, over connections that are there: all at once, each within bounds.
 
 First each looks at itself. Then each listens at a free port of its address, says what time it is, and tries to reach
-others that listen: as the store and the ranks of a job will. No agent needs to serve.
+others that listen: as the store and the ranks of a job will. Last, those whose reports are to come straight over TCP
+listen where they would come from, and this machine tries to reach them. No agent needs to serve.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ from agent.wire.examination import (
     Reached,
     decode_clock,
     decode_examination,
-    decode_listening,
-    decode_reach_report,
 )
 from app.at_once import at_once
 from app.errors import (
@@ -33,7 +32,9 @@ from app.errors import (
 )
 from app.preflight.comparison import compare
 from app.preflight.findings import Answers, ClockDifference, Failure, FailureKind, Preflight, Step, Wanted, cleaned
+from app.preflight.listeners import begin_listening, try_to_reach
 from app.preflight.mesh import routes, target_text
+from app.preflight.telemetry_way import look_at_telemetry
 from app.safe_text import LINE_LIMIT, clean
 from app.ssh.config import LOOPBACK, THIS_MACHINE
 
@@ -82,11 +83,15 @@ def preflight(
         else:
             answers[host] = msgspec.structs.replace(answers[host], examination=examination)
     fit = {host: link for host, (_, link) in connected.items() if answers[host].examination is not None}
+    listening_for_us = {host: link for host, link in fit.items() if answers[host].wanted.telemetry is not None}
     with ExitStack() as talks:
         for step, ask in ((Step.LISTENING, partial(_listen, port=port, talks=talks)), (Step.REACHING, _reach)):
             for host in fit:
                 tell(host, step)
             ask(fit, answers)
+    for host in listening_for_us:
+        tell(host, Step.KNOCKING)
+    look_at_telemetry(listening_for_us, answers)
     for host in fit:
         tell(host, Step.DONE)
     return compare([*answers.values()])
@@ -100,8 +105,9 @@ def failure_of(host: str, error: AppError) -> Failure:
         kind = FailureKind.RANKDECK
     else:
         kind = FailureKind.UNREACHABLE
-    message = str(error).removeprefix(f"{host}: ").removeprefix(f"the agent on {host} does not answer: ")
-    return Failure(kind, clean(message, LINE_LIMIT), clean(error.hint, LINE_LIMIT), ExitCode(error.exit_code))
+    return Failure(
+        kind, clean(error.said_of(host), LINE_LIMIT), clean(error.hint, LINE_LIMIT), ExitCode(error.exit_code)
+    )
 
 
 def _examine(wanted: Wanted, link: AgentLink) -> Examination:
@@ -122,10 +128,8 @@ def _listen(links: Mapping[str, AgentLink], answers: dict[str, Answers], port: i
         assert examination is not None
         # With no address of its own it still tells the time.
         address = examination.facts.address or LOOPBACK
-        talk = links[host].begin_verb("listen", "--address", address, "--port", str(port))
-        talks.callback(talk.close)
+        talk, listening = begin_listening(links[host], talks, "--address", address, "--port", str(port))
         try:
-            listening = cleaned(decode_listening(talk.line()))
             return listening, None if listening.error else _clock(talk)
         except MalformedMessageError as error:
             raise AgentUnreachableError(host, clean(str(error))) from error
@@ -163,14 +167,7 @@ def _reach(links: Mapping[str, AgentLink], answers: dict[str, Answers]) -> None:
 
     def ask(host: str) -> dict[str, Reached]:
         hosts = {targets[other]: other for other in wanted[host]}
-        line = links[host].ask_verb("reach", *hosts)
-        try:
-            report = cleaned(decode_reach_report(line))
-        except MalformedMessageError as error:
-            raise AgentUnreachableError(host, clean(str(error))) from error
-        found = {hosts[one.target]: one for one in report.reached if one.target in hosts}
-        unsaid = Reached("", error="nothing was said of it")
-        return {other: found.get(other, unsaid) for other in wanted[host]}
+        return {hosts[target]: reached for target, reached in try_to_reach(links[host], [*hosts]).items()}
 
     for host, found in zip(wanted, at_once([*wanted], ask), strict=True):
         if isinstance(found, AppError):

@@ -32,13 +32,17 @@ def routes(hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     }
 
 
-def target_text(listening: Listening) -> str:
+def target_text(listening: Listening, address_text: str = "") -> str:
     """Return where a host listens, for another one to connect to; empty if nobody should be sent there.
 
     A host says itself where it listens, and its word is another host's command: only what may be a neighbour counts.
+
+    Args:
+        listening: What it says.
+        address_text: One of its addresses; empty is the first.
     """
     try:
-        address = ipaddress.ip_address(listening.address)
+        address = ipaddress.ip_address(address_text or listening.address)
     except ValueError:
         return ""
     if not listening.port or address.is_loopback or address.is_multicast or address.is_unspecified:
@@ -53,10 +57,10 @@ def reach_remarks(answers: Sequence[Answers]) -> Iterator[tuple[str, Row]]:
     tokens = {one.host: one.listening.token for one in answers if one.listening}
     places = {one.host: target_text(one.listening) for one in answers if one.listening}
     failed = [
-        (source, target, _why(reached, tokens[target]))
+        (source, target, why_not_reached(reached, tokens[target]))
         for source, found in tried.items()
         for target, reached in found.items()
-        if _why(reached, tokens[target])
+        if why_not_reached(reached, tokens[target])
     ]
     came = {target: sum(target in found for found in tried.values()) for target in places}
     # One word for a host that none reaches, or that reaches none, instead of one for each of the others.
@@ -96,7 +100,7 @@ def _count(failed: Sequence[tuple[str, str, str]], place: int, host: str) -> int
     return sum(entry[place] == host for entry in failed)
 
 
-def _why(reached: Reached, token: str) -> str:
+def why_not_reached(reached: Reached, token: str) -> str:
     """Return why a host was not reached; empty if it was."""
     if reached.error:
         return reached.error[:1].lower() + reached.error[1:]

@@ -10,7 +10,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from app.daemon_thread import in_daemon_thread
-from app.errors import AnswerNeededError, AppError, HostKeyError, HostUnreachableError, IncompatibleAgentError
+from app.errors import (
+    AgentUnreachableError,
+    AnswerNeededError,
+    AppError,
+    HostKeyError,
+    HostUnreachableError,
+    IncompatibleAgentError,
+)
+from app.model.absence import Absence, Lack
 from app.words import seconds_text
 
 if TYPE_CHECKING:
@@ -32,8 +40,8 @@ class ConnectionKeeper:
     """Watches one host's connection, in a task of the session's loop.
 
     Attributes:
-        trouble: Why there is no connection, in words; empty while there is one.
-        error: What the last attempt to go there met; None while there is a connection.
+        absence: What there is not at present, a connection or an agent at its end, and why; None while both are there.
+        error: What the last attempt to go there met; None while all is there.
         failure: What ended the attempts: patience has, or the host is not who it was, or wants a person. None while
             there is hope.
     """
@@ -58,11 +66,11 @@ class ConnectionKeeper:
             is_unheard: Tells whether the agent says nothing, though there is a connection.
             may_ask: Whether a person can be asked, by `try_now`: then one that wants an answer waits for it.
         """
+        self._link = link
         self._may_ask = may_ask
-        self.trouble = "" if absence is None else self._words(absence)
+        self.absence = None if absence is None else self._absence_of(absence)
         self.failure: AppError | None = absence if isinstance(absence, _HOPELESS) else None
         self.error = absence
-        self._link = link
         self._tell = tell
         self._patience_s = patience_s
         self._is_unheard = is_unheard
@@ -101,7 +109,7 @@ class ConnectionKeeper:
         """Keep the connection until there is no hope; cancel it to leave."""
         try:
             while self.failure is None or self.wants_answer:
-                if self._link.is_alive and not self.trouble:
+                if self._link.is_alive and self.absence is None:
                     self._settle()
                     await self._look_for_agent()
                     await asyncio.sleep(LOOK_S)
@@ -119,14 +127,14 @@ class ConnectionKeeper:
         self._looked_at_s = now_s
         error = await self._try(self._link.find)
         if error is not None and self._link.is_alive:
-            self.trouble = self._words(error)
-            self._tell(f"{self.trouble}; it is looked for again, the job goes on meanwhile")
+            self.absence = self._absence_of(error)
+            self._tell(f"{self._words(error)}; it is looked for again, the job goes on meanwhile")
 
     async def _bring_back(self) -> None:
         host, loop = self._link.host, asyncio.get_running_loop()
         lost_at_s, pause_s = loop.time(), FIRST_PAUSE_S
-        if not self.trouble:
-            self.trouble = "the connection is lost"
+        if self.absence is None:
+            self.absence = Absence("the connection is lost")
             self._tell(f"{host}: the connection is lost; it is tried again, the job goes on meanwhile")
         if self.failure is not None:
             await self._wake.wait()
@@ -134,12 +142,13 @@ class ConnectionKeeper:
             error = await self._reconnect()
             away_s = loop.time() - lost_at_s
             if error is None:
-                self.trouble, self.failure, self.error = "", None, None
-                self._tell(f"{host}: the connection is back after {seconds_text(away_s)}")
+                what = "connection" if self.absence.lack is Lack.CONNECTION else "agent"
+                self.absence, self.failure, self.error = None, None, None
+                self._tell(f"{host}: the {what} is back after {seconds_text(away_s)}")
                 return
-            if self._words(error) != self.trouble:
-                self.trouble = self._words(error)
-                self._tell(self.trouble)
+            if (absence := self._absence_of(error)) != self.absence:
+                self.absence = absence
+                self._tell(self._words(error))
             self.error = error
             is_hopeless = isinstance(error, _HOPELESS) or away_s >= self._patience_s
             self.failure = error if is_hopeless else None
@@ -166,8 +175,14 @@ class ConnectionKeeper:
         return None
 
     def _words(self, error: AppError) -> str:
-        """Return why there is no connection, with what to do about it unless the person is asked here."""
-        return str(error) if self._may_ask and _is_answerable(error) else error.whole
+        """Return what is in the way, with what to do about it unless the person is asked here."""
+        return str(error) if self._is_asked_here(error) else error.whole
+
+    def _absence_of(self, error: AppError) -> Absence:
+        return absence_of(error, self.host, has_hint=not self._is_asked_here(error))
+
+    def _is_asked_here(self, error: AppError) -> bool:
+        return self._may_ask and _is_answerable(error)
 
     def _settle(self) -> None:
         """Let go whoever waits for an attempt."""
@@ -176,6 +191,15 @@ class ConnectionKeeper:
         self._asks = False
         if wanted is not None and not wanted.done():
             wanted.set_result(None)
+
+
+def absence_of(error: AppError, host: str, *, has_hint: bool = True) -> Absence:
+    """Return what is lacking on the way to a host, by what was met there."""
+    if isinstance(error, AgentUnreachableError):
+        lack = Lack.AGENT
+    else:
+        lack = Lack.FITTING_AGENT if isinstance(error, IncompatibleAgentError) else Lack.CONNECTION
+    return Absence(error.whole_of(host) if has_hint else error.said_of(host), lack)
 
 
 def _is_answerable(error: AppError) -> bool:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from app.at_once import at_once
 from app.errors import AppError, HostUnreachableError
-from app.inventory.inventory import CURVE
-from app.sessions.connection_keeper import ConnectionKeeper
-from app.ssh.config import THIS_MACHINE
+from app.model.absence import Absence
+from app.model.newcomers import Newcomers
+from app.sessions.connection_keeper import ConnectionKeeper, absence_of
 from app.words import nodes_text
 
 if TYPE_CHECKING:
@@ -28,12 +28,14 @@ class Hosts(NamedTuple):
         entries: What the inventory says of each.
         typed: How a person names them on a command line: `--host gpu1`; empty where they are all of the inventory.
         away: Hosts that cannot be reached so far, and why.
+        newcomers: Says which nodes have come that were meant, too, and are not among these; may be called often.
     """
 
     links: tuple[AgentLink, ...]
     entries: tuple[HostEntry, ...]
     typed: str
     away: Mapping[str, AppError]
+    newcomers: Callable[[], Newcomers] = Newcomers
 
     @property
     def names(self) -> list[str]:
@@ -44,11 +46,7 @@ class Hosts(NamedTuple):
     def direct(self) -> list[tuple[AgentLink, HostEntry]]:
         """Those whose reports are to come straight over TCP: not from this machine, nor where a relay brings them."""
         both = zip(self.links, self.entries, strict=True)
-        return [
-            (link, entry)
-            for link, entry in both
-            if entry.telemetry == CURVE and link.kept is link and link.host != THIS_MACHINE
-        ]
+        return [(link, entry) for link, entry in both if entry.tells_directly and link.kept is link]
 
     @property
     def text(self) -> str:
@@ -136,19 +134,28 @@ class Connections:
         return ConnectionKeeper(link, self._tell, patience_s, absence, unheard, may_ask=may_ask)
 
     @property
-    def troubles(self) -> dict[str, str]:
-        """Why there is no way to a host at present, in words; empty where there is one."""
-        own = {link.host: link.trouble for link in self._hosts.links if link.kept is not link}
-        kept = {host: keeper.trouble or own.get(host, "") for host, keeper in self._keepers.items()}
-        words = kept or {host: error.whole for host, error in self._away.items()} | own
-        return {host: trouble.removeprefix(f"{host}: ") for host, trouble in words.items()}
+    def absences(self) -> dict[str, Absence | None]:
+        """Why a host cannot be heard at present; None where nothing is in the way."""
+        own = {link.host: link.absence for link in self._hosts.links if link.kept is not link}
+        if not self._keepers:
+            return {host: absence_of(error, host) for host, error in self._away.items()} | own
+        return {host: self._kept_absence(host, keeper) or own.get(host) for host, keeper in self._keepers.items()}
+
+    @staticmethod
+    def _kept_absence(host: str, keeper: ConnectionKeeper) -> Absence | None:
+        """Return what a keeper lacks: where it keeps what hosts have in common, that is in none of their ways alone."""
+        if keeper.absence is None or keeper.host == host:
+            return keeper.absence
+        return Absence(f"{keeper.host}: {keeper.absence.why}")
 
     def absence(self, host: str) -> AppError | None:
-        """Return why there is no way to a host at present; None where there is one."""
-        trouble = self.troubles.get(host, "")
+        """Return why there is no way to a host's agent at present; None where there is one."""
+        absence = self.absences.get(host)
+        if absence is None:
+            return None
         keeper = self._keepers.get(host)
         error = keeper.error if keeper is not None else self._away.get(host)
-        return (error or HostUnreachableError(host, trouble)) if trouble else None
+        return error or HostUnreachableError(host, absence.why)
 
     @property
     def keepers_that_wait(self) -> dict[str, ConnectionKeeper]:

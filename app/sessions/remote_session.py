@@ -23,12 +23,14 @@ from app.sessions.host_questions import HostQuestions
 from app.sessions.hosts import Connections
 from app.sessions.live import LiveSession
 from app.sessions.meeting_place import places_to_meet
+from app.sessions.newcomer_watch import NewcomerWatch
 from app.sessions.remote_job import JobHost, job_specs, running_jobs
 from app.sessions.session import DEFAULT_OPTIONS
 from app.sessions.share_guard import ShareGuard
 from app.sessions.shares import in_order, of_newest_attempt
 from app.sessions.starting import JobStarter
 from app.ssh.config import THIS_MACHINE
+from app.wording.newcomer_words import newcomers_notice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -90,6 +92,7 @@ class RemoteSession(LiveSession):
         self.looks_back = False
         """Whether events and charts of a job that is found reach back to before this session. Say it before `start`."""
         self._guard = ShareGuard()
+        self._newcomer_watch = NewcomerWatch()
         self._told_of_rest: set[tuple[tuple[str, int, JobState], str]] = set()
         """What was said of ending shares: one that cannot be ended is tried again and told of once."""
         self._guarding: asyncio.Task[None] | None = None
@@ -126,8 +129,8 @@ class RemoteSession(LiveSession):
 
     @property
     def away(self) -> set[str]:
-        """Hosts that there is no way to at present."""
-        return {host for host, trouble in self._connections.troubles.items() if trouble}
+        """Hosts that cannot be heard at present: no way leads there, or no agent is at its end."""
+        return {host for host, absence in self._connections.absences.items() if absence is not None}
 
     @property
     def title(self) -> str:
@@ -323,8 +326,10 @@ class RemoteSession(LiveSession):
         Raises:
             AppError: The connection is lost for good.
         """
-        for host, trouble in self._connections.troubles.items():
-            self.session.put_trouble(host, trouble)
+        for host, absence in self._connections.absences.items():
+            self.session.put_absence(host, absence)
+        if self.patience_s:  # who only takes a look will come in again anyway
+            self._look_for_newcomers()
         view = super().view()
         if self._is_open:
             self._is_restarting = bool(self.session.control.doing)
@@ -336,6 +341,12 @@ class RemoteSession(LiveSession):
         if self._is_open and math.isfinite(self.patience_s):
             self._raise_for_lost_connection()
         return view
+
+    def _look_for_newcomers(self) -> None:
+        newcomers = self._hosts.newcomers()
+        self.session.put_newcomers(newcomers)
+        if self._newcomer_watch.is_news(newcomers, time.monotonic()):
+            self._tell(newcomers_notice(newcomers, self._hosts.command("attach")))
 
     def _tell(self, sentence: str) -> None:
         self._notices.append(sentence)  # another list after each drain

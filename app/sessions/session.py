@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import deque
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from agent.wire.fields import TELEMETRY_SOCKET
-from agent.wire.logs import LAUNCHER_RANK, LogLine
 from app.audit_lines import Act
 from app.diagnosis.diagnoser import Diagnoser
 from app.errors import AppError, IncompatibleAgentError, UsageError
@@ -28,13 +26,14 @@ from app.history import History
 from app.model.cluster import Cluster
 from app.recording.past import Past
 from app.recording.recorder import Recorder
-from app.recording.records import LinesHeard, NoticeHeard, ReportHeard, StacksHeard
+from app.recording.records import NoticeHeard, ReportHeard, StacksHeard
 from app.roads.command_road import open_local_road
 from app.roads.fleet import Fleet
 from app.roads.stack_road import fetch_stacks, trouble_text
 from app.roads.start_progress import Milestones
 from app.roads.telemetry import Telemetry
 from app.sessions.control import JobControl
+from app.sessions.log_pulls import LogPulls
 from app.sessions.looking_back import look_back
 from app.sessions.options import SessionOptions
 from app.stacks.groups import NodeStacks
@@ -45,7 +44,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.wire.jobs import JobSpec, JobStatus
+    from agent.wire.logs import LogLine
     from app.evidence.bundle import Evidence
+    from app.model.absence import Absence
+    from app.model.newcomers import Newcomers
     from app.recording.records import Record
     from app.roads.start_progress import StartProgress
     from ddpcore.wire import Fault
@@ -53,11 +55,6 @@ if TYPE_CHECKING:
 DEFAULT_OPTIONS = SessionOptions()
 UNHEARD_S = 3.0
 """Fifteen of a node's reports: an agent that has not ended says something in that time even on a busy machine."""
-LOG_PERIOD_S = 0.2
-"""Between two looks at whether a node has new log lines: below what a reader notices."""
-LOG_PULL_S = 0.008
-MAX_LOG_PERIOD_S = 2.0
-"""Where many nodes print, each is asked less often: so much longer for each, up to this."""
 TAKE_PERIOD_S = 0.05
 """Half of the least time between two reports of a node, so that none is missed."""
 TAKEN_AT_ONCE = 128
@@ -67,10 +64,6 @@ ROUND_S = 0.8
 """A fleet that is too large for one take is heard in a round of several, which takes so long: of what its nodes say
 meanwhile only the newest is folded in. With the half second between two reports it is within `app.model.cluster.GAP_S`,
 from which on a node counts as having been away."""
-MAX_PRINTED_BYTES = 4 * 2**20
-"""Of lines that are kept for evidence, however old, beside reports: a rank that talks much must not push those out."""
-MAX_WAITING_LINES = 100_000
-"""Lines pulled and not yet taken by the screen; older ones are dropped first."""
 
 
 class Session:
@@ -119,13 +112,10 @@ class Session:
         """How the figures of its jobs went meanwhile."""
         self._listening_since_s = math.inf
         self._past = Past()
-        self._printed = Past(max_age_s=math.inf, max_bytes=MAX_PRINTED_BYTES)
         self._evidence_dir = options.evidence_dir
         self._keeper: EvidenceKeeper | None = None
         self._recorder = Recorder(options.recording, list(self._directories), masked) if options.recording else None
-        self._log_lines: deque[tuple[str, LogLine]] = deque(maxlen=MAX_WAITING_LINES)
-        self._log_cursor: dict[str, tuple[str, int]] = {}
-        self._log_wanted: dict[str, tuple[str, int]] = {}
+        self._logs = LogPulls(lambda: self._fleet, self._record)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -157,7 +147,7 @@ class Session:
         self._listening_since_s = time.monotonic()
         self._tasks = [
             asyncio.create_task(self._follow_reports(), name="rankdeck-reports"),
-            asyncio.create_task(self._follow_logs(), name="rankdeck-logs"),
+            asyncio.create_task(self._logs.follow(), name="rankdeck-logs"),
         ]
 
     def look_back(self) -> None:
@@ -203,9 +193,13 @@ class Session:
             {names[node]: share.status for node, share in job.shares.items()} for job in self._cluster.jobs.values()
         ]
 
-    def put_trouble(self, node: str, words: str) -> None:
-        """Take why there is no way to a node at present; empty when there is one."""
-        self._cluster.put_trouble(node, words)
+    def put_absence(self, node: str, absence: Absence | None) -> None:
+        """Take why a node cannot be heard at present; None when nothing is in the way."""
+        self._cluster.put_absence(node, absence)
+
+    def put_newcomers(self, newcomers: Newcomers) -> None:
+        """Take which nodes have come that this session has not taken in."""
+        self._cluster.put_newcomers(newcomers)
 
     def put_fallback(self, node: str, words: str) -> None:
         """Take why a node's reports come over SSH that were to come straight over TCP."""
@@ -222,9 +216,7 @@ class Session:
 
     def drain_logs(self) -> list[tuple[str, LogLine]]:
         """Return the (node, line) pairs that have come since the last call, in order of arrival."""
-        lines = list(self._log_lines)
-        self._log_lines.clear()
-        return lines
+        return self._logs.drain()
 
     def drain_notices(self) -> list[str]:
         """Return sentences about what was kept since the last call, and about starts."""
@@ -280,9 +272,8 @@ class Session:
         if not wanted:
             raise UsageError("there is no job yet")
         answers = await fetch_stacks(self._directories, self._python, wanted, is_native=is_native)
-        if self._recorder is not None:
-            for record in _heard(answers):
-                self._recorder.add(record)
+        for record in _heard(answers):
+            self._record(record)
         return answers
 
     async def take_stacks(self, job_id: str, into: Answers) -> None:
@@ -299,18 +290,14 @@ class Session:
 
     async def evidence(self, job_id: str, why: str, answers: Answers) -> Evidence:
         """Return what is known by now; see `put_together`."""
-        heard = [*self._past.records(), *self._printed.records()]
+        heard = [*self._past.records(), *self._logs.printed.records()]
         evidence = await put_together(list(self._directories), self.view(), heard, answers, (job_id, why))
         return msgspec.structs.replace(evidence, thresholds=self._thresholds)
 
     @property
     def has_all_lines(self) -> bool:
         """True when every line that the nodes have told of is here."""
-        for node, (epoch, newest) in self._log_wanted.items():
-            known_epoch, cursor = self._log_cursor.get(node, (epoch, 0))
-            if known_epoch != epoch or cursor < newest:
-                return False
-        return True
+        return self._logs.has_all
 
     async def close(self) -> None:
         """Stop listening and let go of the roads; the agents live on."""
@@ -326,6 +313,9 @@ class Session:
 
     def _keep(self, record: Record) -> None:
         self._past.add(record)
+        self._record(record)
+
+    def _record(self, record: Record) -> None:
         if self._recorder is not None:
             self._recorder.add(record)
 
@@ -342,58 +332,10 @@ class Session:
         heard = self.telemetry.drain(TAKEN_AT_ONCE)
         self._cluster.apply_all([(node, report, received_at_s) for node, report, received_at_s, _ in heard])
         for node, report, received_at_s, frame in heard:
-            self._log_wanted[node] = (report.epoch, report.log_seq)
+            self._logs.want(node, report.epoch, report.log_seq)
             self._keep(ReportHeard(received_at_s, node, frame))
-
-    async def _follow_logs(self) -> None:
-        """Pull lines from all nodes that have some; one that does not answer holds up no other."""
-        under_way: dict[str, asyncio.Task[None]] = {}
-        try:
-            while True:
-                under_way = {node: task for node, task in under_way.items() if not task.done()}
-                num_pulls = 0
-                for node, (epoch, newest) in list(self._log_wanted.items()):
-                    known_epoch, cursor = self._log_cursor.get(node, (epoch, 0))
-                    if known_epoch != epoch:
-                        cursor = 0  # a new agent counts from one
-                    if cursor < newest and node not in under_way:
-                        num_pulls += 1
-                        under_way[node] = asyncio.create_task(self._pull_into_cursor(node, epoch, cursor))
-                await asyncio.sleep(max(LOG_PERIOD_S, min(num_pulls * LOG_PULL_S, MAX_LOG_PERIOD_S)))
-        finally:
-            for task in under_way.values():
-                task.cancel()
-            await asyncio.gather(*under_way.values(), return_exceptions=True)
-
-    async def _pull_into_cursor(self, node: str, epoch: str, cursor: int) -> None:
-        self._log_cursor[node] = (epoch, await self._pull(node, cursor))
-
-    async def _pull(self, node: str, cursor: int) -> int:
-        """Pull what the node has after `cursor`; return the new cursor."""
-        try:
-            lines, first_seq = await self._fleet.pull_logs(node, cursor)
-        except AppError:
-            return cursor  # the node's own row says that it does not answer; the next report asks again
-        if gap := gap_line(cursor, first_seq):
-            self._log_lines.append((node, gap))
-        self._log_lines.extend((node, line) for line in lines)
-        if lines:
-            heard = LinesHeard(time.monotonic(), node, lines)
-            self._printed.add(heard)
-            if self._recorder is not None:
-                self._recorder.add(heard)
-        return lines[-1].seq if lines else cursor
 
 
 def _heard(answers: Sequence[NodeStacks]) -> list[StacksHeard]:
     now_s = time.monotonic()
     return [StacksHeard(now_s, answer.node, answer.stacks, answer.trouble[:4096]) for answer in answers]
-
-
-def gap_line(cursor: int, first_seq: int) -> LogLine | None:
-    """Return a line that stands for those that a node no longer keeps, None when there are none."""
-    num_lost = first_seq - cursor - 1
-    if num_lost <= 0:
-        return None
-    lines = "1 line is" if num_lost == 1 else f"{num_lost:,} lines are"
-    return LogLine(first_seq - 1, LAUNCHER_RANK, "stderr", f"({lines} older than what the node keeps: see its files)")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Sequence
     from pathlib import Path
 
+    from app.model.absence import Absence
     from app.ssh.far_end import ByteChannel
     from app.ssh.remote_command import Finished
 
@@ -228,9 +229,9 @@ class AgentLink(ABC):
         return self
 
     @property
-    def trouble(self) -> str:
-        """Why nothing is heard from there although the connection stands, in words; empty where nothing is known."""
-        return ""
+    def absence(self) -> Absence | None:
+        """Why nothing is heard from there although `kept` stands; None where nothing is known."""
+        return None
 
     @property
     def runs_programs(self) -> bool:

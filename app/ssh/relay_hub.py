@@ -54,6 +54,7 @@ class RelayHub:
     Attributes:
         host: The machine that the relay runs on, as a person calls it.
         num_expected: How many nodes are to come, as far as anybody has told the relay; else 0.
+        num_changes: How often what is known of nodes has changed: as long as it is the same, so are they.
     """
 
     def __init__(self, way: AgentLink, directory: str = "") -> None:
@@ -64,7 +65,7 @@ class RelayHub:
             directory: Of the relay there; empty is its usual one.
         """
         self.host = way.host
-        self.num_expected = 0
+        self.num_expected = self.num_changes = 0
         self._way = way
         self._named_directory = directory
         self._directory = ""
@@ -167,6 +168,7 @@ class RelayHub:
         reader = threading.Thread(target=self._read, args=(channel,), name="rankdeck-relay", daemon=True)
         self._has_roster.clear()
         with self._lock:
+            self.num_changes += 1
             self._entries = {}  # this relay may be another one, which does not know yet who was known to the last
         self._is_lost, self._complaint = False, ""
         self._reading = (channel, reader)
@@ -227,6 +229,7 @@ class RelayHub:
         with self._lock:
             self.num_expected = merged.num_expected
             self._entries.update((entry.node, entry) for entry in merged.nodes)
+            self.num_changes += bool(merged.nodes)
         for report in merged.reports:
             # However the way there varies, a later report is not older than an earlier one.
             as_of_s = max(now_s - on_the_way_s - report.age_ms / 1000, self._as_of_s.get(report.node, 0.0))

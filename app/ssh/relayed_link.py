@@ -15,6 +15,7 @@ import msgspec
 from agent.wire.fields import CONTROL_SOCKET
 from agent.wire.reports import WIRE_VERSION
 from app.errors import AgentUnreachableError, HostUnreachableError, IncompatibleAgentError, SessionError, UsageError
+from app.model.absence import Absence, Lack
 from app.safe_text import clean
 from app.ssh.agent_link import DEFAULT_PYTHON, AgentLink, AgentPlace, Kept, TakesFrame
 from app.ssh.tunnel import Tunnel
@@ -63,19 +64,19 @@ class RelayedLink(AgentLink):
         return self._hub
 
     @property
-    def trouble(self) -> str:
-        """Why nothing is heard of the node."""
+    def absence(self) -> Absence | None:
+        """Why nothing is heard of the node: what it dials is the relay, so that its end there is that of the way."""
         entry = self._hub.entry(self.host)
         if entry is None or not entry.is_here:
-            return self._absence(entry)
+            return Absence(self._absence_words(entry))
         try:
             place = self._place_of(entry)
         except IncompatibleAgentError as error:  # another one has come in the place of that which was found
-            return error.whole
+            return Absence(error.whole_of(self.host), Lack.FITTING_AGENT)
         if place.wire_version != WIRE_VERSION:
-            return self._other_version(place)
+            return Absence(self._other_version(place), Lack.FITTING_AGENT)
         self.place, self.python = place, place.python  # of the agent that is there now
-        return ""
+        return None
 
     @property
     def runs_programs(self) -> bool:
@@ -144,7 +145,7 @@ class RelayedLink(AgentLink):
         entry = self._hub.entry(self.host)
         if entry is None or not entry.is_here:
             hint = "start its agent: srun python -P -m agent serve --relay INVITATION"
-            raise HostUnreachableError(self.host, self._absence(entry), hint)
+            raise HostUnreachableError(self.host, self._absence_words(entry), hint)
         place = self._place_of(entry)
         self.python = place.python
         return place
@@ -160,7 +161,7 @@ class RelayedLink(AgentLink):
     def _refuse(self, what: str) -> NoReturn:
         raise AgentUnreachableError(self.host, f"{clean(what)} is not within reach of a relay", BY_ITS_OWN_MEANS)
 
-    def _absence(self, entry: RosterEntry | None) -> str:
+    def _absence_words(self, entry: RosterEntry | None) -> str:
         if entry is None:
             return f"the relay on {self._hub.host} does not know it"
         return f"the relay on {self._hub.host} has it no more: {clean(entry.why)}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from app.diagnosis.node_facts import CONNECTING
+from app.model.absence import Lack
 from app.model.job_model import PHASE_CODE, Process
 from app.rows import Headline, Severity
 from app.safe_text import clean, clean_name
@@ -15,8 +16,12 @@ from app.words import call_text, loss_text, nodes_text, ranks_text, rate_text, s
 from ddpcore.wire import Oddity, Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from app.diagnosis.diagnoser import Diagnosis, JobDiagnosis
+    from app.diagnosis.node_facts import AllNodes
     from app.diagnosis.waits import Wait
+    from app.model.absence import Absence
     from app.model.cluster import Cluster
     from app.model.job_model import JobModel
     from app.rows import JobRow
@@ -33,16 +38,12 @@ def node_headline(cluster: Cluster, diagnosis: Diagnosis) -> Headline | None:
     nodes = diagnosis.nodes
     late = [cluster.node_names[index] for index in np.flatnonzero(nodes.is_late).tolist()]
     if late:
-        ages_s = nodes.age_s[nodes.is_late & ~nodes.is_unheard]
-        since = f" for {seconds_text(float(ages_s.max()))}" if len(ages_s) else ""
-        troubles = sorted({cluster.nodes[name].trouble for name in late})
-        if troubles != [""] and len(troubles) == 1:
-            return _line(Severity.WARNING, f"no connection to {_names(late)}{since}: {troubles[0]}")
-        if "" not in troubles:
-            told = [f"{clean_name(name)} ({cluster.nodes[name].trouble})" for name in late]
-            return _line(Severity.WARNING, f"no connection to {nodes_text(told)}{since}")
+        absences = {name: absence for name in late if (absence := cluster.nodes[name].absence) is not None}
+        if len(absences) == len(late):
+            told = [_absent_text(cluster, nodes, absences, lack) for lack in Lack]
+            return _line(Severity.WARNING, "; ".join(filter(None, told)))
         has = "has" if len(late) == 1 else "have"
-        return _line(Severity.WARNING, f"{_names(late)} {has} not reported{since}")
+        return _line(Severity.WARNING, f"{_names(late)} {has} not reported{_since_text(cluster, nodes, late)}")
     silent = [cluster.node_names[index] for index in np.flatnonzero(nodes.codes == CONNECTING).tolist()]
     if silent:
         agents = "agent" if len(silent) == 1 else "agents"
@@ -51,6 +52,22 @@ def node_headline(cluster: Cluster, diagnosis: Diagnosis) -> Headline | None:
             Severity.QUIET, f"waiting for the {agents} on {_names(silent)} ({num_up} of {len(cluster.nodes)} nodes up)"
         )
     return None
+
+
+def _absent_text(cluster: Cluster, nodes: AllNodes, absences: Mapping[str, Absence], lack: Lack) -> str:
+    """Return where there is no such thing, since when and why; empty where all have it."""
+    whys = {name: absence.why for name, absence in absences.items() if absence.lack is lack}
+    since = _since_text(cluster, nodes, list(whys))
+    if len(set(whys.values())) == 1:
+        return f"{lack} {_names(list(whys))}{since}: {next(iter(whys.values()))}"
+    return f"{lack} {nodes_text([f'{clean_name(name)} ({why})' for name, why in whys.items()])}{since}" if whys else ""
+
+
+def _since_text(cluster: Cluster, nodes: AllNodes, names: Sequence[str]) -> str:
+    """Return ` for 12 s`, of the one that has not been heard for longest; empty where none ever was."""
+    indices = [cluster.nodes[name].index for name in names]
+    ages_s = nodes.age_s[indices][~nodes.is_unheard[indices]]
+    return f" for {seconds_text(float(ages_s.max()))}" if len(ages_s) else ""
 
 
 def job_headline(cluster: Cluster, job: JobModel, row: JobRow, found: JobDiagnosis, now_s: float) -> Headline:

@@ -78,6 +78,6 @@ def node_row(node: Node, facts: NodeFacts, job: JobModel | None, found: JobDiagn
         gpu_detail="" if report is None else clean(report.gpus.detail, LINE_LIMIT),
         **msgspec.structs.asdict(HostReport() if report is None else report.host),
         age_s=facts.age_s,
-        trouble="" if facts.state == "up" else clean(node.trouble, LINE_LIMIT),
+        trouble="" if facts.state == "up" or node.absence is None else clean(node.absence.beside_name, LINE_LIMIT),
         fallback=clean(node.fallback, LINE_LIMIT),
     )

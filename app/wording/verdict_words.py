@@ -187,9 +187,9 @@ def _node_lost(verdict: Verdict) -> list[str]:
     nodes = nodes_text([clean_name(node) for node in verdict.nodes])
     has = "has" if len(verdict.nodes) == 1 else "have"
     lost = f"{ranks_text(verdict.culprits)} {_is(verdict)} lost"
-    if verdict.trouble:
+    if (absence := verdict.absence) is not None:
         unknown = f"what {ranks_text(verdict.culprits)} {'does' if len(verdict.culprits) == 1 else 'do'} is not known"
-        return [f"no connection to {nodes}{_for(verdict.for_s)}: {verdict.trouble}", unknown]
+        return [f"{absence.lack} {nodes}{_for(verdict.for_s)}: {absence.why}", unknown]
     head = f"{nodes} {has} not reported{_for(verdict.for_s)}: {lost}"
     return [head, _victims(verdict), _last_seen(verdict)]
 
@@ -317,7 +317,7 @@ def hint(verdict: Verdict, pid: int | None) -> str:
         Cause.FROZEN: f"thaw it{thaw}; a debugger or job control may have stopped it",
         Cause.SILENT: hung if verdict.is_blocked else f"look at it{on_node}{spy}: a C extension may hold the GIL",
         Cause.NODE_LOST: "it is tried again where that may help; the job goes on meanwhile as far as anybody here knows"
-        if verdict.trouble
+        if verdict.absence is not None
         else f"is {node or 'the node'} up, and its agent running? the other ranks cannot go on without it",
         Cause.MISMATCH: "compare the two lines: the ranks' programs have taken different branches",
         Cause.FEWER_CALLS: "every rank must make the same calls: look for uneven inputs or an early return",

@@ -235,6 +235,10 @@ def test_a_person_says_it_in_the_inventory_and_is_told_where_it_cannot_be(networ
         assert (code, "h3: its reports come over SSH" in stdout) == (0, True), stdout
         console = desk.start("attach", "--headless")
         assert "h3: its reports come over SSH, not as telemetry" in read_until(console, "over SSH")
+        looked = {one["host"]: one["rows"] for one in desk.json("doctor", "--all", codes=(0, 1))["hosts"]}
+        told = {host: row["detail"] for host, rows in looked.items() for row in rows if row["name"] == "telemetry"}
+        assert told["h1"].startswith(f"its agent listens at eth0, {network['h1'].address}, TCP port "), told
+        assert told["h3"] == "it has no interface ib7, but eth0, lo"
         console.send_signal(signal.SIGINT)
         console.communicate(timeout=20)
         assert [listeners(host) for host in network.hosts.values()] == [set()] * 3

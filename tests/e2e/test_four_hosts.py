@@ -138,7 +138,7 @@ def kill_agents(desk: Desk, follower: subprocess.Popen[str], network: Network) -
     after = {row["host"]: (row["pid"], row["epoch"]) for row in desk.json("up")["hosts"]}
 
     assert all(after[host] != before[host] for host in HOSTS)
-    read_until(follower, ": the connection is back")
+    read_until(follower, ": the agent is back")
     read_until(follower, "8 ranks training")
     assert desk.watch_until_steps_move() > step
     for name, host in network.hosts.items():

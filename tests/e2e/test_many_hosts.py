@@ -62,7 +62,7 @@ def test_what_keeps_a_job_from_several_hosts_is_said_of_each_and_nothing_starts(
     follower = desk.start("attach", *named("h1", "h2"), "--headless")
     assert "going on without 1 of 2 hosts" in read_until(follower, "going on")
     desk.json("up", "h2")
-    assert "h2: the connection is back" in read_until(follower, "is back"), "its agent was looked for again"
+    assert "h2: the agent is back" in read_until(follower, "is back"), "its agent was looked for again"
     follower.send_signal(signal.SIGINT)
     follower.communicate(timeout=20)
     desk.json("down", "h1", "h2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -95,9 +96,20 @@ async def test_an_agent_that_is_killed_under_a_console_is_told_of_and_the_next_o
         (_, row) = session.view().nodes()
         assert "none serves there (rankdeck up h2)" in row.trouble
         assert links[1].is_alive, "it is not the connection"
+        await until_async(lambda: session.view().nodes()[1].state == "lost", COME_S, "it is not waited for any more")
+        text = session.view().headline().text
+        assert re.fullmatch(r"no agent on h2 for [\d.]+ s: none serves there \(rankdeck up h2\)", text), text
         link_to(network, stack, "h2").bring_up()
         await until_async(lambda: [row.state for row in session.view().nodes()] == ["up", "up"], COME_S, "both report")
-        assert any("none serves there" in notice for notice in session.drain_notices())
+        told: list[str] = []
+
+        def is_told_back() -> bool:
+            told.extend(session.drain_notices())
+            return any("h2: the agent is back after" in notice for notice in told)
+
+        await until_async(is_told_back, COME_S, "it is told that it is back")
+        assert any("none serves there" in notice for notice in told)
+        assert not any("the connection" in notice for notice in told)
         assert (await session.session.fleet.report("h2")).agent_pid != pids[1]
     finally:
         await session.close()

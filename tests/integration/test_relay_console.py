@@ -15,8 +15,10 @@ import pytest
 
 from agent.wire.fan_in import RELAY_VERSION, Hello, Welcome
 from agent.wire.reports import WIRE_VERSION
+from app.commands.hosts_of_a_job import HostsWanted, reached
 from app.errors import AgentUnreachableError, ExitCode, HostUnreachableError, IncompatibleAgentError, UsageError
 from app.inventory.inventory import HostEntry
+from app.model.absence import Lack
 from app.sessions.hosts import Hosts
 from app.sessions.remote_session import RemoteSession
 from app.ssh.host_link import Access, HostLink
@@ -79,7 +81,8 @@ async def session_over(hub: RelayHub, *nodes: str) -> AsyncIterator[RemoteSessio
 
 
 def hub_trouble(session: RemoteSession, node: str) -> str:
-    return session._connections.troubles[node]
+    absence = session._connections.absences[node]
+    return "" if absence is None else absence.why
 
 
 def troubles(session: RemoteSession) -> dict[str, str]:
@@ -177,6 +180,48 @@ async def test_one_loss_of_the_relay_is_one_loss_and_the_next_relay_is_found(
     assert sum("the connection is back" in notice for notice in told) == 1
 
 
+@pytest.mark.usefixtures("agents")
+async def test_nodes_that_come_later_are_told_of_as_long_as_they_are_there(hub: RelayHub, relay: RunningRelay) -> None:
+    hub.connect()
+    entries = tuple(HostEntry(node) for node in hub.nodes)
+    wanted = HostsWanted(entries, "--relay x", False, ("gpu*",), ("gpu4",), "python3", "", "", hub)
+    with reached(wanted, lambda link: link.find(), needs_all=True) as hosts:
+        session = RemoteSession(hosts)
+        session.patience_s = math.inf
+        await session.start()
+        try:
+            await until_async(lambda: set(states(session).values()) == {"up"}, 20, "both are up")
+            assert session.view().newcomers == ""
+            with (
+                RunningAgent("--relay", str(relay.invitation), node="gpu3"),
+                RunningAgent("--relay", str(relay.invitation), node="gpu4"),
+                RunningAgent("--relay", str(relay.invitation), node="cpu1"),
+            ):
+                relay.wait_for("gpu2", "gpu10", "gpu3", "gpu4", "cpu1")
+                told: list[str] = []
+
+                def is_told() -> bool:
+                    session.view()
+                    told.extend(session.drain_notices())
+                    return bool(told)
+
+                await until_async(is_told, 20, "it is told of")
+
+                (notice,) = told
+                assert notice == (
+                    "1 more node has come to the relay on localhost (gpu3): leave and come in again to see them, "
+                    "by rankdeck attach --relay x"
+                ), "the others are not meant"
+                standing = "1 more node has come to the relay: leave and come in again"
+                assert session.view().newcomers == standing
+                assert session.view().headline().text == f"2 nodes up, no job yet; {standing}"
+                assert set(states(session)) == {"gpu2", "gpu10"}
+            await until_async(lambda: session.view().newcomers == "", 20, "it has gone")
+            assert session.drain_notices() == []
+        finally:
+            await session.close()
+
+
 async def test_a_report_that_was_kept_on_the_way_does_not_look_fresh(
     hub: RelayHub, relay: RunningRelay, agents: dict[str, RunningAgent]
 ) -> None:
@@ -219,7 +264,9 @@ def test_an_agent_that_comes_back_as_something_else_is_told_and_is_no_end_of_the
         node.hears_first(Welcome)
         hub.connect()
 
-        assert "its agent says something else" in RelayedLink("x", hub, 0).trouble
+        absence = RelayedLink("x", hub, 0).absence
+        assert absence is not None
+        assert (absence.lack, "its agent says something else" in absence.why) == (Lack.FITTING_AGENT, True)
 
 
 def test_what_is_not_a_relay_is_told(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from agent.wire.logs import LogLine
 from app.event_log import EventLog
 from app.history import History
+from app.model.absence import Absence
 from app.tui.actions import VIEW_NAMES
 from app.tui.console import DEFAULT_SETTINGS, Console
 from app.tui.stage import FRAMES_PER_VIEW
@@ -307,5 +308,5 @@ def never_reached_source() -> TalkingSource:
     """Return a job over four nodes, of which one could not be reached since the console began."""
     source = TalkingSource(SimCluster(num_nodes=4, ranks_per_node=4))
     source.sim.lose_node(2)
-    source.sim.cluster.put_trouble("demo-2", "no answer from port 22 within 10 s: Connection timed out")
+    source.sim.cluster.put_absence("demo-2", Absence("no answer from port 22 within 10 s: Connection timed out"))
     return source

@@ -53,12 +53,12 @@ class Door(AgentLink):
     def is_alive(self) -> bool:
         return self._is_in
 
-    def absence(self) -> AnswerNeededError:
+    def own_absence(self) -> AnswerNeededError:
         """Return why there is no way in."""
         return AnswerNeededError(self.host, f"root@{self.host} wants an answer")
 
     def connect(self) -> None:
-        raise self.absence()
+        raise self.own_absence()
 
     @property
     def tells_reports(self) -> bool:
@@ -91,7 +91,7 @@ class Door(AgentLink):
             failure.is_answerable = True
             raise failure
         else:
-            raise self.absence()
+            raise self.own_absence()
 
     def _is_right(self, *, asks: bool) -> bool:
         if isinstance(self._wanted, tuple):

@@ -36,6 +36,8 @@ SIZES = ((80, 24), (120, 35), (200, 50))
 NO_SPACE = Row("disk", Health.BAD, "2 MiB free at /home/ada/project", "make room there, or say another --workdir")
 OLD_DRIVER = Row("driver", Health.WARN, "535.104.05 is older than torch was built for", "install a newer one")
 LAST = Program(("train.py",), 2)
+STEPS = [step for step in Step if step is not Step.REACHING]
+"""How far the hosts are, one by one: as many as there are hosts."""
 
 
 class SimDoctor:
@@ -61,7 +63,7 @@ class SimDoctor:
     async def look(self, tell: Callable[[str, Step], None], job: Program | Again | None = None) -> Preflight:
         self.asked.append(job)
         for number, host in enumerate(self.hosts):
-            tell(host, list(Step)[number % len(Step)])
+            tell(host, STEPS[number % len(STEPS)])
         await self.may_answer.wait()
         if self.refusal is not None:
             raise self.refusal

@@ -13,6 +13,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input
 
 from app.errors import HostKeyError
+from app.model.absence import Absence
 from app.sessions.host_questions import HostQuestions
 from app.sessions.hosts import Connections
 from app.ssh.question_desk import QuestionDesk
@@ -64,7 +65,7 @@ class House:
 
     @asynccontextmanager
     async def open(self, size: tuple[int, int] = (120, 35)) -> AsyncIterator[Desk]:
-        hosts = these(*self.doors)._replace(away={door.host: door.absence() for door in self.doors[1:]})
+        hosts = these(*self.doors)._replace(away={door.host: door.own_absence() for door in self.doors[1:]})
         connections = Connections(hosts, self._tell)
         self.source.questions = HostQuestions(self.desk, connections, self._tell)
         await connections.open(lambda _node, _frame, _age_s: None, math.inf, lambda _node: False, may_ask=True)
@@ -118,7 +119,7 @@ async def test_questions_look_as_before(house: House, size: tuple[int, int]) -> 
     house.door("demo-2", (FIRST_CONTACT, "yes", True)).told = ""
     code = house.door("demo-3", ("(root@demo-3) Code:", SECRET, False))
     code.told = "(root@demo-3) Lab\n(root@demo-3) The code is on your device."
-    source.sim.cluster.put_trouble("demo-2", str(house.doors[0].absence()))
+    source.sim.cluster.put_absence("demo-2", Absence(str(house.doors[0].own_absence())))
     async with house.open(size) as console:
         console.console.stage.beat = 200
         console.console.paint()

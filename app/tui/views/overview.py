@@ -78,6 +78,9 @@ class OverviewView(LineView):
             up = ", all up" if num_down == sum(node.state != "up" for node in shown) else ""
             num_others = view.num_nodes - len(shown)
             lines.append(self.line().put(f" and {num_others:,} more nodes{up}", self.look.palette.muted))
+        if newcomers := view.newcomers:
+            glyph = self.look.glyphs.severities[Severity.WARNING]
+            lines.append(self.line().put(f" {glyph} ", self.look.palette.warning).put(newcomers))
         return lines
 
     def _ranks(self, view: View, room: int) -> list[Line]:

@@ -22,13 +22,14 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wanted(names: tuple[str, ...] = (), exclude: tuple[str, ...] = ()) -> HostsWanted:
-    return HostsWanted(named_hosts(names, exclude), "", bool(names), exclude, "python3", "", "")
+    return HostsWanted(named_hosts(names, exclude), "", bool(names), names, exclude, "python3", "", "")
 
 
 def test_a_job_is_of_the_hosts_that_it_names_unless_others_are_named() -> None:
     assert wanted().narrowed(()).names == ["gpu1", "gpu2", "cpu1"]
     assert wanted().narrowed(("gpu*",)).names == ["gpu1", "gpu2"]
     assert wanted().narrowed(("gpu*",)).typed == "--host 'gpu*'"
+    assert wanted().narrowed(("gpu*",)).include == ("gpu*",)
     assert wanted(("cpu1",)).narrowed(("gpu*",)).names == ["cpu1"]
 
 

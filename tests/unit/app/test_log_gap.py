@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from app.sessions.session import gap_line
+from app.sessions.log_pulls import gap_line
 
 
 def test_lines_that_a_node_no_longer_keeps_are_stood_for_by_one() -> None:

@@ -7,6 +7,7 @@
         HostKeyError              3   the host is not, or not known to be, who it says
         AnswerNeededError         3   the person at the keyboard, whom we cannot ask now
       AgentUnreachableError       3   the operator of the node
+        NoAgentError              3   whoever starts agents: none serves there
       AgentRefusedError           4   the agent said why
       NotInstalledError           4   whoever keeps the Python of the host
       IncompatibleAgentError      5   versions do not fit
@@ -108,6 +109,10 @@ class AgentUnreachableError(AppError):
     def __init__(self, node: str, detail: str, hint: str = "") -> None:
         super().__init__(f"the agent on {node} does not answer: {detail}", hint)
         self.detail = detail
+
+
+class NoAgentError(AgentUnreachableError):
+    """There is a way to a node, and no agent serves there."""
 
 
 class AgentRefusedError(AppError):

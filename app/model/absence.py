@@ -10,6 +10,7 @@ class Lack(StrEnum):
     """What there is not; in words that a node's name follows."""
 
     CONNECTION = "no connection to"
+    ANSWER = "no answer from the agent on"
     AGENT = "no agent on"
     FITTING_AGENT = "no agent that fits on"
 

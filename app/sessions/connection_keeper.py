@@ -17,6 +17,7 @@ from app.errors import (
     HostKeyError,
     HostUnreachableError,
     IncompatibleAgentError,
+    NoAgentError,
 )
 from app.model.absence import Absence, Lack
 from app.words import seconds_text
@@ -34,6 +35,12 @@ LOOK_FOR_AGENT_S = 10.0
 """Between two looks for an agent that says nothing: each is a process on its node, which may have enough to do."""
 _HOPELESS = (HostKeyError, AnswerNeededError, IncompatibleAgentError)
 """Time mends none of them: a host that is not who it was, or wants an answer of a person, is not tried again."""
+_LACKS: dict[type[AppError], Lack] = {
+    NoAgentError: Lack.AGENT,
+    AgentUnreachableError: Lack.ANSWER,
+    IncompatibleAgentError: Lack.FITTING_AGENT,
+}
+"""What there is not where one of these was met, the first that fits; of all others the connection."""
 
 
 class ConnectionKeeper:
@@ -195,10 +202,7 @@ class ConnectionKeeper:
 
 def absence_of(error: AppError, host: str, *, has_hint: bool = True) -> Absence:
     """Return what is lacking on the way to a host, by what was met there."""
-    if isinstance(error, AgentUnreachableError):
-        lack = Lack.AGENT
-    else:
-        lack = Lack.FITTING_AGENT if isinstance(error, IncompatibleAgentError) else Lack.CONNECTION
+    lack = next((lack for kind, lack in _LACKS.items() if isinstance(error, kind)), Lack.CONNECTION)
     return Absence(error.whole_of(host) if has_hint else error.said_of(host), lack)
 
 

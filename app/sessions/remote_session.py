@@ -345,8 +345,9 @@ class RemoteSession(LiveSession):
     def _look_for_newcomers(self) -> None:
         newcomers = self._hosts.newcomers()
         self.session.put_newcomers(newcomers)
-        if self._newcomer_watch.is_news(newcomers, time.monotonic()):
-            self._tell(newcomers_notice(newcomers, self._hosts.command("attach")))
+        news = self._newcomer_watch.news(newcomers, time.monotonic())
+        if news.nodes:
+            self._tell(newcomers_notice(news, self._hosts.command("attach")))
 
     def _tell(self, sentence: str) -> None:
         self._notices.append(sentence)  # another list after each drain

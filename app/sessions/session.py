@@ -62,8 +62,8 @@ TAKEN_AT_ONCE = 128
 2 ms, and 16 at a time half as much again each (`bench_fold`)."""
 ROUND_S = 0.8
 """A fleet that is too large for one take is heard in a round of several, which takes so long: of what its nodes say
-meanwhile only the newest is folded in. With the half second between two reports it is within `app.model.cluster.GAP_S`,
-from which on a node counts as having been away."""
+meanwhile only the newest is folded in. Also with half a second between two reports of a node this is below
+`app.model.cluster.GAP_S`, from which on it counts as having been away."""
 
 
 class Session:
@@ -320,8 +320,13 @@ class Session:
             self._recorder.add(record)
 
     async def _follow_reports(self) -> None:
-        num_takes = math.ceil(len(self._directories) * TAKE_PERIOD_S / ROUND_S / TAKEN_AT_ONCE)
+        turn_s, num_due = time.monotonic(), 0.0
         while True:
+            last_s, turn_s = turn_s, time.monotonic()
+            # So many nodes are to be heard by now, however long the turns take.
+            num_due = min(num_due + len(self._directories) * (turn_s - last_s) / ROUND_S, len(self._directories))
+            num_takes = max(1, int(num_due / TAKEN_AT_ONCE))
+            num_due = max(0.0, num_due - num_takes * TAKEN_AT_ONCE)
             for _ in range(num_takes if self.telemetry.num_waiting else 0):
                 self._take_reports()
                 await asyncio.sleep(0)

@@ -15,7 +15,7 @@ import msgspec
 from agent.wire.codec import MalformedMessageError
 from agent.wire.replies import Accepted, decode_reply
 from agent.wire.reports import WIRE_VERSION
-from app.errors import AgentRefusedError, AgentUnreachableError, ExitCode, IncompatibleAgentError
+from app.errors import AgentRefusedError, AgentUnreachableError, ExitCode, IncompatibleAgentError, NoAgentError
 from app.safe_text import LINE_LIMIT, clean
 from app.ssh.talk import Talk
 
@@ -150,12 +150,13 @@ class AgentLink(ABC):
         """Return where the agent serves.
 
         Raises:
-            AgentUnreachableError: None does.
+            NoAgentError: None does.
+            AgentUnreachableError: It cannot be asked.
             IncompatibleAgentError: It speaks another version.
         """
         place = self._ask_place("where")
         if not place.ready:
-            raise AgentUnreachableError(self.host, "none serves there", f"rankdeck up {self.host}")
+            raise NoAgentError(self.host, "none serves there", f"rankdeck up {self.host}")
         self.place = place
         return place
 

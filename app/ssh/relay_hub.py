@@ -13,6 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Self, cast
 
 from agent.wire.codec import IncompatibleWireError, MalformedMessageError
+from agent.wire.fan_in import MAX_NODES
 from agent.wire.fields import CONTROL_SOCKET
 from agent.wire.length_frames import FrameReader
 from agent.wire.merged import (
@@ -229,6 +230,7 @@ class RelayHub:
         with self._lock:
             self.num_expected = merged.num_expected
             self._entries.update((entry.node, entry) for entry in merged.nodes)
+            self._forget_some()
             self.num_changes += bool(merged.nodes)
         for report in merged.reports:
             # However the way there varies, a later report is not older than an earlier one.
@@ -238,6 +240,14 @@ class RelayHub:
                 take(report.frame, now_s - as_of_s)
         if merged.is_whole:
             self._has_roster.set()
+
+    def _forget_some(self) -> None:
+        """Know no more nodes than a relay does: those that nobody follows go, first of all those that are gone."""
+        num = len(self._entries) - MAX_NODES
+        if num > 0:
+            spare = sorted(self._entries.keys() - self._takers.keys(), key=lambda node: self._entries[node].is_here)
+            for node in spare[:num]:
+                del self._entries[node]
 
     def _stop_reading(self) -> None:
         reading, self._reading = self._reading, None

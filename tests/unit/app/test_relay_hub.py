@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.wire.codec import IncompatibleWireError, MalformedMessageError
+from agent.wire.fan_in import MAX_NODES
 from agent.wire.merged import (
     MAX_MERGED_BYTES,
     Merged,
@@ -15,7 +16,8 @@ from agent.wire.merged import (
     encode_merged,
     known_node,
 )
-from app.ssh.relay_hub import natural
+from app.ssh.local_link import LocalLink
+from app.ssh.relay_hub import RelayHub, natural
 
 
 def test_nodes_are_in_the_order_of_their_numbers() -> None:
@@ -44,3 +46,15 @@ def test_a_place_that_is_no_object_is_none() -> None:
     assert decode_roster(b'{"relay":"r","dir":"/d","num_expected":2,"num_here":1,"nodes":[]}') == Roster(
         "r", "/d", 2, 1, []
     )
+
+
+def test_of_nodes_without_end_no_more_are_known_than_a_relay_may_have_and_those_that_are_followed_stay() -> None:
+    hub = RelayHub(LocalLink())
+    hub.follow("gone-0", lambda frame, age_s=0.0: None)  # noqa: ARG005 - by their names
+
+    for prefix, is_here in (("gone", False), ("here", True), ("more", True)):
+        entries = [RosterEntry(f"{prefix}-{number}", is_here=is_here) for number in range(MAX_NODES // 2 + 1)]
+        hub._take(Merged("r", 0, nodes=entries), 0.0)
+
+    assert len(hub.nodes) == MAX_NODES
+    assert [node for node in hub.nodes if node.startswith("gone")] == ["gone-0"]

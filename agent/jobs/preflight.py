@@ -110,22 +110,34 @@ def reserve_port(address: Address, port: int) -> socket.socket | Refused:
     Torch binds every interface when it binds by itself; this socket is bound to one address, and nobody can take the
     port between the check and the start.
     """
+    try:
+        return listen_at(address, port)
+    except OSError as error:
+        return _no_port(error, address[1], port)
+
+
+def listen_at(address: Address, port: int) -> socket.socket:
+    """Return a socket that listens on `port` (0: a free one) of one address.
+
+    Raises:
+        OSError: It cannot be had.
+    """
     family, host = address
     listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(STORE_BACKLOG)
-    except OSError as error:
+    except OSError:
         listener.close()
-        return _no_port(error, host, port)
+        raise
     return listener
 
 
 def _no_port(error: OSError, host: str, port: int) -> Refused:
     match error.errno:
         case errno.EADDRINUSE:
-            message = f"port {port} of {host} is taken by {_holder(port)}: end it, or let the agent choose a port"
+            message = f"port {port} of {host} is taken by {holder_of(port)}: end it, or let the agent choose a port"
             return Refused(RefusalReason.PORT_TAKEN, message)
         case errno.EACCES:
             return Refused(
@@ -136,8 +148,11 @@ def _no_port(error: OSError, host: str, port: int) -> Refused:
             return Refused(RefusalReason.BAD_ADDRESS, message)
 
 
-def _holder(port: int) -> str:
-    """Return the process that listens on a port, as far as this user may know."""
+def holder_of(port: int) -> str:
+    """Return the process that listens on a port, as far as this user may know.
+
+    It takes long where many processes run: each of them is looked through.
+    """
     try:
         for connection in psutil.net_connections("tcp"):
             if (

@@ -17,23 +17,28 @@ if TYPE_CHECKING:
 REPLY_TIMEOUT_S = 10.0
 
 
-def ask(directory: Path, command: Command) -> tuple[bytes, Reply]:
+def ask(directory: Path, command: Command, timeout_s: float = REPLY_TIMEOUT_S) -> tuple[bytes, Reply]:
     """Return the line that the agent answered with, and what it means.
+
+    Args:
+        directory: Where it serves.
+        command: What is asked.
+        timeout_s: For each piece of the answer.
 
     Raises:
         NoAgentError: Nobody answers there, or somebody who does not speak as we do.
     """
-    line = _exchange(directory, encode_command(command))
+    line = _exchange(directory, encode_command(command), timeout_s)
     try:
         return line, decode_reply(line)
     except MalformedMessageError as error:
         raise NoAgentError(f"what answers at {directory} is no agent of this version: {error}") from error
 
 
-def _exchange(directory: Path, line: bytes) -> bytes:
+def _exchange(directory: Path, line: bytes, timeout_s: float) -> bytes:
     path = directory / CONTROL_SOCKET
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(REPLY_TIMEOUT_S)
+        connection.settimeout(timeout_s)
         try:
             connection.connect(str(path))
             connection.sendall(line)

@@ -89,10 +89,10 @@ def preflight(
             for host in fit:
                 tell(host, step)
             ask(fit, answers)
-    for host in listening_for_us:
-        tell(host, Step.KNOCKING)
-    look_at_telemetry(listening_for_us, answers)
     for host in fit:
+        tell(host, Step.KNOCKING if host in listening_for_us else Step.DONE)
+    look_at_telemetry(listening_for_us, answers)
+    for host in listening_for_us:
         tell(host, Step.DONE)
     return compare([*answers.values()])
 

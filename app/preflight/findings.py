@@ -91,7 +91,7 @@ class TelemetryLook(msgspec.Struct, frozen=True):
 
     listening: Listening | None = None
     reached: tuple[Reached, ...] = ()
-    """From this machine: each of its addresses."""
+    """From this machine: its addresses that a console would try, in that order."""
     error: str = ""
     """Why the host, or this machine, could not be asked."""
 

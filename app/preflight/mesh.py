@@ -6,10 +6,10 @@ all-reduce does: that is two connections a host instead of a square.
 
 from __future__ import annotations
 
-import ipaddress
 from typing import TYPE_CHECKING
 
 from agent.wire.examination import Health, Row
+from app.roads.direct_addresses import address_elsewhere
 from app.words import short_seconds_text
 
 if TYPE_CHECKING:
@@ -41,13 +41,10 @@ def target_text(listening: Listening, address_text: str = "") -> str:
         listening: What it says.
         address_text: One of its addresses; empty is the first.
     """
-    try:
-        address = ipaddress.ip_address(address_text or listening.address)
-    except ValueError:
+    address = address_elsewhere(address_text or listening.address)
+    if not listening.port or not address:
         return ""
-    if not listening.port or address.is_loopback or address.is_multicast or address.is_unspecified:
-        return ""
-    return f"[{address}]:{listening.port}" if address.version == 6 else f"{address}:{listening.port}"
+    return f"[{address}]:{listening.port}" if ":" in address else f"{address}:{listening.port}"
 
 
 def reach_remarks(answers: Sequence[Answers]) -> Iterator[tuple[str, Row]]:

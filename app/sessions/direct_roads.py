@@ -98,14 +98,16 @@ class DirectRoads:
             async with self._asking:
                 reply = await self._session.fleet.ask(host, question)
         except AgentRefusedError as error:
-            self._do(host, choice.refused(_refusal_words(error)))
+            # For a moment its ports may be held by a doctor who looks whether we reach them.
+            may_pass = error.reason == RefusalReason.PORT_TAKEN
+            self._do(host, choice.refused(_refusal_words(error), time.monotonic(), may_pass=may_pass))
         except AppError:
             choice.unanswered(time.monotonic())
         else:
             if isinstance(reply, Listening):
                 self._do(host, choice.answered(reply, time.monotonic()))
             else:
-                self._do(host, choice.refused(f"it answered with {type(reply).__name__}"))
+                self._do(host, choice.refused(f"it answered with {type(reply).__name__}", time.monotonic()))
 
     async def _fall_back(self, host: str, words: str) -> None:
         link, _ = self._hosts[host]

@@ -8,10 +8,11 @@ and is heard on none of its addresses its reports come over SSH from then on.
 from __future__ import annotations
 
 from enum import Enum, auto
-from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from app.roads.direct_addresses import MAX_ADDRESSES, addresses_to_try
 
 if TYPE_CHECKING:
     from agent.wire.direct import Listening
@@ -22,8 +23,6 @@ TRY_S = 3.0
 """For the first report from an address, which takes a second at most where nothing is in the way."""
 RETRY_S = 2.0
 """Before an agent is asked again that has not answered."""
-MAX_ADDRESSES = 3
-"""Of a host that are tried."""
 MAX_ROUNDS = 3
 """In which an agent tells of another place each time, and is heard nowhere."""
 MIN_LEASE_S = 15.0
@@ -78,6 +77,7 @@ class RoadChoice:
         self._left: list[str] = []
         """Addresses that are still to be tried."""
         self._num_rounds = 0
+        self._is_asked_once_more = False
 
     def look(self, now_s: float, heard_s: float | None) -> Effect | None:
         """Return what is to be done; `heard_s` is when the host was heard last."""
@@ -95,6 +95,7 @@ class RoadChoice:
 
     def answered(self, listening: Listening, now_s: float) -> Effect | None:
         """Take where the agent listens."""
+        self._is_asked_once_more = False
         told = (listening.server_key, listening.port, listening.addresses)
         is_same, self._told = told == self._told, told
         self._until_s = now_s + max(MIN_LEASE_S, listening.lease_s) / RENEWALS
@@ -105,14 +106,17 @@ class RoadChoice:
             self._num_rounds += 1
             if is_same or self._num_rounds >= MAX_ROUNDS:
                 return self._fall_back(_nothing_heard(listening))
-        usable = [address for address in listening.addresses if _is_elsewhere(address)]
-        self._left = sorted(usable, key=lambda address: address != self._preferred)[:MAX_ADDRESSES]
+        self._left = addresses_to_try(listening.addresses, self._preferred)
         if not self._left:
             return self._fall_back("its agent listens at no address that leads there: name another telemetry_interface")
         return self._hear_next(now_s)
 
-    def refused(self, words: str) -> Effect:
-        """Take that the agent will not, and why."""
+    def refused(self, words: str, now_s: float, *, may_pass: bool = False) -> Effect | None:
+        """Take that the agent will not, and why; what may pass is asked once more."""
+        if may_pass and not self._is_asked_once_more:
+            self._is_asked_once_more = True
+            self.unanswered(now_s)
+            return None
         return self._fall_back(words)
 
     def unanswered(self, now_s: float) -> None:
@@ -143,12 +147,3 @@ def _nothing_heard(listening: Listening) -> str:
         f"it listens at {where}, TCP port {listening.port}, and nothing comes from there: let that through the "
         "firewall (telemetry_port fixes the port), or name another telemetry_interface"
     )
-
-
-def _is_elsewhere(address: str) -> bool:
-    """Return whether an address that a host tells may be one of another machine."""
-    try:
-        parsed = ip_address(address)
-    except ValueError:
-        return False
-    return not (parsed.is_loopback or parsed.is_unspecified or parsed.is_multicast or parsed.is_link_local)

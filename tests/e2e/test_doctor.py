@@ -75,9 +75,11 @@ def held(host: Host, port: int) -> Iterator[None]:
     """Have something else listen at a port of a host."""
     program = f"import socket, time; held = socket.create_server(('{host.address}', {port})); time.sleep(60)"
     pid = host.exec("sh", "-c", f'{sys.executable} -c "{program}" > /dev/null 2>&1 & echo $!').strip()
-    until(lambda: f"{host.address}:{port} " in host.exec("ss", "-Hltn") + " ", 20, "it listens")
-    yield
-    host.exec("kill", pid)
+    try:
+        until(lambda: f"{host.address}:{port} " in host.exec("ss", "-Hltn") + " ", 20, "it listens")
+        yield
+    finally:
+        host.exec("kill", pid)
     until(lambda: f"{host.address}:{port} " not in host.exec("ss", "-Hltn") + " ", 20, "it listens no more")
 
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from agent.wire.direct import Listening
+from app.roads.direct_addresses import MAX_ADDRESSES
 from app.sessions.road_choice import (
-    MAX_ADDRESSES,
     MAX_ROUNDS,
     RENEWALS,
     RETRY_S,
@@ -160,11 +160,27 @@ def test_an_agent_that_is_never_heard_and_tells_of_another_place_each_time_is_gi
 
 def test_a_refusal_is_told_and_ends_the_attempt() -> None:
     choice = asked()
-    assert choice.refused("no address on eth9") == FallBack("no address on eth9")
+    assert choice.refused("no address on eth9", 1.0) == FallBack("no address on eth9")
     assert choice.look(100.0, None) is None
 
 
+def test_a_refusal_that_may_pass_is_asked_about_once_more() -> None:
+    choice = asked()
+    assert choice.refused("no free port", 1.0, may_pass=True) is None
+    assert choice.look(1.0 + RETRY_S / 2, None) is None
+    assert choice.look(1.0 + RETRY_S, None) == Ask()
+    assert choice.refused("no free port", 4.0, may_pass=True) == FallBack("no free port")
+    assert choice.look(100.0, None) is None
+
+    choice = asked()
+    choice.refused("no free port", 1.0, may_pass=True)
+    assert choice.look(1.0 + RETRY_S, None) == Ask()
+    assert choice.answered(HERE, 4.0) == HEARD_HERE, "it has passed"
+
+
 def test_one_whose_addresses_are_all_our_own_is_not_heard_there() -> None:
-    effect = asked().answered(elsewhere("k" * 40, "127.0.0.1", "::1", "0.0.0.0", "fe80::1", "224.0.0.1"), 0.0)
+    effect = asked().answered(
+        elsewhere("k" * 40, "127.0.0.1", "::1", "0.0.0.0", "fe80::1", "224.0.0.1", "::ffff:127.0.0.1"), 0.0
+    )
     assert isinstance(effect, FallBack)
     assert "telemetry_interface" in effect.words

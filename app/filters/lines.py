@@ -12,7 +12,7 @@ from app.filters.patterns import TextPattern
 from app.filters.terms import EVERYTHING, Filter, Key, KeyKind, NameTerm, NumberTerm, TextTerm, WordTerm
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -38,7 +38,7 @@ LOG_KEYS = (
 class LogPiece(NamedTuple):
     """Some lines that follow each other, packed."""
 
-    packed: bytes | bytearray
+    packed: bytes | bytearray | memoryview
     """Their text in UTF-8, each with its line end."""
     ends: NDArray[np.uint32]
     """Where each line ends, with its line end."""
@@ -71,17 +71,23 @@ def level_pattern(level: str) -> TextPattern:
 ERRORS = LineWish(Filter("level=error", (WordTerm("level", frozenset({"error"})),)))
 
 
-def lines_of(piece: LogPiece, wish: LineWish) -> NDArray[np.int64]:
-    """Return the places of the wanted lines in a piece, in order."""
+def lines_of(piece: LogPiece, wish: LineWish, after_step: Callable[[], None] | None = None) -> NDArray[np.int64]:
+    """Return the places of the wanted lines in a piece, in order.
+
+    Args:
+        piece: Where they are looked for.
+        wish: What is wanted.
+        after_step: Called whenever `patterns.STEP_BYTES` of text have been looked at; what it raises ends the search.
+    """
     wanted = np.ones(len(piece.ends), np.bool_)
     # What is cheap is asked first: where nothing is left, no text is looked at.
     for term in sorted(wish.filter.terms, key=lambda term: isinstance(term, TextTerm) or _is_level(term)):
         if not wanted.any():
             break
-        wanted &= _found(piece, term) ^ term.is_inverse
+        wanted &= _found(piece, term, after_step) ^ term.is_inverse
     if wish.is_problems_only and wanted.any():
         is_culprit = np.isin(piece.ranks, list(wish.culprits))
-        wanted &= _of_level(piece, "error") | (piece.is_stderr & is_culprit)
+        wanted &= _of_level(piece, "error", after_step) | (piece.is_stderr & is_culprit)
     return np.flatnonzero(wanted)
 
 
@@ -89,12 +95,12 @@ def _is_level(term: Term) -> bool:
     return isinstance(term, WordTerm) and term.key == "level"
 
 
-def _found(piece: LogPiece, term: Term) -> NDArray[np.bool_]:
+def _found(piece: LogPiece, term: Term, after_step: Callable[[], None] | None) -> NDArray[np.bool_]:
     match term:
         case WordTerm(key="level", words=words):
             found = np.zeros(len(piece.ends), np.bool_)
             for level in words:
-                found |= _of_level(piece, level)
+                found |= _of_level(piece, level, after_step)
             return found
         case WordTerm(words=words):
             return np.where(piece.is_stderr, "stderr" in words, "stdout" in words)
@@ -104,14 +110,14 @@ def _found(piece: LogPiece, term: Term) -> NDArray[np.bool_]:
             return term.among(piece.ranks)
         case _:
             assert isinstance(term, TextTerm), "no key of a log line is a figure"
-            return _with(piece, term.pattern)
+            return _with(piece, term.pattern, after_step)
 
 
-def _of_level(piece: LogPiece, level: str) -> NDArray[np.bool_]:
-    return _with(piece, level_pattern(level))
+def _of_level(piece: LogPiece, level: str, after_step: Callable[[], None] | None) -> NDArray[np.bool_]:
+    return _with(piece, level_pattern(level), after_step)
 
 
-def _with(piece: LogPiece, pattern: TextPattern) -> NDArray[np.bool_]:
+def _with(piece: LogPiece, pattern: TextPattern, after_step: Callable[[], None] | None) -> NDArray[np.bool_]:
     found = np.zeros(len(piece.ends), np.bool_)
-    found[pattern.lines_in(piece.packed, piece.ends)] = True
+    found[pattern.lines_in(piece.packed, piece.ends, after_step)] = True
     return found

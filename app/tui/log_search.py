@@ -6,19 +6,21 @@ Threads go on between frames. What they find is taken in the order of the lines,
 from __future__ import annotations
 
 import os
-import threading
 import time
 import weakref
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.filters.lines import lines_of
 from app.tui.log_matches import FIRST_PIECE_BYTES, MAX_PIECE_BYTES, PIECE_S, LogMatches
+from app.tui.search_threads import SearchThreads
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
-    from concurrent.futures import Executor
+    from concurrent.futures import Future
 
     import numpy as np
     from numpy.typing import NDArray
@@ -31,31 +33,46 @@ PIECES_A_TASK = 8
 """5 ms of RE2, where handing a task over takes 0.1: `million_lines`."""
 MAX_TASKS = 32
 """Under way at once: a million lines, so that threads have enough to do until the next frame."""
+MAX_COPIED_BYTES = 4 * 2**20
+"""Under way at once, give or take a piece, of the newest chunk: it grows, so that what is looked at meanwhile is a copy
+of it. Pieces of others are views."""
 
 
 class _Task(NamedTuple):
-    """Pieces that follow each other, the newest first."""
+    """Pieces that follow each other, the newest first; they themselves are held by nobody but the thread."""
 
-    pieces: list[LogPiece]
+    nums_lines: list[int]
+    num_copied_bytes: int
     stop: int
     """Number of the line behind them."""
     places: Future[list[NDArray[np.int64]]]
     """What each has of wanted lines; fewer, where looking has become slow."""
 
 
-def _new_threads() -> Executor:
-    return ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "rankdeck-search")
+class _OverError(Exception):
+    """A thread is to look no further."""
 
 
-def _look(pieces: list[LogPiece], wish: LineWish, is_slow: threading.Event) -> list[NDArray[np.int64]]:
+def _new_threads() -> SearchThreads:
+    return SearchThreads(min(MAX_THREADS, os.cpu_count() or 1))
+
+
+def _look(pieces: list[LogPiece], wish: LineWish, is_over: threading.Event) -> list[NDArray[np.int64]]:
+    """Look until all is looked at, one piece takes long, or the search is over."""
     found: list[NDArray[np.int64]] = []
-    for piece in pieces:
-        if is_slow.is_set():
-            break
-        began_s = time.thread_time()
-        found.append(lines_of(piece, wish))
+    began_s = 0.0
+
+    def go_on() -> None:
         if time.thread_time() - began_s > PIECE_S:
-            is_slow.set()
+            is_over.set()
+        if is_over.is_set():
+            raise _OverError
+
+    with suppress(_OverError):
+        for piece in pieces:
+            began_s = time.thread_time()
+            found.append(lines_of(piece, wish, go_on))
+            go_on()
     return found
 
 
@@ -66,23 +83,20 @@ class LogSearch(LogMatches):
     lines, each of which takes the interpreter's lock.
     """
 
-    def __init__(self, wish: LineWish, logs: LogStore, new_threads: Callable[[], Executor] = _new_threads) -> None:
+    def __init__(self, wish: LineWish, logs: LogStore, new_threads: Callable[[], SearchThreads] = _new_threads) -> None:
         """Begin to look; threads are made when there is work for them, and let go of at its end."""
         super().__init__(wish, logs)
         self._new_threads = new_threads
-        self._threads: Executor | None = None
+        self._threads: SearchThreads | None = None
         self._let_go: Callable[[], object] | None = None
         self._tasks: deque[_Task] = deque()
         """Under way, the newest lines first."""
-        self._is_slow = threading.Event()
 
     def search(self) -> bool:
         """Look at one more piece, or take what threads have found, if they have; return whether there is more to do."""
         is_more = super().search()
-        if self.has_all_old and self._let_go is not None:
-            self._tasks.clear()
-            self._let_go()
-            self._let_go = self._threads = None
+        if self.has_all_old:
+            self._end_threads()
         return is_more
 
     def _look_back(self) -> None:
@@ -97,27 +111,33 @@ class LogSearch(LogMatches):
             return
         task = self._tasks.popleft()
         low = task.stop
-        for piece, places in zip(task.pieces, found, strict=False):
-            low -= len(piece.ends)
+        for num_lines, places in zip(task.nums_lines, found, strict=False):
+            low -= num_lines
             self._take_old(low, places)
-        if len(found) < len(task.pieces):
-            self._tasks.clear()
-            self._is_slow = threading.Event()
+        if len(found) < len(task.nums_lines):
+            self._end_threads()
             self.piece_bytes = FIRST_PIECE_BYTES
+
+    def _end_threads(self) -> None:
+        self._tasks.clear()
+        if self._let_go is not None:
+            self._let_go()
+            self._let_go = self._threads = None
 
     def _ask(self) -> None:
         """Have threads look further back."""
         if self._threads is None:
             self._threads = self._new_threads()
-            self._let_go = weakref.finalize(self, self._threads.shutdown, wait=False, cancel_futures=True)
-        low = self._low
-        for task in self._tasks:
-            low -= sum(len(piece.ends) for piece in task.pieces)
-        while len(self._tasks) < MAX_TASKS and low > self.logs.first:
-            stop = low
+            self._let_go = weakref.finalize(self, self._threads.end)
+        low = self._low - sum(sum(task.nums_lines) for task in self._tasks)
+        num_copied = sum(task.num_copied_bytes for task in self._tasks)
+        while len(self._tasks) < MAX_TASKS and low > self.logs.first and num_copied < MAX_COPIED_BYTES:
+            stop, copied_before = low, num_copied
             pieces: list[LogPiece] = []
-            while len(pieces) < PIECES_A_TASK and low > self.logs.first:
+            while len(pieces) < PIECES_A_TASK and low > self.logs.first and num_copied < MAX_COPIED_BYTES:
                 pieces.append(self.logs.piece_before(low, self.piece_bytes))
                 low -= len(pieces[-1].ends)
-            places = self._threads.submit(_look, pieces, self.wish, self._is_slow)
-            self._tasks.append(_Task(pieces, stop, places))
+                if isinstance(pieces[-1].packed, bytearray):
+                    num_copied += len(pieces[-1].packed)
+            places = self._threads.ask(partial(_look, pieces, self.wish, self._threads.is_over))
+            self._tasks.append(_Task([len(piece.ends) for piece in pieces], num_copied - copied_before, stop, places))

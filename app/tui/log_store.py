@@ -78,17 +78,21 @@ class _Chunk:
         return min(stop - 1, bisect_left(self._ends, self._ends[stop] - max_bytes, first, stop))
 
     def piece(self, first: int, stop: int, nodes: list[str]) -> LogPiece:
-        """Return some of the lines: of a closed chunk without copies of its columns, so that asking for it is cheap."""
+        """Return some of the lines: of a closed chunk without copies, so that asking for it is cheap."""
         begin = self._ends[first]
         ends = np.frombuffer(self._ends, np.uint32)[first + 1 : stop + 1]
         node_indices = np.frombuffer(self._nodes, np.uint32)[first:stop]
         ranks = np.frombuffer(self._ranks, np.int32)[first:stop]
         is_stderr = np.frombuffer(self._stderr, np.bool_)[first:stop]
-        if isinstance(self._text, bytearray):  # what is looked at by an array cannot grow
+        packed: bytearray | memoryview
+        if isinstance(self._text, bytes):
+            packed = memoryview(self._text)[begin : self._ends[stop]]
+        else:  # what is looked at by a view cannot grow
+            packed = self._text[begin : self._ends[stop]]
             ends, node_indices, ranks, is_stderr = ends.copy(), node_indices.copy(), ranks.copy(), is_stderr.copy()
         if begin:
             ends = ends - np.uint32(begin)
-        return LogPiece(self._text[begin : self._ends[stop]], ends, node_indices, ranks, is_stderr, nodes)
+        return LogPiece(packed, ends, node_indices, ranks, is_stderr, nodes)
 
 
 class LogStore:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,12 +11,17 @@ from app.tui import log_search
 from app.tui.filter_bar import FilterBar
 from app.tui.log_matches import LogMatches
 from app.tui.log_store import CHUNK_LINES
+from app.tui.search_threads import SearchThreads
 from app.tui.views.events import EventsView
 from app.tui.views.logs import LogsView
 from app.tui.views.ranks import RanksView
 from tests.support.consoles import Desk, SimSource, TalkingSource, desk, frozen_source
 from tests.support.screens import assert_looks_as_before
 from tests.support.sim import SimCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
 
 
 async def type_filter(console: Desk, text: str, *, is_open: bool = False) -> None:
@@ -253,12 +257,12 @@ async def test_many_lines_are_searched_by_threads_for_each_filter_until_none_is_
 ) -> None:
     tasks: list[object] = []
 
-    class Counted(ThreadPoolExecutor):
-        def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+    class Counted(SearchThreads):
+        def ask(self, call: Callable[[], Any]) -> Future[Any]:
             tasks.append(self)
-            return super().submit(*args, **kwargs)
+            return super().ask(call)
 
-    monkeypatch.setattr(log_search, "ThreadPoolExecutor", Counted)
+    monkeypatch.setattr(log_search, "SearchThreads", Counted)
     async with desk(SimSource(SimCluster().view), (120, 24)) as console:
         store = console.console.stage.logs
         for number in range(24 * CHUNK_LINES):

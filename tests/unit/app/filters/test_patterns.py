@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from app.filters import patterns
 from app.filters.patterns import PatternError, TextPattern
 
 
@@ -44,6 +48,31 @@ def test_lines_are_found_in_many_at_once_and_no_match_goes_over_a_line_end() -> 
     assert TextPattern("^$").lines_in(*lines).tolist() == [1]
     assert TextPattern("x*").lines_in(*lines).tolist() == [0, 1, 2, 3, 4]
     assert TextPattern("").lines_in(*packed()).tolist() == []
+
+
+@given(
+    texts=st.lists(st.text("ab \u00e9", max_size=9), max_size=20),
+    source=st.sampled_from(["a", "^$", "x*", "b$", "^a", "[^b]", r"\b", ".*a", "a{2}"]),
+    step_bytes=st.integers(1, 40),
+)
+def test_many_lines_are_looked_at_in_steps_that_end_with_a_line(texts: list[str], source: str, step_bytes: int) -> None:
+    text, ends = packed(*texts)
+    num_steps = []
+    with patch.object(patterns, "STEP_BYTES", step_bytes):
+        found = TextPattern(source).lines_in(memoryview(text), ends, lambda: num_steps.append(1))
+
+    assert found.tolist() == [number for number, line in enumerate(texts) if TextPattern(source).is_in(line)]
+    longest = max(map(len, text.splitlines(keepends=True)), default=0)
+    assert len(num_steps) * (step_bytes + longest) >= len(text)
+    assert len(num_steps) <= -(-len(text) // step_bytes)
+
+
+def test_what_is_raised_after_a_step_ends_the_search() -> None:
+    def stop() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        TextPattern("a").lines_in(*packed("a", "b"), stop)
 
 
 def test_a_span_counts_characters() -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpcore.checkpoint import Checkpointer, restore
-from ddpcore.checkpoint.directory import list_checkpoints
+from ddpcore.checkpoint.directory import LOCK, list_checkpoints
 from ddpcore.checkpoint.reading import verify
 from ddpcore.errors import CheckpointCallError, CheckpointDirectoryError, CheckpointWriteError
 from tests.support.training_states import is_same
@@ -282,6 +282,16 @@ def save_and_wait_for_death(directory: str) -> None:
     signal.pause()
 
 
+def holds_its_lock(writer: psutil.Process) -> bool:
+    """Return whether a writer has begun, also where it has ended since: nobody knows of one that has not."""
+    try:
+        if writer.status() == psutil.STATUS_ZOMBIE:
+            return True
+        return any(file.path.endswith(f"/{LOCK}") for file in writer.open_files())
+    except psutil.NoSuchProcess:
+        return True
+
+
 def test_writers_outlive_killed_trainers_and_publish_what_these_had_saved(tmp_path: Path) -> None:
     with WarmRanks(save_and_wait_for_death, 2, str(tmp_path)) as ranks:
         for rank in range(2):
@@ -297,6 +307,7 @@ def test_writers_outlive_killed_trainers_and_publish_what_these_had_saved(tmp_pa
         ranks.outcomes()
         for process in writers:
             process.resume()
+        until(lambda: all(holds_its_lock(process) for process in writers), 30, "the writers are at work, or done")
 
         # A new run waits for them, since they are at work.
         assert run_ranks(load_newest, 1, str(tmp_path))[0][:2] == (2, True)

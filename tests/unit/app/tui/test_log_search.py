@@ -243,8 +243,7 @@ def test_the_interpreter_ends_soon_and_well_while_threads_are_in_slow_lines() ->
         from tests.unit.app.tui import test_log_search as tests
 
         class Last:
-            """Takes longer to be freed than threads to come back from RE2, which they then must have done before."""
-
+            # Takes longer to be freed than threads to come back from RE2, by when they are to have ended.
             def __del__(self, wait=threading.Event().wait):
                 wait(1)
 
@@ -284,7 +283,7 @@ def test_what_has_been_looked_at_is_not_held_while_nobody_asks_for_it() -> None:
         threading.Event().wait(0.001)
     end_s = time.monotonic() + DEADLINE_S
     gc.collect()  # of other tests
-    while any(isinstance(each, LogPiece) for each in gc.get_objects()):
+    while any(type(each) is LogPiece for each in gc.get_objects()):  # none is asked for its class
         assert time.monotonic() < end_s, "pieces are held"
     assert finish(search) == []
 

@@ -36,6 +36,7 @@ from app.sessions.control import JobControl
 from app.sessions.log_pulls import LogPulls
 from app.sessions.looking_back import look_back
 from app.sessions.options import SessionOptions
+from app.sessions.take_rounds import TAKEN_AT_ONCE, TakeRounds
 from app.stacks.groups import NodeStacks
 from app.view import View
 
@@ -57,13 +58,6 @@ UNHEARD_S = 3.0
 """Fifteen of a node's reports: an agent that has not ended says something in that time even on a busy machine."""
 TAKE_PERIOD_S = 0.05
 """Half of the least time between two reports of a node, so that none is missed."""
-TAKEN_AT_ONCE = 128
-"""Reports are folded in together, which is cheaper, but no more than a key can wait for: so many of eight ranks take
-2 ms, and 16 at a time half as much again each (`bench_fold`)."""
-ROUND_S = 0.8
-"""A fleet that is too large for one take is heard in a round of several, which takes so long: of what its nodes say
-meanwhile only the newest is folded in. Also with half a second between two reports of a node this is below
-`app.model.cluster.GAP_S`, from which on it counts as having been away."""
 
 
 class Session:
@@ -115,6 +109,7 @@ class Session:
         self._evidence_dir = options.evidence_dir
         self._keeper: EvidenceKeeper | None = None
         self._recorder = Recorder(options.recording, list(self._directories), masked) if options.recording else None
+        self._rounds = TakeRounds(len(self._directories))
         self._logs = LogPulls(lambda: self._fleet, self._record)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -172,7 +167,7 @@ class Session:
         Raises:
             IncompatibleAgentError: An agent speaks another version.
         """
-        if len(self._directories) <= TAKEN_AT_ONCE:
+        if self._rounds.is_one_take:
             self._take_reports()
         for node, detail in self.telemetry.incompatible.items():
             raise IncompatibleAgentError(node, detail)
@@ -320,13 +315,8 @@ class Session:
             self._recorder.add(record)
 
     async def _follow_reports(self) -> None:
-        turn_s, num_due = time.monotonic(), 0.0
         while True:
-            last_s, turn_s = turn_s, time.monotonic()
-            # So many nodes are to be heard by now, however long the turns take.
-            num_due = min(num_due + len(self._directories) * (turn_s - last_s) / ROUND_S, len(self._directories))
-            num_takes = max(1, int(num_due / TAKEN_AT_ONCE))
-            num_due = max(0.0, num_due - num_takes * TAKEN_AT_ONCE)
+            num_takes = self._rounds.num_takes(time.monotonic())
             for _ in range(num_takes if self.telemetry.num_waiting else 0):
                 self._take_reports()
                 await asyncio.sleep(0)

@@ -25,7 +25,7 @@ from agent.wire.reports import (
 from app.diagnosis.diagnoser import Diagnoser, Diagnosis
 from app.history import History
 from app.model.cluster import Cluster
-from app.sessions.session import TAKEN_AT_ONCE
+from app.sessions.take_rounds import TAKEN_AT_ONCE
 from app.view import View
 from ddpcore.wire import GroupReport, Phase, Place, RankReport
 

@@ -26,7 +26,7 @@ from app.model.cluster import Cluster
 from app.recording.past import Past
 from app.recording.records import ReportHeard
 from app.roads.telemetry import Telemetry
-from app.sessions.session import TAKEN_AT_ONCE
+from app.sessions.take_rounds import TAKEN_AT_ONCE
 from app.tui.strips import YOUNG_OBJECTS
 from tests.bench.fleet_feeder import FedNode, node_directory, node_names
 

@@ -31,7 +31,7 @@ def telemetry_remarks(answers: Sequence[Answers]) -> Iterator[tuple[str, Row]]:
 def _row(wish: TelemetryWish, look: TelemetryLook) -> Row:
     listening = look.listening
     if listening is None:
-        todo = f"the same rankdeck there as here: rankdeck install; {_ELSE}"
+        todo = f"try again, or bring the same rankdeck there as here: rankdeck install; {_ELSE}"
         return Row(ROW, Health.WARN, f"it does not say where it would listen: {look.error}", todo)
     if listening.error and not listening.address:
         todo = f"name one that it has by telemetry_interface (there: ip addr); {_ELSE}"

@@ -81,7 +81,11 @@ def test_another_machine_that_answers_in_its_place_is_not_taken_for_it() -> None
             "it listens at eth0, 127.0.0.1, TCP port 47003, where no other machine can reach it",
             "name one with an address that this machine has a route to by telemetry_interface",
         ),
-        (TelemetryLook(error="`agent listen` ended there"), "it does not say where it would listen: `a", "try again, or bring the same"),
+        (
+            TelemetryLook(error="`agent listen` ended there"),
+            "it does not say where it would listen: `a",
+            "try again, or bring the same",
+        ),
         (
             TelemetryLook(AT, error="python does not run"),
             "eth0, 10.0.0.1, fd00::1, TCP port 47003: whether it is reached is not known: python does not run",

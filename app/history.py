@@ -98,13 +98,16 @@ class Rings:
         self._newest = numbers
         self._fold(told)
 
-    def go_on_with(self, newer: Rings, after_s: float) -> None:
-        """Take what another one holds of each of its last seconds that are behind a moment; here nothing is."""
+    def go_on_with(self, newer: Rings, after_s: float, now_s: float) -> None:
+        """Take what another one holds of each of its last seconds that are behind a moment; here nothing is.
+
+        The bucket that it is filling reaches beyond its `now_s`: what is there was seen until then.
+        """
         if newer._begin_s is None:
             return
         last = int(newer._newest[0])
         for number in range(max(0, last - NUM_BUCKETS + 1), last + 1):
-            at_s = newer._begin_s + (number + 0.5) * BUCKET_S
+            at_s = min(newer._begin_s + (number + 0.5) * BUCKET_S, now_s)
             if at_s > after_s:
                 held = newer._values[:, :, 0, number % NUM_BUCKETS].tolist()
                 self.put(at_s, [Figure(key, *held[place]) for key, place in newer._places.items()])
@@ -203,12 +206,12 @@ class JobHistory:
             past.loss.go_on_with(self.loss)
             self.loss = past.loss
         if self.begun_s is None:
-            self.now_s, self.figures, self._attempt = past.now_s, past.figures, past._attempt
+            self.figures, self._attempt = past.figures, past._attempt
         self.begun_s = past.begun_s
         later = (mark for mark in self.attempts if mark[0] > end_s)
         self.attempts = deque((*past.attempts, *later), maxlen=MAX_ATTEMPTS)
-        past._rings.go_on_with(self._rings, end_s)
-        self._rings = past._rings
+        past._rings.go_on_with(self._rings, end_s, self.now_s)
+        self._rings, self.now_s = past._rings, max(self.now_s, past.now_s)
         self.num_looks += 1
 
     def window(self, key: str, begin_s: float) -> Window:

@@ -38,6 +38,10 @@ MAX_COPIED_BYTES = 4 * 2**20
 of it. Pieces of others are views."""
 
 
+SLOW_PIECE_S = 0.02
+"""CPU time of a thread after which a piece is one of a slow pattern: ten times what matching each other line takes."""
+
+
 class _Task(NamedTuple):
     """Pieces that follow each other, the newest first; they themselves are held by nobody but the thread."""
 
@@ -63,7 +67,7 @@ def _look(pieces: list[LogPiece], wish: LineWish, is_over: threading.Event) -> l
     began_s = 0.0
 
     def go_on() -> None:
-        if time.thread_time() - began_s > PIECE_S:
+        if time.thread_time() - began_s > SLOW_PIECE_S:
             is_over.set()
         if is_over.is_set():
             raise _OverError
@@ -79,8 +83,7 @@ def _look(pieces: list[LogPiece], wish: LineWish, is_over: threading.Event) -> l
 class LogSearch(LogMatches):
     """Matches that threads look for while the pattern is quick, as pieces at their largest show.
 
-    A slow one stays with the caller, in small pieces: it is one that RE2 has no automaton for, or that is found in many
-    lines, each of which takes the interpreter's lock.
+    A slow one, for which RE2 has no automaton, stays with the caller, in small pieces.
     """
 
     def __init__(self, wish: LineWish, logs: LogStore, new_threads: Callable[[], SearchThreads] = _new_threads) -> None:

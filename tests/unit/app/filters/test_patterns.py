@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import numpy as np
@@ -12,6 +13,9 @@ from hypothesis import strategies as st
 
 from app.filters import patterns
 from app.filters.patterns import PatternError, TextPattern
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def packed(*lines: str) -> tuple[bytes, np.ndarray]:
@@ -51,11 +55,14 @@ def test_lines_are_found_in_many_at_once_and_no_match_goes_over_a_line_end() -> 
 
 
 @given(
-    texts=st.lists(st.text("ab \u00e9", max_size=9), max_size=20),
-    source=st.sampled_from(["a", "^$", "x*", "b$", "^a", "[^b]", r"\b", ".*a", "a{2}"]),
-    step_bytes=st.integers(1, 40),
+    blocks=st.lists(st.tuples(st.lists(st.text("ab \u00e9", max_size=9), max_size=3), st.integers(1, 12)), max_size=8),
+    source=st.sampled_from(["a", "^$", "x*", "b$", "^a", "[^b]", r"\b", ".*a", "a{2}", r"\s", "(?s)a.", "a|b$"]),
+    step_bytes=st.one_of(st.integers(1, 40), st.just(patterns.STEP_BYTES)),
 )
-def test_many_lines_are_looked_at_in_steps_that_end_with_a_line(texts: list[str], source: str, step_bytes: int) -> None:
+def test_many_lines_are_looked_at_in_steps_that_end_with_a_line(
+    blocks: list[tuple[list[str], int]], source: str, step_bytes: int
+) -> None:
+    texts = [text for block, num_times in blocks for _ in range(num_times) for text in block]
     text, ends = packed(*texts)
     num_steps = []
     with patch.object(patterns, "STEP_BYTES", step_bytes):
@@ -65,6 +72,39 @@ def test_many_lines_are_looked_at_in_steps_that_end_with_a_line(texts: list[str]
     longest = max(map(len, text.splitlines(keepends=True)), default=0)
     assert len(num_steps) * (step_bytes + longest) >= len(text)
     assert len(num_steps) <= -(-len(text) // step_bytes)
+
+
+class Counting:
+    """A compiled pattern that counts its matches."""
+
+    def __init__(self, compiled: Any) -> None:
+        self.num, self._compiled = 0, compiled
+
+    def finditer(self, *of: Any) -> Iterator[Any]:
+        for match in self._compiled.finditer(*of):
+            self.num += 1
+            yield match
+
+
+@pytest.mark.parametrize(
+    ("source", "num_found", "num_matches"),
+    [("step", 990, 16), ("loss", 10, 10), ("[02468]$", 500, 500), ("x*", 1000, 8)],
+)
+def test_lines_that_follow_each_other_take_one_match(source: str, num_found: int, num_matches: int) -> None:
+    lines = packed(*(f"{'loss' if 500 <= number < 510 else 'step'} {number}" for number in range(1000)))
+    pattern = TextPattern(source)
+    counting = pattern._to_line_end = Counting(pattern._to_line_end)
+
+    assert len(pattern.lines_in(*lines)) == num_found
+    assert counting.num <= num_matches + patterns.NUM_IN_TURN
+
+
+def test_a_pattern_that_is_just_not_too_large_is_looked_for_line_by_line() -> None:
+    pattern = TextPattern(r"\pL{446}" + "a" * 82)
+    texts = ["b" * 446 + "a" * 82] * 20 + ["none"]
+
+    assert pattern._run is None, "RE2 counts in another way: this needs another size"
+    assert pattern.lines_in(*packed(*texts)).tolist() == list(range(20))
 
 
 def test_what_is_raised_after_a_step_ends_the_search() -> None:

@@ -164,7 +164,7 @@ def test_lines_that_come_and_go_meanwhile_are_neither_missed_nor_shown(
 
 def test_a_pattern_that_becomes_slow_goes_on_in_small_pieces_without_threads() -> None:
     threads = AnyOrder(random.Random(0), 1.0)
-    with small_chunks(), patch.object(log_search, "PIECE_S", 0.0):
+    with small_chunks(), patch.object(log_search, "SLOW_PIECE_S", 0.0):
         store = LogStore()
         keep(store, ["a", "b"] * 300)
         search = begun("a", store, lambda: threads)
@@ -220,7 +220,7 @@ def slow_behind_quick() -> LogStore:
 def in_slow_lines(source: str, store: LogStore) -> LogSearch:
     """Return a search of which a thread has begun to look at slow lines, and does not take them for that."""
     search = begun(source, store, lambda: SearchThreads(2))
-    with patch.object(log_search, "PIECE_S", 1e9):
+    with patch.multiple(log_search, PIECE_S=1e9, SLOW_PIECE_S=1e9):
         search.search()
     assert [task.places.done() for task in search._tasks] == [False]
     return search

@@ -56,6 +56,7 @@ MAX_KEPT_BYTES = 1 << 30
 MAX_STREAMS_A_NODE = 32
 COMPLAINT_S = 60.0
 """Between two complaints about what makes no sense."""
+LOST = "the connection to it is lost"
 _TAKE, _BEAT, _WHO = (encode_fan_in(message) for message in (Take(), Beat(), WhoAreYou()))
 
 
@@ -169,7 +170,7 @@ class Relay:
             case Beat() | Hello():
                 pass
             case Farewell():
-                self._gone(known, "its agent has ended")
+                self._gone(known, "its agent has ended", has_ended=True)
             case _:
                 stream = self._streams.get(message.stream)
                 if stream is not None and stream.node == known.node:
@@ -235,14 +236,16 @@ class Relay:
 
     def _lives(self, known: Known) -> bool:
         """Return whether there is still a connection to an agent; one that has none is gone from now on."""
-        self._send(known.peer, _BEAT)
-        return self._roster.find(known.node) is known
+        if self._road.send(known.peer, _BEAT):
+            return True
+        self._gone(known, LOST)
+        return False
 
-    def _gone(self, known: Known, why: str) -> None:
+    def _gone(self, known: Known, why: str, *, has_ended: bool = False) -> None:
         self._roster.forget(known.peer)
         self._let_go_of(known)
         self._close_node(known.node)
-        entry = RosterEntry(known.node, is_here=False, why=why, place=known.hello.place)
+        entry = RosterEntry(known.node, is_here=False, why=why, place=known.hello.place, has_ended=has_ended)
         self._newest.put_node(entry, known.heard_at_s)
         self._onlookers.tell_news()
 
@@ -255,12 +258,15 @@ class Relay:
         return self._send(peer, encode_fan_in(message))
 
     def _send(self, peer: bytes, frame: bytes) -> bool:
-        """Send something; whoever takes nothing is gone."""
-        if self._road.send(peer, frame):
-            return True
+        """Send something; whoever takes nothing is gone, once what it has said last is heard: it may be why."""
+        is_sent = self._road.send(peer, frame)
+        if not is_sent:
+            asyncio.get_running_loop().call_soon(self._lose, peer)
+        return is_sent
+
+    def _lose(self, peer: bytes) -> None:
         if (known := self._roster.by_peer(peer)) is not None:
-            self._gone(known, "the connection to it is lost")
-        return False
+            self._gone(known, LOST)
 
     def _listen_for(self, node: str) -> None:
         if node in self._listeners:

@@ -121,14 +121,17 @@ class RelaySocket:
         self._doorbell = _Doorbell(self._socket, taken)
 
     def send(self, peer: bytes, message: bytes) -> bool:
-        """Send something; return False if the peer is gone, or takes nothing any more."""
+        """Send something; return False if the peer is gone, or takes nothing any more.
+
+        What a peer that is gone has said last may still have to be heard: it is within the next turn of the loop.
+        """
+        assert self._doorbell is not None
+        self._doorbell.ring()
         try:
             self._socket.send(peer, _MORE_AT_ONCE)
             self._socket.send(message, _AT_ONCE)
         except zmq.ZMQError:
             return False
-        assert self._doorbell is not None
-        self._doorbell.ring()
         return True
 
     def close(self) -> None:

@@ -42,6 +42,8 @@ class RosterEntry(msgspec.Struct, frozen=True):
     """Ago."""
     place: Annotated[bytes, msgspec.Meta(max_length=MAX_PLACE_BYTES)] = b""
     """The JSON line of `agent.service.whereabouts`."""
+    has_ended: bool = False
+    """It is not here since its agent has ended, and has said so."""
 
 
 class MergedReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -79,6 +81,7 @@ class KnownNode(msgspec.Struct, frozen=True):
     """Ago."""
     place: dict[str, object]
     """As `agent where` prints it on that node."""
+    has_ended: bool = False
 
 
 class Roster(msgspec.Struct, frozen=True):
@@ -103,7 +106,7 @@ def known_node(entry: RosterEntry) -> KnownNode:
         place = msgspec.json.decode(entry.place, type=dict[str, object])
     except DECODE_ERRORS as error:
         raise MalformedMessageError(f"not the place of an agent: {error}") from error
-    return KnownNode(entry.node, entry.is_here, entry.why, entry.heard_ms / 1000, place)
+    return KnownNode(entry.node, entry.is_here, entry.why, entry.heard_ms / 1000, place, entry.has_ended)
 
 
 _roster = msgspec.json.Decoder(Roster)

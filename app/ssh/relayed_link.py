@@ -14,7 +14,14 @@ import msgspec
 
 from agent.wire.fields import CONTROL_SOCKET
 from agent.wire.reports import WIRE_VERSION
-from app.errors import AgentUnreachableError, HostUnreachableError, IncompatibleAgentError, SessionError, UsageError
+from app.errors import (
+    AgentUnreachableError,
+    HostUnreachableError,
+    IncompatibleAgentError,
+    NoAgentError,
+    SessionError,
+    UsageError,
+)
 from app.model.absence import Absence, Lack
 from app.safe_text import clean
 from app.ssh.agent_link import DEFAULT_PYTHON, AgentLink, AgentPlace, Kept, TakesFrame
@@ -65,10 +72,11 @@ class RelayedLink(AgentLink):
 
     @property
     def absence(self) -> Absence | None:
-        """Why nothing is heard of the node: what it dials is the relay, so that its end there is that of the way."""
+        """Why nothing is heard of the node: only an agent that has said so has ended; else the way may be gone."""
         entry = self._hub.entry(self.host)
         if entry is None or not entry.is_here:
-            return Absence(self._absence_words(entry))
+            has_ended = entry is not None and entry.has_ended
+            return Absence(self._absence_words(entry), Lack.AGENT if has_ended else Lack.CONNECTION)
         try:
             place = self._place_of(entry)
         except IncompatibleAgentError as error:  # another one has come in the place of that which was found
@@ -145,6 +153,8 @@ class RelayedLink(AgentLink):
         entry = self._hub.entry(self.host)
         if entry is None or not entry.is_here:
             hint = "start its agent: srun python -P -m agent serve --relay INVITATION"
+            if entry is not None and entry.has_ended:
+                raise NoAgentError(self.host, self._absence_words(entry), hint)
             raise HostUnreachableError(self.host, self._absence_words(entry), hint)
         place = self._place_of(entry)
         self.python = place.python
@@ -164,6 +174,8 @@ class RelayedLink(AgentLink):
     def _absence_words(self, entry: RosterEntry | None) -> str:
         if entry is None:
             return f"the relay on {self._hub.host} does not know it"
+        if entry.has_ended:
+            return f"it has ended, as it told the relay on {self._hub.host}"
         return f"the relay on {self._hub.host} has it no more: {clean(entry.why)}"
 
     def _other_version(self, place: AgentPlace) -> str:

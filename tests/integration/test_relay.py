@@ -151,7 +151,7 @@ def test_the_roster_says_who_is_there_who_is_gone_and_how_many_are_to_come(relay
     assert roster["num_expected"] == 3
     a, b = roster["nodes"]
     assert (a["is_here"], a["place"]["dir"]) == (True, str(agent.directory))
-    assert (b["is_here"], b["why"]) == (False, "its agent has ended")
+    assert (b["is_here"], b["why"], b["has_ended"]) == (False, "its agent has ended", True)
     brief = json.loads(run_agent_verb("roster", "--brief", "--dir", str(relay.directory)).stdout or "{}")
     assert brief["nodes"] == []
 

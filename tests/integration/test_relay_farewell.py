@@ -1,0 +1,56 @@
+"""An agent that ends is told from one that is lost, also where a relay learns first that it takes nothing any more."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.fan_in.relay import LOST, Relay
+from agent.fan_in.relay_dir import RelayDir
+from agent.roads.fan_in_sockets import DialSocket, RelaySocket
+from agent.wire.fan_in import RELAY_VERSION, Beat, Farewell, Hello, encode_fan_in
+from tests.support.waiting import until, until_async
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def directory() -> Iterator[RelayDir]:
+    path = Path(tempfile.mkdtemp(prefix="rdr-", dir="/tmp"))  # short: a socket's path has 108 bytes
+    relay_dir = RelayDir(path)
+    relay_dir.open()
+    yield relay_dir
+    relay_dir.close()
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.mark.parametrize("says_farewell", [True, False])
+async def test_what_an_agent_says_last_is_heard_before_it_is_taken_for_lost(
+    directory: RelayDir, *, says_farewell: bool
+) -> None:
+    road, is_ready, told = RelaySocket("127.0.0.1", 0), asyncio.Event(), list[bytes]()
+    relay = Relay(directory, road, "127.0.0.1", 0)
+    serving = asyncio.create_task(relay.run(is_ready.set))
+    await is_ready.wait()
+    dial = DialSocket("127.0.0.1", road.port, road.public_key, road.node_key, told.append)
+    dial.send(encode_fan_in(Hello(RELAY_VERSION, "a", "1", b"{}")))
+    await until_async(lambda: told, 10, "it is let in")
+    agent = relay._roster.find("a")
+    assert agent is not None
+
+    if says_farewell:
+        dial.send(encode_fan_in(Farewell()))
+    dial.close(says_farewell=says_farewell)
+    until(lambda: not relay._send(agent.peer, encode_fan_in(Beat())), 10, "its end is seen, and nothing else heard")
+    await until_async(lambda: relay._roster.find("a") is None, 10, "it is gone")
+
+    entry = relay._newest.entry("a", 0.0)
+    assert (entry.has_ended, entry.why == LOST) == (says_farewell, not says_farewell)
+    relay.end_soon()
+    await serving

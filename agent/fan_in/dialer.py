@@ -157,6 +157,7 @@ class Dialer:
             )
         except OSError as error:
             return f"it cannot be dialled: {error.strerror}"
+        is_farewell = False
         try:
             self._greet()
             while not self._lost.done():
@@ -165,11 +166,12 @@ class Dialer:
                     return ""
                 self._do_what_is_due(time.monotonic())
             return self._lost.result()
+        except asyncio.CancelledError:  # the agent ends; who only leaves this relay does not
+            is_farewell = self._is_welcome and self._send(Farewell())
+            raise
         finally:
-            if self._is_welcome:
-                self._send(Farewell())
             self._let_go()
-            self._socket.close(says_farewell=self._is_welcome)
+            self._socket.close(says_farewell=is_farewell)
             self._socket = None
 
     def _do_what_is_due(self, now_s: float) -> None:

@@ -56,6 +56,8 @@ MAX_KEPT_BYTES = 1 << 30
 MAX_STREAMS_A_NODE = 32
 COMPLAINT_S = 60.0
 """Between two complaints about what makes no sense."""
+MAX_LAST_TURNS = 8
+"""Of the loop, in which a peer that takes nothing any more is still listened to: twice what is kept of what it says."""
 LOST = "the connection to it is lost"
 _TAKE, _BEAT, _WHO = (encode_fan_in(message) for message in (Take(), Beat(), WhoAreYou()))
 
@@ -261,11 +263,13 @@ class Relay:
         """Send something; whoever takes nothing is gone, once what it has said last is heard: it may be why."""
         is_sent = self._road.send(peer, frame)
         if not is_sent:
-            asyncio.get_running_loop().call_soon(self._lose, peer)
+            asyncio.get_running_loop().call_soon(self._lose, peer, MAX_LAST_TURNS)
         return is_sent
 
-    def _lose(self, peer: bytes) -> None:
-        if (known := self._roster.by_peer(peer)) is not None:
+    def _lose(self, peer: bytes, num_turns_left: int) -> None:
+        if self._road.is_behind and num_turns_left:
+            asyncio.get_running_loop().call_soon(self._lose, peer, num_turns_left - 1)
+        elif (known := self._roster.by_peer(peer)) is not None:
             self._gone(known, LOST)
 
     def _listen_for(self, node: str) -> None:

@@ -41,15 +41,15 @@ class _Doorbell:
         self._take = take
         self._loop = asyncio.get_running_loop()
         self._fd = cast("int", socket.get(zmq.FD))
-        self._is_due = False
+        self.is_due = False
         self._is_closed = False
         self._loop.add_reader(self._fd, self._look)
         self.ring()
 
     def ring(self) -> None:
         """Have a look soon; wanted after whatever was done with the socket."""
-        if not self._is_due and not self._is_closed:
-            self._is_due = True
+        if not self.is_due and not self._is_closed:
+            self.is_due = True
             self._loop.call_soon(self._look)
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class _Doorbell:
         self._loop.remove_reader(self._fd)
 
     def _look(self) -> None:
-        self._is_due = False
+        self.is_due = False
         for _ in range(TAKEN_AT_ONCE):
             if self._is_closed:
                 return
@@ -123,7 +123,7 @@ class RelaySocket:
     def send(self, peer: bytes, message: bytes) -> bool:
         """Send something; return False if the peer is gone, or takes nothing any more.
 
-        What a peer that is gone has said last may still have to be heard: it is within the next turn of the loop.
+        What a peer that is gone has said last may still have to be heard; see `is_behind`.
         """
         assert self._doorbell is not None
         self._doorbell.ring()
@@ -133,6 +133,11 @@ class RelaySocket:
         except zmq.ZMQError:
             return False
         return True
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something may have come that has not been taken yet."""
+        return self._doorbell is not None and self._doorbell.is_due
 
     def close(self) -> None:
         """Let go of the port; what was sent last has a moment to leave."""

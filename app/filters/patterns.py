@@ -9,7 +9,6 @@ Source: https://github.com/google/re2/wiki/Syntax.
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +25,15 @@ STEP_BYTES = 2**16
 NUM_IN_TURN = 8
 """Lines that have a pattern and follow each other, after which all that follow them are looked at in one match."""
 _MAX_MEMORY_BYTES = 8 * 2**20
+MAX_WIDE = 8
+"""Parts of a pattern that fit more than one text, up to which its automaton stays small whatever follows a match."""
 _NOT_TEXT = re.compile(r"\\[pP](?:\{\^?\w+\}|\w)|\\.|\(\?P?<\w+>", re.DOTALL)
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+_QUOTED = r"\\Q.*?(?:\\E|$)"
+_CLASS = r"\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]"
+_WIDE = re.compile(rf"{_QUOTED}|\\[^a-zA-Z0-9]|(?P<wide>{_CLASS}|\\.|[.|?*+(])|(?P<repeat>{{)", re.DOTALL)
 _TOKEN = re.compile(
-    r"""\\Q.*?(?:\\E|$) | \[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]   # texts and classes stand for themselves
+    rf"""{_QUOTED} | {_CLASS}   # texts and classes stand for themselves
     | (?P<unfit>\\[ACz] | \(\?[a-zA-Z]*-[a-zA-Z]*m[a-zA-Z]*[:)]) | \\.""",
     re.DOTALL | re.VERBOSE,
 )
@@ -78,8 +82,8 @@ class TextPattern:
         except re2.error as error:
             raise PatternError(error.args[0].decode(errors="replace")) from None
         self._run: Any = None
-        # Lines that follow each other, of which each has it: \C stands for the line end, which nothing else may match.
-        with suppress(re2.error):  # too large by just what this has more
+        if _is_small(source):
+            # Lines that follow each other, of which each has it: \C is the line end, which nothing else may match.
             self._run = re2.compile(rf"(?m)(?:.*(?:{source}).*$\C)+".encode(), options)
 
     def is_in(self, text: str) -> bool:
@@ -127,6 +131,7 @@ class TextPattern:
         """Add a byte of the first and one of the last of lines that follow each other and have it, most often one line.
 
         A match costs as much as 1 KiB of text: where several lines in turn have it, all that follow are matched in one.
+        Such a match keeps all alternatives until the line ends, and so is for patterns that are small.
         """
         matches, num_asked = self._to_line_end.finditer(text), NUM_IN_TURN
         while batch := [match.start() for match in islice(matches, num_asked)]:
@@ -138,7 +143,18 @@ class TextPattern:
             place = int(ends[lines[-1]]) - begin
             if np.diff(lines).max() <= 1 and (run := self._run.match(text, place)) is not None:
                 runs.append((begin + place, begin + run.end() - 1))
-                matches, num_asked = self._to_line_end.finditer(text, run.end()), NUM_IN_TURN
+                matches = self._to_line_end.finditer(text, run.end())
+                if _lines_at(runs[-1:], ends)[0, 1] - lines[-1] >= NUM_IN_TURN:
+                    num_asked = NUM_IN_TURN
+
+
+def _is_small(source: str) -> bool:
+    """Tell whether the automaton of a pattern stays small where all of its alternatives are kept.
+
+    Only wide parts leave open which of them are alive; a repeat with numbers is as many parts as it says.
+    """
+    parts = list(_WIDE.finditer(source))
+    return not any(part["repeat"] for part in parts) and sum(part["wide"] is not None for part in parts) <= MAX_WIDE
 
 
 def _lines_at(places: list[tuple[int, int]], ends: NDArray[np.uint32]) -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ddpcore import barriers
 from ddpcore.barriers import examiner
 from ddpcore.errors import DdpcoreError
-from tests.support.hearts import wait_until_told_of
+from tests.support.hearts import own_heart
 from tests.support.waiting import until
 from tests.support.warm_ranks import WarmRanks, run_ranks
 
@@ -173,7 +173,8 @@ def stay_in_the_block() -> tuple[str, str, str, float]:
     def prepare() -> None:
         with barriers.master_first("corpus") as is_first:
             if is_first:
-                wait_until_told_of()
+                heart = own_heart()
+                until(lambda: heart.cpu_s > 0.0, 60, "it can be told of")
                 Path("inside").touch()
                 until(lambda: Path("go on").exists(), 60, "the test lets it go on")
 

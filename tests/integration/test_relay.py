@@ -156,6 +156,23 @@ def test_the_roster_says_who_is_there_who_is_gone_and_how_many_are_to_come(relay
     assert brief["nodes"] == []
 
 
+def test_an_agent_that_goes_to_another_relay_has_not_ended(relay: RunningRelay, tmp_path: Path) -> None:
+    invitation = tmp_path / "invitation.json"
+    with RunningRelay() as other:
+        first, second = read_invitation(relay.invitation), read_invitation(other.invitation)
+        assert first is not None
+        assert second is not None
+        write_invitation(invitation, first)
+        with RunningAgent("--relay", str(invitation), node="a"):
+            relay.wait_for("a")
+            write_invitation(invitation, second)
+            other.wait_for("a")
+            relay.wait_for()
+
+            (left,) = relay.roster()["nodes"]
+            assert (left["why"], left["has_ended"]) == ("the connection to it is lost", False)
+
+
 def test_the_audit_log_of_an_agent_names_the_road_and_whom_the_relay_saw(relay: RunningRelay) -> None:
     with agent_of(relay, "a") as agent:
         relay.wait_for("a")

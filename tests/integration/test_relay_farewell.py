@@ -30,9 +30,9 @@ def directory() -> Iterator[RelayDir]:
     shutil.rmtree(path, ignore_errors=True)
 
 
-@pytest.mark.parametrize("says_farewell", [True, False])
+@pytest.mark.parametrize(("says_farewell", "num_before"), [(True, 0), (True, 700), (False, 0)])
 async def test_what_an_agent_says_last_is_heard_before_it_is_taken_for_lost(
-    directory: RelayDir, *, says_farewell: bool
+    directory: RelayDir, num_before: int, *, says_farewell: bool
 ) -> None:
     road, is_ready, told = RelaySocket("127.0.0.1", 0), asyncio.Event(), list[bytes]()
     relay = Relay(directory, road, "127.0.0.1", 0)
@@ -44,6 +44,8 @@ async def test_what_an_agent_says_last_is_heard_before_it_is_taken_for_lost(
     agent = relay._roster.find("a")
     assert agent is not None
 
+    for _ in range(num_before):
+        dial.send(encode_fan_in(Beat()))
     if says_farewell:
         dial.send(encode_fan_in(Farewell()))
     dial.close(says_farewell=says_farewell)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ddpcore.barriers.gate_session import current_session
-from tests.support.waiting import until
 
-FIRST_BEAT_S = 30.0
+if TYPE_CHECKING:
+    from ddpcore.barriers.heart import Heart
 
 
-def wait_until_told_of() -> None:
-    """Return once the others can know of this rank, which has come to a gate: before that nobody could say its fate."""
+def own_heart() -> Heart:
+    """Return the heart of this rank, which has come to a gate.
+
+    Before it has beaten once, `cpu_s` is 0, and nobody could say this rank's fate. A test waits for that in a line of
+    its own: the beat tells where the rank is.
+    """
     session = current_session()
     assert session is not None
-    until(lambda: session.heart.cpu_s > 0.0, FIRST_BEAT_S, "the heart has beaten")
+    return session.heart

@@ -99,12 +99,29 @@ def test_lines_that_follow_each_other_take_one_match(source: str, num_found: int
     assert counting.num <= num_matches + patterns.NUM_IN_TURN
 
 
-def test_a_pattern_that_is_just_not_too_large_is_looked_for_line_by_line() -> None:
-    pattern = TextPattern(r"\pL{446}" + "a" * 82)
-    texts = ["b" * 446 + "a" * 82] * 20 + ["none"]
+@pytest.mark.parametrize(
+    "source",
+    [
+        "step",
+        "(?i)step",
+        r"rank \d+",
+        r"a\{9\}",
+        r"\Q{.*{\E",
+        "[{.*]",
+        "nan|inf|overflow|diverged|timeout|refused",
+        "a.b.c.d.e",
+    ],
+)
+def test_a_small_pattern_is_matched_over_several_lines(source: str) -> None:
+    assert TextPattern(source)._run is not None
 
-    assert pattern._run is None, "RE2 counts in another way: this needs another size"
-    assert pattern.lines_in(*packed(*texts)).tolist() == list(range(20))
+
+@pytest.mark.parametrize(
+    "source",
+    [r"^step|\d.{200}error", r"step|\d{1,3}.{0,40}error", r"\d.{30}", r"\d" + "." * 30, "(a|b)" * 5, r"\pL{446}a"],
+)
+def test_one_that_grows_where_all_of_its_alternatives_are_kept_is_not(source: str) -> None:
+    assert TextPattern(source)._run is None
 
 
 def test_what_is_raised_after_a_step_ends_the_search() -> None:

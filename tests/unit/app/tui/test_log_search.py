@@ -18,7 +18,7 @@ from unittest.mock import patch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.filters.lines import LineWish, LogPiece
+from app.filters.lines import LineWish, LogPiece, lines_of
 from app.filters.patterns import TextPattern
 from app.filters.terms import Filter, TextTerm
 from app.tui import log_search, log_store
@@ -175,6 +175,39 @@ def test_a_pattern_that_becomes_slow_goes_on_in_small_pieces_without_threads() -
         assert finish(search) == list(range(0, 600, 2))
     assert num_done > 0
     assert (threads.num_done, len(threads.asked)) == (num_done, num_left)
+
+
+def test_threads_that_would_wait_for_each_other_take_turns() -> None:
+    inside, most = threading.Semaphore(2), list[int]()
+
+    def counting(*of: Any) -> Any:
+        with inside:
+            most.append(2 - inside._value)
+            threading.Event().wait(0.002)  # another one would come in meanwhile
+            return lines_of(*of)
+
+    with small_chunks(), patch.object(log_search, "lines_of", counting):
+        store = LogStore()
+        keep(store, ["a", "b"] * 300)
+        threads = SearchThreads(2)
+        threads.is_busy.set()
+        search = begun("a", store, lambda: threads)
+
+        assert finish(search) == list(range(0, 600, 2))
+        threads.join()
+    assert most.count(1) == len(most) > 50
+
+
+def test_a_piece_that_takes_its_time_has_threads_take_turns() -> None:
+    threads = AnyOrder(random.Random(0), 1.0)
+    with small_chunks(), patch.object(log_search, "PIECE_S", 0.0):
+        store = LogStore()
+        keep(store, ["a", "b"] * 300)
+        search = begun("a", store, lambda: threads)
+        assert search.search()
+        assert not search.has_all_old
+        assert (threads.is_busy.is_set(), threads.is_over.is_set()) == (True, False)
+        assert finish(search) == list(range(0, 600, 2))
 
 
 def test_a_pattern_that_is_slow_from_the_first_asks_for_no_thread() -> None:

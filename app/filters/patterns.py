@@ -79,12 +79,11 @@ class TextPattern:
             self._compiled: Any = re2.compile(f"(?m)(?:{source})".encode(), options)
             # What is found takes the rest of its line along: each line is looked at once.
             self._to_line_end: Any = re2.compile(f"(?m)(?:{source}).*".encode(), options)
+            # Lines that follow each other, of which each has it: \C is the line end, which nothing else may match.
+            run = rf"(?m)(?:.*(?:{source}).*$\C)+"
+            self._run: Any = re2.compile(run.encode(), options) if _is_small(source) else None
         except re2.error as error:
             raise PatternError(error.args[0].decode(errors="replace")) from None
-        self._run: Any = None
-        if _is_small(source):
-            # Lines that follow each other, of which each has it: \C is the line end, which nothing else may match.
-            self._run = re2.compile(rf"(?m)(?:.*(?:{source}).*$\C)+".encode(), options)
 
     def is_in(self, text: str) -> bool:
         """Tell whether the pattern is found in a line."""

@@ -35,8 +35,6 @@ MAX_TASKS = 32
 MAX_COPIED_BYTES = 4 * 2**20
 """Under way at once, give or take a piece, of the newest chunk: it grows, so that what is looked at meanwhile is a copy
 of it. Pieces of others are views."""
-
-
 SLOW_PIECE_S = 0.02
 """CPU time after which a piece is one of a slow pattern: one of which each other line is found takes 4 ms."""
 
@@ -72,7 +70,7 @@ def _look(pieces: list[LogPiece], wish: LineWish, threads: SearchThreads) -> lis
     def go_on() -> None:
         took_s = time.thread_time() - began_s
         if took_s > PIECE_S:
-            threads.is_busy.set()
+            threads.takes_turns.set()
         if took_s > SLOW_PIECE_S:
             threads.is_over.set()
         if threads.is_over.is_set():
@@ -80,7 +78,7 @@ def _look(pieces: list[LogPiece], wish: LineWish, threads: SearchThreads) -> lis
 
     with suppress(_OverError):
         for piece in pieces:
-            with threads.turn if threads.is_busy.is_set() else nullcontext():
+            with threads.turn if threads.takes_turns.is_set() else nullcontext():
                 began_s = time.thread_time()
                 found.append(lines_of(piece, wish, go_on))
                 go_on()

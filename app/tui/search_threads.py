@@ -23,14 +23,14 @@ class SearchThreads:
 
     Attributes:
         is_over: Whether they are to end; whatever they do looks at it first, and between its steps.
-        is_busy: Whether what they do takes the interpreter's lock so often that one at a time is quicker.
+        takes_turns: Whether what they do takes the interpreter's lock so often that one at a time is quicker.
         turn: Held by the one that does something then.
     """
 
     def __init__(self, num_threads: int) -> None:
         """Begin."""
         self.is_over = threading.Event()
-        self.is_busy = threading.Event()
+        self.takes_turns = threading.Event()
         self.turn = threading.Lock()
         self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._threads = [

@@ -150,7 +150,7 @@ def test_a_straggler_that_takes_a_while_to_be_seen_again_is_not_told_twice() -> 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(after_s=st.floats(2, 70), seam_s=st.floats(3, 20), period_s=st.sampled_from([0.5, 1.0]))
-@example(after_s=55.25, seam_s=20.0, period_s=0.5)  # what is seen now lies in a second that begins later before it
+@example(after_s=55.25, seam_s=20.0, period_s=0.5)  # the past's last look is the later one
 def test_wherever_a_console_attaches_its_past_and_its_present_are_one(
     after_s: float, seam_s: float, period_s: float
 ) -> None:

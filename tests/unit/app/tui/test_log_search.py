@@ -97,6 +97,12 @@ def keep(store: LogStore, texts: list[str]) -> None:
         store.append("gpu1", 0, text, is_stderr=False)
 
 
+def a_and_b() -> LogStore:
+    store = LogStore()
+    keep(store, ["a", "b"] * 300)
+    return store
+
+
 def begun(source: str, store: LogStore, threads: Callable[[], SearchThreads]) -> LogSearch:
     """Return a search whose pattern has already shown to be quick."""
     search = LogSearch(wish(source), store, threads)
@@ -165,8 +171,7 @@ def test_lines_that_come_and_go_meanwhile_are_neither_missed_nor_shown(
 def test_a_pattern_that_becomes_slow_goes_on_in_small_pieces_without_threads() -> None:
     threads = AnyOrder(random.Random(0), 1.0)
     with small_chunks(), patch.object(log_search, "SLOW_PIECE_S", 0.0):
-        store = LogStore()
-        keep(store, ["a", "b"] * 300)
+        store = a_and_b()
         search = begun("a", store, lambda: threads)
         assert search.search()
         num_done, num_left = threads.num_done, len(threads.asked)
@@ -187,10 +192,9 @@ def test_threads_that_would_wait_for_each_other_take_turns() -> None:
             return lines_of(*of)
 
     with small_chunks(), patch.object(log_search, "lines_of", counting):
-        store = LogStore()
-        keep(store, ["a", "b"] * 300)
+        store = a_and_b()
         threads = SearchThreads(2)
-        threads.is_busy.set()
+        threads.takes_turns.set()
         search = begun("a", store, lambda: threads)
 
         assert finish(search) == list(range(0, 600, 2))
@@ -201,12 +205,11 @@ def test_threads_that_would_wait_for_each_other_take_turns() -> None:
 def test_a_piece_that_takes_its_time_has_threads_take_turns() -> None:
     threads = AnyOrder(random.Random(0), 1.0)
     with small_chunks(), patch.object(log_search, "PIECE_S", 0.0):
-        store = LogStore()
-        keep(store, ["a", "b"] * 300)
+        store = a_and_b()
         search = begun("a", store, lambda: threads)
         assert search.search()
         assert not search.has_all_old
-        assert (threads.is_busy.is_set(), threads.is_over.is_set()) == (True, False)
+        assert (threads.takes_turns.is_set(), threads.is_over.is_set()) == (True, False)
         assert finish(search) == list(range(0, 600, 2))
 
 
@@ -222,8 +225,7 @@ def test_a_pattern_that_is_slow_from_the_first_asks_for_no_thread() -> None:
 
 def test_threads_end_with_the_search_and_with_whoever_lets_go_of_it() -> None:
     with small_chunks():
-        store = LogStore()
-        keep(store, ["a", "b"] * 300)
+        store = a_and_b()
         search = begun("a", store, lambda: SearchThreads(2))
         search.search()
         assert _num_threads() > 0

@@ -46,20 +46,26 @@ class Outcome:
     """How one rank has ended.
 
     Attributes:
-        value: What the function returned, if it did.
         error: "TypeName: message" of what it raised, or "".
         error_type: The raised exception's qualified name, or "".
         trace: The traceback, or "".
         status: The wait status as `os.waitstatus_to_exitcode` gives it: 0, or minus the signal that ended the rank.
         log: What the rank has printed, stdout and stderr.
+        returned: What the function returned in a tuple of one, or an empty tuple if it did not return.
     """
 
-    value: Any
     error: str
     error_type: str
     trace: str
     status: int
     log: str
+    returned: tuple[Any, ...]
+
+    @property
+    def value(self) -> Any:
+        """What the function returned; the test fails with what the rank has told if it did not return."""
+        assert self.returned, f"the rank has not returned, exit status {self.status}\n{self.trace}\n{self.log[-3000:]}"
+        return self.returned[0]
 
 
 class WarmRanks:
@@ -177,12 +183,12 @@ class WarmRanks:
         path = self.directory / f"result-{rank}.pickle"
         result = pickle.loads(path.read_bytes()) if path.exists() else {}
         return Outcome(
-            value=result.get("value"),
             error=result.get("error", ""),
             error_type=result.get("error_type", ""),
             trace=result.get("trace", ""),
             status=self._statuses[self.pids[rank]],
             log=self.log(rank),
+            returned=(result["value"],) if "value" in result else (),
         )
 
 

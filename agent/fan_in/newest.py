@@ -2,12 +2,11 @@
 
 Nothing is kept for a console but which version of each node it was told last: one that is slow finds the newest of all,
 one that is quick hears of each change, and neither costs the other anything. Who was told of longest ago comes first,
-so that a console that is too slow for all of them still hears of all of them.
+so that a console that is too slow for all of them still hears of all of them; which nodes there are comes before what
+they report, so that it knows them all however much they report.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import msgspec
 
@@ -16,13 +15,6 @@ from agent.wire.merged import MERGED_BYTES, Merged, MergedReport, RosterEntry
 
 ENTRY_BYTES = 64
 """Of a node in a frame, beside its place or its report."""
-
-
-class Told(NamedTuple):
-    """Which versions of a node a console knows."""
-
-    entry: int = 0
-    report: int = 0
 
 
 class _Node(msgspec.Struct):
@@ -101,14 +93,17 @@ class Newest:
         known = self._nodes[node]
         return msgspec.structs.replace(known.entry, heard_ms=_ms(now_s - known.heard_at_s))
 
-    def since(self, told: Told, node: str, now_s: float) -> tuple[RosterEntry | None, MergedReport | None, Told]:
-        """Return what of a node is news for whoever knows so much, and what he knows then."""
+    def entry_since(self, node: str, version: int, now_s: float) -> tuple[int, RosterEntry] | None:
+        """Return what is to be said of a node, and its version; None where that is known."""
         known = self._nodes[node]
-        entry = self.entry(node, now_s) if known.entry_version > told.entry else None
-        report = None
-        if known.frame and known.report_version > told.report:
-            report = MergedReport(node, _ms(now_s - known.as_of_s), known.frame)
-        return entry, report, Told(known.entry_version, known.report_version or told.report)
+        return (known.entry_version, self.entry(node, now_s)) if known.entry_version > version else None
+
+    def report_since(self, node: str, version: int, now_s: float) -> tuple[int, MergedReport] | None:
+        """Return a node's newest report, and its version; None where there is none or it is known."""
+        known = self._nodes[node]
+        if not known.frame or known.report_version <= version:
+            return None
+        return known.report_version, MergedReport(node, _ms(now_s - known.as_of_s), known.frame)
 
     def _forget_report(self, node: str) -> None:
         if (known := self._nodes.get(node)) is not None:
@@ -117,50 +112,74 @@ class Newest:
 
 
 class Onlooker:
-    """A console: what it was told."""
+    """A console: what it was told.
+
+    Attributes:
+        is_behind: Its last frame was cut: there was more than fits into one.
+    """
 
     def __init__(self, newest: Newest, relay: str) -> None:
+        self.is_behind = False
         self._newest = newest
         self._relay = relay
-        self._told: dict[str, Told] = {}
-        """In the order in which they were told of."""
+        self._entries: dict[str, int] = {}
+        """Which version of each node it was told of."""
+        self._reports: dict[str, int] = {}
+        """Which version of each node's report it was told, those that it was told of longest ago first."""
         self._seen_version = -1
 
     @property
     def has_news(self) -> bool:
         """There may be something that this console was not told."""
-        return self._newest.version > self._seen_version
+        return self.is_behind or self._newest.version > self._seen_version
 
     def take(self, held_ms: int, num_expected: int, now_s: float) -> Merged | None:
         """Return the next frame, None if there is nothing that this console does not know."""
-        is_first, num_bytes = self._seen_version < 0, 0
-        nodes: list[RosterEntry] = []
-        reports: list[MergedReport] = []
-        for node in self._longest_untold_first():
-            before = self._told.get(node, Told())
-            entry, report, told = self._newest.since(before, node, now_s)
-            if entry is None and report is None:
-                continue
-            if num_bytes > MERGED_BYTES:
-                self._seen_version = 0  # there is more
-                return Merged(self._relay, held_ms, num_expected, nodes=nodes, reports=reports)
-            self._told.pop(node, None)
-            self._told[node] = told
-            if entry is not None:
-                nodes.append(entry)
-                num_bytes += ENTRY_BYTES + len(entry.place) + len(entry.why)
-            if report is not None:
-                reports.append(report)
-                num_bytes += ENTRY_BYTES + len(report.frame)
-        self._seen_version = self._newest.version
+        is_first = self._seen_version < 0
+        self._seen_version, self.is_behind = self._newest.version, False
+        nodes, num_bytes = self._untold_nodes(now_s)
+        is_whole = not self.is_behind
+        reports = self._untold_reports(MERGED_BYTES - num_bytes, now_s) if is_whole else []
         if not (nodes or reports or is_first):
             return None
-        return Merged(self._relay, held_ms, num_expected, is_whole=True, nodes=nodes, reports=reports)
+        return Merged(self._relay, held_ms, num_expected, is_whole=is_whole, nodes=nodes, reports=reports)
+
+    def _untold_nodes(self, now_s: float) -> tuple[list[RosterEntry], int]:
+        """Tell of the nodes that are new, or no longer what they were; return also how many bytes that takes."""
+        nodes: list[RosterEntry] = []
+        num_bytes = 0
+        for node in self._newest.names:
+            if (news := self._newest.entry_since(node, self._entries.get(node, 0), now_s)) is None:
+                continue
+            if num_bytes > MERGED_BYTES:
+                self.is_behind = True
+                break
+            self._entries[node], entry = news
+            nodes.append(entry)
+            num_bytes += ENTRY_BYTES + len(entry.place) + len(entry.why)
+        return nodes, num_bytes
+
+    def _untold_reports(self, max_bytes: int, now_s: float) -> list[MergedReport]:
+        """Tell what nodes report, until the frame is full."""
+        reports: list[MergedReport] = []
+        num_bytes = 0
+        for node in self._longest_untold_first():
+            if (news := self._newest.report_since(node, self._reports.get(node, 0), now_s)) is None:
+                continue
+            if num_bytes > max_bytes:
+                self.is_behind = True
+                break
+            self._reports.pop(node, None)
+            self._reports[node], report = news
+            reports.append(report)
+            num_bytes += ENTRY_BYTES + len(report.frame)
+        return reports
 
     def _longest_untold_first(self) -> list[str]:
         known = set(self._newest.names)
-        self._told = {node: told for node, told in self._told.items() if node in known}
-        return [*(known - self._told.keys()), *self._told]
+        self._entries = {node: version for node, version in self._entries.items() if node in known}
+        self._reports = {node: version for node, version in self._reports.items() if node in known}
+        return [*(known - self._reports.keys()), *self._reports]
 
 
 def _ms(seconds: float) -> int:

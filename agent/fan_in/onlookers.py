@@ -103,7 +103,7 @@ class Onlookers:
                     asked.popleft()
                     writer.write(with_length(encode_merged(merged)))
                     await writer.drain()
-                    if merged.is_whole:
+                    if not onlooker.is_behind:
                         await asyncio.sleep(MERGE_S)
         finally:
             listening.cancel()

@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     from app.ssh.far_end import ByteChannel, RingingChannel
 
 ROSTER_S = 15.0
-"""For the first frames: the whole roster, some mebibytes of it at most."""
+"""From one frame of the roster to the next."""
+MAX_ROSTER_WAITS = 8
+"""A roster is some mebibytes at most, of which a slow link carries one frame at a time."""
 CHUNK_BYTES = 65_536
 HOW_TO_RELAY = "start it there: python -P -m agent relay --listen INTERFACE"
 
@@ -174,9 +176,17 @@ class RelayHub:
         self._is_lost, self._complaint = False, ""
         self._reading = (channel, reader)
         reader.start()
-        if not self._has_roster.wait(ROSTER_S) or self._is_lost:
+        if not self._hears_roster() or self._is_lost:
             self._stop_reading()
             raise HostUnreachableError(self.host, self._complaint or "the relay there does not say which nodes it has")
+
+    def _hears_roster(self) -> bool:
+        """Wait for the whole roster, as long as more of it comes; return whether it has come."""
+        for _ in range(MAX_ROSTER_WAITS):
+            num_before = self.num_changes
+            if self._has_roster.wait(ROSTER_S) or self.num_changes == num_before:
+                break
+        return self._has_roster.is_set()
 
     def _ask_roster(self) -> Roster:
         where = ("--dir", self._named_directory) if self._named_directory else ()

@@ -78,13 +78,45 @@ def test_a_frame_is_cut_and_a_console_that_is_too_slow_still_hears_of_every_node
             newest.put_report(node, bytes([round_]) * 30_000, float(round_))
         merged = taken(onlooker)
         assert len(encode_merged(merged)) < MERGED_BYTES + 40_000
-        assert not merged.is_whole
+        assert onlooker.is_behind
         heard += [report.node for report in merged.reports]
 
     assert len(set(heard)) == len(heard)
     untold = set(names) - set(heard)
     assert untold
     assert {report.node for report in taken(onlooker).reports[: len(untold)]} == untold
+
+
+def test_a_console_that_is_too_slow_for_the_reports_knows_every_node_before_them() -> None:
+    names = [f"n{number}" for number in range(MAX_NODES)]
+    newest = newest_of(*names)
+    for node in names:
+        newest.put_node(RosterEntry(node, is_here=True, place=b"x" * 400), 0.0)
+    onlooker = Onlooker(newest, "r")
+    known: list[str] = []
+    for _ in range(100):
+        for node in names:
+            newest.put_report(node, b"x" * 8000, 1.0)
+        merged = taken(onlooker)
+        known += [entry.node for entry in merged.nodes]
+        assert merged.is_whole or not merged.reports
+        if merged.is_whole:
+            break
+
+    assert sorted(known) == sorted(names)
+    assert onlooker.is_behind
+
+
+def test_a_node_that_goes_is_told_at_once_to_a_console_that_is_too_slow_for_the_reports() -> None:
+    names = [f"n{number}" for number in range(40)]
+    newest = newest_of(*names)
+    onlooker = Onlooker(newest, "r")
+    for node in names:
+        newest.put_report(node, b"x" * 30_000, 1.0)
+    taken(onlooker)
+    newest.put_node(RosterEntry("n7", is_here=False, why="x"), 2.0)
+
+    assert [(entry.node, entry.is_here) for entry in taken(onlooker).nodes] == [("n7", False)]
 
 
 def test_a_node_that_has_gone_is_told_with_its_reason_and_without_its_old_report() -> None:

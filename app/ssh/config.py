@@ -93,6 +93,7 @@ class SshSettings(msgspec.Struct, frozen=True):
     connect_timeout_s: float | None
     methods: tuple[str, ...]
     """Ways to log in that are wanted, the first first."""
+    is_compressed: bool
     num_prompts: int
     """How often a person is asked for a secret that turns out to be wrong; 0 asks nobody anything."""
 
@@ -188,6 +189,7 @@ def parse_settings(alias: str, printed: str, person: Person) -> SshSettings:
         revoked_keys_files=tuple(_file(text, tokens, person.home) for text in one("revokedhostkeys").split()),
         connect_timeout_s=float(timeout) if timeout.isdigit() and timeout != "0" else None,
         methods=_methods(one),
+        is_compressed=one("compression") == "yes",
         num_prompts=_num_prompts(one),
     )
 

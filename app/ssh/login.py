@@ -160,6 +160,8 @@ class _Journey:
             transport.banner_timeout = first_words_s
             transport.auth_timeout = transport.handshake_timeout = LOGIN_TIMEOUT_S
             transport.prefer(known.kinds(settings.key_name))
+            if settings.is_compressed:
+                transport.compress()
             try:
                 transport.start_client(timeout=first_words_s)
             except CHANNEL_ERRORS as error:

@@ -21,6 +21,7 @@ _WHOLE_LINES = {"proxycommand"}
 _CUMULATIVE = {"identityfile"}
 _SWITCHES = {
     "batchmode",
+    "compression",
     "hashknownhosts",
     "identitiesonly",
     "kbdinteractiveauthentication",

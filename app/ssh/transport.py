@@ -9,12 +9,14 @@ import contextlib
 import logging
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import paramiko
+from paramiko.compress import ZlibCompressor
 
 from app.errors import HostUnreachableError
 from app.safe_text import clean
+from app.ssh.compression import Unpacker
 from app.ssh.errands import Lane, errands_here
 from app.ssh.liveness import ByteStream, LiveStream
 from app.ssh.remote_command import command_line
@@ -30,6 +32,7 @@ _CHANNEL_OPEN = 90
 _STREAMLOCAL_OPENING = bytes([_CHANNEL_OPEN]) + len(_STREAMLOCAL).to_bytes(4, "big") + _STREAMLOCAL.encode()
 _GLOBAL_REQUEST = bytes([80])
 _KEEPALIVE = "keepalive@openssh.com"
+_COMPRESSED = "zlib@openssh.com"
 _WEAK = {
     "ciphers": ["3des-cbc", "aes128-cbc", "aes192-cbc", "aes256-cbc"],
     "macs": ["hmac-md5", "hmac-md5-96", "hmac-sha1", "hmac-sha1-96"],
@@ -41,6 +44,8 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 class Transport(paramiko.Transport):
     """A transport that can open one more kind of channel, to a Unix socket of the host, and notices a dead one."""
+
+    _compression_info: ClassVar = {_COMPRESSED: (ZlibCompressor, Unpacker), "none": (None, None)}
 
     def __init__(self, stream: ByteStream) -> None:
         """Over a stream, which belongs to the transport from now on.
@@ -62,6 +67,10 @@ class Transport(paramiko.Transport):
         options = self.get_security_options()
         wanted = {algorithm for kind in kinds for algorithm in _signature_algorithms(kind)}
         options.key_types = sorted(options.key_types, key=lambda algorithm: algorithm not in wanted)
+
+    def compress(self) -> None:
+        """Ask for compression, if the host offers it; before the client is started."""
+        self.get_security_options().compression = (_COMPRESSED, "none")
 
     def watch(self) -> None:
         """From now on, end when the host is dead; once it has let us in."""

@@ -60,6 +60,27 @@ def name_of(connection: SshConnection) -> str:
     return connection.run(["hostname"], 20).stdout.decode().strip()
 
 
+@pytest.mark.parametrize(
+    ("network", "option", "is_compressed"),
+    [
+        ((), "Compression yes", True),
+        ((), "Compression no", False),
+        (("Compression no",), "Compression yes", False),
+    ],
+    indirect=["network"],
+)
+def test_a_connection_is_compressed_where_both_sides_want_it(
+    network: Network, option: str, is_compressed: bool
+) -> None:
+    received = network.directory / "received"
+    network.configure(f"Host h1\n  {option}\n  ProxyCommand {relay_of(network)} %h %p | tee {received}")
+    with closing(connect("h1", str(network.ssh_config))) as connection:
+        assert connection.run(["head", "-c", "900000", "/dev/zero"], 30).stdout == bytes(900_000)
+
+    num_bytes = received.stat().st_size
+    assert num_bytes < 100_000 if is_compressed else num_bytes > 900_000
+
+
 def test_a_proxy_command_leads_to_the_host_and_ends_with_the_connection(network: Network) -> None:
     network.configure(f"Host h1\n  ProxyCommand {relay_of(network)} %h %p")
     with closing(connect("h1", str(network.ssh_config))) as connection:

@@ -62,6 +62,7 @@ def test_everything_that_matters_is_read() -> None:
         revoked_keys_files=(),
         connect_timeout_s=7.0,
         methods=("publickey", "keyboard-interactive", "password"),
+        is_compressed=False,
         num_prompts=3,
     )
 

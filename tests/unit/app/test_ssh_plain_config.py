@@ -43,6 +43,8 @@ LINES = [
     "StrictHostKeyChecking off",
     "HashKnownHosts yes",
     "BatchMode yes",
+    "Compression yes",
+    "Compression no",
     "ConnectTimeout 7",
     "PasswordAuthentication no",
     "PubkeyAuthentication no",

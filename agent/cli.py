@@ -137,10 +137,10 @@ def proxy_verb(directory: Path) -> None:
 @cli.command("telemetry")
 @directory_option
 def telemetry_verb(directory: Path) -> None:
-    """Write telemetry to standard output: each frame after four bytes of length."""
-    from agent.roads.proxy import write_telemetry  # noqa: PLC0415
+    """Carry the stream of reports over standard input and output."""
+    from agent.roads.proxy import carry_reports  # noqa: PLC0415
 
-    write_telemetry(directory, sys.stdin.fileno(), sys.stdout.fileno())
+    carry_reports(directory, sys.stdin.fileno(), sys.stdout.fileno())
 
 
 for verb in (relay, roster, *COMMAND_VERBS):

@@ -32,6 +32,7 @@ from agent.roads.control_lease import ControlLease
 from agent.roads.history import PastFrames
 from agent.roads.inbox import Inbox
 from agent.roads.publisher import Publisher
+from agent.roads.report_stream import ReportStream
 from agent.saying import say
 from agent.state.node_state import NodeState
 from agent.state.observations import RankReported
@@ -54,7 +55,7 @@ from agent.wire.commands import (
 )
 from agent.wire.digest import encode_frame
 from agent.wire.direct import ListenForTelemetry, Listening, StopListening
-from agent.wire.fields import CONTROL_SOCKET, INBOX_SOCKET, TELEMETRY_SOCKET
+from agent.wire.fields import CONTROL_SOCKET, INBOX_SOCKET, REPORTS_SOCKET, TELEMETRY_SOCKET
 from agent.wire.jobs import ENDED_STATES, JobState
 from agent.wire.logs import MAX_PULLED_LINES, Logs, PullLogs, ReadLog
 from agent.wire.packed_reports import MAX_UNPACKED_BYTES, pack
@@ -112,6 +113,7 @@ class Daemon:
         self._inbox = Inbox(inbox_path, self._on_rank_report, self._gpus.hear)
         self._control = ControlSocket(state_dir.socket_path(CONTROL_SOCKET), self._carry_out)
         self._publisher: Publisher | None = None
+        self._reports = ReportStream(state_dir.socket_path(REPORTS_SOCKET), self.epoch)
         self._publish_timer: asyncio.TimerHandle | None = None
         self._published_at_s = 0.0
         self._attended_at_s = time.monotonic()
@@ -150,6 +152,7 @@ class Daemon:
             self._publisher = Publisher(self._state_dir.socket_path(TELEMETRY_SOCKET))
             self._jobs.adopt()
             self._inbox.open()
+            await self._reports.open()
             await self._control.open()
             on_ready()
             async with asyncio.TaskGroup() as tasks:
@@ -173,7 +176,7 @@ class Daemon:
     def _beat_once(self, now_s: float) -> None:
         if self._publisher:
             self._publisher.beat()  # first of all: it may give back the descriptors that the others want
-            if self._publisher.has_listeners():
+            if self._publisher.has_listeners() or self._reports.has_listeners:
                 self._attended_at_s = now_s
         if now_s >= self._next_host_s:
             self._next_host_s = now_s + HOST_PERIOD_S
@@ -203,6 +206,7 @@ class Daemon:
     async def _close(self) -> None:
         self._publish()
         await self._control.close()
+        await self._reports.close()
         self._inbox.close()
         self._gpus.close()
         self._host.close()
@@ -338,7 +342,9 @@ class Daemon:
         self._published_at_s = time.monotonic()
         self.newest_report = self._report()
         if self._publisher:
-            self._publisher.publish(encode_frame(self.newest_report))
+            frame = encode_frame(self.newest_report)
+            self._publisher.publish(frame)
+            self._reports.publish(frame)
 
     def _keep(self, now_s: float) -> None:
         """Add the newest report to the past, as long as there is room for it."""

@@ -26,7 +26,7 @@ from agent.errors import AgentRunningError, StateDirError
 from agent.file_lock import is_locked, try_lock
 from agent.processes.shim import write_record
 from agent.roads.control_lease import Holder
-from agent.wire.fields import CONTROL_SOCKET, INBOX_SOCKET, TELEMETRY_SOCKET
+from agent.wire.fields import CONTROL_SOCKET, INBOX_SOCKET, REPORTS_SOCKET, TELEMETRY_SOCKET
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,7 +41,7 @@ LOCK_PATIENCE_S = 0.5
 """Whoever only looks whether an agent serves holds the lock for some microseconds."""
 _OF_CONSOLES = frozenset({"work"})
 """What a console puts into the directory of a private agent."""
-_SOCKETS = (TELEMETRY_SOCKET, CONTROL_SOCKET, INBOX_SOCKET)
+SOCKETS = (TELEMETRY_SOCKET, REPORTS_SOCKET, CONTROL_SOCKET, INBOX_SOCKET)
 
 
 def check_socket_path(path: Path) -> str:
@@ -135,7 +135,7 @@ def default_directory(environ: Mapping[str, str], hostname: str) -> Path:
         directory = Path(home, ".local", "state", "rankdeck", hostname)
     else:
         raise StateDirError("neither XDG_STATE_HOME nor HOME says where state belongs: say --dir")
-    for name in _SOCKETS:
+    for name in SOCKETS:
         check_socket_path(directory / name)
     return directory
 
@@ -158,7 +158,7 @@ class StateDir:
         Raises:
             StateDirError: It is not safe to use.
         """
-        for name in _SOCKETS:
+        for name in SOCKETS:
             check_socket_path(self.path / name)
         make_private(self.path)
 
@@ -239,5 +239,5 @@ class StateDir:
         )
 
     def _remove_sockets(self) -> None:
-        for name in _SOCKETS:
+        for name in SOCKETS:
             (self.path / name).unlink(missing_ok=True)

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from agent.errors import StateDirError
 from agent.processes.leftover_search import find_leftovers
-from agent.state_dir import check_private, check_socket_path, is_served
+from agent.state_dir import SOCKETS, check_private, check_socket_path, is_served
 from agent.wire.examination import Health, Row
-from agent.wire.fields import CONTROL_SOCKET, INBOX_SOCKET, TELEMETRY_SOCKET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -58,7 +57,7 @@ def _looked_at(name: str, look: Callable[[], Row]) -> Row:
 def state_directory_row(directory: Path) -> Row:
     """Say whether an agent could live there."""
     try:
-        for name in (CONTROL_SOCKET, INBOX_SOCKET, TELEMETRY_SOCKET):
+        for name in SOCKETS:
             check_socket_path(directory / name)
         if directory.exists():
             check_private(directory)

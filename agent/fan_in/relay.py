@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from agent.errors import AgentError
 from agent.fan_in.invitation import Invitation, write_invitation
-from agent.fan_in.newest import Newest
-from agent.fan_in.onlookers import Onlookers
 from agent.fan_in.pump import Pump
 from agent.fan_in.roster import Known, LetIn, Roster
+from agent.roads.newest import Newest
+from agent.roads.onlookers import Onlookers
 from agent.roads.peer import peer_of
 from agent.saying import say
 from agent.wire.codec import MalformedMessageError

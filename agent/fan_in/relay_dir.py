@@ -11,15 +11,16 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent.roads.unix_listener import listen_at
 from agent.state_dir import check_socket_path, default_directory, make_private, take_lock
 from agent.wire.fields import CONTROL_SOCKET
 from agent.wire.merged import MERGED_SOCKET, NODES_DIR
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Mapping
 
 INVITATION_FILE = "invitation.json"
@@ -64,7 +65,7 @@ class RelayDir:
         Raises:
             OSError: It cannot be bound.
         """
-        return _listener(self.path / MERGED_SOCKET)
+        return listen_at(str(self.path / MERGED_SOCKET))
 
     def listen_for(self, node: str) -> socket.socket:
         """Return a listener for whoever wants to speak to a node's agent.
@@ -77,7 +78,7 @@ class RelayDir:
         check_socket_path(directory / CONTROL_SOCKET)
         make_private(directory)
         self.forget(node)
-        return _listener(directory / CONTROL_SOCKET)
+        return listen_at(str(directory / CONTROL_SOCKET))
 
     def forget(self, node: str) -> None:
         """Let nobody come in for a node that is gone."""
@@ -100,15 +101,3 @@ class RelayDir:
         self.invitation.unlink(missing_ok=True)
         (self.path / MERGED_SOCKET).unlink(missing_ok=True)
         shutil.rmtree(self.path / NODES_DIR, ignore_errors=True)
-
-
-def _listener(path: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-    try:
-        listener.bind(str(path))
-        path.chmod(0o600)
-        listener.listen(64)
-    except OSError:
-        listener.close()
-        raise
-    return listener

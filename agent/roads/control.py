@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from typing import TYPE_CHECKING
 
 from agent.roads.peer import Peer, peer_of
+from agent.roads.unix_listener import listen_at
 from agent.wire.codec import MAX_COMMAND_BYTES, MalformedMessageError
 from agent.wire.commands import Command, decode_command
 from agent.wire.replies import RefusalReason, Refused, Reply, encode_reply
@@ -40,10 +40,8 @@ class ControlSocket:
         Raises:
             OSError: The path cannot be bound.
         """
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        listener = listen_at(self._path)
         try:
-            listener.bind(self._path)
-            os.chmod(self._path, 0o600)  # noqa: PTH101 - a socket's path is text everywhere
             self._server = await asyncio.start_unix_server(self._connected, sock=listener, limit=MAX_COMMAND_BYTES)
         except OSError:
             listener.close()

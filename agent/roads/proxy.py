@@ -1,7 +1,7 @@
 """An agent's sockets through standard input and output, for hosts whose sshd forwards no sockets.
 
-`proxy` carries the command socket: bytes in, bytes out. `telemetry` goes one way: each report is four bytes of
-length, big endian, and the frame. Both end when standard input does: then nobody is left to talk to.
+`proxy` carries the command socket, `telemetry` that of the reports: bytes in, bytes out. Both end when standard input
+does: then nobody is left to talk to.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from agent.errors import NoAgentError
-from agent.roads.publisher import Subscriber
-from agent.wire.fields import CONTROL_SOCKET, TELEMETRY_SOCKET
-from agent.wire.length_frames import with_length
+from agent.wire.fields import CONTROL_SOCKET, REPORTS_SOCKET
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,17 +45,9 @@ def carry_socket(path: Path, in_fd: int, out_fd: int) -> None:
             _carry(agent, in_fd, out_fd)
 
 
-def write_telemetry(directory: Path, in_fd: int, out_fd: int) -> None:
-    """Write the agent's newest report whenever there is one, until `in_fd` is closed at its other end."""
-    subscriber = Subscriber(directory / TELEMETRY_SOCKET)
-    try:
-        with contextlib.suppress(BrokenPipeError):
-            while subscriber.wait(in_fd) or os.read(in_fd, CHUNK_BYTES):
-                frame = subscriber.take()
-                if frame is not None:
-                    _write(out_fd, with_length(frame))
-    finally:
-        subscriber.close()
+def carry_reports(directory: Path, in_fd: int, out_fd: int) -> None:
+    """Carry bytes between two descriptors and the stream of reports, until the agent has ended; raises as `proxy`."""
+    carry_socket(directory / REPORTS_SOCKET, in_fd, out_fd)
 
 
 def _carry(agent: socket.socket, in_fd: int, out_fd: int) -> None:

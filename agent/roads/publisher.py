@@ -9,7 +9,6 @@ import zmq
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from agent.roads.direct_road import DirectRoad
     from agent.wire.direct import ListenForTelemetry, Listening
@@ -106,35 +105,3 @@ class Publisher:
     def _outlets(self) -> list[Outlet]:
         direct = self._direct.outlet if self._direct is not None else None
         return [self._outlet] if direct is None else [self._outlet, direct]
-
-
-class Subscriber:
-    """A SUB socket on this node, for a console that cannot reach the publisher's path; it keeps the newest report."""
-
-    def __init__(self, path: Path) -> None:
-        """Connect to `path`, now or when somebody publishes there."""
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.SUB)
-        self._socket.setsockopt(zmq.CONFLATE, 1)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SUBSCRIBE, b"")
-        self._socket.connect(f"ipc://{path}")
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-
-    def wait(self, fd: int) -> bool:
-        """Block until there is a report or `fd` can be read; return False when `fd` can."""
-        self._poller.register(fd, zmq.POLLIN)
-        ready = dict(self._poller.poll())
-        return fd not in ready
-
-    def take(self) -> bytes | None:
-        """Return the newest frame, None if there is none that has not been taken."""
-        try:
-            return self._socket.recv(zmq.NOBLOCK)
-        except zmq.Again:
-            return None
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._context.destroy(linger=0)

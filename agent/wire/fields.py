@@ -26,6 +26,11 @@ EPOCH_METRIC = "epoch"
 
 
 TELEMETRY_SOCKET = "telemetry.sock"
+"""Reports as they are made, for ZeroMQ on this machine."""
+
+
+REPORTS_SOCKET = "reports.sock"
+"""The newest report, for the asking, as `agent.wire.merged` has it: for whoever is away."""
 
 
 CONTROL_SOCKET = "control.sock"

@@ -1,5 +1,7 @@
 """What a relay says to a console: the newest report of every node, many in one frame, and which nodes there are.
 
+An agent says the same of itself alone.
+
 A console asks for each frame with one byte (`ASK`) and gets what has changed since the one before; a frame comes once
 there is something. So nothing waits for a console that is slow, and how old a report is stays true however long a frame
 has been under way: no older than the frame says plus the time since it was asked for, less the time that it was held.
@@ -24,7 +26,7 @@ NO_RELAY = "no relay answers"
 NODES_DIR = "nodes"
 """There: a directory for each node, with the command socket of its agent."""
 ASK = b"?"
-MAX_ASKED = 4
+MAX_ASKED = 8
 """Frames that a console may have asked for and not yet got."""
 MERGED_BYTES = 262_144
 """A frame is cut once it is so long; a single report may be longer."""
@@ -59,7 +61,7 @@ class Merged(msgspec.Struct, frozen=True):
     """What has changed since the last frame of this console."""
 
     relay: str
-    """Of the relay's process."""
+    """Of the relay's process, or the agent's."""
     held_ms: Count
     """Between the question and this frame."""
     num_expected: Count = 0

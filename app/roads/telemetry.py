@@ -10,6 +10,7 @@ zmq_getsockopt(3), ZMQ_FD: it says that a socket wants to be looked at, until no
 
 from __future__ import annotations
 
+import math
 import selectors
 import threading
 import time
@@ -172,7 +173,8 @@ class Telemetry:
 
     def take(self, node: str, frame: bytes, age_s: float = 0.0) -> None:
         """Take a frame that has come on whatever road, after so long on it; may be called from any thread."""
-        as_of_s = time.monotonic() - age_s
+        # However the way there varies, a later report is not older than an earlier one.
+        as_of_s = max(time.monotonic() - age_s, self.heard_s.get(node, -math.inf))
         with self._lock:
             self._latest[node] = (as_of_s, frame)
         self.heard_s[node] = as_of_s

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import threading
+import time
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 from agent.wire.codec import MalformedMessageError
+from agent.wire.merged import MAX_ASKED
 from app.errors import HostUnreachableError
+from app.ssh.asking import Asking
 from app.ssh.far_end import FarEnd, hang_up
 from app.ssh.pump import join_pump, leave_pump
 from app.ssh.transport import CHANNEL_ERRORS
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
+    from app.ssh.agent_link import TakesFrame
     from app.ssh.far_end import RingingChannel
 
 FIRST_PAUSE_S = 0.1
@@ -23,37 +27,18 @@ MAX_CHUNKS = 16
 """Taken before other hosts have their turn."""
 
 
-class FrameReader(Protocol):
-    """Takes a stream apart."""
-
-    def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """Yield the frames that a chunk completes.
-
-        Raises:
-            MalformedMessageError: This is no such stream.
-        """
-        ...
-
-
-class Heard(NamedTuple):
-    """A channel, and what takes apart what it brings."""
-
-    channel: RingingChannel
-    reader: FrameReader
-
-
 class FrameStream:
     """One channel at a time, read in the pump's thread. Of frames that have come together only the newest is told."""
 
-    def __init__(self, open_heard: Callable[[], Heard], max_pause_s: float, on_frame: Callable[[bytes], None]) -> None:
+    def __init__(self, open_channel: Callable[[], RingingChannel], max_pause_s: float, on_frame: TakesFrame) -> None:
         """Make it; `begin` opens it.
 
         Args:
-            open_heard: May block, and raises what channels raise where there is nothing to hear.
+            open_channel: May block, and raises what channels raise where there is nothing to hear.
             max_pause_s: Between two attempts: the pauses grow up to this.
             on_frame: Is called in the pump's thread, and must not block.
         """
-        self._open_heard = open_heard
+        self._open_channel = open_channel
         self._max_pause_s = max_pause_s
         self._on_frame = on_frame
         self._lock = threading.Lock()
@@ -62,7 +47,7 @@ class FrameStream:
         """Counts what was begun: a channel that was opened for an earlier turn is not wanted any more."""
         self._pause_s = FIRST_PAUSE_S
         self._far: FarEnd | None = None
-        self._reader: FrameReader | None = None
+        self._asking = Asking(MAX_ASKED)
         self._timer: asyncio.TimerHandle | None = None
         self._pump = join_pump()
 
@@ -89,33 +74,42 @@ class FrameStream:
             leave_pump()
 
     def _open(self, turn: int) -> None:
-        heard: Heard | None = None
+        channel: RingingChannel | None = None
         try:
-            heard = self._open_heard()
-        except (HostUnreachableError, MalformedMessageError, *CHANNEL_ERRORS):
+            channel = self._open_channel()
+        except (HostUnreachableError, *CHANNEL_ERRORS):
             pass  # the node's row says that nothing comes
         finally:
             with self._lock:
                 is_wanted = not self._is_closed
                 if is_wanted:
-                    self._pump.call(partial(self._listen, turn, heard))
-            if not is_wanted and heard is not None:
-                hang_up(heard.channel)
+                    self._pump.call(partial(self._listen, turn, channel))
+            if not is_wanted and channel is not None:
+                hang_up(channel)
 
-    def _listen(self, turn: int, heard: Heard | None) -> None:
+    def _listen(self, turn: int, channel: RingingChannel | None) -> None:
         if turn != self._turn:
-            if heard is not None:
-                hang_up(heard.channel)
-        elif heard is None:
+            if channel is not None:
+                hang_up(channel)
+        elif channel is None:
             self._try_later()
         else:
-            self._reader = heard.reader
-            self._far = FarEnd(heard.channel, lambda: self._pump.gather(self._read))
+            self._asking = Asking(MAX_ASKED)
+            self._far = FarEnd(channel, lambda: self._pump.gather(self._read))
+            self._ask()
+
+    def _ask(self) -> None:
+        """Ask for more if it is time to; of what the host does not take an errand takes care."""
+        if self._far is not None and (asks := self._asking.asks(time.monotonic())):
+            try:
+                self._far.channel.sendall(asks)
+            except CHANNEL_ERRORS:
+                self._lose()
 
     def _read(self) -> None:
-        if self._far is None or self._reader is None:
+        if self._far is None:
             return
-        newest: bytes | None = None
+        newest: tuple[bytes, float] | None = None
         try:
             for _ in range(MAX_CHUNKS):
                 chunk = self._far.take()
@@ -124,15 +118,17 @@ class FrameStream:
                 if not chunk:
                     self._lose()
                     break
-                for frame in self._reader.feed(chunk):
-                    newest = frame
+                for merged, way_s in self._asking.feed(chunk, time.monotonic()):
+                    for report in merged.reports:
+                        newest = report.frame, way_s + report.age_ms / 1000
             else:
                 self._pump.gather(self._read)
         except MalformedMessageError:
             self._lose()
+        self._ask()
         if newest is not None:
             self._pause_s = FIRST_PAUSE_S
-            self._on_frame(newest)
+            self._on_frame(*newest)
 
     def _lose(self) -> None:
         self._drop()

@@ -14,19 +14,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.wire.fields import CONTROL_SOCKET, TELEMETRY_SOCKET
-from agent.wire.length_frames import FrameReader
+from agent.wire.fields import CONTROL_SOCKET, REPORTS_SOCKET
 from app.errors import HostUnreachableError, IncompatibleAgentError, SessionError
 from app.runtime_dir import TunnelDir
 from app.safe_text import clean
 from app.ssh.agent_link import DEFAULT_PYTHON, VERB_TIMEOUT_S, AgentLink
 from app.ssh.connection import ForwardingRefusedError, SubsystemRefusedError
-from app.ssh.far_end import hang_up
-from app.ssh.frame_stream import FrameStream, Heard
+from app.ssh.frame_stream import FrameStream
 from app.ssh.login import Logins
 from app.ssh.talk import LINE_TIMEOUT_S
 from app.ssh.tunnel import Tunnel
-from app.ssh.zmtp_frames import subscribe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -196,9 +193,9 @@ class HostLink(AgentLink):
     def _open_telemetry_road(self) -> None:
         assert self._on_frame is not None
         if self.is_forwarded:
-            reports = FrameStream(self._hear_socket, SOCKET_PAUSE_S, self._on_frame)
+            reports = FrameStream(self._open_reports, SOCKET_PAUSE_S, self._on_frame)
         else:
-            reports = FrameStream(self._hear_verb, VERB_PAUSE_S, self._on_frame)
+            reports = FrameStream(self._open_reports_verb, VERB_PAUSE_S, self._on_frame)
         self._hold(reports)
         reports.begin()
         self._reports = reports
@@ -225,18 +222,11 @@ class HostLink(AgentLink):
             return connection.open_socket(f"{place.dir}/{CONTROL_SOCKET}")
         return self.open_verb("proxy", "--dir", place.dir)
 
-    def _hear_socket(self) -> Heard:
-        channel = self._connected().open_socket(f"{self._found().dir}/{TELEMETRY_SOCKET}")
-        with contextlib.ExitStack() as undo:
-            undo.callback(hang_up, channel)
-            channel.settimeout(LINE_TIMEOUT_S)
-            reader = subscribe(channel)
-            channel.settimeout(None)
-            undo.pop_all()
-        return Heard(channel, reader)
+    def _open_reports(self) -> RingingChannel:
+        return self.open_socket(f"{self._found().dir}/{REPORTS_SOCKET}")
 
-    def _hear_verb(self) -> Heard:
-        return Heard(self.open_verb("telemetry", "--dir", self._found().dir), FrameReader())
+    def _open_reports_verb(self) -> RingingChannel:
+        return self.open_verb("telemetry", "--dir", self._found().dir)
 
     def _found(self) -> AgentPlace:
         if self.place is None:

@@ -9,28 +9,23 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Self, cast
 
 from agent.wire.codec import IncompatibleWireError, MalformedMessageError
 from agent.wire.fan_in import MAX_NODES
 from agent.wire.fields import CONTROL_SOCKET
-from agent.wire.length_frames import FrameReader
 from agent.wire.merged import (
-    ASK,
-    MAX_ASKED,
-    MAX_MERGED_BYTES,
     MERGED_SOCKET,
     NO_RELAY,
     NODES_DIR,
     Merged,
     Roster,
     RosterEntry,
-    decode_merged,
     decode_roster,
 )
 from app.errors import AgentUnreachableError, HostUnreachableError, IncompatibleAgentError
 from app.safe_text import LINE_LIMIT, clean
+from app.ssh.asking import Asking
 from app.ssh.config import THIS_MACHINE
 from app.ssh.connection import ForwardingRefusedError
 from app.ssh.pump import JOIN_S
@@ -48,6 +43,8 @@ ROSTER_S = 15.0
 MAX_ROSTER_WAITS = 8
 """A roster is some mebibytes at most, of which a slow link carries one frame at a time."""
 CHUNK_BYTES = 65_536
+MAX_ASKED = 4
+"""Of its frames each may hold the reports of thirty nodes."""
 HOW_TO_RELAY = "start it there: python -P -m agent relay --listen INTERFACE"
 
 
@@ -76,7 +73,6 @@ class RelayHub:
         self._lock = threading.RLock()
         self._entries: dict[str, RosterEntry] = {}
         self._takers: dict[str, TakesFrame] = {}
-        self._as_of_s: dict[str, float] = {}
         self._reading: tuple[ByteChannel, threading.Thread] | None = None
         self._has_roster = threading.Event()
         self._is_lost = False
@@ -215,15 +211,14 @@ class RelayHub:
 
     def _read(self, channel: ByteChannel) -> None:
         """Take frames and ask for more, until the relay or the connection ends."""
-        reader = FrameReader(MAX_MERGED_BYTES)
-        asked: deque[float] = deque([time.monotonic()] * MAX_ASKED)
+        asking = Asking(MAX_ASKED)
         try:
-            channel.sendall(ASK * MAX_ASKED)
+            channel.sendall(asking.asks(time.monotonic()))
             while chunk := channel.recv(CHUNK_BYTES):
-                for frame in reader.feed(chunk):
-                    self._take(decode_merged(frame), asked.popleft())
-                    asked.append(time.monotonic())  # one more is asked for than is taken: there is always one
-                    channel.sendall(ASK)
+                for merged, way_s in asking.feed(chunk, time.monotonic()):
+                    self._take(merged, way_s)
+                if asks := asking.asks(time.monotonic()):
+                    channel.sendall(asks)
         except MalformedMessageError as error:
             self._complaint = clean(str(error), LINE_LIMIT)
         except CHANNEL_ERRORS:
@@ -234,20 +229,15 @@ class RelayHub:
             with contextlib.suppress(*CHANNEL_ERRORS):
                 channel.close()
 
-    def _take(self, merged: Merged, asked_at_s: float) -> None:
-        now_s = time.monotonic()
-        on_the_way_s = max(0.0, now_s - asked_at_s - merged.held_ms / 1000)
+    def _take(self, merged: Merged, way_s: float) -> None:
         with self._lock:
             self.num_expected = merged.num_expected
             self._entries.update((entry.node, entry) for entry in merged.nodes)
             self._forget_some()
             self.num_changes += bool(merged.nodes)
         for report in merged.reports:
-            # However the way there varies, a later report is not older than an earlier one.
-            as_of_s = max(now_s - on_the_way_s - report.age_ms / 1000, self._as_of_s.get(report.node, 0.0))
-            self._as_of_s[report.node] = as_of_s
             if (take := self._takers.get(report.node)) is not None:
-                take(report.frame, now_s - as_of_s)
+                take(report.frame, way_s + report.age_ms / 1000)
         if merged.is_whole:
             self._has_roster.set()
 

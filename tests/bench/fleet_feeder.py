@@ -24,15 +24,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import zmq
 
-from agent.fan_in.newest import Newest
-from agent.fan_in.onlookers import Onlookers
 from agent.roads.curve import CurveGate, KnownKeys
+from agent.roads.newest import Newest
+from agent.roads.onlookers import Onlookers
 from agent.roads.publisher import SEND_HIGH_WATER_MARK
+from agent.roads.report_stream import ReportStream
 from agent.wire.codec import MAX_COMMAND_BYTES
 from agent.wire.commands import GetStatus, decode_command
 from agent.wire.digest import encode_frame
 from agent.wire.direct import ListenForTelemetry, Listening, StopListening
-from agent.wire.fields import CONTROL_SOCKET, TELEMETRY_SOCKET
+from agent.wire.fields import CONTROL_SOCKET, REPORTS_SOCKET, TELEMETRY_SOCKET
 from agent.wire.logs import MAX_PULLED_LINES, LogLine, Logs, PullLogs
 from agent.wire.merged import MERGED_SOCKET, RosterEntry
 from agent.wire.replies import Accepted, RefusalReason, Refused, Reply, Status, encode_reply
@@ -77,6 +78,8 @@ class FedNode:
         self.report = self._first
         self.sockets: list[zmq.Socket[bytes]] = []
         """On which its reports go out."""
+        self.stream: ReportStream | None = None
+        """Where they are handed out for the asking."""
         self._door: Door | None = None
         self._port = 0
         self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
@@ -187,9 +190,7 @@ class Feeder:
 
     async def run(self) -> None:
         """Publish until standard input ends."""
-        for index, node in enumerate(self._nodes):
-            path = node_directory(self._options.directory, index) / CONTROL_SOCKET
-            await asyncio.start_unix_server(partial(_serve, node), path, limit=MAX_COMMAND_BYTES)
+        await self._open()
         onlookers = await self._open_relay()
         gc.collect()
         gc.freeze()
@@ -210,6 +211,8 @@ class Feeder:
                 frame = node.frame(turn + 2, time.monotonic() - begun_s + FIRST_S)
                 for said in node.sockets:
                     said.send(frame, zmq.NOBLOCK)
+                if node.stream is not None:
+                    node.stream.publish(frame)
                 if self._newest is not None:
                     self._newest.put_report(node_directory("", index).name, frame, time.monotonic())
                 num_sent += 1
@@ -222,6 +225,15 @@ class Feeder:
             await onlookers.close()
         spent_s = time.monotonic() - begun_s
         print(f"{num_sent / spent_s:.0f} reports/s, {num_printed / spent_s:.0f} lines/s", flush=True)
+
+    async def _open(self) -> None:
+        """Let consoles in."""
+        for index, node in enumerate(self._nodes):
+            directory = node_directory(self._options.directory, index)
+            await asyncio.start_unix_server(partial(_serve, node), directory / CONTROL_SOCKET, limit=MAX_COMMAND_BYTES)
+            if self._newest is None:
+                node.stream = ReportStream(str(directory / REPORTS_SOCKET), EPOCH)
+                await node.stream.open()
 
     async def _open_relay(self) -> Onlookers | None:
         """Hand out all reports in merged frames, as a relay does that has just heard them."""

@@ -11,6 +11,7 @@ import pytest
 
 from agent.service.sd_notify import ServiceManager
 from agent.wire.commands import GetStatus, encode_command
+from agent.wire.merged import ASK, decode_merged
 from agent.wire.replies import Status, decode_reply
 from agent.wire.reports import decode_node_report
 from tests.support.agents import RunningAgent
@@ -66,14 +67,17 @@ def test_a_proxy_to_nobody_says_so(tmp_path: Path) -> None:
     assert b"no agent answers" in stderr
 
 
-def test_telemetry_writes_reports_with_their_length_until_its_input_ends(agent: RunningAgent) -> None:
+def test_telemetry_hands_a_report_out_for_each_question_until_its_input_ends(agent: RunningAgent) -> None:
     with carrier("telemetry", agent.directory) as frames:
         assert frames.stdin
         assert frames.stdout
         reports = []
         for _ in range(3):
+            frames.stdin.write(ASK)
+            frames.stdin.flush()
             (length,) = struct.unpack(">I", frames.stdout.read(4))
-            reports.append(decode_node_report(frames.stdout.read(length)))
+            (report,) = decode_merged(frames.stdout.read(length)).reports
+            reports.append(decode_node_report(report.frame))
         frames.stdin.close()
 
         assert frames.wait(10) == 0

@@ -12,7 +12,6 @@ import msgspec
 import psutil
 import pytest
 
-from agent.roads.publisher import Subscriber
 from agent.wire.commands import Commit, InjectFault, Kill, Prepare, Stop
 from agent.wire.fields import TELEMETRY_SOCKET
 from agent.wire.jobs import ENDED_STATES, JobSpec, JobState
@@ -24,6 +23,7 @@ from ddpcore.wire import FaultKind
 from tests.support.agents import RunningAgent
 from tests.support.jobs import make_local_spec
 from tests.support.ranks import EXAMPLES, is_alive
+from tests.support.subscriber import Subscriber
 from tests.support.waiting import until
 
 if TYPE_CHECKING:

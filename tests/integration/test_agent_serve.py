@@ -32,7 +32,7 @@ from agent.wire.commands import (
     Stop,
     encode_command,
 )
-from agent.wire.fields import CONTROL_SOCKET, INBOX_SOCKET, TELEMETRY_SOCKET
+from agent.wire.fields import CONTROL_SOCKET, INBOX_SOCKET, REPORTS_SOCKET, TELEMETRY_SOCKET
 from agent.wire.jobs import JobSpec, JobState
 from agent.wire.logs import Logs, PullLogs
 from agent.wire.replies import Accepted, RefusalReason, Refused, Reply, Status, decode_reply
@@ -68,7 +68,7 @@ def reason(reply: Reply) -> RefusalReason:
 def test_its_directory_and_sockets_are_its_users_alone(agent: RunningAgent) -> None:
     assert agent.ready["ready"] is True
     assert agent.ready["node"] == "here"
-    for name in (TELEMETRY_SOCKET, CONTROL_SOCKET, INBOX_SOCKET):
+    for name in (TELEMETRY_SOCKET, REPORTS_SOCKET, CONTROL_SOCKET, INBOX_SOCKET):
         mode = (agent.directory / name).lstat().st_mode
         assert stat.S_ISSOCK(mode)
         assert stat.S_IMODE(mode) == 0o600, name

@@ -14,7 +14,7 @@ import pytest
 
 from agent.roads.curve import KeyPair, new_key
 from agent.roads.direct_road import LEASE_S, REST_S, DirectRoad
-from agent.roads.publisher import Publisher, Subscriber
+from agent.roads.publisher import Publisher
 from agent.wire.direct import ListenForTelemetry, Listening
 from agent.wire.replies import RefusalReason, Refused
 from agent.wire.reports import encode_node_report
@@ -22,6 +22,7 @@ from app.roads.direct_source import DirectSource
 from app.roads.telemetry import Telemetry
 from tests.support.knocks import LET_IN, REFUSED, Visitor
 from tests.support.node_reports import node_report
+from tests.support.subscriber import Subscriber
 from tests.support.waiting import until
 
 if TYPE_CHECKING:

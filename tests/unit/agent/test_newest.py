@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.fan_in.newest import Newest, Onlooker
+from agent.roads.newest import Newest, Onlooker
 from agent.wire.fan_in import MAX_NODES
 from agent.wire.merged import MERGED_BYTES, Merged, RosterEntry, decode_merged, encode_merged
 

@@ -1,4 +1,4 @@
-"""The consoles of a relay: each gets what is new to it, when it asks, as fast as it reads."""
+"""The consoles of a relay, or of an agent: each gets what is new to it, when it asks, as fast as it reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from agent.fan_in.newest import Newest, Onlooker
+from agent.roads.newest import Newest, Onlooker
 from agent.roads.peer import peer_of
 from agent.wire.length_frames import with_length
 from agent.wire.merged import ASK, MAX_ASKED, encode_merged
@@ -27,7 +27,11 @@ class Onlookers:
     """Serves consoles from `open` to `close`."""
 
     def __init__(
-        self, newest: Newest, relay: str, num_expected: Callable[[], int], on_watched: Callable[[], None]
+        self,
+        newest: Newest,
+        relay: str,
+        num_expected: Callable[[], int],
+        on_watched: Callable[[], object] = lambda: None,
     ) -> None:
         """`on_watched` is called when the first console has come, and when the last one has left."""
         self._newest = newest

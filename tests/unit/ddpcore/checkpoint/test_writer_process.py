@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from ddpcore.checkpoint.snapshot import Snapshot
-from ddpcore.checkpoint.writer import CHUNK_BYTES, copy, open_direct
+from ddpcore.checkpoint.writer import CHUNK_BYTES, copy, leave_word, open_direct
 from ddpcore.checkpoint.writer_process import WriterProcess
 from tests.support.ranks import is_alive
 from tests.support.waiting import until
@@ -147,6 +147,14 @@ def test_a_writer_that_waits_for_others_hears_that_one_has_failed(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_that_a_share_has_failed_is_left_there_also_where_the_disk_does_not_take_why(tmp_path: Path) -> None:
+    (tmp_path / "rank-00001.failed.part").symlink_to("/dev/full")
+
+    leave_word(f"{tmp_path}/rank-00001.failed", "no space")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["rank-00001.failed"]
+
+
 def test_what_cannot_be_deleted_is_told_after_the_checkpoint_is_published(
     writer: WriterProcess, tmp_path: Path
 ) -> None:
@@ -247,7 +255,9 @@ def test_a_writer_has_a_session_of_its_own_and_nothing_open_but_its_own(writer: 
     until(lambda: psutil.Process(writer.pid).nice() == 19, WAIT_S, "it has begun")
 
     assert os.getsid(writer.pid) == writer.pid
-    until(lambda: open_files(writer.pid) == ["/dev/null", "/dev/null", "/memfd", "socket"], WAIT_S, "the rest is closed")
+    until(
+        lambda: open_files(writer.pid) == ["/dev/null", "/dev/null", "/memfd", "socket"], WAIT_S, "the rest is closed"
+    )
     assert psutil.Process(writer.pid).memory_info().rss < 20_000_000
 
 
@@ -267,7 +277,7 @@ Checkpointer(sys.argv[1]).save(1, {"weight": torch.zeros(3_000_000)})
 
 def test_a_program_that_just_ends_has_its_last_checkpoint_on_the_disk(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=150, check=False
     )
 
     assert (done.returncode, done.stderr) == (0, "")

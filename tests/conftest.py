@@ -33,7 +33,7 @@ for _variable in ("NO_COLOR", "RANKDECK_ASCII", "RANKDECK_THEME", "COLUMNS", "LI
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-LEAK_GRACE_S = 5.0
+LEAK_GRACE_S = 30.0
 
 
 @pytest.fixture(autouse=True)

@@ -145,8 +145,7 @@ def serve(job: Job, memory: int, channel: Channel) -> None:
             publish(job, memory, channel, lock)
     except (OSError, FailedError) as error:
         problem = describe(error, job)
-        with contextlib.suppress(OSError), open(f"{directory}/{job['file']}.failed", "w") as failed:
-            failed.write(problem)
+        leave_word(f"{directory}/{job['file']}.failed", problem)
         if job["publish"]:
             delete(directory)
         # Who fails may take the directory away from the others.
@@ -161,6 +160,14 @@ def serve(job: Job, memory: int, channel: Channel) -> None:
         left = [problem for name in job["publish"]["delete"] if (problem := delete(f"{job['publish']['root']}/{name}"))]
         if left:
             channel.say({"number": job["number"], "undeleted": left})
+
+
+def leave_word(path: str, problem: str) -> None:
+    """Tell the first rank's writer what has failed, at once and whole; where the disk takes no word, that it has."""
+    with contextlib.suppress(OSError), open(f"{path}.part", "w") as failed:
+        failed.write(problem)
+    with contextlib.suppress(OSError):
+        os.rename(f"{path}.part", path)
 
 
 def write_share(job: Job, memory: int) -> None:
@@ -260,7 +267,8 @@ def gather(job: Job, channel: Channel, lock: int) -> Job:
             return {file: json.loads(read_file(f"{directory}/{file}.json")) for file in files}
         for name in present:
             if name.endswith(".failed"):
-                raise FollowingError(read_file(f"{directory}/{name}").decode(errors="replace"))
+                told = read_file(f"{directory}/{name}").decode(errors="replace")
+                raise FollowingError(told or f"{name.removesuffix('.failed')} could not be written")
         if present != seen:
             seen, changed_s = present, time.monotonic()
         message = channel.next_message(POLL_S)

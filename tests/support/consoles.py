@@ -15,7 +15,7 @@ from app.tui.console import DEFAULT_SETTINGS, Console
 from app.tui.stage import FRAMES_PER_VIEW
 from app.tui.theme import Look
 from app.words import nodes_text
-from tests.support.screens import screen_lines, screen_strips
+from tests.support.screens import screen_lines, screen_strips, until_at_rest
 from tests.support.sim import SimCluster
 
 if TYPE_CHECKING:
@@ -217,6 +217,8 @@ class TalkingSource(SimSource):
 class StillConsole(Console):
     """Takes no frame by itself, and looks at the model at every second one, however busy this machine is."""
 
+    NOTIFICATION_TIMEOUT = 3600.0  # what is said stays to be looked at
+
     def start_frames(self) -> None:
         """Leave frames to the test."""
         self.stage.max_frames_per_view = FRAMES_PER_VIEW
@@ -243,8 +245,10 @@ class Desk:
         await self.settle()
 
     async def press(self, *keys: str) -> None:
-        await self.pilot.press(*keys)
-        await self.settle()
+        """Press keys, each when what the one before it has done is on the screen."""
+        for key in keys:
+            await self.pilot.press(key)
+            await self.settle()
 
     async def show(self, view: str) -> None:
         """Press the key of a view."""
@@ -256,8 +260,7 @@ class Desk:
 
     async def settle(self) -> None:
         """Wait until what was asked for is painted."""
-        await self.pilot.pause()
-        await self.pilot.pause()
+        await until_at_rest(self.console)
 
     def lines(self) -> list[str]:
         return screen_lines(self.console)

@@ -75,7 +75,8 @@ class Person:
         self._kept = b""
         self._cursor = (1, 1)
         self._answers = True
-        self._answer = b""
+        self._unanswered: list[bytes] = []
+        """Answers that are kept back, the oldest first."""
         self._wanted = b""
         self._seen_s = 0.0
         self.num_bytes = 0
@@ -85,8 +86,11 @@ class Person:
         self._answers = False
 
     def answer(self) -> None:
-        """Answer the last question."""
-        self._send_up(self._answer)
+        """Answer what was asked meanwhile, and every question from now on."""
+        self._answers = True
+        for answer in self._unanswered:
+            self._send_up(answer)
+        self._unanswered.clear()
 
     def type(self, keys: bytes) -> None:
         """Press keys."""
@@ -193,7 +197,7 @@ class Person:
                 continue
             row, column = self._cursor
             is_place = match[0].endswith(b"6n")
-            self._answer = f"\x1b[{row};{column}R".encode() if is_place else b"\x1b[?2026;2$y"
+            self._unanswered.append(f"\x1b[{row};{column}R".encode() if is_place else b"\x1b[?2026;2$y")
             if self._answers:
                 self.answer()
         self._kept = text[-KEPT_BYTES:]

@@ -6,6 +6,7 @@ picture passes only against a file that was there before, and that somebody can 
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import os
 from pathlib import Path
@@ -21,8 +22,36 @@ if TYPE_CHECKING:
 
 SNAPSHOTS = Path(__file__).parents[1] / "tui" / "snapshots"
 
+QUIET_TURNS = 3
+"""Of the event loop: what a paint gives rise to is ready in the turn after it."""
+
 _written: list[str] = []
 """Differences of the pictures that the present test has written anew."""
+
+
+async def until_at_rest(app: App[Any]) -> None:
+    """Let an app do and paint all that it can do by itself, without a thread, a child or a clock.
+
+    Textual's `Pilot` waits until the process takes no CPU time for 20 ms, or for a second: one that is not let run has
+    done nothing by then, and the next key finds what the last one has left.
+
+    Source: `_ready` of `asyncio.base_events.BaseEventLoop` is what the loop runs before it waits for anything.
+    """
+    ready = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]
+    num_quiet = 0
+    while num_quiet < QUIET_TURNS:
+        await asyncio.sleep(0)
+        if ready:
+            num_quiet = 0
+            continue
+        num_quiet += 1
+        if app.is_running:
+            await app.animator.wait_until_complete()
+        if app.is_running and app.screen_stack:
+            # The next ticks of its two clocks: one tells of a new size, one paints and calls whoever waits for that.
+            if app._resize_timer is not None:
+                app._check_resize()
+            app.screen._on_timer_update()
 
 
 def screen_strips(app: App[Any]) -> list[Strip]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
+from app.tui import strips
 from app.tui.console import Console
 from tests.support.consoles import FRAME_S, TalkingSource
 from tests.support.sim import SimCluster
@@ -21,6 +23,7 @@ class RunningSource(TalkingSource):
 
 
 if __name__ == "__main__":
+    strips.LAST_ANSWER_S = float(os.environ.get("SIM_LAST_ANSWER_S", strips.LAST_ANSWER_S))
     simulation = SimCluster()
     simulation.run_to_step(3)
     Console(RunningSource(simulation)).run()

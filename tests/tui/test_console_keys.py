@@ -16,6 +16,8 @@ from tests.support.consoles import SimSource, desk, frozen_source
 from tests.support.sim import SimCluster
 from tests.support.waiting import until_async
 
+WAIT_S = 30.0
+
 
 async def test_number_keys_show_the_views() -> None:
     async with desk(frozen_source()) as console:
@@ -92,17 +94,17 @@ async def test_the_palette_runs_an_action_by_name() -> None:
     async with desk(frozen_source()) as console:
         await console.press("ctrl+p")
         await console.press(*"memory")
-        await until_async(lambda: "beside the median" in console.text(), 5, "the palette has found it")
+        await until_async(lambda: "beside the median" in console.text(), WAIT_S, "the palette has found it")
         await console.press("enter")
 
-        await until_async(lambda: console.console.active == "memory", 5, "the view is shown")
+        await until_async(lambda: console.console.active == "memory", WAIT_S, "the view is shown")
 
 
 async def test_q_closes_the_session_once_and_leaves() -> None:
     source = frozen_source()
     async with desk(source) as console:
         await console.press("q")
-        await until_async(lambda: not console.console.is_running, 5, "the console has left")
+        await until_async(lambda: not console.console.is_running, WAIT_S, "the console has left")
 
     assert source.num_closed == 1
     assert console.console.failure is None
@@ -123,7 +125,7 @@ async def test_q_leaves_a_restart_undone_only_when_asked_again() -> None:
             )
             assert source.num_closed == 0
         await console.press("q")
-        await until_async(lambda: not console.console.is_running, 5, "the console has left")
+        await until_async(lambda: not console.console.is_running, WAIT_S, "the console has left")
 
     assert source.num_closed == 1
 
@@ -144,7 +146,7 @@ async def test_ctrl_c_leaves_from_within_a_dialog() -> None:
     async with desk(source) as console:
         await console.press("F")
         await console.press("ctrl+c")
-        await until_async(lambda: not console.console.is_running, 5, "the console has left")
+        await until_async(lambda: not console.console.is_running, WAIT_S, "the console has left")
 
     assert source.num_closed == 1
     assert source.injected == []
@@ -154,9 +156,9 @@ async def test_the_frames_come_by_themselves_and_a_failed_session_ends_the_conso
     source = SimSource(SimCluster().view)
     console = Console(source, Look())
     async with console.run_test(size=(80, 24)):
-        await until_async(lambda: source.num_views >= 2, 5, "frames")
+        await until_async(lambda: source.num_views >= 2, WAIT_S, "frames")
         source.failure = IncompatibleAgentError("demo-1", "speaks version 9, this console speaks 1")
-        await until_async(lambda: not console.is_running, 5, "the console has ended")
+        await until_async(lambda: not console.is_running, WAIT_S, "the console has ended")
 
     assert console.failure is source.failure
     assert console.return_code == source.failure.exit_code

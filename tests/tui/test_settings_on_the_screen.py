@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from app.settings.schema import ConsoleSettings
     from app.tui.console import Console
 
+WAIT_S = 30.0
 DIALOGS = ("question_mark", "F", "x", "ctrl+p", "slash", "s")
 
 
@@ -92,7 +93,7 @@ async def test_help_palette_and_quit_move_with_their_keys() -> None:
             assert len(console.console.screen_stack) == 1
 
         await console.press("Q")
-        await until_async(lambda: not console.console.is_running, 5, "the console has left")
+        await until_async(lambda: not console.console.is_running, WAIT_S, "the console has left")
 
 
 async def test_footer_help_and_palette_show_the_keys_that_were_chosen() -> None:
@@ -223,9 +224,9 @@ async def test_the_palette_has_our_themes_and_no_others() -> None:
 
         await console.press("ctrl+p")
         await console.press(*"theme: li")
-        await until_async(lambda: "Theme: light" in console.text(), 5, "the palette has found it")
+        await until_async(lambda: "Theme: light" in console.text(), WAIT_S, "the palette has found it")
         await console.press("enter")
-        await until_async(lambda: console.console.stage.look.theme == "light", 5, "the theme is worn")
+        await until_async(lambda: console.console.stage.look.theme == "light", WAIT_S, "the theme is worn")
         await console.settle()
 
         assert console.console.theme == "light"

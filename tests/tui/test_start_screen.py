@@ -14,7 +14,7 @@ from app.inventory.jobs import JobEntry
 from app.start import KeptFile, StartFacts
 from app.tui.start_app import StartApp
 from app.tui.theme import Look
-from tests.support.screens import assert_looks_as_before, screen_lines, screen_strips
+from tests.support.screens import assert_looks_as_before, screen_lines, screen_strips, until_at_rest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -69,22 +69,20 @@ class Start:
         self.pilot = pilot
 
     async def press(self, *keys: str) -> None:
-        await self.pilot.press(*keys)
-        await self.settle()
+        for key in keys:
+            await self.pilot.press(key)
+            await self.settle()
 
     async def type(self, text: str) -> None:
-        for character in text:
-            await self.pilot.press(
-                {" ": "space", ".": "full_stop", "-": "minus", "/": "slash"}.get(character, character)
-            )
-        await self.settle()
+        keys = {" ": "space", ".": "full_stop", "-": "minus", "/": "slash"}
+        await self.press(*(keys.get(character, character) for character in text))
 
     async def settle(self) -> None:
-        await self.pilot.pause()
+        await until_at_rest(self.app)
         asking = [worker for worker in self.app.workers if worker.name == "_ask_here"]
         if asking:
             await self.app.workers.wait_for_complete(asking)
-        await self.pilot.pause()
+            await until_at_rest(self.app)
 
     def lines(self) -> list[str]:
         return screen_lines(self.app)

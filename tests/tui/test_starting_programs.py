@@ -20,10 +20,12 @@ from tests.support.consoles import SimSource, SimStarter, TalkingSource, desk
 from tests.support.node_reports import node_report
 from tests.support.screens import assert_looks_as_before
 from tests.support.sim import SimCluster
+from tests.support.waiting import until_async
 
 if TYPE_CHECKING:
     from tests.support.consoles import Desk
 
+WAIT_S = 30.0
 NOW_S = 100.0
 SIZES = ((80, 24), (120, 35), (200, 50))
 LAST = Program(("train.py", "--epochs", "3"), 4, 2, "/home/ada/project", "/opt/python")
@@ -312,4 +314,6 @@ async def test_the_palette_knows_it_only_where_it_can_be_done() -> None:
         source.starter = starter
         async with desk(source) as console:
             await console.press("ctrl+p", *("space" if key == " " else key for key in "a program"))
+            found = "Start a program" if starter is not None else "No matches found"
+            await until_async(lambda found=found: found in console.text(), WAIT_S, "the palette has looked")  # type: ignore[misc]
             assert ("Start a program" in console.text()) == (starter is not None)

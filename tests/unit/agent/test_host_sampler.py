@@ -17,7 +17,7 @@ def test_a_second_look_has_rates_and_the_disk(tmp_path: Path) -> None:
     sampler = HostSampler(tmp_path)
     try:
         first = sampler.sample().host
-        host = until(lambda: (found := sampler.sample().host).disk_free_bytes is not None and found, 5, "the disk")
+        host = until(lambda: (found := sampler.sample().host).disk_free_bytes is not None and found, 30, "the disk")
     finally:
         sampler.close()
 

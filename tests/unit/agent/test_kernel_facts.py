@@ -24,10 +24,10 @@ def test_a_process_that_is_stopped_is_told_from_one_that_runs_and_one_that_is_go
         assert all("+" not in frame and "]" not in frame for frame in facts.stack)
 
         process.send_signal(signal.SIGSTOP)
-        until(lambda: (found := kernel_facts(process.pid)) and found.is_stopped, 5.0, "it is stopped")
+        until(lambda: (found := kernel_facts(process.pid)) and found.is_stopped, 30.0, "it is stopped")
 
         process.kill()
-        until(lambda: kernel_facts(process.pid) is None, 5.0, "a zombie says nothing")
+        until(lambda: kernel_facts(process.pid) is None, 30.0, "a zombie says nothing")
     finally:
         process.kill()
         process.wait()
@@ -55,9 +55,9 @@ def test_a_thread_that_nobody_can_stop_is_seen_whichever_it_is(tmp_path: Path) -
     os.mkfifo(pipe)
     process = subprocess.Popen([sys.executable, "-c", SPAWNS, str(pipe)])
     try:
-        until(lambda: has_uninterruptible_thread(process.pid), 10.0, "a thread waits for its child")
+        until(lambda: has_uninterruptible_thread(process.pid), 30.0, "a thread waits for its child")
         os.close(os.open(pipe, os.O_WRONLY))
-        assert process.wait(10.0) == 0
+        assert process.wait(30.0) == 0
     finally:
         process.kill()
         process.wait()

@@ -84,7 +84,7 @@ async def test_one_that_hangs_is_given_up(tmp_path: Path) -> None:
     with pytest.raises(SpyError, match="py-spy took too long"):
         await dumped(program(tmp_path, "import time\ntime.sleep(600)"), within_s=0.5)
 
-    assert time.monotonic() - began_s < 10
+    assert time.monotonic() - began_s < 60
 
 
 async def test_a_process_goes_on_that_one_has_stopped_and_not_let_go(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ async def test_a_process_goes_on_that_one_has_stopped_and_not_let_go(tmp_path: P
         with pytest.raises(SpyError, match="py-spy took too long"):
             await dumped(executable, within_s=1.0, is_native=True, pid=process.pid)
 
-        await until_async(lambda: (found := kernel_facts(process.pid)) and not found.is_stopped, 5.0, "it goes on")
+        await until_async(lambda: (found := kernel_facts(process.pid)) and not found.is_stopped, 30.0, "it goes on")
     finally:
         process.kill()
         await process.wait()

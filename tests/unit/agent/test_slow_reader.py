@@ -24,7 +24,7 @@ def reader() -> Iterator[SlowReader[int]]:
 def test_the_answer_is_there_once_it_has_been_read(reader: SlowReader[int]) -> None:
     assert reader.last("a") is None
     assert reader.ask("a", lambda: 7)
-    until(lambda: reader.last("a") == 7, 5, "the answer")
+    until(lambda: reader.last("a") == 7, 30, "the answer")
     reader.forget("a")
     assert reader.last("a") is None
 
@@ -32,11 +32,11 @@ def test_the_answer_is_there_once_it_has_been_read(reader: SlowReader[int]) -> N
 def test_while_a_read_hangs_another_is_refused_and_the_caller_goes_on(reader: SlowReader[int]) -> None:
     hanging = threading.Event()
 
-    assert reader.ask("a", lambda: int(hanging.wait(30)))
+    assert reader.ask("a", lambda: int(hanging.wait(60)))
     assert not reader.ask("b", lambda: 2)
     hanging.set()
-    until(lambda: reader.ask("b", lambda: 2), 5, "the reader being free")
-    until(lambda: reader.last("b") == 2, 5, "the answer")
+    until(lambda: reader.ask("b", lambda: 2), 30, "the reader being free")
+    until(lambda: reader.last("b") == 2, 30, "the answer")
 
 
 def test_a_read_that_fails_leaves_no_answer_and_no_old_one(reader: SlowReader[int]) -> None:
@@ -44,10 +44,10 @@ def test_a_read_that_fails_leaves_no_answer_and_no_old_one(reader: SlowReader[in
         raise ProcessLookupError
 
     reader.ask("a", lambda: 1)
-    until(lambda: reader.last("a") == 1, 5, "the answer")
-    until(lambda: reader.ask("a", fail), 5, "the reader being free")
-    until(lambda: reader.last("a") is None, 5, "the old answer's end")
-    until(lambda: reader.ask("a", lambda: 2), 5, "the reader being alive")
+    until(lambda: reader.last("a") == 1, 30, "the answer")
+    until(lambda: reader.ask("a", fail), 30, "the reader being free")
+    until(lambda: reader.last("a") is None, 30, "the old answer's end")
+    until(lambda: reader.ask("a", lambda: 2), 30, "the reader being alive")
 
 
 def test_the_old_answer_stays_while_the_next_is_read(reader: SlowReader[int]) -> None:
@@ -55,20 +55,20 @@ def test_the_old_answer_stays_while_the_next_is_read(reader: SlowReader[int]) ->
 
     def read() -> int:
         has_begun.set()
-        return 1 + may_end.wait(30)
+        return 1 + may_end.wait(60)
 
     reader.ask("a", lambda: 1)
-    until(lambda: reader.ask("a", read), 5, "the reader being free")
-    assert has_begun.wait(5)
+    until(lambda: reader.ask("a", read), 30, "the reader being free")
+    assert has_begun.wait(30)
     assert reader.last("a") == 1
     may_end.set()
-    until(lambda: reader.last("a") == 2, 5, "the next answer")
+    until(lambda: reader.last("a") == 2, 30, "the next answer")
 
 
 def test_an_old_answer_counts_for_nothing() -> None:
     reader: SlowReader[int] = SlowReader("slow-reader", stale_s=-1.0)
     reader.ask("a", lambda: 1)
-    until(lambda: reader.ask("b", lambda: 2), 5, "the first answer")
+    until(lambda: reader.ask("b", lambda: 2), 30, "the first answer")
     assert reader.last("a") is None
     assert reader.last("a", stale_s=60.0) == 1
     reader.close()

@@ -25,7 +25,7 @@ async def test_what_a_call_returns_or_raises_comes_back() -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_a_call_that_fails_otherwise_leaves_nobody_waiting() -> None:
     with pytest.raises(RuntimeError, match="a thread has failed"):
-        await asyncio.wait_for(in_daemon_thread(lambda: 1 // 0), 5)
+        await asyncio.wait_for(in_daemon_thread(lambda: 1 // 0), 30)
 
 
 def test_an_event_loop_ends_without_waiting_for_it() -> None:
@@ -33,16 +33,16 @@ def test_an_event_loop_ends_without_waiting_for_it() -> None:
 
     def block() -> None:
         has_begun.set()
-        is_over.wait(30)
+        is_over.wait(120)
 
     async def leave() -> None:
         call = asyncio.create_task(in_daemon_thread(block))
-        await until_async(has_begun.is_set, 10, "it blocks")
+        await until_async(has_begun.is_set, 30, "it blocks")
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
 
     began_s = time.monotonic()
     asyncio.run(leave())
-    assert time.monotonic() - began_s < 10
+    assert time.monotonic() - began_s < 60
     is_over.set()

@@ -72,11 +72,11 @@ class SlowStart(SimSource):
 async def test_a_job_that_has_not_begun_yet_has_not_ended_whatever_became_of_the_one_before_it() -> None:
     followed = SlowStart()
     following = asyncio.create_task(Headless(followed).run())
-    await until_async(lambda: followed.num_looks > 3, 10, "it looks")
+    await until_async(lambda: followed.num_looks > 3, 30, "it looks")
     assert not following.done()
 
     followed.begun.set()
-    view, is_unnamed = await asyncio.wait_for(following, 10)
+    view, is_unnamed = await asyncio.wait_for(following, 30)
 
     assert (view.job() is not None, is_unnamed) == (True, False)
 

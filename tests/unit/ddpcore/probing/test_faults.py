@@ -170,7 +170,7 @@ def test_a_process_whose_interpreter_is_held_still_dies_by_a_signal() -> None:
         assert process.stdout.readline() == "holds\n"
         process.terminate()
 
-        assert process.wait(10) == -signal.SIGTERM
+        assert process.wait(30) == -signal.SIGTERM
 
 
 def test_an_omission_is_taken_once_by_the_main_thread_alone() -> None:

@@ -80,7 +80,7 @@ def test_a_launcher_among_the_children_is_found_at_the_next_look() -> None:
         assert surroundings.look(FIRST_PERIOD_S - 1, list, has_process_group=False) == ()
         until(
             lambda: Surroundings(2).look(0.0, list, has_process_group=False) == (Oddity.OWN_RANKS,),
-            5,
+            30,
             "the child is seen",
         )
         assert surroundings.look(FIRST_PERIOD_S + 1, list, has_process_group=False) == (Oddity.OWN_RANKS,)

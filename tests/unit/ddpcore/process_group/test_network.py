@@ -67,15 +67,18 @@ def test_another_machine_s_address_is_not_its_own() -> None:
 
 
 def test_who_listens_on_a_port_is_found() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert port_holder(port).startswith(f"pid {os.getpid()} (")
-        assert trouble_with("127.0.0.1", port).startswith(
-            f"what listens on port {port} of 127.0.0.1 is no torch store: pid {os.getpid()} ("
-        )
+    with socket.socket() as holds_port:  # and does not listen: whoever wants some port gets another one
+        holds_port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holds_port.bind(("127.0.0.1", 0))
+        port = holds_port.getsockname()[1]
+        with socket.create_server(("127.0.0.1", port)):
+            assert port_holder(port).startswith(f"pid {os.getpid()} (")
+            assert trouble_with("127.0.0.1", port).startswith(
+                f"what listens on port {port} of 127.0.0.1 is no torch store: pid {os.getpid()} ("
+            )
 
-    assert port_holder(port) == ""
-    assert trouble_with("127.0.0.1", port) == f"nobody listens on port {port} of 127.0.0.1"
+        assert port_holder(port) == ""
+        assert trouble_with("127.0.0.1", port) == f"nobody listens on port {port} of 127.0.0.1"
 
 
 def test_a_name_that_does_not_resolve_is_said_so() -> None:

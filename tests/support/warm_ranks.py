@@ -250,7 +250,7 @@ class _Template:
 
     def end(self) -> None:
         self._ours.close()
-        self.process.wait(10)
+        self.process.wait(PATIENCE_S)
 
 
 _the_template: _Template | None = None

@@ -13,10 +13,10 @@ import pytest
 from ddpcore.checkpoint import Checkpointer
 from tests.support.ranks import EXAMPLES, RealRanks
 
-pytestmark = pytest.mark.ranks
-
 BYTEGPT = EXAMPLES / "bytegpt.py"
 RUN_S = 300.0
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1.5 * RUN_S)]
 
 
 def test_four_ranks_learn_the_standard_library_in_200_steps() -> None:

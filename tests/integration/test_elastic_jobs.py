@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from agent.wire.jobs import JobSpec
     from agent.wire.reports import NodeReport, WorkerReport
 
-pytestmark = pytest.mark.ranks
-
 START_S = 90.0
 END_S = 60.0
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(4 * START_S)]
 
 TURNS = """
 import os, sys, time

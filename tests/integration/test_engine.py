@@ -28,6 +28,8 @@ UNTIL = f"{NUM_EPOCHS} epochs"
 LONG_EPOCHS = 120
 LONG_UNTIL = f"{LONG_EPOCHS} epochs"
 """Ranks agree once a second: long enough for two stops."""
+LONG_S = 300.0
+"""For a thousand steps of ranks that meet in each, beside others that want the same cores."""
 
 
 class Numbered(Dataset[tuple[int, Tensor, Tensor]]):
@@ -149,14 +151,15 @@ def test_an_epoch_holds_every_sample_once(alone: dict[str, Any]) -> None:
         assert sorted(index for step in epoch_steps for index in step) == list(range(NUM_SAMPLES))
 
 
+@pytest.mark.timeout(2 * LONG_S)
 def test_a_run_that_stops_twice_and_changes_its_ranks_is_the_uninterrupted_one(
     tmp_path: Path,
 ) -> None:
-    alone = run_ranks(train, 1, LONG_UNTIL, has_group=False)[0]
+    alone = run_ranks(train, 1, LONG_UNTIL, has_group=False, timeout_s=LONG_S)[0]
     directory = str(tmp_path / "checkpoints")
-    first = run_ranks(train_and_be_stopped, 4, directory, 2, 6, has_group=False)
-    second = run_ranks(train_and_be_stopped, 2, directory, 0, 260, has_group=False)
-    third = run_ranks(train, 3, LONG_UNTIL, directory, has_group=False)
+    first = run_ranks(train_and_be_stopped, 4, directory, 2, 6, has_group=False, timeout_s=LONG_S)
+    second = run_ranks(train_and_be_stopped, 2, directory, 0, 260, has_group=False, timeout_s=LONG_S)
+    third = run_ranks(train, 3, LONG_UNTIL, directory, has_group=False, timeout_s=LONG_S)
 
     assert [rank["stop"] for rank in first + second] == [StopReason.SIGNAL] * 6
     assert len({rank["step"] for rank in first}) == len({rank["step"] for rank in second}) == 1

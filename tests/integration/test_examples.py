@@ -13,9 +13,9 @@ import pytest
 from ddpcore.wire import StopTraining
 from tests.support.ranks import EXAMPLES, RealRanks
 
-pytestmark = pytest.mark.ranks
-
 RUN_S = 240.0
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(2 * RUN_S)]
 
 README = Path(__file__).parents[2] / "README.md"
 

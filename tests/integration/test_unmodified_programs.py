@@ -32,6 +32,8 @@ pytestmark = pytest.mark.ranks
 PROGRAM = Path(__file__).parents[1] / "support" / "programs" / "unmodified.py"
 START_S = 60.0
 END_S = 60.0
+LONG_S = 180.0
+"""For programs that start more processes with torch."""
 STALL_S = 6.0
 """Longer than a busy machine lets a rank stand still, which is no verdict that these tests want."""
 
@@ -111,18 +113,20 @@ def test_steps_are_counted_and_the_loss_is_read_from_the_log(agent: RunningAgent
     assert console.verdicts == {}
 
 
+@pytest.mark.timeout(3 * LONG_S)
 @pytest.mark.parametrize(("what", "exit_code"), [("load", 0), ("fail", 1), ("exit", 1)])
 def test_a_program_says_and_does_the_same_as_under_plain_torchrun(
     agent: RunningAgent, tmp_path: Path, what: str, exit_code: int
 ) -> None:
     with RealRanks([PROGRAM, what], 2, is_watched=False, env={"PYTHONPATH": os.environ.get("PYTHONPATH", "")}) as plain:
-        assert plain.wait_for_end() == exit_code
+        assert plain.wait_for_end(LONG_S) == exit_code
         expected = {
             (path.parent.name, path.stem): path.read_text() for path in plain.directory.rglob("logs/*/*/*/*.log")
         }
     assert len(expected) == 4
 
-    job = start(agent, tmp_path, what).wait_for_end(START_S).job()
+    # torchrun's own end is wanted, and not that the agent has killed it meanwhile.
+    job = start(agent, tmp_path, what, grace_s=LONG_S).wait_for_end(LONG_S).job()
 
     assert job is not None
     assert job.exit_code == exit_code

@@ -103,8 +103,9 @@ class GateSession:
         """
         lane: Lane | None = getattr(self._local, "lane", None)
         if lane is None:
-            lane = self._local.lane = Lane(self.connect(), self._left)
+            # Counted before it connects, which may take seconds: nobody must take it for one that never comes.
             self.journal.num_threads += 1
+            lane = self._local.lane = Lane(self.connect(), self._left)
         return lane
 
     def connect(self) -> Store:

@@ -23,12 +23,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+LONG_PATIENCE_S = 600.0
+
+
 def stop_of_one_rank(wishing_rank: int, at_step: int, step_s: float) -> tuple[int, StopReason]:
-    control = ControlWord(dist.new_group(backend="gloo"))
+    now_s = 0.0
+    control = ControlWord(dist.new_group(backend="gloo"), lambda: now_s)
     for step in range(1, 1000):
         dist.all_reduce(torch.ones(1))  # what a step does
+        now_s += step_s
         wish = StopReason.SIGNAL if dist.get_rank() == wishing_rank and step >= at_step else StopReason.NONE
-        agreed = control.at_boundary(Wishes(stop=wish, step_s=step_s))
+        agreed = control.at_boundary(Wishes(stop=wish))
         if agreed.stop:
             control.drain()
             return step, agreed.stop
@@ -91,7 +96,13 @@ def wait_in_a_collective(patience_s: float | None) -> None:
 
 @pytest.fixture
 def blocked_ranks() -> Iterator[WarmRanks]:
-    with WarmRanks(wait_in_a_collective, 2, None) as ranks:
+    with blocked(None) as ranks:
+        yield ranks
+
+
+@contextlib.contextmanager
+def blocked(patience_s: float | None) -> Iterator[WarmRanks]:
+    with WarmRanks(wait_in_a_collective, 2, patience_s) as ranks:
         ranks.wait_for_file("waiting-0")
         ranks.wait_for_file("waiting-1")
         yield ranks
@@ -100,18 +111,21 @@ def blocked_ranks() -> Iterator[WarmRanks]:
 def test_a_rank_that_is_blocked_in_a_collective_dies_by_sigterm(blocked_ranks: WarmRanks) -> None:
     began_s = time.monotonic()
     blocked_ranks.kill(0, signal.SIGTERM)
-    assert blocked_ranks.status(0, timeout_s=10) == -signal.SIGTERM
+    assert blocked_ranks.status(0) == -signal.SIGTERM
     assert time.monotonic() - began_s >= MIN_PATIENCE_S
 
 
-def test_a_second_sigterm_ends_a_rank_at_once(blocked_ranks: WarmRanks) -> None:
-    # Two signals at once are one to the kernel: the second comes when the first has been taken.
-    began_s = time.monotonic()
-    with contextlib.suppress(ProcessLookupError):
-        while blocked_ranks.status_if_ended(0, within_s=0.1) is None:
-            blocked_ranks.kill(0, signal.SIGTERM)
-    assert blocked_ranks.status(0) == -signal.SIGTERM
-    assert time.monotonic() - began_s < MIN_PATIENCE_S
+def test_a_second_sigterm_ends_a_rank_at_once() -> None:
+    with blocked(LONG_PATIENCE_S) as ranks:
+
+        def is_ended_by_one_more() -> bool:
+            # Two signals at once are one to the kernel: the second comes when the first has been taken.
+            with contextlib.suppress(ProcessLookupError):
+                ranks.kill(0, signal.SIGTERM)
+            return ranks.status_if_ended(0, within_s=0.1) is not None
+
+        until(is_ended_by_one_more, within_s=LONG_PATIENCE_S / 10, what="the end, long before patience is over")
+        assert ranks.status(0) == -signal.SIGTERM
 
 
 def test_sigusr1_only_asks(blocked_ranks: WarmRanks) -> None:
@@ -133,7 +147,7 @@ def test_a_signal_is_heard_and_the_old_handlers_come_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with StopSignals(60.0) as signals:
         os.kill(os.getpid(), signal.SIGTERM)
-        until(lambda: signals.is_asked, within_s=5, what="the signal is heard")
+        until(lambda: signals.is_asked, within_s=60, what="the signal is heard")
         signals.stop_reached()
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -143,8 +157,9 @@ def take_a_signal_aside() -> bool:
         with signals.aside():
             os.kill(os.getpid(), signal.SIGTERM)
             began_s = time.monotonic()
-            until(lambda: time.monotonic() > began_s + 1.0, within_s=5, what="patience would be over")
-        signals.stop_reached()
+            until(lambda: time.monotonic() > began_s + 1.0, within_s=60, what="patience would be over")
+            # In here, since patience of a tenth of a second may be over before anything else is done.
+            signals.stop_reached()
         return signals.is_asked
 
 
@@ -157,7 +172,7 @@ def take_a_signal_too_late() -> list[int]:
     signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
     with StopSignals(60.0) as signals:
         os.kill(os.getpid(), signal.SIGTERM)
-        until(lambda: signals.is_asked, within_s=5, what="the signal is heard")
+        until(lambda: signals.is_asked, within_s=60, what="the signal is heard")
     return heard
 
 

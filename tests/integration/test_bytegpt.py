@@ -13,10 +13,10 @@ import pytest
 from ddpcore.checkpoint import Checkpointer
 from tests.support.ranks import EXAMPLES, RealRanks
 
-pytestmark = pytest.mark.ranks
-
 BYTEGPT = EXAMPLES / "bytegpt.py"
-RUN_S = 150.0
+RUN_S = 300.0
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1.5 * RUN_S)]
 
 
 def test_four_ranks_learn_the_standard_library_in_200_steps() -> None:
@@ -53,7 +53,7 @@ def test_without_torchrun_it_trains_alone() -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
 
@@ -66,7 +66,7 @@ def test_a_launch_that_makes_no_sense_is_one_line() -> None:
     environment = {**os.environ, "RANK": "3", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
 
     done = subprocess.run(
-        [sys.executable, str(BYTEGPT)], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, str(BYTEGPT)], env=environment, capture_output=True, text=True, timeout=120, check=False
     )
 
     assert done.returncode == 1

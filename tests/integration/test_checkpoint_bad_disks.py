@@ -108,7 +108,7 @@ def save_when_told(directory: str) -> list[str]:
     for step in range(1, 4):
         Path(f"before-{step}-{dist.get_rank()}").touch()
         if dist.get_rank() == 0:
-            until(Path(f"go-{step}").exists, 30, "the test says go")
+            until(Path(f"go-{step}").exists, 60, "the test says go")
         dist.barrier()
         try:
             checkpointer.save(step, state_of(ROWS))

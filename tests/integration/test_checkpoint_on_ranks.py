@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpcore.checkpoint import Checkpointer, restore
+from ddpcore.checkpoint.checkpointer import MEETING_TIMEOUT_S
 from ddpcore.checkpoint.directory import LOCK, list_checkpoints
 from ddpcore.checkpoint.reading import verify
 from ddpcore.errors import CheckpointCallError, CheckpointDirectoryError, CheckpointWriteError
@@ -104,15 +105,25 @@ def test_a_training_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Pat
     assert [one + other for one, other in zip(first, second, strict=True)] == whole
 
 
+def impatient_checkpointer(directory: str, timeout_s: float) -> Checkpointer:
+    """Return one that all ranks have opened at their leisure, and whose calls wait this long for each other."""
+    checkpointer = Checkpointer(directory)
+    checkpointer._meeting._timeout_s = timeout_s
+    return checkpointer
+
+
 def save_on_rank_zero_alone(directory: str) -> None:
-    checkpointer = Checkpointer(directory, timeout_s=0.5)
+    checkpointer = impatient_checkpointer(directory, 0.5)
     if dist.get_rank() == 0:
         checkpointer.save(5, state_of(5))
 
 
 def load_on_two_of_three(directory: str) -> None:
-    checkpointer = Checkpointer(directory, timeout_s=0.5)
+    checkpointer = impatient_checkpointer(directory, 5.0)
     if dist.get_rank() != 1:
+        # The time is for the one that does not come, not for how far these two are apart.
+        Path(f"here-{dist.get_rank()}").touch()
+        until(Path(f"here-{2 - dist.get_rank()}").exists, 60, "the other one is here")
         checkpointer.load_latest()
 
 
@@ -175,7 +186,7 @@ UNLIKE = "CheckpointCallError: all ranks have to call the same: "
 def test_ranks_that_call_different_things_learn_it_at_once_on_every_rank(
     tmp_path: Path, what: str, message: str
 ) -> None:
-    outcomes = try_ranks(call_differently, 3, str(tmp_path), what, timeout_s=20)
+    outcomes = try_ranks(call_differently, 3, str(tmp_path), what, timeout_s=MEETING_TIMEOUT_S * 0.75)
 
     for outcome in outcomes:
         assert message in outcome.error
@@ -305,13 +316,14 @@ def test_writers_outlive_killed_trainers_and_publish_what_these_had_saved(tmp_pa
         for rank in range(2):
             ranks.kill(rank)
         ranks.outcomes()
-        for process in writers:
+        # The first one's publishes, and waits only a second for others that do nothing.
+        for process in reversed(writers):
             process.resume()
-        until(lambda: all(holds_its_lock(process) for process in writers), 30, "the writers are at work, or done")
+            until(lambda one=process: holds_its_lock(one), 60, "the writer is at work, or done")  # type: ignore[misc]
 
         # A new run waits for them, since they are at work.
         assert run_ranks(load_newest, 1, str(tmp_path))[0][:2] == (2, True)
-        psutil.wait_procs(writers, 10)
+        psutil.wait_procs(writers, 60)
         assert not any(process.is_running() for process in writers)
 
 
@@ -390,12 +402,16 @@ def test_ranks_of_one_node_with_different_directories_are_told(tmp_path: Path) -
 def test_a_training_s_process_ends_with_its_last_checkpoint_even_without_close(tmp_path: Path) -> None:
     run_ranks(save_and_return, 2, str(tmp_path))
 
-    until((tmp_path / "step_00000001").exists, 10, "the writers have published")
+    until((tmp_path / "step_00000001").exists, 60, "the writers have published")
     assert run_ranks(load_newest, 1, str(tmp_path))[0][:2] == (1, True)
 
 
 def save_and_return(directory: str) -> None:
-    Checkpointer(directory).save(1, state_of(1))
+    checkpointer = Checkpointer(directory)
+    checkpointer.save(1, state_of(1))
+    if dist.get_rank() == 0:
+        # Its writer publishes, and once its trainer ends it waits only a second for others that do nothing.
+        until(lambda: any(Path(directory).glob("*/rank-00001*")), 60, "the other writer is at work, or done")
 
 
 def close_after_the_group(directory: str) -> int | None:

@@ -16,6 +16,8 @@ import torch.distributed as dist
 
 from ddpcore.process_group.open_group import open_process_group
 from tests.support.meeting import free_port
+from tests.support.own_threads import thread_names
+from tests.support.waiting import until
 from tests.support.warm_ranks import WarmRanks, run_ranks, try_ranks
 
 if TYPE_CHECKING:
@@ -24,37 +26,38 @@ if TYPE_CHECKING:
 ENDS = Path(__file__).parents[1] / "support" / "programs" / "ends.py"
 
 
+AT_ONCE_S = 30.0
+"""Far below the five minutes of a close and the half hour of a collective; on an idle machine it is three seconds."""
+
+NOT_DESTROYED = "torch has not destroyed its process group"
+
+
 def log_to_stdout() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stdout)
 
 
-def gloo_threads() -> int:
-    names = [task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")]
-    return names.count("pt_gloo_runloop")
-
-
 def wait_for(name: str) -> None:
-    deadline_s = time.monotonic() + 20
-    while not Path(name).exists():
-        assert time.monotonic() < deadline_s, name
-        time.sleep(0.005)
+    until(Path(name).exists, 60, name)
 
 
 def fail_on_rank_one() -> None:
-    with open_process_group(join_timeout_s=30):
-        if dist.get_rank() == 1:
-            raise ValueError("no such luck")
+    try:
+        with open_process_group(join_timeout_s=30):
+            if dist.get_rank() == 1:
+                raise ValueError("no such luck")
+    finally:
+        Path(f"closed-{os.environ['RANK']}").touch()
+        # Its process stays: what the other hears of it is its own word, not that it has died.
+        wait_for("closed-0")
 
 
 def test_an_exception_is_not_hidden_and_waits_for_nobody() -> None:
-    began_s = time.monotonic()
-    other, failed = try_ranks(fail_on_rank_one, 2, has_group=False, timeout_s=30)
+    other, failed = try_ranks(fail_on_rank_one, 2, has_group=False)
 
     assert failed.error == "ValueError: no such luck"
     assert other.error == ""
     assert "rank 0 closes its process group alone: barrier 'close of the process group' can never be" in other.log
     assert "rank 1 has ended" in other.log
-    assert time.monotonic() - began_s < 15
 
 
 def fail_while_a_collective_is_pending() -> float:
@@ -75,9 +78,10 @@ def fail_while_a_collective_is_pending() -> float:
 
 def test_a_collective_that_others_never_join_does_not_hold_up_a_failing_rank() -> None:
     with WarmRanks(fail_while_a_collective_is_pending, 2, has_group=False) as ranks:
-        _, failed = ranks.outcomes(30)
+        _, failed = ranks.outcomes()
 
-    assert failed.value < 5
+    assert failed.value < AT_ONCE_S
+    assert NOT_DESTROYED not in failed.log
     assert "leaves a collective behind that not all ranks have joined" in failed.log
 
 
@@ -93,7 +97,9 @@ def close_while_a_collective_is_pending() -> float:
 
 
 def test_nor_does_it_hold_up_a_close_that_all_have_come_to() -> None:
-    assert max(run_ranks(close_while_a_collective_is_pending, 2, has_group=False, timeout_s=30)) < 5
+    for outcome in try_ranks(close_while_a_collective_is_pending, 2, has_group=False):
+        assert outcome.value < AT_ONCE_S
+        assert NOT_DESTROYED not in outcome.log
 
 
 def close_twice_and_after_the_program() -> str:
@@ -103,19 +109,18 @@ def close_twice_and_after_the_program() -> str:
     with open_process_group(join_timeout_s=30):
         dist.barrier()
         dist.destroy_process_group()
-    assert gloo_threads() == 0
+    # A thread that has been joined may stand in the list a little longer.
+    until(lambda: "pt_gloo_runloop" not in thread_names(), 60, "gloo's threads are gone")
     return "closed"
 
 
 def test_closing_twice_or_after_the_program_has_destroyed_the_group_is_well() -> None:
-    assert run_ranks(close_twice_and_after_the_program, 2, has_group=False, timeout_s=30) == ["closed"] * 2
+    assert run_ranks(close_twice_and_after_the_program, 2, has_group=False) == ["closed"] * 2
 
 
 def close_without_the_other() -> float:
     group = open_process_group(join_timeout_s=30)
-    if dist.get_rank() == 1:
-        Path("open").touch()
-        time.sleep(60)
+    Path(f"open-{dist.get_rank()}").touch()
     wait_for("killed")
     began_s = time.monotonic()
     group.close(timeout_s=3)
@@ -124,13 +129,14 @@ def close_without_the_other() -> float:
 
 def test_a_close_goes_on_without_a_rank_that_is_gone_and_names_it() -> None:
     with WarmRanks(close_without_the_other, 2, has_group=False) as ranks:
-        ranks.wait_for_file("open")
+        # Not before the other is through as well: who is killed while ranks meet is missed there.
+        for rank in (0, 1):
+            ranks.wait_for_file(f"open-{rank}")
         ranks.kill(1)
         (ranks.directory / "killed").touch()
-        ranks.status(0, 30)
-        outcome = ranks.outcomes(30)[0]
+        outcome = ranks.outcomes()[0]
 
-    assert outcome.value < 10
+    assert outcome.value < AT_ONCE_S
     assert "rank 0 closes its process group alone: " in outcome.log
     assert "rank 1 has " in outcome.log
 
@@ -148,7 +154,7 @@ def close_in_a_child() -> float:
 
 
 def test_a_forked_child_leaves_its_parent_s_group_alone() -> None:
-    assert run_ranks(close_in_a_child, 2, has_group=False, timeout_s=30) == [2.0, 2.0]
+    assert run_ranks(close_in_a_child, 2, has_group=False) == [2.0, 2.0]
 
 
 @pytest.fixture
@@ -177,12 +183,12 @@ def programs() -> Iterator[dict[str, list[subprocess.Popen[str]]]]:
 
 def test_programs_end_whatever_still_holds_the_group(programs: dict[str, list[subprocess.Popen[str]]]) -> None:
     failing = programs["raise"][1]
-    output, _ = failing.communicate(timeout=90)
+    output, _ = failing.communicate(timeout=180)
 
     assert failing.returncode == 1, output
     assert "ValueError: no such luck" in output
     assert programs["raise"][0].poll() is None
     for how in ("close", "forget"):
         for process in programs[how]:
-            output, _ = process.communicate(timeout=90)
+            output, _ = process.communicate(timeout=180)
             assert (process.returncode, "total 2" in output) == (0, True), output

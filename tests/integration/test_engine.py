@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 import ddpcore
 from ddpcore.engine.control_word import StopReason
 from ddpcore.samplers.order import SequentialOrder
-from tests.support.warm_ranks import Outcome, WarmRanks, run_ranks, try_ranks
+from tests.support.warm_ranks import PATIENCE_S, Outcome, WarmRanks, run_ranks, try_ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,6 +28,8 @@ UNTIL = f"{NUM_EPOCHS} epochs"
 LONG_EPOCHS = 120
 LONG_UNTIL = f"{LONG_EPOCHS} epochs"
 """Ranks agree once a second: long enough for two stops."""
+LONG_S = 300.0
+"""For a thousand steps of ranks that meet in each, beside others that want the same cores."""
 
 
 class Numbered(Dataset[tuple[int, Tensor, Tensor]]):
@@ -63,12 +65,13 @@ def train(
     num_parts: int = 1,
     weights: list[int] | None = None,
     signal_at: tuple[int, int] | None = None,
+    stop_patience_s: float | None = None,
     dropout: float = 0.0,
     **wrap_options: Any,
 ) -> dict[str, Any]:
     """Train as any rank does; tell which samples were seen in which step, the losses, and the final weights."""
     seen: list[tuple[int, list[int]]] = []
-    with ddpcore.Engine(seed=3, log_every="1 epoch") as engine:
+    with ddpcore.Engine(seed=3, log_every="1 epoch", stop_patience_s=stop_patience_s) as engine:
         model = engine.wrap(nn.Sequential(new_model(), nn.Dropout(dropout)) if dropout else new_model(), **wrap_options)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         average = engine.ema(model, decay=0.9)
@@ -148,14 +151,15 @@ def test_an_epoch_holds_every_sample_once(alone: dict[str, Any]) -> None:
         assert sorted(index for step in epoch_steps for index in step) == list(range(NUM_SAMPLES))
 
 
+@pytest.mark.timeout(2 * LONG_S)
 def test_a_run_that_stops_twice_and_changes_its_ranks_is_the_uninterrupted_one(
     tmp_path: Path,
 ) -> None:
-    alone = run_ranks(train, 1, LONG_UNTIL, has_group=False)[0]
+    alone = run_ranks(train, 1, LONG_UNTIL, has_group=False, timeout_s=LONG_S)[0]
     directory = str(tmp_path / "checkpoints")
-    first = run_ranks(train_and_be_stopped, 4, directory, 2, 6, has_group=False)
-    second = run_ranks(train_and_be_stopped, 2, directory, 0, 260, has_group=False)
-    third = run_ranks(train, 3, LONG_UNTIL, directory, has_group=False)
+    first = run_ranks(train_and_be_stopped, 4, directory, 2, 6, has_group=False, timeout_s=LONG_S)
+    second = run_ranks(train_and_be_stopped, 2, directory, 0, 260, has_group=False, timeout_s=LONG_S)
+    third = run_ranks(train, 3, LONG_UNTIL, directory, has_group=False, timeout_s=LONG_S)
 
     assert [rank["stop"] for rank in first + second] == [StopReason.SIGNAL] * 6
     assert len({rank["step"] for rank in first}) == len({rank["step"] for rank in second}) == 1
@@ -168,7 +172,8 @@ def test_a_run_that_stops_twice_and_changes_its_ranks_is_the_uninterrupted_one(
 
 
 def train_and_be_stopped(directory: str, rank: int, step: int) -> dict[str, Any]:
-    return train(LONG_UNTIL, directory, signal_at=(rank, step))
+    # However long the other ranks let this one wait for them.
+    return train(LONG_UNTIL, directory, signal_at=(rank, step), stop_patience_s=PATIENCE_S)
 
 
 def test_at_the_same_world_size_random_numbers_go_on_too(tmp_path: Path) -> None:
@@ -323,7 +328,7 @@ def use_badly(how: str, directory: str) -> None:
 )
 def test_wrong_use_is_one_clear_error_on_every_rank(how: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for error in errors(list(try_ranks(use_badly, 2, how, str(tmp_path), has_group=False, timeout_s=30))):
+    for error in errors(list(try_ranks(use_badly, 2, how, str(tmp_path), has_group=False))):
         assert error.startswith(message)
 
 
@@ -341,7 +346,7 @@ def resume_other(directory: str, what: str) -> None:
 def test_a_checkpoint_of_something_else_is_refused_on_every_rank(what: str, error: str, tmp_path: Path) -> None:
     directory = str(tmp_path / "checkpoints")
     run_ranks(train_and_save_model, 2, directory, has_group=False)
-    for outcome in try_ranks(resume_other, 2, directory, what, has_group=False, timeout_s=30):
+    for outcome in try_ranks(resume_other, 2, directory, what, has_group=False):
         assert outcome.error.startswith(error)
 
 
@@ -369,8 +374,8 @@ def fail_on_one_rank() -> None:
 
 def test_a_rank_that_fails_leaves_at_once_with_its_own_error() -> None:
     with WarmRanks(fail_on_one_rank, 2, has_group=False) as ranks:
-        assert ranks.status(1, timeout_s=20) == 0
-        survivor, failed = ranks.outcomes(timeout_s=20)
+        assert ranks.status(1) == 0
+        survivor, failed = ranks.outcomes()
     assert failed.error == "ZeroDivisionError: my own bug"
     assert "RuntimeError" in survivor.error or "DistBackendError" in survivor.error
 

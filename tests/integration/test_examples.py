@@ -13,13 +13,15 @@ import pytest
 from ddpcore.wire import StopTraining
 from tests.support.ranks import EXAMPLES, RealRanks
 
-pytestmark = pytest.mark.ranks
+RUN_S = 240.0
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(2 * RUN_S)]
 
 README = Path(__file__).parents[2] / "README.md"
 
 
 def run_to_end(job: RealRanks) -> str:
-    assert job.wait_for_end() == 0, job.logs()
+    assert job.wait_for_end(RUN_S) == 0, job.logs()
     return job.log(0)
 
 
@@ -62,7 +64,7 @@ def test_a_quickstart_without_torchrun_is_one_rank(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=RUN_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -75,7 +77,7 @@ def test_a_stop_that_one_rank_is_asked_for_stops_all_with_a_checkpoint(tmp_path:
         job.wait_until(lambda reports: all((r.step or 0) >= 5 for r in reports.values()), "five steps")
         assert all(report.can_stop for report in job.reports.values())
         job.ask(1, StopTraining(request_id=1))
-        assert job.wait_for_end() == 0, job.logs()
+        assert job.wait_for_end(RUN_S) == 0, job.logs()
         last_steps = {report.step for report in job.reports.values()}
 
     assert len(last_steps) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,10 +16,10 @@ from agent.wire.reports import ProcessState
 from ddpcore.wire import DEFAULT_GROUP, FaultKind
 from tests.support.agents import RunningAgent, run_agent_verb
 from tests.support.jobs import make_local_spec
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from agent.wire.reports import NodeReport
     from ddpcore.wire import GroupReport, RankReport
@@ -25,19 +27,27 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.ranks
 
 START_S = 60.0
-END_S = 20.0
-HOLD_S = 4.0
+END_S = 60.0
+HOLD_S = 10.0
+"""Of which a fifth is silence enough: the rest is for a machine that is slow to look."""
 
 LOOP = """
-import itertools, time
+import itertools, os, time
 import torch, torch.distributed as dist
 import ddpcore
 dist.init_process_group("gloo")
+rank = dist.get_rank()
 for step in itertools.count(1):
     dist.all_reduce(torch.ones(4))
     dist.broadcast(torch.ones(4), 0)
     ddpcore.report_step(step)
     time.sleep(0.01)
+    if os.path.exists("hold"):
+        with open(f"held-{rank}.part", "w") as held:
+            held.write(str(step))
+        os.rename(f"held-{rank}.part", f"held-{rank}")
+        while os.path.exists("hold"):
+            time.sleep(0.01)
 """
 
 
@@ -63,17 +73,28 @@ def default_group(report: NodeReport, rank: int) -> GroupReport:
     return next(group for group in rank_report(report, rank).groups if group.group == DEFAULT_GROUP)
 
 
-def stepping(agent: RunningAgent, spec: JobSpec) -> int:
-    """Start a job and return a step that rank 1 has done."""
+def stepping(agent: RunningAgent, spec: JobSpec) -> None:
+    """Start a job and wait until both ranks do steps."""
     agent.start_job(spec)
 
     def both_step(report: NodeReport) -> bool:
         reports = [worker.report for worker in report.workers if worker.report]
         return len(reports) == 2 and all((one.step or 0) > 5 for one in reports)
 
-    step = rank_report(agent.wait_until(both_step, START_S, "both ranks step")).step
-    assert step is not None
-    return step
+    agent.wait_until(both_step, START_S, "both ranks step")
+
+
+@contextmanager
+def held(spec: JobSpec) -> Iterator[int]:
+    """Let rank 1 do no more steps meanwhile, and give the last one it has done: those after it are still to come."""
+    workdir = Path(spec.workdir)
+    (workdir / "held-1").unlink(missing_ok=True)
+    (workdir / "hold").touch()
+    until((workdir / "held-1").exists, START_S, "rank 1 holds")
+    try:
+        yield int((workdir / "held-1").read_text())
+    finally:
+        (workdir / "hold").unlink()
 
 
 def test_a_rank_holds_its_interpreter_freezes_at_a_step_and_slows_at_another(
@@ -82,12 +103,13 @@ def test_a_rank_holds_its_interpreter_freezes_at_a_step_and_slows_at_another(
     stepping(agent, spec)
 
     assert agent.ask(InjectFault("train", FaultKind.GIL, 1, duration_s=HOLD_S)) == Accepted()
-    report = agent.wait_until(lambda report: report.workers[1].report_age_s > HOLD_S / 2, END_S, "rank 1 is silent")
+    report = agent.wait_until(lambda report: report.workers[1].report_age_s > HOLD_S / 5, END_S, "rank 1 is silent")
     assert [worker.process for worker in report.workers] == [ProcessState.RUNNING] * 2
-    report = agent.wait_until(lambda report: report.workers[1].report_age_s < 0.5, END_S, "rank 1 speaks again")
+    agent.wait_until(lambda report: report.workers[1].report_age_s < 0.5, END_S, "rank 1 speaks again")
 
-    step = (rank_report(report).step or 0) + 100
-    assert agent.ask(InjectFault("train", FaultKind.FREEZE, 1, at_step=step)) == Accepted()
+    with held(spec) as done:
+        step = done + 20
+        assert agent.ask(InjectFault("train", FaultKind.FREEZE, 1, at_step=step)) == Accepted()
     report = agent.wait_until(
         lambda report: report.workers[1].process is ProcessState.FROZEN, END_S, "rank 1 is frozen at its step"
     )
@@ -108,8 +130,10 @@ def test_a_rank_holds_its_interpreter_freezes_at_a_step_and_slows_at_another(
 def test_ranks_that_no_longer_call_the_same_wait_in_two_operations_at_one_seq(
     agent: RunningAgent, spec: JobSpec, kind: FaultKind, op: str
 ) -> None:
-    step = stepping(agent, spec) + 50
-    assert agent.ask(InjectFault("train", kind, 1, at_step=step)) == Accepted()
+    stepping(agent, spec)
+    with held(spec) as done:
+        step = done + 20
+        assert agent.ask(InjectFault("train", kind, 1, at_step=step)) == Accepted()
 
     def both_wait(report: NodeReport) -> bool:
         return all(default_group(report, rank).waiting_s > 1.0 for rank in (0, 1))
@@ -145,8 +169,10 @@ def test_a_rank_that_runs_out_of_memory_fails_with_torch_s_own_words(agent: Runn
 
 
 def test_a_rank_that_leaves_ends_with_code_0_and_the_other_is_left_behind(agent: RunningAgent, spec: JobSpec) -> None:
-    step = stepping(agent, spec) + 50
-    assert agent.ask(InjectFault("train", FaultKind.LEAVE, 1, at_step=step)) == Accepted()
+    stepping(agent, spec)
+    with held(spec) as done:
+        step = done + 20
+        assert agent.ask(InjectFault("train", FaultKind.LEAVE, 1, at_step=step)) == Accepted()
 
     report = ended(agent)
 

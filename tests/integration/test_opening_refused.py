@@ -19,17 +19,25 @@ from tests.support.meeting import FREE, free_port, meeting_env
 from tests.support.waiting import until
 from tests.support.warm_ranks import Outcome, WarmRanks, try_ranks
 
-JOIN_S = 1.5
+JOIN_S = 4.0
+"""Where ranks do not come: longer than those that come are apart."""
+LONG_JOIN_S = 60.0
+"""Where all come."""
+AT_ONCE_S = 30.0
 
 Overrides = dict[int, dict[str, Any]]
 
 
-def open_unless_absent(init_method: str | None, absent: list[int], overrides: Overrides) -> str:
+def open_unless_absent(init_method: str | None, absent: list[int], join_s: float, overrides: Overrides) -> str:
     """Open a group, each rank with arguments and variables of its own; the absent ones stay away."""
     rank = int(os.environ["RANK"])
     if rank in absent:
         return "absent"
-    arguments = {"join_timeout_s": JOIN_S, "timeout_s": 30.0, **overrides.get(rank, {})}
+    # One that the machine is slow to start is none that does not come.
+    Path(f"here-{rank}").touch()
+    for other in set(range(int(os.environ["WORLD_SIZE"]))) - set(absent):
+        until(Path(f"here-{other}").exists, 60, f"rank {other} is here")
+    arguments = {"join_timeout_s": join_s, "timeout_s": 30.0, **overrides.get(rank, {})}
     os.environ |= arguments.pop("env", {})
     sys.argv += arguments.pop("argv", [])
     roll_call.NEWS_S = (0.3, 60.0)
@@ -38,7 +46,7 @@ def open_unless_absent(init_method: str | None, absent: list[int], overrides: Ov
         with open_process_group(init_method, **arguments):
             return "open"
     finally:
-        assert time.monotonic() - began_s < JOIN_S + 8
+        assert time.monotonic() - began_s < AT_ONCE_S
 
 
 def meet(
@@ -46,6 +54,7 @@ def meet(
     init_method: str | None = None,
     *,
     absent: list[int] | None = None,
+    join_s: float = LONG_JOIN_S,
     overrides: Overrides | None = None,
     env: dict[str, str],
 ) -> list[Outcome]:
@@ -55,10 +64,10 @@ def meet(
             world_size,
             init_method,
             absent or [],
+            join_s,
             overrides or {},
             env=env,
             has_group=False,
-            timeout_s=30,
         )
     )
 
@@ -71,12 +80,12 @@ def kind_of(outcome: Outcome) -> str:
 def test_every_rank_that_came_names_those_that_did_not(how: str, tmp_path: Path) -> None:
     init_method, env = meeting_env(how, tmp_path)
 
-    outcomes = meet(4, init_method, absent=[2, 3], env=env)
+    outcomes = meet(4, init_method, absent=[2, 3], join_s=JOIN_S, env=env)
 
     for outcome in outcomes[:2]:
         assert kind_of(outcome) == "RanksMissingError", outcome
         assert "ranks [2, 3] of 4 have not come to" in outcome.error
-        assert re.search(r"in 1.5 s; rank 0 \(pid \d+ on \S+\), rank 1 \(pid \d+ on \S+\) are there", outcome.error)
+        assert re.search(r"in 4 s; rank 0 \(pid \d+ on \S+\), rank 1 \(pid \d+ on \S+\) are there", outcome.error)
         assert "\n" not in outcome.error
     assert [outcome.value for outcome in outcomes[2:]] == ["absent", "absent"]
     # Rank 1 may have come after rank 0 said so.
@@ -87,16 +96,16 @@ def test_every_rank_that_came_names_those_that_did_not(how: str, tmp_path: Path)
 def test_a_missing_rank_0_is_a_store_that_nobody_hosts() -> None:
     port = free_port()
 
-    outcomes = meet(3, f"tcp://127.0.0.1:{port}", absent=[0], env=FREE)
+    outcomes = meet(3, f"tcp://127.0.0.1:{port}", absent=[0], join_s=JOIN_S, env=FREE)
 
     for outcome in outcomes[1:]:
         assert kind_of(outcome) == "MasterUnreachableError"
-        assert f"has not reached rank 0's store at tcp://127.0.0.1:{port} in 1.5 s" in outcome.error
+        assert f"has not reached rank 0's store at tcp://127.0.0.1:{port} in 4 s" in outcome.error
         assert f"nobody listens on port {port} of 127.0.0.1" in outcome.error
 
 
 def test_a_missing_rank_0_is_named_where_the_store_is_not_its_own(tmp_path: Path) -> None:
-    outcomes = meet(2, f"file://{tmp_path}/meet", absent=[0], env=FREE)
+    outcomes = meet(2, f"file://{tmp_path}/meet", absent=[0], join_s=JOIN_S, env=FREE)
 
     assert "rank 0 of 2 has not come to" in outcomes[1].error
 
@@ -129,7 +138,7 @@ def test_two_processes_with_one_rank_are_named_on_every_rank(how: str, tmp_path:
 def test_a_second_rank_0_finds_its_port_taken() -> None:
     port = free_port()
 
-    outcomes = meet(3, f"tcp://127.0.0.1:{port}", overrides={2: {"env": {"RANK": "0"}}}, env=FREE)
+    outcomes = meet(3, f"tcp://127.0.0.1:{port}", join_s=JOIN_S, overrides={2: {"env": {"RANK": "0"}}}, env=FREE)
 
     (loser,) = (outcome for outcome in outcomes if kind_of(outcome) == "PortInUseError")
     assert re.search(rf"cannot listen on port {port} of \S+, where pid \d+ \(.*rank_template", loser.error)
@@ -143,7 +152,7 @@ def test_a_second_rank_0_finds_its_port_taken() -> None:
 def test_an_occupied_port_is_named_with_its_holder() -> None:
     with socket.create_server(("127.0.0.1", 0)) as foreign:
         port = foreign.getsockname()[1]
-        first, second = meet(2, f"tcp://127.0.0.1:{port}", env=FREE)
+        first, second = meet(2, f"tcp://127.0.0.1:{port}", join_s=JOIN_S, env=FREE)
 
     assert kind_of(first) == "PortInUseError"
     assert f"where pid {os.getpid()} (" in first.error
@@ -152,7 +161,7 @@ def test_an_occupied_port_is_named_with_its_holder() -> None:
 
 
 def test_a_master_whose_name_does_not_resolve_is_said_so() -> None:
-    outcomes = meet(2, "tcp://no-such-host.invalid:4711", env=FREE)
+    outcomes = meet(2, "tcp://no-such-host.invalid:4711", join_s=JOIN_S, env=FREE)
 
     assert all("no-such-host.invalid does not resolve on" in outcome.error for outcome in outcomes)
     assert "is not an address of" in outcomes[0].error
@@ -225,7 +234,7 @@ def leave_file_behind(init_method: str, world_size: int, absent: list[int]) -> N
                 ranks.wait_for_file(f"{'joining' if absent else 'open'}-{rank}")
         if absent:
             path = Path(init_method.removeprefix("file://"))
-            until(lambda: path.exists() and b"/arrived" in path.read_bytes(), 20, "a rank has come")
+            until(lambda: path.exists() and b"/arrived" in path.read_bytes(), 60, "a rank has come")
         for rank in range(world_size):
             ranks.kill(rank)
 
@@ -261,7 +270,7 @@ def wait_for_a_removed_file(init_method: str) -> str:
     if os.environ["RANK"] == "0":
         return "absent"
     try:
-        open_process_group(init_method, join_timeout_s=20)
+        open_process_group(init_method, join_timeout_s=60)
     except DdpcoreError as error:
         return str(error)
     return "open"
@@ -270,9 +279,9 @@ def wait_for_a_removed_file(init_method: str) -> str:
 def test_a_file_removed_under_waiting_ranks_is_said_so(tmp_path: Path) -> None:
     path = tmp_path / "meet"
     with WarmRanks(wait_for_a_removed_file, 2, f"file://{path}", env=FREE, has_group=False) as ranks:
-        until(lambda: path.exists() and b"/arrived" in path.read_bytes(), 20, "rank 1 has come")
+        until(lambda: path.exists() and b"/arrived" in path.read_bytes(), 60, "rank 1 has come")
         path.unlink()
-        assert "has been removed while ranks were joining" in ranks.outcomes(20)[1].value
+        assert "has been removed while ranks were joining" in ranks.outcomes()[1].value
 
 
 def test_a_file_that_is_something_else_is_left_alone(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.ranks
 
-START_S = 60.0
+START_S = 120.0
 
 PROGRAM = """
 import os, sys, time
@@ -54,6 +54,7 @@ def fail():
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(4))
 print("rank", dist.get_rank(), "is here", flush=True)
+dist.all_reduce(torch.ones(4))  # no rank is ended before it has said so
 if dist.get_rank() == 1:
     fail()
 dist.all_reduce(torch.ones(4))

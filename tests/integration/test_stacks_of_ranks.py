@@ -13,6 +13,7 @@ import pytest
 from agent.processes.py_spy import find_py_spy
 from agent.wire.commands import InjectFault
 from agent.wire.replies import Accepted, RefusalReason, Refused
+from agent.wire.reports import ProcessState
 from agent.wire.stacks import GetStacks, RankStacks, Stacks, StackSource
 from app.stacks.groups import NodeStacks, picture_of
 from ddpcore.wire import FaultKind
@@ -22,7 +23,7 @@ from tests.support.jobs import make_local_spec
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from agent.wire.jobs import JobSpec
@@ -35,7 +36,7 @@ pytestmark = [
 ]
 
 START_S = 60.0
-STUCK_S = 15.0
+STUCK_S = 60.0
 LONG_WAIT_S = 0.5
 """Longer than ranks that get on wait for each other: whoever waits so long is held up."""
 
@@ -106,15 +107,24 @@ def are_at_work(report: NodeReport, num_ranks: int) -> bool:
     return len(reports) == num_ranks and all(any(group.enqueued_seq for group in one.groups) for one in reports)
 
 
-def wait_for(agent: RunningAgent, *ranks: int) -> None:
-    """Wait until these ranks are held up in a collective."""
+def function_of(report: NodeReport, rank: int) -> str:
+    """Return the function in which a rank stands, as its newest report has it."""
+    told = next((worker.report for worker in report.workers if worker.rank == rank), None)
+    return told.place.function if told and told.place else ""
+
+
+def wait_for(agent: RunningAgent, *ranks: int, others: Callable[[NodeReport], bool] = lambda _: True) -> None:
+    """Wait until these ranks are held up in a collective, and the others are where they stay.
+
+    A busy machine holds ranks up as well, for a while.
+    """
 
     def is_held_up(rank: RankReport) -> bool:
         return any(group.is_waiting and group.waiting_s > LONG_WAIT_S for group in rank.groups)
 
     def do_they_wait(report: NodeReport) -> bool:
         found = [worker.report for worker in report.workers if worker.rank in ranks and worker.report]
-        return len(found) == len(ranks) and all(is_held_up(one) for one in found)
+        return len(found) == len(ranks) and all(is_held_up(one) for one in found) and others(report)
 
     agent.wait_until(do_they_wait, STUCK_S, f"ranks {ranks} wait")
 
@@ -123,6 +133,18 @@ def taken(agent: RunningAgent, *, is_native: bool = False) -> Stacks:
     reply = agent.ask(GetStacks("train", is_native))
     assert isinstance(reply, Stacks), reply
     return reply
+
+
+def taken_by_probes(agent: RunningAgent, *ranks: int) -> Stacks:
+    """Return stacks for which the probes of these ranks have answered: a busy machine may let one miss its second."""
+
+    def answered() -> Stacks | None:
+        stacks = taken(agent)
+        return stacks if all(stacks.ranks[rank].source is StackSource.PROBE for rank in ranks) else None
+
+    stacks = until(answered, STUCK_S, f"the probes of ranks {ranks} answer")
+    assert stacks is not None
+    return stacks
 
 
 def functions(one: RankStacks) -> list[str]:
@@ -136,9 +158,9 @@ def groups_of(stacks: Stacks) -> list[list[int]]:
 
 def test_ranks_that_wait_stand_together_behind_the_one_that_does_not(agent: RunningAgent, spec: JobSpec) -> None:
     start(agent, with_ranks(spec, 4, "loop.py", "linger"))
-    wait_for(agent, 0, 1, 3)
+    wait_for(agent, 0, 1, 3, others=lambda report: function_of(report, 2) == "linger")
 
-    stacks = taken(agent)
+    stacks = taken_by_probes(agent, 0, 1, 2, 3)
 
     assert [one.rank for one in stacks.ranks] == [0, 1, 2, 3]
     assert {one.source for one in stacks.ranks} == {StackSource.PROBE}
@@ -160,9 +182,9 @@ def test_ranks_that_wait_stand_together_behind_the_one_that_does_not(agent: Runn
 def test_a_frozen_rank_is_seen_from_outside_and_stays_frozen(agent: RunningAgent, spec: JobSpec) -> None:
     start(agent, with_ranks(spec, 3, "loop.py"))
     assert agent.ask(InjectFault("train", FaultKind.FREEZE, 1)) == Accepted()
-    wait_for(agent, 0, 2)
+    wait_for(agent, 0, 2, others=lambda report: report.workers[1].process is ProcessState.FROZEN)
 
-    usual, native = taken(agent), taken(agent, is_native=True)
+    usual, native = taken_by_probes(agent, 0, 2), taken(agent, is_native=True)
     for stacks in (usual, native):
         frozen = stacks.ranks[1]
         assert frozen.source is StackSource.PY_SPY
@@ -183,9 +205,11 @@ def test_a_frozen_rank_is_seen_from_outside_and_stays_frozen(agent: RunningAgent
 
 def test_a_rank_that_holds_the_interpreters_lock_is_seen_from_outside(agent: RunningAgent, spec: JobSpec) -> None:
     start(agent, with_ranks(spec, 2, "loop.py", "hold"))
-    wait_for(agent, 0)
+    (printed,) = agent.directory.rglob("rank-1.stdout.log")
+    # As good as in C: the print is the last that its probe could see of it.
+    wait_for(agent, 0, others=lambda report: bool(printed.read_text()) and report.workers[1].report_age_s > 1.0)
 
-    stacks = taken(agent)
+    stacks = taken_by_probes(agent, 0)
 
     held = stacks.ranks[1]
     assert held.source is StackSource.PY_SPY
@@ -194,7 +218,7 @@ def test_a_rank_that_holds_the_interpreters_lock_is_seen_from_outside(agent: Run
     assert held.threads[0].frames[0].is_own
     assert stacks.ranks[0].source is StackSource.PROBE
     assert groups_of(stacks) == [[1], [0]]
-    assert 1.0 <= stacks.took_s < 8.0
+    assert 1.0 <= stacks.took_s < 10.0, "a console waits ten seconds"
 
 
 def test_a_program_without_torch_is_seen_from_outside(agent: RunningAgent, spec: JobSpec) -> None:
@@ -220,9 +244,8 @@ def test_a_hostile_answer_is_refused_and_the_rank_is_seen_from_outside(agent: Ru
     (directory / stack_file(1)).mkdir()
     (directory / stack_file(1) / "x").touch()
 
-    stacks = taken(agent)
+    stacks = taken_by_probes(agent, 0)
 
-    assert stacks.ranks[0].source is StackSource.PROBE
     assert stacks.ranks[1].source is StackSource.PY_SPY
     assert stacks.ranks[1].note.startswith("its probe's answer cannot be read: rank-1.stacks.json")
 
@@ -247,7 +270,9 @@ def test_the_verb_prints_what_the_agent_answers(agent: RunningAgent, spec: JobSp
     assert unknown.reason is RefusalReason.UNKNOWN_JOB
     start(agent, with_ranks(spec, 2, "loop.py"))
 
-    done = run_agent_verb("stacks", "--dir", str(agent.directory), "--job", "train")
+    def sources() -> list[str]:
+        done = run_agent_verb("stacks", "--dir", str(agent.directory), "--job", "train")
+        assert done.returncode == 0, done.stderr
+        return [one["source"] for one in json.loads(done.stdout)["ranks"]]
 
-    assert done.returncode == 0, done.stderr
-    assert [one["source"] for one in json.loads(done.stdout)["ranks"]] == ["probe", "probe"]
+    until(lambda: sources() == ["probe", "probe"], STUCK_S, "both probes answer in time")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import all_reduce, barrier  # bound before anything is replaced
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
 import ddpcore
@@ -106,6 +108,8 @@ def test_a_left_out_backward_keeps_its_gradient_to_itself_and_the_next_one_is_av
 def call_out_of_turn(calls_barriers: bool) -> str:
     if calls_barriers:
         dist.barrier()
+    # Not of the group from its beginning: ranks that are slow to open it do come.
+    _set_pg_timeout(timedelta(seconds=GROUP_TIMEOUT_S))
     try:
         if dist.get_rank() == 0:
             strike(Fault(FaultKind.MISMATCH, 0))
@@ -118,7 +122,7 @@ def call_out_of_turn(calls_barriers: bool) -> str:
 
 @pytest.mark.parametrize(("calls_barriers", "op"), [(False, "gloo:barrier"), (True, "gloo:reduce")])
 def test_a_call_out_of_turn_is_another_operation_and_meets_nobody(*, calls_barriers: bool, op: str) -> None:
-    outcomes = try_ranks(call_out_of_turn, 2, calls_barriers, group_timeout_s=GROUP_TIMEOUT_S)
+    outcomes = try_ranks(call_out_of_turn, 2, calls_barriers)
 
     assert [outcome.value for outcome in outcomes] == [op, "gloo:all_reduce"], outcomes
 

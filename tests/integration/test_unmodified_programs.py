@@ -19,7 +19,7 @@ from ddpcore.wire import LAUNCH_PLUGIN_DIR, FaultKind
 from tests.support.agent_console import AgentConsole
 from tests.support.agents import RunningAgent
 from tests.support.jobs import make_local_spec
-from tests.support.programs.unmodified import STEPS
+from tests.support.programs.unmodified import ENOUGH, STEPS
 from tests.support.ranks import RealRanks
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ pytestmark = pytest.mark.ranks
 PROGRAM = Path(__file__).parents[1] / "support" / "programs" / "unmodified.py"
 START_S = 60.0
 END_S = 60.0
+LONG_S = 180.0
+"""For programs that start more processes with torch."""
+STALL_S = 6.0
+"""Longer than a busy machine lets a rank stand still, which is no verdict that these tests want."""
 
 OLD_TORCH = """
 import importlib.metadata
@@ -57,7 +61,13 @@ def start(agent: RunningAgent, directory: Path, what: str, **changes: Any) -> Ag
     spec = make_local_spec(directory, command=[str(PROGRAM), what], allow_faults=True, **changes)
     reply = agent.start_job(spec)
     assert isinstance(reply, Accepted), reply
-    return AgentConsole(agent, Thresholds(stall_s=2.0))
+    patience = Thresholds(stall_s=STALL_S, silent_s=STALL_S, deadlock_s=STALL_S, lost_s=3 * STALL_S)
+    return AgentConsole(agent, patience)
+
+
+def enough(directory: Path) -> None:
+    """Let a program end that goes on until then."""
+    (directory / ENOUGH).touch()
 
 
 def printed(agent: RunningAgent, rank: int = 0, stream: str = "stdout") -> str:
@@ -70,6 +80,10 @@ def notes(view: View) -> str:
     return "" if job is None else "\n".join(job.notes)
 
 
+def causes(view: View) -> list[Cause]:
+    return [verdict.cause for verdict in view.verdicts()]
+
+
 def states(view: View) -> set[RankState]:
     return {row.state for row in view.ranks()}
 
@@ -80,15 +94,16 @@ def test_steps_are_counted_and_the_loss_is_read_from_the_log(agent: RunningAgent
     def is_under_way(view: View) -> bool:
         # Steps come from the probe and the loss from the log, each at its own pace.
         job = view.job()
-        return job is not None and (job.step or 0) > 5 and job.loss is not None
+        is_training = view.headline().text.startswith("2 ranks training, optimizer step ")
+        return job is not None and (job.step or 0) > 5 and job.loss is not None and is_training
 
     view = console.wait_until(is_under_way, START_S, "step 5 and a loss")
     job = view.job()
     assert job is not None
     assert job.is_step_counted
-    assert view.headline().text.startswith("2 ranks training, optimizer step ")
     assert notes(view) == ""
 
+    enough(tmp_path)
     job = console.wait_for_end(END_S).job()
     assert job is not None
     assert (job.state, job.exit_code, job.step) == ("succeeded", 0, STEPS)
@@ -98,18 +113,20 @@ def test_steps_are_counted_and_the_loss_is_read_from_the_log(agent: RunningAgent
     assert console.verdicts == {}
 
 
+@pytest.mark.timeout(3 * LONG_S)
 @pytest.mark.parametrize(("what", "exit_code"), [("load", 0), ("fail", 1), ("exit", 1)])
 def test_a_program_says_and_does_the_same_as_under_plain_torchrun(
     agent: RunningAgent, tmp_path: Path, what: str, exit_code: int
 ) -> None:
     with RealRanks([PROGRAM, what], 2, is_watched=False, env={"PYTHONPATH": os.environ.get("PYTHONPATH", "")}) as plain:
-        assert plain.wait_for_end() == exit_code
+        assert plain.wait_for_end(LONG_S) == exit_code
         expected = {
             (path.parent.name, path.stem): path.read_text() for path in plain.directory.rglob("logs/*/*/*/*.log")
         }
     assert len(expected) == 4
 
-    job = start(agent, tmp_path, what).wait_for_end(START_S).job()
+    # torchrun's own end is wanted, and not that the agent has killed it meanwhile.
+    job = start(agent, tmp_path, what, grace_s=LONG_S).wait_for_end(LONG_S).job()
 
     assert job is not None
     assert job.exit_code == exit_code
@@ -135,9 +152,9 @@ def test_without_a_probe_ranks_are_untouched_and_watched_from_outside(agent: Run
     assert str(LAUNCH_PLUGIN_DIR) not in printed(agent)
 
     agent.ask(InjectFault("train", FaultKind.FREEZE, 1))
-    view = console.wait_until(lambda view: bool(view.verdicts()), 5.0, "the frozen rank is named")
+    view = console.wait_until(lambda view: Cause.FROZEN in causes(view), START_S, "the frozen rank is named")
     (verdict,) = view.verdicts()
-    assert (verdict.cause, verdict.culprits) == (Cause.FROZEN, [1])
+    assert verdict.culprits == [1]
 
 
 @pytest.mark.parametrize(
@@ -159,6 +176,7 @@ def test_what_limits_the_view_is_said_once_and_does_no_harm(
     view = console.wait_until(lambda view: said in notes(view) and "ranks 0-1" in notes(view), START_S, said)
     assert notes(view).count(said) == 1
 
+    enough(tmp_path)
     job = console.wait_for_end(END_S).job()
     assert job is not None
     assert (job.state, job.exit_code) == ("succeeded", 0)
@@ -177,6 +195,7 @@ def test_a_torch_without_a_recorder_is_told_and_lines_are_seen(agent: RunningAge
     view = console.wait_until(lambda view: "unmodified.py" in view.ranks()[0].where, START_S, "a line")
     assert states(view) <= {RankState.STARTING, RankState.RUNNING}
 
+    enough(tmp_path)
     job = console.wait_for_end(END_S).job()
     assert job is not None
     assert job.exit_code == 0
@@ -189,8 +208,8 @@ def test_under_debug_detail_lines_are_seen_and_a_frozen_rank_is_named(agent: Run
 
     agent.ask(InjectFault("train", FaultKind.FREEZE, 1))
 
-    view = console.wait_until(lambda view: bool(view.verdicts()), 10.0, "the frozen rank is named")
-    assert (view.verdicts()[0].cause, view.verdicts()[0].culprits) == (Cause.FROZEN, [1])
+    view = console.wait_until(lambda view: Cause.FROZEN in causes(view), START_S, "the frozen rank is named")
+    assert view.verdicts()[0].culprits == [1]
 
 
 def test_a_process_group_opened_twice_counts_anew_and_the_late_rank_is_named(
@@ -216,6 +235,7 @@ def test_a_rank_that_launches_ranks_of_its_own_is_said_to(agent: RunningAgent, t
     assert "own ranks started" in view.headline().text
     assert {row.state for row in view.ranks()} <= {RankState.STARTING, RankState.RUNNING}
 
+    enough(tmp_path)
     job = console.wait_for_end(END_S).job()
     assert job is not None
     assert job.exit_code == 0
@@ -235,8 +255,8 @@ def test_a_program_without_torch_has_no_probe_in_time(
     for process in psutil.process_iter(["pid"]):
         if process.pid == view.ranks()[1].pid:
             process.send_signal(signal.SIGKILL)
-    view = console.wait_until(lambda view: bool(view.verdicts()), 10.0, "the killed rank is named")
-    assert (view.verdicts()[0].cause, view.verdicts()[0].culprits) == (Cause.EXITED, [1])
+    view = console.wait_until(lambda view: Cause.EXITED in causes(view), START_S, "the killed rank is named")
+    assert view.verdicts()[0].culprits == [1]
 
 
 def test_a_pattern_that_is_none_is_refused_in_one_line(agent: RunningAgent, tmp_path: Path) -> None:

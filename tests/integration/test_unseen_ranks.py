@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from agent.wire.jobs import JobState
@@ -35,10 +37,16 @@ def agents() -> Iterator[ExitStack]:
 
 
 def begin(agent: RunningAgent, tmp_path: Path, program: str) -> None:
-    """Start a job of two ranks, and stop the agent before it can look at them."""
+    """Start a job of two ranks that come when the agent is stopped, and cannot look at them."""
     (tmp_path / "quick.py").write_text(program)
-    assert isinstance(agent.start_job(make_local_spec(tmp_path, command=["quick.py"], is_probed=False)), Accepted)
+    python, is_stopped = tmp_path / "python", tmp_path / "stopped"
+    python.write_text(f'#!/bin/sh\nwhile [ ! -e {is_stopped} ]; do sleep 0.02; done\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    spec = make_local_spec(tmp_path, command=["quick.py"], python=str(python), is_probed=False)
+    assert isinstance(agent.start_job(spec), Accepted)
     agent.process.send_signal(signal.SIGSTOP)
+    until(lambda: psutil.Process(agent.process.pid).status() == psutil.STATUS_STOPPED, END_S, "it is stopped")
+    is_stopped.touch()
 
 
 def wait_for_its_end(agent: RunningAgent) -> None:

@@ -1,21 +1,20 @@
-"""What a rank of a test knows of its own heart."""
+"""What the other ranks of a test know of this one."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ddpcore.barriers.gate_keys import beat_key
 from ddpcore.barriers.gate_session import current_session
-
-if TYPE_CHECKING:
-    from ddpcore.barriers.heart import Heart
+from ddpcore.barriers.whereabouts import decode_beat
 
 
-def own_heart() -> Heart:
-    """Return the heart of this rank, which has come to a gate.
+def told_function() -> str:
+    """Return the function in which this rank stands as far as the others know, or "" while they know nothing of it.
 
-    Before it has beaten once, `cpu_s` is 0, and nobody could say this rank's fate. A test waits for that in a line of
-    its own: the beat tells where the rank is.
+    They hear of it every two seconds at most: of a rank that is killed or stopped before its first word nobody can say
+    what has become of it, and of any other only where it stood at its last one.
     """
     session = current_session()
     assert session is not None
-    return session.heart
+    store, key = session.lane().store, beat_key(session.placement.rank)
+    beat = decode_beat(store.get(key)) if store.check([key]) else None
+    return "" if beat is None or beat.place is None else beat.place.function

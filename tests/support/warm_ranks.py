@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
+"""What takes a second on an idle machine, and what hangs."""
 START_S = 60.0
 """torch's import on a busy machine."""
 
@@ -250,7 +251,7 @@ class _Template:
 
     def end(self) -> None:
         self._ours.close()
-        self.process.wait(10)
+        self.process.wait(PATIENCE_S)
 
 
 _the_template: _Template | None = None

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 STEPS = 60
 
+ENOUGH = "enough"
+"""A file that the test makes when it has seen what it wants: until then programs go on."""
+
 
 class Point:
     """Lives in `__main__`, and travels to other processes."""
@@ -44,6 +47,8 @@ def train(*, has_group: bool) -> None:
             optimizer.zero_grad()
         print(f"step {step} loss={loss.item():.3e}", flush=True)
         time.sleep(0.02)
+        while step == STEPS // 2 and not Path(ENOUGH).exists():
+            time.sleep(0.02)
     if has_group:
         distributed.destroy_process_group()
 
@@ -83,15 +88,24 @@ def tell() -> None:
 
 
 def meet() -> None:
-    """Call collectives for a while."""
-    import torch  # noqa: PLC0415
+    """Call collectives for as long as it takes."""
     from torch import distributed  # noqa: PLC0415
 
     distributed.init_process_group("gloo")
-    for _ in range(60):
-        distributed.all_reduce(torch.ones(3))
-        time.sleep(0.05)
+    reduce_until_it_is_enough()
     distributed.destroy_process_group()
+
+
+def reduce_until_it_is_enough() -> None:
+    """Call collectives until the first rank knows that the test has seen enough."""
+    import torch  # noqa: PLC0415
+    from torch import distributed  # noqa: PLC0415
+
+    is_enough = torch.zeros(1)
+    while not is_enough:
+        is_enough = torch.tensor([float(Path(ENOUGH).exists())])
+        distributed.all_reduce(is_enough)
+        time.sleep(0.05)
 
 
 def meet_twice() -> None:
@@ -114,13 +128,10 @@ def meet_twice() -> None:
 
 
 def _of_my_own(index: int, path: str) -> None:
-    import torch  # noqa: PLC0415
     from torch import distributed  # noqa: PLC0415
 
     distributed.init_process_group("gloo", init_method=f"file://{path}", rank=index, world_size=2)
-    for _ in range(100):
-        distributed.all_reduce(torch.ones(3))
-        time.sleep(0.05)
+    reduce_until_it_is_enough()
     distributed.destroy_process_group()
 
 

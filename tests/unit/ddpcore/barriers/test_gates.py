@@ -6,7 +6,7 @@ import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch.distributed as dist
@@ -25,7 +25,7 @@ from ddpcore.process_group.neighbours import Neighbours
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from torch._C._distributed_c10d import Store
@@ -236,6 +236,27 @@ def test_a_process_that_dies_without_a_word_is_told_to_other_machines_by_its_nei
 
     until(lambda: far_away.observer.look_at(server, 1, 0.0).process is ProcessState.GONE, 60, "the death is told")
     neighbour.heart.end()
+
+
+class StoreThatIsFar:
+    """Where connecting takes so long that others look at this rank meanwhile."""
+
+    def __init__(self, store: Store, look: Callable[[], None]) -> None:
+        self._store, self._look = store, look
+
+    def clone(self) -> Store:
+        self._look()
+        return self._store
+
+
+def test_a_thread_that_is_still_connecting_is_one_that_may_come(server: TCPStore) -> None:
+    seen: list[int] = []
+    far = StoreThatIsFar(server, lambda: seen.append(session.journal.num_threads))
+    session = session_of(cast("Store", far), 0)
+
+    session.lane()
+
+    assert seen == [1]
 
 
 def test_what_a_rank_said_in_an_earlier_process_group_is_past(server: TCPStore) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.ranks
 
-START_S = 60.0
+START_S = 100.0
 END_S = 15.0
 
 LOOP = """

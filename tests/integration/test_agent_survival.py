@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.ranks
 
-START_S = 60.0
+START_S = 100.0
 END_S = 30.0
 PAUSES_LONG = "import agent.jobs.job\nagent.jobs.job.FIRST_PAUSE_S = 6.0"
 """An agent whose pause between two attempts is seen, and does not end before its test has gone on."""

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
+PATIENCE_S = 1.0
+"""With a manager that does not come to reading: meanwhile nothing else is served."""
 _VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
@@ -49,11 +51,12 @@ class ServiceManager:
     def _send(self, text: str) -> None:
         if not self._address:
             return
-        # A manager that does not listen is no reason not to serve.
+        # A manager that does not listen, or not now, is no reason not to serve.
         with (
             contextlib.suppress(OSError),
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender,
         ):
+            sender.settimeout(PATIENCE_S)
             sender.sendto(text.encode(), self._address)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -158,6 +159,24 @@ def test_a_service_manager_hears_of_every_stage(directory: Path, is_abstract: bo
                 until(lambda: heard("WATCHDOG=1"), 20, "WATCHDOG=1")
             assert agent.ask(Shutdown()) == Accepted(num_jobs_left=0)
             until(lambda: heard("STOPPING=1"), 20, "STOPPING=1")
+
+
+def test_a_service_manager_that_stands_still_does_not_keep_an_agent_from_serving(directory: Path) -> None:
+    address = str(directory / "notify.sock")
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other,
+    ):
+        manager.bind(address)
+        environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "600000"}
+        with RunningAgent(directory=directory / "agent", environment=environment) as agent:
+            other.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    other.sendto(b"more than it takes in", address)
+
+            assert agent.ask(Shutdown()) == Accepted(num_jobs_left=0)
+            assert agent.process.wait(20) == 0
 
 
 def test_the_unit_runs_this_interpreter_and_leaves_jobs_alone() -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.ranks
 
-START_S = 60.0
+START_S = 100.0
 END_S = 15.0
 
 LOOP = """
@@ -74,6 +74,12 @@ def is_training(report: NodeReport, num_ranks: int) -> bool:
     return len(reports) == num_ranks and all(any(group.enqueued_seq for group in one.groups) for one in reports)
 
 
+def are_measured(report: NodeReport) -> bool:
+    return all(
+        worker.rss_bytes > 50 * 2**20 and worker.cpu_s > 0.1 and worker.report_age_s < 2.0 for worker in report.workers
+    )
+
+
 def has_ended(report: NodeReport) -> bool:
     return report.jobs[0].state in ENDED_STATES
 
@@ -87,7 +93,8 @@ def process_is(rank: int, state: ProcessState) -> Callable[[NodeReport], bool]:
 
 
 def test_ranks_are_found_and_their_reports_and_lines_arrive(agent: RunningAgent, spec: JobSpec) -> None:
-    report = started(agent, spec)
+    started(agent, spec)
+    report = agent.wait_until(are_measured, END_S, "both ranks are measured, and heard again")
     (job,) = report.jobs
     assert (job.state, job.detail) == (JobState.RUNNING, "")
     assert [(worker.rank, worker.local_rank, worker.job_id) for worker in report.workers] == [
@@ -97,9 +104,6 @@ def test_ranks_are_found_and_their_reports_and_lines_arrive(agent: RunningAgent,
     for worker in report.workers:
         assert worker.report is not None
         assert worker.report.pid == worker.pid
-        assert worker.rss_bytes > 50 * 2**20
-        assert worker.cpu_s > 0.1
-        assert worker.report_age_s < 2.0
     assert report.malformed_reports == 0
     agent.wait_until(lambda report: report.log_seq >= 4, END_S, "four lines are read")
     reply = agent.ask(PullLogs(0))
@@ -125,17 +129,17 @@ def test_the_store_listens_on_loopback_alone(agent: RunningAgent, spec: JobSpec)
 def test_a_rank_is_frozen_thawed_and_slowed(agent: RunningAgent, spec: JobSpec) -> None:
     started(agent, spec)
     assert agent.ask(InjectFault("train", FaultKind.FREEZE, 1)) == Accepted()
-    report = agent.wait_until(process_is(1, ProcessState.FROZEN), 2.0, "rank 1 is frozen")
+    report = agent.wait_until(process_is(1, ProcessState.FROZEN), END_S, "rank 1 is frozen")
     assert report.workers[0].process is ProcessState.RUNNING
     assert agent.ask(InjectFault("train", FaultKind.THAW, 1)) == Accepted()
-    agent.wait_until(process_is(1, ProcessState.RUNNING), 2.0, "rank 1 is thawed")
+    agent.wait_until(process_is(1, ProcessState.RUNNING), END_S, "rank 1 is thawed")
 
     def is_slow(report: NodeReport) -> bool:
         rank_report = report.workers[0].report
         return rank_report is not None and rank_report.slow_factor == 3.0
 
     assert agent.ask(InjectFault("train", FaultKind.SLOW, 0, factor=3.0)) == Accepted()
-    agent.wait_until(is_slow, 5.0, "rank 0 is slow")
+    agent.wait_until(is_slow, END_S, "rank 0 is slow")
 
 
 def test_a_hang_that_nobody_watches_is_ended(agent: RunningAgent, spec: JobSpec) -> None:
@@ -205,13 +209,13 @@ def test_a_rank_without_a_probe_cannot_be_slowed(agent: RunningAgent, spec: JobS
 
 
 def test_a_killed_rank_is_named_with_its_signal_and_the_job_fails(agent: RunningAgent, spec: JobSpec) -> None:
-    started(agent, spec)
+    started(agent, msgspec.structs.replace(spec, grace_s=START_S))  # torchrun ends by itself, however slow
     assert agent.ask(InjectFault("train", FaultKind.KILL, 1)) == Accepted()
-    report = agent.wait_until(process_is(1, ProcessState.EXITED), 2.0, "rank 1 has exited")
+    report = agent.wait_until(process_is(1, ProcessState.EXITED), END_S, "rank 1 has exited")
     end = report.workers[1].exit
     assert end is not None
     assert (end.code, end.signal) == (None, 9)
-    report = agent.wait_until(has_ended, END_S, "the job has ended")
+    report = agent.wait_until(has_ended, START_S, "the job has ended")
     (job,) = report.jobs
     assert (job.state, job.exit_code, job.detail) == (JobState.FAILED, 1, "rank 1 was killed by SIGKILL")
     assert all(worker.process is ProcessState.EXITED for worker in report.workers)
@@ -240,7 +244,7 @@ def test_a_stop_ends_even_a_frozen_rank_and_leaves_no_process(agent: RunningAgen
     started(agent, spec)
     agent.ask(InjectFault("train", FaultKind.FREEZE, 1))
     assert agent.ask(Stop("train")) == Accepted()
-    report = agent.wait_until(has_ended, spec.grace_s + 3.0, "the job has ended")
+    report = agent.wait_until(has_ended, spec.grace_s + END_S, "it has ended, long before torchrun's 30 s")
     assert report.jobs[0].state is JobState.STOPPED
     assert job_processes(agent) == []
     assert agent.ask(Stop("train")) == Accepted()
@@ -249,13 +253,16 @@ def test_a_stop_ends_even_a_frozen_rank_and_leaves_no_process(agent: RunningAgen
 def test_ranks_of_the_engine_finish_a_step_and_a_checkpoint(agent: RunningAgent, spec: JobSpec, tmp_path: Path) -> None:
     agent.start_job(
         msgspec.structs.replace(
-            spec, command=[str(EXAMPLES / "bytegpt.py"), "--steps", "100000", "--checkpoint-dir", "checkpoints"]
+            spec,
+            command=[str(EXAMPLES / "bytegpt.py"), "--steps", "100000", "--checkpoint-dir", "checkpoints"],
+            save_s=START_S,  # ranks and torchrun end by themselves, however slow
+            grace_s=START_S,
         )
     )
     agent.wait_until(lambda report: are_past_step(report, 3, 2), START_S, "both ranks train")
 
     assert agent.ask(Stop("train")) == Accepted()
-    report = agent.wait_until(has_ended, END_S, "the job has ended")
+    report = agent.wait_until(has_ended, START_S, "the job has ended")
 
     assert (report.jobs[0].state, report.jobs[0].exit_code) == (JobState.STOPPED, 0)
     assert [worker.exit and worker.exit.code for worker in report.workers] == [0, 0]
@@ -275,7 +282,7 @@ def test_a_kill_while_torch_is_still_being_imported_leaves_no_process(agent: Run
     agent.start_job(spec)
     agent.wait_until(lambda report: len(report.workers) > 0, START_S, "a rank is found")
     assert agent.ask(Kill("train")) == Accepted()
-    report = agent.wait_until(has_ended, 3.0, "the job has ended")
+    report = agent.wait_until(has_ended, END_S, "the job has ended")
     assert report.jobs[0].state is JobState.STOPPED
     assert job_processes(agent) == []
 

@@ -82,8 +82,8 @@ def test_it_publishes_whole_reports_in_one_frame_five_times_a_second(agent: Runn
     with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
         subscriber.setsockopt(zmq.SUBSCRIBE, b"")
         subscriber.setsockopt(zmq.LINGER, 0)
-        subscriber.connect(f"ipc://{agent.directory / TELEMETRY_SOCKET}")
         began_s = time.monotonic()
+        subscriber.connect(f"ipc://{agent.directory / TELEMETRY_SOCKET}")
         reports = []
         for _ in range(6):
             assert subscriber.poll(int(END_S * 1000))

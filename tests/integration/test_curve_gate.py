@@ -46,14 +46,14 @@ class Client:
         self._port = server.port
 
     def knock(self) -> str:
-        """Connect, and return how the first handshake went."""
+        """Connect, and return how the first handshake went; `silence` where none was made."""
         self.socket.connect(f"tcp://127.0.0.1:{self._port}")
         while self._monitor.poll(PATIENCE_MS):
             event = recv_monitor_message(self._monitor)
             name = zmq.Event(event["event"]).name or ""
             if name.startswith("HANDSHAKE"):
                 return f"{name} {event['value']}"
-        raise AssertionError("no handshake")
+        return "silence"
 
     def close(self) -> None:
         self.socket.disable_monitor()

@@ -139,19 +139,19 @@ class CutLink:
 async def test_a_link_that_is_cut_between_prepare_and_commit_is_given_up_in_time_and_accounted_for(
     agents: PrivateAgents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.roads.command_road.REPLY_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("app.roads.command_road.REPLY_TIMEOUT_S", 5.0)  # real agents answer in time, on a busy machine
     told: list[str] = []
     direct = await roads_to(agents)
     async with CutLink(agents.directories["n1"], tmp_path, b'"commit"') as near:
         cut = await open_local_road("n1", near, sys.executable)
         fleet = Fleet({"n0": direct["n0"], "n1": cut}, lambda progress: told.append(progress.text))
 
-        async with asyncio.timeout(10):
-            with pytest.raises(AgentUnreachableError, match="no reply in 1 s") as caught:
+        async with asyncio.timeout(60):
+            with pytest.raises(AgentUnreachableError, match="no reply in 5 s") as caught:
                 await fleet.start(specs_of(agents.directories))
 
         assert caught.value.hint == (
-            "n0: begun, killed; n1: prepared, no reply in 1 s, it may run there; "
+            "n0: begun, killed; n1: prepared, no reply in 5 s, it may run there; "
             "job demo may run on n1: look with rankdeck status"
         )
         assert told[:4] == [
@@ -255,7 +255,7 @@ async def test_a_started_job_runs_on_every_node_and_a_kill_ends_it_on_every_node
 
     await fleet.kill("demo")
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await job_states(roads) != {"n0": [JobState.STOPPED], "n1": [JobState.STOPPED]}:  # noqa: ASYNC110 - agents
             await asyncio.sleep(0.02)
     await fleet.close()

@@ -70,7 +70,7 @@ async def test_the_agent_of_a_host_is_seen_and_spoken_to_from_here(network: Netw
     session = RemoteSession(these(link))
     await session.start()
 
-    await until_async(lambda: session.view().nodes()[0].state == "up", 10, "reports come")
+    await until_async(lambda: session.view().nodes()[0].state == "up", 60, "reports come")
 
     report = await session.session.fleet.report("h1")
     assert (report.epoch, report.hostname) == (place.epoch, "h1")
@@ -137,14 +137,14 @@ async def test_a_lost_connection_comes_back_and_reports_and_commands_with_it(net
     session = RemoteSession(these(link))
     session.patience_s = math.inf
     await session.start()
-    await until_async(lambda: session.view().nodes()[0].state == "up", 10, "reports come")
+    await until_async(lambda: session.view().nodes()[0].state == "up", 60, "reports come")
 
     for _ in range(2):
         network["h1"].drop_sessions()
 
         assert "it is tried again" in await told(session, "h1: the connection is lost")
         await told(session, "h1: the connection is back after")
-        await until_async(lambda: (session.view().nodes()[0].age_s or 9) < 1, 20, "reports come again")
+        await until_async(lambda: (session.view().nodes()[0].age_s or 9) < 1, 60, "reports come again")
         assert (await session.session.fleet.report("h1")).epoch == place.epoch
     await session.close()
 
@@ -156,13 +156,13 @@ async def test_an_agent_that_was_started_again_is_heard_again_over_the_same_conn
     before = link.bring_up()
     session = RemoteSession(these(link))
     await session.start()
-    await until_async(lambda: session.view().nodes()[0].state == "up", 10, "reports come")
+    await until_async(lambda: session.view().nodes()[0].state == "up", 60, "reports come")
     session.drain_notices()
 
     link.shut_down(kill_jobs=False)
     await until_async(lambda: (session.view().nodes()[0].age_s or 0) > 1, 20, "no report comes")
     after = await asyncio.to_thread(link.bring_up)
-    await until_async(lambda: (session.view().nodes()[0].age_s or 9) < 1, 20, "reports come again")
+    await until_async(lambda: (session.view().nodes()[0].age_s or 9) < 1, 60, "reports come again")
 
     assert after.epoch != before.epoch
     assert (await session.session.fleet.report("h1")).epoch == after.epoch
@@ -177,19 +177,22 @@ async def test_while_a_host_is_cut_off_its_picture_is_old_and_says_why(network: 
     session = RemoteSession(these(link))
     session.patience_s = math.inf
     await session.start()
-    await until_async(lambda: session.view().nodes()[0].state == "up", 10, "reports come")
+    await until_async(lambda: session.view().nodes()[0].state == "up", 60, "reports come")
     network["h1"].pull_cable()
 
     await told(session, "does not answer")
     await until_async(lambda: session.view().nodes()[0].state == "lost", 20, "the node is lost")
     text = session.view().headline().text
     assert re.fullmatch(
-        r"no connection to h1 for \d+ s: \S+ port 22 does not answer in 3 s \(is it up, .*\?\)", text
+        r"no connection to h1 for [\d.]+ s: "
+        # At the same time the kernel gives up to look for the host on its network.
+        r"(\S+ port 22 does not answer in 3 s \(is it up, .*\?\)|cannot connect to \S+ port 22: No route to host .*)",
+        text,
     ), text
 
     network["h1"].plug_in_cable()
     await told(session, "h1: the connection is back after")
-    await until_async(lambda: session.view().nodes()[0].state == "up", 20, "reports come again")
+    await until_async(lambda: session.view().nodes()[0].state == "up", 60, "reports come again")
     assert "no connection" not in session.view().headline().text
     await session.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
@@ -217,7 +218,7 @@ def test_pip_ends_its_work_when_the_connection_breaks(host: Host, python: str, t
     staging.mkdir()
     configure(host, f"SetEnv TMPDIR={staging}")
     plan = plan_of(write_wheel(tmp_path, "rankdeck", "9.1"))
-    with link_to(host, python) as link, ThreadPoolExecutor(1) as pool:
+    with link_to(host, python) as link, ThreadPoolExecutor(1) as pool, held_up(python, tmp_path):
         going = pool.submit(install, link, plan)
         until(lambda: any("pip" in words and "install" in words for words in commands_on(host)), 30, "pip runs")
         assert [path.stat().st_mode & 0o777 for path in staging.glob(f"{STAGING_PREFIX}*")] == [0o700]
@@ -228,6 +229,21 @@ def test_pip_ends_its_work_when_the_connection_breaks(host: Host, python: str, t
     until(lambda: host.processes() == [], 30, "pip has ended")
     assert (site_packages(python) / "deck.py").exists()
     assert list(staging.iterdir()) == []
+
+
+@contextlib.contextmanager
+def held_up(python: str, tmp_path: Path) -> Iterator[None]:
+    """Keep `pip install` of a Python from getting on for as long as the block runs."""
+    gate, hook = tmp_path / "gate", site_packages(python) / "held_up.pth"
+    os.mkfifo(gate)
+    hook.write_text(f"import sys; 'pip' in sys.orig_argv and 'install' in sys.orig_argv and open({str(gate)!r}).read()")
+    holder = os.open(gate, os.O_RDWR)  # whoever reads waits until nobody may write any more
+    try:
+        yield
+    finally:
+        hook.unlink()
+        gate.unlink()  # whoever comes too late finds none to wait at
+        os.close(holder)
 
 
 def commands_on(host: Host) -> list[list[str]]:

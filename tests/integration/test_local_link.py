@@ -44,7 +44,7 @@ async def test_the_agent_of_this_machine_is_brought_up_watched_and_ended(state_h
         try:
             await session.start()
             assert link.directory.is_relative_to(state_home)
-            await until_async(lambda: session.view().nodes()[0].state == "up", 10, "reports come")
+            await until_async(lambda: session.view().nodes()[0].state == "up", 60, "reports come")
             assert [row.node for row in session.view().nodes()] == ["localhost"]
             assert session.title == "rankdeck on localhost"
         finally:
@@ -66,7 +66,7 @@ async def test_another_program_is_started_where_no_job_runs_followed_and_told(
             starter = session.starter
             assert starter is not None
             assert await starter.past() == []
-            await until_async(lambda: session.view().nodes()[0].state == "up", 10, "reports come")
+            await until_async(lambda: session.view().nodes()[0].state == "up", 60, "reports come")
             assert session.how_to_begin == "rankdeck run --host localhost -- train.py"
             with pytest.raises(AgentRefusedError, match="no_script"):
                 await starter.start(Program(("missing.py",), 1, workdir=str(tmp_path)))

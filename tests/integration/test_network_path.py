@@ -32,9 +32,10 @@ async def test_a_store_that_listens_is_reached_and_hears_nothing() -> None:
 
 
 async def test_one_that_does_not_listen_is_told_with_what_to_do() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as store:
-        port = store.getsockname()[1]
-    refused = await refusal_by_network(LOOPBACK, port)
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))  # nobody else can listen there meanwhile
+        port = mute.getsockname()[1]
+        refused = await refusal_by_network(LOOPBACK, port)
     assert refused is not None
     assert refused.reason is RefusalReason.UNREACHABLE
     assert f"127.0.0.1 port {port}" in refused.message

@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 
     from agent.wire.fan_in import FromNode, FromRelay
 
-GONE_S = 12.0
-"""Ten seconds in which a peer that says nothing is missed, and some for this machine."""
+GONE_S = 40.0
+"""Ten seconds in which a peer that says nothing is missed, and some for a machine with other work."""
 
 
 @pytest.fixture
@@ -112,13 +112,13 @@ def connected_to(path: Path) -> socket.socket:
 def test_a_console_gets_the_newest_report_of_every_node_and_speaks_to_each_agent(relay: RunningRelay) -> None:
     with agent_of(relay, "a") as a, agent_of(relay, "b") as b, MergedReader(relay.directory) as console:
         until(lambda: set(console.newest) == {"a", "b"}, 20, "both have reported")
+        until(lambda: all(age_s < 2.0 for _, age_s in list(console.newest.values())), 20, "what is heard is new")
 
         reports = {node: decode_frame(frame) for node, (frame, _) in console.newest.items()}
         assert {node: report.epoch for node, report in reports.items()} == {
             "a": a.ready["epoch"],
             "b": b.ready["epoch"],
         }
-        assert all(age_s < 2.0 for _, age_s in console.newest.values())
         for agent in (a, b):
             node = agent.ready["node"]
             with (
@@ -260,12 +260,12 @@ def test_after_a_relay_stood_still_reports_are_new_or_say_how_old_they_are(relay
         until(lambda: "a" in console.newest, 20, "it has reported")
         relay.process.send_signal(signal.SIGSTOP)
         stopped_at_s = time.monotonic()
-        known = console.newest["a"]
         time.sleep(3.0)  # it is time that is measured
+        known = console.newest["a"]
         console.forget_figures()
         relay.process.send_signal(signal.SIGCONT)
 
-        until(lambda: console.newest["a"] is not known and console.newest["a"][1] < 1.5, 20, "news")
+        until(lambda: console.newest["a"] is not known and console.ages_s and console.ages_s[-1] < 1.5, 20, "news")
         assert max(console.ages_s) < time.monotonic() - stopped_at_s + 2.0
         assert decode_frame(console.newest["a"][0]).report_seq > decode_frame(known[0]).report_seq
 
@@ -325,11 +325,11 @@ def test_garbage_with_the_right_key_is_dropped_and_told_and_others_are_served_on
         node.say(Report(0, 0, b"no report at all"))
         node.say(Report(0, 0, b"and nobody has asked"))
         node.say(Report(0, 0, b"for these"))
-        until(lambda: console.newest.get("x", (b"",))[0] != b"", 10, "what was asked for is passed on unread")
+        until(lambda: console.newest.get("x", (b"",))[0] != b"", 20, "what was asked for is passed on unread")
 
         assert console.newest["x"][0] in {b"no report at all", b"and nobody has asked", b"for these"}
         seen = console.num_reports
-        until(lambda: console.num_reports > seen + 2, 10, "the other node is heard on")
+        until(lambda: console.num_reports > seen + 2, 40, "the other node is heard on")
     assert "nothing that an agent of this version says" in relay.said()
 
 
@@ -340,7 +340,12 @@ def test_a_node_that_says_it_is_of_an_age_that_cannot_be_costs_no_console_its_co
         for age_ms in (2**63 - 1, 2**64 - 1):
             node.say(Report(age_ms, 0, b"of another time"))
         seen = console.num_reports
-        until(lambda: console.num_reports > seen + 4, 10, "the other node is heard on")
+
+        def is_heard_on() -> bool:
+            node.say(Beat())  # it is not to be missed meanwhile
+            return console.num_reports > seen + 4
+
+        until(is_heard_on, 40, "the other node is heard on")
         assert not console.is_over.is_set()
         assert "x" not in console.newest
         node.say(Report(2**40, 0, b"old"))
@@ -419,7 +424,7 @@ def test_a_console_that_reads_nothing_costs_the_others_nothing(relay: RunningRel
     with agent_of(relay, "a"), connected_to(relay.directory / MERGED_SOCKET) as deaf:
         deaf.sendall(ASK * MAX_ASKED)
         with MergedReader(relay.directory) as console, MergedReader(relay.directory, pause_s=2.0) as slow:
-            until(lambda: console.num_reports >= 10, 30, "the quick one hears all")
+            until(lambda: console.num_reports >= 10, 60, "the quick one hears all")
             until(lambda: slow.num_reports >= 2, 20, "the slow one hears now and then")
 
             assert slow.num_reports <= console.num_reports / 2

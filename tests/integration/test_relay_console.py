@@ -172,7 +172,7 @@ async def test_one_loss_of_the_relay_is_one_loss_and_the_next_relay_is_found(
         try:
             await asyncio.to_thread(relay.begin_again)
             await until_async(lambda: session.away == {"gpu10"}, 40, "the relay is back, and one agent has found it")
-            assert "does not know it" in hub_trouble(session, "gpu10")
+            await until_async(lambda: "does not know it" in hub_trouble(session, "gpu10"), 20, "it says why")
         finally:
             agents["gpu10"].process.send_signal(signal.SIGCONT)
         await until_async(lambda: not session.away, 40, "both have found it")
@@ -244,7 +244,7 @@ async def test_a_report_that_was_kept_on_the_way_does_not_look_fresh(
     finally:
         agents["gpu2"].process.send_signal(signal.SIGCONT)
 
-    assert heard[0] >= 1.9
+    assert heard[0] >= 1.5, "but for what a report was on its way"
 
 
 def test_an_agent_of_another_version_is_refused_with_what_to_do(hub: RelayHub, relay: RunningRelay) -> None:

@@ -275,7 +275,7 @@ def test_a_key_of_ssh_agent_opens_the_door(network: Network, monkeypatch: pytest
     door = network.directory / "agent.sock"
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(door)], stdout=subprocess.DEVNULL)
     try:
-        until(door.exists, 10, "ssh-agent listens")
+        until(lambda: listens(door), 20, "ssh-agent listens")
         monkeypatch.setenv("SSH_AUTH_SOCK", str(door))
         subprocess.run(["ssh-add", "-q", str(network.key)], check=True)
         if named_by == "IdentityAgent":
@@ -295,6 +295,12 @@ def test_a_key_of_ssh_agent_opens_the_door(network: Network, monkeypatch: pytest
     finally:
         agent.terminate()
         agent.wait(10)
+
+
+def listens(path: Path) -> bool:
+    """Return whether somebody listens at a socket, which is there before."""
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
 
 
 def test_a_host_behind_another_is_reached_through_it() -> None:

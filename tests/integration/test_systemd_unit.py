@@ -113,12 +113,12 @@ def test_the_unit_keeps_an_agent_and_the_agent_its_job(home: Home) -> None:
     os.kill(first, signal.SIGKILL)
     until(lambda: home.main_pid() not in (0, first), 30, "another agent")
     until(lambda: home.systemctl("show", UNIT, "-p", "ActiveState", "--value") == "active", 30, "it serves")
-    assert home.workers() == ranks
+    until(lambda: home.workers() == ranks, 30, "it has found the ranks again")
 
     home.systemctl("stop", UNIT)
     assert all(is_alive(pid) for pid in ranks.values())
     home.systemctl("start", UNIT)
-    assert home.workers() == ranks
+    until(lambda: home.workers() == ranks, 30, "it has found the ranks again")
     home.agent("kill", "--job", "train")
     until(lambda: not any(is_alive(pid) for pid in ranks.values()), 30, "nothing is left of the job")
     assert psutil.Process(home.main_pid()).is_running()

@@ -49,9 +49,10 @@ def held(stack: ExitStack, addresses: list[str], ports: list[int]) -> list[tuple
 
 
 def test_the_first_port_is_held_that_is_free_at_all_addresses(stack: ExitStack) -> None:
-    here, there = taken(stack, HERE), taken(stack, THERE)
-    with socket.create_server((HERE, 0)) as ended:
-        free = int(ended.getsockname()[1])
+    here = taken(stack, HERE)
+    with ExitStack() as ended:  # nobody else has these at either address
+        there, free = taken(ended, HERE, THERE), taken(ended, HERE, THERE)
+    stack.enter_context(socket.create_server((THERE, there)))
 
     assert held(stack, [HERE, THERE], [here, there, free]) == [(HERE, free), (THERE, free)]
     (_, port), (_, same) = held(stack, [HERE, THERE], [0] * NUM_TRIES)

@@ -18,7 +18,6 @@ import psutil
 from agent.wire.commands import Command, Commit, GetStatus, Prepare, encode_command
 from agent.wire.fields import CONTROL_SOCKET
 from agent.wire.replies import Reply, Status, decode_reply
-from tests.support.ranks import is_alive
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -40,11 +39,14 @@ class RunningAgent:
         node: str = "here",
         directory: Path | None = None,
         environment: dict[str, str] | None = None,
+        preamble: str = "",
     ) -> None:
+        """`preamble` is what its Python runs before it is an agent."""
         # Short, since a socket's path has 108 bytes.
         self.directory = directory or Path(tempfile.mkdtemp(prefix="rd-", dir="/tmp"))
         serve = ("serve", "--dir", str(self.directory), "--node", node, *options)
-        self.argv = [sys.executable, "-P", "-m", "agent", *serve]
+        program = ("-c", f"{preamble}\nfrom agent.cli import main\nmain()") if preamble else ("-m", "agent")
+        self.argv = [sys.executable, "-P", *program, *serve]
         self.process = subprocess.Popen(
             self.argv,
             stdin=subprocess.PIPE,
@@ -77,7 +79,8 @@ class RunningAgent:
             self.process.wait(END_S)
         left = self.processes()
         for process in left:
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         self.process.communicate()
         psutil.wait_procs(left, timeout=10)
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -140,7 +143,13 @@ class RunningAgent:
                 self._pids.update(child.pid for child in psutil.Process(pid).children(recursive=True))
             except psutil.NoSuchProcess:
                 continue
-        return [psutil.Process(pid) for pid in self._pids if is_alive(pid)]
+        alive = []
+        for pid in self._pids:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    alive.append(process)
+        return alive
 
     def logs(self) -> str:
         """Return everything that was printed, for a failure's message."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shutil
@@ -143,7 +144,8 @@ class RealRanks:
         self.take_reports()
         tree = self.processes()
         for process in tree:
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         self.launcher.wait(10)
         psutil.wait_procs(tree, timeout=10)
         self._inbox.close()

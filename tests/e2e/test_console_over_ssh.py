@@ -66,6 +66,7 @@ def test_lost_hosts_come_back_by_an_answer_and_the_secret_is_nowhere(desk: Desk,
     terminal.until_it_shows(" yes", WITHIN_S)
     terminal.keys("Enter")
 
+    terminal.until_it_no_longer_shows("The authenticity of host h2", WITHIN_S)
     terminal.until_it_no_longer_shows("want to know", WITHIN_S)
     terminal.keys("8")
     terminal.until_it_shows("h2: the connection is back", WITHIN_S, "h1: the connection is back")

@@ -82,16 +82,20 @@ REAL = (
 )
 
 
-def play_real(scenario: RealScenario, directory: Path) -> Outcome:
-    """Run a scenario's program under an agent of its own, and look at it as a console does."""
+def play_real(scenario: RealScenario, directory: Path, patience: float = 1.0) -> Outcome:
+    """Run a scenario's program under an agent of its own, and look at it as a console does.
+
+    `patience` is how many times as long the verdict may take as on a quiet machine.
+    """
     spec = make_local_spec(PROGRAMS, command=list(scenario.command), env={"PYTHONPATH": str(Path.cwd())})
     with RunningAgent(node="here") as agent:
-        return _Watch(agent, spec, scenario).outcome()
+        return _Watch(agent, spec, scenario, patience).outcome()
 
 
 class _Watch:
-    def __init__(self, agent: RunningAgent, spec: JobSpec, scenario: RealScenario) -> None:
+    def __init__(self, agent: RunningAgent, spec: JobSpec, scenario: RealScenario, patience: float) -> None:
         self._agent, self._scenario = agent, scenario
+        self._within_s = patience * scenario.within_s if scenario.expected else 0.0
         self._cluster, self._diagnoser = Cluster(["here"]), Diagnoser()
         self._alarms: list[tuple[float, Blame]] = []
         self._standing: set[Blame] = set()
@@ -104,7 +108,7 @@ class _Watch:
         if scenario.fault is not None:
             self._agent.ask(InjectFault("train", scenario.fault, 1))
         took_s = None
-        while time.monotonic() - struck_s < (scenario.within_s if scenario.expected else 0.0):
+        while time.monotonic() - struck_s < self._within_s:
             self._look()
             if scenario.expected in self._standing:
                 took_s = time.monotonic() - struck_s

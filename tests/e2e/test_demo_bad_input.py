@@ -36,7 +36,7 @@ def house() -> Iterator[DemoHouse]:
     ],
 )
 def test_a_wrong_option_is_refused_with_exit_code_2(house: DemoHouse, options: list[str], words: str) -> None:
-    done = house.run("--headless", *options, within_s=20)
+    done = house.run("--headless", *options, within_s=90)
 
     assert done.code == 2
     (line,) = done.said()
@@ -51,7 +51,7 @@ def test_a_taken_port_is_named_with_the_process_that_holds_it(house: DemoHouse) 
         held.listen()
         port = held.getsockname()[1]
 
-        done = house.run("--headless", "--port", str(port), within_s=40)
+        done = house.run("--headless", "--port", str(port), within_s=90)
 
     assert done.code == 4
     assert f"{port}" in done.said()[-1]
@@ -74,7 +74,7 @@ def test_without_torch_the_extra_to_install_is_said(house: DemoHouse) -> None:
     )
     process = house.start("--headless", environment={**house.environment, "PYTHONPATH": str(hidden)})
 
-    _, stderr = process.communicate(timeout=20)
+    _, stderr = process.communicate(timeout=90)
 
     assert process.returncode == 2
     assert "rankdeck[train]" in stderr
@@ -89,7 +89,7 @@ def test_a_runtime_directory_with_too_long_a_name_is_said(house: DemoHouse) -> N
         "--headless", environment={**house.environment, "XDG_RUNTIME_DIR": str(long), "TMPDIR": str(long)}
     )
 
-    _, stderr = process.communicate(timeout=20)
+    _, stderr = process.communicate(timeout=90)
 
     assert process.returncode == 2
     assert "too long a name" in stderr

@@ -18,13 +18,16 @@ import pytest
 from agent.roads.curve import new_key
 from agent.wire.direct import ListenForTelemetry, Listening
 from app.inventory.inventory import CURVE, HostEntry
+from app.sessions import road_choice
 from app.sessions.hosts import Hosts
 from app.sessions.options import SessionOptions
 from app.sessions.remote_session import RemoteSession
+from app.ssh import liveness, way
 from app.ssh.agent_link import AgentLink
 from app.ssh.host_link import Access, HostLink
 from app.ssh.link_group import LinkGroup
 from tests.support.desk import Desk, read_until
+from tests.support.file_contents import contents
 from tests.support.hosts import Network, require_hosts
 from tests.support.knocks import LET_IN, REFUSED, Visitor
 from tests.support.waiting import until, until_async
@@ -41,6 +44,18 @@ THESE_SOURCES = f"SetEnv PYTHONPATH={Path(__file__).parents[2]}"
 IN_CURVE = HostEntry("", telemetry=CURVE, telemetry_interface="eth0")
 AT_PORT = msgspec.structs.replace(IN_CURVE, telemetry_ports=(PORT, PORT))
 OF_SSHD = {"0.0.0.0:22", "[::]:22"}
+SOON_S = 60.0
+"""What takes a second or two."""
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(autouse=True)
+def on_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give reports and SSH more time to come before they are given up: all ends of all roads share two cores here."""
+    monkeypatch.setattr(road_choice, "TRY_S", 10.0)
+    monkeypatch.setattr(liveness, "ANSWER_WITHIN_S", 60.0)
+    monkeypatch.setattr(way, "UNACKNOWLEDGED_MS", 60_000)
 
 
 @pytest.fixture
@@ -78,7 +93,7 @@ async def looking_on(
 
 
 async def all_up(session: RemoteSession) -> None:
-    await until_async(lambda: {row.state for row in session.view().nodes()} == {"up"}, 30, "every node is up")
+    await until_async(lambda: {row.state for row in session.view().nodes()} == {"up"}, 90, "every node is up")
 
 
 def fallbacks(session: RemoteSession) -> dict[str, str]:
@@ -120,7 +135,7 @@ async def test_reports_come_over_one_port_of_one_interface_and_it_closes_when_th
         assert (session.drain_notices(), fallbacks(session)) == ([], {})
 
     for host in hosts:
-        until(lambda host=host: not listeners(host), 5, f"nothing of ours listens on {host.name}")  # type: ignore[misc]
+        until(lambda host=host: not listeners(host), SOON_S, f"nothing of ours listens on {host.name}")  # type: ignore[misc]
 
 
 async def test_only_who_has_asked_over_ssh_is_let_in_and_a_second_console_at_once(network: Network) -> None:
@@ -135,13 +150,15 @@ async def test_only_who_has_asked_over_ssh_is_let_in_and_a_second_console_at_onc
             assert stranger.reception() == REFUSED
             assert keyless.reception() != LET_IN
             assert guest.reception() == LET_IN
-            await until_async(guest.hears, 5, "reports come to who has asked")
+            await until_async(guest.hears, SOON_S, "reports come to who has asked")
             assert (stranger.hears(), keyless.hears()) == (None, None)
         async with looking_on(network, AT_PORT) as second:
             await all_up(second)
             assert (first.drain_notices(), second.drain_notices()) == ([], [])
             assert listeners(host) == {f"{host.address}:{PORT}"}
-        await until_async(lambda: all((row.age_s or 9) < 1 for row in first.view().nodes()), 10, "the first goes on")
+        await until_async(
+            lambda: all((row.age_s or 9) < 1 for row in first.view().nodes()), SOON_S, "the first goes on"
+        )
         assert (first.drain_notices(), fallbacks(first)) == ([], {})
 
 
@@ -151,15 +168,17 @@ async def test_a_broken_cable_costs_freshness_and_an_agent_that_is_killed_comes_
 
         network["h1"].pull_cable()
         pulled_s = time.monotonic()
-        await until_async(lambda: time.monotonic() - pulled_s > 5, 10, "five seconds pass")
-        assert [row.state for row in session.view().nodes()] == ["stale", "up", "up"]
+        await until_async(lambda: time.monotonic() - pulled_s > 5, SOON_S, "five seconds pass")
+        await until_async(
+            lambda: [row.state for row in session.view().nodes()] == ["stale", "up", "up"], SOON_S, "one is missed"
+        )
         network["h1"].plug_in_cable()
         await all_up(session)
         assert (session.drain_notices(), fallbacks(session)) == ([], {})
 
         before = (await session.session.fleet.report("h2")).epoch
         os.kill(agent_of(network["h2"]), signal.SIGKILL)
-        await until_async(lambda: session.view().nodes()[1].state != "up", 10, "it is missed")
+        await until_async(lambda: session.view().nodes()[1].state != "up", SOON_S, "it is missed")
         for link in links_to(network):  # which bring a new agent up
             link.close()
         await all_up(session)
@@ -183,10 +202,10 @@ async def test_what_keeps_reports_from_coming_over_tcp_is_said_and_they_come_ove
         assert told["h2"].startswith("it listens at 10.254.7.2, TCP port ")
         notices = " ".join(session.drain_notices())
         assert notices.count("its reports come over SSH") == 2
-        await until_async(lambda: not listeners(network["h2"]), 5, "nothing listens in vain")
+        await until_async(lambda: not listeners(network["h2"]), SOON_S, "nothing listens in vain")
 
         network["h3"].drop_what_comes_from(PORT)
-        await until_async(lambda: "h3" in fallbacks(session), 30, "the firewall is noticed")
+        await until_async(lambda: "h3" in fallbacks(session), 120, "the firewall is noticed")
         await all_up(session)
         assert f"TCP port {PORT}" in fallbacks(session)["h3"]
         assert "firewall" in fallbacks(session)["h3"]
@@ -200,13 +219,11 @@ async def test_no_secret_is_in_any_file_or_command_line(network: Network, tmp_pa
         key = session._direct._key
         shown = repr(session._direct.__dict__) + repr(session.session.telemetry.__dict__)
         argv = [" ".join(process.cmdline()) for host in network.hosts.values() for process in host.processes()]
-    written = [
-        path.read_bytes() for place in (network.directory, tmp_path) for path in place.rglob("*") if path.is_file()
-    ]
-    audits = [path.read_text() for path in network.directory.rglob("audit.jsonl")]
+    written = contents(network.directory, tmp_path)
+    audits = [content.decode() for path, content in written.items() if path.name == "audit.jsonl"]
 
     assert len(written) > 10
-    assert all(key.secret not in content for content in written)
+    assert all(key.secret not in content for content in written.values())
     assert key.secret.decode() not in shown + "".join(argv)
     assert len(audits) == len(HOSTS)
     for audit in audits:
@@ -240,7 +257,8 @@ def test_a_person_says_it_in_the_inventory_and_is_told_where_it_cannot_be(networ
         assert told["h1"].startswith(f"its agent listens at eth0, {network['h1'].address}, TCP port "), told
         assert told["h3"] == "it has no interface ib7, but eth0, lo"
         console.send_signal(signal.SIGINT)
-        console.communicate(timeout=20)
-        assert [listeners(host) for host in network.hosts.values()] == [set()] * 3
+        console.communicate(timeout=SOON_S)
+        for host in network.hosts.values():
+            until(lambda host=host: not listeners(host), SOON_S, f"nothing of ours listens on {host.name}")  # type: ignore[misc]
     finally:
         desk.end()

@@ -27,6 +27,8 @@ echo '{"python": "3.11.9", "torch": "%s", "is_imported": true, "num_gpus": 0}'
 """
 """What the jobs' interpreter says: three imports of torch at once would take a test's time, and would be alike."""
 
+pytestmark = pytest.mark.timeout(400)
+
 
 class Desk:
     """A directory with an inventory, in which a person calls the command."""
@@ -63,7 +65,7 @@ class Desk:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=150,
             check=False,
         )
         assert done.stderr == ""
@@ -73,14 +75,14 @@ class Desk:
 @contextmanager
 def held(host: Host, port: int) -> Iterator[None]:
     """Have something else listen at a port of a host."""
-    program = f"import socket, time; held = socket.create_server(('{host.address}', {port})); time.sleep(60)"
+    program = f"import socket, time; held = socket.create_server(('{host.address}', {port})); time.sleep(600)"
     pid = host.exec("sh", "-c", f'{sys.executable} -c "{program}" > /dev/null 2>&1 & echo $!').strip()
     try:
-        until(lambda: f"{host.address}:{port} " in host.exec("ss", "-Hltn") + " ", 20, "it listens")
+        until(lambda: f"{host.address}:{port} " in host.exec("ss", "-Hltn") + " ", 60, "it listens")
         yield
     finally:
         host.exec("kill", pid)
-    until(lambda: f"{host.address}:{port} " not in host.exec("ss", "-Hltn") + " ", 20, "it listens no more")
+    until(lambda: f"{host.address}:{port} " not in host.exec("ss", "-Hltn") + " ", 60, "it listens no more")
 
 
 @pytest.fixture
@@ -89,7 +91,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     with Network(*HOSTS) as network:
         yield Desk(network, tmp_path)
         for host in network.hosts.values():
-            until(lambda host=host: host.processes() == [], 10, "nothing is left on the host")  # type: ignore[misc]
+            until(lambda host=host: host.processes() == [], 60, "nothing is left on the host")  # type: ignore[misc]
 
 
 def test_hosts_that_are_alike_are_well_and_one_that_differs_is_named(desk: Desk) -> None:
@@ -181,7 +183,7 @@ def test_the_doctor_of_this_machine_needs_no_ssh(tmp_path: Path) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
 

@@ -16,7 +16,7 @@ import pytest
 from app.installing.own_wheel import own_wheel
 from tests.support.bare_python import LACKING, fill_wheelhouse, link_packages
 from tests.support.counting import BATCH, COUNTING, STEPS, uses_of_samples
-from tests.support.desk import IMPORT_S, Desk, read_until
+from tests.support.desk import IMPORT_S, Desk, read_until, told_of
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ env = { BATCH = "24" }
 allow_faults = true
 """
 INSTALL_S = 180.0
-END_S = 10.0
+END_S = 90.0
 REST_S = 180.0
 """For some hundred steps of six ranks that share the cores of one machine with other work."""
 
@@ -113,7 +113,7 @@ def kill_console(desk: Desk, console: subprocess.Popen[str], project: Path) -> N
     for host in HOSTS:
         terminal.until_it_shows(f"begins on {host}", END_S)
     terminal.keys("q")
-    terminal.until_it_shows("exit code 0", 15)
+    terminal.until_it_shows("exit code 0", END_S)
     assert desk.watch_until_steps_move() > step
 
 
@@ -153,9 +153,9 @@ def freeze_and_thaw(desk: Desk, follower: subprocess.Popen[str]) -> None:
     code, stdout, stderr = desk.run("fault", "freeze", "--rank", "5")
     assert (code, stdout) == (0, "job gpt on h3: rank 5 is frozen (SIGSTOP)\n"), stderr
     assert "rank 5 on h3 is frozen" in read_until(follower, "is frozen")
-    until(lambda: desk.run("status")[0] == 10, 20, "a verdict stands")
-    verdicts = desk.json("status", codes=(10,))["verdicts"]
-    assert [(verdict["cause"], verdict["culprits"]) for verdict in verdicts] == [("frozen", [5])]
+    # Until the ranks have stood for a while, one that was late before may be told of beside it.
+    until(lambda: told_of(desk.json("status", codes=(0, 10))) == [("frozen", [5])], END_S, "it alone is told of")
+    assert desk.run("status")[0] == 10
     found = desk.json("stacks", "gpt")
     assert [(rank["rank"], rank["node"]) for rank in found["ranks"]] == [(r, HOSTS[r // 2]) for r in range(8)]
     assert desk.run("fault", "thaw", "--rank", "5")[0] == 0
@@ -177,13 +177,13 @@ def lose_and_find_a_host(desk: Desk, host: Host) -> None:
 
 def leave(follower: subprocess.Popen[str]) -> None:
     follower.send_signal(signal.SIGINT)
-    said = follower.communicate(timeout=20)[1]
+    said = follower.communicate(timeout=END_S)[1]
     assert "job gpt goes on; watch it: rankdeck attach, look: rankdeck status, end it: rankdeck stop gpt" in said
 
 
 @pytest.mark.slow
 @pytest.mark.ranks
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_a_cluster_is_made_used_harmed_and_taken_down_and_each_sample_is_used_once(
     desk: Desk, network: Network, project: Path
 ) -> None:

@@ -102,6 +102,7 @@ def set_up(host: Host, *options: str, **variables: str) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_from_a_bare_python_to_an_agent_and_to_the_next_one(
     network: Network, wheel: Path, changed_wheel: Path, wheelhouse: Path, packages: Path
 ) -> None:
@@ -155,7 +156,7 @@ def test_from_a_bare_python_to_an_agent_and_to_the_next_one(
     assert json.loads(desk.run("up", *there, "--json")[1])["hosts"][0]["pid"] != pid
     assert desk.run("down", *there)[0] == 0
     for host in network.hosts.values():
-        until(lambda host=host: host.processes() == [], 10, "nothing runs on the host")  # type: ignore[misc]
+        until(lambda host=host: host.processes() == [], 60, "nothing runs on the host")  # type: ignore[misc]
 
 
 def test_this_machine_runs_it_already(tmp_path: Path, wheel: Path) -> None:

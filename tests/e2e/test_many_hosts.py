@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 HOSTS = ("h1", "h2", "h3")
 
+pytestmark = pytest.mark.timeout(400)
+
 
 @pytest.fixture
 def project(network: Network) -> Path:
@@ -64,7 +66,7 @@ def test_what_keeps_a_job_from_several_hosts_is_said_of_each_and_nothing_starts(
     desk.json("up", "h2")
     assert "h2: the agent is back" in read_until(follower, "is back"), "its agent was looked for again"
     follower.send_signal(signal.SIGINT)
-    follower.communicate(timeout=20)
+    follower.communicate(timeout=60)
     desk.json("down", "h1", "h2")
 
 
@@ -103,7 +105,7 @@ def test_ranks_that_a_failure_elsewhere_leaves_hanging_are_ended_while_somebody_
     def state_there() -> str:
         return str(desk.json("status", "--host", "h1", codes=(0, 1, 10))["jobs"][0]["state"])
 
-    until(lambda: state_there() == "stopped", 20, "it ends there too")
+    until(lambda: state_there() == "stopped", 60, "it ends there too")
     (project / "mended").touch()
     again = desk.json("restart", "half", *named("h1", "h2"))
     assert (again["attempt"], again["num_ranks"]) == (1, 2)

@@ -18,6 +18,7 @@ import psutil
 from agent.wire.commands import Command, Commit, GetStatus, Prepare, encode_command
 from agent.wire.fields import CONTROL_SOCKET
 from agent.wire.replies import Reply, Status, decode_reply
+from tests.support.ranks import still_runs
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from agent.wire.reports import NodeReport
 
 END_S = 10.0
+REPLY_S = 60.0
+"""A reply takes milliseconds; a machine that stands still takes as long as it likes."""
 
 
 class RunningAgent:
@@ -57,7 +60,7 @@ class RunningAgent:
             env={**os.environ, **(environment or {})},
         )
         self._road: socket.socket | None = None
-        self._pids: set[int] = {self.process.pid}
+        self._seen = {psutil.Process(self.process.pid)}
 
     def __enter__(self) -> Self:
         assert self.process.stdout is not None
@@ -79,7 +82,7 @@ class RunningAgent:
             self.process.wait(END_S)
         left = self.processes()
         for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
                 process.kill()
         self.process.communicate()
         psutil.wait_procs(left, timeout=10)
@@ -88,7 +91,7 @@ class RunningAgent:
     def connect(self) -> socket.socket:
         """Return a new connection to the command socket."""
         road = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        road.settimeout(20)
+        road.settimeout(REPLY_S)
         road.connect(str(self.directory / CONTROL_SOCKET))
         return road
 
@@ -138,18 +141,10 @@ class RunningAgent:
 
     def processes(self) -> list[psutil.Process]:
         """Return what is alive of all that this agent has ever been seen to run, itself included."""
-        for pid in tuple(self._pids):
-            try:
-                self._pids.update(child.pid for child in psutil.Process(pid).children(recursive=True))
-            except psutil.NoSuchProcess:
-                continue
-        alive = []
-        for pid in self._pids:
+        for process in tuple(self._seen):
             with contextlib.suppress(psutil.NoSuchProcess):
-                process = psutil.Process(pid)
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    alive.append(process)
-        return alive
+                self._seen.update(process.children(recursive=True))
+        return [process for process in self._seen if still_runs(process)]
 
     def logs(self) -> str:
         """Return everything that was printed, for a failure's message."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def run_rankdeck(
-    *arguments: str, cwd: Path, environ: Mapping[str, str], interpreter: str = sys.executable, timeout_s: float = 90
+    *arguments: str, cwd: Path, environ: Mapping[str, str], interpreter: str = sys.executable, timeout_s: float = 150
 ) -> tuple[int, str, str]:
     """Return the exit code and what was said, which is never a traceback."""
     done = subprocess.run(

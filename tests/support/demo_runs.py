@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
+RUN_S = 300.0
+"""A demo of some steps takes ten seconds on a quiet machine, and up to a minute waits for a verdict."""
+GONE_S = 30.0
+"""For what is killed, or told to end before the command has ended, to be gone."""
+
 
 class DemoHouse:
     """A short-named runtime directory; every process of a demo started in it inherits its name and is found by it."""
@@ -67,7 +72,7 @@ class DemoHouse:
         self._started.append(process)
         return process
 
-    def run(self, *options: str, within_s: float = 120.0) -> Finished:
+    def run(self, *options: str, within_s: float = RUN_S) -> Finished:
         process = self.start(*options)
         stdout, stderr = process.communicate(timeout=within_s)
         return Finished(process.returncode, stdout, stderr)
@@ -99,7 +104,7 @@ class DemoHouse:
         """What is still there: processes, sockets and files."""
         return _entries(self.runtime) + _entries(self.home) + [str(process) for process in self.processes()]
 
-    def assert_nothing_is_left(self, within_s: float = 3.0) -> None:
+    def assert_nothing_is_left(self, within_s: float = GONE_S) -> None:
         until(lambda: not self.leftovers(), within_s, f"nothing left behind: {self.leftovers()}")
 
 

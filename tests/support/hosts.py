@@ -30,8 +30,8 @@ PASSWORD = "secret words"
 """Of root on each host, for those whose sshd takes passwords."""
 _PASSWORD_HASH = "$6$rankdeck$tUuYp.n6MrpwolUPjX3d19n5T4TIuW6h4EKALmLEbSivj6S0rTwpb5TTtrzZUMTwQcGRGHD0wcMjsqqd58WY1/"
 """As `openssl passwd -6` prints it."""
-BOOT_S = 20.0
-END_S = 10.0
+BOOT_S = 60.0
+END_S = 60.0
 SSHD_NAMES = frozenset({"sshd", "sshd-session", "sshd-auth"})
 """A session is a process of its own name from OpenSSH 9.8, a login from 10.0."""
 SSHD = "/usr/sbin/sshd"
@@ -146,7 +146,7 @@ class Host:
             )
         # sshd writes its pid file after it listens.
         try:
-            until((self.directory / "sshd.pid").exists, BOOT_S, f"{self.name} boots")
+            until(self._sshd_pid, BOOT_S, f"{self.name} boots")
         except AssertionError as error:
             raise AssertionError(f"{error}: {(self.directory / 'boot.log').read_text()}") from error
         (self._init,) = psutil.Process(self._unshare.pid).children()
@@ -220,12 +220,17 @@ class Host:
         """End the listener and start another."""
         self.stop_sshd()
         self.exec(SSHD, "-f", str(self.directory / "sshd_config"), "-E", str(self.directory / "sshd.log"))
-        until((self.directory / "sshd.pid").exists, BOOT_S, "sshd listens again")
+        until(self._sshd_pid, BOOT_S, "sshd listens again")
 
     def stop_sshd(self) -> None:
         """End the listener: new connections are refused."""
-        self.exec("sh", "-c", f"kill $(cat {self.directory}/sshd.pid)")
+        self.exec("kill", self._sshd_pid())
         until(lambda: not (self.directory / "sshd.pid").exists(), END_S, "sshd has ended")
+
+    def _sshd_pid(self) -> str:
+        """Return the listener's pid, as the host counts; empty while it is not there, or not written yet."""
+        path = self.directory / "sshd.pid"
+        return path.read_text().strip() if path.exists() else ""
 
     def pull_cable(self) -> None:
         """Let every packet vanish."""

@@ -13,7 +13,7 @@ from agent.roads.curve import knock_with
 if TYPE_CHECKING:
     from agent.roads.curve import KeyPair
 
-PATIENCE_MS = 5_000
+PATIENCE_MS = 30_000
 LET_IN = "HANDSHAKE_SUCCEEDED"
 REFUSED = "HANDSHAKE_FAILED_AUTH 400"
 

@@ -18,9 +18,25 @@ FREE = {
 """Without what only torchrun sets."""
 
 
+_holders: list[socket.socket] = []
+"""Of the ports that were given out, until the tests are over."""
+
+
+def held_port() -> socket.socket:
+    """Bind a port of loopback and do not listen at it: as long as it is held, no test that asks for any port gets it.
+
+    Who wants it by its number may listen at it, as torch's store does: both allow the reuse of its address.
+    """
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    return holder
+
+
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
+    """Return a port of loopback at which nobody listens, and which nobody else is given."""
+    _holders.append(held_port())
+    port: int = _holders[-1].getsockname()[1]
     return port
 
 

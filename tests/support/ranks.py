@@ -35,6 +35,7 @@ from ddpcore.wire import (
     encode_faults,
     encode_request,
 )
+from tests.support.meeting import held_port
 
 if TYPE_CHECKING:
     import signal
@@ -45,6 +46,9 @@ EXAMPLES = Path(__file__).parents[2] / "ddpcore" / "examples"
 
 START_S = 60.0
 """Four ranks that import torch on two busy cores."""
+
+END_S = 60.0
+"""What is killed ends at once; a machine that stands still takes as long as it likes."""
 
 Reports = dict[int, RankReport]
 
@@ -80,19 +84,22 @@ class RealRanks:
         self._inbox.bind(str(self.directory / "inbox.sock"))
         self._pids: set[int] = set()
         log_path = self.directory / "launcher.log"
-        with socket.create_server(("127.0.0.1", 0)) as store, log_path.open("wb") as log:
-            self.port: int = store.getsockname()[1]
-            if not is_watched:
-                store.close()
+        self._port_holder = held_port()
+        self.port: int = self._port_holder.getsockname()[1]
+        if is_watched:
+            self._port_holder.listen()  # the plug-in hands it to the store
+        with log_path.open("wb") as log:
             self.launcher = subprocess.Popen(
                 self._argv(command, is_watched=is_watched),
-                env=self._environment(env or {}, faults, store.fileno(), is_watched=is_watched),
+                env=self._environment(env or {}, faults, self._port_holder.fileno(), is_watched=is_watched),
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                pass_fds=[store.fileno()] if is_watched else [],
+                pass_fds=[self._port_holder.fileno()] if is_watched else [],
             )
+        if is_watched:
+            self._port_holder.close()  # the launcher has it
 
     def _argv(self, command: Sequence[str | Path], *, is_watched: bool) -> list[str]:
         options = {
@@ -144,11 +151,12 @@ class RealRanks:
         self.take_reports()
         tree = self.processes()
         for process in tree:
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
                 process.kill()
-        self.launcher.wait(10)
-        psutil.wait_procs(tree, timeout=10)
+        self.launcher.wait(END_S)
+        psutil.wait_procs(tree, timeout=END_S)
         self._inbox.close()
+        self._port_holder.close()
         shutil.rmtree(self.directory)
 
     def processes(self) -> list[psutil.Process]:
@@ -161,7 +169,7 @@ class RealRanks:
                     found[one.pid] = one
             except psutil.NoSuchProcess:
                 continue
-        return [process for process in found.values() if is_alive(process.pid)]
+        return [process for process in found.values() if still_runs(process)]
 
     def take_reports(self, timeout_s: float = 0.0) -> None:
         """Take every report that is there, waiting up to `timeout_s` for the first."""
@@ -224,7 +232,15 @@ class RealRanks:
 def is_alive(pid: int) -> bool:
     """Say whether a process runs; a zombie does not."""
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return still_runs(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return False
+
+
+def still_runs(process: psutil.Process) -> bool:
+    """Say whether it is this process that runs, and not another one of its number; a zombie does not run."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 

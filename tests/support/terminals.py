@@ -6,13 +6,14 @@ import shlex
 import subprocess
 from typing import TYPE_CHECKING
 
-from tests.support.waiting import until
+from tests.support.waiting import Answer, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
 SOCKET = "tmux"
+TMUX_S = 60.0
 
 
 class Terminal:
@@ -27,7 +28,7 @@ class Terminal:
     def tmux(self, *arguments: str) -> str:
         argv = ["tmux", "-S", self._socket, *arguments]
         return subprocess.run(
-            argv, env=self._environment, capture_output=True, text=True, check=True, timeout=10
+            argv, env=self._environment, capture_output=True, text=True, check=True, timeout=TMUX_S
         ).stdout
 
     def text(self) -> str:
@@ -55,16 +56,21 @@ class Terminal:
         """Return the lines that hold some words, with their colours."""
         return [line for line in self.tmux("capture-pane", "-e", "-p").splitlines() if words in line]
 
-    def until_it_shows(self, words: str, within_s: float) -> str:
-        self._until(lambda: words in self.text(), within_s, f"the screen shows {words!r}")
-        return self.text()
+    def until_it_shows(self, words: str, within_s: float, *others: str) -> str:
+        """Return the first screen that shows all of some words: what comes together is not painted in one go."""
+
+        def look() -> str:
+            text = self.text()
+            return text if all(one in text for one in (words, *others)) else ""
+
+        return self._until(look, within_s, f"the screen shows {', '.join(map(repr, (words, *others)))}")
 
     def until_it_no_longer_shows(self, words: str, within_s: float) -> None:
         self._until(lambda: words not in self.text(), within_s, f"the screen no longer shows {words!r}")
 
-    def _until(self, condition: Callable[[], bool], within_s: float, what: str) -> None:
+    def _until(self, condition: Callable[[], Answer], within_s: float, what: str) -> Answer:
         try:
-            until(condition, within_s, what)
+            return until(condition, within_s, what)
         except AssertionError as error:
             raise AssertionError(f"{error}:\n{self.text()}") from None
 

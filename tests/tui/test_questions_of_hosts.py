@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
+from textual.events import Key
 from textual.screen import ModalScreen
 from textual.widgets import Input
 
@@ -128,6 +129,17 @@ def box(console: Desk) -> list[str]:
     first = next(number for number, line in enumerate(lines) if "To reach" in line)
     last = next(number for number, line in enumerate(lines) if "Esc: not now" in line)
     return lines[first : last + 1]
+
+
+async def test_an_answer_is_what_was_typed_before_enter_however_soon_the_next_key_comes(house: House) -> None:
+    door = house.door("demo-2", (FIRST_CONTACT, "yes", True))
+    async with house.open() as console:
+        await console.press("a")
+        await until(console, lambda: is_asked(console))
+        await console.press(*"yes")
+        console.console.post_message(Key("enter", None))
+        console.console.post_message(Key("8", "8"))
+        await until(console, lambda: door.is_alive)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")

@@ -30,7 +30,7 @@ MAX_TOLD = 300
 FRAMES_PER_VIEW = 2
 """The agents report five times a second: rows are made every second frame."""
 MAX_FRAMES_PER_VIEW = 10
-LOOK_SHARE = 0.03
+LOOK_SHARE = 0.02
 """Of a core, for looking at the model: a look at 16,384 ranks takes ten times as long as one at 1,024, and comes less
 often."""
 FRAME_S = 0.1

@@ -140,8 +140,8 @@ def said_s(frame: bytes) -> float:
 
 def tell_delays(delays_s: list[float]) -> None:
     delays_ms = sorted(1e3 * delay_s for delay_s in delays_s)
-    p99_ms = delays_ms[int(0.99 * len(delays_ms))]
-    print(f"  {len(delays_ms)} reports, dated p50 {statistics.median(delays_ms):.1f} ms after they were made, p99 {p99_ms:.1f}")
+    p50_ms, p99_ms = statistics.median(delays_ms), delays_ms[int(0.99 * len(delays_ms))]
+    print(f"  {len(delays_ms)} reports, dated p50 {p50_ms:.1f} ms after they were made, p99 {p99_ms:.1f}")
 
 
 def num_files() -> int:

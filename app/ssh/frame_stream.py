@@ -41,6 +41,8 @@ class FrameStream:
         self._open_channel = open_channel
         self._max_pause_s = max_pause_s
         self._on_frame = on_frame
+        self.refusal: Exception | None = None
+        """What the last attempt to open a channel met; None where it was opened."""
         self._lock = threading.Lock()
         self._is_closed = False
         self._turn = 0
@@ -77,8 +79,9 @@ class FrameStream:
         channel: RingingChannel | None = None
         try:
             channel = self._open_channel()
-        except (HostUnreachableError, *CHANNEL_ERRORS):
-            pass  # the node's row says that nothing comes
+            self.refusal = None
+        except (HostUnreachableError, *CHANNEL_ERRORS) as error:
+            self.refusal = error  # the node's row says that nothing comes
         finally:
             with self._lock:
                 is_wanted = not self._is_closed

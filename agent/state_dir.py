@@ -4,7 +4,7 @@ agent.lock      held (flock) for the agent's life
 agent.log       what a daemon says; agent.log.1 before that
 audit.jsonl     what was done here, by whom; audit.jsonl.1 before that
 holder.json     the newest claim on control
-*.sock          telemetry, control, inbox; 0600
+*.sock          telemetry, reports, control, inbox; 0600
 history/        reports of the past
 jobs/ID         job.json, the job's record
 gpu-sampler.log what the GPU sampler says

@@ -34,7 +34,7 @@ def carry_merged(directory: Path, in_fd: int, out_fd: int) -> None:
     Raises:
         NoAgentError: No relay serves in the directory.
     """
-    carry_socket(directory / MERGED_SOCKET, in_fd, out_fd)
+    carry_socket(directory / MERGED_SOCKET, in_fd, out_fd, has_last_word=False)
 
 
 def read_roster(directory: Path, *, is_brief: bool = False) -> Roster:

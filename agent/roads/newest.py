@@ -13,8 +13,8 @@ import msgspec
 from agent.wire.fan_in import MAX_NODES
 from agent.wire.merged import MERGED_BYTES, Merged, MergedReport, RosterEntry
 
-ENTRY_BYTES = 64
-"""Of a node in a frame, beside its place or its report."""
+ENTRY_BYTES = 160
+"""Of a node in a frame, name and keys, beside its place or its report."""
 
 
 class _Node(msgspec.Struct):
@@ -156,7 +156,7 @@ class Onlooker:
                 break
             self._entries[node], entry = news
             nodes.append(entry)
-            num_bytes += ENTRY_BYTES + len(entry.place) + len(entry.why)
+            num_bytes += ENTRY_BYTES + len(entry.place) + len(entry.why.encode())
         return nodes, num_bytes
 
     def _untold_reports(self, max_bytes: int, now_s: float) -> list[MergedReport]:

@@ -18,9 +18,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MAX_CONSOLES = 64
+"""Of more, the one that has asked for nothing longest is let go: sshd holds the end of a dead connection for long."""
 MERGE_S = 0.05
 """Between two frames for a console that knows all there is: so many nodes are told of in one, a quarter of the time
 between two reports of a node."""
+
+
+class _Console:
+    """One that is served: what it has asked for, and when it did last, or came."""
+
+    def __init__(self) -> None:
+        self.asked: deque[float] = deque()
+        """When each frame was asked for that it has not got."""
+        self.heard_at_s = time.monotonic()
+        self.news = asyncio.Event()
 
 
 class Onlookers:
@@ -39,14 +50,14 @@ class Onlookers:
         self._num_expected = num_expected
         self._on_watched = on_watched
         self._server: asyncio.Server | None = None
-        self._news: set[asyncio.Event] = set()
-        """One of each console."""
+        self._consoles: dict[asyncio.Task[None], _Console] = {}
+        """Those that are served, by the task that does."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def are_there(self) -> bool:
         """Somebody looks on."""
-        return bool(self._news)
+        return bool(self._consoles)
 
     async def open(self, listener: socket.socket) -> None:
         """Begin to serve."""
@@ -62,43 +73,44 @@ class Onlookers:
 
     def tell_news(self) -> None:
         """Say that something has changed."""
-        for event in self._news:
-            event.set()
+        for console in self._consoles.values():
+            console.news.set()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        news = asyncio.Event()
         try:
-            if len(self._news) >= MAX_CONSOLES or peer_of(writer.get_extra_info("socket")).uid != os.geteuid():
+            if peer_of(writer.get_extra_info("socket")).uid != os.geteuid():
                 return
-            self._news.add(news)
-            if len(self._news) == 1:
+            if len(self._consoles) >= MAX_CONSOLES:
+                min(self._consoles, key=lambda served: self._consoles[served].heard_at_s).cancel()
+            console = self._consoles[task] = _Console()
+            if len(self._consoles) == 1:
                 self._on_watched()
-            await self._serve(reader, writer, news)
+            await self._serve(reader, writer, console)
         except (ConnectionError, asyncio.CancelledError):
             return  # it is gone, or we are about to be
         finally:
             self._tasks.discard(task)
             writer.close()
-            if news in self._news:
-                self._news.discard(news)
-                if not self._news:
-                    self._on_watched()
+            if self._consoles.pop(task, None) is not None and not self._consoles:
+                self._on_watched()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, news: asyncio.Event) -> None:
-        asked: deque[float] = deque()
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, console: _Console) -> None:
+        asked = console.asked
         onlooker = Onlooker(self._newest, self._relay)
-        listening = asyncio.create_task(_listen(reader, asked, news))
+        listening = asyncio.create_task(_listen(reader, console))
         try:
             while True:
-                waiting = asyncio.create_task(news.wait())
-                await asyncio.wait([listening, waiting], return_when=asyncio.FIRST_COMPLETED)
-                waiting.cancel()
+                waiting = asyncio.create_task(console.news.wait())
+                try:
+                    await asyncio.wait([listening, waiting], return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    waiting.cancel()
                 if listening.done():
                     return
-                news.clear()
+                console.news.clear()
                 while asked and onlooker.has_news:
                     now_s = time.monotonic()
                     merged = onlooker.take(int((now_s - asked[0]) * 1000), self._num_expected(), now_s)
@@ -114,10 +126,11 @@ class Onlookers:
             await asyncio.gather(listening, return_exceptions=True)
 
 
-async def _listen(reader: asyncio.StreamReader, asked: deque[float], news: asyncio.Event) -> None:
+async def _listen(reader: asyncio.StreamReader, console: _Console) -> None:
     """Note when each frame was asked for, until the console is gone or asks for what it may not."""
     while said := await reader.read(64):
-        if said.strip(ASK) or len(asked) + len(said) > MAX_ASKED:
+        if said.strip(ASK) or len(console.asked) + len(said) > MAX_ASKED:
             return
-        asked.extend([time.monotonic()] * len(said))
-        news.set()
+        console.heard_at_s = time.monotonic()
+        console.asked.extend([console.heard_at_s] * len(said))
+        console.news.set()

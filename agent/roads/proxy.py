@@ -30,8 +30,14 @@ def proxy(directory: Path, in_fd: int, out_fd: int) -> None:
     carry_socket(directory / CONTROL_SOCKET, in_fd, out_fd)
 
 
-def carry_socket(path: Path, in_fd: int, out_fd: int) -> None:
+def carry_socket(path: Path, in_fd: int, out_fd: int, *, has_last_word: bool = True) -> None:
     """Carry bytes between two descriptors and a socket, until whoever listens there has said all.
+
+    Args:
+        path: Of the socket.
+        in_fd: What is read there goes to the socket.
+        out_fd: What comes from the socket is written there.
+        has_last_word: At the end of what comes in an answer is waited for; False ends at once.
 
     Raises:
         NoAgentError: Nobody listens there.
@@ -42,15 +48,15 @@ def carry_socket(path: Path, in_fd: int, out_fd: int) -> None:
         except OSError as error:
             raise NoAgentError(f"no agent answers at {path}: {error.strerror or error}") from error
         with contextlib.suppress(ConnectionError):  # either end may go first
-            _carry(agent, in_fd, out_fd)
+            _carry(agent, in_fd, out_fd, has_last_word=has_last_word)
 
 
 def carry_reports(directory: Path, in_fd: int, out_fd: int) -> None:
     """Carry bytes between two descriptors and the stream of reports, until the agent has ended; raises as `proxy`."""
-    carry_socket(directory / REPORTS_SOCKET, in_fd, out_fd)
+    carry_socket(directory / REPORTS_SOCKET, in_fd, out_fd, has_last_word=False)
 
 
-def _carry(agent: socket.socket, in_fd: int, out_fd: int) -> None:
+def _carry(agent: socket.socket, in_fd: int, out_fd: int, *, has_last_word: bool) -> None:
     sources = [in_fd, agent.fileno()]
     while True:
         readable, _, _ = select.select(sources, [], [])
@@ -63,6 +69,8 @@ def _carry(agent: socket.socket, in_fd: int, out_fd: int) -> None:
             said = os.read(in_fd, CHUNK_BYTES)
             if said:
                 agent.sendall(said)
+            elif not has_last_word:
+                return
             else:
                 agent.shutdown(socket.SHUT_WR)
                 sources.remove(in_fd)

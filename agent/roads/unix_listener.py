@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 
-MAX_WAITING = 64
-"""Connections that nobody has accepted yet."""
+MAX_WAITING = 100
+"""Connections that nobody has accepted yet; as many as servers of asyncio have."""
 
 
 def listen_at(path: str) -> socket.socket:

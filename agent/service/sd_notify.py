@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 1.0
 """With a manager that does not come to reading: meanwhile nothing else is served."""
+READY_PATIENCE_S = 30.0
+"""With what is said once, and without which the manager ends us."""
 _VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
@@ -34,7 +36,7 @@ class ServiceManager:
 
     def ready(self, status: str) -> None:
         """Say that we serve."""
-        self._send(f"READY=1\nSTATUS={_line(status)}\nMAINPID={os.getpid()}")
+        self._send(f"READY=1\nSTATUS={_line(status)}\nMAINPID={os.getpid()}", READY_PATIENCE_S)
 
     def status(self, status: str) -> None:
         """Say what we are at."""
@@ -48,7 +50,7 @@ class ServiceManager:
         """Say that we are about to end."""
         self._send(f"STOPPING=1\nSTATUS={_line(status)}")
 
-    def _send(self, text: str) -> None:
+    def _send(self, text: str, patience_s: float = PATIENCE_S) -> None:
         if not self._address:
             return
         # A manager that does not listen, or not now, is no reason not to serve.
@@ -56,7 +58,7 @@ class ServiceManager:
             contextlib.suppress(OSError),
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender,
         ):
-            sender.settimeout(PATIENCE_S)
+            sender.settimeout(patience_s)
             sender.sendto(text.encode(), self._address)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.wire.codec import MalformedMessageError
-from agent.wire.reports import MAX_NODE_REPORT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,8 +20,8 @@ def with_length(frame: bytes) -> bytes:
 class FrameReader:
     """Takes a stream apart; chunks may be cut anywhere."""
 
-    def __init__(self, max_bytes: int = MAX_NODE_REPORT_BYTES) -> None:
-        """`max_bytes` is of the longest frame; a report of a node unless said."""
+    def __init__(self, max_bytes: int) -> None:
+        """`max_bytes` is of the longest frame."""
         self._buffer = bytearray()
         self._max_bytes = max_bytes
 

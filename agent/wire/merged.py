@@ -155,4 +155,4 @@ def decode_merged(frame: bytes) -> Merged:
 
 def _check(version: int) -> None:
     if version != RELAY_VERSION:
-        raise IncompatibleWireError(f"the relay speaks version {version}, this console {RELAY_VERSION}")
+        raise IncompatibleWireError(f"its reports are of version {version}, this console takes {RELAY_VERSION}")

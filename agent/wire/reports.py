@@ -18,7 +18,8 @@ from agent.wire.logs import LogLoss
 from agent.wire.machine import GpusReport, HostReport
 from ddpcore.wire import DECODE_ERRORS, Count, Name, Rank, RankReport, Seconds, Word
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
+"""Of reports, commands and the sockets on which they go; 1 knew no reports for the asking."""
 
 
 MAX_NODE_REPORT_BYTES = 1_048_576

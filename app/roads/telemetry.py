@@ -79,7 +79,9 @@ class Telemetry:
         """What is wrong with the nodes whose version does not fit, by node."""
         self.num_malformed: Counter[str] = Counter()
         self.heard_s: dict[str, float] = {}
-        """When each node was heard last, monotonic."""
+        """When each node was heard last, monotonic, however old what it said was."""
+        self._as_of_s: dict[str, float] = {}
+        """Of when what each node said last is."""
 
     def start(self) -> None:
         """Begin to receive; a socket that is not there yet is tried again until it is."""
@@ -173,11 +175,12 @@ class Telemetry:
 
     def take(self, node: str, frame: bytes, age_s: float = 0.0) -> None:
         """Take a frame that has come on whatever road, after so long on it; may be called from any thread."""
-        # However the way there varies, a later report is not older than an earlier one.
-        as_of_s = max(time.monotonic() - age_s, self.heard_s.get(node, -math.inf))
+        now_s = time.monotonic()
         with self._lock:
+            # However the way there varies, a later report is not older than an earlier one.
+            as_of_s = self._as_of_s[node] = max(now_s - age_s, self._as_of_s.get(node, -math.inf))
             self._latest[node] = (as_of_s, frame)
-        self.heard_s[node] = as_of_s
+            self.heard_s[node] = now_s
 
     def _decoded(self, node: str, now_s: float, frame: bytes) -> Received | None:
         try:

@@ -202,7 +202,7 @@ class Session:
 
     def is_unheard(self, node: str) -> bool:
         """Tell whether a node has said nothing for a while."""
-        heard_s = float(self._cluster.heard_s[self._cluster.nodes[node].index])
+        heard_s = self.telemetry.heard_s.get(node, -math.inf)
         return time.monotonic() > max(heard_s, self._listening_since_s) + UNHEARD_S
 
     def take_frame(self, node: str, frame: bytes, age_s: float = 0.0) -> None:

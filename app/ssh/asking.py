@@ -17,7 +17,8 @@ from agent.wire.merged import ASK, MAX_MERGED_BYTES, Merged, decode_merged
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LONG_WAY_S = 0.5
+LONG_WAY_S = 0.2
+"""As long as from report to report: what takes no longer cannot queue up."""
 
 
 class Asking:

@@ -5,6 +5,7 @@ Source: OpenSSH PROTOCOL, section 1.2: zlib@openssh.com is zlib (RFC 4253, 6.2) 
 
 from __future__ import annotations
 
+import errno
 import zlib
 
 MAX_UNPACKED_BYTES = 1_048_576
@@ -26,7 +27,12 @@ class Unpacker:
         try:
             unpacked = self._stream.decompress(data, MAX_UNPACKED_BYTES)
         except zlib.error as error:
-            raise ConnectionAbortedError(f"a packet cannot be unpacked: {error}") from error
+            raise _aborted(f"a packet cannot be unpacked: {error}") from error
         if self._stream.unconsumed_tail:
-            raise ConnectionAbortedError(f"a packet of {len(data)} bytes unpacks to more than {MAX_UNPACKED_BYTES}")
+            raise _aborted(f"a packet of {len(data)} bytes unpacks to more than {MAX_UNPACKED_BYTES}")
         return unpacked
+
+
+def _aborted(words: str) -> ConnectionAbortedError:
+    """Return it with a number: paramiko, which ends the connection of what it reads so, takes it to have one."""
+    return ConnectionAbortedError(errno.ECONNABORTED, words)

@@ -60,6 +60,10 @@ class RingingChannel(ByteChannel, Protocol):
         """True once it is ended from here, or with its connection."""
         ...
 
+    def settimeout(self, timeout: float | None) -> None:
+        """Let `recv` and `sendall` wait for so many seconds at most."""
+        ...
+
     def recv_ready(self) -> bool:
         """Say whether `recv` would return bytes at once."""
         ...

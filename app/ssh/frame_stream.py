@@ -41,8 +41,6 @@ class FrameStream:
         self._open_channel = open_channel
         self._max_pause_s = max_pause_s
         self._on_frame = on_frame
-        self.refusal: Exception | None = None
-        """What the last attempt to open a channel met; None where it was opened."""
         self._lock = threading.Lock()
         self._is_closed = False
         self._turn = 0
@@ -79,9 +77,8 @@ class FrameStream:
         channel: RingingChannel | None = None
         try:
             channel = self._open_channel()
-            self.refusal = None
-        except (HostUnreachableError, *CHANNEL_ERRORS) as error:
-            self.refusal = error  # the node's row says that nothing comes
+        except (HostUnreachableError, *CHANNEL_ERRORS):
+            pass  # the node's row says that nothing comes
         finally:
             with self._lock:
                 is_wanted = not self._is_closed
@@ -98,11 +95,12 @@ class FrameStream:
             self._try_later()
         else:
             self._asking = Asking(MAX_ASKED)
+            channel.settimeout(0.0)  # a host that takes nothing must not hold up the others
             self._far = FarEnd(channel, lambda: self._pump.gather(self._read))
             self._ask()
 
     def _ask(self) -> None:
-        """Ask for more if it is time to; of what the host does not take an errand takes care."""
+        """Ask for more if it is time to; a host that does not let us is lost."""
         if self._far is not None and (asks := self._asking.asks(time.monotonic())):
             try:
                 self._far.channel.sendall(asks)

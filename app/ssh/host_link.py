@@ -144,8 +144,6 @@ class HostLink(AgentLink):
             self._find_road()
         elif self._reports is not None:
             self._reports.begin()
-        elif self._has_telemetry:  # the agent before this one handed none out
-            self._open_telemetry_road()
 
     def go_again(self, *, asks: bool = False) -> None:
         """Log in again, without a question unless somebody waits for one; see `AgentLink.go_again`."""
@@ -198,13 +196,8 @@ class HostLink(AgentLink):
             reports = FrameStream(self._open_reports, SOCKET_PAUSE_S, self._on_frame)
         else:
             reports = FrameStream(self._open_reports_verb, VERB_PAUSE_S, self._on_frame)
-        reports.begin()
-        if self.is_forwarded and isinstance(reports.refusal, ForwardingRefusedError):
-            reports.close()
-            detail = "its agent takes commands, but hands out no reports: it is older than this console"
-            hint = f"bring this console's there: {self._how_to_install('--restart-agent')}"
-            raise IncompatibleAgentError(self.host, detail, hint)
         self._hold(reports)
+        reports.begin()
         self._reports = reports
 
     def _tunnel(self) -> Tunnel:

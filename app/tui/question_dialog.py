@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from textual.app import ComposeResult
-    from textual.events import Key
 
     from app.ssh.question_desk import Question
     from app.tui.theme import Look
@@ -25,12 +24,6 @@ MAX_CHARS = 1024
 
 class AnswerInput(Input):
     """Takes an answer; a secret is painted as dots, and leaves only to whoever has asked."""
-
-    async def on_key(self, event: Key) -> None:
-        """Submit at Enter itself: as a binding it is run when the event has come up to the app, after the next keys."""
-        if event.key == "enter":
-            event.prevent_default().stop()
-            await self.action_submit()
 
     def action_copy(self) -> None:
         """Copy what may be seen."""
@@ -85,9 +78,9 @@ class QuestionScreen(ModalScreen[None]):
         self.query_one(AnswerInput).focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Hand the answer over as it was at Enter: keys that come before this is handled are not part of it."""
+        """Hand the answer over."""
         event.stop()
-        self._answer(self.number, event.value)
+        self._answer(self.number, self.query_one(AnswerInput).taken())
         self.leave()
 
     def action_put_off(self) -> None:

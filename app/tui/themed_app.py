@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Generic
 
-from textual.app import App, ReturnType
+from textual.app import ReturnType
 from textual.filter import NoColor
 
 from app.settings.themes import THEMES
+from app.tui.key_order import KeysInOrder
 from app.tui.own_colours import OwnColours
 from app.tui.theme import textual_theme
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from app.tui.theme import Look
 
 
-class ThemedApp(App[ReturnType], Generic[ReturnType]):
+class ThemedApp(KeysInOrder[ReturnType], Generic[ReturnType]):
     """An app that wears a look.
 
     Attributes:

@@ -105,7 +105,11 @@ class GateSession:
         if lane is None:
             # Counted before it connects, which may take seconds: nobody must take it for one that never comes.
             self.journal.num_threads += 1
-            lane = self._local.lane = Lane(self.connect(), self._left)
+            try:
+                lane = self._local.lane = Lane(self.connect(), self._left)
+            except BaseException:
+                self.journal.num_threads -= 1
+                raise
         return lane
 
     def connect(self) -> Store:

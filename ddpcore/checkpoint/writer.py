@@ -163,8 +163,8 @@ def serve(job: Job, memory: int, channel: Channel) -> None:
 
 
 def leave_word(path: str, problem: str) -> None:
-    """Tell the first rank's writer what has failed, at once and whole; where the disk takes no word, that it has."""
-    with contextlib.suppress(OSError), open(f"{path}.part", "w") as failed:
+    """Tell the first rank's writer what has failed, in one piece, or as much of it as the disk takes."""
+    with contextlib.suppress(OSError), open(f"{path}.part", "w", errors="replace") as failed:
         failed.write(problem)
     with contextlib.suppress(OSError):
         os.rename(f"{path}.part", path)

@@ -17,6 +17,7 @@ import msgspec
 from agent.wire.digest import decode_frame, encode_frame
 from agent.wire.jobs import JobState, JobStatus
 from agent.wire.reports import (
+    WIRE_VERSION,
     ExitReport,
     NodeReport,
     ProcessState,
@@ -56,8 +57,8 @@ def node_report(node: int, num_nodes: int, world_size: int, turn: int, state_of:
         worker(rank, rank - first, world_size, turn, state_of(rank)) for rank in range(first, first + RANKS_PER_NODE)
     ]
     return NodeReport(
-        wire_version=1, node=f"n{node}", epoch="e", report_seq=turn, hostname=f"host{node}", agent_pid=1, num_cpus=64,
-        memory_total_bytes=2**40, memory_available_bytes=2**39, jobs=[status], workers=workers,
+        wire_version=WIRE_VERSION, node=f"n{node}", epoch="e", report_seq=turn, hostname=f"host{node}", agent_pid=1,
+        num_cpus=64, memory_total_bytes=2**40, memory_available_bytes=2**39, jobs=[status], workers=workers,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import struct
 import subprocess
 import sys
@@ -83,6 +84,22 @@ def test_telemetry_hands_a_report_out_for_each_question_until_its_input_ends(age
         assert frames.wait(10) == 0
     assert {report.epoch for report in reports} == {agent.ready["epoch"]}
     assert len({report.report_seq for report in reports}) == 3
+
+
+def test_telemetry_ends_with_its_input_also_where_the_agent_stands_still(agent: RunningAgent) -> None:
+    with carrier("telemetry", agent.directory) as frames:
+        assert frames.stdin
+        assert frames.stdout
+        frames.stdin.write(ASK)
+        frames.stdin.flush()
+        frames.stdout.read(4)
+        agent.process.send_signal(signal.SIGSTOP)
+        try:
+            frames.stdin.close()
+
+            assert frames.wait(20) == 0
+        finally:
+            agent.process.send_signal(signal.SIGCONT)
 
 
 def test_jobs_do_not_inherit_the_service_managers_door() -> None:

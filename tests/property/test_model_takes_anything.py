@@ -19,6 +19,7 @@ from agent.wire.digest import (
 )
 from agent.wire.jobs import JobState, JobStatus
 from agent.wire.reports import (
+    WIRE_VERSION,
     ExitReport,
     NodeReport,
     ProcessState,
@@ -132,7 +133,7 @@ jobs = st.builds(
 )
 node_reports = st.builds(
     NodeReport,
-    wire_version=st.just(1),
+    wire_version=st.just(WIRE_VERSION),
     node=texts,
     epoch=st.sampled_from(["x", "y"]),
     report_seq=st.integers(0, 20),
@@ -285,7 +286,7 @@ def _node(beat: int, told: list[WorkerReport]) -> NodeReport:
         node_rank=0, first_rank=0, local_world_size=4,
     )  # fmt: skip
     return NodeReport(
-        wire_version=1, node="a", epoch="e", report_seq=beat, hostname="h", agent_pid=1, num_cpus=1,
+        wire_version=WIRE_VERSION, node="a", epoch="e", report_seq=beat, hostname="h", agent_pid=1, num_cpus=1,
         jobs=[status], workers=told,
     )  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agent.wire.jobs import JobState, JobStatus
-from agent.wire.reports import ExitReport, NodeReport, ProcessState, WorkerReport
+from agent.wire.reports import WIRE_VERSION, ExitReport, NodeReport, ProcessState, WorkerReport
 from ddpcore.wire import DEFAULT_GROUP, GroupReport, Phase, Place, RankReport
 
 PLACE = Place("/home/user/train.py", 42, "train_step")
@@ -82,7 +82,7 @@ def job_status(first_rank: int = 0, **fields: Any) -> JobStatus:
 def node_report(seq: int, jobs: list[JobStatus], workers: list[WorkerReport], **fields: Any) -> NodeReport:
     """Return a node."""
     facts: dict[str, Any] = {
-        "wire_version": 1,
+        "wire_version": WIRE_VERSION,
         "node": "whatever it says",
         "epoch": "e",
         "report_seq": seq,

@@ -29,7 +29,7 @@ def our_threads() -> list[str]:
 class SshPair:
     """A client of ours, and a server that opens every channel it is asked for."""
 
-    def __init__(self, window_bytes: int = SMALL_WINDOW_BYTES) -> None:
+    def __init__(self, window_bytes: int = SMALL_WINDOW_BYTES, *, is_compressed: bool = False) -> None:
         """`window_bytes` is what the server's end of a channel lets us say before anybody has read it."""
         near, self._far_of_client = socket.socketpair()
         self._near_of_server, far = socket.socketpair()
@@ -45,11 +45,20 @@ class SshPair:
             carrier.start()
         self._server = paramiko.Transport(far, default_window_size=window_bytes)
         self._server.add_server_key(paramiko.ECDSAKey.generate())
+        if is_compressed:
+            self._server.use_compression()
         self._server.start_server(event=threading.Event(), server=_Doorman())
         self.client = Transport(near)
+        if is_compressed:
+            self.client.compress()
         self.client.start_client(timeout=WAIT_S)
         self.client.auth_none("somebody")
         self.client.watch()
+
+    def say_packed(self, packed: bytes) -> None:
+        """Have the server say what the client takes for a packed packet."""
+        self._server.packetizer.set_outbound_compressor(lambda _: packed)  # type: ignore[arg-type]
+        self._server.send_ignore()
 
     def open(self) -> paramiko.Channel:
         """Open a channel, as a tunnel does."""

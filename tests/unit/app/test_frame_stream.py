@@ -184,6 +184,18 @@ def test_closed_it_is_over_at_once_and_nothing_more_is_told(pair: SshPair, liste
     assert listening.num_opened == 1
 
 
+def test_a_host_that_takes_no_question_holds_up_no_other(pair: SshPair, listening: Listening) -> None:
+    with SshPair(window_bytes=0) as deaf:
+        stuck = Listening(deaf)
+        stuck.stream.begin()
+        deaf.accept()
+        listening.stream.begin()
+        say(pair.accept(), b"of another")
+        listening.hears(b"of another")
+        until(lambda: stuck.num_opened > 1, WAIT_S, "it is tried again")
+        stuck.stream.close()
+
+
 def test_many_are_heard_by_one_thread(pair: SshPair, listenings: Callable[[], Listening]) -> None:
     many = [listenings() for _ in range(30)]
     for listening in many:

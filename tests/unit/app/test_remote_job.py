@@ -8,7 +8,7 @@ import pytest
 from agent.wire.commands import Prepare, decode_command, encode_command
 from agent.wire.jobs import JobSpec, JobState, JobStatus
 from agent.wire.machine import GpuFigures, GpuReport, GpusReport, GpuWatchState
-from agent.wire.reports import NodeReport
+from agent.wire.reports import WIRE_VERSION, NodeReport
 from app.errors import UsageError
 from app.inventory.inventory import HostEntry
 from app.program import check_command, check_job_id, make_job_id
@@ -22,7 +22,7 @@ from app.sessions.remote_job import (
 )
 from app.ssh.agent_link import AgentPlace
 
-PLACE = AgentPlace(ready=True, dir="/s", python="/opt/python", home="/home/ada", wire_version=1)
+PLACE = AgentPlace(ready=True, dir="/s", python="/opt/python", home="/home/ada", wire_version=WIRE_VERSION)
 
 
 @pytest.mark.parametrize(

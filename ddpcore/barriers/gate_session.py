@@ -107,9 +107,9 @@ class GateSession:
             self.journal.num_threads += 1
             try:
                 lane = self._local.lane = Lane(self.connect(), self._left)
-            except BaseException:
-                self.journal.num_threads -= 1
-                raise
+            finally:
+                if lane is None:
+                    self.journal.num_threads -= 1
         return lane
 
     def connect(self) -> Store:

@@ -259,6 +259,25 @@ def test_a_thread_that_is_still_connecting_is_one_that_may_come(server: TCPStore
     assert seen == [1]
 
 
+def test_a_thread_that_does_not_get_through_to_the_store_is_counted_once_however_often_it_tries(
+    server: TCPStore,
+) -> None:
+    is_cut = [True, True, False]
+
+    def look() -> None:
+        if is_cut.pop(0):
+            raise ConnectionError("no way there")
+
+    session = session_of(cast("Store", StoreThatIsFar(server, look)), 0)
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"no way there|does not answer"):
+            session.lane()
+
+    session.lane()
+
+    assert session.journal.num_threads == 1
+
+
 def test_what_a_rank_said_in_an_earlier_process_group_is_past(server: TCPStore) -> None:
     session = session_of(server, 0)
     session.heart.start()

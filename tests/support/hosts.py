@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Self
 import psutil
 import pytest
 
+from tests.support.ranks import still_runs
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -183,12 +184,15 @@ class Host:
 
     def sessions(self) -> list[psutil.Process]:
         """The processes of SSH connections, of those too that are not let in yet."""
+        return self._sshds(are_listening=False)
+
+    def _sshds(self, *, are_listening: bool) -> list[psutil.Process]:
         assert self._init
         found = []
         for process in self._init.children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                is_ours = process.name() in SSHD_NAMES and "[listener]" not in " ".join(process.cmdline())
-                if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+                listens = "[listener]" in " ".join(process.cmdline())
+                if process.name() in SSHD_NAMES and listens is are_listening and still_runs(process):
                     found.append(process)
         return found
 
@@ -224,8 +228,10 @@ class Host:
 
     def stop_sshd(self) -> None:
         """End the listener: new connections are refused."""
+        listeners = self._sshds(are_listening=True)
         self.exec("kill", self._sshd_pid())
-        until(lambda: not (self.directory / "sshd.pid").exists(), END_S, "sshd has ended")
+        # Its file goes before it does: whoever looks for sessions just then finds none, for their parent is gone.
+        until(lambda: not any(still_runs(process) for process in listeners), END_S, "sshd has ended")
 
     def _sshd_pid(self) -> str:
         """Return the listener's pid, as the host counts; empty while it is not there, or not written yet."""

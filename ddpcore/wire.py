@@ -166,6 +166,51 @@ class GroupReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Sorted global ranks of the members; empty means every rank of the job."""
 
 
+class PeerCall(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """A send or receive between two ranks, by its place in the order of such calls."""
+
+    op: Word
+    """`send` or `recv`, also for `isend`, `irecv` and those of a batch."""
+    peer: Rank | None
+    """Global rank; None of a receive from any rank."""
+    group: Name = DEFAULT_GROUP
+    tag: Count = 0
+    number: Count = 0
+    """Number of the last such call of this rank with this peer, group and tag, from 1: sends and receives of one number
+    belong together. 0 where the calls are not counted."""
+
+
+class PeerWait(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """A wait of the main thread for a send or a receive."""
+
+    calls: Annotated[list[PeerCall], msgspec.Meta(max_length=16)]
+    """The call it waits for; of `Work.wait()`, all calls that are not known to be over."""
+    waiting_s: Seconds = 0.0
+
+
+class ChildWait(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """A wait of the main thread for a process that it has started."""
+
+    pid: Count
+    what: Word = ""
+    """`subprocess`, `process` (of multiprocessing) or `loader worker`."""
+    waiting_s: Seconds = 0.0
+
+
+class ExitWait(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What keeps a process whose program is done from ending."""
+
+    what: Word
+    """`thread`, `process` (both are joined), `atexit` (an exit handler runs) or empty where it is not known."""
+    name: Name = ""
+    """Name of the thread."""
+    place: Place | None = None
+    """The user's line that the thread or the exit handler stands at."""
+    pid: Count = 0
+    """Of the process that is joined."""
+    waiting_s: Seconds = 0.0
+
+
 class ArrivalsReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """When a rank called the latest collectives of a group, for a comparison with the ranks beside it.
 
@@ -250,6 +295,18 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     recorder_missing: bool = False
     """True when this torch has no usable flight recorder: groups stay empty and only places are known."""
     oddities: Annotated[list[Oddity], msgspec.Meta(max_length=16)] = []
+    stood_s: Seconds = 0.0
+    """How long no frame of the main thread's stack has moved; 0 while the rank makes steps."""
+    step_age_s: Seconds = 0.0
+    """Time since the last step that was seen, or since the last collective of a program that makes no steps; 0 before
+    there were a few of them."""
+    step_limit_s: Seconds = 0.0
+    """Ten usual steps, or twice the longest so far, whichever is longer: later than that a step is overdue."""
+    peer_calls: Annotated[list[PeerCall], msgspec.Meta(max_length=64)] = []
+    """The last call of each kind, peer, group and tag, the latest first."""
+    peer_wait: PeerWait | None = None
+    child_wait: ChildWait | None = None
+    exit_wait: ExitWait | None = None
     is_ending: bool = False
     """True of the last report: the interpreter ends, which may take a while."""
     can_stop: bool = False

@@ -42,7 +42,10 @@ RECORDER_MISSING_BIT = 1 << len(ODDITIES)
 NO_JOB = 255
 """In the place of a job that the report does not list."""
 
-SECONDS = ("process_s", "seen_s", "quiet_s", "report_age_s", "phase_s", "observed_s", "waited_s")
+SECONDS = (
+    *("process_s", "seen_s", "quiet_s", "report_age_s", "phase_s", "observed_s", "waited_s"),
+    *("stood_s", "step_age_s", "step_limit_s"),
+)
 """First of a record's times; then those worked, by phase."""
 COUNTS = ("step", "rss_bytes", "pss_bytes", "pid", "report_seq", "num_compared", "num_last")
 """-1 is none; the pid is that of the rank's own report."""
@@ -66,6 +69,7 @@ RANK_RECORD = struct.Struct("<" + "".join(code for _, code in RANK_FIELDS))
 HAS_REPORT, IS_STRANGE, IS_ENDING, HAS_WORKED, HAS_LOSS, IS_STEP_COUNTED, IS_COMPARED, HAS_METRICS = (
     1 << place for place in range(8)
 )
+HAS_PEER_WAIT, HAS_PEER_CALLS, HAS_CHILD_WAIT, HAS_EXIT_WAIT = (1 << place for place in range(8, 12))
 """Flags of a record. A strange report is of another rank or attempt than its worker; times worked are told or not."""
 
 STANDING_FIELDS = (
@@ -205,15 +209,18 @@ def _rank_record(worker: WorkerReport, job: int) -> bytes:
 def _spent(report: RankReport | None) -> Iterator[float]:
     """Yield how a rank has spent its time: zeros where that is not known."""
     if report is None:
-        yield from (0.0,) * (3 + len(PHASES))
+        yield from (0.0,) * (6 + len(PHASES))
         return
     yield from (report.phase_s, report.observed_s, report.waited_s)
+    yield from (report.stood_s, report.step_age_s, report.step_limit_s)
     yield from report.worked_s if len(report.worked_s) == len(PHASES) else (0.0,) * len(PHASES)
 
 
 def _report_flags(worker: WorkerReport, report: RankReport) -> int:
     is_own = (report.rank, report.job_id, report.attempt) == (worker.rank, worker.job_id, worker.attempt)
     flags = HAS_REPORT | IS_STRANGE * (not is_own) | IS_ENDING * report.is_ending
+    flags |= HAS_PEER_WAIT * (report.peer_wait is not None) | HAS_PEER_CALLS * bool(report.peer_calls)
+    flags |= HAS_CHILD_WAIT * (report.child_wait is not None) | HAS_EXIT_WAIT * (report.exit_wait is not None)
     return flags | HAS_WORKED * (len(report.worked_s) == len(PHASES))
 
 

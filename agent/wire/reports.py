@@ -16,7 +16,7 @@ from agent.wire.fields import LongText
 from agent.wire.jobs import JobStatus
 from agent.wire.logs import LogLoss
 from agent.wire.machine import GpusReport, HostReport
-from ddpcore.wire import DECODE_ERRORS, Count, Name, Rank, RankReport, Seconds, Word
+from ddpcore.wire import DECODE_ERRORS, Count, Name, Place, Rank, RankReport, Seconds, Word
 
 WIRE_VERSION = 2
 """Of reports, commands and the sockets on which they go; 1 knew no reports for the asking."""
@@ -71,6 +71,17 @@ class LatenessReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Of these, those to which it came last."""
 
 
+class OutsideLook(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """Where a process stands that cannot tell it itself, as py-spy has seen it."""
+
+    pid: Count
+    """The rank's own, or that of a child that the rank waits for."""
+    place: Place | None = None
+    """The innermost line that is the user's; None where it was seen and has none."""
+    age_s: Seconds = 0.0
+    """How long ago it was seen."""
+
+
 class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One worker of a job: its process as the node sees it, and its last rank report."""
 
@@ -104,6 +115,8 @@ class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """How long ago `report` arrived."""
     lateness: LatenessReport | None = None
     """None while it has not been compared with another rank of its node."""
+    outside: OutsideLook | None = None
+    """None unless the rank does not report, or waits for a child."""
 
 
 class ControlReport(msgspec.Struct, frozen=True, gc=False):

@@ -22,6 +22,7 @@ from agent.wire.reports import (
     WIRE_VERSION,
     ExitReport,
     NodeReport,
+    OutsideLook,
     ProcessState,
     WorkerReport,
     decode_node_report,
@@ -32,7 +33,19 @@ from app.model.cluster import Cluster
 from app.rows import Cause
 from app.status_object import status_object
 from app.view import View
-from ddpcore.wire import BARRIER_GROUP, GroupReport, Oddity, Phase, Place, RankReport, TrainingReport
+from ddpcore.wire import (
+    BARRIER_GROUP,
+    ChildWait,
+    ExitWait,
+    GroupReport,
+    Oddity,
+    PeerCall,
+    PeerWait,
+    Phase,
+    Place,
+    RankReport,
+    TrainingReport,
+)
 
 NODES = ["a", "b", "c"]
 
@@ -54,6 +67,14 @@ groups = st.builds(
     waiting_s=seconds,
     is_waiting=st.booleans(),
     ranks=st.lists(ranks, max_size=4),
+)
+peer_calls = st.builds(
+    PeerCall,
+    op=st.sampled_from(["send", "recv", "\x1b"]),
+    peer=st.none() | ranks,
+    group=st.sampled_from(["0", "1"]),
+    tag=counts,
+    number=counts,
 )
 places = st.none() | st.builds(Place, file=texts, line=counts, function=texts)
 reports = st.builds(
@@ -81,6 +102,13 @@ reports = st.builds(
     recorder_missing=st.booleans(),
     is_step_counted=st.booleans(),
     oddities=st.lists(st.sampled_from(Oddity), max_size=4),
+    stood_s=seconds,
+    step_age_s=seconds,
+    step_limit_s=seconds,
+    peer_calls=st.lists(peer_calls, max_size=4),
+    peer_wait=st.none() | st.builds(PeerWait, calls=st.lists(peer_calls, max_size=4), waiting_s=seconds),
+    child_wait=st.none() | st.builds(ChildWait, pid=counts, what=texts, waiting_s=seconds),
+    exit_wait=st.none() | st.builds(ExitWait, what=texts, name=texts, place=places, pid=counts, waiting_s=seconds),
     can_stop=st.booleans(),
     training=st.none()
     | st.builds(
@@ -104,6 +132,7 @@ workers = st.builds(
     attempt=st.integers(0, 1),
     rank=ranks,
     local_rank=ranks,
+    outside=st.none() | st.builds(OutsideLook, pid=counts, place=places, age_s=seconds),
     pid=counts,
     process=st.sampled_from(ProcessState),
     process_s=seconds,

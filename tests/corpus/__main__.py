@@ -1,4 +1,7 @@
-"""Plays the corpus and prints how right the verdicts are: `python -m tests.corpus [--seeds N] [--real]`."""
+"""Plays the corpus and prints how right the verdicts are.
+
+`python -m tests.corpus [--seeds N]`, `--real`, or `--reported [NAME ...]`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from tests.corpus.real import REAL, play_real
+from tests.corpus.reported.table import chosen, figures, line, play_and_score
 from tests.corpus.scenarios import ALL, Outcome, play
 
 
@@ -16,7 +20,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3, help="simulations of each scenario")
     parser.add_argument("--real", action="store_true", help="real torchrun ranks instead, once each: some minutes")
+    parser.add_argument(
+        "--reported", nargs="*", metavar="NAME", help="programs that users report, or classes of them: half an hour"
+    )
+    parser.add_argument("--patience", type=float, default=1.0, help="times as long as on a quiet machine")
     arguments = parser.parse_args()
+    if arguments.reported is not None:
+        _play_reported(arguments.reported, arguments.patience)
+        return
     outcomes: list[Outcome] = []
     if arguments.real:
         with tempfile.TemporaryDirectory() as directory:
@@ -29,6 +40,14 @@ def main() -> None:
             outcomes += played
             _print(played)
     _print_figures(outcomes)
+
+
+def _play_reported(names: list[str], patience: float) -> None:
+    scores = []
+    for program in chosen(names):
+        scores.append(play_and_score(program, patience))
+        print(line(scores[-1]), flush=True)  # noqa: T201 - what the command is for
+    print("\n".join(figures(scores)))  # noqa: T201 - as above
 
 
 def _print(outcomes: list[Outcome]) -> None:

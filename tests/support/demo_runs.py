@@ -59,8 +59,11 @@ class DemoHouse:
         return [sys.executable, "-P", "-m", "app", "demo", *options]
 
     def start(self, *options: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        return self.start_command(*self.argv(*options), environment=environment)
+
+    def start_command(self, *argv: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            self.argv(*options),
+            argv,
             env=self.environment if environment is None else environment,
             cwd=self.home,
             stdin=subprocess.DEVNULL,

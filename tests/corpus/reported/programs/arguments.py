@@ -1,0 +1,106 @@
+"""Ranks that call the same, or about the same, with other arguments: `torchrun arguments.py MODE`."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.corpus.reported.programs.training import fault_begins, make_model, train
+
+
+def all_reduce_sizes() -> None:
+    """Rank 1's vocabulary has one entry more."""
+    counts = torch.zeros(1001 if rank == 1 else 1000)
+    begin()
+    dist.all_reduce(counts)  # culprit: all_reduce_sizes
+
+
+def all_gather_shapes() -> None:
+    """The last rank's last batch is smaller."""
+    predictions = torch.zeros(200 if rank == world_size - 1 else 320)
+    begin()
+    dist.all_gather(
+        [torch.zeros_like(predictions) for _ in range(world_size)], predictions
+    )  # culprit: all_gather_shapes
+
+
+def all_reduce_dtypes() -> None:
+    """Rank 1 adds up in double."""
+    loss = torch.zeros(64, dtype=torch.float64 if rank == 1 else torch.float32)
+    begin()
+    dist.all_reduce(loss)  # culprit: all_reduce_dtypes
+
+
+def broadcast_sources() -> None:
+    """Rank 1 takes itself for the source."""
+    weights = torch.zeros(100_000)
+    begin()
+    dist.broadcast(weights, src=1 if rank == 1 else 0)  # culprit: broadcast_sources
+    train(model, 100)
+
+
+def object_list_sources() -> None:
+    """Each node's first rank was to send the configuration, and each rank thinks that it is first."""
+    configuration: list[object] = [{"lr": 0.1}]
+    begin()
+    dist.broadcast_object_list(configuration, src=rank)  # culprit: object_list_sources
+    dist.barrier()
+
+
+def different_order() -> None:
+    """Losses are reduced in the order of a dict that rank 1 has filled in another order."""
+    losses = {"box": torch.zeros(10), "mask": torch.zeros(4000)}
+    names = sorted(losses, reverse=rank == 1)
+    begin()
+    for name in names:
+        dist.all_reduce(losses[name])  # culprit: different_order
+
+
+def gather_against_all_reduce() -> None:
+    """Rank 0 was changed to gather, the others were not."""
+    loss = torch.ones(1000)
+    begin()
+    if rank == 0:
+        dist.gather(loss, [torch.zeros(1000) for _ in range(world_size)])  # culprit: gather_against_all_reduce
+    else:
+        dist.all_reduce(loss)  # victims: gather_against_all_reduce
+
+
+def different_models() -> None:
+    """Rank 1 counts one class more."""
+    begin()
+    DistributedDataParallel(nn.Linear(8, 11 if rank == 1 else 10))  # culprit: different_models
+
+
+def new_group_on_some() -> None:
+    """Only the members of the group make it, while the last rank goes on."""
+    begin()
+    if rank != world_size - 1:
+        dist.new_group(list(range(world_size - 1)))  # victims: new_group_on_some
+    train(model, 100)
+
+
+def groups_in_other_order() -> None:
+    """Two groups of both ranks, which rank 1 uses in the other order."""
+    groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
+    begin()
+    for group in reversed(groups) if rank == 1 else groups:
+        dist.all_reduce(torch.ones(4), group=group)  # culprit: groups_in_other_order
+
+
+def begin() -> None:
+    if rank == (0 if sys.argv[1] == "gather_against_all_reduce" else world_size - 1):
+        fault_begins()
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    model = make_model()
+    train(model, 30)
+    globals()[sys.argv[1]]()
+    dist.destroy_process_group()

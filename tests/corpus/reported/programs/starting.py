@@ -1,0 +1,79 @@
+"""Jobs that do not come to their training: `torchrun starting.py MODE`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+from tests.corpus.reported.programs.training import fault_begins, make_model, train
+
+rank = int(os.environ["RANK"])
+
+
+def late_to_init() -> None:
+    """Rank 1 does not come to init_process_group."""
+    if rank == 1:
+        fault_begins()
+        time.sleep(3600)  # culprit: late_to_init
+    dist.init_process_group("gloo")  # victims: late_to_init
+
+
+def stranger_on_the_port() -> None:
+    """MASTER_PORT is set by the program, and another server listens there."""
+    port = 20_000 + os.getppid() % 20_000
+    if rank == 0:
+        server = socket.create_server(("127.0.0.1", port))
+        threading.Thread(target=keep_mute, args=(server,), daemon=True).start()
+        fault_begins()
+    time.sleep(1.0)
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", str(port)
+    dist.init_process_group("gloo")  # culprit: stranger_on_the_port
+
+
+def keep_mute(server: socket.socket) -> None:
+    connections = []
+    while True:
+        connections.append(server.accept())
+
+
+def spawned() -> None:
+    """The program starts its ranks itself; the second one of them stops."""
+    spawn(spawned_rank, nprocs=2)  # type: ignore[no-untyped-call]
+
+
+def spawned_rank(index: int) -> None:
+    init_spawned(index)
+    model = make_model()
+    train(model, 40)
+    if index == 1:
+        fault_begins()
+        time.sleep(3600)
+    train(model, 40)
+
+
+def init_spawned(index: int) -> None:
+    meeting = Path(tempfile.gettempdir(), f"group-{os.getppid()}")
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=index, world_size=2)
+
+
+def spawned_and_well() -> None:
+    """The program starts its ranks itself, and all is well."""
+    spawn(healthy_spawned_rank, nprocs=2)  # type: ignore[no-untyped-call]
+
+
+def healthy_spawned_rank(index: int) -> None:
+    init_spawned(index)
+    train(make_model(), 300)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

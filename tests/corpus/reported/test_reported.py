@@ -1,0 +1,51 @@
+"""What users see of the programs that users report: some in the default run, the rest with `-m reported`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.corpus.reported.scoring import Score
+from tests.corpus.reported.table import PROGRAMS, line, play_and_score
+
+if TYPE_CHECKING:
+    from tests.corpus.reported.truth import Program
+
+PATIENCE = 6.0
+"""For a machine with other work, which also stands still now and then."""
+DEFAULT_RUN = [program for program in PROGRAMS if program.in_ci]
+REST = [program for program in PROGRAMS if not program.in_ci]
+
+
+def test_there_are_sixty_with_a_source_beside_each() -> None:
+    assert len(PROGRAMS) >= 60
+    assert [program.name for program in PROGRAMS if not program.source.url.startswith("https://")] == []
+    assert len({program.name for program in PROGRAMS}) == len(PROGRAMS)
+    assert len(DEFAULT_RUN) == 12
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_the_lines_that_must_be_told_are_marked(program: Program) -> None:
+    assert program.path.exists()
+    assert len(program.patterns()) == len(program.tells)
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("program", DEFAULT_RUN, ids=lambda program: program.name)
+def test_what_is_shown_is_right(program: Program) -> None:
+    assert_right(program)
+
+
+@pytest.mark.reported
+@pytest.mark.ranks
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("program", REST, ids=lambda program: program.name)
+def test_what_is_shown_of_the_rest_is_right(program: Program) -> None:
+    assert_right(program)
+
+
+def assert_right(program: Program) -> None:
+    scored = play_and_score(program, PATIENCE)
+    assert scored.score is Score.RIGHT, line(scored)

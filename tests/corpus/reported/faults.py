@@ -12,9 +12,9 @@ NOT_EXITING = frozenset(cause for cause in Cause if cause in {"not_exiting", "st
 EXITED = frozenset({Cause.EXITED})
 
 UNEVEN_CALLS = (
-    Program("uneven.rank_0_evaluates", 3, COUNTS, ((0,),), (r"{culprit}", "broadcast|barrier"), EXIT_S, in_ci=True),
+    Program("uneven.rank_0_evaluates", 3, COUNTS, ((0,),), (r"{culprit}", "broadcast|barrier"), EXIT_S),
     Program("uneven.sanity_check", 3, COUNTS, ((0,),), (r"{culprit}", "broadcast"), EXIT_S),
-    Program("uneven.early_return", 3, COUNTS, ((0,), (0, 1, 2)), (r"{culprit}", "barrier"), EXIT_S),
+    Program("uneven.early_return", 3, COUNTS, ((0,), (0, 1, 2)), (r"{culprit}", "barrier"), EXIT_S, in_ci=True),
     Program(
         "uneven.fewer_batches_and_out",
         2,
@@ -23,14 +23,21 @@ UNEVEN_CALLS = (
         ("all_reduce",),
         EXIT_S,
         ends_itself=True,
+    ),
+    Program(
+        "uneven.fewer_batches_and_barrier",
+        3,
+        COUNTS,
+        ((1,),),
+        (r"{culprit}", "barrier", "all_reduce"),
+        EXIT_S,
         in_ci=True,
     ),
-    Program("uneven.fewer_batches_and_barrier", 3, COUNTS, ((1,),), (r"{culprit}", "barrier", "all_reduce"), EXIT_S),
-    Program("uneven.early_stop", 3, COUNTS, ((2,),), (r"{culprit}", "all_gather", "all_reduce"), EXIT_S),
+    Program("uneven.early_stop", 3, COUNTS, ((2,),), (r"{culprit}", "all_gather", "all_reduce"), EXIT_S, in_ci=True),
     Program("uneven.skipped_batch", 3, COUNTS, ((1,),), (r"{culprit}", "barrier"), EXIT_S),
     Program("uneven.swallowed_exception", 3, COUNTS, ((1,), (), (0, 1, 2)), ("all_reduce",), EXIT_S, ends_itself=True),
     Program("uneven.accumulation", 3, COUNTS, ((1,),), (r"{culprit}", "barrier"), EXIT_S),
-    Program("uneven.empty_shard", 3, COUNTS, ((2,),), ("all_gather", "{victims}"), EXIT_S),
+    Program("uneven.empty_shard", 3, COUNTS, ((2,),), ("all_gather", "{victims}"), EXIT_S, in_ci=True),
     Program(
         "uneven.unused_parameters",
         3,
@@ -39,6 +46,7 @@ UNEVEN_CALLS = (
         ("Expected to have finished reduction",),
         EXIT_S,
         ends_itself=True,
+        in_ci=True,
     ),
 )
 
@@ -51,7 +59,6 @@ OTHER_ARGUMENTS = (
         ("all_reduce",),
         EXIT_S,
         ends_itself=True,
-        in_ci=True,
     ),
     Program(
         "arguments.all_gather_shapes", 3, MISMATCH, ((2,), (), (0, 1, 2)), ("all_gather",), EXIT_S, ends_itself=True
@@ -62,14 +69,22 @@ OTHER_ARGUMENTS = (
     Program("arguments.broadcast_sources", 3, MISMATCH, ((1,),), ("src|source|root", "{culprit}"), EXIT_S),
     Program("arguments.object_list_sources", 2, MISMATCH, ((0, 1), (), (1,)), ("{culprit}",), EXIT_S),
     Program("arguments.different_order", 3, MISMATCH, ((1,), (), (0, 1, 2)), ("all_reduce",), EXIT_S, ends_itself=True),
-    Program("arguments.gather_against_all_reduce", 3, MISMATCH, ((0,),), ("gather", "all_reduce", "{culprit}"), EXIT_S),
+    Program(
+        "arguments.gather_against_all_reduce",
+        3,
+        MISMATCH,
+        ((0,),),
+        ("gather", "all_reduce", "{culprit}"),
+        EXIT_S,
+        in_ci=True,
+    ),
     Program("arguments.different_models", 3, EXITED | MISMATCH, ((1,),), (), EXIT_S, ends_itself=True),
     Program("arguments.new_group_on_some", 3, COUNTS | HELD_UP, ((2,), (0, 1, 2)), ("new_group", "{victims}")),
-    Program("arguments.groups_in_other_order", 2, MISMATCH, ((0, 1), ()), ("all_reduce",), EXIT_S),
+    Program("arguments.groups_in_other_order", 2, MISMATCH, ((0, 1), ()), ("all_reduce",), EXIT_S, in_ci=True),
 )
 
 MESSAGES = (
-    Program("messages.both_receive", 2, MISMATCH, ((0, 1),), ("recv", "{culprit}"), in_ci=True),
+    Program("messages.both_receive", 2, MISMATCH, ((0, 1),), ("recv", "{culprit}")),
     Program("messages.send_nobody_receives", 3, MISMATCH, ((0,), (0, 2), (2,)), ("send", "{culprit}")),
     Program("messages.ring", 4, MISMATCH, ((0, 1, 2, 3),), ("recv", "{culprit}")),
     Program("messages.one_micro_batch_more", 2, MISMATCH, ((0, 1), (0,), (1,)), ("recv", "{culprit}")),
@@ -77,13 +92,15 @@ MESSAGES = (
 )
 
 STANDING = (
-    Program("standing.all_in_open", 3, HELD_UP, ((0, 1, 2), ()), ("{culprit}|pathlib",), in_ci=True),
-    Program("standing.one_in_open", 2, HELD_UP, ((1,),), ("{culprit}", "all_reduce")),
+    Program("standing.all_in_open", 3, HELD_UP, ((0, 1, 2), ()), ("{culprit}|pathlib",)),
+    Program("standing.one_in_open", 2, HELD_UP, ((1,),), ("{culprit}", "all_reduce"), in_ci=True),
     Program("standing.lock", 2, HELD_UP, ((1,),), ("{culprit}", "all_reduce")),
     Program("standing.loader_worker_stuck", 2, HELD_UP, ((1,),), ("{culprit}", r"pid \d+|process \d+", "all_reduce")),
-    Program("standing.loader_worker_killed", 2, EXITED, ((1,),), ("DataLoader worker",), 6.0, ends_itself=True),
+    Program(
+        "standing.loader_worker_killed", 2, EXITED, ((1,),), ("DataLoader worker",), 6.0, ends_itself=True, in_ci=True
+    ),
     Program("standing.child", 2, HELD_UP, ((0,),), ("{culprit}", "barrier", "sleep|pid|process")),
-    Program("standing.gil", 2, frozenset({Cause.SILENT}), ((1,),), ("{culprit}",), in_ci=True),
+    Program("standing.gil", 2, frozenset({Cause.SILENT}), ((1,),), ("{culprit}",)),
     Program("standing.stopped", 2, frozenset({Cause.FROZEN}), ((1,),), ("all_reduce",), EXIT_S, in_ci=True),
     Program("standing.tracker", 2, HELD_UP, ((0,),), ("{culprit}", "barrier")),
 )
@@ -95,7 +112,7 @@ STARTS = (
 )
 
 ENDINGS = (
-    Program("endings.missing_20", 2, HELD_UP, ((1,),), ("{culprit}", "barrier"), ends_itself=True, in_ci=True),
+    Program("endings.missing_20", 2, HELD_UP, ((1,),), ("{culprit}", "barrier"), ends_itself=True),
     Program(
         "endings.mismatch_20", 3, MISMATCH, ((1,),), ("{culprit}", "barrier", "all_reduce"), EXIT_S, ends_itself=True
     ),
@@ -106,7 +123,7 @@ ENDINGS = (
     Program(
         "endings.out_of_budget", 2, frozenset({Cause.FEWER_CALLS}), ((0,),), ("all_reduce",), EXIT_S, ends_itself=True
     ),
-    Program("endings.killed", 2, EXITED, ((1,),), ("SIGKILL",), EXIT_S, ends_itself=True, in_ci=True),
+    Program("endings.killed", 2, EXITED, ((1,),), ("SIGKILL",), EXIT_S, ends_itself=True),
     Program("endings.segmentation_fault", 2, EXITED, ((1,),), ("SIGSEGV",), EXIT_S, ends_itself=True),
     Program("endings.monitored_barrier", 2, HELD_UP, ((1,),), ("{culprit}", "monitored_barrier"), ends_itself=True),
     Program("endings.cancelled", 2, HELD_UP, ((1,),), ("{culprit}", "barrier"), ends_itself=True),

@@ -140,6 +140,25 @@ class Place(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     function: Name
 
 
+class PastCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A collective that a rank has called in a group, as far as the other members' have to be like it."""
+
+    seq: Count
+    op: Word = ""
+    """In torch's words, without the backend's prefix: `all_reduce`."""
+    num_elements: Annotated[int, msgspec.Meta(ge=-1, le=2**62)] = -1
+    """Elements of all its inputs; -1 where it has none."""
+    dtype: Word = ""
+    """Element type of its inputs in torch's words: `Float`."""
+
+
+class StepCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How many collectives of a group a rank had called when it finished a step."""
+
+    step: Count
+    seq: Count
+
+
 class GroupReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Where a rank stands in one process group.
 
@@ -164,6 +183,16 @@ class GroupReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """True once the wait has been seen by two samples in a row."""
     ranks: list[Rank] = []
     """Sorted global ranks of the members; empty means every rank of the job."""
+    dtypes: Annotated[list[Word], msgspec.Meta(max_length=8)] = []
+    """Element types of the inputs of the last called operation, one for each of `sizes`: `Float`."""
+    root: Rank | None = None
+    """Global rank that a waiting call names as its source or destination; None where it names none, or is not known."""
+    reduce_op: Word = ""
+    """Reduction of a waiting call: `SUM`; empty where it has none, or is not known."""
+    past: Annotated[list[PastCall], msgspec.Meta(max_length=16)] = []
+    """Last calls, ascending up to `enqueued_seq`; only while that is known to be the last one."""
+    steps: Annotated[list[StepCalls], msgspec.Meta(max_length=32)] = []
+    """Calls made by the end of some steps, ascending: the newest steps, and older ones that all ranks pick alike."""
 
 
 class PeerCall(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

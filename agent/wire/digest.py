@@ -83,6 +83,24 @@ STANDING_RECORD = struct.Struct("<" + "".join(code for _, code in STANDING_FIELD
 """Where a rank stands in a group: seqs enqueued and completed, elements of the call's inputs; which rank's record and
 which of the calls."""
 
+NUM_PAST = 8
+"""Last calls of a history."""
+HISTORY_FIELDS = (
+    ("counts", "2q"),
+    ("row", "I"),
+    ("call", "I"),
+    ("reduce_op", "I"),
+    ("ops", f"{NUM_PAST}I"),
+    ("shapes", f"{NUM_PAST}I"),
+)
+HISTORY_RECORD = struct.Struct("<" + "".join(code for _, code in HISTORY_FIELDS) + "4x")
+"""What a rank has called last in a group: the seq of the newest call and its root (-1 is none); which rank's record
+and which of the calls; then checksums, 0 where a thing is not known: of the newest call's reduction, of the last calls'
+operations, and of their sizes with their element types, ascending up to the newest."""
+
+SIZED_OPS = frozenset({"all_reduce", "broadcast", "reduce"})
+"""Operations whose members must bring equally many elements of one type."""
+
 MAX_ELEMENTS = 2**62
 """Element counts are compared, never allocated: a peer's absurd sizes are cut to what an int64 holds."""
 MAX_DIMENSIONS = 16
@@ -108,6 +126,8 @@ class Digest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Distinct ones."""
     standings: bytes = b""
     """A `STANDING_RECORD` for each group of each rank."""
+    histories: bytes = b""
+    """A `HISTORY_RECORD` for each of those whose last calls are known."""
 
 
 class NodeFrame(NodeHead, frozen=True, omit_defaults=True, dict=True, gc=True):
@@ -162,7 +182,7 @@ def decode_frame(frame: bytes) -> NodeFrame:
 def digest_of(report: NodeReport) -> Digest:
     """Return the digest of a report's workers."""
     place_of = {(status.job_id, status.attempt): place for place, status in enumerate(report.jobs[:NO_JOB])}
-    ranks, standings = bytearray(), bytearray()
+    ranks, standings, histories = bytearray(), bytearray(), bytearray()
     calls: dict[tuple[object, ...], int] = {}
     told: list[GroupCall] = []
     for row, worker in enumerate(report.workers):
@@ -173,7 +193,9 @@ def digest_of(report: NodeReport) -> Digest:
             if call == len(told):
                 told.append(GroupCall(group.group, group.op, group.label, group.ranks))
             standings += _standing_record(group, row, call)
-    return Digest(bytes(ranks), told, bytes(standings))
+            if group.past:
+                histories += _history_record(group, row, call)
+    return Digest(bytes(ranks), told, bytes(standings), bytes(histories))
 
 
 def _rank_record(worker: WorkerReport, job: int) -> bytes:
@@ -236,6 +258,28 @@ def _standing_record(group: GroupReport, row: int, call: int) -> bytes:
     return STANDING_RECORD.pack(
         group.enqueued_seq, group.completed_seq, elements, group.waiting_s, row, call, group.is_waiting
     )
+
+
+def _history_record(group: GroupReport, row: int, call: int) -> bytes:
+    newest = group.past[-1].seq
+    ops, shapes = [0] * NUM_PAST, [0] * NUM_PAST
+    for past in group.past:
+        place = NUM_PAST - 1 - (newest - past.seq)
+        if 0 <= place < NUM_PAST:
+            ops[place] = _checksum(past.op)
+            shapes[place] = shape_checksum(past.op, past.num_elements, past.dtype)
+    root = -1 if group.root is None else group.root
+    return HISTORY_RECORD.pack(newest, root, row, call, _checksum(group.reduce_op), *ops, *shapes)
+
+
+def shape_checksum(op: str, num_elements: int, dtype: str) -> int:
+    """Return the checksum of a call's sizes and types; 0 where members may differ in them, or they are not known."""
+    return _checksum(f"{num_elements} {dtype}") if op in SIZED_OPS and num_elements >= 0 else 0
+
+
+def _checksum(text: str) -> int:
+    """Return a number for a text, and 0 for none."""
+    return zlib.crc32(text.encode()) or 1 if text else 0
 
 
 def count_elements(sizes: list[list[int]]) -> int:

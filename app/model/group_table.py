@@ -6,10 +6,45 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from agent.wire.digest import NUM_PAST
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+
+class CallHistory:
+    """What each member of a group has called last, as checksums, of which 0 is unknown.
+
+    Attributes:
+        newest: Seq of the newest call that is known of each member; -1 where none is.
+        ops: Operations of the `NUM_PAST` calls up to it, ascending.
+        shapes: Sizes and element types of these, where all members must bring the same.
+        root: Source or destination that the newest call names; -1 where none is known.
+        reduce_op: Its reduction.
+    """
+
+    def __init__(self, num_members: int) -> None:
+        self.newest = np.full(num_members, -1, np.int64)
+        self.ops = np.zeros((num_members, NUM_PAST), np.uint32)
+        self.shapes = np.zeros((num_members, NUM_PAST), np.uint32)
+        self.root = np.full(num_members, -1, np.int64)
+        self.reduce_op = np.zeros(num_members, np.uint32)
+
+    def put(self, slots: NDArray[np.int64], told: NDArray[np.void]) -> None:
+        """Write what members say of themselves: records of `app.model.rank_batch.HISTORIES`, one for each slot."""
+        self.newest[slots], self.root[slots] = told["counts"].T
+        self.ops[slots], self.shapes[slots] = told["ops"], told["shapes"]
+        self.reduce_op[slots] = told["reduce_op"]
+
+    def calls_at(self, seq: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        """Return every member's operation and shape at a seq, 0 where it is not known."""
+        place = NUM_PAST - 1 - (self.newest - seq)
+        is_known = (place >= 0) & (place < NUM_PAST) & (self.newest >= 0)
+        column = np.where(is_known, place, 0)
+        rows = np.arange(len(place))
+        return np.where(is_known, self.ops[rows, column], 0), np.where(is_known, self.shapes[rows, column], 0)
 
 
 class GroupTable:
@@ -25,6 +60,7 @@ class GroupTable:
         code: Index of (operation, label) in `JobModel.calls`.
         num_elements: Elements of the call's inputs; -1 when it does not wait or has none.
         stamp: Number of the rank's report that brought these facts (`JobModel.stamp`).
+        history: What members have called last; None until one of them reports it.
     """
 
     def __init__(self, name: str, members: Sequence[int] | None, world_size: int) -> None:
@@ -39,6 +75,7 @@ class GroupTable:
         self.code = np.zeros(num_members, np.int32)
         self.num_elements = np.full(num_members, -1, np.int64)
         self.stamp = np.zeros(num_members, np.int64)
+        self.history: CallHistory | None = None
 
     def slots(self, ranks: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the slots of ranks, and which of them are members at all."""
@@ -67,6 +104,12 @@ class GroupTable:
             waiting = slots[is_waiting]
             self.wait_since_s[waiting] = (report_at_s - told["waiting_s"])[is_waiting]
             self.num_elements[waiting] = num_elements[is_waiting]
+
+    def put_history(self, slots: NDArray[np.int64], told: NDArray[np.void]) -> None:
+        """Write what members have called last."""
+        if self.history is None:
+            self.history = CallHistory(len(self.members))
+        self.history.put(slots, told)
 
     def validate(self, world_size: int) -> None:
         """State the invariants."""

@@ -10,6 +10,8 @@ from app.model.group_table import GroupTable
 from ddpcore.wire import BARRIER_GROUP, DEFAULT_GROUP
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from numpy.typing import NDArray
 
     from agent.wire.digest import GroupCall
@@ -48,36 +50,22 @@ class GroupTables:
             report_at_s: When the newest report was made, by rank.
             stamp: The number of that report, by rank.
         """
-        found, row, call = batch.standings()
-        is_new = ranks[row] >= 0
-        if not is_new.all():
-            found, row, call = found[is_new], row[is_new], call[is_new]
-        tables: list[GroupTable] = []
-        place_of: dict[str, int] = {}
-        table_of, code_of = [], []
-        wanted = set(np.unique(call).tolist())
         calls = [call for frame in batch.frames for call in frame.digest.calls]
-        for number, told in enumerate(calls):
-            table = self._table(told) if number in wanted else None
-            if table is None:
-                table_of.append(-1)
-                code_of.append(0)
-                continue
-            place = place_of.setdefault(table.name, len(tables))
-            if place == len(tables):
-                tables.append(table)
-            table_of.append(place)
-            code_of.append(self._code(told))
-        whose, code = np.array(table_of, np.int64)[call], np.array(code_of, np.int32)[call]
-        num_ignored = int((whose < 0).sum())
-        for place, table in enumerate(tables):
-            own = np.flatnonzero(whose == place)
-            members = ranks[row[own]]
-            slots, is_member = table.slots(members)
-            if not is_member.all():
-                num_ignored += int((~is_member).sum())
-                own, members, slots = own[is_member], members[is_member], slots[is_member]
-            table.put(slots, found[own], report_at_s[members], code[own], stamp[members])
+        tables: list[GroupTable | None] = [None] * len(calls)
+        codes = np.zeros(len(calls), np.int32)
+        found, row, call = _of_news(ranks, *batch.standings())
+        for number in np.unique(call).tolist():
+            table = tables[number] = self._table(calls[number])
+            codes[number] = 0 if table is None else self._code(calls[number])
+        num_ignored = 0
+        for table, own, members, slots, num_strangers in _by_table(tables, ranks[row], call):
+            num_ignored += num_strangers
+            if table is not None:
+                table.put(slots, found[own], report_at_s[members], codes[call[own]], stamp[members])
+        past, row, call = _of_news(ranks, *batch.histories())
+        for table, own, _, slots, _ in _by_table(tables, ranks[row], call):
+            if table is not None:
+                table.put_history(slots, past[own])
         return num_ignored
 
     def _table(self, call: GroupCall) -> GroupTable | None:
@@ -111,3 +99,35 @@ class GroupTables:
             code = self._code_of[named] = len(self.calls)
             self.calls.append(named)
         return code
+
+
+def _of_news(
+    ranks: NDArray[np.int64], found: NDArray[np.void], row: NDArray[np.int64], call: NDArray[np.int64]
+) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the records of ranks that say something new."""
+    is_new = ranks[row] >= 0
+    return (found, row, call) if is_new.all() else (found[is_new], row[is_new], call[is_new])
+
+
+def _by_table(
+    tables: Sequence[GroupTable | None], ranks: NDArray[np.int64], call: NDArray[np.int64]
+) -> Iterator[tuple[GroupTable | None, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]]:
+    """Yield each group with its records, their ranks and slots, and how many records are of no member of it.
+
+    The first is None, of the records whose group is not believed.
+    """
+    place_of = {table: place for place, table in enumerate(dict.fromkeys(tables))}
+    whose = np.array([place_of[table] for table in tables], np.int64)[call]
+    for table, place in place_of.items():
+        own = np.flatnonzero(whose == place)
+        if not len(own):
+            continue
+        if table is None:
+            yield None, own, ranks[own], own, len(own)
+            continue
+        members = ranks[own]
+        slots, is_member = table.slots(members)
+        num_strangers = int((~is_member).sum())
+        if num_strangers:
+            own, members, slots = own[is_member], members[is_member], slots[is_member]
+        yield table, own, members, slots, num_strangers

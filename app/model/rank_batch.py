@@ -12,6 +12,8 @@ import numpy as np
 
 from agent.wire.digest import (
     COUNTS,
+    HISTORY_FIELDS,
+    HISTORY_RECORD,
     PHASES,
     PROCESSES,
     RANK_FIELDS,
@@ -42,6 +44,7 @@ def _dtype(fields: Sequence[tuple[str, str]], size: int) -> np.dtype[np.void]:
 
 RANKS = _dtype(RANK_FIELDS, RANK_RECORD.size)
 STANDINGS = _dtype(STANDING_FIELDS, STANDING_RECORD.size)
+HISTORIES = _dtype(HISTORY_FIELDS, HISTORY_RECORD.size)
 SECOND = {name: place for place, name in enumerate(SECONDS)}
 COUNT = {name: place for place, name in enumerate(COUNTS)}
 
@@ -83,18 +86,30 @@ class RankBatch:
 
         What makes no sense is left out.
         """
+        found, row, call, is_sound = self._records_of("standings", STANDINGS)
+        waiting_s, counts = found["waiting_s"], found["counts"]
+        is_sound &= (waiting_s >= 0.0) & (waiting_s <= MAX_S) & (counts >= -1).all(axis=1)
+        return (found, row, call) if is_sound.all() else (found[is_sound], row[is_sound], call[is_sound])
+
+    def histories(self) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.int64]]:
+        """Return what ranks have called last in groups, as `standings` does."""
+        found, row, call, is_sound = self._records_of("histories", HISTORIES)
+        is_sound &= (found["counts"] >= -1).all(axis=1)
+        return (found, row, call) if is_sound.all() else (found[is_sound], row[is_sound], call[is_sound])
+
+    def _records_of(
+        self, name: str, dtype: np.dtype[np.void]
+    ) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the records of one kind, of which record of a rank and which call each is, and whether these exist."""
         digests = [frame.digest for frame in self.frames]
-        packed = [_whole(digest.standings, STANDING_RECORD.size) for digest in digests]
-        sizes = [len(part) // STANDING_RECORD.size for part in packed]
-        found = np.frombuffer(b"".join(packed), STANDINGS)
+        packed = [_whole(getattr(digest, name), dtype.itemsize) for digest in digests]
+        sizes = [len(part) // dtype.itemsize for part in packed]
+        found = np.frombuffer(b"".join(packed), dtype)
         place = np.repeat(np.arange(len(digests)), sizes)
         num_calls = [len(digest.calls) for digest in digests]
         first_call = np.cumsum([0, *num_calls])
         row, call = self._first_row[place] + found["row"], first_call[place] + found["call"]
-        is_sound = (row < self._first_row[place + 1]) & (call < first_call[place + 1])
-        waiting_s, counts = found["waiting_s"], found["counts"]
-        is_sound &= (waiting_s >= 0.0) & (waiting_s <= MAX_S) & (counts >= -1).all(axis=1)
-        return (found, row, call) if is_sound.all() else (found[is_sound], row[is_sound], call[is_sound])
+        return found, row, call, (row < self._first_row[place + 1]) & (call < first_call[place + 1])
 
 
 def _whole(packed: bytes, size: int) -> bytes:

@@ -67,7 +67,7 @@ def is_own(file: str) -> bool:
 
 def stack_of(thread_id: int) -> list[StackLine]:
     """Return a thread's innermost frames. No frame is kept: it would keep the program's tensors alive."""
-    return _lines(_current_frames().get(thread_id))
+    return _lines(current_frames().get(thread_id))
 
 
 class StackWalk:
@@ -89,7 +89,7 @@ class StackWalk:
 
     def read(self, thread_id: int) -> Reading:
         """Return phase and place of a thread. No frame is kept."""
-        innermost = frame = _current_frames().get(thread_id)
+        innermost = frame = current_frames().get(thread_id)
         known = self._kinds.get
         phase, weight = Phase.OTHER, 0
         place: Place | None = None
@@ -136,7 +136,7 @@ def all_stacks(max_frames: int) -> dict[int, tuple[list[StackLine], bool]]:
     Functions have their class before them. The threads run on meanwhile, so each stack is of its own moment.
     """
     stacks: dict[int, tuple[list[StackLine], bool]] = {}
-    for thread_id, innermost in _current_frames().items():
+    for thread_id, innermost in current_frames().items():
         stack: list[StackLine] = []
         frame: FrameType | None = innermost
         while frame is not None and len(stack) < max_frames:
@@ -147,7 +147,7 @@ def all_stacks(max_frames: int) -> dict[int, tuple[list[StackLine], bool]]:
     return stacks
 
 
-def _current_frames() -> dict[int, FrameType]:
+def current_frames() -> dict[int, FrameType]:
     """Return each thread's innermost frame.
 
     Source: https://github.com/python/cpython/issues/106883. Before Python 3.11.9 a garbage collection within the call

@@ -34,6 +34,7 @@ class _Entry(msgspec.Struct, gc=False):
     collective_seq_id: int = 0
     profiling_name: str = ""
     input_sizes: tuple[tuple[int, ...], ...] = ()
+    input_dtypes: tuple[str, ...] = ()
     is_p2p: bool = False
     retired: bool = True
     time_created_ns: int = 0
@@ -171,4 +172,5 @@ def _entry(name: str, entry: _Entry) -> RecorderEntry:
         is_p2p=entry.is_p2p,
         is_retired=entry.retired,
         called_us=max(0, entry.time_created_ns // 1000),
+        dtypes=entry.input_dtypes,
     )

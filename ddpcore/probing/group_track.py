@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from ddpcore.probing.stack import sendable
-from ddpcore.wire import GroupReport
+from ddpcore.probing.step_calls import CallsAtSteps
+from ddpcore.wire import GroupReport, PastCall
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpcore.probing.samples import RecorderEntry
+    from ddpcore.probing.samples import RecorderEntry, StepEnd
 
 WAIT_SAMPLES = 2
 """Samples that must see the same unfinished operation: retirement trails completion by up to 2.4 ms."""
@@ -19,7 +21,11 @@ MAX_SIZES = 8
 MAX_DIMS = 8
 """Shapes named in a report, and dimensions of each: coalesced operations have hundreds."""
 
+MAX_PAST = 8
+"""Last calls named in a report: the first that differs between ranks is among the last two or three."""
+
 _MAX_OP_CHARS = 64
+_MAX_ELEMENTS = 2**62
 
 
 class GroupTrack:
@@ -31,21 +37,28 @@ class GroupTrack:
         changed_s: When the group was last seen to move.
         is_dumped: The last full dump shows the present position.
         is_pending: The counters say that the last operation is not over.
+        has_arguments: The main thread's arguments of the last operation have been looked for.
     """
 
     __slots__ = (
         "_completed",
         "_completed_seq",
+        "_dtypes",
         "_dumped_enqueued",
         "_enqueued",
         "_enqueued_seq",
         "_has_unfinished",
         "_op",
+        "_past",
         "_pending_samples",
         "_pending_since_s",
+        "_reduce_op",
+        "_root",
         "_sizes",
+        "_steps",
         "changed_s",
         "group",
+        "has_arguments",
         "is_dumped",
         "is_pending",
         "quiet_samples",
@@ -57,6 +70,7 @@ class GroupTrack:
         self.changed_s = 0.0
         self.is_dumped = False
         self.is_pending = False
+        self.has_arguments = False
         self._enqueued = -1
         self._completed = -1
         self._pending_samples = 0
@@ -67,6 +81,16 @@ class GroupTrack:
         self._completed_seq = 0
         self._op = ""
         self._sizes: list[list[int]] = []
+        self._dtypes: list[str] = []
+        self._root: int | None = None
+        self._reduce_op = ""
+        self._past: list[PastCall] = []
+        self._steps = CallsAtSteps()
+
+    @property
+    def op(self) -> str:
+        """The last called operation, as of the last full dump."""
+        return self._op
 
     @property
     def is_waiting(self) -> bool:
@@ -89,6 +113,7 @@ class GroupTrack:
             self.quiet_samples = 1
             self.changed_s = now_s
             self.is_dumped = False
+            self._forget_arguments()
         else:
             self.quiet_samples += 1
         self.is_pending = completed < enqueued
@@ -103,13 +128,16 @@ class GroupTrack:
             self._pending_samples += 1
         self._enqueued, self._completed = enqueued, completed
 
-    def learn(self, entries: Sequence[RecorderEntry], counters: tuple[int, int] | None) -> None:
+    def learn(
+        self, entries: Sequence[RecorderEntry], counters: tuple[int, int] | None, ends: Sequence[StepEnd] = ()
+    ) -> None:
         """Take this group's part of a full dump.
 
         Args:
             entries: Its collectives in the ring.
             counters: As the dump shows them: when they differ from the last sample's, the rank has moved in between,
                 and the entries tell how far it has come but not what it waits in.
+            ends: The program's latest steps.
         """
         is_current = counters == (self._enqueued, self._completed)
         self.is_dumped = is_current
@@ -122,8 +150,21 @@ class GroupTrack:
         self.group = newest.group
         self._enqueued_seq = newest.seq
         self._completed_seq = min(unfinished) - 1 if self._has_unfinished else newest.seq
-        self._op = sendable(newest.op.partition(":")[2] or newest.op, _MAX_OP_CHARS)
+        self._op = _op(newest)
         self._sizes = [list(shape[:MAX_DIMS]) for shape in newest.sizes[:MAX_SIZES]]
+        self._dtypes = [sendable(dtype, _MAX_OP_CHARS) for dtype in newest.dtypes[:MAX_SIZES]]
+        last = {entry.seq: entry for entry in entries if entry.seq > newest.seq - MAX_PAST}
+        self._past = [_past_call(last[seq]) for seq in sorted(last)]
+        self._steps.learn(entries, ends)
+
+    def learn_arguments(self, root: int | None, reduce_op: str) -> None:
+        """Take what the main thread has passed to the operation that it waits in."""
+        self.has_arguments = True
+        self._root, self._reduce_op = root, sendable(reduce_op, _MAX_OP_CHARS)
+
+    def _forget_arguments(self) -> None:
+        self.has_arguments = False
+        self._root, self._reduce_op = None, ""
 
     def report(self, name: str, ranks: list[int], now_s: float) -> GroupReport:
         """Return the group as a report shows it.
@@ -142,6 +183,11 @@ class GroupTrack:
             waiting_s=max(0.0, now_s - self._pending_since_s) if self._is_unfinished else 0.0,
             is_waiting=self.is_waiting,
             ranks=ranks,
+            dtypes=self._dtypes,
+            root=self._root,
+            reduce_op=self._reduce_op,
+            past=self._past if self.is_dumped else [],
+            steps=self._steps.report(),
         )
 
     def validate(self) -> None:
@@ -154,3 +200,14 @@ class GroupTrack:
 
 def _seq(entry: RecorderEntry) -> int:
     return entry.seq
+
+
+def _op(entry: RecorderEntry) -> str:
+    """Return an operation without its backend's name."""
+    return sendable(entry.op.partition(":")[2] or entry.op, _MAX_OP_CHARS)
+
+
+def _past_call(entry: RecorderEntry) -> PastCall:
+    num_elements = min(sum(math.prod(shape) for shape in entry.sizes), _MAX_ELEMENTS) if entry.sizes else -1
+    dtypes = dict.fromkeys(entry.dtypes)
+    return PastCall(entry.seq, _op(entry), max(-1, num_elements), sendable("+".join(dtypes), _MAX_OP_CHARS))

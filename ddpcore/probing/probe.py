@@ -16,9 +16,11 @@ import os
 import select
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, SupportsFloat, assert_never
 
 from ddpcore.errors import UnknownPhaseError
+from ddpcore.probing.call_arguments import arguments_of
 from ddpcore.probing.code_places import StackWalk, stack_of
 from ddpcore.probing.faults import StepFaults, pause, strike
 from ddpcore.probing.gpu_memory import GpuMemory
@@ -27,7 +29,7 @@ from ddpcore.probing.pace import Pace, beat_of
 from ddpcore.probing.rank_state import RankIdentity, RankState
 from ddpcore.probing.report_socket import ReportSocket
 from ddpcore.probing.request_socket import RequestSocket
-from ddpcore.probing.samples import Sample, StepMark
+from ddpcore.probing.samples import Sample, StepEnd, StepMark
 from ddpcore.probing.stack_dump import StackDumps
 from ddpcore.probing.surroundings import Surroundings
 from ddpcore.wire import (
@@ -64,13 +66,29 @@ REPORT_POLL_S = 0.01
 """Between two looks of an injected fault whether its step has been reported."""
 
 
+MAX_STEP_ENDS = 64
+"""As many as the recorder holds collectives, of which a step has one at least."""
+
+
 class Marks:
     """What the main thread has said. One thread writes, one reads; every value is replaced whole."""
 
-    __slots__ = ("barrier", "can_stop", "firsts", "gpu_memory", "is_stop_requested", "phases", "step", "training")
+    __slots__ = (
+        "barrier",
+        "can_stop",
+        "firsts",
+        "gpu_memory",
+        "is_stop_requested",
+        "phases",
+        "step",
+        "step_ends",
+        "training",
+    )
 
     def __init__(self) -> None:
         self.step: StepMark | None = None
+        self.step_ends: deque[StepEnd] = deque(maxlen=MAX_STEP_ENDS)
+        """The latest steps; unlike all else it is appended to."""
         self.phases: tuple[Phase, ...] = ()
         self.barrier: BarrierMark | None = None
         self.firsts: tuple[BarrierMark, ...] = ()
@@ -172,6 +190,8 @@ class Probe:
             self._finish_step(counted.num_steps, first_step=1)
 
     def _finish_step(self, step: int, first_step: int | None = None) -> None:
+        # The clock of the recorder: `ddpcore.probing.step_calls` compares.
+        marks.step_ends.append(StepEnd(step, time.time_ns() // 1000))
         now_s = time.monotonic()
         marks.gpu_memory = self._gpu_memory.look(now_s)
         # Training may run on another thread; what a fault does it does to the main one, or cannot do elsewhere.
@@ -252,10 +272,13 @@ class Probe:
                 beat=beat_of(wall_s),
             )
         )
-        if state.wants_dump(now_s):
+        # What this rank called last is all that others have to compare with once it is gone.
+        if state.wants_dump(now_s) or (is_last and state.has_groups):
             began_s = time.thread_time()
             dump, members = self._recorder.dump(), self._recorder.members()
-            state.learn(dump, members, cost_s=time.thread_time() - began_s)
+            state.learn(dump, members, time.thread_time() - began_s, tuple(marks.step_ends))
+        if state.wants_arguments:
+            state.learn_arguments(arguments_of(self._main_thread_id))
         is_waiting = state.is_waiting
         self._pace.end_sample(now_s, wall_s, is_pending=state.is_pending, is_waiting=is_waiting)
         if self._stacks.is_wanted:

@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 
     from ddpcore.probing.samples import (
         BarrierMark,
+        CallArguments,
         CounterKey,
         Counters,
         GroupMembers,
         RecorderDump,
         RecorderEntry,
         Sample,
+        StepEnd,
         StepMark,
         TrainingMark,
     )
@@ -181,13 +183,20 @@ class RankState:
             for track in self._tracks.values()
         )
 
-    def learn(self, dump: RecorderDump, members: Mapping[str, GroupMembers], cost_s: float = 0.0) -> None:
+    def learn(
+        self,
+        dump: RecorderDump,
+        members: Mapping[str, GroupMembers],
+        cost_s: float = 0.0,
+        step_ends: Sequence[StepEnd] = (),
+    ) -> None:
         """Take a full dump of the recorder, made right after the last sample.
 
         Args:
             dump: Everything in the ring.
             members: The process groups that this rank belongs to, by name.
             cost_s: CPU time of the dump; the next one waits accordingly, at most a slow beat.
+            step_ends: When the program's latest steps were over.
         """
         now_s, beat = (self._sample.now_s, self._sample.beat) if self._sample else (0.0, -1)
         self._members = members
@@ -197,7 +206,7 @@ class RankState:
             if not entry.is_p2p and 1 <= entry.seq <= _MAX_SEQ:
                 by_key.setdefault(entry.key, []).append(entry)
         for key, track in self._tracks.items():
-            track.learn(by_key.get(key, ()), dump.counters.get(key))
+            track.learn(by_key.get(key, ()), dump.counters.get(key), step_ends)
         self._labels = {
             key: (self._report_name(key, track), self._other_members(track.group))
             for key, track in self._tracks.items()
@@ -206,6 +215,29 @@ class RankState:
         if beat != self._dumped_beat:
             self._dumped_beat = self._beat = beat
             self._arrivals, self._arrivals_told = self._read_arrivals(by_key), 0
+
+    @property
+    def wants_arguments(self) -> bool:
+        """True while the rank waits in a collective whose arguments have not been looked for."""
+        return any(track.is_waiting and not track.has_arguments for track in self._tracks.values())
+
+    def learn_arguments(self, arguments: CallArguments | None) -> None:
+        """Take what the main thread has passed to the collective that it waits in; None where it stands elsewhere."""
+        waiting = [track for track in self._tracks.values() if track.is_waiting and not track.has_arguments]
+        alike = [track for track in waiting if arguments is not None and track.op == arguments.op]
+        for track in waiting:
+            # Of two groups that wait in the same operation nobody can say which one the main thread has called last.
+            if arguments is not None and alike == [track]:
+                track.learn_arguments(self._root_of(track.group, arguments), arguments.reduce_op)
+            else:
+                track.learn_arguments(None, "")
+
+    def _root_of(self, group: str, arguments: CallArguments) -> int | None:
+        members = self._members.get(group)
+        ranks = members.ranks if members is not None else tuple(range(self._identity.world_size))
+        at = arguments.group_root
+        root = ranks[at] if arguments.root is None and at is not None and 0 <= at < len(ranks) else arguments.root
+        return root if root is not None and root in ranks else None
 
     def report(self, *, probe_cpu_s: float = 0.0, answered_request_id: int = 0, is_ending: bool = False) -> RankReport:
         """Return the rank's state at the last sample.

@@ -48,6 +48,29 @@ class RecorderEntry(msgspec.Struct, frozen=True, gc=False):
     """True once the recorder knows that the operation is over."""
     called_us: int = 0
     """When this rank called it: microseconds of the machine's wall clock, 0 where that is not told."""
+    dtypes: tuple[str, ...] = ()
+    """Element types of its inputs: `Float`."""
+
+
+class CallArguments(msgspec.Struct, frozen=True, gc=False):
+    """What the main thread has passed to the collective that it waits in, beside tensors."""
+
+    op: str
+    """The function of torch.distributed: `broadcast`."""
+    root: int | None = None
+    """Global rank of its source or destination, where that was passed."""
+    group_root: int | None = None
+    """The same as a rank of the group."""
+    reduce_op: str = ""
+    """`SUM`."""
+
+
+class StepEnd(NamedTuple):
+    """When a step was finished."""
+
+    step: int
+    at_us: int
+    """Microseconds of the wall clock that the recorder uses too."""
 
 
 class RecorderDump(NamedTuple):

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.wire.digest import (
+    HISTORY_RECORD,
+    NUM_PAST,
     PHASES,
     RANK_RECORD,
     SECONDS,
@@ -39,11 +41,13 @@ from ddpcore.wire import (
     ExitWait,
     GroupReport,
     Oddity,
+    PastCall,
     PeerCall,
     PeerWait,
     Phase,
     Place,
     RankReport,
+    StepCalls,
     TrainingReport,
 )
 
@@ -67,6 +71,11 @@ groups = st.builds(
     waiting_s=seconds,
     is_waiting=st.booleans(),
     ranks=st.lists(ranks, max_size=4),
+    dtypes=st.lists(texts, max_size=2),
+    root=st.none() | ranks,
+    reduce_op=texts,
+    past=st.lists(st.builds(PastCall, counts, texts, st.integers(-1, 2**62), texts), max_size=9),
+    steps=st.lists(st.builds(StepCalls, counts, counts), max_size=3),
 )
 peer_calls = st.builds(
     PeerCall,
@@ -219,15 +228,25 @@ standing_records = st.builds(
     numbers,
     st.booleans(),
 )
+history_records = st.builds(
+    HISTORY_RECORD.pack,
+    *[st.one_of(st.integers(-1, 6), st.sampled_from([-(2**63), 2**63 - 1]))] * 2,
+    numbers,
+    numbers,
+    *[numbers] * (1 + 2 * NUM_PAST),
+)
 group_calls = st.builds(
     GroupCall, group=st.sampled_from(["0", "1"]), op=texts, label=texts, ranks=st.lists(ranks, max_size=4)
 )
 odd_bytes = st.sampled_from([b"", b"", b"x"])
 digests = st.builds(
-    lambda told, calls, standings, rest: Digest(b"".join(told) + rest, calls, b"".join(standings) + rest),
+    lambda told, calls, standings, histories, rest: Digest(
+        b"".join(told) + rest, calls, b"".join(standings) + rest, b"".join(histories) + rest
+    ),
     st.lists(rank_records, max_size=4),
     st.lists(group_calls, max_size=3),
     st.lists(standing_records, max_size=4),
+    st.lists(history_records, max_size=4),
     odd_bytes,
 )
 

@@ -34,6 +34,10 @@ class Call:
     label: str = ""
     sizes: tuple[tuple[int, ...], ...] = ()
     phase: Phase = Phase.BARRIER
+    dtype: str = "Float"
+    root: int | None = None
+    """Its source or destination, where it has one."""
+    reduce_op: str = ""
 
 
 @dataclass(frozen=True)
@@ -157,5 +161,5 @@ class Meeting:
         """Return whether all members have come and mean the same; in a first-block, whether its first one has."""
         if any(call.group.startswith(FIRST_GROUP) for call in self.calls.values()):
             return self.members[0] in self.calls
-        meant = {(call.op, call.label, call.sizes) for call in self.calls.values()}
+        meant = {(call.op, call.label, call.sizes, call.dtype, call.root) for call in self.calls.values()}
         return not self.is_cut and len(meant) == 1 and len(self.calls) == len(self.members)

@@ -14,7 +14,17 @@ import msgspec
 from agent.wire.reports import ProcessState
 from ddpcore.probing.pace import Pace, beat_of
 from ddpcore.probing.rank_state import RankIdentity, RankState
-from ddpcore.probing.samples import BarrierMark, GroupMembers, RecorderDump, RecorderEntry, Sample, StackLine, StepMark
+from ddpcore.probing.samples import (
+    BarrierMark,
+    CallArguments,
+    GroupMembers,
+    RecorderDump,
+    RecorderEntry,
+    Sample,
+    StackLine,
+    StepEnd,
+    StepMark,
+)
 from ddpcore.probing.stack import CodeRoots, StackReader
 from ddpcore.wire import BARRIER_GROUP, FIRST_GROUP, GpuMemoryReport, Phase, decode_report, encode_report
 from ddpcore.wire import RankReport as RankReport  # noqa: PLC0414 - for the simulation's other half
@@ -102,6 +112,7 @@ class SimRank:
         self._barrier: BarrierMark | None = None
         self._firsts: dict[str, BarrierMark] = {}
         self._step: StepMark | None = None
+        self._step_ends: deque[StepEnd] = deque(maxlen=RING)
 
     @property
     def is_alive(self) -> bool:
@@ -186,6 +197,7 @@ class SimRank:
             assert isinstance(action, EndStep)
             first = self._step.loss_first if self._step else action.loss
             self._step = StepMark(action.step, action.loss, action.epoch, first, action.step)
+            self._step_ends.append(StepEnd(action.step, int(1e6 * (self._free_s + CLOCK_S))))
         return action is not None
 
     def _call(self, call: Call, meetings: Meetings) -> None:
@@ -202,7 +214,17 @@ class SimRank:
             key = ("gloo", list(self._counts).index(call.group))
             called_us = int(1e6 * (self._free_s + CLOCK_S))
             self._ring.append(
-                RecorderEntry(key, call.group, seq, f"gloo:{call.op}", call.sizes, False, False, called_us)
+                RecorderEntry(
+                    key,
+                    call.group,
+                    seq,
+                    f"gloo:{call.op}",
+                    call.sizes,
+                    False,
+                    False,
+                    called_us,
+                    (call.dtype,) * len(call.sizes),
+                )
             )
         self.meeting = meetings.join(self.rank, seq, call, self._free_s)
 
@@ -254,7 +276,9 @@ class SimRank:
         )
         if self._probe.wants_dump(now_s):
             members = {name: GroupMembers(self._members[name]) for name in self._counts}
-            self._probe.learn(RecorderDump(list(self._ring), counters), members, DUMP_COST_S)
+            self._probe.learn(RecorderDump(list(self._ring), counters), members, DUMP_COST_S, list(self._step_ends))
+        if self._probe.wants_arguments:
+            self._probe.learn_arguments(self._arguments())
         self._probe.validate()
         is_waiting = self._probe.is_waiting
         self._pace.end_sample(now_s, now_s + CLOCK_S, is_pending=self._probe.is_pending, is_waiting=is_waiting)
@@ -265,6 +289,12 @@ class SimRank:
         datagram = encode_report(self._probe.report(probe_cpu_s=now_s / 1000))
         assert decode_report(datagram).rank == self.rank
         return datagram
+
+    def _arguments(self) -> CallArguments | None:
+        call = self._doing
+        if not isinstance(call, Call) or self.meeting is None or (call.root is None and not call.reduce_op):
+            return None
+        return CallArguments(call.op, call.root, None, call.reduce_op)
 
     def know_groups(self, meetings: Meetings) -> None:
         """Let the rank know who belongs to which group."""

@@ -81,6 +81,7 @@ def test_a_dump_gives_the_entries_and_the_counters_beside_them(monkeypatch: pyte
             is_p2p=False,
             is_retired=False,
             called_us=1795235430870045,
+            dtypes=("Float",),
         )
     ]
     assert dump.counters == {("nccl", 1): (4, 3)} == nccl.counters()

@@ -212,9 +212,12 @@ class EventLog:
         job = view.job()
         if job is not None:
             self._watch_job(job)
-            for note in self._notes.news(view.notes(), view.now_s):
+            for note in self._notes.news(view.remarks(), view.now_s):
                 self.tell(note, self.now_s, EventKind.NOTE, Severity.QUIET)
         self._watch_gpus(view.broken_gpus())
+        # What was said of another job is not over: it is not shown any more.
+        shown = "" if job is None else job.job_id
+        self._standing = {key: one for key, one in self._standing.items() if one[0].job == shown}
         self._watch_verdicts(view.verdicts())
 
     def _watch_nodes(self, view: View) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from app.errors import ExitCode
 from app.event_log import NoteWatch
-from app.rows import Cause, Severity
+from app.rows import SEVERITY_WORDS, Cause, Severity
 from app.status_object import status_object
 from app.words import bytes_text
 from ddpcore.wire import FaultKind
@@ -93,6 +93,8 @@ class Headless:
         self._over_at_s: float | None = None
         self._said_at_s = float("-inf")
         self._notes = NoteWatch()
+        self._hint = ""
+        """What was said last to do about it; said again only when it is something else."""
         self._progress = UpdatingLine()
 
     async def run(self) -> tuple[View, bool]:
@@ -125,11 +127,14 @@ class Headless:
         self._progress.clear()
         for notice in self._followed.drain_notices():
             print_line(f"{elapsed}  {notice}")
-        for note in self._notes.news(view.notes(), now_s):
+        for note in self._notes.news(view.remarks(), now_s):
             print_line(f"{elapsed}  note: {note}")
         if now_s - self._said_at_s >= LINE_PERIOD_S:
             self._said_at_s = now_s
-            print_line(f"{elapsed}  {view.headline().text}")
+            print_line(f"{elapsed}  {headline_text(view)}")
+            hint, self._hint = self._hint, headline_hint(view)
+            if self._hint and self._hint != hint:
+                print_line(f"{elapsed}    {self._hint}")
         if (starting := self._followed.starting) is not None:
             self._progress.show(f"{elapsed}  {starting.text}")
 
@@ -210,6 +215,18 @@ async def with_progress(doing: Awaitable[Answer], followed: Followed) -> Answer:
         await asyncio.gather(task, return_exceptions=True)
 
 
+def headline_text(view: View) -> str:
+    """Return the first line with its severity in a word, as the screen has it."""
+    headline = view.headline()
+    return f"{SEVERITY_WORDS[headline.severity]}  {headline.text}"
+
+
+def headline_hint(view: View) -> str:
+    """Return what is to be done about the worst verdict; empty where none stands."""
+    verdicts = view.verdicts()
+    return verdicts[0].hint if verdicts and view.headline().severity is not Severity.OK else ""
+
+
 def print_line(text: str) -> None:
     """Write a line for people."""
     print(text, file=sys.stderr, flush=True)  # noqa: T201 - this is the printed face of a session
@@ -249,7 +266,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         lines.append(f"  rank {row['rank']} on {row['node']}: {row['state']}{step}{memory}")
     lines += [f"  {wait['text']}" for wait in summary["barriers"]]
     for verdict in summary["verdicts"]:
-        lines.append(f"verdict: {verdict['text']}")
+        lines.append(f"verdict: {verdict['severity']}: {verdict['text']}")
         if verdict["hint"]:
             lines.append(f"  {verdict['hint']}")
     return lines

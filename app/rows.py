@@ -28,6 +28,15 @@ class Severity(StrEnum):
     CRITICAL = "critical"
 
 
+SEVERITY_WORDS = {
+    Severity.OK: "OK",
+    Severity.QUIET: "INFO",
+    Severity.WARNING: "WARNING",
+    Severity.CRITICAL: "CRITICAL",
+}
+"""As the screen and the printed lines name them."""
+
+
 class RankState(StrEnum):
     """A rank in one word."""
 
@@ -133,6 +142,22 @@ class JobRow(msgspec.Struct, frozen=True):
     """What limits what can be seen of the ranks, or slows them down, in sentences."""
     root_cause: RootCauseRow | None
     """Once a rank has failed."""
+
+
+class OtherJobRow(msgspec.Struct, frozen=True):
+    """A job on the same nodes that is not the one that is shown."""
+
+    job_id: str
+    attempt: int
+    state: str
+    severity: Severity
+    cause: Cause | None
+    """Of its worst verdict; None while none stands."""
+    culprits: list[int]
+    is_concurrent: bool
+    """It has not ended, or has failed after the job that is shown was started."""
+    text: str
+    """`job b, frozen rank 2`."""
 
 
 class NodeRow(msgspec.Struct, frozen=True):

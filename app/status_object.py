@@ -17,6 +17,7 @@ def status_object(view: View) -> dict[str, Any]:
     rows = {
         "nodes": view.nodes(),
         "jobs": [] if job is None else [job],
+        "other_jobs": view.other_jobs(),
         "gpus": view.gpus(),
         "ranks": view.ranks(),
         "barriers": view.barriers(),

@@ -23,6 +23,7 @@ from app.rows import (
     Headline,
     JobRow,
     NodeRow,
+    OtherJobRow,
     Progress,
     RankRow,
     Severity,
@@ -35,6 +36,7 @@ from app.wording.job_figures import job_figures
 from app.wording.memory_words import JobMemory
 from app.wording.newcomer_words import newcomers_text
 from app.wording.node_words import are_well, clean_names, node_row
+from app.wording.other_jobs import job_severity, other_job_rows, other_jobs_text
 from app.wording.pace_words import JobPace
 from app.wording.rank_table import RankTable
 from app.wording.rank_words import rank_row
@@ -66,12 +68,29 @@ LATE_WAIT_S = 5.0
 class View:
     """The rows of one moment; made anew for each frame, and read at once: the model below it moves on."""
 
-    def __init__(self, cluster: Cluster, diagnosis: Diagnosis, now_s: float) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        diagnosis: Diagnosis,
+        now_s: float,
+        job_id: str | None = None,
+        attach: str = "rankdeck attach JOB",
+    ) -> None:
+        """Show one job, with its own verdicts and waits.
+
+        Args:
+            cluster: The model.
+            diagnosis: Of that moment.
+            now_s: That moment.
+            job_id: Of the job to show; empty shows none, None the one that is to be shown where none is asked for.
+            attach: The command that shows another job, as a person types it, with JOB in the place of its id.
+        """
         self._cluster = cluster
         self._diagnosis = diagnosis
         self.now_s = now_s
-        self._job = cluster.current_job()
+        self._job = cluster.current_job() if job_id is None else cluster.jobs.get(job_id)
         self._found = None if self._job is None else diagnosis.jobs.get(self._job.job_id)
+        self._attach = attach
 
     def still(self) -> View:
         """Return these rows for good: made of a copy of the model, which goes on without it."""
@@ -79,7 +98,13 @@ class View:
             job_id: msgspec.structs.replace(found, pace=partial(_given, found.pace()))
             for job_id, found in self._diagnosis.jobs.items()
         }
-        return View(still_cluster(self._cluster), msgspec.structs.replace(self._diagnosis, jobs=jobs), self.now_s)
+        diagnosis = msgspec.structs.replace(self._diagnosis, jobs=jobs)
+        shown = "" if self._job is None else self._job.job_id
+        return View(still_cluster(self._cluster), diagnosis, self.now_s, shown, self._attach)
+
+    @property
+    def _verdicts(self) -> list[Verdict]:
+        return [] if self._found is None else self._found.verdicts
 
     @property
     def num_ranks(self) -> int:
@@ -88,7 +113,7 @@ class View:
 
     def headline(self) -> Headline:
         """Return the first line: the worst verdict, or how things stand."""
-        verdicts = self._diagnosis.verdicts
+        verdicts = self._verdicts
         broken = [gpu for gpu in self._broken_gpus if gpu.ranks]
         is_over = self._job is None or self._job.is_ended()
         if broken and not is_over and (not verdicts or verdicts[0].severity is not Severity.CRITICAL):
@@ -119,7 +144,7 @@ class View:
         first = job.worker(0)
         training = (first and first.report and first.report.training) or TrainingReport()
         step, steps_per_s = job.lowest_step(), None if job.is_ended() else job.steps_per_s(self.now_s)
-        severity = self._job_severity(state)
+        severity = job_severity(state, self._verdicts)
         return JobRow(
             job_id=clean_name(job.job_id),
             attempt=job.attempt,
@@ -150,15 +175,24 @@ class View:
         notes = {} if self._job is None else self._job.notes()
         return {about: clean(note, LINE_LIMIT) for about, note in notes.items()}
 
-    def _job_severity(self, state: str) -> Severity:
-        found = self._found
-        if state in {"failed", "lost"}:
-            return Severity.CRITICAL
-        if state == "restarting":
-            return Severity.WARNING
-        if found is not None and found.verdicts:
-            return found.verdicts[0].severity
-        return Severity.OK if state in ("running", "succeeded") else Severity.QUIET
+    def other_jobs(self) -> list[OtherJobRow]:
+        """Return a row for each other job that the nodes know, the latest start first."""
+        return self._other_jobs
+
+    @cached_property
+    def _other_jobs(self) -> list[OtherJobRow]:
+        return other_job_rows(self._cluster, self._diagnosis, self._job)
+
+    @property
+    def other_jobs_text(self) -> str:
+        """What is to be said of other jobs on these nodes; empty where nothing is."""
+        shown = "" if self._job is None else clean_name(self._job.job_id)
+        return other_jobs_text(self._other_jobs, shown, self._attach)
+
+    def remarks(self) -> dict[str, str]:
+        """Return what is to be said once, by what it is about: the notes of the job, and its company."""
+        others = self.other_jobs_text
+        return {**self.notes(), others: others} if others else self.notes()
 
     def progress(self) -> Progress:
         """Return how far the job has come."""
@@ -213,7 +247,7 @@ class View:
 
     @property
     def _blamed_nodes(self) -> set[str]:
-        return {node for verdict in self._diagnosis.verdicts for node in verdict.nodes}
+        return {node for verdict in self._verdicts for node in verdict.nodes}
 
     def _node_row(self, node: Node) -> NodeRow:
         return node_row(node, self._diagnosis.nodes[node.index], self._job, self._found)
@@ -239,13 +273,13 @@ class View:
 
     def barriers(self) -> list[BarrierRow]:
         """Return the current waits, the longest first."""
-        waits = sorted(self._diagnosis.waits, key=lambda wait: -wait.waited_s)
+        waits = sorted(self.waits, key=lambda wait: -wait.waited_s)
         return [self.barrier_row(wait) for wait in waits]
 
     @property
     def waits(self) -> Sequence[Wait]:
-        """The current waits of all jobs, as the diagnosis has them."""
-        return self._diagnosis.waits
+        """The current waits of the job, as the diagnosis has them."""
+        return [] if self._found is None else self._found.waits
 
     def barrier_row(self, wait: Wait) -> BarrierRow:
         """Return the row of one of them."""
@@ -270,9 +304,7 @@ class View:
 
     def _wait_severity(self, wait: Wait) -> Severity:
         key = (wait.job, wait.group, wait.seq)
-        blamed = [
-            verdict.severity for verdict in self._diagnosis.verdicts if (verdict.job, verdict.group, verdict.seq) == key
-        ]
+        blamed = [verdict.severity for verdict in self._verdicts if (verdict.job, verdict.group, verdict.seq) == key]
         return blamed[0] if blamed else Severity.WARNING if wait.waited_s >= LATE_WAIT_S else Severity.OK
 
     def verdicts(self) -> list[VerdictRow]:
@@ -281,7 +313,7 @@ class View:
 
     @cached_property
     def _verdict_rows(self) -> list[VerdictRow]:
-        return [self._verdict_row(verdict) for verdict in self._diagnosis.verdicts]
+        return [self._verdict_row(verdict) for verdict in self._verdicts]
 
     def _verdict_row(self, verdict: Verdict) -> VerdictRow:
         job = self._cluster.jobs[verdict.job]

@@ -96,8 +96,10 @@ class Job:
         self._round: Round | None = None
         self._is_abandoned = False
         self._unprobed = ""
+        self._started_s: float | None = None
         self._last_request_id = 0
         self._workers: dict[int, WorkerMemory] = {}
+        self._is_past = False
         self._story: deque[str] = deque(maxlen=STORY_LENGTH)
 
     @classmethod
@@ -115,7 +117,9 @@ class Job:
         job._round = memory.round
         job._is_abandoned = memory.is_abandoned
         job._unprobed = memory.unprobed
+        job._started_s = memory.started_s
         job._last_request_id = memory.last_request_id
+        job._is_past = job.has_ended
         return job
 
     @property
@@ -135,6 +139,7 @@ class Job:
             round=self._round,
             is_abandoned=self._is_abandoned,
             unprobed=self._unprobed,
+            started_s=self._started_s,
             last_request_id=self._last_request_id,
         )
 
@@ -154,6 +159,8 @@ class Job:
         if after is not before:
             self.state, self._since_s = after, now_s
             self._begin_again_at_s = None
+            if after is JobState.RUNNING:
+                self._started_s = now_s
         return self._effects(before, event, now_s)
 
     def status(self, now_s: float) -> JobStatus:
@@ -177,6 +184,8 @@ class Job:
             unprobed=self._unprobed,
             detail=detail(self.memory, self._workers.values(), now_s)[:4096],
             root_cause=self._failure.told(now_s) if self._failure else None,
+            age_s=None if self._started_s is None else max(0.0, now_s - self._started_s),
+            is_past=self._is_past,
         )
 
     @property

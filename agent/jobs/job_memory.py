@@ -49,6 +49,8 @@ class JobMemory(msgspec.Struct, frozen=True, omit_defaults=True):
     """The ranks are ended since they hang and nobody watches."""
     unprobed: str = ""
     """Why no rank has a probe, as it was when the launcher was started; empty where they should have one."""
+    started_s: float | None = None
+    """When the launcher of this attempt was started; None before, and after a reboot."""
     last_request_id: int = 0
     """Of requests to probes: ranks that outlive an agent have heard them."""
 
@@ -57,6 +59,7 @@ class JobMemory(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(
             self,
             since_s=now_s,
+            started_s=None,
             failure=None if self.failure is None else msgspec.structs.replace(self.failure, at_s=now_s),
             kill_at_s=None if self.kill_at_s is None else now_s,
             terminate_at_s=None if self.terminate_at_s is None else now_s,

@@ -76,6 +76,10 @@ class JobStatus(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Why no rank here has a probe, empty where they should: then only their processes and their output are known."""
     root_cause: RootCause | None = None
     """Once a rank of this node has failed, until the job begins again."""
+    age_s: Seconds | None = None
+    """Since this node started the attempt; None before that, and where the clock has begun anew since."""
+    is_past: bool = False
+    """It had ended before this agent began."""
 
 
 class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -60,7 +60,7 @@ def evidence(*, job_id: str, wanted: HostsWanted, output: Path | None, is_json: 
     check_job_id(job_id)
     options = SessionOptions(thresholds=settings.thresholds, audit=audit_log())
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
-        found = asyncio.run(_collect(RemoteSession(hosts, None, options), job_id))
+        found = asyncio.run(_collect(RemoteSession(hosts, None, options, job_id), job_id))
     path = write_evidence(output or Path(bundle_name(found.opening)), encode_bundle(found))
     if is_json:
         fields = {"job_id": job_id, "path": str(path), "num_records": len(found.records)}

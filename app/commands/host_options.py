@@ -136,6 +136,7 @@ def present(session: RemoteSession, settings: Settings, *, is_json: bool, is_hea
     session.guards_rest = True
     if is_headless or is_json or not is_terminal():
         session.patience_s = HEADLESS_PATIENCE_S
+        session.session.choice.stays = True
         raise SystemExit(asyncio.run(print_session(session, is_json=is_json)))
     session.patience_s = math.inf
     session.looks_back = True

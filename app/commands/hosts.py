@@ -23,7 +23,7 @@ from app.commands.host_options import (
 from app.commands.hosts_of_a_job import HostsWanted, reached, takes_hosts
 from app.commands.settings_options import takes_settings
 from app.errors import AgentUnreachableError, ExitCode, UsageError
-from app.headless import exit_code, print_line
+from app.headless import exit_code, headline_text, print_line
 from app.presenting import print_summary
 from app.program import check_job_id
 from app.sessions.options import SessionOptions
@@ -53,24 +53,32 @@ STATUS_REPORTS_S = 1.0
 @json_option
 @takes_settings
 @takes_hosts
-def attach(*, wanted: HostsWanted, headless: bool, is_json: bool, **how: Any) -> None:
-    """Watch the job of some hosts, whoever has started it."""
+@click.argument("job_id", metavar="[JOB]", required=False)
+def attach(*, wanted: HostsWanted, job_id: str | None, headless: bool, is_json: bool, **how: Any) -> None:
+    """Watch JOB, or the job that was started last of those under way, whoever has started it."""
     options = session_options(**how)
+    job_id = check_job_id(job_id) if job_id else ""
     with contextlib.suppress(UsageError):  # where this directory is gone one can still look on
         wanted = wanted.with_workdirs("")
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
-        present(RemoteSession(hosts, None, options), how["settings"], is_json=is_json, is_headless=headless)
+        session = RemoteSession(hosts, None, options, job_id)
+        present(session, how["settings"], is_json=is_json, is_headless=headless)
 
 
 @click.command()
 @json_option
 @takes_settings
 @takes_hosts
-def status(*, wanted: HostsWanted, is_json: bool, settings: Settings) -> None:
-    """Print how hosts and their job stand; exit code 10 while a verdict stands, 1 if the job has failed."""
+@click.argument("job_id", metavar="[JOB]", required=False)
+def status(*, wanted: HostsWanted, job_id: str | None, is_json: bool, settings: Settings) -> None:
+    """Print how hosts and JOB stand, or the job that was started last of those under way.
+
+    Exit code 10 while a verdict stands, 1 if the job has failed.
+    """
+    job_id = check_job_id(job_id) if job_id else ""
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
         options = SessionOptions(thresholds=settings.thresholds, audit=audit_log())
-        view = asyncio.run(_look(RemoteSession(hosts, None, options)))
+        view = asyncio.run(_look(RemoteSession(hosts, None, options, job_id)))
     raise SystemExit(_print_status(view, is_json=is_json))
 
 
@@ -110,6 +118,7 @@ async def _look(session: RemoteSession) -> View:
     """Return the rows after a second of reports."""
     try:
         await session.connect()
+        await session.check_job()
         deadline_s = time.monotonic() + session.first_reports_s
         enough_s = deadline_s
         while True:
@@ -139,10 +148,12 @@ def _print_status(view: View, *, is_json: bool) -> ExitCode:
     if is_json:
         click.echo(msgspec.json.encode(status_object(view)).decode())
     else:
-        click.echo(f"{_nodes_line(view)}; {view.headline().text}")
+        click.echo(f"{_nodes_line(view)}; {headline_text(view)}")
         for row in view.nodes():
             if row.fallback:
                 click.echo(f"{row.node}: its reports come over SSH: {row.fallback}")
+        if view.other_jobs_text:
+            click.echo(view.other_jobs_text)
         if view.job() is not None:
             print_summary(view, is_json=False)
     return exit_code(view)

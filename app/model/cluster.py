@@ -183,9 +183,13 @@ class Cluster:
             job.put_ranks(batch, np.flatnonzero(whose == place))
 
     def current_job(self) -> JobModel | None:
-        """Return the job to show: the newest that has not ended, else the newest."""
+        """Return the job to show where none is asked for: under way before ended, a later start first.
+
+        Never one that is only prepared, nor one that had ended before its agents began; None where there is no other.
+        """
         newest_first = list(self.jobs.values())[::-1]
-        return next((job for job in newest_first if not job.is_ended()), newest_first[0] if newest_first else None)
+        known = (job for job in newest_first if not job.is_only_prepared() and not job.together.is_past)
+        return max(known, key=lambda job: (job.is_under_way(), job.started_s), default=None)
 
     def validate(self) -> None:
         """State the invariants."""

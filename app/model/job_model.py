@@ -48,6 +48,7 @@ class JobModel(RankColumns):
         together: What these say as one.
         told_s: When each node last spoke of the job, by its index; NaN before, and not for all nodes.
         stop_began_s: When the job was told to end; infinity while it was not.
+        started_s: When the attempt was started, as its nodes tell; infinity while it is only prepared.
         num_ignored: Facts that were refused: ranks of other nodes, members that are none, contradictions.
     """
 
@@ -61,7 +62,7 @@ class JobModel(RankColumns):
         self.shares: dict[int, NodeShare] = {}
         self.together = SharesTogether(self.shares)
         self.told_s = np.full(num_nodes, np.nan)
-        self.stop_began_s = float("inf")
+        self.stop_began_s = self.started_s = float("inf")
         self.num_ignored = 0
         self.step_rate, self._pacer, self._sampled_s = StepRate(), 0, -np.inf
 
@@ -85,6 +86,10 @@ class JobModel(RankColumns):
         self.told_s[node] = now_s
         if before is None or is_news(before.status, status):
             self.together = SharesTogether(self.shares)
+        if status.state is not JobState.PREPARED:
+            # Of several reports the one that was under way for the shortest time is right.
+            age_s = status.state_s if status.age_s is None else status.age_s
+            self.started_s = min(self.started_s, now_s - age_s)
         if status.state is JobState.STOPPING:
             self.stop_began_s = min(self.stop_began_s, now_s - status.state_s)
         elif status.state is JobState.STOPPED and self.stop_began_s == float("inf"):
@@ -178,6 +183,10 @@ class JobModel(RankColumns):
     def is_ended(self) -> bool:
         """Return whether the job is over on every node that has told of it."""
         return self.together.is_ended
+
+    def is_under_way(self) -> bool:
+        """Return whether it has begun on some node and has not ended on all."""
+        return not self.is_ended() and not self.is_only_prepared()
 
     def is_only_prepared(self) -> bool:
         """Return whether it has begun on no node that has told of it."""

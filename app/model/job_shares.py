@@ -62,6 +62,11 @@ class SharesTogether:
         return all(status.state in ENDED_STATES for status in self._worst_first)
 
     @cached_property
+    def is_past(self) -> bool:
+        """Whether it had ended on every node before the agent there began."""
+        return self.is_ended and all(status.is_past for status in self._worst_first)
+
+    @cached_property
     def exit_code(self) -> int | None:
         """The first that is not 0."""
         codes = [status.exit_code for status in self._worst_first if status.exit_code is not None]
@@ -101,5 +106,6 @@ def is_news(before: JobStatus, after: JobStatus) -> bool:
         or before.detail != after.detail
         or before.allow_faults is not after.allow_faults
         or before.unprobed != after.unprobed
+        or before.is_past is not after.is_past
         or (before.root_cause is None) is not (after.root_cause is None)
     )

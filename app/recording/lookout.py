@@ -11,6 +11,7 @@ from app.diagnosis.diagnoser import Diagnoser
 from app.event_log import EventLog
 from app.history import History
 from app.model.cluster import Cluster
+from app.model.job_choice import JobChoice
 from app.view import View
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from agent.wire.digest import NodeFrame
     from app.diagnosis.diagnoser import Diagnosis
     from app.diagnosis.rank_facts import Thresholds
+    from app.diagnosis.verdicts import Verdict
 
 
 class Lookout:
@@ -33,13 +35,16 @@ class Lookout:
 
     diagnosis: Diagnosis
 
-    def __init__(self, nodes: Sequence[str], thresholds: Thresholds, history: History | None = None) -> None:
-        """Before the first look."""
+    def __init__(
+        self, nodes: Sequence[str], thresholds: Thresholds, history: History | None = None, job_id: str = ""
+    ) -> None:
+        """Before the first look; `job_id` is of the job to show, empty is whichever is to be shown."""
         self.at_s = 0.0
         self.events = EventLog()
         self.history = history or History()
         self._cluster = Cluster(nodes)
         self._diagnoser = Diagnoser(thresholds)
+        self._choice = JobChoice(job_id)
         self._heard: dict[str, tuple[str, NodeFrame, float]] = {}
         """What is still to be folded in, by node: together it is cheaper."""
 
@@ -60,7 +65,13 @@ class Lookout:
 
     def view(self) -> View:
         """Return the rows of that moment."""
-        return View(self._cluster, self.diagnosis, self.at_s)
+        return View(self._cluster, self.diagnosis, self.at_s, self._choice.choose(self._cluster))
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """What is said of the job that is shown, the worst first."""
+        found = self.diagnosis.jobs.get(self._choice.choose(self._cluster))
+        return [] if found is None else found.verdicts
 
     def _fold(self) -> None:
         self._cluster.apply_all(list(self._heard.values()))

@@ -49,7 +49,8 @@ class Playback:
         self.at_s = 0.0
         self.num_malformed = 0
         self._num_taken = 0
-        self._lookout = Lookout(self._recording.opening.nodes, self._thresholds)
+        opening = self._recording.opening
+        self._lookout = Lookout(opening.nodes, self._thresholds, job_id=opening.job_id)
         self._lines: list[tuple[str, LogLine]] = []
         self._notices: list[str] = []
         self._lookout.look(BEGIN_S)
@@ -85,7 +86,7 @@ class Playback:
     @property
     def verdicts(self) -> list[Verdict]:
         """What is said at this moment, the worst first."""
-        return self._lookout.diagnosis.verdicts
+        return self._lookout.verdicts
 
     def nearest_stacks(self) -> tuple[list[NodeStacks], float]:
         """Return the newest stacks up to this moment, else the first ones after it, and when they were taken."""

@@ -14,6 +14,7 @@ from app.audit_lines import Act
 from app.errors import AgentRefusedError, AgentUnreachableError, AppError, UsageError
 from app.safe_text import clean_name
 from app.sessions.meeting_place import places_to_meet
+from app.sessions.remote_job import unknown_job_text
 from app.sessions.shares import in_order, newest, next_attempt, next_shares, of_newest_attempt
 from app.words import nodes_text
 
@@ -179,7 +180,7 @@ class JobControl:
             raise failures[0]
         if not found:
             known = sorted({clean_name(status.job_id) for report in reports.values() for status in report.jobs})
-            words = f"there is no job {job_id}; those there: {', '.join(known) or 'none'}"
+            words = unknown_job_text(job_id, known, list(reports))
             raise AgentRefusedError(nodes_text(self._nodes), RefusalReason.UNKNOWN_JOB, words)
         return found
 

@@ -109,10 +109,11 @@ class NodePast:
             return
 
 
-async def look_back(fleet: Fleet, nodes: Sequence[str], thresholds: Thresholds) -> Lookout | None:
+async def look_back(fleet: Fleet, nodes: Sequence[str], thresholds: Thresholds, job_id: str = "") -> Lookout | None:
     """Return the model that nodes were seen through up to just now; None where none remembers anything.
 
-    Whoever cannot be asked, or speaks another version, is left out.
+    Whoever cannot be asked, or speaks another version, is left out. Events are those of the job with that id, or of
+    whichever was to be shown.
     """
     wanted = plan(len(nodes))
     if wanted is None:
@@ -123,7 +124,7 @@ async def look_back(fleet: Fleet, nodes: Sequence[str], thresholds: Thresholds) 
         return None
     # Reports of different nodes are further apart than live ones: what would contradict itself for so long is no news.
     patient = {name: getattr(thresholds, name) + wanted.period_s for name in ("silent_s", "confirm_s", "grace_s")}
-    lookout = Lookout(nodes, msgspec.structs.replace(thresholds, **patient), History(3 * wanted.period_s))
+    lookout = Lookout(nodes, msgspec.structs.replace(thresholds, **patient), History(3 * wanted.period_s), job_id)
     await _in_slices(looks(lookout, [past.reports() for past in pasts], min(past.last_s for past in pasts)))
     return lookout
 

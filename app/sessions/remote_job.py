@@ -10,6 +10,7 @@ import msgspec
 from agent.wire.jobs import ENDED_STATES, MAX_PATTERN_CHARS, MAX_PATTERNS, JobSpec
 from app.errors import UsageError
 from app.safe_text import clean_name
+from app.settings.nearness import nearest_text
 from app.ssh.config import LOOPBACK
 from app.words import nodes_text
 
@@ -63,6 +64,13 @@ def check_metrics(patterns: tuple[str, ...]) -> tuple[str, ...]:
     if len(patterns) > MAX_PATTERNS or any(not 0 < len(text) <= MAX_PATTERN_CHARS for text in patterns):
         raise UsageError(f"at most {MAX_PATTERNS} patterns of at most {MAX_PATTERN_CHARS} characters are taken")
     return patterns
+
+
+def unknown_job_text(job_id: str, known: Sequence[str], asked: Sequence[str], away: Sequence[str] = ()) -> str:
+    """Return that no node knows a job, which ones they know, and which of those was perhaps meant."""
+    there = f"those there: {', '.join(known)}" if known else "none is there"
+    unasked = f"; {nodes_text(away)} cannot be asked" if away else ""
+    return f"there is no job {job_id} on {nodes_text(asked)}; {there}{nearest_text(job_id, known)}{unasked}"
 
 
 def running_jobs(reports: Mapping[str, NodeReport]) -> list[str]:

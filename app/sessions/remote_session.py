@@ -16,6 +16,7 @@ from app.audit_lines import Act
 from app.deeds import NOT_AGAIN
 from app.errors import AgentRefusedError, AgentUnreachableError, AppError, UsageError
 from app.headless import is_over
+from app.model.job_choice import NEVER, JobChoice
 from app.safe_text import NAME_LIMIT, clean, clean_name
 from app.sessions.direct_roads import DirectRoads
 from app.sessions.host_doctor import HostDoctor
@@ -24,7 +25,7 @@ from app.sessions.hosts import Connections
 from app.sessions.live import LiveSession
 from app.sessions.meeting_place import places_to_meet
 from app.sessions.newcomer_watch import NewcomerWatch
-from app.sessions.remote_job import JobHost, job_specs, running_jobs
+from app.sessions.remote_job import JobHost, job_specs, running_jobs, unknown_job_text
 from app.sessions.session import DEFAULT_OPTIONS
 from app.sessions.share_guard import ShareGuard
 from app.sessions.shares import in_order, of_newest_attempt
@@ -65,8 +66,15 @@ class RemoteSession(LiveSession):
         hosts: Hosts,
         request: RunRequest | None = None,
         options: SessionOptions = DEFAULT_OPTIONS,
+        job_id: str = "",
     ) -> None:
-        """`request` is started by `start`; without one there is a job already, or none.
+        """Watch a job of some hosts.
+
+        Args:
+            hosts: Which.
+            request: Started by `start`; without one there is a job already, or none.
+            options: What a person has chosen.
+            job_id: Of the job to show that is there already; empty is whichever is to be shown.
 
         Raises:
             SessionError: See `Session`.
@@ -76,6 +84,8 @@ class RemoteSession(LiveSession):
         directories = {link.host: link.directory for link in hosts.links}
         told = {link.host for link in hosts.links if link.tells_reports}
         super().__init__(directories, options, [], hosts.addresses, told)
+        self.session.attach_command = hosts.command("attach JOB")
+        self.session.choice = JobChoice(request.job_id, NEVER) if request is not None else JobChoice(job_id)
         self._connections = Connections(hosts, self._tell)
         self._direct: DirectRoads | None = None
         self._job_id = ""
@@ -153,8 +163,8 @@ class RemoteSession(LiveSession):
 
     @property
     def watched_job(self) -> str:
-        """The job that this session has started; empty for whichever is shown."""
-        return self._request.job_id if self._request else ""
+        """The job that this session has started, or was asked for; empty for whichever is shown."""
+        return self._request.job_id if self._request else self.session.choice.wanted
 
     async def start(self) -> None:
         """Bring the agents' sockets here, and start the job if there is one to start.
@@ -164,6 +174,7 @@ class RemoteSession(LiveSession):
         """
         await self.connect()
         if self._request is None:
+            await self.check_job()
             if self.looks_back:
                 self.session.look_back()
             return
@@ -171,6 +182,20 @@ class RemoteSession(LiveSession):
         if self.starter is not None:
             self.starter.remember(self._request)
         self._notices.append(f"{told}; importing torch takes some seconds")
+
+    async def check_job(self) -> None:
+        """Return if the job that is asked for is there; after `connect`.
+
+        Raises:
+            UsageError: No host that can be asked knows it.
+        """
+        job_id = self.session.choice.wanted
+        if not job_id:
+            return
+        reports = await self.reports()
+        known = sorted({clean_name(job.job_id) for report in reports.values() for job in report.jobs})
+        if job_id not in known:
+            raise UsageError(unknown_job_text(job_id, known, list(reports), sorted(self.away)))
 
     async def start_another(self, request: RunRequest) -> str:
         """Start another job where none runs, and follow it from now on; return a sentence that says so.
@@ -249,12 +274,15 @@ class RemoteSession(LiveSession):
                 return specs
 
     async def _start_job(self, specs: Mapping[str, JobSpec]) -> None:
-        self._job_id = self._own_job_id = next(iter(specs.values())).job_id
+        first = next(iter(specs.values()))
+        self._job_id = self._own_job_id = first.job_id
         self._is_ended = self._is_certain = False  # until the agents have answered, nobody knows
+        before, self.session.choice = self.session.choice, JobChoice(first.job_id, first.attempt)
         try:
             await self.session.start_job(specs)
         except AgentRefusedError:
             self._job_id = self._own_job_id = ""
+            self.session.choice = before
             raise
         self._is_certain = True
 

@@ -24,6 +24,7 @@ from app.evidence.masking import masked
 from app.faults import told
 from app.history import History
 from app.model.cluster import Cluster
+from app.model.job_choice import JobChoice
 from app.recording.past import Past
 from app.recording.recorder import Recorder
 from app.recording.records import NoticeHeard, ReportHeard, StacksHeard
@@ -90,6 +91,10 @@ class Session:
         self._python = python
         self._cluster = Cluster(list(self._directories))
         self._thresholds = options.thresholds
+        self.choice = JobChoice()
+        """Which job is shown."""
+        self.attach_command = "rankdeck attach JOB"
+        """What shows another job, with JOB in the place of its id."""
         self._diagnoser = Diagnoser(self._thresholds)
         heard = {node: path / TELEMETRY_SOCKET for node, path in self._directories.items() if node not in told}
         self.telemetry = Telemetry(heard, len(self._directories))
@@ -150,7 +155,7 @@ class Session:
         self._tasks.append(asyncio.create_task(self._look_back(), name="rankdeck-looking-back"))
 
     async def _look_back(self) -> None:
-        before = await look_back(self._fleet, list(self._directories), self._thresholds)
+        before = await look_back(self._fleet, list(self._directories), self._thresholds, self.choice.wanted)
         if before is not None:
             self.history.reach_back(before.history, before.at_s)
             self.events = self.events.reaching_back(before.events, self._listening_since_s)
@@ -173,10 +178,12 @@ class Session:
             raise IncompatibleAgentError(node, detail)
         now_s = time.monotonic()
         diagnosis = self._diagnoser.observe(self._cluster, now_s)
+        shown = self.choice.choose(self._cluster)
         if self._keeper is not None:
             live = [(job.job_id, job.attempt) for job in self._cluster.jobs.values() if not job.is_ended()]
-            self._keeper.observe(diagnosis.verdicts, live, now_s)
-        view = View(self._cluster, diagnosis, now_s)
+            found = diagnosis.jobs.get(shown)
+            self._keeper.observe([] if found is None else found.verdicts, live, now_s)
+        view = View(self._cluster, diagnosis, now_s, shown, self.attach_command)
         self.events.observe(view)
         self.history.observe(view)
         return view

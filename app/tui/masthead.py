@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 from app.diagnosis.node_facts import UP
 from app.roads.start_progress import MIN_NODES_TOLD, NodeStage
-from app.rows import OLD_S, Severity
+from app.rows import OLD_S, SEVERITY_WORDS, Severity
 from app.tui.actions import VIEW_NAMES
 from app.tui.drawing import wrapped
 from app.tui.line_view import LineView
-from app.tui.theme import SEVERITY_WORDS
 from app.words import loss_text, nodes_text, percent_text, rate_text, seconds_cell, seconds_text
 
 if TYPE_CHECKING:
@@ -192,8 +191,10 @@ class Masthead(LineView):
     def _job(self) -> Line:
         line = self.line().pad(1)
         job = self.stage.view.job() if self.stage.view is not None else None
+        others = self.stage.view.other_jobs_text if self.stage.view is not None else ""
         if job is None:
-            return line.put(self.stage.notices[-1] if self.stage.notices else "", self.look.palette.muted)
+            told = others or (self.stage.notices[-1] if self.stage.notices else "")
+            return line.cell(told, self.size.width - 2, self.look.palette.muted)
         palette = self.look.palette
         line.put(job.job_id, palette.strong).put("  ")
         line.put(f"{self.look.glyphs.severities[job.severity]} {job.state}", self.look.severity_style(job.severity))
@@ -202,7 +203,7 @@ class Masthead(LineView):
                 line.put("   ").put(f"{name} ", palette.muted).put(value, palette.ink)
         room = self.size.width - line.width - 4
         control = self.stage.source.control
-        told = "; ".join(filter(None, (control.doing if control is not None else "", job.detail, *job.notes)))
+        told = "; ".join(filter(None, (control.doing if control is not None else "", others, job.detail, *job.notes)))
         if told and room > 10:
             line.put("   ").cell(told, min(len(told), room), palette.muted)
         return line

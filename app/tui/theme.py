@@ -136,13 +136,6 @@ ASCII_GLYPHS = Glyphs(
     levels="123456789",
 )
 
-SEVERITY_WORDS = {
-    Severity.OK: "OK",
-    Severity.QUIET: "INFO",
-    Severity.WARNING: "WARNING",
-    Severity.CRITICAL: "CRITICAL",
-}
-
 _TERMINAL_VARIABLES = (
     "ansi-background",
     "ansi-foreground",

@@ -33,7 +33,7 @@ def thinned(
 def remembered(sim: SimCluster, end_s: float, period_s: float = 0.5, nodes: Sequence[str] = ()) -> Lookout:
     """Return what the nodes remember up to a moment."""
     patient = Thresholds(silent_s=2.0 + period_s, confirm_s=0.5 + period_s, grace_s=1.0 + period_s)
-    lookout = Lookout([node.name for node in sim.nodes], patient, History(3 * period_s))
+    lookout = Lookout([node.name for node in sim.nodes], patient, History(3 * period_s), "demo")
     told = nodes or [node.name for node in sim.nodes]
     for _ in looks(lookout, [thinned(sim.heard, node, period_s) for node in told], end_s):
         pass

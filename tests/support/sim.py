@@ -221,8 +221,8 @@ class SimCluster:
     # What a test sees.
 
     def view(self) -> View:
-        """Return the rows of now."""
-        return View(self.cluster, self.diagnosis, self.now_s)
+        """Return the rows of now, of the job that the cluster runs."""
+        return View(self.cluster, self.diagnosis, self.now_s, self.nodes[0].job[0])
 
     def verdicts(self) -> list[VerdictRow]:
         """Return the verdicts of now."""

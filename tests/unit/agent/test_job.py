@@ -416,8 +416,21 @@ def test_a_restored_job_goes_on_where_the_memory_ends(state: JobState) -> None:
     restored = Job.restored(msgspec.json.decode(text, type=JobMemory))
 
     assert restored.memory == job.memory
-    assert restored.status(7.0) == job.status(7.0)
+    assert restored.status(7.0) == msgspec.structs.replace(job.status(7.0), is_past=job.has_ended)
     restored.validate()
+
+
+def test_how_long_ago_an_attempt_was_started_is_told_by_the_agent_whatever_became_of_it() -> None:
+    job = Job(make_spec(max_restarts=1), 0.0)
+    assert job.status(5.0).age_s is None, "it is only prepared"
+    for event in (CommitReceived(), LauncherStarted()):
+        job.handle(event, 10.0)
+    assert job.status(15.0).age_s == 5.0
+    job.handle(AttemptFailed(1), 20.0)
+    assert job.status(21.0).age_s == 11.0
+    job.handle(LauncherStarted(), 30.0)
+    assert Job.restored(job.memory).status(33.0).age_s == 3.0
+    assert Job.restored(job.memory.of_another_boot(0.0)).status(33.0).age_s is None
 
 
 def test_what_only_the_agent_that_started_the_ranks_knows_outlives_it() -> None:

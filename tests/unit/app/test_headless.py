@@ -137,7 +137,8 @@ def test_a_healthy_job_is_exit_code_0_and_a_short_summary() -> None:
 
     assert exit_code(sim.view()) is ExitCode.WELL
     assert list(summary) == [
-        "schema", "job", "steps", "loss_first", "loss_last", "nodes", "gpus", "ranks", "barriers", "verdicts",
+        "schema", "job", "steps", "loss_first", "loss_last", "nodes", "other_jobs", "gpus", "ranks", "barriers",
+        "verdicts",
     ]  # fmt: skip
     assert summary["schema"] == 1
     assert summary["steps"] >= 50

@@ -432,7 +432,7 @@ def test_the_status_object_has_the_documented_shape() -> None:
     status = status_object(sim.view())
 
     assert json.loads(json.dumps(status, allow_nan=False)) == status
-    assert list(status) == ["schema", "nodes", "jobs", "gpus", "ranks", "barriers", "verdicts"]
+    assert list(status) == ["schema", "nodes", "jobs", "other_jobs", "gpus", "ranks", "barriers", "verdicts"]
     assert status["schema"] == 1
     assert len(status["ranks"]) == 4
     assert {"rank", "node", "state", "step", "phase", "group", "op", "seq", "waiting_s", "rss_bytes"} <= set(

@@ -1,0 +1,60 @@
+"""Which job is shown: the one that is asked for, else the one that is under way, or was started last.
+
+A session asks for the job that it has started. Whoever only looks on stays with the job that was shown while that runs,
+and until another one is started after it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from app.model.cluster import Cluster
+    from app.model.job_model import JobModel
+
+
+NEVER = 2**63
+"""The attempt of a job that has not been started yet."""
+
+
+class JobChoice:
+    """The choice of one console."""
+
+    def __init__(self, job_id: str = "", attempt: int = 0) -> None:
+        """Choose the job of an id, from an attempt on; without an id, whichever is the one to show."""
+        self.wanted = job_id
+        """The id that is asked for; empty where none is."""
+        self.stays = False
+        """Whether the first job that is seen under way is kept, whatever is started after it."""
+        self._attempt = attempt
+        self._shown = ""
+        self._has_seen_run = False
+
+    def choose(self, cluster: Cluster) -> str:
+        """Return the id of the job to show now; empty where there is none."""
+        if self.wanted:
+            job = cluster.jobs.get(self.wanted)
+            return "" if job is None or job.attempt < self._attempt else self.wanted
+        best, shown = cluster.current_job(), cluster.jobs.get(self._shown)
+        if shown is None or not self._has_seen_run or self._is_followed_by(shown, best):
+            shown = best
+        if shown is None:
+            self._shown, self._has_seen_run = "", False
+            return ""
+        self._has_seen_run &= shown.job_id == self._shown
+        self._has_seen_run |= shown.is_under_way() and _are_all_known(cluster)
+        self._shown = shown.job_id
+        return self._shown
+
+    def _is_followed_by(self, shown: JobModel, best: JobModel | None) -> bool:
+        """Return whether another job has been started after the one that is shown has ended."""
+        if self.stays or best is None or not shown.is_ended():
+            return False
+        return best.is_under_way() and best.started_s > shown.started_s
+
+
+def _are_all_known(cluster: Cluster) -> bool:
+    """Return whether every node has told of its jobs that can."""
+    return bool((np.isfinite(cluster.heard_s) | cluster.is_cut_off).all())

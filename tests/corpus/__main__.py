@@ -1,6 +1,7 @@
 """Plays the corpus and prints how right the verdicts are.
 
-`python -m tests.corpus [--seeds N]`, `--real`, or `--reported [NAME ...]`.
+`python -m tests.corpus [--seeds N]` plays the scenarios, `--real` the same on real ranks, `--reported [NAME ...]`
+programs that users report, `--generated N` stories drawn by rule, `--story SEED` one of those.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
+from tests.corpus.generator import command
 from tests.corpus.real import REAL, play_real
 from tests.corpus.reported.table import chosen, figures, line, play_and_score
 from tests.corpus.scenarios import ALL, Outcome, play
@@ -24,9 +26,19 @@ def main() -> None:
         "--reported", nargs="*", metavar="NAME", help="programs that users report, or classes of them: half an hour"
     )
     parser.add_argument("--patience", type=float, default=1.0, help="times as long as on a quiet machine")
+    parser.add_argument("--generated", type=int, nargs="?", const=300, help="play so many stories drawn by rule")
+    parser.add_argument("--story", type=int, help="play the story of this seed alone")
+    parser.add_argument("--seed", type=int, default=0, help="of the generated stories")
+    parser.add_argument("--jobs", type=int, default=2, help="processes that play generated stories")
     arguments = parser.parse_args()
     if arguments.reported is not None:
         _play_reported(arguments.reported, arguments.patience)
+        return
+    if arguments.story is not None:
+        command.main_of_one(arguments.story)
+        return
+    if arguments.generated is not None:
+        command.main(arguments.generated, arguments.seed, arguments.jobs)
         return
     outcomes: list[Outcome] = []
     if arguments.real:

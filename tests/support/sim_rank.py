@@ -17,6 +17,7 @@ from ddpcore.probing.rank_state import RankIdentity, RankState
 from ddpcore.probing.samples import (
     BarrierMark,
     CallArguments,
+    CounterKey,
     GroupMembers,
     RecorderDump,
     RecorderEntry,
@@ -252,13 +253,12 @@ class SimRank:
         """Let the probe look and return its datagram, None while it cannot run or has nothing to say."""
         if self.is_stuck or self._pace.pause_s(now_s) > 0.0:
             return None
-        counters = {("gloo", index): counts for index, counts in enumerate(self._counts.values())}
+        counters = self._counters(now_s)
         if not self._pace.is_sample_due(now_s):
             self._pace.looked_again()
             gates = (self._barrier, *self._firsts.values())
             if self._probe.has_stepped(self._step) or not self._probe.still_pends(counters, gates):
                 return None
-        marks = (self._doing.phase,) if isinstance(self._doing, Work) and self.meeting is None else ()
         self._probe.observe(
             Sample(
                 now_s,
@@ -266,7 +266,7 @@ class SimRank:
                 self._reader.read(self._stack()),
                 self.has_joined,
                 step=self._step,
-                phases=marks,
+                phases=self._marks(),
                 barrier=self._barrier,
                 firsts=tuple(self._firsts.values()),
                 slow_factor=self.slow_factor,
@@ -276,7 +276,7 @@ class SimRank:
         )
         if self._probe.wants_dump(now_s):
             members = {name: GroupMembers(self._members[name]) for name in self._counts}
-            self._probe.learn(RecorderDump(list(self._ring), counters), members, DUMP_COST_S, list(self._step_ends))
+            self._probe.learn(RecorderDump(self._entries(), counters), members, DUMP_COST_S, list(self._step_ends))
         if self._probe.wants_arguments:
             self._probe.learn_arguments(self._arguments())
         self._probe.validate()
@@ -299,6 +299,16 @@ class SimRank:
     def know_groups(self, meetings: Meetings) -> None:
         """Let the rank know who belongs to which group."""
         self._members = {name: meetings.members(name) for name in ("0", *meetings.groups)}
+
+    def _counters(self, now_s: float) -> dict[CounterKey, tuple[int, int]]:
+        del now_s
+        return {("gloo", index): counts for index, counts in enumerate(self._counts.values())}
+
+    def _entries(self) -> list[RecorderEntry]:
+        return list(self._ring)
+
+    def _marks(self) -> tuple[Phase, ...]:
+        return (self._doing.phase,) if isinstance(self._doing, Work) and self.meeting is None else ()
 
     def _stack(self) -> list[StackLine]:
         outer = [(PROGRAM_FILE, 200, "main")]

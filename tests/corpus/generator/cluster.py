@@ -1,0 +1,212 @@
+"""The simulated cluster of a story: ranks that run generated programs, and what lost peers and time-outs do to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING
+
+from app.rows import Severity
+from tests.corpus.generator.exchange import TRANSFERS, Exchange
+from tests.corpus.generator.mutations import events_of
+from tests.corpus.generator.program import Semantics
+from tests.corpus.generator.rank import StoryRank
+from tests.corpus.generator.stories import Kind
+from tests.support.sim import IMPORT_S, LOST_PEER_ERROR, SimCluster
+from tests.support.sim_node import START_S
+
+if TYPE_CHECKING:
+    from app.diagnosis.verdicts import Verdict
+    from tests.corpus.generator.stories import Story
+    from tests.support.sim_node import SimNode
+    from tests.support.sim_rank import SimRank
+
+ABORT_ERROR = (
+    "terminate called after throwing an instance of 'gloo::EnforceNotMet' what(): [enforce fail at "
+    "../third_party/gloo/gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 1000000 vs 500000"
+)
+TIMEOUT_ERROR = (
+    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting {ms}ms for recv "
+    "operation to complete"
+)
+WATCHDOG_ERROR = (
+    "torch.distributed.DistBackendError: [Rank {rank}] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn=1, NumelOut=1, Timeout(ms)={ms}) ran for {ms} milliseconds before "
+    "timing out."
+)
+REMOTE_ERROR = (
+    "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error, "
+    "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely."
+)
+ABSENT_S = 400.0
+
+
+@dataclass(frozen=True)
+class Told:
+    """An alarm as it came up."""
+
+    at_s: float
+    verdict: Verdict
+    pending: frozenset[tuple[str, int]]
+    """(group, seq) of what held ranks up then."""
+
+
+class StoryCluster(SimCluster):
+    """Plays a story."""
+
+    def __init__(self, story: Story) -> None:
+        shape = story.shape
+        self._story = story
+        self._lives = Random(story.seed)
+        self.told_alarms: list[Told] = []
+        self.struck: list[tuple[float, int, str]] = []
+        """When a fault struck (seconds since the start), at which rank, what."""
+        self._mute: set[int] = set()
+        self._stood: dict[int, float] = {}
+        """Ranks that died of what they waited in: since when they did."""
+        self._first_end_s = float("inf")
+        super().__init__(
+            shape.num_nodes,
+            shape.ranks_per_node,
+            groups=shape.members(),
+            seed=story.seed,
+            noise=shape.noise,
+            drop=shape.drop,
+            hangs_on_death=shape.semantics is Semantics.NCCL,
+        )
+        self._late_s = {shape.world_size - 1: shape.late_s} if shape.late_s else {}
+        for fault in story.faults:
+            if fault.kind is Kind.ABSENT:
+                self._late_s[fault.rank] = ABSENT_S
+                self.struck.append((IMPORT_S, fault.rank, "absent"))
+
+    @property
+    def story_ranks(self) -> list[StoryRank]:
+        """The ranks."""
+        return self.ranks  # type: ignore[return-value]
+
+    def pending(self) -> frozenset[tuple[str, int]]:
+        """Return (group, seq) of what holds ranks up now."""
+        return frozenset(
+            (operation.group, operation.seq)
+            for rank in self.story_ranks
+            for operation in rank.waits_in(self.now_s)
+            if operation.group != TRANSFERS
+        )
+
+    def _make_ranks(self) -> list[SimRank]:
+        story, shape = self._story, self._story.shape
+        exchange = Exchange(
+            shape.semantics,
+            shape.members(),
+            shape.world_size,
+            mismatch_hangs=story.mismatch_hangs,
+            root_runs_ahead=story.root_runs_ahead,
+        )
+        self._meetings = exchange  # type: ignore[assignment]
+        self._exchange = exchange
+        ranks = [StoryRank(rank, shape, events_of(story, rank), story.seed) for rank in range(shape.world_size)]
+        for rank in ranks:
+            rank.know_groups(exchange)
+        return list(ranks)
+
+    def _run_ranks(self) -> None:
+        super()._run_ranks()
+        for rank in self.story_ranks:
+            for at_s, harm in rank.harms:
+                self.struck.append((at_s - START_S, rank.rank, harm.kind))
+                self._strike_around(rank, harm.kind)
+            rank.harms.clear()
+
+    def _strike_around(self, rank: StoryRank, kind: str) -> None:
+        """Do what a harm does beyond its rank."""
+        index = rank.rank // self._ranks_per_node
+        if kind == "host":
+            self.lose_node(index)
+        elif kind == "agent":
+            self._mute.add(index)
+        elif kind == "agent anew":
+            self.restart_agent(index)
+        elif kind == "link":
+            self._exchange.cut()
+
+    def _send(self, node: SimNode) -> None:
+        if node.node_rank in self._mute:
+            node.sent_at_s = self.now_s
+            return
+        super()._send(node)
+
+    def _break_connections(self) -> None:
+        """Let ranks die that a lost peer, a time-out or too much data reaches."""
+        timeout_s = self._story.shape.timeout_s
+        gone = {rank.rank for rank in self.ranks if rank.end is not None}
+        for rank in self.story_ranks:
+            if not rank.is_alive:
+                continue
+            waits = rank.waits_in(self.now_s)
+            if any(rank.rank in operation.aborted for operation in waits):
+                self._end_waiting(rank, (None, 6, ABORT_ERROR))
+                continue
+            if not waits or rank.is_stuck:
+                continue
+            if self._is_connection_lost(rank, gone):
+                is_gloo = self._story.shape.semantics is Semantics.GLOO
+                self._end_waiting(rank, (1, None, LOST_PEER_ERROR) if is_gloo else (None, 6, REMOTE_ERROR))
+                continue
+            if timeout_s and self.now_s - self._waits_since_s(rank) >= timeout_s:
+                self._end_waiting(rank, self._time_out(rank, waits[0].seq))
+
+    def _waits_since_s(self, rank: StoryRank) -> float:
+        return min(operation.come_s.get(rank.rank, self.now_s) for operation in rank.waits_in(self.now_s))
+
+    def _end_waiting(self, rank: StoryRank, end: tuple[int | None, int | None, str]) -> None:
+        self._stood[rank.rank] = self._waits_since_s(rank) - START_S
+        self._first_end_s = min(self._first_end_s, self.elapsed_s)
+        rank.end = end
+
+    def stood_s(self, at_least_s: float = 0.0) -> float | None:
+        """Return when the last of the ranks that wait for good, or died waiting, came to its wait; None without any.
+
+        A wait counts that has lasted `at_least_s`.
+        """
+        since = dict(self._stood)
+        for rank in self.story_ranks:
+            if rank.is_alive and rank.waits_in(self.now_s):
+                since_s = self._waits_since_s(rank) - START_S
+                if self.elapsed_s - since_s >= at_least_s:
+                    since[rank.rank] = since_s
+        return min(max(since.values()), self._first_end_s) if since else None
+
+    def _is_connection_lost(self, rank: StoryRank, gone: set[int]) -> bool:
+        """Return whether a rank is told now that a peer of what it waits in is gone.
+
+        gloo: the closed connection. NCCL: ncclRemoteError comes where the peer is on another node, seconds later; a
+        peer of the same node is only missed (shared memory says nothing).
+        """
+        waits = rank.waits_in(self.now_s)
+        lost = {peer for operation in waits for peer in operation.members} & gone
+        if self._story.shape.semantics is Semantics.NCCL:
+            lost = {peer for peer in lost if self._node_of(self.ranks[peer]) is not self._node_of(rank)}
+        if not lost or self._exchange.is_cut:
+            return False
+        span = (0.05, 0.4) if self._story.shape.semantics is Semantics.GLOO else (2.0, 8.0)
+        due_s = self._losses.setdefault(rank.rank, self.now_s + self._lives.uniform(*span))
+        return self.now_s >= due_s
+
+    def _time_out(self, rank: StoryRank, seq: int) -> tuple[int | None, int | None, str]:
+        timeout_ms = int(1000 * self._story.shape.timeout_s)
+        if self._story.shape.semantics is Semantics.GLOO:
+            return (1, None, TIMEOUT_ERROR.format(ms=timeout_ms))
+        return (None, 6, WATCHDOG_ERROR.format(rank=rank.rank, seq=seq, op="ALLREDUCE", ms=timeout_ms))
+
+    def _observe(self) -> None:
+        before = self.alarming
+        super()._observe()
+        new = self.alarming - before
+        if new:
+            pending = self.pending()
+            self.told_alarms += [
+                Told(self.elapsed_s, verdict, pending)
+                for verdict in self.diagnosis.verdicts
+                if verdict.severity is not Severity.QUIET and (verdict.cause, verdict.culprits) in new
+            ]

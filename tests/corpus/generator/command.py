@@ -1,0 +1,70 @@
+"""`python -m tests.corpus --generated N`: plays stories on some processes and prints the figures and the failures."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from typing import TYPE_CHECKING
+
+from tests.corpus.generator.score import Grade, play, table
+from tests.corpus.generator.stories import story_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from tests.corpus.generator.score import Result
+
+STRIDE = 1_000_000
+"""Between the seeds of two runs: their stories do not overlap."""
+
+
+def seeds_of(seed: int, number: int) -> range:
+    """Return the seeds of a run's stories."""
+    return range(seed * STRIDE, seed * STRIDE + number)
+
+
+def play_seed(seed: int) -> tuple[int, Result]:
+    """Play the story of a seed."""
+    return seed, play(story_of(seed))
+
+
+def play_all(seeds: Iterable[int], jobs: int) -> Iterator[tuple[int, Result]]:
+    """Play stories on some processes, in the order in which they are done."""
+    with multiprocessing.get_context("fork").Pool(jobs) as pool:
+        yield from pool.imap_unordered(play_seed, seeds, chunksize=4)
+
+
+def reproduction(seed: int) -> str:
+    """Return the command that plays one story again."""
+    return f"python -m tests.corpus --story {seed}"
+
+
+def main(number: int, seed: int, jobs: int) -> None:
+    """Play and print."""
+    begun_s = time.monotonic()
+    results = []
+    for at, result in play_all(seeds_of(seed, number), jobs):
+        results.append(result)
+        if result.grade is not Grade.RIGHT:
+            print(describe(at, result), flush=True)  # noqa: T201 - what the command is for
+    print(*table(results), sep="\n")  # noqa: T201
+    print(f"n = {len(results)} in {time.monotonic() - begun_s:.0f} s, seed {seed}")  # noqa: T201
+
+
+def main_of_one(seed: int) -> None:
+    """Play the story of a seed, and print all of it."""
+    story = story_of(seed)
+    result = play(story)
+    print(story, result.grade.value, result.why, *result.said, sep="\n")  # noqa: T201
+
+
+def describe(seed: int, result: Result) -> str:
+    """Return a failing story in a few lines."""
+    story = result.story
+    faults = "; ".join(
+        f"{fault.kind.value} at {fault.rank}, step {fault.step}, place {fault.place}" for fault in story.faults
+    )
+    size = f"{story.shape.num_nodes}x{story.shape.ranks_per_node} {story.shape.semantics.value}"
+    said = " | ".join(result.said)
+    why = f"{faults} {result.why}"
+    return f"{result.grade.value:12} {size}: {why}\n    {said}\n    {reproduction(seed)}"

@@ -1,0 +1,163 @@
+"""The truth of a story, from its program, its fault and the rules of gloo and NCCL; the diagnosis is not asked.
+
+Who may be named: the ranks at which a fault strikes. A call that does not fit contradicts another one: where a group
+has as many members on the one side as on the other, nobody can know which is meant, and both may be named.
+
+A fault counts as shown when ranks that it does not strike are held up for good, or die; or, of slowness, when its cost
+by construction is large enough. A fault without effect is a healthy life.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from app.rows import Cause
+from tests.corpus.generator.mutations import strikes
+from tests.corpus.generator.program import Semantics
+from tests.corpus.generator.stories import CALL_FAULTS, ENDS, HEALTHY, SLOWNESS, STANDS, Kind
+
+if TYPE_CHECKING:
+    from tests.corpus.generator.cluster import StoryCluster
+    from tests.corpus.generator.stories import Fault, Story
+
+QUICK_S = 2.0
+"""For exits, stops and mismatches."""
+STALL_S = 12.0
+"""For the rest."""
+SLACK_S = 0.6
+"""Reports are up to 0.3 s old, frames 0.2 s: what holds since a moment can be known so much later."""
+STANDS_S = 5.0
+"""A wait that has lasted so long at the end of a play, a multiple of all steps, is for good."""
+JOIN_S = 62.0
+"""Ranks may come a minute late (`Thresholds.join_s`)."""
+LOST_S = 8.0
+"""A host is taken for lost after six seconds without a word."""
+
+CALLS_DIFFER = frozenset({Cause.MISMATCH, Cause.FEWER_CALLS})
+STANDING = frozenset({Cause.STRAGGLER, Cause.SILENT, Cause.INPUT_BOUND}) | {
+    cause for cause in Cause if cause.value in ("standstill", "not_exiting", "mismatch")
+}
+ENDED = frozenset({Cause.EXITED, Cause.OOM, Cause.FEWER_CALLS})
+
+CAUSES: dict[Kind, frozenset[Cause]] = {
+    **dict.fromkeys(CALL_FAULTS, CALLS_DIFFER),
+    # A rank that swallows an exception in its loop may also be seen as one that is a step ahead.
+    **{kind: STANDING - {Cause.INPUT_BOUND} for kind in STANDS},
+    Kind.SEND_LEFT_OUT: STANDING,
+    Kind.RECEIVE_LEFT_OUT: STANDING,
+    Kind.GIL: frozenset({Cause.SILENT}),
+    Kind.STOP: frozenset({Cause.FROZEN}),
+    Kind.EXIT: frozenset({Cause.FEWER_CALLS, Cause.EXITED}),
+    Kind.RAISE: frozenset({Cause.EXITED}),
+    Kind.KILL: frozenset({Cause.EXITED}),
+    Kind.TERMINATE: frozenset({Cause.EXITED}),
+    Kind.OOM: frozenset({Cause.OOM}),
+    Kind.HOST: frozenset({Cause.NODE_LOST}),
+    Kind.AGENT: frozenset({Cause.NODE_LOST}),
+    Kind.LINK: frozenset({Cause.TRANSPORT}),
+    Kind.ABSENT: frozenset({Cause.NOT_JOINED}),
+    Kind.ALL_STAND: STANDING,
+    **{kind: frozenset({Cause.STRAGGLER}) for kind in SLOWNESS},
+}
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What is to be said of one fault, and what may be.
+
+    Attributes:
+        causes: Any of them is right.
+        culprits: Any of these sets is right.
+        guilty: Ranks that may be named at all.
+        within_s: From the moment in which the fault can be known.
+        is_scored: Silence counts against the diagnosis; False where torch's semantics are not known, or the fault is
+            too small to be asked for.
+    """
+
+    causes: frozenset[Cause]
+    culprits: frozenset[frozenset[int]]
+    guilty: frozenset[int]
+    within_s: float
+    is_scored: bool = True
+
+
+def truths_of(story: Story) -> tuple[Truth, ...]:
+    """Return what is to be said of each fault of a story, should it show."""
+    return tuple(_truth(story, fault) for fault in story.faults if fault.kind not in HEALTHY)
+
+
+def _truth(story: Story, fault: Fault) -> Truth:
+    shape = story.shape
+    struck = frozenset(rank for rank in range(shape.world_size) if strikes(fault, shape, rank))
+    culprits, guilty = {struck}, struck
+    if fault.kind in CALL_FAULTS:
+        culprits, guilty = _sides(story, fault)
+    elif fault.kind in (Kind.HOST, Kind.AGENT):
+        first = fault.rank // shape.ranks_per_node * shape.ranks_per_node
+        guilty = frozenset(range(first, first + shape.ranks_per_node))
+        culprits = {guilty}
+    elif fault.kind is Kind.LINK:
+        culprits, guilty = {frozenset()}, frozenset()
+    elif fault.kind is Kind.SLOW_IN_TURNS:
+        culprits = {struck, *(frozenset({rank}) for rank in struck)}
+    return Truth(CAUSES[fault.kind], frozenset(culprits), guilty, _within_s(story, fault), _is_scored(story, fault))
+
+
+def _sides(story: Story, fault: Fault) -> tuple[set[frozenset[int]], frozenset[int]]:
+    """Return who may be named for a call that does not fit."""
+    shape = story.shape
+    alone = frozenset({fault.rank})
+    groups = [tuple(range(shape.world_size)), *shape.members().values()]
+    pairs = {frozenset(members) for members in groups if len(members) == 2 and fault.rank in members}
+    if fault.kind in (Kind.SEND_LEFT_OUT, Kind.RECEIVE_LEFT_OUT):
+        pairs |= {frozenset({fault.rank, (fault.rank + by) % shape.world_size}) for by in (1, -1)}
+    guilty = alone.union(*pairs) if pairs else alone
+    return {alone, *pairs}, guilty
+
+
+def _within_s(story: Story, fault: Fault) -> float:
+    if fault.kind in CALL_FAULTS | ENDS or fault.kind is Kind.STOP:
+        bound_s = QUICK_S
+    elif fault.kind is Kind.ABSENT:
+        bound_s = JOIN_S
+    elif fault.kind in (Kind.HOST, Kind.AGENT):
+        bound_s = LOST_S
+    elif fault.kind in SLOWNESS:
+        # A pace needs some steps to be known.
+        bound_s = max(STALL_S, 20 * story.shape.step_s) * (1 if fault.value >= 2 else 2)
+    else:
+        bound_s = STALL_S
+    return bound_s + SLACK_S + (1.0 if story.shape.drop else 0.0)
+
+
+def _is_scored(story: Story, fault: Fault) -> bool:
+    if story.shape.semantics is Semantics.NCCL:
+        if fault.kind in (Kind.OTHER_SIZE, Kind.OTHER_DTYPE, Kind.OTHER_ROOT):
+            return False
+        # Which GPU is slow does not show in when its main thread calls; the recorder has times for that only with
+        # TORCH_NCCL_ENABLE_TIMING.
+        if fault.kind in SLOWNESS - {Kind.SLOW_INPUT}:
+            return False
+    if fault.kind in (Kind.LINK, Kind.HOST, Kind.AGENT):
+        return story.shape.num_nodes > 1
+    # A swallowed exception or a size has effects of many kinds; whether it shows is seen in the play (`shown_s`).
+    return True
+
+
+def shown_s(cluster: StoryCluster, story: Story) -> float | None:
+    """Return since when a played story's faults can be known; None while they have no effect.
+
+    Of what holds ranks up: when the last of those that it holds up for good came to stand. Of what ends a rank, or
+    stops it, or makes it slow: when it struck.
+    """
+    if not cluster.struck:
+        return None
+    kinds = {fault.kind for fault in story.faults}
+    struck_s = min(at_s for at_s, _, _ in cluster.struck)
+    if Kind.ALL_STAND in kinds:
+        return max(at_s for at_s, _, _ in cluster.struck)
+    if kinds & SLOWNESS or kinds & (ENDS | {Kind.STOP, Kind.HOST, Kind.AGENT, Kind.ABSENT}):
+        return struck_s
+    stands = cluster.stood_s(STANDS_S)
+    return max(struck_s, stands) if stands is not None else None

@@ -1,0 +1,331 @@
+"""A rank that runs a generated program by the rules of gloo or of NCCL, watched by the real core of the probe."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from agent.wire.reports import ProcessState
+from ddpcore.probing.samples import CallArguments, CounterKey, RecorderEntry, StackLine, StepEnd, StepMark
+from ddpcore.wire import DEFAULT_GROUP, Phase
+from tests.corpus.generator.gpu import Gpu
+from tests.corpus.generator.program import (
+    Collective,
+    Event,
+    Harm,
+    ReadLoss,
+    Semantics,
+    Settle,
+    Shape,
+    Transfer,
+)
+from tests.support.sim_program import PROGRAM_FILE, BeginStep, EndStep, Work
+from tests.support.sim_rank import CLOCK_S, RING, TORCH, Meetings, SimRank
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.corpus.generator.exchange import Exchange, Operation
+
+DTYPES = {2: "Half", 4: "Float", 8: "Double"}
+WATCHDOG_S = 0.1
+"""NCCL's watchdog looks so often at what is over (kWatchdogThreadSleepMillis); the recorder knows no earlier."""
+LAUNCH_SHARE = 0.1
+"""Of a piece of GPU work that the main thread takes to launch it."""
+GPU_PHASES = frozenset({Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER})
+LIBRARY = "/usr/lib/python3.11/"
+
+_CALL_FRAMES: dict[Phase, list[StackLine]] = {
+    Phase.FORWARD: [
+        (TORCH + "nn/parallel/distributed.py", 2210, "_sync_module_buffers"),
+        (TORCH + "nn/modules/module.py", 1773, "_call_impl"),
+    ],
+    Phase.BACKWARD: [
+        (TORCH + "autograd/graph.py", 869, "_engine_run_backward"),
+        (TORCH + "_tensor.py", 647, "backward"),
+    ],
+    Phase.OTHER: [],
+}
+_WORK_FRAMES: dict[Phase, list[StackLine]] = {
+    Phase.DATA: [(TORCH + "utils/data/dataloader.py", 741, "__next__")],
+    Phase.FORWARD: [(TORCH + "nn/modules/module.py", 1773, "_call_impl")],
+    Phase.BACKWARD: _CALL_FRAMES[Phase.BACKWARD],
+    Phase.OPTIMIZER: [(TORCH + "optim/sgd.py", 128, "step")],
+    Phase.CHECKPOINT: [(TORCH + "serialization.py", 944, "save")],
+}
+_STUCK_FRAMES: dict[str, list[StackLine]] = {
+    "sleep": [],
+    "file": [],
+    "lock": [(LIBRARY + "threading.py", 320, "wait")],
+    "child": [(LIBRARY + "subprocess.py", 2011, "_try_wait"), (LIBRARY + "subprocess.py", 1264, "wait")],
+    "loader": [
+        (LIBRARY + "multiprocessing/connection.py", 948, "wait"),
+        (TORCH + "utils/data/dataloader.py", 1296, "_try_get_data"),
+        (TORCH + "utils/data/dataloader.py", 741, "__next__"),
+    ],
+}
+STUCK_LINE = 190
+
+
+class StoryRank(SimRank):
+    """One rank of a story; the events of its program may hold `Harm`."""
+
+    def __init__(self, rank: int, shape: Shape, events: Iterator[Event], seed: int) -> None:
+        local_rank = rank % shape.ranks_per_node
+        super().__init__(rank, local_rank, shape.world_size, lambda _: iter(()), ("demo", 0, seed))
+        self._shape = shape
+        self._events = events
+        self._doing_now: Event | None = None
+        self._gpu = Gpu(rank) if shape.semantics is Semantics.NCCL else None
+        self._unsettled: list[Operation] = []
+        self._awaited: list[Operation] = []
+        self.blocked_s: float | None = None
+        """Since when the main thread waits for other ranks."""
+        self._records: deque[tuple[RecorderEntry, Operation]] = deque(maxlen=RING)
+        self._pending: dict[str, list[tuple[int, Operation]]] = {}
+        self._called: dict[str, int] = {}
+        self._drag = dict.fromkeys(Phase, 1.0)
+        self._stuck_in = ""
+        self._file_blocks = False
+        self.harms: list[tuple[float, Harm]] = []
+        """What has struck it, and when."""
+        self._base_drag = 1 + shape.uneven * rank / max(1, shape.world_size - 1)
+
+    # What the cluster asks.
+
+    @property
+    def process(self) -> ProcessState:
+        """What the kernel says of the main thread."""
+        return ProcessState.BLOCKED if self._file_blocks else super().process
+
+    def waits_in(self, now_s: float) -> list[Operation]:
+        """Return the operations that hold the rank up now: those of its main thread, or the one its GPU runs."""
+        if not self.is_alive:
+            return []
+        if self._gpu is not None:
+            return [operation for operation in self._gpu.running() if not operation.is_done(self.rank, now_s)]
+        return [operation for operation in self._awaited if not operation.is_done(self.rank, now_s)]
+
+    # Its main thread.
+
+    def advance(self, meetings: Exchange, now_s: float, noise: float) -> bool:  # type: ignore[override] # its own rules
+        """Run the main thread, and the GPU, up to now; return whether anything has happened."""
+        if not self.has_joined or not self.is_alive:
+            return False
+        has_moved = self._gpu is not None and self._gpu.advance(meetings, now_s)
+        for _ in range(10_000):
+            if self.is_stuck or self.finished_s is not None:
+                return has_moved
+            if self.blocked_s is not None and not self._is_through(now_s):
+                return has_moved
+            if self._free_s > now_s:
+                return has_moved
+            has_moved = True
+            event = next(self._events, None)
+            if event is None:
+                self.finished_s = self._free_s
+                return True
+            self._begin(event, meetings, noise)
+            if self._gpu is not None:
+                self._gpu.advance(meetings, now_s)
+        raise AssertionError("a program that takes no time")
+
+    def _begin(self, event: Event, exchange: Exchange, noise: float) -> None:
+        self._doing_now = event
+        if isinstance(event, Work):
+            self._work(event, noise)
+        elif isinstance(event, Collective):
+            self._collective(event, exchange)
+        elif isinstance(event, Transfer):
+            self._transfer(event, exchange)
+        elif isinstance(event, Settle):
+            self._settle()
+        elif isinstance(event, ReadLoss):
+            if self._gpu is not None:
+                self.blocked_s = self._free_s
+        elif isinstance(event, BeginStep):
+            self.begun_step = event.step
+        elif isinstance(event, EndStep):
+            first = self._step.loss_first if self._step else event.loss
+            is_counted = not self._shape.reports_steps
+            self._step = StepMark(event.step, event.loss, event.epoch, first, event.step, is_counted)
+            self._step_ends.append(StepEnd(event.step, int(1e6 * (self._free_s + CLOCK_S))))
+        else:
+            self.harm(event)
+
+    def _work(self, work: Work, noise: float) -> None:
+        factor = self._base_drag * self._drag[work.phase] * (1 + noise * self._random.uniform(-1, 1))
+        takes_s = work.for_s * factor
+        if self._gpu is not None and work.phase in GPU_PHASES:
+            self._gpu.launch(takes_s, self._free_s)
+            self._free_s += LAUNCH_SHARE * takes_s
+            if self._gpu.is_full:
+                self.blocked_s = self._free_s
+        else:
+            self._free_s += takes_s
+
+    def _collective(self, call: Collective, exchange: Exchange) -> None:
+        seq = self._called[call.group] = self._called.get(call.group, 0) + 1
+        operation = exchange.called(self.rank, seq, call)
+        self._record(call, seq, operation)
+        if self._gpu is not None:
+            self._gpu.enqueue([operation], self._free_s)
+            if call.op == "barrier":
+                # The only collective whose wait() stops the main thread (WorkNCCL::synchronizeInternal).
+                self.blocked_s = self._free_s
+            return
+        exchange.came(self.rank, operation, self._free_s)
+        self._await(operation, call.waits)
+
+    def _transfer(self, transfer: Transfer, exchange: Exchange) -> None:
+        operation = exchange.transferred(self.rank, transfer)
+        if self._gpu is None:
+            exchange.came(self.rank, operation, self._free_s)
+            self._await(operation, transfer.waits)
+        elif transfer.waits:
+            self._gpu.enqueue([operation], self._free_s)
+        else:
+            self._unsettled.append(operation)
+
+    def _await(self, operation: Operation, waits: bool) -> None:
+        if waits:
+            self._awaited = [operation]
+            self.blocked_s = self._free_s
+        else:
+            self._unsettled.append(operation)
+
+    def _settle(self) -> None:
+        if not self._unsettled:
+            return
+        called, self._unsettled = self._unsettled, []
+        if self._gpu is not None:
+            self._gpu.enqueue(called, self._free_s)
+        else:
+            self._awaited = called
+            self.blocked_s = self._free_s
+
+    def _is_through(self, now_s: float) -> bool:
+        if self._gpu is not None:
+            over_s = self._gpu.room_s(now_s) if isinstance(self._doing_now, Work) else self._gpu.idle_s()
+        else:
+            dones = [operation.done_s.get(self.rank) for operation in self._awaited]
+            over_s = None if None in dones else max(done for done in dones if done is not None)
+        if over_s is None or over_s > now_s:
+            return False
+        self._free_s = max(self._free_s, over_s)
+        self._awaited = []
+        self.blocked_s = None
+        return True
+
+    # What strikes it.
+
+    def harm(self, harm: Harm) -> None:
+        """Let a fault strike, at the time of the main thread."""
+        self.harms.append((self._free_s, harm))
+        if harm.kind in _STUCK_FRAMES:
+            self._stuck_in = harm.kind
+            self._file_blocks = harm.kind == "file"
+            self._free_s += harm.value
+        elif harm.kind == "healed":
+            self._stuck_in, self._file_blocks = "", False
+        elif harm.kind == "slow":
+            self._drag = dict.fromkeys(Phase, harm.value)
+        elif harm.kind.startswith("slow "):
+            self._drag = dict.fromkeys(Phase, 1.0) | {Phase(harm.kind.removeprefix("slow ")): harm.value}
+        elif harm.kind == "raise":
+            self.end = (1, None, "ValueError: boom")
+        elif harm.kind in ("exit", "signal", "oom", "freeze", "gil"):
+            self.strike(harm.kind, harm.value)
+
+    # What its probe sees.
+
+    def _record(self, call: Collective, seq: int, operation: Operation) -> None:
+        recorder, group = self._shape.semantics.value, call.group
+        enqueued, completed = self._counts.get(group, (0, 0))
+        self._counts[group] = (enqueued + 1, completed)
+        self._pending.setdefault(group, []).append((enqueued + 1, operation))
+        is_barrier = call.op == "barrier"
+        entry = RecorderEntry(
+            key=(recorder, list(self._counts).index(group)),
+            group=group,
+            seq=seq,
+            op=f"{recorder}:{'all_reduce_barrier' if is_barrier and recorder == 'nccl' else call.op}",
+            sizes=() if is_barrier and recorder == "gloo" else ((call.elements,),),
+            is_p2p=False,
+            is_retired=False,
+            called_us=int(1e6 * (self._free_s + CLOCK_S)),
+            dtypes=() if is_barrier and recorder == "gloo" else (DTYPES[call.element_bytes],),
+        )
+        self._records.append((entry, operation))
+
+    def _counters(self, now_s: float) -> dict[CounterKey, tuple[int, int]]:
+        known_s = self._known_s(now_s)
+        for group, pending in self._pending.items():
+            if not pending:
+                continue
+            enqueued, completed = self._counts[group]
+            over = [number for number, operation in pending if operation.is_done(self.rank, known_s)]
+            if over:
+                self._pending[group] = [one for one in pending if not one[1].is_done(self.rank, known_s)]
+                self._counts[group] = (enqueued, max(completed, *over))
+        recorder = self._shape.semantics.value
+        return {(recorder, index): counts for index, counts in enumerate(self._counts.values())}
+
+    def _known_s(self, now_s: float) -> float:
+        return now_s if self._gpu is None else WATCHDOG_S * int(now_s / WATCHDOG_S)
+
+    def _entries(self) -> list[RecorderEntry]:
+        known_s = self._known_s(self._now_s)
+        return [
+            msgspec.structs.replace(entry, is_retired=True) if operation.is_done(self.rank, known_s) else entry
+            for entry, operation in self._records
+        ]
+
+    def _arguments(self) -> CallArguments | None:
+        call = self._doing_now
+        if not isinstance(call, Collective) or call.phase is not Phase.BARRIER or self.blocked_s is None:
+            return None
+        reduce_op = "SUM" if call.op in ("all_reduce", "reduce") else ""
+        if call.root < 0 and not reduce_op:
+            return None
+        return CallArguments(call.op, call.root if call.root >= 0 else None, None, reduce_op)
+
+    def report(self, now_s: float) -> bytes | None:
+        """Let the probe look and return its datagram."""
+        self._now_s = now_s
+        return super().report(now_s)
+
+    def know_groups(self, meetings: Meetings | Exchange) -> None:
+        """Let the rank know who belongs to which of its groups."""
+        self._members = {name: meetings.members(name) for name in (DEFAULT_GROUP, *meetings.groups)}
+
+    def _marks(self) -> tuple[Phase, ...]:
+        event = self._doing_now
+        if self._shape.reports_steps and isinstance(event, Work) and self.blocked_s is None:
+            return (event.phase,)
+        return ()
+
+    def _stack(self) -> list[StackLine]:
+        if not self.has_joined or self._doing_now is None:
+            return super()._stack()
+        event = self._doing_now
+        outer = [(PROGRAM_FILE, 200, "main")]
+        if isinstance(event, Harm):
+            return [*_STUCK_FRAMES.get(event.kind, []), (PROGRAM_FILE, STUCK_LINE, "helper"), *outer]
+        if isinstance(event, (BeginStep, EndStep)):
+            return outer
+        return [*self._torch_frames(event), (PROGRAM_FILE, event.line, event.function), *outer]
+
+    def _torch_frames(self, event: Work | Collective | Transfer | Settle | ReadLoss) -> list[StackLine]:
+        c10d = TORCH + "distributed/distributed_c10d.py"
+        if isinstance(event, Work):
+            return _WORK_FRAMES.get(event.phase, [])
+        if self.blocked_s is None or isinstance(event, ReadLoss):
+            return []
+        if isinstance(event, Transfer):
+            return [(c10d, 2610 if event.is_send else 2660, "send" if event.is_send else "recv")]
+        if isinstance(event, Collective) and event.phase is Phase.BARRIER:
+            return [(c10d, 4823, event.op)]
+        return _CALL_FRAMES[event.phase]

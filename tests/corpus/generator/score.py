@@ -1,0 +1,178 @@
+"""Plays stories, compares what was said with the truth, and counts."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from app.rows import Cause
+from tests.corpus.generator.cluster import StoryCluster
+from tests.corpus.generator.oracle import STANDS_S, shown_s, truths_of
+from tests.corpus.generator.program import Semantics
+from tests.corpus.generator.stories import CALL_FAULTS, SLOWNESS, Kind, Story
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tests.corpus.generator.cluster import Told
+    from tests.corpus.generator.oracle import Truth
+
+SLICE_S = 0.5
+STRIKE_S = 60.0
+"""Every fault has struck by then."""
+HEALTHY_S = 40.0
+SHOWS_S = 20.0
+"""So long is waited for a call that does not fit to have an effect."""
+AFTER_S = 5.0
+"""Played on behind the last moment in which a verdict is due: it has to stand."""
+
+
+class Grade(StrEnum):
+    """How right the diagnosis was about a story."""
+
+    RIGHT = "right"
+    PARTLY = "partly"
+    """A right rank with another cause, operation, or too late, or not to the end."""
+    WRONG = "wrong"
+    """Somebody was named who is not to blame, or the network."""
+    SILENT = "silent"
+    FALSE_ALARM = "false alarm"
+    """Something was said though nothing was the matter, or before it was."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One story played."""
+
+    story: Story
+    grade: Grade
+    is_fault: bool
+    took_s: float | None
+    said: tuple[str, ...]
+    why: str = ""
+
+
+def play(story: Story) -> Result:
+    """Simulate a story and grade what is said."""
+    cluster = StoryCluster(story)
+    truths = truths_of(story)
+    if not truths:
+        cluster.run(HEALTHY_S)
+    else:
+        _run_to_strike(cluster)
+        _watch(cluster, story, truths)
+    return _grade(story, cluster, truths)
+
+
+def _run_to_strike(cluster: StoryCluster) -> None:
+    while not cluster.struck and cluster.elapsed_s < STRIKE_S:
+        cluster.run(SLICE_S)
+
+
+def _watch(cluster: StoryCluster, story: Story, truths: tuple[Truth, ...]) -> None:
+    kinds = {fault.kind for fault in story.faults}
+    begun_s = cluster.elapsed_s
+    if kinds <= CALL_FAULTS:
+        while cluster.stood_s(STANDS_S) is None and cluster.elapsed_s < begun_s + SHOWS_S:
+            cluster.run(SLICE_S)
+    within_s = max(truth.within_s for truth in truths)
+    cluster.run(max(0.0, within_s + AFTER_S - (STANDS_S if kinds <= CALL_FAULTS else 0.0)))
+    timeout_s = story.shape.timeout_s
+    stands_s = cluster.stood_s(STANDS_S)
+    if timeout_s and stands_s is not None and not kinds & SLOWNESS:
+        cluster.run(max(0.0, stands_s + timeout_s + AFTER_S - cluster.elapsed_s))
+
+
+def _grade(story: Story, cluster: StoryCluster, truths: tuple[Truth, ...]) -> Result:
+    told = cluster.told_alarms
+    said = tuple(_words(one) for one in told)
+    since_s = shown_s(cluster, story) if truths else None
+    guilty = frozenset[int]().union(*(truth.guilty for truth in truths))
+    if since_s is None:
+        # What is named rightly before it has an effect is no false alarm.
+        in_vain = [one for one in told if not _may_be_said(one, truths, guilty)]
+        grade = Grade.FALSE_ALARM if in_vain else Grade.RIGHT
+        return Result(story, grade, False, None, said)
+    struck_s = min(at_s for at_s, _, _ in cluster.struck)
+    if any(one.at_s < struck_s for one in told):
+        return Result(story, Grade.FALSE_ALARM, True, None, said, "before the strike")
+    wrong = [one for one in told if not _may_be_said(one, truths, guilty)]
+    if wrong:
+        return Result(story, Grade.WRONG, True, None, said, f"known since {since_s:.1f}")
+    if not told:
+        is_scored = any(truth.is_scored for truth in truths)
+        return Result(story, Grade.SILENT if is_scored else Grade.RIGHT, is_scored, None, said, f"since {since_s:.1f}")
+    return _grade_named(story, cluster, truths, since_s, said)
+
+
+def _grade_named(
+    story: Story, cluster: StoryCluster, truths: tuple[Truth, ...], since_s: float, said: tuple[str, ...]
+) -> Result:
+    guilty = frozenset[int]().union(*(truth.guilty for truth in truths))
+    right = [one for one in cluster.told_alarms if any(_is_right(one, truth, guilty, len(truths)) for truth in truths)]
+    if not right:
+        return Result(story, Grade.PARTLY, True, None, said, "cause")
+    took_s = right[0].at_s - since_s
+    why = ""
+    if took_s > max(truth.within_s for truth in truths):
+        why = f"late: {took_s:.1f} s since {since_s:.1f}"
+    elif not any((one.verdict.cause, one.verdict.culprits) in cluster.alarming for one in right):
+        why = "does not stand to the end"
+    elif not any(_names_operation(one) for one in right):
+        why = f"operation: {right[0].verdict.group}#{right[0].verdict.seq} of {sorted(right[0].pending)}"
+    return Result(story, Grade.PARTLY if why else Grade.RIGHT, True, max(0.0, took_s), said, why)
+
+
+def _may_be_said(told: Told, truths: tuple[Truth, ...], guilty: frozenset[int]) -> bool:
+    culprits = frozenset(told.verdict.culprits)
+    if not culprits:
+        return any(told.verdict.cause in truth.causes for truth in truths)
+    return culprits <= guilty
+
+
+def _is_right(told: Told, truth: Truth, guilty: frozenset[int], num_truths: int) -> bool:
+    culprits = frozenset(told.verdict.culprits)
+    if told.verdict.cause not in truth.causes:
+        return False
+    # Two of one kind that struck together may be named together.
+    return culprits in truth.culprits or (num_truths > 1 and bool(culprits) and culprits <= guilty)
+
+
+def _names_operation(told: Told) -> bool:
+    verdict = told.verdict
+    if verdict.seq is None or (verdict.cause is Cause.STRAGGLER and verdict.cost_frac is not None):
+        return True
+    return not told.pending or (verdict.group, verdict.seq) in told.pending
+
+
+def _words(told: Told) -> str:
+    verdict = told.verdict
+    where = f" {verdict.group}#{verdict.seq} {verdict.op}" if verdict.seq is not None else ""
+    return f"{told.at_s:.1f} s: {verdict.cause.value} {list(verdict.culprits)}{where}"
+
+
+def table(results: Iterable[Result]) -> list[str]:
+    """Return the figures by class of fault and semantics, as lines."""
+    rows: defaultdict[tuple[str, str], list[Result]] = defaultdict(list)
+    for result in results:
+        rows[result.story.kind, result.story.shape.semantics.value].append(result)
+    order = {kind.value: place for place, kind in enumerate(Kind)}
+    head = (
+        f"{'fault':46} {'':5}{'n':>5}{'right':>7}{'partly':>7}{'wrong':>7}{'silent':>7}{'false':>7}{'s':>7}{'max':>7}"
+    )
+    keys = sorted(rows, key=lambda key: (order.get(key[0], len(order)), key[1]))
+    lines = [head, *(_row(kind, semantics, rows[kind, semantics]) for kind, semantics in keys)]
+    for name in Semantics:
+        some = [one for key in keys if key[1] == name.value for one in rows[key]]
+        lines.append(_row("all", name.value, some))
+    return lines
+
+
+def _row(kind: str, semantics: str, results: list[Result]) -> str:
+    counts = [sum(result.grade is grade for result in results) for grade in Grade]
+    took = [result.took_s for result in results if result.took_s is not None]
+    seconds = f"{statistics.median(took):7.1f}{max(took):7.1f}" if took else ""
+    return f"{kind:46} {semantics:5}{len(results):5}{''.join(f'{count:7}' for count in counts)}{seconds}"

@@ -1,0 +1,31 @@
+"""Stories are drawn by one rule, and playing one twice says the same."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from tests.corpus.generator.mutations import events_of
+from tests.corpus.generator.score import play
+from tests.corpus.generator.stories import Kind, Story, stories, story_of
+
+
+def test_a_seed_is_a_story() -> None:
+    assert story_of(7) == story_of(7)
+    drawn = [story_of(seed) for seed in range(400)]
+    assert {story.kind for story in drawn} > {kind.value for kind in Kind}
+    assert max(story.shape.world_size for story in drawn) == 64
+    assert max(story.shape.num_nodes for story in drawn) == 16
+
+
+@given(stories())
+@settings(max_examples=100)
+def test_every_rank_of_every_story_has_something_to_do(story: Story) -> None:
+    for rank in range(min(4, story.shape.world_size)):
+        events = events_of(story, rank)
+        assert len([next(events) for _ in range(20)]) == 20
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_a_story_is_played_the_same_way_twice(seed: int) -> None:
+    assert play(story_of(seed)) == play(story_of(seed))

@@ -315,6 +315,8 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The part of `observed_s` in which a collective was called and not completed: waits least, arrives last."""
     worked_s: Annotated[list[Seconds], msgspec.Meta(max_length=16)] = []
     """The rest of `observed_s`, in which the rank waited for nobody: by phase, in the order of `Phase`."""
+    overlapped_s: Seconds = 0.0
+    """The part of `worked_s` in which a collective was under way behind the work, as DDP's are during backward."""
     probe_cpu_s: Seconds = 0.0
     """CPU time that the probe's thread has taken."""
     slow_factor: Annotated[float, msgspec.Meta(ge=1.0, le=1e6)] = 1.0
@@ -346,6 +348,8 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     beat: Count = 0
     """Number of the machine's slow beat at which `arrivals` were read."""
     arrivals: Annotated[list[ArrivalsReport], msgspec.Meta(max_length=32)] = []
+    step_ends_us: Annotated[list[Count], msgspec.Meta(max_length=64)] = []
+    """When the latest steps ended, ascending, by the clock of `arrivals` and sent with them."""
 
 
 class Fault(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

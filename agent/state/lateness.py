@@ -1,8 +1,7 @@
-"""Who of a node's ranks comes last to the collectives, by the clock that they share. Pure.
+"""Who of a node's ranks comes last to the collectives and how long the others wait for it. Pure.
 
-Collectives make all ranks equally fast: a rank that is a little slower than the others shows in nothing but the order
-in which they come. All ranks of a machine read their recorders at the same beat, so that these hold the same
-collectives.
+All ranks of a machine share a clock and read their recorders at the same beat, so that these hold the same collectives.
+Collectives make all ranks equally fast: a rank that is slower than the others shows in nothing but when it comes.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from agent.state.call_waits import Call, CallWaits, Waited
 from agent.wire.reports import LatenessReport
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 MAX_LEAD_US = 600_000_000
 """More is a clock that was set, or nonsense."""
 MAX_LATE_BEATS = 8
+MIN_OVERLAPPED = 0.2
+"""Of the time in which collectives are under way: a rank that works through more of it works behind them as a rule."""
 
 
 class _Count(msgspec.Struct):
@@ -26,20 +28,28 @@ class _Count(msgspec.Struct):
     num_last: int = 0
 
 
+class _Told(msgspec.Struct):
+    """What a rank has reported of the present beat."""
+
+    calls: list[tuple[int, str, int]] = []
+    """Microseconds, group and seq of each call."""
+    step_ends_us: list[int] = []
+    is_overlapped: bool = False
+
+
 class Lateness:
     """The ranks of one attempt of a job on this node."""
 
     def __init__(self) -> None:
         self._beat = -1
-        self._calls: dict[str, dict[int, dict[int, int]]] = {}
-        """Of the present beat: microseconds by rank, by seq, by group."""
-        self._callers: dict[str, set[int]] = {}
-        """Of the present beat: who has told of calls in a group."""
-        self._told: set[int] = set()
-        """Who has told of the present beat."""
+        self._told: dict[int, _Told] = {}
+        """Of the present beat, by rank."""
         self._tellers: set[int] = set()
         """Who told of the one before: once all have again, there is nothing to wait for."""
+        self._is_compared = False
+        """The present beat has been."""
         self._counts: dict[int, _Count] = {}
+        self._waits: dict[int, CallWaits] = {}
         self._compared_seq: dict[str, int] = {}
         """The newest that has been compared, by group: while little is called, a ring shows the same calls again."""
 
@@ -52,37 +62,56 @@ class Lateness:
         if report.beat != self._beat:
             self._compare()
             self._beat = report.beat
-            self._tellers, self._told = self._told, set()
+            self._tellers, self._told, self._is_compared = set(self._told), {}, False
         if report.rank in self._told:
             return
-        self._told.add(report.rank)
+        under_way_s = report.waited_s + report.overlapped_s
+        told = self._told[report.rank] = _Told(
+            step_ends_us=report.step_ends_us, is_overlapped=report.overlapped_s > MIN_OVERLAPPED * under_way_s
+        )
         for arrivals in report.arrivals:
-            calls = self._calls.setdefault(arrivals.group, {})
-            self._callers.setdefault(arrivals.group, set()).add(report.rank)
-            for seq, called_us in zip(arrivals.seqs, arrivals.called_us, strict=False):
-                calls.setdefault(seq, {})[report.rank] = called_us
-        if self._tellers and self._tellers <= self._told:
+            calls = zip(arrivals.called_us, arrivals.seqs, strict=False)
+            told.calls += [(called_us, arrivals.group, seq) for called_us, seq in calls]
+        if self._tellers and self._tellers <= self._told.keys():
             self._compare()
 
     def of(self, rank: int) -> LatenessReport | None:
-        """Return a rank's counts, None while it has not been compared with any."""
-        count = self._counts.get(rank)
-        return None if count is None else LatenessReport(count.num_compared, count.num_last)
+        """Return a rank's figures, None while nothing of it has been compared."""
+        count, waits = self._counts.get(rank), self._waits.get(rank)
+        if count is None and (waits is None or waits.total == Waited()):
+            return None
+        count, total = count or _Count(), waits.total if waits else Waited()
+        return LatenessReport(count.num_compared, count.num_last, *total)
 
     def _compare(self) -> None:
-        told, self._calls = self._calls, {}
-        all_callers, self._callers = self._callers, {}
-        for group, calls in told.items():
-            callers = all_callers[group]
-            if len(callers) < 2:
-                continue
-            before = self._compared_seq.get(group, 0)
-            if max(calls, default=before) < before:
-                before = self._compared_seq[group] = 0  # the group was made anew, and counts anew
-            for seq, called_us in calls.items():
-                if called_us.keys() == callers and seq > before:
-                    self._count(called_us)
-                    self._compared_seq[group] = max(seq, self._compared_seq.get(group, 0))
+        if self._is_compared:
+            return
+        self._is_compared = True
+        by_group: dict[str, dict[int, dict[int, int]]] = {}
+        callers: dict[str, set[int]] = {}
+        for rank, told in self._told.items():
+            for called_us, group, seq in told.calls:
+                by_group.setdefault(group, {}).setdefault(seq, {})[rank] = called_us
+                callers.setdefault(group, set()).add(rank)
+        last_us: dict[tuple[str, int], int] = {}
+        for group, calls in by_group.items():
+            whole = {seq: called_us for seq, called_us in calls.items() if called_us.keys() == callers[group]}
+            last_us |= {(group, seq): max(called_us.values()) for seq, called_us in whole.items()}
+            if len(callers[group]) > 1:
+                self._count_last(group, max(calls), whole)
+        for rank, told in self._told.items():
+            calls_of_rank = [Call(called_us, last_us.get((group, seq))) for called_us, group, seq in sorted(told.calls)]
+            waits = self._waits.setdefault(rank, CallWaits())
+            waits.take(calls_of_rank, told.step_ends_us, is_overlapped=told.is_overlapped)
+
+    def _count_last(self, group: str, newest_seq: int, calls: dict[int, dict[int, int]]) -> None:
+        before = self._compared_seq.get(group, 0)
+        if newest_seq < before:
+            before = self._compared_seq[group] = 0  # the group was made anew, and counts anew
+        for seq, called_us in calls.items():
+            if seq > before:
+                self._count(called_us)
+                self._compared_seq[group] = max(seq, self._compared_seq.get(group, 0))
 
     def _count(self, called_us: dict[int, int]) -> None:
         *_, second, last = sorted(called_us, key=called_us.__getitem__)

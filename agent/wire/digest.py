@@ -31,6 +31,7 @@ from ddpcore.wire import DECODE_ERRORS, Name, Oddity, Phase, Rank, Word
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from agent.wire.reports import LatenessReport
     from ddpcore.wire import GroupReport, RankReport
 
 PHASES = tuple(Phase)
@@ -49,8 +50,12 @@ SECONDS = (
 """First of a record's times; then those worked, by phase."""
 COUNTS = ("step", "rss_bytes", "pss_bytes", "pid", "report_seq", "num_compared", "num_last")
 """-1 is none; the pid is that of the rank's own report."""
+LATENESS = ("spanned_s", "waited_s", "squared_s2", "num_pieces", "stepped_s", "beyond_s")
+"""Of a `LatenessReport`; 0 where there is none."""
+NO_LATENESS = (0.0,) * len(LATENESS)
 RANK_FIELDS = (
     ("seconds", f"{len(SECONDS) + len(PHASES)}d"),
+    ("lateness", f"{len(LATENESS)}d"),
     ("loss", "d"),
     ("cpu_cores", "d"),
     ("counts", f"{len(COUNTS)}q"),
@@ -209,6 +214,7 @@ def _rank_record(worker: WorkerReport, job: int) -> bytes:
         worker.quiet_s,
         worker.report_age_s,
         *_spent(report),
+        *_lateness(lateness),
         math.nan if loss is None else loss,
         worker.cpu_cores,
         -1 if step is None else step,
@@ -236,6 +242,10 @@ def _spent(report: RankReport | None) -> Iterator[float]:
     yield from (report.phase_s, report.observed_s, report.waited_s)
     yield from (report.stood_s, report.step_age_s, report.step_limit_s)
     yield from report.worked_s if len(report.worked_s) == len(PHASES) else (0.0,) * len(PHASES)
+
+
+def _lateness(lateness: LatenessReport | None) -> tuple[float, ...]:
+    return NO_LATENESS if lateness is None else tuple(float(getattr(lateness, name)) for name in LATENESS)
 
 
 def _report_flags(worker: WorkerReport, report: RankReport) -> int:

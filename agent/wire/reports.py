@@ -69,6 +69,18 @@ class LatenessReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Collectives."""
     num_last: Count = 0
     """Of these, those to which it came last."""
+    spanned_s: Seconds = 0.0
+    """Time between the calls that have been compared: exact, by the machine's clock."""
+    waited_s: Seconds = 0.0
+    """The part of `spanned_s` in which it waited for later ranks of its node."""
+    squared_s2: Annotated[float, msgspec.Meta(ge=0.0, le=1e20)] = 0.0
+    """Sum of the squares of `waited_s` over its pieces, in square seconds: what chance may do."""
+    num_pieces: Count = 0
+    """Pieces of `spanned_s`: a step each, or several short ones."""
+    stepped_s: Seconds = 0.0
+    """Length of the steps whose end is known."""
+    beyond_s: Seconds = 0.0
+    """The part of `stepped_s` between the node's last call and the step's end: it grows by waiting for other nodes."""
 
 
 class OutsideLook(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

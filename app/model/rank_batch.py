@@ -14,6 +14,7 @@ from agent.wire.digest import (
     COUNTS,
     HISTORY_FIELDS,
     HISTORY_RECORD,
+    LATENESS,
     PHASES,
     PROCESSES,
     RANK_FIELDS,
@@ -45,6 +46,7 @@ def _dtype(fields: Sequence[tuple[str, str]], size: int) -> np.dtype[np.void]:
 RANKS = _dtype(RANK_FIELDS, RANK_RECORD.size)
 STANDINGS = _dtype(STANDING_FIELDS, STANDING_RECORD.size)
 HISTORIES = _dtype(HISTORY_FIELDS, HISTORY_RECORD.size)
+LATE = {name: place for place, name in enumerate(LATENESS)}
 SECOND = {name: place for place, name in enumerate(SECONDS)}
 COUNT = {name: place for place, name in enumerate(COUNTS)}
 
@@ -79,6 +81,8 @@ class RankBatch:
         is_sound = ((seconds >= 0.0) & (seconds <= MAX_S)).all(axis=1) & (counts >= -1).all(axis=1)
         is_sound &= (process > 0) & (process <= len(PROCESSES)) & (records["phase"] < len(PHASES))
         is_sound &= counts[:, COUNT["rss_bytes"]] >= 0
+        lateness = records["lateness"]
+        is_sound &= ((lateness >= 0.0) & (lateness <= MAX_S**2)).all(axis=1)
         return is_sound
 
     def standings(self) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.int64]]:

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from agent.wire.digest import HAS_METRICS, HAS_REPORT, HAS_WORKED, IS_COMPARED, IS_ENDING, PHASES, PROCESSES
+from agent.wire.digest import (
+    HAS_METRICS,
+    HAS_REPORT,
+    HAS_WORKED,
+    IS_COMPARED,
+    IS_ENDING,
+    LATENESS,
+    PHASES,
+    PROCESSES,
+)
 from agent.wire.reports import ProcessState
 from app.model.rank_batch import COUNT, SECOND
 from ddpcore.wire import Phase
@@ -62,6 +71,7 @@ class RankColumns:
         worked_s: Seconds in which it waited for nobody, by phase (in the order of `Phase`) and rank.
         num_compared: Collectives of which it is known which rank of its node came last.
         num_last: Of these, those to which it did.
+        lateness: The exact figures of a `LatenessReport`, in the order of `agent.wire.digest.LATENESS`, by rank.
         pss_bytes: Resident memory with shared pages split among their users; NaN when unknown.
         cpu_cores: Cores that its process keeps busy.
         seen_s: How long its process has been known.
@@ -94,6 +104,7 @@ class RankColumns:
         self.worked_s = np.zeros((len(Phase), world_size))
         self.num_compared = np.zeros(world_size)
         self.num_last = np.zeros(world_size)
+        self.lateness = np.zeros((len(LATENESS), world_size))
         self.rss_bytes = np.full(world_size, np.nan)
         self.peak_rss_bytes = np.full(world_size, np.nan)
         self.stamp = np.zeros(world_size, np.int64)
@@ -145,6 +156,7 @@ class RankColumns:
         if is_compared.any():
             self.num_compared[ranks[is_compared]] = counts[COUNT["num_compared"], is_compared]
             self.num_last[ranks[is_compared]] = counts[COUNT["num_last"], is_compared]
+            self.lateness[:, ranks[is_compared]] = records["lateness"].T[:, is_compared]
         has_report = flags & HAS_REPORT != 0
         self.report_age_s[ranks[has_report]] = seconds[SECOND["report_age_s"], has_report]
         key = np.where(has_report, counts[[COUNT["pid"], COUNT["report_seq"]]], -1)

@@ -24,9 +24,10 @@ from ddpcore.probing.call_arguments import arguments_of
 from ddpcore.probing.code_places import StackWalk, stack_of
 from ddpcore.probing.faults import StepFaults, pause, strike
 from ddpcore.probing.gpu_memory import GpuMemory
+from ddpcore.probing.main_thread import MainThread
 from ddpcore.probing.optimizer_steps import OptimizerSteps
 from ddpcore.probing.pace import Pace, beat_of
-from ddpcore.probing.rank_state import RankIdentity, RankState
+from ddpcore.probing.rank_state import RankIdentity, RankState, is_any_pending
 from ddpcore.probing.report_socket import ReportSocket
 from ddpcore.probing.request_socket import RequestSocket
 from ddpcore.probing.samples import Sample, StepEnd, StepMark
@@ -134,6 +135,7 @@ class Probe:
         self._requests = RequestSocket(env.request_dir, torchrun.rank)
         self._stacks = StackDumps(self._requests.directory, torchrun.rank, roots)
         self._main_thread_id = threading.main_thread().ident or 0
+        self._main_thread = MainThread(threading.main_thread().native_id)
         self._walk = StackWalk(roots)
         # Between ticks the thread sleeps in poll(): a request wakes it, and so does the end of the process.
         self._ending = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -238,20 +240,24 @@ class Probe:
         if self._pace.is_sample_due(now_s):
             return True
         self._pace.looked_again()
-        return not self._state.has_stepped(marks.step) and self._state.still_pends(
+        still_pends = not self._state.has_stepped(marks.step) and self._state.still_pends(
             self._recorder.counters(), (marks.barrier, *marks.firsts)
         )
+        if not still_pends:
+            self._state.see_over(now_s)
+        return still_pends
 
     def _tick(self, now_s: float, *, is_last: bool) -> None:
         """Take one sample, and send a report if one is due."""
         self._pace.begin_sample(now_s)
         wall_s = time.time()  # noqa: TID251 - the clock that the recorder and the ranks beside us share
         state, step, reading = self._state, marks.step, self._walk.read(self._main_thread_id)
+        counters = self._recorder.counters()
         has_process_group = self._recorder.has_process_group()
         state.observe(
             Sample(
                 now_s=now_s,
-                counters=self._recorder.counters(),
+                counters=counters,
                 reading=reading,
                 has_process_group=has_process_group,
                 num_openings=self._recorder.num_openings(),
@@ -269,6 +275,7 @@ class Probe:
                     has_process_group=has_process_group,
                     num_steps=step.steps_done if step else 0,
                 ),
+                is_at_work=is_any_pending(counters) and self._main_thread.is_at_work(),
                 beat=beat_of(wall_s),
             )
         )

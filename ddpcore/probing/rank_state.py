@@ -13,7 +13,7 @@ ProcessGroupGloo and FlightRecorder):
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -78,6 +78,17 @@ class RankIdentity(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
 
 
+class _State(NamedTuple):
+    """What a rank was at when it was last looked at."""
+
+    phase: Phase = Phase.STARTING
+    is_waiting: bool = False
+    is_overlapped: bool = False
+    """It worked while a collective was under way."""
+    is_over: bool = False
+    """A second look has shown that it no longer waits; what it is at instead is not known."""
+
+
 class RankState:
     """The state of one rank, as far as its probe can see.
 
@@ -107,6 +118,10 @@ class RankState:
         self._barrier_samples = 0
         self._observed_s = 0.0
         self._waited_s = 0.0
+        self._overlapped_s = 0.0
+        self._state = _State()
+        self._counted_s = 0.0
+        """Until when time has been counted."""
         self._worked_s = dict.fromkeys(Phase, 0.0)
         self._report_seq = 0
         self._next_dump_s = 0.0
@@ -114,6 +129,7 @@ class RankState:
         self._beat = 0
         self._arrivals: list[ArrivalsReport] = []
         self._arrivals_told = 0
+        self._step_ends_us: list[int] = []
 
     @property
     def is_waiting(self) -> bool:
@@ -164,13 +180,24 @@ class RankState:
         phase = self._judge_phase(sample)
         if previous is None or phase is not self._phase:
             self._phase, self._phase_since_s = phase, now_s
+        before, self._state = (
+            self._state,
+            _State(phase, is_waiting=self.is_pending and not sample.is_at_work, is_overlapped=sample.is_at_work),
+        )
         if previous is not None:
-            gap_s = min(max(now_s - previous.now_s, 0.0), MAX_GAP_S)
-            self._observed_s += gap_s
-            if self.is_pending:
-                self._waited_s += gap_s
-            else:
-                self._worked_s[phase] += gap_s
+            # Whatever changed did so somewhere between the two samples: each of them stands for half of the gap.
+            half_s = min(max(now_s - self._counted_s, 0.0), MAX_GAP_S) / 2
+            self._count_time(self._state if before.is_over else before, half_s)
+            self._count_time(self._state, half_s)
+        self._counted_s = now_s
+
+    def see_over(self, now_s: float) -> None:
+        """Take that what the last sample saw pending is over: from here on it does not count as waited."""
+        if self._state.is_waiting:
+            half_s = min(max(now_s - self._counted_s, 0.0), MAX_GAP_S) / 2
+            self._count_time(self._state, half_s)
+            self._counted_s = max(self._counted_s, now_s - half_s)
+            self._state = self._state._replace(is_waiting=False, is_over=True)
 
     def wants_dump(self, now_s: float) -> bool:
         """Say whether a full dump of the recorder is worth its cost now."""
@@ -215,6 +242,7 @@ class RankState:
         if beat != self._dumped_beat:
             self._dumped_beat = self._beat = beat
             self._arrivals, self._arrivals_told = self._read_arrivals(by_key), 0
+            self._step_ends_us = [end.at_us for end in step_ends][-MAX_ARRIVALS:]
 
     @property
     def wants_arguments(self) -> bool:
@@ -273,6 +301,7 @@ class RankState:
             observed_s=self._observed_s,
             waited_s=self._waited_s,
             worked_s=list(self._worked_s.values()),
+            overlapped_s=self._overlapped_s,
             probe_cpu_s=probe_cpu_s,
             slow_factor=sample.slow_factor,
             answered_request_id=answered_request_id,
@@ -284,11 +313,13 @@ class RankState:
             oddities=list(sample.oddities),
             beat=max(0, self._beat),
             arrivals=self._arrivals if self._arrivals_told <= ARRIVALS_REPORTS else [],
+            step_ends_us=self._step_ends_us if self._arrivals_told <= ARRIVALS_REPORTS else [],
         )
 
     def validate(self) -> None:
         """Assert what holds after every step."""
         assert 0.0 <= self._waited_s <= self._observed_s
+        assert 0.0 <= self._overlapped_s <= self._observed_s
         assert abs(self._waited_s + sum(self._worked_s.values()) - self._observed_s) < 1e-6 * (1 + self._observed_s)
         for track in self._tracks.values():
             track.validate()
@@ -310,6 +341,15 @@ class RankState:
         self._labels = {}
         self._has_reopened = True
         self._dumped_beat = -1
+
+    def _count_time(self, state: _State, for_s: float) -> None:
+        self._observed_s += for_s
+        if state.is_waiting:
+            self._waited_s += for_s
+            return
+        self._worked_s[state.phase] += for_s
+        if state.is_overlapped:
+            self._overlapped_s += for_s
 
     def _count_barrier(self, barrier: BarrierMark | None) -> None:
         previous, self._open = self._open, barrier
@@ -398,6 +438,11 @@ class RankState:
             is_waiting=is_open and self._barrier_samples >= QUIET_SAMPLES,
             ranks=list(barrier.ranks),
         )
+
+
+def is_any_pending(counters: Counters) -> bool:
+    """Return whether the counters say that an operation is under way."""
+    return any(completed < enqueued for enqueued, completed in counters.values())
 
 
 def _open_mark(sample: Sample) -> BarrierMark | None:

@@ -170,5 +170,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     oddities: tuple[Oddity, ...] = ()
     num_openings: int = 0
     """How many default groups there have been, asked after the counters."""
+    is_at_work: bool = False
+    """Something is under way and the main thread runs or sleeps by itself: it does not wait for that."""
     beat: int = 0
     """Number of the slow beat, which all ranks of a machine count alike."""

@@ -38,6 +38,17 @@ class Call:
     root: int | None = None
     """Its source or destination, where it has one."""
     reduce_op: str = ""
+    is_behind: bool = False
+    """The rank works on, as behind DDP's reductions, and waits at the next `WaitBehind`."""
+
+
+@dataclass(frozen=True)
+class WaitBehind:
+    """Until all calls are over that were left behind, as at the end of DDP's backward."""
+
+    line: int
+    function: str
+    phase: Phase = Phase.BACKWARD
 
 
 @dataclass(frozen=True)
@@ -56,7 +67,7 @@ class EndStep:
     epoch: int
 
 
-Action = Work | Call | BeginStep | EndStep
+Action = Work | Call | WaitBehind | BeginStep | EndStep
 Program = Callable[[int], Iterator[Action]]
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from agent.wire.reports import ProcessState
 from ddpcore.probing.pace import Pace, beat_of
-from ddpcore.probing.rank_state import RankIdentity, RankState
+from ddpcore.probing.rank_state import RankIdentity, RankState, is_any_pending
 from ddpcore.probing.samples import (
     BarrierMark,
     CallArguments,
@@ -29,7 +29,16 @@ from ddpcore.probing.samples import (
 from ddpcore.probing.stack import CodeRoots, StackReader
 from ddpcore.wire import BARRIER_GROUP, FIRST_GROUP, GpuMemoryReport, Phase, decode_report, encode_report
 from ddpcore.wire import RankReport as RankReport  # noqa: PLC0414 - for the simulation's other half
-from tests.support.sim_program import PROGRAM_FILE, BeginStep, Call, EndStep, Meeting, Program, Work
+from tests.support.sim_program import (
+    PROGRAM_FILE,
+    BeginStep,
+    Call,
+    EndStep,
+    Meeting,
+    Program,
+    WaitBehind,
+    Work,
+)
 
 TORCH = "/venv/torch/"
 ROOTS = CodeRoots(torch=(TORCH,), ddpcore=("/venv/ddpcore/",), libraries=("/usr/lib/python3.11/", "/venv/"))
@@ -97,7 +106,9 @@ class SimRank:
         self.has_joined = False
         self.oom_kills = 0
         self._actions = program(rank)
-        self._doing: Work | Call | None = None
+        self._doing: Work | Call | WaitBehind | None = None
+        self._behind: list[tuple[Call, int, Meeting]] = []
+        """Calls that are under way behind the work, with their seqs."""
         self._free_s = 0.0
         self._random = Random(1000 * seed + rank)
         self._identity = RankIdentity(
@@ -132,6 +143,10 @@ class SimRank:
         """Whether its main thread cannot move."""
         return self.is_frozen or self.holds_gil or self.is_blocked or not self.is_alive
 
+    @property
+    def _is_at_work(self) -> bool:
+        return self.meeting is None and not isinstance(self._doing, WaitBehind)
+
     def begin(self, now_s: float) -> None:
         """Open the process group: from here on the program runs."""
         self.has_joined = True
@@ -149,6 +164,9 @@ class SimRank:
         for _ in range(MAX_ACTIONS):
             if self.meeting is not None:
                 if not self._has_met(now_s):
+                    return has_moved
+            elif isinstance(self._doing, WaitBehind) and self._behind:
+                if not self._is_all_over(now_s):
                     return has_moved
             elif self._free_s > now_s:
                 return has_moved
@@ -174,9 +192,27 @@ class SimRank:
         elif call.group.startswith(FIRST_GROUP):
             self._firsts[call.group] = self._firsts[call.group]._replace(is_over=True)
         else:
-            enqueued, completed = self._counts[call.group]
-            self._counts[call.group] = (enqueued, completed + 1)
-            self._ring[-1] = msgspec.structs.replace(self._ring[-1], is_retired=True)
+            self._complete(call.group, self._seqs[call.group])
+        return True
+
+    def _complete(self, group: str, seq: int) -> None:
+        enqueued, completed = self._counts[group]
+        self._counts[group] = (enqueued, completed + 1)
+        for place, entry in enumerate(self._ring):
+            if (entry.group, entry.seq) == (group, seq):
+                self._ring[place] = msgspec.structs.replace(entry, is_retired=True)
+
+    def _is_all_over(self, now_s: float) -> bool:
+        """Take what is over behind the work, and the time at which the last of it was."""
+        while self._behind:
+            call, seq, meeting = self._behind[0]
+            over_s = max(meeting.arrived_s.values()) + LATENCY_S
+            if not meeting.is_agreed() or over_s > now_s:
+                return False
+            if isinstance(self._doing, WaitBehind):
+                self._free_s = max(self._free_s, over_s)
+            self._complete(call.group, seq)
+            self._behind.pop(0)
         return True
 
     def _next_action(self, meetings: Meetings, noise: float) -> bool:
@@ -190,6 +226,8 @@ class SimRank:
         elif isinstance(action, Call):
             self._call(self.altered or action, meetings)
             self.altered = None
+        elif isinstance(action, WaitBehind):
+            self._doing = action
         elif isinstance(action, BeginStep):
             self.begun_step = action.step
             for kind, value in self.faults.pop(action.step, ()):
@@ -227,7 +265,11 @@ class SimRank:
                     (call.dtype,) * len(call.sizes),
                 )
             )
-        self.meeting = meetings.join(self.rank, seq, call, self._free_s)
+        meeting = meetings.join(self.rank, seq, call, self._free_s)
+        if call.is_behind:
+            self._behind.append((call, seq, meeting))
+        else:
+            self.meeting = meeting
 
     def strike(self, kind: str, value: float) -> None:
         """Do harm to the rank."""
@@ -253,11 +295,14 @@ class SimRank:
         """Let the probe look and return its datagram, None while it cannot run or has nothing to say."""
         if self.is_stuck or self._pace.pause_s(now_s) > 0.0:
             return None
+        if self._is_at_work:
+            self._is_all_over(now_s)
         counters = self._counters(now_s)
         if not self._pace.is_sample_due(now_s):
             self._pace.looked_again()
             gates = (self._barrier, *self._firsts.values())
             if self._probe.has_stepped(self._step) or not self._probe.still_pends(counters, gates):
+                self._probe.see_over(now_s)
                 return None
         self._probe.observe(
             Sample(
@@ -271,6 +316,7 @@ class SimRank:
                 firsts=tuple(self._firsts.values()),
                 slow_factor=self.slow_factor,
                 gpu_memory=self.gpu_memory,
+                is_at_work=self._is_at_work and is_any_pending(counters),
                 beat=beat_of(now_s + CLOCK_S),
             )
         )
@@ -318,5 +364,6 @@ class SimRank:
         doing = self._doing
         if doing is None:
             return outer
-        inner = _TORCH_FRAMES[doing.phase] if isinstance(doing, Call) and self.meeting is not None else []
+        is_inside = (isinstance(doing, Call) and self.meeting is not None) or isinstance(doing, WaitBehind)
+        inner = _TORCH_FRAMES[doing.phase] if is_inside else []
         return [*inner, (PROGRAM_FILE, doing.line, doing.function), *outer]

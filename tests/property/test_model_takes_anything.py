@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from agent.wire.digest import (
     HISTORY_RECORD,
+    LATENESS,
     NUM_PAST,
     PHASES,
     RANK_RECORD,
@@ -208,11 +209,12 @@ def test_arbitrary_reports_become_state_or_are_counted(heard: list[tuple[str, No
 
 numbers = st.one_of(st.integers(0, 6), st.just(2**32 - 1))
 times = st.one_of(st.floats(0, 30), st.floats())
+NUM_TIMES = len(SECONDS) + len(PHASES) + len(LATENESS)
 rank_records = st.builds(
     lambda seconds, floats, counts, rank, flags, codes, place: RANK_RECORD.pack(
         *seconds, *floats, *counts, rank, flags, *codes, place
     ),
-    st.lists(times, min_size=len(SECONDS) + len(PHASES), max_size=len(SECONDS) + len(PHASES)),
+    st.lists(times, min_size=NUM_TIMES, max_size=NUM_TIMES),
     st.tuples(st.floats(), st.floats()),
     st.lists(st.one_of(st.integers(-1, 6), st.sampled_from([-(2**63), 2**63 - 1])), min_size=7, max_size=7),
     numbers,

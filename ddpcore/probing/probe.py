@@ -27,7 +27,7 @@ from ddpcore.probing.gpu_memory import GpuMemory
 from ddpcore.probing.main_thread import MainThread
 from ddpcore.probing.optimizer_steps import OptimizerSteps
 from ddpcore.probing.pace import Pace, beat_of
-from ddpcore.probing.rank_state import RankIdentity, RankState, is_any_pending
+from ddpcore.probing.rank_state import RankIdentity, RankState, is_gloo_pending
 from ddpcore.probing.report_socket import ReportSocket
 from ddpcore.probing.request_socket import RequestSocket
 from ddpcore.probing.samples import Sample, StepEnd, StepMark
@@ -275,7 +275,7 @@ class Probe:
                     has_process_group=has_process_group,
                     num_steps=step.steps_done if step else 0,
                 ),
-                is_at_work=is_any_pending(counters) and self._main_thread.is_at_work(),
+                is_at_work=is_gloo_pending(counters) and self._main_thread.is_at_work(),
                 beat=beat_of(wall_s),
             )
         )

@@ -440,9 +440,10 @@ class RankState:
         )
 
 
-def is_any_pending(counters: Counters) -> bool:
-    """Return whether the counters say that an operation is under way."""
-    return any(completed < enqueued for enqueued, completed in counters.values())
+def is_gloo_pending(counters: Counters) -> bool:
+    """Return whether operations are under way, all of them gloo's: what waits for a GPU may spin, and seems to work."""
+    pending = [recorder for (recorder, _), (enqueued, completed) in counters.items() if completed < enqueued]
+    return bool(pending) and set(pending) == {"gloo"}
 
 
 def _open_mark(sample: Sample) -> BarrierMark | None:

@@ -13,7 +13,7 @@ import msgspec
 
 from agent.wire.reports import ProcessState
 from ddpcore.probing.pace import Pace, beat_of
-from ddpcore.probing.rank_state import RankIdentity, RankState, is_any_pending
+from ddpcore.probing.rank_state import RankIdentity, RankState, is_gloo_pending
 from ddpcore.probing.samples import (
     BarrierMark,
     CallArguments,
@@ -316,7 +316,7 @@ class SimRank:
                 firsts=tuple(self._firsts.values()),
                 slow_factor=self.slow_factor,
                 gpu_memory=self.gpu_memory,
-                is_at_work=self._is_at_work and is_any_pending(counters),
+                is_at_work=self._is_at_work and is_gloo_pending(counters),
                 beat=beat_of(now_s + CLOCK_S),
             )
         )

@@ -257,7 +257,8 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     ]
     if summary["loss_first"] is not None and summary["loss_last"] is not None:
         lines.append(f"{summary['steps']} steps, loss {summary['loss_first']:.3f} -> {summary['loss_last']:.3f}")
-    if job["root_cause"] is not None:
+    is_told = job["root_cause"] is not None and job["root_cause"]["text"] in {v["text"] for v in summary["verdicts"]}
+    if job["root_cause"] is not None and not is_told:
         lines.append(f"root cause: {job['root_cause']['text']}")
         lines += [f"  | {line}" for line in job["root_cause"]["traceback"]]
     for row in summary["ranks"]:

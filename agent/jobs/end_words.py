@@ -30,7 +30,7 @@ def launcher_end_words(event: AttemptFailed | LauncherFailed) -> str:
 def launcher_end(event: AttemptFailed | LauncherFailed) -> str:
     """Say how a launcher's process ended."""
     if event.exit_code is None:
-        return "the shim was killed, and the launcher with it"
+        return "the shim, rankdeck's process above the launcher, was killed, and the launcher with it"
     if event.exit_code < 0:
         return f"the launcher was killed by {signal_name(-event.exit_code)}"
     return f"the launcher exited with code {event.exit_code}"

@@ -319,8 +319,8 @@ class Job:
         return [_refuse(RefusalReason.CANNOT_SPAWN, message)]
 
     def _on_launcher_failed(self, event: AttemptFailed | LauncherFailed, now_s: float) -> list[Effect]:
-        if self._failure is None and not self._is_abandoned and self.state in {JobState.FAILED, JobState.RESTARTING}:
-            self._failure = failure_of_launcher(event, now_s)
+        if not self._is_abandoned and self.state in {JobState.FAILED, JobState.RESTARTING}:
+            self._blame_launcher(event, now_s)
         self._cause = self._cause or launcher_end_words(event)
         if isinstance(event, AttemptFailed):
             self._begin_again_at_s = now_s + min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0**self._num_restarts)
@@ -328,6 +328,14 @@ class Job:
             self.exit_code = event.exit_code
         # A shim that left no record was killed itself: what it watched over may still live.
         return [KillTree()] if event.exit_code is None else []
+
+    def _blame_launcher(self, event: AttemptFailed | LauncherFailed, now_s: float) -> None:
+        """Note a launcher's failure, unless it followed from a rank's."""
+        failure = failure_of_launcher(event, now_s)
+        if self._failure is None:
+            self._failure = failure
+        elif failure.is_launcher_ended and first_of(self._failure, failure) is failure:
+            self._failure, self._cause = failure, launcher_end_words(event)
 
     def _on_worker_exited(self, event: WorkerExited, now_s: float) -> None:
         worker = self._workers.setdefault(event.rank, WorkerMemory())
@@ -349,7 +357,7 @@ class Job:
         if self._is_abandoned or self.state in {JobState.STOPPING, JobState.STOPPED}:
             self._cause = self._cause or worker_end_words(event)
             return
-        failure = failure_of_worker(event, now_s)
+        failure = failure_of_worker(event, now_s, self._failure)
         if first_of(self._failure, failure) is failure:
             # The sentence is about the same rank: a victim may be noticed before who made it one.
             self._failure, self._cause = failure, worker_end_words(event)

@@ -20,8 +20,17 @@ if TYPE_CHECKING:
     from agent.jobs.lifecycle import AttemptFailed, LauncherFailed, WorkerExited
     from agent.logs.failure_text import FoundFailure
 
-_LAUNCHER_SAYS = re.compile(r"(?:[\w.]+\.)?(?:ChildFailedError|SignalException)\b")
-"""torchrun's own exceptions when a worker has failed, or when it was told to end."""
+_LAUNCHER_SAYS = re.compile(r"(?:[\w.]+\.)?ChildFailedError\b")
+"""torchrun's own exception when a worker has failed."""
+_GOT_SIGNAL = re.compile(r"(?:[\w.]+\.)?SignalException\b")
+"""torchrun's own exception when it was asked to end.
+
+Source: torch/distributed/elastic/multiprocessing/api.py, torch 2.13."""
+ENDING_SIGNALS = frozenset({Signals.SIGTERM, Signals.SIGINT, Signals.SIGKILL})
+"""By which a launcher's end, or an agent, ends the ranks."""
+TOGETHER_S = 1.5
+"""Ranks that a signal ends within this of their launcher's end from outside have ended with it. Those that SIGKILL ends
+later than this after another's failure are ended by the launcher or by the agent."""
 
 MAX_END_CHARS = 1024
 """As the wire carries it."""
@@ -33,15 +42,23 @@ class Failure(msgspec.Struct, frozen=True):
     at_s: float
     cause: RootCause
     """With an age of 0."""
+    is_launcher_ended: bool = False
+    """The launcher was ended from outside, which ends its ranks."""
+    is_bare_signal: bool = False
+    """A signal by which launchers and agents end ranks, and no exception before it."""
 
     def told(self, now_s: float) -> RootCause:
         """Return the words for a console."""
         return msgspec.structs.replace(self.cause, age_s=max(0.0, now_s - self.at_s))
 
 
-def failure_of_worker(event: WorkerExited, now_s: float) -> Failure:
-    """Return what a rank that failed says of itself."""
-    return _failure(event.rank, worker_end(event), event.found, now_s, is_told=event.signal == Signals.SIGTERM)
+def failure_of_worker(event: WorkerExited, now_s: float, known: Failure | None = None) -> Failure:
+    """Return what a rank that failed says of itself; `known` is what was known to have failed before."""
+    is_late = known is not None and now_s - known.at_s > TOGETHER_S
+    is_told = event.signal in (Signals.SIGTERM, Signals.SIGINT) or (event.signal == Signals.SIGKILL and is_late)
+    failure = _failure(event.rank, worker_end(event), event.found, now_s, is_told=is_told)
+    is_bare = event.signal in ENDING_SIGNALS and event.found is None
+    return msgspec.structs.replace(failure, is_bare_signal=is_bare)
 
 
 def failure_of_launcher(event: AttemptFailed | LauncherFailed, now_s: float) -> Failure:
@@ -50,12 +67,20 @@ def failure_of_launcher(event: AttemptFailed | LauncherFailed, now_s: float) -> 
     if found is not None and found.rank != LAUNCHER_RANK:
         return _failure(found.rank, "failed", found, now_s, is_told=False)
     is_told = found is not None and _LAUNCHER_SAYS.match(found.text.exception) is not None
-    return _failure(LAUNCHER_RANK, launcher_end(event), found, now_s, is_told=is_told)
+    failure = _failure(LAUNCHER_RANK, launcher_end(event), found, now_s, is_told=is_told)
+    got_signal = found is not None and _GOT_SIGNAL.match(found.text.exception) is not None
+    was_killed = event.exit_code is None or event.exit_code < 0
+    return msgspec.structs.replace(failure, is_launcher_ended=got_signal or was_killed)
 
 
 def first_of(known: Failure | None, other: Failure) -> Failure:
     """Return the one that the other followed from, as far as can be told."""
-    return other if known is None or _order(other) < _order(known) else known
+    if known is None:
+        return other
+    for launcher, rank in ((known, other), (other, known)):
+        if launcher.is_launcher_ended and rank.is_bare_signal and rank.at_s >= launcher.at_s - TOGETHER_S:
+            return launcher
+    return other if _order(other) < _order(known) else known
 
 
 def _order(failure: Failure) -> tuple[bool, bool, float, int]:

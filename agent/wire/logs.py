@@ -21,14 +21,18 @@ LAUNCHER_RANK = -1
 
 LOST_PEER = re.compile(
     r"connection (closed|reset|refused|was|lost)|broken pipe|socket (closed|timeout)|(closed|reset) by peer"
-    r"|timed out (waiting|after)|wait timeout|connectfullmesh|remote (process|peer|worker)|peers? (exited|failed|crash)"
-    r"|communicator (was )?abort|watchdog|ncclremoteerror|diststoreerror|distnetworkerror"
+    r"|timed out (waiting|after|in (blocking wait|monitoredbarrier))|application timeout caused|connectfullmesh"
+    r"|(wait|barrier) timeout( after)?|client socket has timed out|socket \S+ timed out|before timing out"
+    r"|(failed to pass|reached) monitoredbarrier|remote (process|peer|worker)|peers? (exited|failed|crash)"
+    r"|communicator (was )?abort|watchdog|taking the entire process down"
+    r"|ncclremoteerror|diststoreerror|distnetworkerror"
     r"|\b(masterfailed|masterunreachable|ranksmissing|storelost|barriertimeout|barrierdeadlock)error\b",
     re.IGNORECASE,
 )
 """What gloo, NCCL, the store and ddpcore say in a rank that has lost another, or fails because of it.
 
-Source: torch 2.13, gloo/transport/tcp/pair.cc; `ddpcore.errors`.
+Source: torch 2.13, gloo/transport/tcp/pair.cc and unbound_buffer.cc, ProcessGroupGloo.cpp, ProcessGroupNCCL.cpp,
+TCPStore.cpp; `ddpcore.errors`.
 """
 
 LineText = Annotated[str, msgspec.Meta(max_length=4096)]

@@ -14,7 +14,7 @@ import numpy as np
 
 from agent.wire.jobs import JobState
 from app.diagnosis import contradictions, verdicts
-from app.diagnosis.exits import NO_EXITS, ExitContext, sort_out
+from app.diagnosis.exits import NO_EXITS, ExitContext, LastLooks, ended_with_launcher, is_root_of_a_hang, sort_out
 from app.diagnosis.joining import not_joined
 from app.diagnosis.known_phases import KnownPhases, Whereabouts
 from app.diagnosis.node_facts import all_nodes
@@ -48,6 +48,9 @@ MAX_VERDICTS = 64
 
 HOLD_S = {Cause.STRAGGLER: 1.0, Cause.INPUT_BOUND: 1.0, Cause.SILENT: 0.5, Cause.TRANSPORT: 0.5, Cause.MISMATCH: 0.5}
 """How long a verdict stays without its evidence, so that it does not flicker; plain facts do not need it."""
+
+BUDDING_S = 1.0
+"""From here a wait is remembered: the shortest time-outs are a few seconds."""
 
 STICKY = frozenset({*verdicts.ENDS, Cause.FEWER_CALLS})
 """What has happened cannot be undone: such a verdict stands until the next attempt."""
@@ -160,7 +163,8 @@ class _JobDiagnoser:
         self._is_first = True
         self._standing: dict[tuple[Cause, tuple[int, ...]], _Standing] = {}
         self._exits = NO_EXITS
-        self._exits_key: tuple[int, float, bool] | None = None
+        self._last_looks = LastLooks()
+        self._exits_key: tuple[int, float, bool, frozenset[int]] | None = None
         self._exits_at_s = -np.inf
         self._exits_open_until_s = -np.inf
         self._explains_failure = False
@@ -183,6 +187,9 @@ class _JobDiagnoser:
         self._whereabouts.watch(job, awaited, now_s)
         self._put(self._judge(evidence), job, now_s)
         current = sorted((standing.verdict for standing in self._standing.values()), key=_by_weight)[:MAX_VERDICTS]
+        if self._exits.first_bad_s is None and self._last_looks.is_due(now_s):
+            is_named = any(is_root_of_a_hang(verdict) for verdict in current)
+            self._last_looks.put(current, [] if is_named else self._budding(evidence), now_s)
         share = self._share
         return JobDiagnosis(facts, _states(facts, waits, job), share.recent_frac, share.pace, waits, current)
 
@@ -200,11 +207,20 @@ class _JobDiagnoser:
         told_s = (self._exits.first_bad_s or -np.inf) + self._thresholds.grace_s
         is_node_late = any(share.received_s < told_s for share in job.shares.values())
         is_node_late |= bool(evidence.nodes.is_late.any())
-        key = (job.deaths_version, job.stop_began_s, is_node_late or self._explains_failure)
+        launcher_ended = ended_with_launcher(job)
+        has_other_cause = is_node_late or self._explains_failure or bool(launcher_ended)
+        key = (job.deaths_version, job.stop_began_s, has_other_cause, launcher_ended)
         if key != self._exits_key or self._exits_at_s < self._exits_open_until_s:
             farewells = frozenset(np.flatnonzero(job.is_ending).tolist())
             context = ExitContext(
-                job.stop_began_s, key[2], contradictions.called_less(evidence), now_s, job.world_size, farewells
+                job.stop_began_s,
+                has_other_cause,
+                contradictions.called_less(evidence),
+                now_s,
+                job.world_size,
+                farewells,
+                self._last_looks.victims(job),
+                launcher_ended,
             )
             self._exits = sort_out(job.deaths, context, self._thresholds)
             newest_s = max((death.at_s for death in job.deaths.values()), default=now_s)
@@ -234,6 +250,19 @@ class _JobDiagnoser:
             late = verdicts.stalled(evidence, self._excused_s, self._known_phases, self._whereabouts)
             found += late or self._slow(evidence)
         return found
+
+    def _budding(self, evidence: Evidence) -> list[Verdict]:
+        """Return the verdicts that would be made now if a stall were shorter: a time-out may be, too."""
+        thresholds = msgspec.structs.replace(self._thresholds, stall_s=BUDDING_S, join_s=BUDDING_S)
+        if evidence.job.is_ended() or evidence.job.stop_began_s < evidence.now_s:
+            return []
+        longest_s = max((wait.waited_s for wait in evidence.waits), default=0.0)
+        soon = msgspec.structs.replace(evidence, thresholds=thresholds)
+        if longest_s <= BUDDING_S:
+            return not_joined(soon)
+        late = verdicts.stalled(soon, self._excused_s, self._known_phases, self._whereabouts)
+        lasting = [wait for wait in verdicts.complete_waits(soon) if (wait.group, wait.seq) in self._joined_s]
+        return late or verdicts.transport(soon, lasting)
 
     def _lasting(self, evidence: Evidence) -> list[Wait]:
         """Return the waits that every member has joined for a while.
@@ -276,16 +305,21 @@ class _JobDiagnoser:
 
     def _put(self, found: list[Verdict], job: JobModel, now_s: float) -> None:
         """Merge what is found now with what stood before."""
+        has_ended_badly = self._exits.first_bad_s is not None
         is_failed = job.state() in {JobState.FAILED, JobState.RESTARTING, JobState.LOST}
-        is_stopping = job.stop_began_s < now_s
+        # A failed job is stopped too, on the nodes where it still runs.
+        is_stopping = job.stop_began_s < now_s and not has_ended_badly
         has_event = any(verdict.cause in STICKY for verdict in found)
+        roots = [] if has_event else self._last_looks.before(self._exits, job, self._thresholds)
+        if roots:
+            found = roots + [verdict for verdict in found if verdict.cause is Cause.NODE_LOST]
         before, self._standing = self._standing, {}
         for verdict in found:
             key = (verdict.cause, verdict.culprits)
             known = before.pop(key, None)
             first_s = now_s if known is None else known.first_s
             kept = verdict if known is None or verdict.cause not in STICKY else _with_memory(verdict, known.verdict)
-            self._standing[key] = _Standing(kept, first_s, now_s)
+            self._standing.setdefault(key, _Standing(kept, first_s, now_s))
         told = {rank for verdict in found for rank in verdict.culprits}
         for key, standing in before.items():
             verdict = standing.verdict
@@ -295,7 +329,7 @@ class _JobDiagnoser:
                 verdict.cause is Cause.FROZEN and any(rank in job.deaths for rank in verdict.culprits)
             )
             is_grave = verdict.severity is Severity.CRITICAL
-            is_why = self._exits.first_bad_s is not None and is_grave and not has_event and not is_past
+            is_why = has_ended_badly and is_grave and not (has_event or roots or is_past)
             if is_sticky or (not is_stopping and (is_why or (is_held and not is_failed and not job.is_ended()))):
                 self._standing[key] = standing
         self._explains_failure = any(

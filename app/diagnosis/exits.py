@@ -2,25 +2,74 @@
 
 When a rank dies its peers lose their connections and raise, and the launchers end the rest by SIGTERM, later by
 SIGKILL. torchrun blames the first non-zero exit that it notices; a rank that left with code 0 is never among those.
+
+A hang ends in deaths too: a time-out of the process group, an abort by NCCL's watchdog, a signal to the launcher. Then
+no death has a cause of its own, and what stood just before the first of them (`LastLooks`) is the cause of all.
 """
 
 from __future__ import annotations
 
+import re
 import signal
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+import numpy as np
 
-from agent.wire.logs import LOST_PEER
+from agent.wire.logs import LAUNCHER_RANK, LOST_PEER
+from app.diagnosis.verdicts import Aftermath
+from app.rows import Cause, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from app.diagnosis.rank_facts import Thresholds
-    from app.model.job_model import Death
+    from app.diagnosis.verdicts import Verdict
+    from app.model.job_model import Death, JobModel
 
 TOLD_SIGNALS = frozenset({int(signal.SIGTERM), int(signal.SIGKILL)})
 """By which a launcher or an agent ends a rank."""
+ASKED_SIGNALS = frozenset({int(signal.SIGTERM), int(signal.SIGINT)})
+"""By which somebody asks a launcher to end, which passes them on."""
+TIMED_OUT = re.compile(
+    r"timed out|timeout after|socket timeout|wait timeout|application timeout|before timing out"
+    r"|failed to pass monitoredbarrier",
+    re.IGNORECASE,
+)
+"""What a rank says whose wait was longer than the process group's time-out allows.
+
+Source: torch 2.13, gloo/transport/tcp/unbound_buffer.cc, pair.cc; ProcessGroupGloo.cpp, ProcessGroupNCCL.cpp,
+TCPStore.cpp.
+"""
+_TIMEOUT = re.compile(r"(?:waiting|after|ran for|barrier in) (\d{1,10}) ?(ms|milliseconds|seconds)\b", re.IGNORECASE)
+LAUNCHER_S = 1.5
+"""Ranks that end by a signal within this of their launcher's end from outside have ended with it."""
+
+ROOTS_OF_A_HANG = frozenset(
+    {
+        Cause.STRAGGLER,
+        Cause.FROZEN,
+        Cause.SILENT,
+        Cause.NODE_LOST,
+        Cause.NOT_JOINED,
+        Cause.MISMATCH,
+        Cause.TRANSPORT,
+        Cause.CHECKPOINTING,
+        Cause.EVALUATING,
+    }
+)
+"""Causes that keep ranks waiting until they time out, or until somebody ends the job."""
+VICTIM_S = 2.0
+"""Who waits for longer, and ends without a word, ends because of its wait."""
+LOOK_S = 0.5
+"""Between two looks that are remembered."""
+MAX_LOOKS = 16
+"""That are remembered: a death is reported within some seconds."""
+RECENT_S = 1.5
+"""What nobody waits for has to have stood this shortly before a death to be its cause."""
+TIMEOUT_SLACK_S = 1.5
+"""A wait is noticed that much later than it began, at most."""
 
 
 class Exits(msgspec.Struct, frozen=True):
@@ -34,9 +83,105 @@ class Exits(msgspec.Struct, frozen=True):
     """Ranks that left with code 0 about when one lost its connection, when no other cause is known."""
     first_bad_s: float | None
     """When the first rank ended badly; None when none did."""
+    aftermath: Aftermath | None = None
+    """How a hang ended, when no death has a cause of its own."""
 
 
 NO_EXITS = Exits([], [], [], None)
+
+
+class _Look(NamedTuple):
+    at_s: float
+    standing: tuple[Verdict, ...]
+    budding: tuple[Verdict, ...]
+
+
+class LastLooks:
+    """What stood, and what was about to, at the last looks before a rank ended badly."""
+
+    def __init__(self) -> None:
+        self._looks: deque[_Look] = deque(maxlen=MAX_LOOKS)
+
+    def is_due(self, now_s: float) -> bool:
+        """Return whether this look is to be remembered."""
+        return not self._looks or not 0.0 <= now_s - self._looks[-1].at_s < LOOK_S
+
+    def put(self, standing: Sequence[Verdict], budding: Sequence[Verdict], now_s: float) -> None:
+        """Remember the verdicts of a look, and those that would be made if a stall were shorter."""
+        hanging = tuple(verdict for verdict in standing if is_root_of_a_hang(verdict))
+        self._looks.append(_Look(now_s, hanging, tuple(budding)))
+
+    def victims(self, job: JobModel) -> frozenset[int]:
+        """Return the ranks that waited in vain at the last looks, and have not moved on since."""
+        lasting = [v for v in self._standing(job, float("inf")) if v.severity is Severity.CRITICAL]
+        lasting += [verdict for verdict in self._budding(job, float("inf")) if verdict.waited_s >= VICTIM_S]
+        return frozenset(rank for verdict in lasting for rank in verdict.waiting)
+
+    def before(self, exits: Exits, job: JobModel, thresholds: Thresholds) -> list[Verdict]:
+        """Return the verdicts that the deaths followed from; none when a death has a cause of its own."""
+        after = exits.aftermath
+        if exits.first_bad_s is None or after is None:
+            return []
+        until_s = exits.first_bad_s + thresholds.instant_s
+        found = [v for v in self._standing(job, until_s) if after.is_timeout or v.severity is Severity.CRITICAL]
+        if not found and after.is_timeout:
+            least_s = (after.timeout_s or 0.0) - TIMEOUT_SLACK_S
+            found = [verdict for verdict in self._budding(job, until_s) if verdict.waited_s >= least_s]
+        return [msgspec.structs.replace(v, severity=Severity.CRITICAL, aftermath=after) for v in found]
+
+    def _standing(self, job: JobModel, until_s: float) -> list[Verdict]:
+        """Return the verdicts that stood last, each as it was when its wait was last seen."""
+        looks = [look for look in reversed(self._looks) if look.at_s <= until_s]
+        for look in looks:
+            is_recent = looks[0].at_s - look.at_s <= RECENT_S
+            last = [v for v in look.standing if (is_recent if v.seq is None else not has_moved_on(job, v))]
+            if last:
+                return [_with_wait(verdict, looks, job) for verdict in last]
+        return []
+
+    def _budding(self, job: JobModel, until_s: float) -> list[Verdict]:
+        for look in reversed(self._looks):
+            lasting = [verdict for verdict in look.budding if not has_moved_on(job, verdict)]
+            if lasting and look.at_s <= until_s:
+                return lasting
+        return []
+
+
+def _with_wait(verdict: Verdict, looks: Sequence[_Look], job: JobModel) -> Verdict:
+    """Return a verdict as it was when somebody waited: whoever times out waits no more, and takes seconds to end."""
+    if verdict.seq is not None:
+        return verdict
+    key = (verdict.cause, verdict.culprits)
+    fuller = [v for look in looks for v in look.standing if (v.cause, v.culprits) == key and v.seq is not None]
+    return next((v for v in fuller if not has_moved_on(job, v)), verdict)
+
+
+def has_moved_on(job: JobModel, verdict: Verdict) -> bool:
+    """Return whether a rank that waited has called more in that group since: then its wait was not in vain."""
+    table = job.groups.get(verdict.group)
+    if verdict.seq is None or table is None:
+        return bool(job.groups) and verdict.cause is Cause.NOT_JOINED
+    has_waited = np.isin(table.members, verdict.waiting or verdict.culprits)
+    return bool((table.enqueued[has_waited] > verdict.seq).any())
+
+
+def is_root_of_a_hang(verdict: Verdict) -> bool:
+    """Return whether a verdict tells why ranks wait without end, and not only why they are slow."""
+    return verdict.cause in ROOTS_OF_A_HANG and verdict.cost_frac is None
+
+
+def ended_with_launcher(job: JobModel) -> frozenset[int]:
+    """Return the ranks that a signal ended when their launcher was ended from outside."""
+    found: set[int] = set()
+    for node in job.together.nodes_with_cause:
+        share = job.shares[node]
+        cause = share.status.root_cause
+        if cause is None or cause.rank != LAUNCHER_RANK or cause.is_consequence:
+            continue
+        from_s = share.received_s - cause.age_s - LAUNCHER_S
+        deaths = [job.deaths[rank] for rank in job.ranks_of(node) if rank in job.deaths]
+        found.update(death.rank for death in deaths if death.exit.signal is not None and death.at_s >= from_s)
+    return frozenset(found)
 
 
 def is_clean(death: Death) -> bool:
@@ -88,6 +233,8 @@ class ExitContext(msgspec.Struct, frozen=True):
         now_s: Now.
         world_size: Of the job.
         farewells: Ranks whose interpreters had begun to end, by their own last word.
+        victims: Ranks that waited for the culprits of what stood before the first death.
+        with_launcher: Ranks that a signal ended when their launcher was ended from outside.
     """
 
     stop_began_s: float
@@ -96,6 +243,8 @@ class ExitContext(msgspec.Struct, frozen=True):
     now_s: float
     world_size: int = 0
     farewells: frozenset[int] = frozenset()
+    victims: frozenset[int] = frozenset()
+    with_launcher: frozenset[int] = frozenset()
 
 
 def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thresholds) -> Exits:
@@ -114,33 +263,63 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
     first_s = bad[0].at_s
     lost_connection = [death.rank for death in bad if has_lost_peer(death)]
     first = [death for death in bad if death.at_s <= first_s + thresholds.instant_s]
-    own = [death for death in first if _has_own_cause(death, thresholds, now_s)]
+    own = [death for death in first if _has_own_cause(death, context, thresholds)]
     if own:
         return Exits(own, lost_connection, [], first_s)
     # Whoever closes its connections dies a little later than those that lose them by it.
     until_s = first[-1].at_s + thresholds.grace_s
     if failed := [death for death in told if has_failed(death, context.farewells) and death.at_s <= until_s]:
         return Exits(sorted(failed, key=_by_time), lost_connection, [], first_s)
+    after = _aftermath(bad, context, until_s)
     leavers = [death for death in told if has_left(death, context.farewells) and death.at_s <= until_s]
+    # Who waited, and gave up in good order once it timed out, has not left the others.
+    leavers = [death for death in leavers if death.rank not in context.victims]
     # When nearly all have left in good order, the one that lost them has only been the last to end.
     is_end_of_all = len(leavers) > 1 and 0 < context.world_size <= len(leavers) + len(bad)
     if leavers and not is_end_of_all and any(has_lost_peer(death) for death in first):
         surely = [death for death in leavers if death.rank in context.called_less]
         return Exits([], lost_connection, sorted(surely or leavers, key=_by_time), first_s)
     is_early = now_s - first_s < thresholds.grace_s or context.has_other_cause
-    return Exits([] if is_early else first[:1], lost_connection, [], first_s)
+    return Exits([] if is_early else first[:1], lost_connection, [], first_s, after)
+
+
+def _aftermath(bad: Sequence[Death], context: ExitContext, until_s: float) -> Aftermath:
+    """Return how deaths came about of which none has a cause of its own."""
+    near = [death for death in bad if death.at_s <= until_s]
+    timed_out = [death for death in near if TIMED_OUT.search(death.exit.words)]
+    if timed_out:
+        ranks = tuple(sorted(death.rank for death in timed_out))
+        return Aftermath(ranks, is_timeout=True, timeout_s=timeout_of(timed_out[0]))
+    lost = tuple(sorted(death.rank for death in near if has_lost_peer(death)))
+    if lost:
+        return Aftermath(lost)
+    number = next((death.exit.signal for death in near if death.exit.signal is not None), None)
+    ranks = tuple(sorted(death.rank for death in near))
+    return Aftermath(ranks, signal=number, is_with_launcher=context.with_launcher.issuperset(ranks))
+
+
+def timeout_of(death: Death) -> float | None:
+    """Return the time-out that a rank says it had, None where it says none."""
+    found = _TIMEOUT.search(death.exit.words)
+    if found is None:
+        return None
+    return int(found[1]) * (1.0 if found[2].lower() == "seconds" else 0.001)
 
 
 def _by_time(death: Death) -> tuple[float, int]:
     return (death.at_s, death.rank)
 
 
-def _has_own_cause(death: Death, thresholds: Thresholds, now_s: float) -> bool:
+def _has_own_cause(death: Death, context: ExitContext, thresholds: Thresholds) -> bool:
     """Return whether nothing says that a death is another's consequence.
 
-    An exit code comes before its error line is read: until then it is unclear.
+    An exit code comes before its error line is read: until then it is unclear. A rank that waits runs no code of its
+    own: without an exception, or by an abort, it ends because it waited in vain.
     """
-    if has_lost_peer(death) or death.exit.signal == signal.SIGTERM:
+    end = death.exit
+    if has_lost_peer(death) or end.signal in ASKED_SIGNALS or death.rank in context.with_launcher:
         return False
-    is_unclear = death.exit.signal is None and not death.exit.error
-    return not is_unclear or now_s - death.at_s >= thresholds.grace_s
+    is_unclear = end.signal is None and not end.error
+    if death.rank in context.victims and (is_unclear or end.signal == signal.SIGABRT):
+        return False
+    return not is_unclear or context.now_s - death.at_s >= thresholds.grace_s

@@ -52,6 +52,20 @@ class Side(msgspec.Struct, frozen=True):
     place: Place | None
 
 
+class Aftermath(msgspec.Struct, frozen=True):
+    """How a hang ended: ranks that died because they waited, or because their launcher was ended."""
+
+    ranks: tuple[int, ...]
+    is_timeout: bool = False
+    """They timed out. Otherwise they lost a connection, or a signal ended them."""
+    timeout_s: float | None = None
+    """The time-out, where they say which."""
+    signal: int | None = None
+    """The signal that ended them."""
+    is_with_launcher: bool = False
+    """Their launcher was ended from outside."""
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """A culprit and the evidence."""
 
@@ -103,6 +117,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """For SILENT: its process is in uninterruptible sleep."""
     is_born: bool = True
     """For NOT_JOINED: its process runs."""
+    aftermath: Aftermath | None = None
+    """How the hang ended; None while it lasts, and of causes that are an end themselves."""
 
 
 class Evidence(msgspec.Struct, frozen=True, eq=False):

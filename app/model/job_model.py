@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PHASES", "PHASE_CODE", "Death", "JobModel", "NodeShare", "Process"]
 
+STOP_MARGIN_S = 0.5
+"""A death this long before a stop may have come of it: its age is sampled."""
 STEP_SAMPLE_S = 0.5
 """Between two looks at the step: often enough to know when a step was done, seldom enough for 16,384 ranks."""
 HEARD_S = 2.0
@@ -163,7 +165,17 @@ class JobModel(RankColumns):
     def state(self) -> str:
         """Return the job's state over its nodes: one node's failure is the job's."""
         state = self.together.state
+        if state is JobState.FAILED and self._has_failed_since_stop():
+            return str(JobState.STOPPED)
         return "starting" if state is JobState.RUNNING and self.is_starting() else str(state)
+
+    def _has_failed_since_stop(self) -> bool:
+        """Return whether it failed only on nodes that the stop did not reach: their ranks lost the others by it."""
+        if self.stop_began_s == float("inf"):
+            return False
+        failed = [share for share in self.shares.values() if share.status.state is JobState.FAILED]
+        is_before = self.died_badly & (self.died_at_s < self.stop_began_s - STOP_MARGIN_S)
+        return all(share.began_s >= self.stop_began_s for share in failed) and not bool(is_before.any())
 
     def is_starting(self) -> bool:
         """Return whether some rank has not opened its process group, and none has made a step."""

@@ -73,7 +73,23 @@ def sentence(verdict: Verdict) -> str:
         Cause.CHECKPOINTING: _known,
         Cause.EVALUATING: _known,
     }[verdict.cause](verdict)
-    return clean("; ".join(part for part in parts if part), MAX_TEXT)
+    return clean("; ".join(part for part in [*parts, _aftermath(verdict)] if part), MAX_TEXT)
+
+
+def _aftermath(verdict: Verdict) -> str:
+    """Return how the hang ended: `the job ended when ranks 0, 2 timed out after 20 s`."""
+    after = verdict.aftermath
+    if after is None:
+        return ""
+    one = len(after.ranks) == 1
+    if after.is_timeout:
+        how = "timed out" + ("" if after.timeout_s is None else f" after {seconds_text(after.timeout_s)}")
+    elif after.signal is not None:
+        how = f"{'was' if one else 'were'} ended by {signal_text(after.signal)}"
+        how += f" with {'its' if one else 'their'} launcher" if after.is_with_launcher else ""
+    else:
+        how = f"lost {'its' if one else 'their'} connection"
+    return f"the job ended when {ranks_text(after.ranks)} {how}"
 
 
 def who(verdict: Verdict) -> str:
@@ -308,6 +324,9 @@ def hint(verdict: Verdict, pid: int | None) -> str:
         return _exit_hint(verdict, on_node)
     if verdict.cause is Cause.OOM:
         return _memory_hint(verdict, on_node)
+    if verdict.aftermath is not None and verdict.cause in (Cause.STRAGGLER, Cause.FROZEN, Cause.SILENT):
+        stopped = "a debugger or job control may have stopped it; " if verdict.cause is Cause.FROZEN else ""
+        return f"{stopped}its stack before the end is in the evidence, where it was kept"
     if verdict.cause is Cause.STRAGGLER:
         return _straggler_hint(verdict, on_node)
     thaw = f": kill -CONT {pid}{on_node}" if pid else ""

@@ -40,12 +40,26 @@ SPAWN_S = 1.0
 """To the ranks' processes being there."""
 STOP_S = 0.5
 """From a stop to the ranks' end."""
+TEARDOWN_S = (0.2, 3.0)
+"""From an exception that nobody catches to the end of the process."""
 IMPORT_S = 3.0
 """To torch being imported, and up to half a second more, rank by rank."""
 LOST_PEER_ERROR = (
     "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:31415. "
     "This is typically caused by a remote worker crashing."
 )
+
+TIMED_OUT_ERROR = (
+    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] "
+    "Timed out waiting {ms}ms for recv operation to complete"
+)
+"""Source: torch 2.13, seen."""
+WATCHDOG_ERROR = (
+    "c10::DistBackendError: [PG ID 0 PG GUID 0(default_pg) Rank {rank}] NCCL watchdog thread ended by "
+    "exception: [Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, "
+    "NumelIn=1, NumelOut=1, Timeout(ms)={ms}) ran for {ms} milliseconds before timing out."
+)
+"""Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp."""
 
 
 class SimCluster:
@@ -61,6 +75,8 @@ class SimCluster:
         drop: Which share of datagrams and frames is lost.
         delay_s: Up to how long a frame is on its way; beyond 0.2 s frames overtake each other.
         hangs_on_death: Ranks whose peer is gone wait on, as with NCCL, instead of dying as with gloo.
+        timeout_s: Of the process groups: who waits for longer dies of it, with an exception as with gloo, or, where
+            peers hang on death, by the abort of NCCL's watchdog.
         thresholds: Of the diagnosis.
     """
 
@@ -76,12 +92,14 @@ class SimCluster:
         drop: float = 0.0,
         delay_s: float = 0.01,
         hangs_on_death: bool = False,
+        timeout_s: float = float("inf"),
         thresholds: Thresholds | None = None,
     ) -> None:
         self.now_s = START_S
         self.world_size = num_nodes * ranks_per_node
         self.noise, self.drop, self.delay_s = noise, drop, delay_s
         self.hangs_on_death = hangs_on_death
+        self.timeout_s = timeout_s
         self.told: list[tuple[float, Cause, tuple[int, ...]]] = []
         """Each verdict that came up: when (seconds since the start), cause, culprits."""
         self.heard: list[tuple[float, str, bytes]] = []
@@ -208,6 +226,10 @@ class SimCluster:
             node.go(JobState.STOPPING, self.now_s)
         self._stop_due_s = self.now_s + STOP_S
 
+    def end_launcher(self, node: int, signal: int) -> None:
+        """Send a signal to a node's launcher, which ends its ranks by it or takes them with it."""
+        self.nodes[node].end_launcher_by(signal, self.now_s)
+
     def next_attempt(self) -> None:
         """Start the job anew, with new processes."""
         self.attempt += 1
@@ -261,6 +283,7 @@ class SimCluster:
             for rank in self.ranks:
                 rank.end = rank.end or (None, 15, "")
         self._run_ranks()
+        self._end_what_waits_too_long()
         self._break_connections()
         for node in self.nodes:
             if not node.is_lost and self._is_born():
@@ -321,6 +344,23 @@ class SimCluster:
             if rank.finished_s is not None and rank.end is None:
                 rank.end = (0, None, "")
 
+    def _end_what_waits_too_long(self) -> None:
+        """Let ranks fail that have waited in a collective for longer than its group allows."""
+        ms = round(1000 * self.timeout_s) if self.timeout_s < float("inf") else 0
+        for rank in self.ranks:
+            meeting = rank.meeting
+            if rank.failure is not None and rank.end is None and self.now_s >= rank.failure[0]:
+                rank.end = rank.failure[1]
+            if meeting is None or rank.is_stuck or meeting.is_agreed():
+                continue
+            if self.now_s - meeting.arrived_s[rank.rank] < self.timeout_s:
+                continue
+            if self.hangs_on_death:
+                rank.end = (None, 6, WATCHDOG_ERROR.format(ms=ms, rank=rank.rank))
+            else:
+                error = TIMED_OUT_ERROR.format(ms=ms)
+                rank.fail((1, None, error), self.now_s + self._random.uniform(*TEARDOWN_S))
+
     def _break_connections(self) -> None:
         """Let ranks die that wait in a collective of which a member is gone, as gloo does."""
         if self.hangs_on_death:
@@ -340,7 +380,7 @@ class SimCluster:
     def _send(self, node: SimNode) -> None:
         frame = node.publish(self.now_s)
         node.sent_at_s = self.now_s
-        if self._random.random() < self.drop:
+        if self._random.random() < self.drop or node.is_unheard:
             return
         self._num_sent += 1
         arrives_s = self.now_s + self._random.uniform(0.0, self.delay_s)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.jobs.lifecycle import WorkerExited
-from agent.jobs.root_cause import Failure, failure_of_worker, first_of
+from agent.jobs.lifecycle import LauncherFailed, WorkerExited
+from agent.jobs.root_cause import Failure, failure_of_launcher, failure_of_worker, first_of
 from agent.state.gpu_sample import decode_sample, encode_sample
 from agent.state.node_state import NodeState
 from agent.state.observations import (
@@ -20,6 +20,7 @@ from agent.state.observations import (
 )
 from agent.wire.digest import encode_frame
 from agent.wire.jobs import JobState, JobStatus
+from agent.wire.logs import LAUNCHER_RANK
 from agent.wire.machine import GpuWatchState, HostReport
 from ddpcore.wire import decode_report
 from tests.support.jobs import left
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 START_S = 1000.0
 """A monotonic clock does not start at zero."""
+SIGKILL = 9
 SAMPLE_S = 0.2
 """Between two looks at the workers."""
 
@@ -44,6 +46,8 @@ class SimNode:
         self.node_rank = node_rank
         self.ranks = ranks
         self.is_lost = False
+        self.is_unheard = False
+        """Its reports do not get through, and its ranks go on."""
         self.epoch = f"epoch-{node_rank}"
         self.state = JobState.PREPARED
         self.state_since_s = START_S
@@ -65,7 +69,7 @@ class SimNode:
         """Take part in a job."""
         self.job = (job_id, attempt)
         self._seen, self._ended, self._bad_s, self.exit_code = set(), set(), None, None
-        self._failure = None
+        self._failure, self._launcher_code = None, 1
         first, world_size = self.ranks[0].rank, self._shape[0]
         self._core.apply(JobAdmitted(job_id, attempt, first, len(self.ranks), world_size), now_s)
         self.go(JobState.PREPARED, now_s)
@@ -82,6 +86,15 @@ class SimNode:
     def go(self, state: JobState, now_s: float) -> None:
         """Change the job's state on this node."""
         self.state, self.state_since_s = state, now_s
+
+    def end_launcher_by(self, signal: int, now_s: float) -> None:
+        """Let a signal end the launcher and its ranks: SIGTERM is passed on, the kernel sees to it after SIGKILL."""
+        for rank in self.ranks:
+            rank.end = rank.end or (None, signal, "")
+        exception = f"torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: {signal}"
+        found = None if signal == SIGKILL else left(exception, rank=LAUNCHER_RANK)
+        self._launcher_code = -SIGKILL if signal == SIGKILL else 1
+        self._failure = failure_of_launcher(LauncherFailed(self._launcher_code, found), now_s)
 
     @property
     def has_news(self) -> bool:
@@ -122,8 +135,10 @@ class SimNode:
                 )
                 if code or signal:
                     self._bad_s = now_s if self._bad_s is None else self._bad_s
+                    if self.state is JobState.STOPPING:
+                        continue
                     found = left(error, rank=rank.rank) if error else None
-                    failure = failure_of_worker(WorkerExited(rank.rank, code, signal, found), now_s)
+                    failure = failure_of_worker(WorkerExited(rank.rank, code, signal, found), now_s, self._failure)
                     self._failure = first_of(self._failure, failure)
         if self._bad_s is not None and now_s - self._bad_s >= 0.15:
             for rank in self.ranks:
@@ -139,7 +154,7 @@ class SimNode:
             self.exit_code = 0
             self.go(JobState.SUCCEEDED, now_s)
         elif now_s - self._bad_s > 1.0:
-            self.exit_code = 1
+            self.exit_code = self._launcher_code
             self.go(JobState.FAILED, now_s)
 
     def publish(self, now_s: float) -> bytes:

@@ -99,6 +99,8 @@ class SimRank:
         self.faults: dict[int, list[tuple[str, float]]] = {}
         self.altered: Call | None = None
         self.finished_s: float | None = None
+        self.failure: tuple[float, tuple[int | None, int | None, str]] | None = None
+        """When an exception has taken the interpreter down, and how it ends."""
         self.meeting: Meeting | None = None
         self.begun_step = 0
         self.has_come = False
@@ -158,7 +160,7 @@ class SimRank:
 
     def advance(self, meetings: Meetings, now_s: float, noise: float) -> bool:
         """Run the main thread up to now; return whether anything has happened."""
-        if self.is_stuck or not self.has_joined or self.finished_s is not None:
+        if self.is_stuck or not self.has_joined or self.finished_s is not None or self.failure is not None:
             return False
         has_moved = False
         for _ in range(MAX_ACTIONS):
@@ -214,6 +216,15 @@ class SimRank:
             self._complete(call.group, seq)
             self._behind.pop(0)
         return True
+
+    def fail(self, end: tuple[int | None, int | None, str], ends_s: float) -> None:
+        """Raise out of the collective that it waits in: it waits no more, and its process ends later."""
+        assert isinstance(self._doing, Call)
+        if self._doing.group in self._counts:
+            enqueued, completed = self._counts[self._doing.group]
+            self._counts[self._doing.group] = (enqueued, completed + 1)
+            self._ring[-1] = msgspec.structs.replace(self._ring[-1], is_retired=True)
+        self.meeting, self._doing, self.failure = None, None, (ends_s, end)
 
     def _next_action(self, meetings: Meetings, noise: float) -> bool:
         action = next(self._actions, None)

@@ -281,7 +281,10 @@ def test_an_exit_that_is_noticed_after_the_launchers_explains_it_and_changes_no_
 def test_a_killed_shim_leaves_a_tree_to_kill() -> None:
     job = job_in(JobState.RUNNING)
     assert job.handle(LauncherFailed(None), 1.0) == [KillTree()]
-    assert job.status(1.0).detail == "the shim was killed, and the launcher with it"
+    assert (
+        job.status(1.0).detail
+        == "the shim, rankdeck's process above the launcher, was killed, and the launcher with it"
+    )
 
 
 def test_a_launcher_that_fails_before_any_rank_says_why() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from agent.wire.reports import ExitReport
 from app.diagnosis.exits import ExitContext, Exits, has_lost_peer, sort_out
 from app.diagnosis.rank_facts import Thresholds
+from app.diagnosis.verdicts import Aftermath
 from app.model.job_model import Death
 
 LOST = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:31415"
@@ -118,10 +121,58 @@ def test_an_end_that_nobody_saw_is_suspected_when_the_others_end_badly() -> None
         "torch.distributed.DistBackendError: NCCL communicator was aborted on rank 1",
         "ConnectionRefusedError: [Errno 111] Connection refused",
         "BrokenPipeError: [Errno 32] Broken pipe",
+        "RuntimeError: Application timeout caused pair closure",
+        "torch.distributed.DistStoreError: wait timeout after 4000ms, keys: /default_pg/0//cpu//0/1",
+        "RuntimeError: [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 4000 ms",
+        "RuntimeError: Rank 2 successfully reached monitoredBarrier, but received errors while waiting for send/recv",
+        "c10::DistBackendError: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7) ran for 9 ms",
+        "RuntimeError: Work WorkNCCL(SeqNum=1) timed out in blocking wait (TORCH_NCCL_BLOCKING_WAIT=1).",
+        "RuntimeError: To avoid data inconsistency, we are taking the entire process down.",
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+        "ncclSystemError: connection closed by remote peer node1<42>",
     ],
 )
 def test_what_torch_says_when_a_peer_is_gone_is_recognised(error: str) -> None:
     assert has_lost_peer(end(0, 1.0, code=1, error=error))
+
+
+@pytest.mark.parametrize(
+    ("words", "timeout_s"),
+    [
+        ("Timed out waiting 20000ms for recv operation to complete", 20.0),
+        ("wait timeout after 4000ms, keys: /default_pg/0//cpu//0/1", 4.0),
+        ("Rank 1 failed to pass monitoredBarrier in 4000 ms", 4.0),
+        (
+            "Watchdog caught collective operation timeout: WorkNCCL() ran for 600081 milliseconds before timing out.",
+            600.081,
+        ),
+        ("Timed out after 21 seconds waiting for clients. 1/2 clients joined.", 21.0),
+        ("Socket Timeout", None),
+    ],
+)
+def test_the_time_out_is_read_from_what_a_rank_says(words: str, timeout_s: float | None) -> None:
+    after = sorted_out(end(0, 10.0, code=1, error=f"RuntimeError: {words}"), now_s=10.5).aftermath
+    assert after == Aftermath((0,), is_timeout=True, timeout_s=timeout_s)
+
+
+def test_ranks_that_end_with_their_launcher_have_no_cause_of_their_own() -> None:
+    deaths = {rank: end(rank, 10.0 + rank / 10, signal=9) for rank in range(3)}
+    context = ExitContext(NEVER, True, frozenset(), 20.0, 3, with_launcher=frozenset({0, 1, 2}))
+
+    found = sort_out(deaths, context, Thresholds())
+
+    assert culprits(found) == []
+    assert found.aftermath == Aftermath((0, 1, 2), signal=9, is_with_launcher=True)
+
+
+@pytest.mark.parametrize("how", [{"code": 3}, {"signal": 6}, {"code": 0}])
+def test_who_waited_in_vain_and_ends_without_an_exception_is_no_cause(how: dict[str, Any]) -> None:
+    deaths = {0: end(0, 10.0, **how), 2: end(2, 10.1, code=1, error=LOST)}
+    context = ExitContext(NEVER, True, frozenset(), 20.0, 3, victims=frozenset({0, 2}))
+
+    found = sort_out(deaths, context, Thresholds())
+
+    assert (culprits(found), found.early_leavers) == ([], [])
 
 
 @pytest.mark.parametrize("error", ["", "ValueError: boom", "RuntimeError: CUDA out of memory", "KeyError: 'peer'"])

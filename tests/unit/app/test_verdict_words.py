@@ -8,7 +8,7 @@ import pytest
 
 from agent.wire.reports import ExitReport
 from app.diagnosis.cost_trend import EarlierCost
-from app.diagnosis.verdicts import Side, Verdict
+from app.diagnosis.verdicts import Aftermath, Side, Verdict
 from app.rows import Cause
 from app.wording.verdict_words import MAX_TEXT, hint, sentence
 from ddpcore.wire import Phase, Place
@@ -232,3 +232,22 @@ def test_sides_that_make_the_same_call_are_told_apart_by_size() -> None:
     assert sentence(verdict(Cause.MISMATCH, sides=sides)).startswith(
         "rank 1 calls all_reduce #3 with 1 element, rank 0 calls all_reduce #3 with 6 elements: "
     )
+
+
+@pytest.mark.parametrize(
+    ("after", "text"),
+    [
+        (Aftermath((0, 3), is_timeout=True, timeout_s=20.0), "the job ended when ranks 0, 3 timed out after 20 s"),
+        (Aftermath((0,), is_timeout=True), "the job ended when rank 0 timed out"),
+        (Aftermath((0, 3)), "the job ended when ranks 0, 3 lost their connection"),
+        (Aftermath((0, 1, 2), signal=15), "the job ended when ranks 0-2 were ended by SIGTERM"),
+        (
+            Aftermath((0,), signal=9, is_with_launcher=True),
+            "the job ended when rank 0 was ended by SIGKILL with its launcher",
+        ),
+    ],
+)
+def test_a_hang_that_has_ended_is_told_with_its_end(after: Aftermath, text: str) -> None:
+    frozen = verdict(Cause.FROZEN, for_s=20.0, place=None, aftermath=after)
+    assert sentence(frozen).endswith(f"; {text}")
+    assert "thaw" not in hint(frozen, 4002)

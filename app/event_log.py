@@ -55,6 +55,8 @@ NO_LONGER = {
     Cause.NOT_JOINED: "no longer missing from the rendezvous",
     Cause.MISMATCH: "no longer at odds",
     Cause.TRANSPORT: "the collective that did not complete is over",
+    Cause.STANDSTILL: "the ranks move again",
+    Cause.NOT_EXITING: "no longer kept from ending",
     Cause.INPUT_BOUND: "no longer bound by the input",
     Cause.CHECKPOINTING: "no longer saving a checkpoint",
     Cause.EVALUATING: "no longer evaluating",

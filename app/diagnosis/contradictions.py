@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from app.diagnosis.exits import is_clean
@@ -29,6 +30,8 @@ def mismatches(evidence: Evidence) -> list[Verdict]:
     verdicts = []
     for wait in evidence.waits:
         # Until all have come, or had the time for it, the first two to differ could both seem to be the odd one.
+        if wait.peer_call is not None:
+            continue
         have_all_come = wait.is_settled and not len(wait.missing)
         sides = _sides(evidence, wait) if have_all_come or wait.waited_s >= evidence.thresholds.confirm_s else []
         if len(sides) > 1:
@@ -100,13 +103,21 @@ def _circles(evidence: Evidence) -> list[Verdict]:
             told |= set(knot.chain)
             sides = [_side_of(evidence, wait) for wait in waits]
             longest = max(waits, key=lambda wait: wait.waited_s)
-            verdicts.append(_mismatch(evidence, longest, sorted(sides, key=lambda side: len(side.ranks))[:MAX_SIDES]))
+            verdict = _mismatch(evidence, longest, sorted(sides, key=lambda side: len(side.ranks))[:MAX_SIDES])
+            victims = _led_to(evidence, knot.chain) - set(verdict.culprits)
+            verdicts.append(msgspec.structs.replace(verdict, waiting=tuple(sorted(victims))))
     return verdicts
+
+
+def _led_to(evidence: Evidence, chain: Sequence[int]) -> set[int]:
+    """Return the ranks whose waits lead to one of these waits."""
+    knots = [knot for knot in evidence.knots if not set(chain).isdisjoint(knot.chain)]
+    return {rank for knot in knots for rank in knot.wait.waiting.tolist()}
 
 
 def _side_of(evidence: Evidence, wait: Wait) -> Side:
     place = evidence.place_of(int(wait.waiting[0]))
-    return Side(tuple(wait.waiting.tolist()), wait.group, wait.seq, wait.op, wait.label, -1, place)
+    return Side(tuple(wait.waiting.tolist()), wait.group, wait.seq, wait.op, wait.label, -1, place, wait.peer_call)
 
 
 def fewer_calls(evidence: Evidence, leavers: Sequence[Death], lost_connection: Sequence[int]) -> list[Verdict]:

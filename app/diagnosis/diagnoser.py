@@ -18,6 +18,7 @@ from app.diagnosis.exits import NO_EXITS, ExitContext, LastLooks, ended_with_lau
 from app.diagnosis.joining import not_joined
 from app.diagnosis.known_phases import KnownPhases, Whereabouts
 from app.diagnosis.node_facts import all_nodes
+from app.diagnosis.point_to_point import find_peer_waits
 from app.diagnosis.rank_facts import (
     STATE_CODE,
     RankFacts,
@@ -25,6 +26,7 @@ from app.diagnosis.rank_facts import (
     is_in_known_phase,
     rank_facts,
 )
+from app.diagnosis.standstill import not_exiting, standstill
 from app.diagnosis.verdicts import Evidence, Verdict
 from app.diagnosis.wait_share import WaitShare
 from app.diagnosis.waits import Wait, find_waits, follow
@@ -69,6 +71,8 @@ CAUSE_ORDER = {
             Cause.NOT_JOINED,
             Cause.TRANSPORT,
             Cause.STRAGGLER,
+            Cause.STANDSTILL,
+            Cause.NOT_EXITING,
             Cause.INPUT_BOUND,
             Cause.CHECKPOINTING,
             Cause.EVALUATING,
@@ -116,7 +120,7 @@ class Diagnosis(msgspec.Struct, frozen=True, eq=False):
             assert not np.intersect1d(wait.waiting, wait.missing).size
         for verdict in self.verdicts:
             states = self.jobs[verdict.job].states
-            assert verdict.culprits or verdict.cause in (Cause.TRANSPORT, Cause.INPUT_BOUND)
+            assert verdict.culprits or verdict.cause in (Cause.TRANSPORT, Cause.INPUT_BOUND, Cause.STANDSTILL)
             assert not set(verdict.culprits) & set(verdict.waiting)
             assert all(0 <= rank < len(states) for rank in (*verdict.culprits, *verdict.waiting))
             assert list(verdict.culprits) == sorted(set(verdict.culprits))
@@ -175,6 +179,7 @@ class _JobDiagnoser:
         facts = rank_facts(job, cluster, nodes, self._thresholds, now_s)
         self._excuse(facts, now_s)
         waits = find_waits(job, facts, self._thresholds, now_s)
+        waits += find_peer_waits(job, facts, self._thresholds, now_s)
         knots = follow(waits, job.world_size)
         evidence = Evidence(job, cluster, facts, nodes, waits, knots, self._thresholds, now_s)
         if job.deaths or self._exits_key is not None:
@@ -245,10 +250,11 @@ class _JobDiagnoser:
         found += contradictions.mismatches(evidence)
         found += verdicts.silent(evidence)
         found += not_joined(evidence)
+        found += not_exiting(evidence)
         if not found and exits.first_bad_s is None:
             found += verdicts.transport(evidence, self._lasting(evidence))
             late = verdicts.stalled(evidence, self._excused_s, self._known_phases, self._whereabouts)
-            found += late or self._slow(evidence)
+            found += late or standstill(evidence, self._known_phases) or self._slow(evidence)
         return found
 
     def _budding(self, evidence: Evidence) -> list[Verdict]:

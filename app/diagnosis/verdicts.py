@@ -6,7 +6,7 @@ each other.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from app.model.absence import Absence
     from app.model.cluster import Cluster
     from app.model.job_model import Death, JobModel
-    from ddpcore.wire import Place
+    from ddpcore.wire import ChildWait, ExitWait, PeerCall, Place
 
 ENDS = frozenset({Cause.EXITED, Cause.OOM})
 """Causes that are a bad end of the culprits themselves."""
@@ -50,6 +50,8 @@ class Side(msgspec.Struct, frozen=True):
     label: str
     num_elements: int
     place: Place | None
+    peer_call: PeerCall | None = None
+    """For a send or a receive between two ranks."""
 
 
 class Aftermath(msgspec.Struct, frozen=True):
@@ -97,7 +99,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     lost_connection: tuple[int, ...] = ()
     """For EXITED and FEWER_CALLS: ranks that lost their connection to a culprit."""
     sides: tuple[Side, ...] = ()
-    """For MISMATCH."""
+    """For MISMATCH; for STANDSTILL the places, the most common one first."""
     absence: Absence | None = None
     """For NODE_LOST: why the nodes cannot be heard from here, where one reason is known for all."""
     cost_frac: float | None = None
@@ -115,6 +117,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     slow_factor: float = 1.0
     is_blocked: bool = False
     """For SILENT: its process is in uninterruptible sleep."""
+    child: ChildWait | None = None
+    """Process that the first culprit waits for."""
+    child_place: Place | None = None
+    """Where that stands, as seen from outside."""
+    exit_wait: ExitWait | None = None
+    """For NOT_EXITING."""
     is_born: bool = True
     """For NOT_JOINED: its process runs."""
     aftermath: Aftermath | None = None
@@ -134,9 +142,22 @@ class Evidence(msgspec.Struct, frozen=True, eq=False):
     now_s: float
 
     def place_of(self, rank: int) -> Place | None:
-        """Return where a rank was last seen."""
+        """Return where a rank was last seen: by itself, or from outside while it does not report."""
         worker = self.job.worker(rank)
-        return worker.report.place if worker is not None and worker.report is not None else None
+        if worker is None:
+            return None
+        if worker.outside is not None and worker.outside.pid == worker.pid and worker.outside.place is not None:
+            return worker.outside.place
+        return worker.report.place if worker.report is not None else None
+
+    def child_of(self, rank: int) -> dict[str, Any]:
+        """Return what is known of the process that a rank waits for, as fields of a verdict."""
+        worker = self.job.worker(rank)
+        wait = worker.report.child_wait if worker is not None and worker.report is not None else None
+        if worker is None or wait is None:
+            return {}
+        is_seen = worker.outside is not None and worker.outside.pid == wait.pid
+        return {"child": wait, "child_place": worker.outside.place if is_seen and worker.outside else None}
 
     def held_up_by(self, culprits: Ranks) -> tuple[list[int], Wait | None]:
         """Return the ranks whose waits lead to the culprits, and the wait that tells most about it."""
@@ -169,6 +190,7 @@ def name(evidence: Evidence, cause: Cause, culprits: Iterable[int], **known: obj
     }
     if report is not None:
         facts |= {"phase": report.phase, "step": report.step, "slow_factor": report.slow_factor}
+        facts |= evidence.child_of(first)
     if wait is not None:
         facts |= {"group": wait.group, "seq": wait.seq, "op": wait.op, "label": wait.label, "waited_s": wait.waited_s}
     facts |= known

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from app.diagnosis.rank_facts import Flags, Moments, RankFacts, Ranks, Thresholds
     from app.model.group_table import GroupTable
     from app.model.job_model import JobModel
+    from ddpcore.wire import PeerCall
 
 MAX_WAITS_PER_GROUP = 4
 """Seqs of one group looked at, the most behind first: the later ones wait for those."""
@@ -48,6 +49,8 @@ class Wait(msgspec.Struct, frozen=True, eq=False):
     """Members that have called it, do not have it behind them and cannot move: they hold it up like a missing one."""
     since_s: Moments
     """When each of `waiting` called it."""
+    peer_call: PeerCall | None = None
+    """For a send or a receive between two ranks: `seq` is its number."""
 
 
 class Knot(msgspec.Struct, frozen=True, eq=False):

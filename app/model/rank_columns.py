@@ -12,7 +12,9 @@ import msgspec
 import numpy as np
 
 from agent.wire.digest import (
+    HAS_EXIT_WAIT,
     HAS_METRICS,
+    HAS_PEER_WAIT,
     HAS_REPORT,
     HAS_WORKED,
     IS_COMPARED,
@@ -76,6 +78,11 @@ class RankColumns:
         cpu_cores: Cores that its process keeps busy.
         seen_s: How long its process has been known.
         place: Checksum of the line at which it was last seen; 0 is none.
+        stood_s: How long its main thread had not moved at its last report, since it makes no steps.
+        stepped_at_s: When it was last seen to make a step; NaN while that is not known.
+        step_limit_s: How long its steps take at most; 0 while that is not known.
+        has_peer_wait: Whether it waits in a send or a receive.
+        has_exit_wait: Whether its program is done and its process does not end.
         has_metrics: Whether the job's patterns have found anything in its lines.
         deaths: By rank, of those whose process has ended.
         died_at_s: When; NaN of those that live.
@@ -102,8 +109,7 @@ class RankColumns:
         self.observed_s = np.zeros(world_size)
         self.waited_s = np.zeros(world_size)
         self.worked_s = np.zeros((len(Phase), world_size))
-        self.num_compared = np.zeros(world_size)
-        self.num_last = np.zeros(world_size)
+        self.num_compared, self.num_last = np.zeros((2, world_size))
         self.lateness = np.zeros((len(LATENESS), world_size))
         self.rss_bytes = np.full(world_size, np.nan)
         self.peak_rss_bytes = np.full(world_size, np.nan)
@@ -113,6 +119,9 @@ class RankColumns:
         self.seen_s = np.zeros(world_size)
         self.has_metrics = np.zeros(world_size, np.bool_)
         self.place = np.zeros(world_size, np.uint32)
+        self.stood_s, self.step_limit_s = np.zeros((2, world_size))
+        self.stepped_at_s = np.full(world_size, np.nan)
+        self.has_peer_wait, self.has_exit_wait = np.zeros((2, world_size), np.bool_)
         self._frames = np.full(world_size, None, np.object_)
         """The last frame that told of each rank."""
         self._report_key = np.full((2, world_size), -1, np.int64)
@@ -173,6 +182,11 @@ class RankColumns:
         self.is_ending[ranks] = flags & IS_ENDING != 0
         self.observed_s[ranks] = seconds[SECOND["observed_s"]]
         self.waited_s[ranks] = seconds[SECOND["waited_s"]]
+        self.stood_s[ranks] = seconds[SECOND["stood_s"]]
+        self.step_limit_s[ranks] = step_limit_s = seconds[SECOND["step_limit_s"]]
+        self.stepped_at_s[ranks] = np.where(step_limit_s > 0, report_at_s - seconds[SECOND["step_age_s"]], np.nan)
+        self.has_peer_wait[ranks] = flags & HAS_PEER_WAIT != 0
+        self.has_exit_wait[ranks] = flags & HAS_EXIT_WAIT != 0
         has_worked = flags & HAS_WORKED != 0
         self.worked_s[:, ranks[has_worked]] = seconds[len(SECOND) :, has_worked]
         self.stamp[ranks] += 1

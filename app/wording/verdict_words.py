@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from agent.wire.reports import ExitReport
     from app.diagnosis.verdicts import Side, Verdict
+    from ddpcore.wire import PeerCall
 
 MAX_TEXT = 600
 """Characters of a sentence: seven lines of a narrow terminal."""
@@ -69,6 +70,8 @@ def sentence(verdict: Verdict) -> str:
         Cause.FEWER_CALLS: _fewer_calls,
         Cause.TRANSPORT: _transport,
         Cause.STRAGGLER: _straggler,
+        Cause.STANDSTILL: _standstill,
+        Cause.NOT_EXITING: _not_exiting,
         Cause.INPUT_BOUND: _input_bound,
         Cause.CHECKPOINTING: _known,
         Cause.EVALUATING: _known,
@@ -240,7 +243,15 @@ def _side(side: Side, *, with_size: bool) -> str:
     calls = "calls" if len(side.ranks) == 1 else "call"
     size = f" with {sizes_text(side.num_elements)}" if with_size and side.num_elements >= 0 else ""
     place = f" at {place_text(side.place)}" if side.place else ""
-    return f"{ranks_text(side.ranks)} {calls} {call_text(side.group, side.seq, side.op, side.label)}{size}{place}"
+    peer = _peer(side.peer_call) if side.peer_call else ""
+    return f"{ranks_text(side.ranks)} {calls} {call_text(side.group, side.seq, side.op, side.label)}{peer}{size}{place}"
+
+
+def _peer(call: PeerCall) -> str:
+    """Return ` to rank 2 with tag 7`, of a send."""
+    direction = "to" if call.op == "send" else "from"
+    peer = "any rank" if call.peer is None else f"rank {call.peer}"
+    return f" {direction} {peer}" + (f" with tag {call.tag}" if call.tag else "")
 
 
 def _fewer_calls(verdict: Verdict) -> list[str]:
@@ -271,6 +282,7 @@ def _straggler(verdict: Verdict) -> list[str]:
             f"{who(verdict)} {holds} the others up",
             _victims(verdict),
             f"{ranks_text(verdict.culprits[:1])} {does}" if does else "",
+            _child(verdict),
         ]
     head = f"{who(verdict)} {_is(verdict)} slow and cost{'s' if len(verdict.culprits) == 1 else ''} the others"
     waits = "it waits" if len(verdict.culprits) == 1 else "they wait"
@@ -300,6 +312,41 @@ def _habit(verdict: Verdict) -> str:
     spends, its = ("it spends", "its") if len(verdict.culprits) == 1 else ("they spend", "their")
     own, others = percent_text(habit.frac), percent_text(habit.others_frac)
     return f"{spends} {own} of {its} time {HABIT_WORDS[habit.phase]}, the others {others}"
+
+
+def _standstill(verdict: Verdict) -> list[str]:
+    step = "" if verdict.step is None else f" after step {verdict.step}"
+    head = f"no rank has moved for {seconds_text(verdict.for_s)}{step}, and none waits in a collective"
+    places = [f"{ranks_text(side.ranks)} at {place_text(side.place)}" for side in verdict.sides if side.place]
+    stand = "stands" if len(verdict.sides) == 1 and len(verdict.sides[0].ranks) == 1 else "stand"
+    odd = f"{who(verdict)} {_is(verdict)} at another line than the others" if verdict.culprits else ""
+    return [head, f"they {stand} still: {', '.join(places)}" if places else "", odd, _child(verdict)]
+
+
+def _not_exiting(verdict: Verdict) -> list[str]:
+    wait = verdict.exit_wait
+    assert wait is not None
+    one = len(verdict.culprits) == 1
+    head = f"the program of {who(verdict)} is done and {'its process does' if one else 'their processes do'} not end"
+    place = f" at {place_text(wait.place)}" if wait.place else ""
+    pid = f" {wait.pid}" if wait.pid else ""
+    why = {
+        "thread": f'thread "{wait.name}", which is no daemon, runs on{place}',
+        "process": f"child process{pid} runs on",
+        "atexit": f"exit handler {wait.name} runs{place}",
+    }.get(wait.what, "what it waits for is not known")
+    return [f"{head} for {seconds_text(verdict.for_s)}", why, _victims(verdict), _child(verdict)]
+
+
+def _child(verdict: Verdict) -> str:
+    """Return `rank 1 waits for its loader worker 4711, which is at data.py:12 in read`."""
+    child = verdict.child
+    if child is None:
+        return ""
+    what = child.what if child.what.endswith(("process", "worker")) else "child process"
+    first = verdict.culprits[:1] or verdict.sides[0].ranks[:1]
+    place = f", which is at {place_text(verdict.child_place)}" if verdict.child_place else ""
+    return f"{ranks_text(first)} waits for its {what} (pid {child.pid}){place}"
 
 
 def _input_bound(verdict: Verdict) -> list[str]:
@@ -341,6 +388,8 @@ def hint(verdict: Verdict, pid: int | None) -> str:
         Cause.MISMATCH: "compare the two lines: the ranks' programs have taken different branches",
         Cause.FEWER_CALLS: "every rank must make the same calls: look for uneven inputs or an early return",
         Cause.NOT_JOINED: "see its launcher's log and its own; the others begin when it comes",
+        Cause.STANDSTILL: "look at these lines: a file system, a lock or a server may not answer",
+        Cause.NOT_EXITING: "end that thread, handler or process, or make it a daemon",
         Cause.INPUT_BOUND: "more loader workers, prefetching or a faster disk make every step shorter",
         Cause.CHECKPOINTING: "nothing is wrong while it takes its usual time; an asynchronous one does not block",
         Cause.EVALUATING: "nothing is wrong while it takes its usual time; all ranks may share an evaluation",

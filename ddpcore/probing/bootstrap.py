@@ -23,6 +23,7 @@ from ddpcore.probing import probe
 from ddpcore.probing.code_places import code_roots
 from ddpcore.probing.flight_recorder import FlightRecorder
 from ddpcore.probing.optimizer_hook import hear_optimizers
+from ddpcore.probing.peer_calls import count_peer_calls, peer_calls
 from ddpcore.wire import ENV_PROBED_PID
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ def start_in_rank() -> None:
     os.environ[ENV_PROBED_PID] = str(os.getpid())
     _die_with_launcher(env)
     _record_uncaught_errors()
-    probe.start(torchrun, env, code_roots(), FlightRecorder())
+    probe.start(torchrun, env, code_roots(), FlightRecorder(), peer_calls)
+    count_peer_calls()
     hear_optimizers(probe.count_step)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import os
 import select
+import sys
 import threading
 import time
 from collections import deque
@@ -25,8 +26,10 @@ from ddpcore.probing.code_places import StackWalk, stack_of
 from ddpcore.probing.faults import StepFaults, pause, strike
 from ddpcore.probing.gpu_memory import GpuMemory
 from ddpcore.probing.main_thread import MainThread
+from ddpcore.probing.main_wait import MainWaits
 from ddpcore.probing.optimizer_steps import OptimizerSteps
 from ddpcore.probing.pace import Pace, beat_of
+from ddpcore.probing.peer_calls import PeerCalls
 from ddpcore.probing.rank_state import RankIdentity, RankState, is_gloo_pending
 from ddpcore.probing.report_socket import ReportSocket
 from ddpcore.probing.request_socket import RequestSocket
@@ -111,9 +114,17 @@ class Probe:
         env: Where to report to.
         roots: Where code lies that is not the user's.
         recorder: Where collectives are read.
+        peer_calls: Where sends and receives are counted.
     """
 
-    def __init__(self, torchrun: TorchrunEnv, env: ProbeEnv, roots: CodeRoots, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        torchrun: TorchrunEnv,
+        env: ProbeEnv,
+        roots: CodeRoots,
+        recorder: Recorder,
+        peer_calls: PeerCalls | None = None,
+    ) -> None:
         self.faults = StepFaults(env.faults, torchrun.rank)
         self._recorder = recorder
         self._surroundings = Surroundings(torchrun.world_size)
@@ -137,6 +148,8 @@ class Probe:
         self._main_thread_id = threading.main_thread().ident or 0
         self._main_thread = MainThread(threading.main_thread().native_id)
         self._walk = StackWalk(roots)
+        self._peer_calls = peer_calls or PeerCalls()
+        self._main_waits = MainWaits(self._main_thread_id, self._walk, self._peer_calls)
         # Between ticks the thread sleeps in poll(): a request wakes it, and so does the end of the process.
         self._ending = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wakes = select.poll()
@@ -277,6 +290,9 @@ class Probe:
                 ),
                 is_at_work=is_gloo_pending(counters) and self._main_thread.is_at_work(),
                 beat=beat_of(wall_s),
+                main=self._main_waits.look(is_still=state.is_still(now_s)),
+                peer_calls=self._peer_calls.latest() if self._peer_calls.is_used else (),
+                num_peer_calls=self._peer_calls.num_calls,
             )
         )
         # What this rank called last is all that others have to compare with once it is gone.
@@ -326,14 +342,21 @@ class Probe:
 _probe: Probe | None = None
 
 
-def start(torchrun: TorchrunEnv, env: ProbeEnv, roots: CodeRoots, recorder: Recorder) -> None:
+def start(
+    torchrun: TorchrunEnv, env: ProbeEnv, roots: CodeRoots, recorder: Recorder, peer_calls: PeerCalls | None = None
+) -> None:
     """Start this process's probe; forked children have none."""
     global _probe  # noqa: PLW0603 - one probe a process, and the public calls below need to find it
-    probe = Probe(torchrun, env, roots, recorder)
+    probe = Probe(torchrun, env, roots, recorder, peer_calls)
     probe.start()
     _probe = probe
     os.register_at_fork(after_in_child=_forget)
     atexit.register(_end)
+    join = getattr(sys.modules.get("multiprocessing.util"), "_exit_function", None)
+    if join is not None:
+        # Exit handlers run in reverse: multiprocessing joins its children while the probe still reports.
+        atexit.unregister(join)
+        atexit.register(join)
 
 
 def report_step(step: int, loss: SupportsFloat | None = None, epoch: int | None = None) -> None:

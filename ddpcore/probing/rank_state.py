@@ -20,6 +20,7 @@ import msgspec
 from ddpcore.probing.group_track import GroupTrack
 from ddpcore.probing.pace import SLOW_BEAT_S
 from ddpcore.probing.stack import sendable
+from ddpcore.probing.standing import Standing
 from ddpcore.wire import DEFAULT_GROUP, WIRE_VERSION, ArrivalsReport, GroupReport, Phase, RankReport, TrainingReport
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ class RankState:
         self._arrivals: list[ArrivalsReport] = []
         self._arrivals_told = 0
         self._step_ends_us: list[int] = []
+        self._standing = Standing()
 
     @property
     def is_waiting(self) -> bool:
@@ -145,6 +147,10 @@ class RankState:
     def is_pending(self) -> bool:
         """True when the last sample saw a collective or a named barrier called and not over."""
         return self._barrier_samples > 0 or any(track.is_pending for track in self._tracks.values())
+
+    def is_still(self, now_s: float) -> bool:
+        """Say whether the rank has made no step for a while, and does not wait in a collective either."""
+        return self._standing.is_still(now_s) and not self.is_waiting
 
     def has_stepped(self, step: StepMark | None) -> bool:
         """Say whether the program has made a step since the last sample: it does not wait for what that saw pending."""
@@ -190,6 +196,8 @@ class RankState:
             self._count_time(self._state if before.is_over else before, half_s)
             self._count_time(self._state, half_s)
         self._counted_s = now_s
+        has_moved = any(track.quiet_samples == 1 for track in self._tracks.values())
+        self._standing.observe(sample, has_moved=has_moved, is_pending=self._state.is_waiting)
 
     def see_over(self, now_s: float) -> None:
         """Take that what the last sample saw pending is over: from here on it does not count as waited."""
@@ -311,6 +319,7 @@ class RankState:
             training=_training_report(sample.training, sample.now_s),
             gpu_memory=list(sample.gpu_memory),
             oddities=list(sample.oddities),
+            **self._standing.report(sample),
             beat=max(0, self._beat),
             arrivals=self._arrivals if self._arrivals_told <= ARRIVALS_REPORTS else [],
             step_ends_us=self._step_ends_us if self._arrivals_told <= ARRIVALS_REPORTS else [],
@@ -368,6 +377,8 @@ class RankState:
             return seen
         if seen is Phase.OTHER and self.is_waiting:
             # Work.wait() has no frame of its own: the program stands at its own line, in a collective.
+            return Phase.BARRIER
+        if seen is Phase.OTHER and sample.main.peer_wait is not None:
             return Phase.BARRIER
         if sample.phases:
             return sample.phases[-1]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
-from ddpcore.wire import BARRIER_GROUP, GpuMemoryReport, Oddity, Phase
+from ddpcore.wire import BARRIER_GROUP, ChildWait, ExitWait, GpuMemoryReport, Oddity, PeerCall, PeerWait, Phase
 
 if TYPE_CHECKING:
     from ddpcore.probing.stack import Reading
@@ -149,6 +149,16 @@ class TrainingMark(NamedTuple):
     """Monotonic time of this process."""
 
 
+class MainLook(NamedTuple):
+    """Where the main thread stands, and what it waits for there outside collectives, as far as that is known."""
+
+    mark: int = 0
+    """Of all its frames: it has moved when another is found. 0 where nobody has looked."""
+    peer_wait: PeerWait | None = None
+    child_wait: ChildWait | None = None
+    exit_wait: ExitWait | None = None
+
+
 class Sample(msgspec.Struct, frozen=True, gc=False):
     """One tick."""
 
@@ -174,3 +184,8 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     """Something is under way and the main thread runs or sleeps by itself: it does not wait for that."""
     beat: int = 0
     """Number of the slow beat, which all ranks of a machine count alike."""
+    main: MainLook = MainLook()
+    peer_calls: tuple[PeerCall, ...] = ()
+    """The last send or receive of each kind, the latest first."""
+    num_peer_calls: int = 0
+    """How many there have been: another number with each."""

@@ -118,7 +118,7 @@ class SimNode:
                 if rank.rank not in self._seen:
                     self._seen.add(rank.rank)
                     self._core.apply(WorkerSeen(job_id, rank.rank, rank.pid), now_s)
-                self._cpu_s[rank.rank] += SAMPLE_S * (0.0 if rank.is_frozen else 0.86 + 0.04 * rank.local_rank)
+                self._cpu_s[rank.rank] += SAMPLE_S * (0.0 if rank.is_idle else 0.86 + 0.04 * rank.local_rank)
                 rss = (300 + 4 * rank.rank) * 2**20
                 self._core.apply(
                     WorkerSampled(job_id, rank.rank, rank.process, rss, self._cpu_s[rank.rank], rss * 3 // 4), now_s

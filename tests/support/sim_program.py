@@ -21,6 +21,33 @@ class Work:
     line: int
     function: str
     for_s: float
+    is_standing: bool = False
+    """The main thread does not move all the while: it sleeps, or waits for something."""
+    child_pid: int = 0
+    """A process that it waits for."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A send to another rank, or a receive from it; over when that rank has called its half."""
+
+    op: str
+    peer: int
+    line: int
+    function: str
+    tag: int = 0
+    phase: Phase = Phase.BARRIER
+
+    group: str = DEFAULT_GROUP
+
+
+@dataclass(frozen=True)
+class Linger:
+    """The program is done, and a thread of it keeps the process from ending."""
+
+    thread: str
+    line: int
+    for_s: float
 
 
 @dataclass(frozen=True)
@@ -67,7 +94,7 @@ class EndStep:
     epoch: int
 
 
-Action = Work | Call | WaitBehind | BeginStep | EndStep
+Action = Work | Peer | Linger | Call | WaitBehind | BeginStep | EndStep
 Program = Callable[[int], Iterator[Action]]
 
 
@@ -167,9 +194,13 @@ class Meeting:
     calls: dict[int, Call] = field(default_factory=dict)
     arrived_s: dict[int, float] = field(default_factory=dict)
     is_cut: bool = False
+    is_of_peers: bool = False
+    """It is a send and its receive, which need no more than to be there."""
 
     def is_agreed(self) -> bool:
         """Return whether all members have come and mean the same; in a first-block, whether its first one has."""
+        if self.is_of_peers:
+            return not self.is_cut and len(self.arrived_s) == len(self.members)
         if any(call.group.startswith(FIRST_GROUP) for call in self.calls.values()):
             return self.members[0] in self.calls
         meant = {(call.op, call.label, call.sizes, call.dtype, call.root) for call in self.calls.values()}

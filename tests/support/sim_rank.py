@@ -19,6 +19,7 @@ from ddpcore.probing.samples import (
     CallArguments,
     CounterKey,
     GroupMembers,
+    MainLook,
     RecorderDump,
     RecorderEntry,
     Sample,
@@ -27,14 +28,28 @@ from ddpcore.probing.samples import (
     StepMark,
 )
 from ddpcore.probing.stack import CodeRoots, StackReader
-from ddpcore.wire import BARRIER_GROUP, FIRST_GROUP, GpuMemoryReport, Phase, decode_report, encode_report
+from ddpcore.wire import (
+    BARRIER_GROUP,
+    FIRST_GROUP,
+    ChildWait,
+    ExitWait,
+    GpuMemoryReport,
+    PeerCall,
+    PeerWait,
+    Phase,
+    Place,
+    decode_report,
+    encode_report,
+)
 from ddpcore.wire import RankReport as RankReport  # noqa: PLC0414 - for the simulation's other half
 from tests.support.sim_program import (
     PROGRAM_FILE,
     BeginStep,
     Call,
     EndStep,
+    Linger,
     Meeting,
+    Peer,
     Program,
     WaitBehind,
     Work,
@@ -72,6 +87,14 @@ class Meetings:
         """Return who takes part."""
         return self.groups.get(group, self._everybody)
 
+    def join_peer(self, rank: int, number: int, call: Peer, now_s: float) -> Meeting:
+        """Let a rank make its half of a send and a receive."""
+        pair = (rank, call.peer) if call.op == "send" else (call.peer, rank)
+        meeting = self._open.setdefault((f"peers {pair} {call.tag}", number), Meeting(pair, is_of_peers=True))
+        meeting.is_cut |= self.is_cut
+        meeting.arrived_s[rank] = now_s
+        return meeting
+
     def join(self, rank: int, seq: int, call: Call, now_s: float) -> Meeting:
         """Let a rank make its call."""
         meeting = self._open.setdefault((call.group, seq), Meeting(self.members(call.group)))
@@ -108,7 +131,7 @@ class SimRank:
         self.has_joined = False
         self.oom_kills = 0
         self._actions = program(rank)
-        self._doing: Work | Call | WaitBehind | None = None
+        self._doing: Work | Peer | Linger | Call | WaitBehind | None = None
         self._behind: list[tuple[Call, int, Meeting]] = []
         """Calls that are under way behind the work, with their seqs."""
         self._free_s = 0.0
@@ -126,6 +149,7 @@ class SimRank:
         self._barrier: BarrierMark | None = None
         self._firsts: dict[str, BarrierMark] = {}
         self._step: StepMark | None = None
+        self._peer_numbers: dict[tuple[str, int, int], int] = {}
         self._step_ends: deque[StepEnd] = deque(maxlen=RING)
 
     @property
@@ -148,6 +172,11 @@ class SimRank:
     @property
     def _is_at_work(self) -> bool:
         return self.meeting is None and not isinstance(self._doing, WaitBehind)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it keeps no core busy."""
+        return self.is_frozen or (isinstance(self._doing, Work) and self._doing.is_standing)
 
     def begin(self, now_s: float) -> None:
         """Open the process group: from here on the program runs."""
@@ -180,7 +209,7 @@ class SimRank:
     def _has_met(self, now_s: float) -> bool:
         meeting, call = self.meeting, self._doing
         assert meeting is not None
-        assert isinstance(call, Call)
+        assert isinstance(call, Call | Peer)
         if not meeting.is_agreed():
             return False
         over_s = max(meeting.arrived_s.values()) + LATENCY_S
@@ -188,7 +217,9 @@ class SimRank:
             return False
         self._free_s = max(self._free_s, over_s)
         self.meeting = None
-        if call.group == BARRIER_GROUP:
+        if isinstance(call, Peer):
+            pass
+        elif call.group == BARRIER_GROUP:
             assert self._barrier is not None
             self._barrier = self._barrier._replace(is_over=True)
         elif call.group.startswith(FIRST_GROUP):
@@ -234,6 +265,14 @@ class SimRank:
             self._doing = action
             factor = self.slow_factor * (1 + noise * self._random.uniform(-1, 1))
             self._free_s += action.for_s * factor
+        elif isinstance(action, Linger):
+            self._doing = action
+            self._free_s += action.for_s
+        elif isinstance(action, Peer):
+            self._doing = action
+            key = (action.op, action.peer, action.tag)
+            number = self._peer_numbers[key] = self._peer_numbers.pop(key, 0) + 1
+            self.meeting = meetings.join_peer(self.rank, number, action, self._free_s)
         elif isinstance(action, Call):
             self._call(self.altered or action, meetings)
             self.altered = None
@@ -315,6 +354,7 @@ class SimRank:
             if self._probe.has_stepped(self._step) or not self._probe.still_pends(counters, gates):
                 self._probe.see_over(now_s)
                 return None
+        counted = [*self._peer_numbers.items()][::-1]
         self._probe.observe(
             Sample(
                 now_s,
@@ -329,6 +369,9 @@ class SimRank:
                 gpu_memory=self.gpu_memory,
                 is_at_work=self._is_at_work and is_gloo_pending(counters),
                 beat=beat_of(now_s + CLOCK_S),
+                main=self._main(now_s),
+                peer_calls=tuple(PeerCall(op, peer, "0", tag, number) for (op, peer, tag), number in counted),
+                num_peer_calls=sum(self._peer_numbers.values()),
             )
         )
         if self._probe.wants_dump(now_s):
@@ -346,6 +389,23 @@ class SimRank:
         datagram = encode_report(self._probe.report(probe_cpu_s=now_s / 1000))
         assert decode_report(datagram).rank == self.rank
         return datagram
+
+    def _main(self, now_s: float) -> MainLook:
+        doing = self._doing
+        if isinstance(doing, Peer) and self.meeting is not None:
+            number = self._peer_numbers[doing.op, doing.peer, doing.tag]
+            wait = PeerWait([PeerCall(doing.op, doing.peer, "0", doing.tag, number)])
+            return MainLook(-1, wait) if self._probe.is_still(now_s) else MainLook(0, wait)
+        if not self._probe.is_still(now_s):
+            return MainLook()
+        if isinstance(doing, Work) and doing.is_standing:
+            return MainLook(
+                -doing.line, child_wait=ChildWait(doing.child_pid, "loader worker") if doing.child_pid else None
+            )
+        if isinstance(doing, Linger):
+            place = Place(PROGRAM_FILE, doing.line, "run")
+            return MainLook(-1, exit_wait=ExitWait("thread", doing.thread, place))
+        return MainLook(int(1000 * now_s))
 
     def _arguments(self) -> CallArguments | None:
         call = self._doing
@@ -373,8 +433,8 @@ class SimRank:
             inner = _TORCH_FRAMES[Phase.JOINING] if self.has_come else []
             return [*inner, (PROGRAM_FILE, 80 if self.has_come else 60, "main")]
         doing = self._doing
-        if doing is None:
+        if doing is None or isinstance(doing, Linger):
             return outer
-        is_inside = (isinstance(doing, Call) and self.meeting is not None) or isinstance(doing, WaitBehind)
+        is_inside = (isinstance(doing, Call | Peer) and self.meeting is not None) or isinstance(doing, WaitBehind)
         inner = _TORCH_FRAMES[doing.phase] if is_inside else []
         return [*inner, (PROGRAM_FILE, doing.line, doing.function), *outer]

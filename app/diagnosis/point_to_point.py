@@ -1,0 +1,97 @@
+"""Sends and receives between two ranks: whom a rank that stands in one waits for.
+
+Each rank counts its calls by operation, peer, group and tag. The n-th send to a rank and that rank's n-th receive from
+the sender belong together; the rank that has not called its half is the one that is waited for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from app.diagnosis.waits import Wait
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from app.diagnosis.rank_facts import RankFacts, Ranks, Thresholds
+    from app.model.job_model import JobModel
+    from ddpcore.wire import PeerCall, RankReport
+
+MAX_PEER_WAITS = 256
+"""Ranks looked at, the lowest first: in a pipeline of thousands all wait for the same few."""
+COUNTERPART = {"send": "recv", "recv": "send"}
+
+
+def find_peer_waits(job: JobModel, facts: RankFacts, thresholds: Thresholds, now_s: float) -> list[Wait]:
+    """Return the waits of single ranks for single peers, as far as it is known whom they wait for."""
+    is_heard = facts.is_fresh | facts.is_frozen
+    waits = []
+    for rank in np.flatnonzero(job.has_peer_wait & is_heard)[:MAX_PEER_WAITS].tolist():
+        wait = _wait_of(job, rank, facts, thresholds, now_s)
+        if wait is not None:
+            waits.append(wait)
+    return waits
+
+
+def _wait_of(job: JobModel, rank: int, facts: RankFacts, thresholds: Thresholds, now_s: float) -> Wait | None:
+    report = _report_of(job, rank)
+    if report is None or report.peer_wait is None or not report.peer_wait.calls:
+        return None
+    since_s = float(job.report_at_s[rank]) - report.peer_wait.waiting_s
+    calls = [call for call in report.peer_wait.calls if call.peer is None or _is_peer(job, rank, call.peer)]
+    unmet = [call for call in calls if not _is_met(job, rank, call)]
+    told = (unmet or calls or report.peer_wait.calls)[0]
+    peers = {call.peer for call in unmet if call.peer is not None}
+    # A call with any peer may still be met by each of the others, of whom none is to blame more than another.
+    is_settled = all(call.peer is not None for call in calls)
+    immobile = facts.is_immobile
+    missing = [peer for peer in sorted(peers) if immobile[peer] or _has_told(job, peer, since_s, thresholds)]
+    stuck = {call.peer for call in calls if call.peer is not None and call not in unmet and immobile[call.peer]}
+    return Wait(
+        job=job.job_id,
+        attempt=job.attempt,
+        group=told.group,
+        seq=told.number,
+        op=told.op,
+        label="",
+        waiting=np.array([rank]),
+        missing=_ranks(missing),
+        waited_s=max(0.0, now_s - since_s),
+        is_settled=is_settled and len(missing) == len(peers),
+        stuck=_ranks(sorted(stuck - peers)),
+        since_s=np.array([since_s]),
+        peer_call=told,
+    )
+
+
+def _is_met(job: JobModel, rank: int, call: PeerCall) -> bool:
+    """Return whether the peer has called its half, as far as it has told of its calls."""
+    if call.peer is None:
+        return False
+    report = _report_of(job, call.peer)
+    if report is None:
+        return False
+    half = COUNTERPART.get(call.op, "")
+    halves = [one for one in report.peer_calls if (one.op, one.group, one.tag) == (half, call.group, call.tag)]
+    num_calls = sum(one.number for one in halves if one.peer in (rank, None))
+    return 0 < call.number <= num_calls
+
+
+def _is_peer(job: JobModel, rank: int, peer: int) -> bool:
+    return 0 <= peer < job.world_size and peer != rank
+
+
+def _has_told(job: JobModel, peer: int, since_s: float, thresholds: Thresholds) -> bool:
+    """Return whether a peer's last report is younger than the wait for it."""
+    return bool(job.report_at_s[peer] >= since_s + thresholds.short_s / 2)
+
+
+def _report_of(job: JobModel, rank: int) -> RankReport | None:
+    worker = job.worker(rank)
+    return None if worker is None else worker.report
+
+
+def _ranks(ranks: Sequence[int]) -> Ranks:
+    return np.array(ranks, np.int64)

@@ -1,0 +1,141 @@
+"""A job that stands outside collectives, and processes whose program is done and that do not end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from app.diagnosis.rank_facts import is_in_known_phase
+from app.diagnosis.verdicts import Evidence, Side, Verdict, name, nodes_of
+from app.model.job_model import PHASE_CODE
+from app.rows import Cause, Severity
+from ddpcore.wire import Phase
+
+if TYPE_CHECKING:
+    from app.diagnosis.known_phases import KnownPhases
+    from app.diagnosis.rank_facts import Flags, Ranks
+
+BUSY_CORES = 0.5
+"""A rank that keeps more of a core busy than this may compute at one line for long."""
+BUSY_FACTOR = 6.0
+"""A busy rank has to stand so many times as long."""
+ODD_SHARE = 1 / 3
+"""Ranks that stand elsewhere than most are odd while they are no more than this share of all."""
+MAX_PLACES = 8
+"""Places told apart in one sentence and one row."""
+
+
+def standstill(evidence: Evidence, known: KnownPhases) -> list[Verdict]:
+    """Tell of a job that makes no steps while no rank waits for another, and no rank moves."""
+    job, facts, thresholds = evidence.job, evidence.facts, evidence.thresholds
+    alive = np.flatnonzero(facts.is_alive)
+    if evidence.waits or len(alive) < job.world_size or not facts.is_fresh.all() or facts.is_frozen.any():
+        return []
+    if _is_excused(evidence, known):
+        return []
+    has_steps = ~np.isnan(job.stepped_at_s)
+    if has_steps.any():
+        age_s = float(evidence.now_s - job.stepped_at_s[has_steps].max())
+        limit_s = max(thresholds.stall_s, float(job.step_limit_s[has_steps].max()))
+    elif job.groups:
+        # A first step that never comes: a data set may be read, or downloaded, for minutes before it.
+        age_s, limit_s = _shortest_stand_s(evidence), thresholds.patience_s
+    else:
+        return []
+    if age_s < limit_s or not _all_stand(evidence):
+        return []
+    return [_standstill(evidence, age_s, has_steps)]
+
+
+def _is_excused(evidence: Evidence, known: KnownPhases) -> bool:
+    """Return whether some rank is in a phase that takes its time, or the last step has been made."""
+    job = evidence.job
+    for phase in (Phase.CHECKPOINT, Phase.EVAL):
+        is_in = job.phase == PHASE_CODE[phase]
+        if is_in.any() and known.is_usual(phase, float(evidence.now_s - job.phase_since_s[is_in].min())):
+            return True
+    is_early = is_in_known_phase(job, evidence.facts) & job.is_outside
+    first = job.worker(0)
+    training = first.report.training if first is not None and first.report is not None else None
+    last_step, step = training.last_step if training else None, job.lowest_step()
+    is_done = last_step is not None and step is not None and step >= last_step
+    return is_done or bool(is_early.any()) or bool(job.is_ending.any() or job.has_exit_wait.any())
+
+
+def _stood_s(evidence: Evidence) -> Ranks:
+    """Return how long each rank has not moved, up to now."""
+    job = evidence.job
+    stood_s: Ranks = np.where(job.stood_s > 0, job.stood_s + (evidence.now_s - job.report_at_s), 0.0)
+    return stood_s
+
+
+def _shortest_stand_s(evidence: Evidence) -> float:
+    return float(_stood_s(evidence).min())
+
+
+def _all_stand(evidence: Evidence) -> bool:
+    """Return whether no rank has moved for a while; one that computes may do so at one line."""
+    least_s = evidence.thresholds.stall_s / 2
+    is_busy: Flags = evidence.job.cpu_cores > BUSY_CORES
+    return bool((_stood_s(evidence) >= np.where(is_busy, BUSY_FACTOR * evidence.thresholds.stall_s, least_s)).all())
+
+
+def _standstill(evidence: Evidence, age_s: float, has_steps: Flags) -> Verdict:
+    job = evidence.job
+    sides = _places(evidence)
+    odd = [rank for side in sides[1:] for rank in side.ranks]
+    culprits = np.array(sorted(odd) if 0 < len(odd) <= ODD_SHARE * job.world_size else [], np.int64)
+    is_mild = not has_steps.any() or bool((job.phase == PHASE_CODE[Phase.DATA]).all())
+    others = np.setdiff1d(np.arange(job.world_size), culprits)
+    first = int(culprits[0]) if len(culprits) else 0
+    worker = job.worker(first)
+    report = None if worker is None else worker.report
+    return Verdict(
+        cause=Cause.STANDSTILL,
+        culprits=tuple(culprits.tolist()),
+        nodes=nodes_of(evidence, culprits if len(culprits) else others),
+        job=job.job_id,
+        attempt=job.attempt,
+        severity=Severity.WARNING if is_mild else Severity.CRITICAL,
+        for_s=age_s,
+        place=evidence.place_of(first),
+        phase=None if report is None else report.phase,
+        step=job.lowest_step(),
+        sides=tuple(sides[:MAX_PLACES]),
+        **evidence.child_of(first),
+    )
+
+
+def _places(evidence: Evidence) -> list[Side]:
+    """Return which ranks stand at which place, the most common one first."""
+    places, counts = np.unique(evidence.job.place, return_counts=True)
+    sides = []
+    for place in places[np.argsort(-counts, kind="stable")].tolist():
+        ranks = np.flatnonzero(evidence.job.place == place)
+        sides.append(Side(tuple(ranks.tolist()), "", 0, "", "", -1, evidence.place_of(int(ranks[0]))))
+        if len(sides) > MAX_PLACES:
+            break
+    return sides
+
+
+def not_exiting(evidence: Evidence) -> list[Verdict]:
+    """Name ranks whose program is done and whose process something keeps from ending."""
+    job = evidence.job
+    is_late = job.has_exit_wait & evidence.facts.is_fresh
+    alike: dict[tuple[str, str], list[int]] = {}
+    for rank in np.flatnonzero(is_late).tolist():
+        worker = job.worker(rank)
+        wait = worker.report.exit_wait if worker is not None and worker.report is not None else None
+        if wait is not None and wait.waiting_s >= evidence.thresholds.stall_s:
+            alike.setdefault((wait.what, wait.name), []).append(rank)
+    return [_not_exiting(evidence, ranks) for ranks in alike.values()]
+
+
+def _not_exiting(evidence: Evidence, ranks: list[int]) -> Verdict:
+    worker = evidence.job.worker(ranks[0])
+    assert worker is not None
+    assert worker.report is not None
+    wait = worker.report.exit_wait
+    assert wait is not None
+    return name(evidence, Cause.NOT_EXITING, ranks, exit_wait=wait, for_s=wait.waiting_s, place=wait.place)

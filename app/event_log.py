@@ -58,6 +58,7 @@ NO_LONGER = {
     Cause.STANDSTILL: "the ranks move again",
     Cause.NOT_EXITING: "no longer kept from ending",
     Cause.INPUT_BOUND: "no longer bound by the input",
+    Cause.MEMORY_GROWTH: "memory no longer grows towards its limit",
     Cause.CHECKPOINTING: "no longer saving a checkpoint",
     Cause.EVALUATING: "no longer evaluating",
 }

@@ -30,6 +30,22 @@ class MemoryRow(msgspec.Struct, frozen=True):
     age_s: float | None = None
     """Since its node's last report."""
     has_ended: bool = False
+    tree_bytes: int | None = None
+    """What it holds with its child processes."""
+    limit: str = ""
+    """The kind of the limit to which it comes first, or is nearest: machine, cgroup, address_space, data."""
+    limit_bytes: int | None = None
+    limit_used_bytes: int | None = None
+    """By whomever the limit counts."""
+    growth_bytes_per_min: float | None = None
+    """None unless its memory grows steadily."""
+    remaining_s: float | None = None
+    """Until the limit is reached at that rate."""
+    gpu_growth_bytes_per_min: float | None = None
+    """The same of its GPU's memory."""
+    gpu_remaining_s: float | None = None
+    is_near: bool = False
+    """A limit is ten minutes away or less: there is a verdict on it."""
 
     @property
     def is_old(self) -> bool:

@@ -78,6 +78,8 @@ class Cause(StrEnum):
     NOT_EXITING = "not_exiting"
     """The program is done, and something keeps the process from ending."""
     INPUT_BOUND = "input_bound"
+    MEMORY_GROWTH = "memory_growth"
+    """No fault yet: its memory grows towards a limit that is ten minutes away or less."""
     CHECKPOINTING = "checkpointing"
     """No fault: others wait for a checkpoint, or for an evaluation, that takes its usual time."""
     EVALUATING = "evaluating"
@@ -284,6 +286,24 @@ class BarrierRow(msgspec.Struct, frozen=True):
     """A sentence: `ranks 0-1, 3 wait in all_reduce #57 for rank 2, 1.7 s`."""
 
 
+class MemoryGrowthRow(msgspec.Struct, frozen=True):
+    """How memory grows, or grew before the rank ended."""
+
+    rank: int
+    """The one that comes to its limit first; it and the next six are this rank's."""
+    limit: str
+    """machine, cgroup, address_space, data or gpu."""
+    rate_bytes_per_min: float
+    held_bytes: int
+    limit_bytes: int
+    used_bytes: int
+    """Of the limit, by whomever it counts."""
+    remaining_s: float
+    """Until the limit is reached at this rate, together with other ranks that share it."""
+    growing_s: float
+    """How long it has grown so."""
+
+
 class VerdictRow(msgspec.Struct, frozen=True):
     """A culprit, named."""
 
@@ -304,6 +324,8 @@ class VerdictRow(msgspec.Struct, frozen=True):
     text: str
     hint: str
     """The next step, in words."""
+    memory: MemoryGrowthRow | None = None
+    """For memory_growth, and for oom and a SIGKILL where memory grew before."""
 
 
 class HolderRow(msgspec.Struct, frozen=True):

@@ -31,9 +31,10 @@ from app.rows import (
 )
 from app.safe_text import LINE_LIMIT, clean, clean_name
 from app.wording.gpu_words import BrokenGpu, broken_gpus, findings, gpu_rows
+from app.wording.growth_words import growth_row
 from app.wording.headline import job_headline, node_headline, wait_text
 from app.wording.job_figures import job_figures
-from app.wording.memory_words import JobMemory
+from app.wording.memory_words import JobMemory, memory_findings
 from app.wording.newcomer_words import newcomers_text
 from app.wording.node_words import are_well, clean_names, node_row
 from app.wording.other_jobs import job_severity, other_job_rows, other_jobs_text
@@ -335,6 +336,7 @@ class View:
             severity=verdict.severity,
             text=sentence(verdict),
             hint=clean("; ".join([*self._broken_of(verdict), hint(verdict, pid)]), LINE_LIMIT),
+            memory=growth_row(verdict.growth),
         )
 
     def memory(self, wanted: Sequence[int] | None = None) -> list[MemoryRow]:
@@ -348,6 +350,10 @@ class View:
     def memory_summary(self) -> MemorySummary | None:
         """Return the memory of all ranks together, None while none is known."""
         return None if self._memory is None else self._memory.summary()
+
+    def memory_findings(self, rows: Sequence[MemoryRow]) -> list[Finding]:
+        """Return what is odd about these ranks' memory, and about all ranks' together."""
+        return memory_findings(rows, self.memory_summary())
 
     @cached_property
     def _memory(self) -> JobMemory | None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from agent.processes.memory_reader import MemoryReader
 from agent.processes.shim_process import exit_status
 from agent.slow_reader import SlowReader
 from agent.state.observations import WorkerSampled, WorkerSeen
@@ -71,6 +72,7 @@ class _Worker:
         self.pidfd = pidfd
         self.stat_fd = stat_fd
         self.has_ended = False
+        self.memory = MemoryReader(pid)
         self._traced_since_s: float | None = None
         self.pss_asked_s = float("-inf")
         self.pss_cost_s = 0.0
@@ -159,6 +161,7 @@ class WorkerSampler:
                     rss_bytes=int(fields[_RSS]) * _PAGE_BYTES,
                     cpu_s=(int(fields[_UTIME]) + int(fields[_STIME])) * _TICK_S,
                     pss_bytes=self._pss_of(worker, now_s),
+                    memory=worker.memory.read(now_s),
                 )
             )
         return samples

@@ -13,12 +13,14 @@ import msgspec
 from agent.state.cpu_use import CpuUse
 from agent.state.gpu_ranks import RankProcess, gpu_reports, num_visible_gpus
 from agent.state.lateness import Lateness
+from agent.state.memory_growth import MemoryGrowth
 from agent.state.observations import (
     GpusSampled,
     GpuWatchChanged,
     HostSampled,
     JobAdmitted,
     JobForgotten,
+    MemorySampled,
     Observation,
     RankPrinted,
     RankReported,
@@ -27,7 +29,9 @@ from agent.state.observations import (
     WorkerSeen,
 )
 from agent.state.progress import Progress
+from agent.state.rank_memory import gpu_held, host_held
 from agent.wire.machine import GpusReport, GpuWatchState, JobRank
+from agent.wire.memory import MemoryReport
 from agent.wire.reports import WIRE_VERSION, ControlReport, ExitReport, NodeReport, ProcessState, WorkerReport
 from ddpcore.wire import Oddity
 
@@ -54,6 +58,7 @@ class _Worker(msgspec.Struct):
     cpu_s: float = 0.0
     cpu_use: CpuUse = msgspec.field(default_factory=CpuUse)
     pss_bytes: int | None = None
+    memory: MemorySampled | None = None
     end: WorkerEnded | None = None
 
 
@@ -85,6 +90,7 @@ class NodeState:
         self._host = HostSampled(0.0, 0, 0, 0)
         self._gpus = GpusReport()
         self._gpus_at_s = 0.0
+        self._growth = MemoryGrowth()
         self.num_foreign_reports = 0
         """Reports of ranks that are not ours, or that are older than what is known."""
         self.has_news = False
@@ -97,11 +103,14 @@ class NodeState:
         match observation:
             case JobAdmitted(job_id=job_id):
                 self._jobs[job_id] = _Job(observation)
+                self._growth.forget(job_id)
             case JobForgotten(job_id=job_id):
                 self._jobs.pop(job_id, None)
+                self._growth.forget(job_id)
             case RankReported(report=report):
                 self._on_report(report, now_s)
             case WorkerSeen(job_id=job_id, rank=rank, pid=pid):
+                self._growth.forget(job_id, [rank])
                 self._jobs[job_id].workers[rank] = _Worker(pid, ProcessState.RUNNING, now_s, now_s)
             case WorkerSampled():
                 self._on_sample(observation, now_s)
@@ -155,7 +164,7 @@ class NodeState:
         host = self._host
         self.has_news = False
         workers = [
-            _worker_report(job, rank, worker, now_s)
+            _worker_report(job, rank, worker, self._memory_of(job, rank, worker), now_s)
             for job in self._jobs.values()
             for rank, worker in job.workers.items()
         ]
@@ -236,7 +245,21 @@ class NodeState:
         if sample.process is not worker.process:
             worker.process, worker.process_since_s = sample.process, now_s
         worker.rss_bytes, worker.cpu_s, worker.pss_bytes = sample.rss_bytes, sample.cpu_s, sample.pss_bytes
+        worker.memory = sample.memory
         worker.cpu_use.take(sample.cpu_s, now_s)
+        report, _ = self._jobs[sample.job_id].reports.get(sample.rank, (None, 0.0))
+        held = host_held(sample, self._host, report)
+        if held is not None:
+            self._growth.take(held, now_s)
+        self._growth.judge(now_s)
+
+    def _memory_of(self, job: _Job, rank: int, worker: _Worker) -> MemoryReport | None:
+        """Return what is known of a rank's memory; of one that has ended, how it grew last."""
+        growths = self._growth.of(job.admitted.job_id, rank)
+        memory = worker.memory
+        if memory is None:
+            return MemoryReport(0, growths=growths) if growths else None
+        return MemoryReport(memory.tree_bytes, [limit.report for limit in memory.limits], growths)
 
     def _on_output(self, printed: RankPrinted, now_s: float) -> None:
         job = self._jobs.get(printed.job_id)
@@ -250,7 +273,8 @@ class NodeState:
         worker = self._jobs[end.job_id].workers[end.rank]
         worker.end = end
         worker.process, worker.process_since_s = ProcessState.EXITED, now_s
-        worker.rss_bytes, worker.pss_bytes = 0, None
+        worker.rss_bytes, worker.pss_bytes, worker.memory = 0, None, None
+        self._growth.end(end.job_id, end.rank)
 
     def _on_gpus(self, sample: GpuSample, now_s: float) -> None:
         """Say who is behind each process that NVML knows, once a sample."""
@@ -263,6 +287,13 @@ class NodeState:
         gpus = gpu_reports(sample.gpus, ranks)
         self._gpus = msgspec.structs.replace(self._gpus, gpus=gpus, driver_version=sample.driver_version)
         self._gpus_at_s = now_s
+        reports = {
+            JobRank(job_id, rank): report
+            for job_id, job in self._jobs.items()
+            for rank, (report, _) in job.reports.items()
+        }
+        for held in gpu_held(gpus, reports):
+            self._growth.take(held, now_s)
 
 
 def _belongs(report: RankReport, job: JobAdmitted) -> bool:
@@ -297,7 +328,7 @@ def _rank_process(job: _Job, rank: int, worker: _Worker) -> RankProcess:
     )
 
 
-def _worker_report(job: _Job, rank: int, worker: _Worker, now_s: float) -> WorkerReport:
+def _worker_report(job: _Job, rank: int, worker: _Worker, memory: MemoryReport | None, now_s: float) -> WorkerReport:
     state_s = max(0.0, now_s - worker.process_since_s)
     end = worker.end
     report, reported_at_s = job.reports.get(rank, (None, now_s))
@@ -321,6 +352,7 @@ def _worker_report(job: _Job, rank: int, worker: _Worker, now_s: float) -> Worke
         report=report,
         report_age_s=max(0.0, now_s - reported_at_s),
         lateness=job.lateness.of(rank),
+        memory=memory,
     )
 
 

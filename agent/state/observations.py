@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from agent.wire.machine import GpuWatchState, HostReport
+from agent.wire.memory import LimitReport  # noqa: TC001 - msgspec looks at it
 
 if TYPE_CHECKING:
     from agent.state.gpu_sample import GpuSample
@@ -44,6 +45,21 @@ class WorkerSeen(msgspec.Struct, frozen=True):
     pid: int
 
 
+class LimitSampled(msgspec.Struct, frozen=True):
+    """A limit that a worker's memory runs into; equal keys are one limit, which workers share."""
+
+    key: str
+    report: LimitReport
+
+
+class MemorySampled(msgspec.Struct, frozen=True):
+    """What a worker and its child processes hold, and what limits it besides the machine."""
+
+    tree_bytes: int
+    limits: list[LimitSampled] = []
+    """The nearest first."""
+
+
 class WorkerSampled(msgspec.Struct, frozen=True):
     """The kernel has been asked about a worker that has been seen."""
 
@@ -53,6 +69,7 @@ class WorkerSampled(msgspec.Struct, frozen=True):
     rss_bytes: int
     cpu_s: float
     pss_bytes: int | None = None
+    memory: MemorySampled | None = None
 
 
 class WorkerEnded(msgspec.Struct, frozen=True):

@@ -75,7 +75,9 @@ HAS_REPORT, IS_STRANGE, IS_ENDING, HAS_WORKED, HAS_LOSS, IS_STEP_COUNTED, IS_COM
     1 << place for place in range(8)
 )
 HAS_PEER_WAIT, HAS_PEER_CALLS, HAS_CHILD_WAIT, HAS_EXIT_WAIT = (1 << place for place in range(8, 12))
-"""Flags of a record. A strange report is of another rank or attempt than its worker; times worked are told or not."""
+IS_GROWING = 1 << 16
+"""Flags of a record. A strange report is of another rank or attempt than its worker; times worked are told or not; of a
+growing rank the report has `memory.growths`."""
 
 STANDING_FIELDS = (
     ("counts", "3q"),
@@ -207,6 +209,7 @@ def _rank_record(worker: WorkerReport, job: int) -> bytes:
     report, lateness = worker.report, worker.lateness
     step, loss = step_of(worker), loss_of(worker)
     flags = HAS_METRICS * bool(worker.metrics) | HAS_LOSS * (loss is not None)
+    flags |= IS_GROWING * (worker.memory is not None and bool(worker.memory.growths))
     flags |= IS_STEP_COUNTED * is_step_counted(worker) | IS_COMPARED * (lateness is not None)
     return RANK_RECORD.pack(
         worker.process_s,

@@ -16,6 +16,7 @@ from agent.wire.fields import LongText
 from agent.wire.jobs import JobStatus
 from agent.wire.logs import LogLoss
 from agent.wire.machine import GpusReport, HostReport
+from agent.wire.memory import MemoryReport
 from ddpcore.wire import DECODE_ERRORS, Count, Name, Place, Rank, RankReport, Seconds, Word
 
 WIRE_VERSION = 2
@@ -129,6 +130,8 @@ class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """None while it has not been compared with another rank of its node."""
     outside: OutsideLook | None = None
     """None unless the rank does not report, or waits for a child."""
+    memory: MemoryReport | None = None
+    """None of a node that does not look at it; of a rank that has ended, how it grew last."""
 
 
 class ControlReport(msgspec.Struct, frozen=True, gc=False):

@@ -48,7 +48,14 @@ __all__ = ["Diagnoser", "Diagnosis", "JobDiagnosis", "Thresholds"]
 MAX_VERDICTS = 64
 """Of one job; the worst are kept."""
 
-HOLD_S = {Cause.STRAGGLER: 1.0, Cause.INPUT_BOUND: 1.0, Cause.SILENT: 0.5, Cause.TRANSPORT: 0.5, Cause.MISMATCH: 0.5}
+HOLD_S = {
+    Cause.MEMORY_GROWTH: 2.0,
+    Cause.STRAGGLER: 1.0,
+    Cause.INPUT_BOUND: 1.0,
+    Cause.SILENT: 0.5,
+    Cause.TRANSPORT: 0.5,
+    Cause.MISMATCH: 0.5,
+}
 """How long a verdict stays without its evidence, so that it does not flicker; plain facts do not need it."""
 
 BUDDING_S = 1.0
@@ -70,6 +77,7 @@ CAUSE_ORDER = {
             Cause.SILENT,
             Cause.NOT_JOINED,
             Cause.TRANSPORT,
+            Cause.MEMORY_GROWTH,
             Cause.STRAGGLER,
             Cause.STANDSTILL,
             Cause.NOT_EXITING,
@@ -255,7 +263,7 @@ class _JobDiagnoser:
             found += verdicts.transport(evidence, self._lasting(evidence))
             late = verdicts.stalled(evidence, self._excused_s, self._known_phases, self._whereabouts)
             found += late or standstill(evidence, self._known_phases) or self._slow(evidence)
-        return found
+        return found + verdicts.memory_growth(evidence)
 
     def _budding(self, evidence: Evidence) -> list[Verdict]:
         """Return the verdicts that would be made now if a stall were shorter: a time-out may be, too."""

@@ -6,13 +6,14 @@ each other.
 
 from __future__ import annotations
 
+from signal import SIGKILL
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from agent.wire.reports import ProcessState
-from app.diagnosis.out_of_memory import is_out_of_memory
+from app.diagnosis.memory import is_out_of_memory, last_growth, near_growths
 from app.diagnosis.rank_facts import NOWHERE, is_in_known_phase, unheard_nodes
 from app.model.job_model import PHASE_CODE
 from app.rows import Cause, Severity
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from agent.wire.reports import ExitReport
     from app.diagnosis.cost_trend import EarlierCost
     from app.diagnosis.known_phases import KnownPhases, Whereabouts
+    from app.diagnosis.memory import Growth
     from app.diagnosis.node_facts import AllNodes
     from app.diagnosis.rank_facts import Flags, RankFacts, Ranks, Thresholds
     from app.diagnosis.wait_share import Habit
@@ -96,6 +98,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     exit: ExitReport | None = None
     held_bytes: int | None = None
     """For OOM: the most that a culprit held of the host's memory."""
+    growth: Growth | None = None
+    """For MEMORY_GROWTH; for OOM, and EXITED by SIGKILL, how memory grew before."""
     lost_connection: tuple[int, ...] = ()
     """For EXITED and FEWER_CALLS: ranks that lost their connection to a culprit."""
     sides: tuple[Side, ...] = ()
@@ -254,12 +258,30 @@ def exited(evidence: Evidence, culprits: Sequence[Death], lost_connection: Seque
 
 def _ended(evidence: Evidence, deaths: Sequence[Death], victims: tuple[int, ...]) -> Verdict:
     ranks, end = [death.rank for death in deaths], deaths[0].exit
-    if not is_out_of_memory(end):
-        return name(evidence, Cause.EXITED, ranks, exit=end, lost_connection=victims)
+    is_memory = is_out_of_memory(end)
+    growth = last_growth(evidence.job, ranks, end) if is_memory or end.signal == SIGKILL else None
+    if not is_memory:
+        return name(evidence, Cause.EXITED, ranks, exit=end, lost_connection=victims, growth=growth)
     held_bytes = evidence.job.peak_rss_bytes[ranks]
     known = held_bytes[~np.isnan(held_bytes)]
     most = int(known.max()) if len(known) else None
-    return name(evidence, Cause.OOM, ranks, exit=end, lost_connection=victims, held_bytes=most)
+    return name(evidence, Cause.OOM, ranks, exit=end, lost_connection=victims, held_bytes=most, growth=growth)
+
+
+def memory_growth(evidence: Evidence) -> list[Verdict]:
+    """Name ranks whose memory comes to a limit within minutes."""
+    return [
+        name(
+            evidence,
+            Cause.MEMORY_GROWTH,
+            growth.ranks,
+            severity=Severity.WARNING,
+            waiting=(),
+            growth=growth,
+            for_s=growth.report.for_s,
+        )
+        for growth in near_growths(evidence.job, evidence.facts.is_alive)
+    ]
 
 
 def silent(evidence: Evidence) -> list[Verdict]:

@@ -19,6 +19,7 @@ from agent.wire.digest import (
     HAS_WORKED,
     IS_COMPARED,
     IS_ENDING,
+    IS_GROWING,
     LATENESS,
     PHASES,
     PROCESSES,
@@ -83,6 +84,7 @@ class RankColumns:
         step_limit_s: How long its steps take at most; 0 while that is not known.
         has_peer_wait: Whether it waits in a send or a receive.
         has_exit_wait: Whether its program is done and its process does not end.
+        is_growing: Whether its node says that its memory grows steadily.
         has_metrics: Whether the job's patterns have found anything in its lines.
         deaths: By rank, of those whose process has ended.
         died_at_s: When; NaN of those that live.
@@ -117,6 +119,7 @@ class RankColumns:
         self.pss_bytes = np.full(world_size, np.nan)
         self.cpu_cores = np.zeros(world_size)
         self.seen_s = np.zeros(world_size)
+        self.is_growing = np.zeros(world_size, np.bool_)
         self.has_metrics = np.zeros(world_size, np.bool_)
         self.place = np.zeros(world_size, np.uint32)
         self.stood_s, self.step_limit_s = np.zeros((2, world_size))
@@ -158,6 +161,7 @@ class RankColumns:
         self.received_s[ranks] = at_s
         self.seen_s[ranks] = seconds[SECOND["seen_s"]]
         self.cpu_cores[ranks] = records["cpu_cores"]
+        self.is_growing[ranks] = flags & IS_GROWING != 0
         self.has_metrics[ranks] = flags & HAS_METRICS != 0
         self.place[ranks] = records["place"]
         self._put_processes(ranks, records, at_s)

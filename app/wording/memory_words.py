@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from agent.wire.memory import LimitKind
 from app.memory_rows import MemoryRow, MemorySummary
 from app.model.job_model import Process
-from app.rows import OLD_S, Severity
+from app.rows import OLD_S, Finding, Severity
 from app.safe_text import clean_name
 from app.wording.gpu_words import held_by
+from app.wording.growth_words import MINUTE_S
 from app.words import bytes_text, percent_text, ranks_text, seconds_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from app.model.cluster import Cluster
     from app.model.job_model import JobModel
 
@@ -24,6 +28,11 @@ EVEN_FRAC = 0.005
 UNEVEN_FRAC = 0.5
 UNEVEN_BYTES = 256 * 2**20
 """A rank with half as much again as the median, and this much more, is worth a look; rank 0 often has a little more."""
+
+FRAGMENTED_FRAC = 0.3
+FRAGMENTED_BYTES = 2 * 2**30
+"""A rank for which torch has reserved this much more than its tensors ever took, of them and in bytes, is fragmented:
+large blocks do not fit into what is free."""
 
 
 class JobMemory:
@@ -37,6 +46,12 @@ class JobMemory:
         job = self._job
         rss, held_then, owner = self._rss[rank], self._held[rank], int(job.node_of[rank])
         worker, held = job.worker(rank), held_by(self._cluster, job, rank)
+        memory = None if worker is None else worker.memory
+        growths = () if memory is None or worker is None or worker.exit is not None else memory.growths
+        host = next((growth for growth in growths if growth.limit.kind is not LimitKind.GPU), None)
+        gpu = next((growth for growth in growths if growth.limit.kind is LimitKind.GPU), None)
+        is_near = any(growth.is_near for growth in growths)
+        limit = host.limit if host is not None else next(iter(memory.limits), None) if memory is not None else None
         return MemoryRow(
             rank=rank,
             node=clean_name(self._cluster.node_names[owner]) if owner >= 0 else "",
@@ -44,7 +59,7 @@ class JobMemory:
             pss_bytes=None if worker is None or math.isnan(rss) else worker.pss_bytes,
             peak_rss_bytes=_whole(job.peak_rss_bytes[rank]),
             from_median_frac=_fraction(held_then - self._median, self._median),
-            severity=_severity(held_then, self._median),
+            severity=Severity.WARNING if is_near else _severity(held_then, self._median),
             gpu=held.gpu,
             gpu_used_bytes=held.used_bytes,
             torch_allocated_bytes=held.allocated_bytes,
@@ -53,6 +68,15 @@ class JobMemory:
             gpu_total_bytes=held.total_bytes,
             age_s=self._age_s(owner),
             has_ended=bool(self._job.process[rank] == Process.EXITED),
+            tree_bytes=(memory.tree_bytes or None) if memory is not None else None,
+            limit="" if limit is None else str(limit.kind),
+            limit_bytes=None if limit is None else limit.limit_bytes,
+            limit_used_bytes=None if limit is None else limit.used_bytes,
+            growth_bytes_per_min=None if host is None else MINUTE_S * host.rate_bytes_hz,
+            remaining_s=None if host is None else host.remaining_s,
+            gpu_growth_bytes_per_min=None if gpu is None else MINUTE_S * gpu.rate_bytes_hz,
+            gpu_remaining_s=None if gpu is None else gpu.remaining_s,
+            is_near=is_near,
         )
 
     def summary(self) -> MemorySummary | None:
@@ -142,3 +166,29 @@ def _severity(rss: float, median: float) -> Severity:
         return Severity.QUIET
     is_uneven = rss > median * (1 + UNEVEN_FRAC) and rss - median > UNEVEN_BYTES
     return Severity.WARNING if is_uneven else Severity.OK
+
+
+def memory_findings(rows: Sequence[MemoryRow], summary: MemorySummary | None) -> list[Finding]:
+    """Return what is odd about memory and no leak: one rank far above the others, and fragmented GPU memory."""
+    found = []
+    if summary is not None and summary.severity is Severity.WARNING and summary.max_rank is not None:
+        who, more = ranks_text([summary.max_rank]), summary.max_bytes / max(1, summary.median_bytes)
+        text = f"{who} holds {bytes_text(summary.max_bytes)}, {more:.1f} times the median"
+        found.append(Finding(Severity.WARNING, text, "a rank that loads, gathers or logs for all holds more"))
+    return found + [_fragmented(row) for row in rows if _is_fragmented(row)]
+
+
+def _is_fragmented(row: MemoryRow) -> bool:
+    reserved, peak = row.torch_reserved_bytes, row.torch_peak_bytes
+    if reserved is None or peak is None or row.has_ended:
+        return False
+    return reserved - peak >= max(FRAGMENTED_BYTES, FRAGMENTED_FRAC * peak)
+
+
+def _fragmented(row: MemoryRow) -> Finding:
+    return Finding(
+        Severity.WARNING,
+        f"torch has reserved {bytes_text(row.torch_reserved_bytes)} of GPU memory for {ranks_text([row.rank])}, whose "
+        f"tensors took at most {bytes_text(row.torch_peak_bytes)}",
+        "it is fragmented: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    )

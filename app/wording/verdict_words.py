@@ -6,9 +6,10 @@ import signal
 from typing import TYPE_CHECKING
 
 from agent.wire.logs import LOST_PEER
-from app.diagnosis.out_of_memory import is_killed_by_kernel, is_of_gpu
+from app.diagnosis.memory import is_killed_by_kernel, is_of_gpu
 from app.rows import Cause
 from app.safe_text import clean, clean_name
+from app.wording.growth_words import growth_hint, growth_parts, past_growth_text
 from app.words import (
     bytes_text,
     call_text,
@@ -73,6 +74,7 @@ def sentence(verdict: Verdict) -> str:
         Cause.STANDSTILL: _standstill,
         Cause.NOT_EXITING: _not_exiting,
         Cause.INPUT_BOUND: _input_bound,
+        Cause.MEMORY_GROWTH: _memory_growth,
         Cause.CHECKPOINTING: _known,
         Cause.EVALUATING: _known,
     }[verdict.cause](verdict)
@@ -166,7 +168,8 @@ def _exited(verdict: Verdict) -> list[str]:
     error = "" if end is None else _words_of(end, verdict.culprits)
     if end is not None and LOST_PEER.search(end.words):
         error += f"; whose connection {'it' if len(verdict.culprits) == 1 else 'they'} lost is not known"
-    return [f"{who(verdict)} {how}{error}", *_past_victims(verdict), _last_seen(verdict)]
+    grew = past_growth_text(verdict.growth)
+    return [f"{who(verdict)} {how}{error}", grew, *_past_victims(verdict), _last_seen(verdict)]
 
 
 def _words_of(end: ExitReport, ranks: Sequence[int]) -> str:
@@ -190,7 +193,18 @@ def _out_of_memory(verdict: Verdict) -> list[str]:
     else:
         how = f"ran out of memory{_after_step(verdict)}{held}"
     error = _words_of(end, verdict.culprits)
-    return [f"{who(verdict)} {how}{error}", *_past_victims(verdict), _last_seen(verdict)]
+    return [
+        f"{who(verdict)} {how}{error}",
+        past_growth_text(verdict.growth),
+        *_past_victims(verdict),
+        _last_seen(verdict),
+    ]
+
+
+def _memory_growth(verdict: Verdict) -> list[str]:
+    growth = verdict.growth
+    assert growth is not None
+    return growth_parts(growth, who(verdict))
 
 
 def _silent(verdict: Verdict) -> list[str]:
@@ -371,6 +385,8 @@ def hint(verdict: Verdict, pid: int | None) -> str:
         return _exit_hint(verdict, on_node)
     if verdict.cause is Cause.OOM:
         return _memory_hint(verdict, on_node)
+    if verdict.cause is Cause.MEMORY_GROWTH:
+        return growth_hint(verdict.growth)
     if verdict.aftermath is not None and verdict.cause in (Cause.STRAGGLER, Cause.FROZEN, Cause.SILENT):
         stopped = "a debugger or job control may have stopped it; " if verdict.cause is Cause.FROZEN else ""
         return f"{stopped}its stack before the end is in the evidence, where it was kept"

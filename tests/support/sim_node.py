@@ -119,9 +119,11 @@ class SimNode:
                     self._seen.add(rank.rank)
                     self._core.apply(WorkerSeen(job_id, rank.rank, rank.pid), now_s)
                 self._cpu_s[rank.rank] += SAMPLE_S * (0.0 if rank.is_idle else 0.86 + 0.04 * rank.local_rank)
-                rss = (300 + 4 * rank.rank) * 2**20
+                memory = None if rank.memory is None else rank.memory(now_s)
+                rss = (300 + 4 * rank.rank) * 2**20 if memory is None else memory.tree_bytes
+                cpu_s = self._cpu_s[rank.rank]
                 self._core.apply(
-                    WorkerSampled(job_id, rank.rank, rank.process, rss, self._cpu_s[rank.rank], rss * 3 // 4), now_s
+                    WorkerSampled(job_id, rank.rank, rank.process, rss, cpu_s, rss * 3 // 4, memory), now_s
                 )
 
     def watch(self, now_s: float) -> None:

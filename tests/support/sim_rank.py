@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from random import Random
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -54,6 +55,11 @@ from tests.support.sim_program import (
     WaitBehind,
     Work,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.state.observations import MemorySampled
 
 TORCH = "/venv/torch/"
 ROOTS = CodeRoots(torch=(TORCH,), ddpcore=("/venv/ddpcore/",), libraries=("/usr/lib/python3.11/", "/venv/"))
@@ -105,6 +111,9 @@ class Meetings:
 
 class SimRank:
     """One rank; `advance` moves its main thread, `report` its probe."""
+
+    memory: Callable[[float], MemorySampled] | None = None
+    """What its node reads of its memory at a time; a constant while this is None."""
 
     def __init__(
         self, rank: int, local_rank: int, world_size: int, program: Program, job: tuple[str, int, int]

@@ -11,7 +11,7 @@ from app.tui.gpu_columns import gpu_columns
 from app.tui.line_view import LineView
 from app.tui.node_columns import node_line, paint_node_memory, paint_node_name, report_column
 from app.tui.rank_columns import node_width
-from app.words import bytes_cell, bytes_text
+from app.words import bytes_cell, bytes_text, seconds_cell
 
 if TYPE_CHECKING:
     from app.memory_rows import MemoryRow, MemorySummary
@@ -69,7 +69,8 @@ class MemoryView(LineView):
         has_gpus = any(row.gpu is not None or row.torch_reserved_bytes is not None for row in self._rows.values())
         self._table = Table(self.look, self._gpu_columns(view) if has_gpus else self._columns(view), self.size.width)
         gpus = view.oddest_gpus(MAX_GPU_ROWS)
-        self.head = [self._sentence(), *self._finding_lines(view.gpu_findings(gpus)), self._table.heading()]
+        findings = [*view.gpu_findings(gpus), *view.memory_findings(list(self._rows.values()))]
+        self.head = [self._sentence(), *self._finding_lines(findings), self._table.heading()]
         room = self.size.height - len(self.head) - min(MIN_RANK_ROWS, self._num_ranks)
         self.foot = self._node_lines(view, room)
         self.foot = self._gpu_lines(gpus, view.num_gpus, room - len(self.foot)) + self.foot
@@ -91,6 +92,7 @@ class MemoryView(LineView):
             Column("TORCH", 5, 1, _paint_reserved, is_right=True),
             Column("TENSORS", 7, 3, _paint_allocated, is_right=True),
             Column("PEAK", 5, 4, _paint_torch_peak, is_right=True),
+            *self._growth_columns(),
             Column(f"{self.look.glyphs.mark} IS TORCH'S", 16, 0, self._paint_gpu_bar, is_flexible=True),
         ]
 
@@ -99,7 +101,17 @@ class MemoryView(LineView):
             *self._first_columns(view),
             Column("PEAK", 6, 3, _paint_peak, is_right=True),
             Column("VS MEDIAN", 9, 1, self._paint_difference, is_right=True),
+            *self._growth_columns(),
             Column(f"{self.look.glyphs.mark} IS THE MEDIAN", 16, 0, self._paint_bar, is_flexible=True),
+        ]
+
+    def _growth_columns(self) -> list[Column[MemoryRow]]:
+        """Return the columns of the trend, where there is one."""
+        if all(_growth_of(row)[0] is None for row in self._rows.values()):
+            return []
+        return [
+            Column("GROWS", 9, 0, _paint_growth, is_right=True),
+            Column("FULL IN", 7, 0, _paint_remaining, is_right=True),
         ]
 
     def _sentence(self) -> Line:
@@ -195,6 +207,26 @@ def _paint_rank(line: Line, row: MemoryRow, width: int) -> None:
 
 def _paint_node(line: Line, row: MemoryRow, width: int) -> None:
     line.cell(row.node, width, line.look.palette.muted)
+
+
+def _growth_of(row: MemoryRow) -> tuple[float | None, float | None]:
+    """Return bytes a minute, and seconds to the limit, of the memory of a rank that is full first."""
+    host = (row.growth_bytes_per_min, row.remaining_s)
+    gpu = (row.gpu_growth_bytes_per_min, row.gpu_remaining_s)
+    known = [trend for trend in (host, gpu) if trend[0] is not None]
+    return min(known, key=lambda trend: trend[1] or 0.0, default=(None, None))
+
+
+def _paint_growth(line: Line, row: MemoryRow, width: int) -> None:
+    rate, _ = _growth_of(row)
+    style = line.look.palette.warning if row.is_near else line.look.palette.muted
+    line.cell("" if rate is None else f"+{bytes_cell(rate)}/min", width, style, is_right=True)
+
+
+def _paint_remaining(line: Line, row: MemoryRow, width: int) -> None:
+    _, remaining_s = _growth_of(row)
+    style = line.look.palette.warning if row.is_near else line.look.palette.muted
+    line.cell("" if remaining_s is None else seconds_cell(remaining_s), width, style, is_right=True)
 
 
 def _paint_rss(line: Line, row: MemoryRow, width: int) -> None:

@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 
+from agent.wire.memory import GrowthReport, LimitKind, LimitReport
 from agent.wire.reports import ExitReport
 from app.diagnosis.cost_trend import EarlierCost
+from app.diagnosis.memory import Growth
 from app.diagnosis.verdicts import Aftermath, Side, Verdict
 from app.rows import Cause
 from app.wording.verdict_words import MAX_TEXT, hint, sentence
 from ddpcore.wire import Phase, Place
 
+MIB, GIB = 2**20, 2**30
 PLACE = Place("/home/user/train.py", 42, "train_step")
 LOST = "RuntimeError: Connection closed by peer [127.0.0.1]:1"
 
@@ -33,9 +36,53 @@ def verdict(cause: Cause, **fields: Any) -> Verdict:
     return Verdict(cause=cause, **(facts | fields))
 
 
+def growth(kind: LimitKind, ranks: tuple[int, ...] = (2,), **fields: Any) -> Growth:
+    limit = LimitReport(kind, 8 * GIB, 7 * GIB)
+    facts: dict[str, Any] = {"rate_bytes_hz": 2 * MIB, "for_s": 840.0, "remaining_s": 545.0, "is_near": True}
+    report = GrowthReport(limit, int(6.5 * GIB), **(facts | fields))
+    rates = (report.rate_bytes_hz, report.rate_bytes_hz if len(ranks) == 1 else 1.5 * report.rate_bytes_hz)
+    return Growth(ranks, ranks[-1], report, *rates)
+
+
 @pytest.mark.parametrize(
     ("told", "text"),
     [
+        (
+            verdict(Cause.MEMORY_GROWTH, waiting=(), growth=growth(LimitKind.CGROUP)),
+            (
+                "the memory of rank 2 on demo-1 grows by 120 MiB/min; about 9 min to the limit of its cgroup "
+                "(8.0 GiB); it holds 6.5 GiB after 14 min of growth"
+            ),
+        ),
+        (
+            verdict(Cause.MEMORY_GROWTH, waiting=(), culprits=(2, 3), growth=growth(LimitKind.GPU, (2, 3), for_s=40.0)),
+            (
+                "the GPU memory of ranks 2-3 on demo-1 grows by 120 MiB/min to 180 MiB/min each; rank 3 is nearest: "
+                "about 9 min to the memory of its GPU (8.0 GiB); it holds 6.5 GiB after 40 s of growth"
+            ),
+        ),
+        (
+            verdict(Cause.MEMORY_GROWTH, waiting=(), growth=growth(LimitKind.MACHINE, remaining_s=4.0)),
+            (
+                "the memory of rank 2 on demo-1 grows by 120 MiB/min; less than 10 s to the memory of the machine "
+                "(8.0 GiB); it holds 6.5 GiB after 14 min of growth"
+            ),
+        ),
+        (
+            verdict(
+                Cause.OOM,
+                exit=ExitReport(signal=9, oom_kills=1),
+                step=57,
+                place=None,
+                held_bytes=8 * GIB,
+                growth=growth(LimitKind.ADDRESS_SPACE),
+            ),
+            (
+                "rank 2 on demo-1 was killed by SIGKILL after step 57, when the kernel was out of memory; it held "
+                "8.0 GiB; its memory had grown by 120 MiB/min for 14 min towards its limit of address space, "
+                "ulimit -v (8.0 GiB); ranks 0-1, 3 waited for it in all_reduce #57"
+            ),
+        ),
         (
             verdict(Cause.FROZEN, for_s=1.8),
             (

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agent.wire.reports import ExitReport
-from app.diagnosis.out_of_memory import is_killed_by_kernel, is_of_gpu, is_out_of_memory
+from app.diagnosis.memory import is_killed_by_kernel, is_of_gpu, is_out_of_memory
 
 LOADER = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed. "
 

@@ -1,0 +1,125 @@
+"""Whether a rank ended for want of memory, by its own exception or by the kernel's hand, and which is about to.
+
+A node tells how the memory of its ranks grows, and whether a limit is near (`agent.state.memory_growth`): it looks all
+the time, whoever watches. Here ranks that grow alike become one verdict.
+"""
+
+from __future__ import annotations
+
+import re
+from signal import SIGKILL
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+
+from agent.wire.memory import GrowthReport, LimitKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agent.wire.reports import ExitReport
+    from app.model.job_model import JobModel
+
+MAX_ASKED = 256
+"""Ranks whose growth is read at one look: the verdict on more than these names them by the flag in their records."""
+ALIKE = 0.5
+"""Ranks that grow by at least this part of what the nearest one does leak alike."""
+
+_OWN_WORDS = re.compile(
+    r"\bOutOfMemoryError\b|\bCUDA out of memory\b|\bCUDA (?:driver )?error: out of memory\b"
+    r"|Cuda failure (?:\d+ )?'out of memory'"
+    r"|\bDefaultCPUAllocator: can't allocate\b|(?:\b|_Array)MemoryError\b"
+    r"|(?m:^(?!.*\bibv_).*\bCannot allocate memory\b)"
+    r"|\bstd::bad_alloc\b|\bCU(?:BLAS|DNN)_STATUS_ALLOC_FAILED\b"
+)
+"""What torch, Python, C++ and the kernel call it."""
+_KILLED_CHILD = re.compile(r"\bDataLoader worker .*(?:killed by signal: Killed|exited unexpectedly)")
+"""Source: torch/utils/data/_utils/signal_handling.py and dataloader.py."""
+_GPU_WORDS = re.compile(r"\bCUDA|\bCuda|\bCUBLAS|\bCUDNN|\bGPU\b")
+
+
+def is_out_of_memory(end: ExitReport | None) -> bool:
+    """Return whether a rank, or a process that it needs, wanted memory that was not there."""
+    return end is not None and (_OWN_WORDS.search(end.words) is not None or is_killed_by_kernel(end))
+
+
+def is_killed_by_kernel(end: ExitReport) -> bool:
+    """Return whether the kernel took the rank's life, or its loader's, while the node ran out of memory."""
+    if not end.oom_kills:
+        return False
+    return end.signal == SIGKILL or _KILLED_CHILD.search(end.words) is not None
+
+
+def is_of_gpu(end: ExitReport) -> bool:
+    """Return whether it was a GPU's memory."""
+    return _GPU_WORDS.search(end.words) is not None
+
+
+class Growth(msgspec.Struct, frozen=True):
+    """How the memory of ranks grows that leak alike."""
+
+    ranks: tuple[int, ...]
+    nearest: int
+    """The rank that comes to its limit first."""
+    report: GrowthReport
+    """Of the nearest."""
+    lowest_hz: float
+    """Bytes a second of the rank that grows least, and of the one that grows most."""
+    highest_hz: float
+
+    @property
+    def is_of_gpu(self) -> bool:
+        """Whether it is a GPU's memory."""
+        return self.report.limit.kind is LimitKind.GPU
+
+
+class _Grown(NamedTuple):
+    rank: int
+    report: GrowthReport
+
+
+def near_growths(job: JobModel, is_alive: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[Growth]:
+    """Return which live ranks are near a limit of their memory, those that leak alike together."""
+    growing = np.flatnonzero(job.is_growing & is_alive)
+    if not len(growing):
+        return []
+    # Of a huge leaking job some are read, spread over it.
+    asked = growing[:: -(-len(growing) // MAX_ASKED)].tolist()
+    found = [_Grown(rank, report) for rank in asked for report in growths_of(job, rank)]
+    together = [_together(found, of_gpu=of_gpu) for of_gpu in (False, True)]
+    return [growth for growth in together if growth is not None]
+
+
+def growths_of(job: JobModel, rank: int) -> Sequence[GrowthReport]:
+    """Return how a rank's memory grows, or grew before it ended."""
+    worker = job.worker(rank)
+    return () if worker is None or worker.memory is None else worker.memory.growths
+
+
+def last_growth(job: JobModel, ranks: Sequence[int], end: ExitReport) -> Growth | None:
+    """Return how the memory of ranks grew that have ended for want of it, or by SIGKILL; None where it did not."""
+    found = [
+        _Grown(rank, msgspec.structs.replace(report, is_near=True))
+        for rank in ranks[:MAX_ASKED]
+        for report in growths_of(job, rank)
+    ]
+    return _together(found, of_gpu=is_out_of_memory(end) and is_of_gpu(end))
+
+
+def _together(found: Sequence[_Grown], *, of_gpu: bool) -> Growth | None:
+    alike = [grown for grown in found if (grown.report.limit.kind is LimitKind.GPU) == of_gpu]
+    near = [grown for grown in alike if grown.report.is_near]
+    if not near:
+        return None
+    nearest = min(near, key=lambda grown: grown.report.remaining_s)
+    least_hz = ALIKE * nearest.report.rate_bytes_hz
+    named = [grown for grown in alike if grown.report.is_near or grown.report.rate_bytes_hz >= least_hz]
+    rates_hz = [grown.report.rate_bytes_hz for grown in named]
+    return Growth(
+        ranks=tuple(sorted({grown.rank for grown in named})),
+        nearest=nearest.rank,
+        report=nearest.report,
+        lowest_hz=min(rates_hz),
+        highest_hz=max(rates_hz),
+    )

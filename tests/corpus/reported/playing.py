@@ -51,6 +51,7 @@ class Played:
         fault_s: When the program said that its fault begins, on the looks' clock; None is never.
         looks: What was shown while it ran, oldest first.
         ended_at_s: When the harness began to end it; looks from then on are of its end.
+        status: What `rankdeck status --json` said just before; None where it was not asked.
         summary: The last object on stdout.
         exit_code: Of the command.
         printed: Its lines on stderr.
@@ -59,6 +60,7 @@ class Played:
     fault_s: float | None
     looks: list[Look]
     ended_at_s: float
+    status: dict[str, Any] | None
     summary: dict[str, Any]
     exit_code: int
     printed: list[str]
@@ -87,9 +89,11 @@ class _Run:
         try:
             self._wait_for_the_fault()
             self._wait_for_the_verdict(is_right, patience)
+            stands = not self._program.ends_itself and self._process.poll() is None
+            status = json.loads(self._ask("status", "--json", "--no-config")) if stands else None
             ended_at_s = time.monotonic()
-            if not self._program.ends_itself and self._process.poll() is None:
-                self._kill_job()
+            if stands:
+                self._ask("kill", "reported")
             stdout, stderr = self._process.communicate(timeout=END_S)
         except (AssertionError, subprocess.TimeoutExpired) as error:
             last = [look.headline for look in self._looks()[-3:]]
@@ -98,6 +102,7 @@ class _Run:
             fault_s=self._fault_s(),
             looks=self._looks(),
             ended_at_s=ended_at_s,
+            status=status,
             summary=json.loads(stdout) if stdout.strip() else {},
             exit_code=self._process.returncode,
             printed=stderr.splitlines(),
@@ -120,10 +125,9 @@ class _Run:
                 is_right = _never
             time.sleep(POLL_S)
 
-    def _kill_job(self) -> None:
-        self._house.start_command(
-            sys.executable, "-P", "-m", "app", "kill", "--host", "localhost", "reported"
-        ).communicate(timeout=END_S)
+    def _ask(self, verb: str, *arguments: str) -> str:
+        command = self._house.start_command(sys.executable, "-P", "-m", "app", verb, "--host", "localhost", *arguments)
+        return command.communicate(timeout=END_S)[0]
 
     def _fault_s(self) -> float | None:
         with contextlib.suppress(FileNotFoundError, ValueError):  # not there yet, or not written to its end

@@ -97,6 +97,9 @@ def _score_named(program: Program, played: Played, took_s: float, patience: floa
     standing = [look for look in played.looks if look.at_s < played.ended_at_s]
     if standing and not is_right(program, standing[-1]):
         return Scored(program, Score.PARTLY, took_s, f"dropped: {standing[-1].headline}")
+    asked = [] if played.status is None else [one for one in played.status["verdicts"] if _is_named(program, one)]
+    if played.status is not None and not asked:
+        return Scored(program, Score.PARTLY, took_s, "rankdeck status has no such verdict at the same time")
     # A job that was killed on request may end without a verdict; one that ended by itself may not.
     final = [verdict for verdict in played.summary.get("verdicts", []) if _is_named(program, verdict)]
     if program.ends_itself and not final:
@@ -119,6 +122,7 @@ def _words(verdict: dict[str, Any]) -> str:
 def _wrong_words(program: Program, played: Played) -> str:
     """Return the first sentence that blames a victim, or the network, or nothing."""
     alarms = [alarm for look in played.looks for alarm in look.alarms()]
+    alarms += [verdict for verdict in (played.status or {}).get("verdicts", []) if verdict["severity"] != "quiet"]
     alarms += [verdict for verdict in played.summary.get("verdicts", []) if verdict["severity"] != "quiet"]
     for alarm in alarms:
         is_network = alarm["cause"] == Cause.TRANSPORT and Cause.TRANSPORT not in program.causes

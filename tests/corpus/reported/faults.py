@@ -109,7 +109,14 @@ STARTS = (
     Program(
         "starting.late_to_init", 2, frozenset({Cause.NOT_JOINED}), ((1,),), ("{culprit}", "init_process_group"), JOIN_S
     ),
-    Program("starting.stranger_on_the_port", 2, frozenset({Cause.TRANSPORT}), ((), (0, 1)), ("port",), JOIN_S),
+    Program(
+        "starting.stranger_on_the_port",
+        2,
+        frozenset({Cause.TRANSPORT}),
+        ((), (0, 1)),
+        (r"MASTER_PORT|port \d",),
+        JOIN_S,
+    ),
     Program("starting.spawned", 1, HELD_UP | {Cause.NOT_JOINED}, ((1,), (), (0,)), (), is_optional=True),
 )
 

@@ -1,4 +1,8 @@
-"""Calls that contradict each other: different operations at one seq, groups awaited in a circle, a rank that left."""
+"""Calls that contradict each other: different ones at one seq, groups awaited in a circle, a rank that left.
+
+Each rank reports its last calls of a group, so that the first seq at which they differ is found also where ranks have
+gone on since: gloo keeps operations of different kinds apart, and a rank may be one call or two further than another.
+"""
 
 from __future__ import annotations
 
@@ -7,36 +11,293 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from app.diagnosis.exits import is_clean
-from app.diagnosis.verdicts import Evidence, Side, Verdict, name, nodes_of
+from agent.wire.digest import SIZED_OPS
+from app.diagnosis.exits import ended_by_gloo, is_clean
+from app.diagnosis.verdicts import CallCounts, Evidence, Side, Verdict, name, nodes_of
 from app.rows import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from app.diagnosis.rank_facts import Ranks
+    from numpy.typing import NDArray
+
+    from app.diagnosis.rank_facts import Flags, Ranks
     from app.diagnosis.waits import Wait
     from app.model.group_table import GroupTable
     from app.model.job_model import Death
 
-SIZED_OPS = frozenset({"all_reduce", "broadcast", "reduce"})
-"""Operations whose members must bring equally many elements."""
+DTYPE_BYTES = {
+    **dict.fromkeys(("Bool", "Byte", "Char"), 1),
+    **dict.fromkeys(("BFloat16", "Half", "Short"), 2),
+    **dict.fromkeys(("Float", "Int"), 4),
+    **dict.fromkeys(("ComplexFloat", "Double", "Long"), 8),
+}
+"""Of an element, by its type in torch's words."""
 MAX_SIDES = 8
 """Different calls told apart in one sentence and one row."""
+MAX_SEQS = 16
+"""Seqs of one group that are compared in one look."""
+
+
+class Comparison(msgspec.Struct, frozen=True, eq=False):
+    """The calls that members of a group have made at one seq."""
+
+    seq: int
+    members: Ranks
+    """Those whose call is known."""
+    keys: NDArray[np.int64]
+    """A number for each of them: who has the same number has made the same call."""
+    is_root: bool = False
+    """They differ in their source, destination or reduction alone."""
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether all known calls are the same."""
+        return len(self.keys) == 0 or bool((self.keys == self.keys[0]).all())
+
+    def parts(self) -> list[Ranks]:
+        """Return the members by call, the smallest part first."""
+        parts = [self.members[self.keys == key] for key in np.unique(self.keys).tolist()]
+        return sorted(parts, key=lambda part: (len(part), part.tolist()))
 
 
 def mismatches(evidence: Evidence) -> list[Verdict]:
-    """Name ranks that wait in the same place of a group's order in different operations, sizes or labels."""
-    verdicts = []
-    for wait in evidence.waits:
-        # Until all have come, or had the time for it, the first two to differ could both seem to be the odd one.
-        if wait.peer_call is not None:
+    """Name ranks whose calls at one place of a group's order differ in operation, arguments or label."""
+    verdicts: list[Verdict] = []
+    for table in evidence.job.groups.values():
+        waits = [wait for wait in evidence.waits if wait.group == table.name and wait.peer_call is None]
+        if waits and (found := _difference(evidence, table, waits) or _of_current_calls(evidence, waits)):
+            verdicts.append(found)
+    return verdicts or _circles(evidence)
+
+
+def _difference(evidence: Evidence, table: GroupTable, waits: Sequence[Wait]) -> Verdict | None:
+    """Return the first seq at which the members' last calls differ, where somebody does not get over it."""
+    history = table.history
+    if history is None:
+        return None
+    longest_s = max(wait.waited_s for wait in waits)
+    is_long = longest_s >= evidence.thresholds.confirm_s
+    if not is_long and not all(wait.is_settled and not len(wait.missing) for wait in waits):
+        return None
+    is_hung = np.zeros(len(table.members), np.bool_)
+    for wait in waits:
+        is_hung[_slots(table, wait.waiting)] = True
+    newest = int(table.enqueued[is_hung].max(initial=0))
+    oldest = int(table.completed[is_hung].min(initial=newest)) + 1
+    for seq in range(max(oldest, newest - MAX_SEQS + 1), newest + 1):
+        compared = _compared(table, seq, is_hung & (table.enqueued == seq))
+        is_held = is_hung & (table.completed < seq) & (table.enqueued >= seq)
+        if compared is None or compared.is_alike or not is_held.any():
             continue
+        # Until all have come, or had the time for it, the first two to differ could both seem to be the odd one.
+        if not is_long and len(compared.members) < len(table.members):
+            return None
+        return _of_comparison(evidence, table, compared, table.members[is_held], longest_s)
+    return None
+
+
+def _compared(table: GroupTable, seq: int, is_waiting: Flags | None = None) -> Comparison | None:
+    """Return what members have called at a seq; None where that of less than two is known.
+
+    Args:
+        table: The group.
+        seq: The place in its order.
+        is_waiting: Members that wait there now: what else they have passed is known of them alone.
+    """
+    history = table.history
+    assert history is not None
+    ops, shapes = history.calls_at(seq)
+    # A rank that has opened the group anew has called less than it had before.
+    is_known = (ops != 0) & (table.enqueued >= seq) & (history.newest <= table.enqueued)
+    # Those of unknown size agree with every other.
+    is_same_op = is_known & (ops == ops[is_known][0]) if is_known.any() else is_known
+    if (is_same_op == is_known).all() and (shapes[is_known] != 0).any():
+        is_known &= shapes != 0
+    if is_known.sum() < 2:
+        return None
+    keys = ops.astype(np.int64) << 32 | shapes
+    if (keys[is_known] != keys[is_known][0]).any() or is_waiting is None:
+        return Comparison(seq, table.members[is_known], keys[is_known])
+    is_known &= is_waiting & (history.newest == seq)
+    for passed, unknown in ((history.root, -1), (history.reduce_op.astype(np.int64), 0)):
+        tells = is_known & (passed != unknown)
+        if tells.any() and (passed[tells] != passed[tells][0]).any():
+            return Comparison(seq, table.members[tells], passed[tells], is_root=True)
+    return None
+
+
+def _of_comparison(
+    evidence: Evidence, table: GroupTable, compared: Comparison, held: Ranks, waited_s: float
+) -> Verdict:
+    sides = [_side(evidence, table, part, compared.seq) for part in compared.parts()][:MAX_SIDES]
+    odd = _odd_ones(sides, len(table.members) - len(compared.members))
+    culprits = sorted(rank for side in odd for rank in side.ranks)
+    wait = sides[-1]
+    return Verdict(
+        cause=Cause.MISMATCH,
+        culprits=tuple(culprits),
+        waiting=tuple(np.setdiff1d(held, culprits).tolist()),
+        nodes=nodes_of(evidence, np.array(culprits, np.int64)),
+        job=evidence.job.job_id,
+        attempt=evidence.job.attempt,
+        group=table.name,
+        seq=compared.seq,
+        op=(odd or sides)[0].op or wait.op,
+        waited_s=waited_s,
+        place=(odd or sides)[0].place,
+        step=_step_of(evidence, culprits),
+        sides=tuple(sides),
+        counts=_call_counts(evidence, table.name, sides),
+    )
+
+
+def _odd_ones(sides: Sequence[Side], num_unknown: int) -> list[Side]:
+    """Return the smallest sides; none where ranks whose call is not known could make one of them the largest."""
+    fewest, most = len(sides[0].ranks), len(sides[-1].ranks)
+    if num_unknown and fewest + num_unknown >= most:
+        return []
+    return [side for side in sides if len(side.ranks) == fewest]
+
+
+def _side(evidence: Evidence, table: GroupTable, ranks: Ranks, seq: int) -> Side:
+    """Return what ranks have called at a seq, as one of them reports it that is there still."""
+    slots = _slots(table, ranks)
+    is_there = (table.completed[slots] < seq) & (table.enqueued[slots] >= seq)
+    speaker = int(ranks[is_there][0]) if is_there.any() else int(ranks[0])
+    worker = evidence.job.worker(speaker)
+    report = None if worker is None else worker.report
+    group = None if report is None else next((group for group in report.groups if group.group == table.name), None)
+    call = None if group is None else next((call for call in group.past if call.seq == seq), None)
+    is_newest = group is not None and group.enqueued_seq == seq
+    return Side(
+        tuple(ranks.tolist()),
+        table.name,
+        seq,
+        call.op if call is not None else "",
+        "",
+        call.num_elements if call is not None else -1,
+        evidence.place_of(speaker) if is_there.any() else None,
+        dtype=call.dtype if call is not None else "",
+        root=group.root if group is not None and is_newest else None,
+        reduce_op=group.reduce_op if group is not None and is_newest else "",
+        phase=report.phase if report is not None and is_there.any() else None,
+    )
+
+
+def aborted(evidence: Evidence, deaths: Sequence[Death], lost_connection: Sequence[int]) -> list[Verdict]:
+    """Tell of the call in which gloo ended some ranks, with what each member is known to have passed.
+
+    They are victims: another rank has passed more. It is named where what the others passed leaves nobody else.
+    """
+    victims = np.array(sorted(death.rank for death in deaths if ended_by_gloo(death)), np.int64)
+    if not len(victims):
+        return []
+    tables = [table for table in evidence.job.groups.values() if np.isin(victims, table.members).all()]
+    found = [_of_abort(evidence, table, victims) for table in tables]
+    # Where the members' calls differ, it was there; else where most of them are known to have called.
+    verdict = max(found, key=lambda one: (len(one.sides), sum(len(side.ranks) for side in one.sides)), default=None)
+    if verdict is None:
+        job = evidence.job
+        verdict = Verdict(cause=Cause.MISMATCH, culprits=(), job=job.job_id, attempt=job.attempt)
+    lost = tuple(rank for rank in sorted(lost_connection) if rank not in verdict.culprits)
+    aborts = tuple(victims.tolist())
+    return [msgspec.structs.replace(verdict, aborted=aborts, lost_connection=lost)]
+
+
+def _of_abort(evidence: Evidence, table: GroupTable, victims: Ranks) -> Verdict:
+    parts, seq = _parts_of_abort(table)
+    sides = [_side(evidence, table, part, seq) for part in parts][:MAX_SIDES]
+    sides = _with_victims(sides, victims)
+    unknown = np.setdiff1d(table.members, [rank for side in sides for rank in side.ranks])
+    culprits = _odd_in_abort(table, sides, unknown, victims)
+    job = evidence.job
+    return Verdict(
+        cause=Cause.MISMATCH,
+        culprits=tuple(culprits),
+        nodes=nodes_of(evidence, np.array(culprits, np.int64)),
+        job=job.job_id,
+        attempt=job.attempt,
+        group=table.name,
+        seq=seq if sides else None,
+        op=sides[0].op if sides else "",
+        place=evidence.place_of(culprits[0]) if culprits else None,
+        step=_step_of(evidence, culprits),
+        sides=tuple(sides),
+        counts=_call_counts(evidence, table.name, sides) if len(sides) > 1 else None,
+    )
+
+
+def _parts_of_abort(table: GroupTable) -> tuple[list[Ranks], int]:
+    """Return the members by call, at the first seq at which they differ, else at the newest; and that seq."""
+    newest = int(table.enqueued.max())
+    if table.history is None:
+        return [], newest
+    for seq in range(max(1, newest - MAX_SEQS + 1), newest + 1):
+        compared = _compared(table, seq)
+        if compared is not None and not compared.is_alike:
+            return compared.parts(), seq
+    ops, _ = table.history.calls_at(newest)
+    known = table.members[(ops != 0) & (table.enqueued == newest)]
+    return ([known] if len(known) else []), newest
+
+
+def _with_victims(sides: list[Side], victims: Ranks) -> list[Side]:
+    """Return the sides with the ranks that gloo ended on the smaller one of two: they have passed less than another."""
+    sizes = [side.num_elements * DTYPE_BYTES.get(side.dtype, 0) for side in sides]
+    if len(sides) != 2 or min(sizes) <= 0 or sizes[0] == sizes[1]:
+        return sides
+    known = {rank for side in sides for rank in side.ranks}
+    smaller = sides[sizes.index(min(sizes))]
+    ranks = tuple(sorted({*smaller.ranks, *(set(victims.tolist()) - known)}))
+    sides = [msgspec.structs.replace(side, ranks=ranks) if side is smaller else side for side in sides]
+    return sorted(sides, key=lambda side: (len(side.ranks), side.ranks))
+
+
+def _odd_in_abort(table: GroupTable, sides: Sequence[Side], unknown: Ranks, victims: Ranks) -> list[int]:
+    if len(table.members) == 2:  # of two that differ nobody can say which one is right
+        return [int(rank) for rank in table.members]
+    if len(sides) > 1:
+        return sorted(rank for side in _odd_ones(sides, len(unknown)) for rank in side.ranks)
+    # All but one have made the same call: that one has made another, whether gloo has ended it or one of them.
+    is_told = (
+        len(sides) == 1 and len(unknown) == 1 and (unknown[0] in victims or np.isin(victims, sides[0].ranks).all())
+    )
+    return unknown.tolist() if is_told else []
+
+
+def _step_of(evidence: Evidence, ranks: Sequence[int]) -> int | None:
+    steps = evidence.job.step[list(ranks)]
+    return int(steps[0]) if len(steps) and steps[0] >= 0 else None
+
+
+def _call_counts(evidence: Evidence, group: str, sides: Sequence[Side]) -> CallCounts | None:
+    """Return how many calls the smallest and the largest side had made by the steps that both have finished."""
+    few, many = (_calls_by_step(evidence, group, side.ranks[0]) for side in (sides[0], sides[-1]))
+    common = sorted(few.keys() & many.keys())
+    if not common:
+        return None
+    last = common[-1]
+    alike = [step for step in common if few[step] == many[step]]
+    if few[last] == many[last]:
+        return CallCounts(last, 0)
+    return CallCounts(alike[-1] if alike else None, few[last] - many[last])
+
+
+def _calls_by_step(evidence: Evidence, group: str, rank: int) -> dict[int, int]:
+    worker = evidence.job.worker(rank)
+    groups = worker.report.groups if worker is not None and worker.report is not None else ()
+    return {known.step: known.seq for told in groups if told.group == group for known in told.steps}
+
+
+def _of_current_calls(evidence: Evidence, waits: Sequence[Wait]) -> Verdict | None:
+    """Return what differs between ranks that wait at the same seq, where no more is known than that."""
+    for wait in waits:
         have_all_come = wait.is_settled and not len(wait.missing)
         sides = _sides(evidence, wait) if have_all_come or wait.waited_s >= evidence.thresholds.confirm_s else []
         if len(sides) > 1:
-            verdicts.append(_mismatch(evidence, wait, sides))
-    return verdicts or _circles(evidence)
+            return _mismatch(evidence, wait, sides)
+    return None
 
 
 def _sides(evidence: Evidence, wait: Wait) -> list[Side]:

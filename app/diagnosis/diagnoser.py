@@ -14,7 +14,15 @@ import numpy as np
 
 from agent.wire.jobs import JobState
 from app.diagnosis import contradictions, verdicts
-from app.diagnosis.exits import NO_EXITS, ExitContext, LastLooks, ended_with_launcher, is_root_of_a_hang, sort_out
+from app.diagnosis.exits import (
+    NO_EXITS,
+    ExitContext,
+    LastLooks,
+    ended_by_gloo,
+    ended_with_launcher,
+    is_root_of_a_hang,
+    sort_out,
+)
 from app.diagnosis.joining import not_joined
 from app.diagnosis.known_phases import KnownPhases, Whereabouts
 from app.diagnosis.node_facts import all_nodes
@@ -40,6 +48,7 @@ if TYPE_CHECKING:
     from app.diagnosis.node_facts import AllNodes
     from app.diagnosis.rank_pace import RankPace
     from app.model.cluster import Cluster
+    from app.model.group_table import GroupTable
     from app.model.job_model import JobModel
     from ddpcore.wire import Place
 
@@ -103,6 +112,8 @@ class JobDiagnosis(msgspec.Struct, frozen=True, eq=False):
     waits: list[Wait]
     verdicts: list[Verdict]
     """The worst first."""
+    groups: dict[str, GroupTable] = {}
+    """The process groups, by name."""
 
 
 class Diagnosis(msgspec.Struct, frozen=True, eq=False):
@@ -128,7 +139,12 @@ class Diagnosis(msgspec.Struct, frozen=True, eq=False):
             assert not np.intersect1d(wait.waiting, wait.missing).size
         for verdict in self.verdicts:
             states = self.jobs[verdict.job].states
-            assert verdict.culprits or verdict.cause in (Cause.TRANSPORT, Cause.INPUT_BOUND, Cause.STANDSTILL)
+            nobody = (Cause.TRANSPORT, Cause.INPUT_BOUND, Cause.STANDSTILL, Cause.MISMATCH)
+            assert verdict.culprits or verdict.cause in nobody
+            named = [(verdict.group, verdict.culprits)] if not verdict.sides else []
+            for group, ranks in (*named, *((side.group, side.ranks) for side in verdict.sides)):
+                table = self.jobs[verdict.job].groups.get(group)
+                assert table is None or np.isin(ranks, table.members).all(), "the group that is named holds who is"
             assert not set(verdict.culprits) & set(verdict.waiting)
             assert all(0 <= rank < len(states) for rank in (*verdict.culprits, *verdict.waiting))
             assert list(verdict.culprits) == sorted(set(verdict.culprits))
@@ -204,7 +220,9 @@ class _JobDiagnoser:
             is_named = any(is_root_of_a_hang(verdict) for verdict in current)
             self._last_looks.put(current, [] if is_named else self._budding(evidence), now_s)
         share = self._share
-        return JobDiagnosis(facts, _states(facts, waits, job), share.recent_frac, share.pace, waits, current)
+        return JobDiagnosis(
+            facts, _states(facts, waits, job), share.recent_frac, share.pace, waits, current, job.groups
+        )
 
     def _excuse(self, facts: RankFacts, now_s: float) -> None:
         """Remember who cannot come now, and who had not been heard when the watch began: no straggler for a while."""
@@ -249,7 +267,12 @@ class _JobDiagnoser:
 
     def _judge(self, evidence: Evidence) -> list[Verdict]:
         job, exits = evidence.job, self._exits
-        found = verdicts.exited(evidence, exits.culprits, exits.lost_connection)
+        # Whom gloo ends has been sent more than it expects, by another one that is none of the dead first.
+        stood = [standing.verdict for standing in self._standing.values()]
+        is_explained = any(verdict.cause is Cause.MISMATCH and not verdict.aborted for verdict in stood)
+        found = [] if is_explained else contradictions.aborted(evidence, exits.culprits, exits.lost_connection)
+        own = [death for death in exits.culprits if not ended_by_gloo(death)]
+        found += verdicts.exited(evidence, own, exits.lost_connection)
         found += contradictions.fewer_calls(evidence, exits.early_leavers, exits.lost_connection)
         if job.is_ended() or job.stop_began_s < evidence.now_s:
             return found

@@ -43,6 +43,11 @@ Source: torch 2.13, gloo/transport/tcp/unbound_buffer.cc, pair.cc; ProcessGroupG
 TCPStore.cpp.
 """
 _TIMEOUT = re.compile(r"(?:waiting|after|ran for|barrier in) (\d{1,10}) ?(ms|milliseconds|seconds)\b", re.IGNORECASE)
+OVERFLOW = "op.preamble.length <= op.nbytes"
+"""What gloo wrote when more came than a rank expects, which ends its process.
+
+Source: gloo/transport/tcp/pair.cc of torch 2.13, in the what() of a gloo::EnforceNotMet that nobody catches.
+"""
 LAUNCHER_S = 1.5
 """Ranks that end by a signal within this of their launcher's end from outside have ended with it."""
 
@@ -184,6 +189,11 @@ def ended_with_launcher(job: JobModel) -> frozenset[int]:
     return frozenset(found)
 
 
+def ended_by_gloo(death: Death) -> bool:
+    """Return whether gloo ended a rank, since another one passed more to a call than it did."""
+    return death.exit.signal == signal.SIGABRT and OVERFLOW in death.exit.error
+
+
 def is_clean(death: Death) -> bool:
     """Return whether a rank ended with code 0."""
     return death.exit.signal is None and death.exit.code == 0
@@ -306,6 +316,10 @@ def timeout_of(death: Death) -> float | None:
     return int(found[1]) * (1.0 if found[2].lower() == "seconds" else 0.001)
 
 
+def _is_abort(death: Death) -> bool:
+    return death.exit.signal == signal.SIGABRT and not ended_by_gloo(death)
+
+
 def _by_time(death: Death) -> tuple[float, int]:
     return (death.at_s, death.rank)
 
@@ -320,6 +334,6 @@ def _has_own_cause(death: Death, context: ExitContext, thresholds: Thresholds) -
     if has_lost_peer(death) or end.signal in ASKED_SIGNALS or death.rank in context.with_launcher:
         return False
     is_unclear = end.signal is None and not end.error
-    if death.rank in context.victims and (is_unclear or end.signal == signal.SIGABRT):
+    if death.rank in context.victims and (is_unclear or _is_abort(death)):
         return False
     return not is_unclear or context.now_s - death.at_s >= thresholds.grace_s

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from app.diagnosis.verdicts import Evidence, Verdict, by_node, name
+from app.diagnosis.verdicts import Evidence, Verdict, by_node, hosts_of, name
 from app.model.job_model import PHASE_CODE, Process
 from app.rows import Cause, Severity
 from ddpcore.wire import Phase
@@ -18,6 +18,9 @@ INIT = "init_process_group"
 LATE_FACTOR = 4.0
 """This many times `join_s` is longer than any import takes."""
 
+MEETING_S = 0.05
+"""For each rank, in which all that have come find each other: a store answers thousands of requests a second."""
+
 
 def not_joined(evidence: Evidence) -> list[Verdict]:
     """Name ranks that others have been waiting for in `init_process_group`, or for whose launchers others' wait."""
@@ -28,14 +31,14 @@ def not_joined(evidence: Evidence) -> list[Verdict]:
     if not is_joining.any():
         return _not_launched(evidence)
     waited_s = evidence.now_s - float(job.phase_since_s[is_joining].min())
-    if waited_s < evidence.thresholds.join_s:
-        return []
     absent = np.flatnonzero(job.is_outside & ~is_joining & ~evidence.facts.is_immobile)
     waiting = np.flatnonzero(is_joining)
     if len(absent):
-        return [_late(evidence, some, waiting, waited_s) for some in by_node(evidence, absent)]
+        is_long = waited_s >= evidence.thresholds.join_s
+        return [_late(evidence, some, waiting, waited_s) for some in by_node(evidence, absent)] if is_long else []
     together_s = evidence.now_s - float(job.phase_since_s[is_joining].max())
-    if len(waiting) == job.world_size and together_s >= evidence.thresholds.join_s:
+    patience_s = min(evidence.thresholds.join_s, evidence.thresholds.stall_s + MEETING_S * job.world_size)
+    if len(waiting) == job.world_size and together_s >= patience_s:
         return [_apart(evidence, waiting, together_s)]
     return []
 
@@ -84,4 +87,5 @@ def _apart(evidence: Evidence, waiting: Ranks, waited_s: float, op: str = INIT) 
         op=op,
         waited_s=waited_s,
         place=evidence.place_of(int(waiting[0])),
+        num_hosts=len(hosts_of(evidence, np.arange(job.world_size))),
     )

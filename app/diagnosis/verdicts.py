@@ -54,6 +54,21 @@ class Side(msgspec.Struct, frozen=True):
     place: Place | None
     peer_call: PeerCall | None = None
     """For a send or a receive between two ranks."""
+    dtype: str = ""
+    root: int | None = None
+    """Source or destination that they have passed, where it is known."""
+    reduce_op: str = ""
+    phase: Phase | None = None
+    """What they are about in that call."""
+
+
+class CallCounts(msgspec.Struct, frozen=True):
+    """How many calls the smallest side of a mismatch has made, compared with the largest, step by step."""
+
+    equal_step: int | None
+    """The last step by whose end both had made equally many; None where none is known."""
+    difference: int
+    """By the last step that both have finished: negative where the smallest side has made fewer."""
 
 
 class Aftermath(msgspec.Struct, frozen=True):
@@ -104,6 +119,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """For EXITED and FEWER_CALLS: ranks that lost their connection to a culprit."""
     sides: tuple[Side, ...] = ()
     """For MISMATCH; for STANDSTILL the places, the most common one first."""
+    counts: CallCounts | None = None
+    """For MISMATCH, where steps are known."""
+    aborted: tuple[int, ...] = ()
+    """For MISMATCH: ranks that gloo ended because more came than they expected."""
+    num_hosts: int = 0
+    """For TRANSPORT: machines that take part, where all members are in the same call; else 0."""
     absence: Absence | None = None
     """For NODE_LOST: why the nodes cannot be heard from here, where one reason is known for all."""
     cost_frac: float | None = None
@@ -174,9 +195,16 @@ class Evidence(msgspec.Struct, frozen=True, eq=False):
         for knot in knots:
             is_victim[knot.wait.waiting] = True
         waits = [knot.wait for knot in knots]
-        direct = [wait for wait in waits if is_culprit[wait.missing].any() or is_culprit[wait.stuck].any()]
-        told = max(direct or waits, key=lambda wait: wait.waited_s)
+        # Roots may belong to another wait of the chain: the one that is named is the culprits' own.
+        own = [wait for wait in waits if self._holds(wait.group, culprits)]
+        direct = [wait for wait in own if is_culprit[wait.missing].any() or is_culprit[wait.stuck].any()]
+        told = max(direct or own, key=lambda wait: wait.waited_s, default=None)
         return np.flatnonzero(is_victim & ~is_culprit).tolist(), told
+
+    def _holds(self, group: str, ranks: Ranks) -> bool:
+        """Return whether ranks are members of a group, as far as is known: of one without collectives nothing is."""
+        table = self.job.groups.get(group)
+        return table is None or bool(np.isin(ranks, table.members).all())
 
 
 def name(evidence: Evidence, cause: Cause, culprits: Iterable[int], **known: object) -> Verdict:
@@ -360,6 +388,21 @@ def complete_waits(evidence: Evidence) -> list[Wait]:
     return [wait for wait in closed if wait.is_settled and len(wait.missing) == 0]
 
 
+def _is_common(evidence: Evidence, wait: Wait) -> bool:
+    """Return whether all members are in this call, which is the same for all, as far as is known."""
+    table = evidence.job.groups.get(wait.group)
+    if table is None or wait.peer_call is not None or table.name.startswith(FIRST_GROUP):
+        return True
+    is_here, is_further = table.enqueued == wait.seq, table.enqueued > wait.seq
+    if (table.completed >= wait.seq).any() or len(set(table.code[is_here].tolist())) != 1:
+        return False
+    if not is_further.any():
+        return bool(is_here.all())
+    # NCCL's calls return at once: the recorder tells what those are that ranks have made since.
+    ops = table.history.calls_at(wait.seq)[0] if table.history is not None else None
+    return ops is not None and bool((ops != 0).all() and (ops == ops[0]).all())
+
+
 def transport(evidence: Evidence, waits: Iterable[Wait]) -> list[Verdict]:
     """Tell of collectives that every member has called and that do not complete for longer than a stall."""
     return [_incomplete(evidence, wait) for wait in waits if wait.waited_s > evidence.thresholds.stall_s]
@@ -379,7 +422,14 @@ def _incomplete(evidence: Evidence, wait: Wait) -> Verdict:
         label=wait.label,
         waited_s=wait.waited_s,
         place=evidence.place_of(int(wait.waiting[0])),
+        num_hosts=len(hosts_of(evidence, wait.waiting)) if _is_common(evidence, wait) else 0,
     )
+
+
+def hosts_of(evidence: Evidence, ranks: Ranks) -> set[str]:
+    """Return the machines of some ranks: two nodes may be on one."""
+    nodes = (evidence.cluster.nodes[name] for name in nodes_of(evidence, ranks))
+    return {node.report.hostname if node.report is not None else node.name for node in nodes}
 
 
 def roots_of(evidence: Evidence, is_eligible: Flags, longer_than_s: float) -> Ranks:

@@ -30,6 +30,8 @@ def root_cause_row(job: JobModel, node_names: Sequence[str], verdicts: Sequence[
     roots = [verdict for verdict in verdicts if verdict.aftermath is not None]
     if roots:
         return _row_of_hang(roots[0])
+    if aborts := [verdict for verdict in verdicts if verdict.aborted]:
+        return _row_of_hang(aborts[0])
     told = [
         (share.received_s - share.status.root_cause.age_s, node, share.status.root_cause)
         for node, share in ((node, job.shares[node]) for node in job.together.nodes_with_cause)
@@ -51,14 +53,18 @@ def root_cause_row(job: JobModel, node_names: Sequence[str], verdicts: Sequence[
 
 def _row_of_hang(verdict: Verdict) -> RootCauseRow | None:
     """Return the row of who kept the others waiting until the job ended; None when that is no certain rank."""
-    is_certain = verdict.cause is not Cause.MISMATCH or len(verdict.waiting) > 0
+    is_majority = len(verdict.sides) > 1 and len(verdict.sides[-1].ranks) > len(verdict.sides[0].ranks)
+    is_certain = verdict.cause is not Cause.MISMATCH or len(verdict.waiting) > 0 or is_majority
     if not verdict.culprits or not is_certain:
         return None
     where = place_text(verdict.place) if verdict.place else ""
+    end = "kept the others waiting until the job ended"
+    if verdict.aborted:
+        end = "passed something else than the others"
     return RootCauseRow(
         rank=verdict.culprits[0],
         node=clean_name(verdict.nodes[0]) if verdict.nodes else "",
-        end="kept the others waiting until the job ended",
+        end=end,
         exception="",
         outer="",
         where=clean(where, LINE_LIMIT),

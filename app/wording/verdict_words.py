@@ -58,6 +58,10 @@ HABIT_WORDS = {
 }
 
 
+ROOT_ARGUMENT = {"broadcast": "src", "scatter": "src", "gather": "dst", "reduce": "dst"}
+"""What torch.distributed calls the one rank that an operation's data come from, or go to."""
+
+
 def sentence(verdict: Verdict) -> str:
     """Return what is the matter, in one clean sentence."""
     parts = {
@@ -248,17 +252,60 @@ def _not_joined(verdict: Verdict) -> list[str]:
 
 
 def _mismatch(verdict: Verdict) -> list[str]:
-    calls = [(side.op, side.label, side.group, side.seq) for side in verdict.sides]
-    told = [_side(side, with_size=len(set(calls)) < len(calls)) for side in verdict.sides]
-    return [", ".join(told) + f": they wait for each other for {seconds_text(verdict.waited_s)} and never meet"]
+    told = [_side(side, _arguments(side, verdict.sides)) for side in verdict.sides]
+    if not verdict.aborted:
+        met = f"they wait for each other for {seconds_text(verdict.waited_s)} and never meet"
+        return [", ".join(told) + f": {met}", _counts(verdict)]
+    known = {rank for side in verdict.sides for rank in side.ranks}
+    if others := [rank for rank in verdict.culprits if rank not in known]:
+        told.append(f"{ranks_text(others)} with another size or type")
+    unclear = "" if verdict.culprits else "; whose call differs is not known"
+    is_part = len(told) > 1
+    head = ", ".join(told) if is_part else "the ranks pass different sizes or types to one collective"
+    single = "" if is_part or not told else told[0]
+    ended = f"gloo ended {ranks_text(verdict.aborted)} (SIGABRT), which received more than expected{unclear}"
+    return [f"{head}: {ended}", single, _counts(verdict)]
 
 
-def _side(side: Side, *, with_size: bool) -> str:
+def _counts(verdict: Verdict) -> str:
+    """Return since when ranks have made fewer calls than the others, or until when all have made the same."""
+    counts = verdict.counts
+    if counts is None:
+        return ""
+    if counts.difference == 0:
+        return f"up to step {counts.equal_step} they made equally many calls"
+    number = abs(counts.difference)
+    since = "" if counts.equal_step is None else f" since step {counts.equal_step}"
+    ranks, has = ranks_text(verdict.sides[0].ranks), "has" if len(verdict.sides[0].ranks) == 1 else "have"
+    amount = f"{number:,} call{'' if number == 1 else 's'} {'fewer' if counts.difference < 0 else 'more'}"
+    return f"{ranks} {has} made {amount} than {ranks_text(verdict.sides[-1].ranks)}{since}"
+
+
+def _arguments(side: Side, sides: Sequence[Side]) -> str:
+    """Return what some ranks have passed, as far as others have passed another thing to the same call."""
+    same = [one for one in sides if _key(one) == _key(side)]
+    told = []
+    if len({one.num_elements for one in same}) > 1 and side.num_elements >= 0:
+        told.append(sizes_text(side.num_elements))
+    if len({one.dtype for one in same}) > 1 and side.dtype:
+        told.append(f"type {clean_name(side.dtype)}")
+    if len({one.root for one in same}) > 1 and side.root is not None:
+        told.append(f"{ROOT_ARGUMENT.get(side.op, 'root')}={side.root}")
+    if len({one.reduce_op for one in same}) > 1 and side.reduce_op:
+        told.append(f"op={clean_name(side.reduce_op)}")
+    return f" with {', '.join(told)}" if told else ""
+
+
+def _key(side: Side) -> tuple[str, str, str, int]:
+    return (side.op, side.label, side.group, side.seq)
+
+
+def _side(side: Side, arguments: str) -> str:
     calls = "calls" if len(side.ranks) == 1 else "call"
-    size = f" with {sizes_text(side.num_elements)}" if with_size and side.num_elements >= 0 else ""
     place = f" at {place_text(side.place)}" if side.place else ""
     peer = _peer(side.peer_call) if side.peer_call else ""
-    return f"{ranks_text(side.ranks)} {calls} {call_text(side.group, side.seq, side.op, side.label)}{peer}{size}{place}"
+    call = call_text(side.group, side.seq, side.op, side.label)
+    return f"{ranks_text(side.ranks)} {calls} {call}{peer}{arguments}{place}"
 
 
 def _peer(call: PeerCall) -> str:
@@ -392,6 +439,10 @@ def hint(verdict: Verdict, pid: int | None) -> str:
         return f"{stopped}its stack before the end is in the evidence, where it was kept"
     if verdict.cause is Cause.STRAGGLER:
         return _straggler_hint(verdict, on_node)
+    if verdict.cause is Cause.MISMATCH:
+        return _mismatch_hint(verdict)
+    if verdict.cause is Cause.TRANSPORT:
+        return _transport_hint(verdict)
     thaw = f": kill -CONT {pid}{on_node}" if pid else ""
     spy = f" with py-spy dump --pid {pid}" if pid else ""
     hung = f"a disk or a network file system{on_node} does not answer; see dmesg there"
@@ -401,7 +452,6 @@ def hint(verdict: Verdict, pid: int | None) -> str:
         Cause.NODE_LOST: "it is tried again where that may help; the job goes on meanwhile as far as anybody here knows"
         if verdict.absence is not None
         else f"is {node or 'the node'} up, and its agent running? the other ranks cannot go on without it",
-        Cause.MISMATCH: "compare the two lines: the ranks' programs have taken different branches",
         Cause.FEWER_CALLS: "every rank must make the same calls: look for uneven inputs or an early return",
         Cause.NOT_JOINED: "see its launcher's log and its own; the others begin when it comes",
         Cause.STANDSTILL: "look at these lines: a file system, a lock or a server may not answer",
@@ -409,8 +459,25 @@ def hint(verdict: Verdict, pid: int | None) -> str:
         Cause.INPUT_BOUND: "more loader workers, prefetching or a faster disk make every step shorter",
         Cause.CHECKPOINTING: "nothing is wrong while it takes its usual time; an asynchronous one does not block",
         Cause.EVALUATING: "nothing is wrong while it takes its usual time; all ranks may share an evaluation",
-        Cause.TRANSPORT: "check the network between the nodes: interface, firewall, MTU",
     }[verdict.cause]
+
+
+def _mismatch_hint(verdict: Verdict) -> str:
+    if any(side.op == "broadcast" and side.phase in (Phase.FORWARD, Phase.EVAL) for side in verdict.sides):
+        return "DDP's forward broadcasts buffers: evaluate model.module, or evaluate on all ranks"
+    if verdict.counts is not None and verdict.counts.difference:
+        return "look for a swallowed exception, a skipped batch or an extra call on one rank"
+    if verdict.aborted or len({(side.op, side.label) for side in verdict.sides}) < len(verdict.sides):
+        return "every rank must pass the same sizes, types and roots: compare what these lines pass"
+    return "compare the two lines: the ranks' programs have taken different branches"
+
+
+def _transport_hint(verdict: Verdict) -> str:
+    if verdict.num_hosts > 1:
+        return "check the network between the nodes: interface, firewall, MTU"
+    if verdict.seq is None:
+        return "another program may listen on MASTER_PORT, or two jobs may share it: see ss -ltnp, choose another port"
+    return "compare the stacks of these ranks; on GPUs, NCCL_P2P_DISABLE=1 tells whether their link is broken"
 
 
 def _exit_hint(verdict: Verdict, on_node: str) -> str:

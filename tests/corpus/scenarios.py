@@ -128,6 +128,8 @@ LOSSY: dict[str, object] = {"noise": 0.5, "drop": 0.2, "delay_s": 0.4}
 PEERS_HANG: dict[str, object] = {"hangs_on_death": True}
 BROADCAST = Call("broadcast", 150, "sync", sizes=((120_000,),))
 OTHER_SIZE = Call("all_reduce", 142, "train_step", sizes=((60_000,),))
+OTHER_TYPE = Call("all_reduce", 142, "train_step", sizes=((120_000,),), dtype="Double")
+FORWARD_ALONE = _training(extra_calls=[(0, 60, Call("broadcast", 160, "evaluate", sizes=((16,),), root=0))])
 LEFT_OUT = _training(skipped_calls=[(1, 60)])
 LATE_INPUT = _training(slow_input=[(6, 0.015)])
 LONG_CHECKPOINT = _training(checkpoint_s=4, epoch_steps=40, longer_checkpoints=[(80, 90.0)])
@@ -158,6 +160,8 @@ FAULTS = (
     Scenario("the network dies", _named(Cause.TRANSPORT), 15.0, SimCluster.cut_network),
     Scenario("one broadcasts", _named(Cause.MISMATCH, 2), 4.0, lambda sim: sim.mismatch(2, BROADCAST)),
     Scenario("half the size", _named(Cause.MISMATCH, 2), 4.0, lambda sim: sim.mismatch(2, OTHER_SIZE)),
+    Scenario("another element type", _named(Cause.MISMATCH, 2), 4.0, lambda sim: sim.mismatch(2, OTHER_TYPE)),
+    Scenario("a forward through DDP on rank 0 alone", _named(Cause.MISMATCH, 0), 4.0, cluster=FORWARD_ALONE, step=60),
     Scenario(
         "a call is left out", _named(Cause.MISMATCH, 1), 60.0, cluster=_training(skipped_calls=[(1, 60)]), step=59
     ),

@@ -119,6 +119,8 @@ class Training:
     """(rank, seconds) of ranks whose batches take another time."""
     skipped_calls: Sequence[tuple[int, int]] = ()
     """(rank, step) pairs in which a rank leaves out the all_reduce."""
+    extra_calls: Sequence[tuple[int, int, Call]] = ()
+    """(rank, step, call): calls that a rank makes beside the others', before its forward."""
 
     def __call__(self, rank: int) -> Iterator[Action]:
         yield Call("broadcast", 88, "main", sizes=((120_000,),))
@@ -133,6 +135,7 @@ class Training:
     def _step(self, rank: int, step: int) -> Iterator[Action]:
         yield BeginStep(step)
         yield Work(Phase.DATA, 120, "next_batch", dict(self.slow_input).get(rank, self.data_s))
+        yield from (call for one, when, call in self.extra_calls if (one, when) == (rank, step))
         yield Work(Phase.FORWARD, 138, "train_step", self.forward_s)
         yield Work(Phase.BACKWARD, 142, "train_step", self.backward_s)
         if (rank, step) not in self.skipped_calls:

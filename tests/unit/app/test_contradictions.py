@@ -1,0 +1,266 @@
+"""Calls that do not fit: the first seq at which ranks differ, who is the odd one, and who is only a victim."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.diagnosis.diagnoser import Diagnoser, Diagnosis
+from app.diagnosis.verdicts import CallCounts, Verdict
+from app.model.cluster import Cluster
+from app.rows import Cause
+from app.wording.verdict_words import hint, sentence
+from ddpcore.wire import PastCall, Phase, StepCalls
+from tests.support.node_reports import dead_worker, group_report, job_status, node_report, rank_report, worker_report
+from tests.support.sim import SimCluster
+from tests.support.sim_program import Action, BeginStep, Call, EndStep, Work
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from agent.wire.reports import WorkerReport
+    from ddpcore.wire import GroupReport
+
+ALL_REDUCE, BROADCAST, BARRIER = ("all_reduce", 97, "Float"), ("broadcast", 16, "Float"), ("barrier", -1, "")
+OVERFLOW = (
+    "gloo::EnforceNotMet: [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:451] "
+    "op.preamble.length <= op.nbytes. 88 vs 4"
+)
+LOST_PEER = "RuntimeError: Connection closed by peer"
+
+Made = tuple[str, int, str]
+
+
+def in_call(
+    calls: Sequence[Made], *, completed: int, first: int = 20, waiting_s: float = 3.0, **fields: Any
+) -> GroupReport:
+    """Return a rank that has made these calls, the first of them at seq `first`, and waits since seq `completed`."""
+    past = [PastCall(first + place, *call) for place, call in enumerate(calls)]
+    op, num_elements, dtype = calls[-1]
+    return group_report(
+        past[-1].seq,
+        waiting_s,
+        op=op,
+        completed_seq=completed,
+        sizes=[[num_elements]] if num_elements >= 0 else [],
+        dtypes=[dtype] if dtype else [],
+        past=past[-8:],
+        **fields,
+    )
+
+
+def judged(*workers: WorkerReport, looks: int = 1) -> Diagnosis:
+    """Return what is said of a job on one node."""
+    cluster, diagnoser = Cluster(["n0"]), Diagnoser()
+    num_ranks = len(workers)
+    status = job_status(0, world_size=num_ranks, num_nodes=1, local_world_size=num_ranks)
+    seen = []
+    for look in range(looks):
+        now_s = 1000.0 + look
+        cluster.apply("n0", node_report(1 + look, [status], list(workers)), now_s)
+        seen.append(diagnoser.observe(cluster, now_s))
+        seen[-1].validate()
+    return seen[-1]
+
+
+def rank_in(rank: int, num_ranks: int, group: GroupReport, **fields: Any) -> WorkerReport:
+    return worker_report(rank, rank_report(rank, num_ranks, groups=[group], **fields))
+
+
+def only(diagnosis: Diagnosis) -> Verdict:
+    (verdict,) = diagnosis.verdicts
+    return verdict
+
+
+def test_a_forward_through_ddp_on_one_rank_is_named_though_that_rank_is_one_call_further() -> None:
+    others = in_call([ALL_REDUCE, BROADCAST, BROADCAST, ALL_REDUCE], completed=22)
+    alone = in_call([ALL_REDUCE, BROADCAST, BROADCAST, BROADCAST, ("broadcast", 1, "Long")], completed=22)
+    verdict = only(
+        judged(
+            rank_in(0, 3, alone, phase=Phase.FORWARD),
+            *(rank_in(rank, 3, others, phase=Phase.BACKWARD) for rank in (1, 2)),
+        )
+    )
+
+    assert (verdict.cause, verdict.culprits, verdict.waiting) == (Cause.MISMATCH, (0,), (1, 2))
+    assert verdict.seq == 23
+    assert [(side.ranks, side.op) for side in verdict.sides] == [((0,), "broadcast"), ((1, 2), "all_reduce")]
+    assert "model.module" in hint(verdict, None)
+
+
+@given(
+    num_ranks=st.integers(2, 6),
+    data=st.data(),
+    common=st.lists(st.sampled_from([ALL_REDUCE, BROADCAST, BARRIER]), min_size=1, max_size=5),
+    differing=st.sampled_from(
+        [
+            (ALL_REDUCE, BROADCAST),
+            (BARRIER, ALL_REDUCE),
+            (ALL_REDUCE, ("all_reduce", 1, "Float")),
+            (ALL_REDUCE, ("all_reduce", 97, "Double")),
+            (BROADCAST, BARRIER),
+        ]
+    ),
+)
+def test_whoever_is_further_on_the_first_difference_and_its_odd_rank_are_found(
+    num_ranks: int, data: st.DataObject, common: list[Made], differing: tuple[Made, Made]
+) -> None:
+    odd = data.draw(st.integers(0, num_ranks - 1))
+    first_difference = 20 + len(common)
+    workers = []
+    for rank in range(num_ranks):
+        further = data.draw(st.lists(st.sampled_from([ALL_REDUCE, BROADCAST, BARRIER]), max_size=2))
+        calls = [*common, differing[rank == odd], *further]
+        workers.append(rank_in(rank, num_ranks, in_call(calls, completed=first_difference - 1)))
+
+    verdict = only(judged(*workers))
+
+    assert (verdict.cause, verdict.seq) == (Cause.MISMATCH, first_difference)
+    assert verdict.culprits == ((odd,) if num_ranks > 2 else (0, 1))
+
+
+@pytest.mark.parametrize("first", [1, 20])
+def test_ranks_that_have_called_the_same_do_not_differ_wherever_they_are(first: int) -> None:
+    calls = [BROADCAST, ALL_REDUCE, BARRIER, ALL_REDUCE]
+    waiting = in_call(calls, completed=first + 2, first=first)
+    before = group_report(first + 1, past=[PastCall(first, *BROADCAST), PastCall(first + 1, *ALL_REDUCE)])
+
+    diagnosis = judged(rank_in(0, 2, waiting), rank_in(1, 2, before), looks=3)
+
+    assert Cause.MISMATCH not in {verdict.cause for verdict in diagnosis.verdicts}
+
+
+def test_sources_that_differ_are_told_with_what_each_rank_passes() -> None:
+    waits = [in_call([BROADCAST], completed=19, root=root) for root in (0, 0, 2)]
+    verdict = only(judged(*(rank_in(rank, 3, wait) for rank, wait in enumerate(waits))))
+
+    assert (verdict.culprits, [side.root for side in verdict.sides]) == ((2,), [2, 0])
+    assert "rank 2 calls broadcast #20 with src=2 at" in sentence(verdict)
+    assert "ranks 0-1 call broadcast #20 with src=0 at" in sentence(verdict)
+
+
+def test_of_two_sources_nobody_is_blamed_while_a_third_ranks_is_unknown() -> None:
+    workers = [rank_in(rank, 3, in_call([BROADCAST], completed=19, root=rank)) for rank in (0, 1)]
+    gone_on = in_call([BROADCAST, BARRIER], completed=20)
+    verdict = only(judged(*workers, rank_in(2, 3, gone_on)))
+
+    assert (verdict.cause, verdict.culprits, verdict.seq) == (Cause.MISMATCH, (), 20)
+    assert [side.ranks for side in verdict.sides] == [(0,), (1,)]
+
+
+def test_reductions_that_differ_while_ranks_wait_are_told() -> None:
+    waits = [in_call([ALL_REDUCE], completed=19, reduce_op=name) for name in ("SUM", "SUM", "MAX")]
+    verdict = only(judged(*(rank_in(rank, 3, wait) for rank, wait in enumerate(waits))))
+
+    assert verdict.culprits == (2,)
+    assert "op=MAX" in sentence(verdict)
+
+
+def test_calls_by_step_tell_who_has_made_one_fewer_and_since_when() -> None:
+    def steps(missing_from: int) -> list[StepCalls]:
+        return [StepCalls(step, 2 * step - (step >= missing_from)) for step in (4, 8, 9, 10)]
+
+    others = in_call([ALL_REDUCE] * 3, completed=21, steps=steps(99))
+    fewer = in_call([ALL_REDUCE, ALL_REDUCE, BARRIER], completed=21, steps=steps(9))
+    verdict = only(judged(rank_in(0, 3, others), rank_in(1, 3, fewer), rank_in(2, 3, others)))
+
+    assert (verdict.culprits, verdict.counts) == ((1,), CallCounts(equal_step=8, difference=-1))
+    assert "rank 1 has made 1 call fewer than ranks 0, 2 since step 8" in sentence(verdict)
+
+
+def test_the_last_step_in_common_is_told_where_all_have_made_the_same_calls() -> None:
+    others = in_call([ALL_REDUCE], completed=19, steps=[StepCalls(9, 18), StepCalls(10, 19)])
+    fewer = in_call([BARRIER], completed=19, steps=[StepCalls(8, 17), StepCalls(9, 18)])
+    verdict = only(judged(rank_in(0, 2, others), rank_in(1, 2, fewer)))
+
+    assert verdict.counts == CallCounts(equal_step=9, difference=0)
+    assert "up to step 9 they made equally many calls" in sentence(verdict)
+
+
+def ended(num_ranks: int, groups: dict[int, GroupReport], aborted: int) -> Verdict:
+    """Return what is said once gloo has ended one rank and the others lost it."""
+    workers = []
+    for rank in range(num_ranks):
+        report = rank_report(rank, num_ranks, groups=[groups[rank]] if rank in groups else [])
+        end: dict[str, Any] = {"signal": 6, "error": OVERFLOW} if rank == aborted else {"code": 1, "error": LOST_PEER}
+        workers.append(dead_worker(rank, report, age_s=3.0 if rank == aborted else 2.9, **end))
+    return only(judged(*workers, looks=3))
+
+
+LARGE: Made = ("all_reduce", 22, "Float")
+SMALL: Made = ("all_reduce", 1, "Float")
+
+
+def test_a_rank_that_gloo_has_ended_is_a_victim_of_the_odd_one() -> None:
+    groups = {rank: in_call([call], completed=19) for rank, call in ((0, SMALL), (1, LARGE), (2, SMALL))}
+    verdict = ended(3, groups, aborted=0)
+
+    assert (verdict.cause, verdict.culprits, verdict.aborted) == (Cause.MISMATCH, (1,), (0,))
+    assert "rank 1 calls all_reduce #20 with 22 elements" in sentence(verdict)
+
+
+def test_a_rank_that_gloo_has_ended_before_it_reported_has_passed_less_than_another() -> None:
+    groups = {1: in_call([LARGE], completed=19), 2: in_call([SMALL], completed=19), 0: group_report(18)}
+    verdict = ended(3, groups, aborted=0)
+
+    assert (verdict.culprits, [side.ranks for side in verdict.sides]) == ((1,), [(1,), (0, 2)])
+
+
+def test_the_only_rank_whose_call_is_unknown_is_the_odd_one_where_all_others_agree() -> None:
+    groups = {0: in_call([SMALL], completed=19), 2: in_call([SMALL], completed=19), 1: group_report(18)}
+
+    assert ended(3, groups, aborted=0).culprits == (1,)
+    assert ended(3, groups, aborted=1).culprits == (1,)
+
+
+def test_of_two_ranks_neither_is_blamed_alone() -> None:
+    groups = {0: in_call([SMALL], completed=19), 1: in_call([LARGE], completed=19)}
+
+    assert ended(2, groups, aborted=0).culprits == (0, 1)
+    assert ended(2, {}, aborted=0).culprits in ((), (0, 1))
+
+
+def test_nobody_is_blamed_where_only_the_end_is_known() -> None:
+    verdict = ended(4, {rank: group_report(18) for rank in range(4)}, aborted=2)
+
+    assert (verdict.cause, verdict.culprits, verdict.aborted) == (Cause.MISMATCH, (), (2,))
+    assert "gloo ended rank 2 (SIGABRT)" in sentence(verdict)
+    assert "is not known" in sentence(verdict)
+
+
+def test_the_network_is_not_suspected_on_one_machine() -> None:
+    for num_nodes, words in ((1, "compare the stacks"), (2, "check the network")):
+        sim = SimCluster(num_nodes=num_nodes, ranks_per_node=3)
+        sim.run_to_step(20)
+        sim.cut_network()
+        sim.run(15)
+
+        (verdict,) = sim.diagnosis.verdicts
+        assert (verdict.cause, verdict.num_hosts) == (Cause.TRANSPORT, num_nodes)
+        assert words in hint(verdict, None)
+
+
+def test_the_group_that_is_named_holds_the_rank_that_is_named() -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=2, groups={"1": (0, 1), "2": (2, 3)}, program=_pairs_then_all)
+    sim.run_to_step(5)
+    sim.freeze(0)
+    sim.freeze(1)
+    sim.run(3)
+
+    (verdict,) = sim.diagnosis.verdicts
+    assert (verdict.cause, verdict.culprits) == (Cause.FROZEN, (0, 1))
+    assert verdict.group in ("0", "1", "")
+    assert set(verdict.waiting) == {2, 3}
+
+
+def _pairs_then_all(rank: int) -> Iterator[Action]:
+    for step in itertools.count(1):
+        yield BeginStep(step)
+        yield Work(Phase.FORWARD, 10, "train_step", 0.02)
+        yield Call("all_reduce", 11, "train_step", "1" if rank < 2 else "2", sizes=((8,),))
+        yield Call("all_reduce", 12, "train_step", sizes=((8,),))
+        yield EndStep(step, 1.0, 0)

@@ -114,6 +114,7 @@ async def _collect(session: RemoteSession, job_id: str) -> Evidence:
         await session.session.control.statuses(job_id)  # one that nobody knows is refused at once
         answers = Answers()
         await session.session.take_stacks(job_id, answers)
+        await session.session.replay_history()
         began_s = time.monotonic()
         while (heard_s := time.monotonic() - began_s) < LISTENING_S or not session.session.has_all_lines:
             session.view()

@@ -119,6 +119,7 @@ async def _look(session: RemoteSession) -> View:
     try:
         await session.connect()
         await session.check_job()
+        await session.session.replay_history()
         deadline_s = time.monotonic() + session.first_reports_s
         enough_s = deadline_s
         while True:

@@ -165,6 +165,12 @@ class Diagnoser:
         self.thresholds = thresholds or Thresholds()
         self._jobs: dict[tuple[str, int], _JobDiagnoser] = {}
 
+    def change(self, thresholds: Thresholds) -> None:
+        """Judge by other thresholds from now on."""
+        self.thresholds = thresholds
+        for diagnoser in self._jobs.values():
+            diagnoser.change(thresholds)
+
     def observe(self, cluster: Cluster, now_s: float) -> Diagnosis:
         """Return what is the matter now."""
         nodes = all_nodes(cluster, self.thresholds, now_s)
@@ -198,6 +204,9 @@ class _JobDiagnoser:
         self._explains_failure = False
         self._joined_s: dict[tuple[str, int], float] = {}
         self._input_place: Place | None = None
+
+    def change(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
 
     def observe(self, job: JobModel, cluster: Cluster, nodes: AllNodes, now_s: float) -> JobDiagnosis:
         facts = rank_facts(job, cluster, nodes, self._thresholds, now_s)

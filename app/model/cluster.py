@@ -119,6 +119,17 @@ class Cluster:
         if known is not None and known.attempt < attempt:
             del self.jobs[job_id]
 
+    def go_on_from(self, before: Cluster) -> None:
+        """Take from another model of these nodes what is newer in it, and what no report tells."""
+        for name, node in before.nodes.items():
+            self.nodes[name].fallback = node.fallback
+            self.put_absence(name, node.absence)
+        self.newcomers = before.newcomers
+        for job_id, attempt in before._begun.items():
+            self.begin(job_id, attempt)
+        told = [(name, node.report, before.heard_s[node.index]) for name, node in before.nodes.items()]
+        self.apply_all([(name, report, float(at_s)) for name, report, at_s in told if report is not None])
+
     def apply(self, node: str, report: NodeReport | NodeFrame, now_s: float) -> None:
         """Fold in a node's report. Nothing that a peer says raises: it becomes state or is counted."""
         self.apply_all([(node, report if isinstance(report, NodeFrame) else frame_of(report), now_s)])

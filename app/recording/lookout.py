@@ -31,6 +31,8 @@ class Lookout:
         diagnosis: What was the matter then.
         events: What has happened until then.
         history: How figures went until then.
+        cluster: The model.
+        diagnoser: What judges it.
     """
 
     diagnosis: Diagnosis
@@ -42,8 +44,8 @@ class Lookout:
         self.at_s = 0.0
         self.events = EventLog()
         self.history = history or History()
-        self._cluster = Cluster(nodes)
-        self._diagnoser = Diagnoser(thresholds)
+        self.cluster = Cluster(nodes)
+        self.diagnoser = Diagnoser(thresholds)
         self._choice = JobChoice(job_id)
         self._heard: dict[str, tuple[str, NodeFrame, float]] = {}
         """What is still to be folded in, by node: together it is cheaper."""
@@ -58,21 +60,21 @@ class Lookout:
         """Look at the model."""
         self._fold()
         self.at_s = now_s
-        self.diagnosis = self._diagnoser.observe(self._cluster, now_s)
+        self.diagnosis = self.diagnoser.observe(self.cluster, now_s)
         view = self.view()
         self.events.observe(view)
         self.history.observe(view)
 
     def view(self) -> View:
         """Return the rows of that moment."""
-        return View(self._cluster, self.diagnosis, self.at_s, self._choice.choose(self._cluster))
+        return View(self.cluster, self.diagnosis, self.at_s, self._choice.choose(self.cluster))
 
     @property
     def verdicts(self) -> list[Verdict]:
         """What is said of the job that is shown, the worst first."""
-        found = self.diagnosis.jobs.get(self._choice.choose(self._cluster))
+        found = self.diagnosis.jobs.get(self._choice.choose(self.cluster))
         return [] if found is None else found.verdicts
 
     def _fold(self) -> None:
-        self._cluster.apply_all(list(self._heard.values()))
+        self.cluster.apply_all(list(self._heard.values()))
         self._heard.clear()

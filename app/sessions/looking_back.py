@@ -125,7 +125,7 @@ async def look_back(fleet: Fleet, nodes: Sequence[str], thresholds: Thresholds, 
     # Reports of different nodes are further apart than live ones: what would contradict itself for so long is no news.
     patient = {name: getattr(thresholds, name) + wanted.period_s for name in ("silent_s", "confirm_s", "grace_s")}
     lookout = Lookout(nodes, msgspec.structs.replace(thresholds, **patient), History(3 * wanted.period_s), job_id)
-    await _in_slices(looks(lookout, [past.reports() for past in pasts], min(past.last_s for past in pasts)))
+    await in_slices(looks(lookout, [past.reports() for past in pasts], min(past.last_s for past in pasts)))
     return lookout
 
 
@@ -149,11 +149,12 @@ def looks(lookout: Lookout, told: Iterable[Iterator[Told]], end_s: float) -> Ite
     lookout.look(end_s)
 
 
-async def _in_slices(work: Iterator[None]) -> None:
+async def in_slices(work: Iterator[None], pause_s: float = PAUSE_S) -> None:
+    """Do work piece by piece, with pauses in which keys and reports have their turn."""
     deadline_s = time.monotonic() + SLICE_S
     for _ in work:
         if time.monotonic() > deadline_s:
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(pause_s)
             deadline_s = time.monotonic() + SLICE_S
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from agent.wire.jobs import ENDED_STATES, MAX_PATTERN_CHARS, MAX_PATTERNS, JobSpec
+from agent.wire.jobs import ENDED_STATES, MAX_PATTERN_CHARS, MAX_PATTERNS, JobSpec, JobState
 from app.errors import UsageError
 from app.safe_text import clean_name
 from app.settings.nearness import nearest_text
@@ -85,7 +85,9 @@ def only_running_job(reports: Mapping[str, NodeReport]) -> str:
     Raises:
         UsageError: None does, or several do.
     """
-    running, where = running_jobs(reports), nodes_text(list(reports))
+    jobs = (job for report in reports.values() for job in report.jobs)
+    begun = {clean_name(job.job_id) for job in jobs if job.state is not JobState.PREPARED}
+    running, where = [job_id for job_id in running_jobs(reports) if job_id in begun], nodes_text(list(reports))
     if len(running) == 1:
         return running[0]
     if not running:

@@ -106,6 +106,8 @@ class RemoteSession(LiveSession):
         self._told_of_rest: set[tuple[tuple[str, int, JobState], str]] = set()
         """What was said of ending shares: one that cannot be ended is tried again and told of once."""
         self._guarding: asyncio.Task[None] | None = None
+        self._has_company = False
+        """Whether another job has been under way beside the one that is shown: then commands have to name it."""
         self._is_restarting = False
         """Whether a restart was under way when the console last looked: leaving gives it up."""
         self.asked_at: QuestionDesk | None = None
@@ -175,6 +177,7 @@ class RemoteSession(LiveSession):
         await self.connect()
         if self._request is None:
             await self.check_job()
+            self.session.replay_history_soon()
             if self.looks_back:
                 self.session.look_back()
             return
@@ -362,6 +365,7 @@ class RemoteSession(LiveSession):
         if self._is_open:
             self._is_restarting = bool(self.session.control.doing)
         job = view.job()
+        self._has_company = bool(view.other_jobs_text)
         if job is not None and self._own_job_id in {"", job.job_id}:
             self._job_id = job.job_id
             self._is_ended = is_over(view)
@@ -410,7 +414,8 @@ class RemoteSession(LiveSession):
         job, command = self._job_id, self._hosts.command
         if not job:
             return f"come back by: {command('attach')}"
-        look = f"watch it: {command('attach')}, look: {command('status')}"
+        name = f" {job}" if self._has_company else ""
+        look = f"watch it: {command(f'attach{name}')}, look: {command(f'status{name}')}"
         if self._is_restarting:
             return f"{NOT_AGAIN}; {look}, begin it again: {command(f'restart {job}')}"
         how = "goes on" if self._is_certain else "may run"

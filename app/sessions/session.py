@@ -34,8 +34,9 @@ from app.roads.stack_road import fetch_stacks, trouble_text
 from app.roads.start_progress import Milestones
 from app.roads.telemetry import Telemetry
 from app.sessions.control import JobControl
+from app.sessions.history_replay import replay_history
 from app.sessions.log_pulls import LogPulls
-from app.sessions.looking_back import look_back
+from app.sessions.looking_back import PAUSE_S, look_back
 from app.sessions.options import SessionOptions
 from app.sessions.take_rounds import TAKEN_AT_ONCE, TakeRounds
 from app.stacks.groups import NodeStacks
@@ -159,6 +160,22 @@ class Session:
         if before is not None:
             self.history.reach_back(before.history, before.at_s)
             self.events = self.events.reaching_back(before.events, self._listening_since_s)
+
+    async def replay_history(self, pause_s: float = 0.0) -> None:
+        """Have verdicts stand on what the nodes remember, as if this session had looked on; after `connect`.
+
+        Args:
+            pause_s: Left to others between two pieces of work.
+        """
+        nodes = list(self._directories)
+        replayed = await replay_history(self._fleet, nodes, self._thresholds, pause_s=pause_s)
+        if replayed is not None:
+            before, self._cluster, self._diagnoser = self._cluster, replayed.cluster, replayed.diagnoser
+            self._cluster.go_on_from(before)
+
+    def replay_history_soon(self) -> None:
+        """Do so in the background; after `connect`."""
+        self._tasks.append(asyncio.create_task(self.replay_history(PAUSE_S), name="rankdeck-history-replay"))
 
     async def start_job(self, specs: Mapping[str, JobSpec]) -> None:
         """Start a job over its nodes, all or nothing; see `Fleet.start`."""

@@ -28,6 +28,19 @@ START_S = 90.0
 HERE = ("--host", "localhost")
 FAILS = "raise SystemExit(3)\n"
 SUCCEEDS = "print('well')\n"
+TRAINS = """
+import ctypes, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+tensor, rank = torch.ones(1000), dist.get_rank()
+for step in range(1_000_000):
+    time.sleep(0.02)
+    if rank == 1:
+        {at_fault}
+    dist.all_reduce(tensor)
+    tensor /= 2
+"""
+SLOW = "time.sleep(0.06)"
+HOLDS_GIL = "ctypes.PyDLL(None).sleep(600 * (step > 50))"
 SLEEPS = "import time\ntime.sleep(600)\n"
 
 
@@ -136,3 +149,18 @@ def test_what_a_killed_console_has_left_prepared_hides_no_job_that_runs(desk: De
 
         assert desk.json("status")[1]["jobs"][0]["job_id"] == "train"
         assert desk.json("kill", "train")[1]["state"] == "stopped"
+
+
+@pytest.mark.parametrize(("name", "at_fault", "cause"), [("slow", SLOW, "straggler"), ("gil", HOLDS_GIL, "silent")])
+def test_a_single_look_says_what_a_console_says_that_has_looked_on(
+    desk: Desk, name: str, at_fault: str, cause: str
+) -> None:
+    desk.start(name, TRAINS.format(at_fault=at_fault))
+
+    def seen() -> list[tuple[int, list[tuple[str, list[int]]]]]:
+        code, status = desk.json("status", name)
+        told = [(verdict["cause"], verdict["culprits"]) for verdict in status["verdicts"]]
+        return [(code, told)] if told else []
+
+    assert until(seen, START_S, "it is named") == [(10, [(cause, [1])])]
+    desk.run("kill", name, *HERE)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
+from agent.wire.commands import Tier
 from agent.wire.digest import decode_frame
 from agent.wire.reports import decode_node_report, encode_node_report
 from app.diagnosis.rank_facts import Thresholds
 from app.history import History
+from app.model.absence import Absence
 from app.recording.lookout import Lookout
+from app.sessions.history_replay import REPORT_S, stretches
+from app.sessions.history_replay import looks as history_looks
 from app.sessions.looking_back import looks
 from tests.support.sim import SimCluster
 
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from agent.wire.digest import NodeFrame
+    from app.sessions.history_replay import Stretch
 
 
 def thinned(
@@ -58,3 +63,45 @@ def frozen_and_thawed(seconds_after: float) -> tuple[SimCluster, float]:
 def one_long_story() -> tuple[SimCluster, float]:
     """Return the same with half a minute after; nobody goes on with it."""
     return frozen_and_thawed(30.0)
+
+
+def replayed(sim: SimCluster, thresholds: Thresholds | None = None, live_s: float = 1.0) -> Lookout:
+    """Return what a command says now that has come a moment ago: it reads what the nodes remember, then looks on."""
+    thresholds = thresholds or Thresholds()
+    names = [node.name for node in sim.nodes if not node.is_lost]
+    came_s = sim.now_s - live_s
+    plan = stretches(len(names))
+    begins_s = [came_s - stretch.max_age_s for stretch in plan]
+    ends_s = [*begins_s[1:], came_s]
+    heard = [one for one in sim.heard if one[0] <= came_s]
+    told = [
+        [_kept(heard, node, stretch, begin_s) for node in names]
+        for stretch, begin_s in zip(plan, begins_s, strict=True)
+    ]
+    lookout = Lookout([node.name for node in sim.nodes], thresholds, job_id="demo")
+    for _ in history_looks(lookout, thresholds, zip(plan, told, ends_s, strict=True)):
+        pass
+    for lost in set(lookout.cluster.node_names) - set(names):
+        lookout.cluster.put_absence(lost, Absence("no route to host"))
+    for at_s, node, frame in sim.heard:
+        if at_s > came_s:
+            while lookout.at_s + 0.1 < at_s:
+                lookout.look(lookout.at_s + 0.1)
+            lookout.hear(node, decode_frame(frame), at_s)
+    lookout.look(sim.now_s)
+    return lookout
+
+
+def _kept(
+    heard: Sequence[tuple[float, str, bytes]], node: str, stretch: Stretch, begin_s: float
+) -> Iterator[tuple[float, str, NodeFrame]]:
+    """Yield what a node's agent hands out of a stretch: its disk has not every report, and the first of each period."""
+    kept_s, before = float("-inf"), -1.0
+    for at_s, name, frame in heard:
+        if name != node or at_s < kept_s + {Tier.RECENT: 0.15, Tier.DAY: 9.9}[stretch.tier]:
+            continue
+        kept_s = at_s
+        slot = at_s // stretch.period_s if stretch.period_s > REPORT_S else -1.0
+        if at_s >= begin_s and (slot < 0 or slot != before):
+            yield at_s, node, decode_frame(encode_node_report(decode_node_report(frame)))
+        before = slot

@@ -135,9 +135,10 @@ def test_the_only_job_that_runs_need_not_be_named() -> None:
     def reports(*jobs: JobStatus) -> dict[str, NodeReport]:
         return {node: msgspec.structs.replace(report(2), jobs=list(jobs)) for node in ("h1", "h2")}
 
-    assert only_running_job(reports(ended, running)) == "b"
+    prepared = job_status("left", JobState.PREPARED)
+    assert only_running_job(reports(ended, running, prepared)) == "b"
     with pytest.raises(UsageError, match="no job runs on h1 and h2"):
-        only_running_job(reports(ended))
+        only_running_job(reports(ended, prepared))
     with pytest.raises(UsageError, match="several jobs run on h1 and h2: b, c"):
         only_running_job(reports(running, job_status("c", JobState.STOPPING)))
 

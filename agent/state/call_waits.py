@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MAX_SPAN_US = 600_000_000
 """A longer time between two calls is a clock that was set, or nonsense."""
 PIECE_US = 250_000
-"""Shorter steps are taken together."""
+"""Shorter steps are taken together, and what follows each other where nobody reports steps."""
 MAX_BURST = 0.25
 """Of a step: collectives within it are waited for as one."""
 
@@ -78,7 +78,7 @@ class CallWaits:
             first, beyond = bisect_right(ends, call.called_us), bisect_right(ends, following.called_us)
             end_us = ends[first] if first < beyond else None
             waited_us = _waited_us(call, following, end_us, is_overlapped=is_overlapped and bool(ends))
-            self._count(span_us, waited_us)
+            self._count(span_us, waited_us, is_whole=end_us is not None or not ends)
             if first > 0 and end_us is not None:
                 began_us = ends[first - 1]
                 burst_us = call.called_us - calls[bisect_left(calls, (began_us,))].called_us
@@ -89,10 +89,10 @@ class CallWaits:
         if calls:
             self._counted_us = calls[-1].called_us
 
-    def _count(self, span_us: int, waited_us: int) -> None:
+    def _count(self, span_us: int, waited_us: int, *, is_whole: bool) -> None:
         self._piece_us += span_us
         self._piece_waited_us += waited_us
-        if self._piece_us < PIECE_US:
+        if self._piece_us < PIECE_US or not is_whole:
             return
         spanned_s, waited_s = self._piece_us / 1e6, self._piece_waited_us / 1e6
         self._piece_us = self._piece_waited_us = 0

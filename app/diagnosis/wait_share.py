@@ -1,12 +1,13 @@
-"""Who waits least: the share of time that each rank spends waiting, over a sliding window.
+"""Who waits least: the share of time that each rank loses to slower ones, over a sliding window.
 
 Collectives make all ranks equally fast, so a rank that is slow does not show in its steps: it shows as the one that
-never waits while all others do. Time in which something else explains the waiting (a checkpoint, a frozen rank) is left
-out.
+loses no time while all others do. Time in which something else explains the waiting (a checkpoint, a frozen rank) is
+left out.
 
-Shares are sampled, a few times a second, and ranks that share cores wait unevenly: alone they tell only a rank that is
-slower by far. One that is a little slower is told by two things together: it comes last to nearly every collective,
-which its node knows exactly, and it waits less than the others.
+What ranks lose is known exactly from when each has called what (`agent.state.call_waits`). A gap between those that
+lose least and all others, beyond what chance does from step to step, names ranks that are a little slower, several that
+are equally slow, and whole nodes. Where nobody records calls there are only samples of who waits: ranks that share
+cores wait unevenly, so those tell only a rank that is slower by far.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
+from agent.wire.digest import LATENESS
 from app.diagnosis.cost_trend import CostTrend
-from app.diagnosis.rank_pace import PHASES, RankPace, chance_frac, rank_pace
+from app.diagnosis.rank_pace import NUM_SAMPLED_ROWS, PHASES, LostTime, RankPace, chance_frac, lost_time, rank_pace
 from ddpcore.wire import Phase
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ SLOT_S = 1.0
 PIECE_S = 0.2
 SETTLE_S = 0.4
 """What is told is up to a probe's tick and a node's report old."""
-SLOT_STEPS = 2
+SLOT_STEPS = 1
 """A slot holds at least as many steps, where steps are told: a window of less than some steps tells nothing."""
 MAX_SLOT_S = 120.0
 STALE_PACE_S = 10.0
@@ -40,7 +42,7 @@ STALE_PACE_S = 10.0
 NUM_SLOTS = 12
 """A window of 12 s of clean time: a slowed rank is named within 15 s while steps take less than about 1.5 s, and one
 hiccup does not fill it."""
-NUM_RECENT_SLOTS = 4
+NUM_RECENT_SLOTS = 3
 """The part in which a cure must show."""
 SMOOTHING = 0.4
 """Weight of the newest slot in the share that is shown: it follows within some seconds and does not jump."""
@@ -54,22 +56,26 @@ MAX_LOW = 0.25
 MIN_HIGH = 0.55
 KEEP_GAP = 0.25
 """A named straggler stays one until the recent gap falls below this."""
+LOOKS = (3, 5, 8, NUM_SLOTS)
+"""Newest slots that are looked at, the fewest first: what is exact needs less time."""
 LATE_SLOTS = 5
-"""The part of the window in which the order of arrival is looked at: it is exact, and needs less time."""
-MIN_COMPARED = 40
-"""Collectives in the window: fewer may have the same last rank by chance. Those of one step have one reason: where
-steps are not told, there may be some eight to each."""
-MIN_COMPARED_STEPLESS = 160
-CALLS_OF_A_STEP = 8
-CHANCE_SIGMAS = 5.0
-"""Beyond chance: there are many windows in a night, and many ranks in a job."""
+LATE_S = 5.0 - PIECE_S
 MIN_LAST = 0.75
-"""Share of the compared collectives to which a straggler comes last. Of four healthy gloo ranks on two busy cores none
-came last to more than half of them, in 116 windows of 5 s; one that takes 20 % longer does so to 0.8 and more."""
+"""Share of the compared collectives to which stragglers of a node come last, all together. Of four healthy gloo ranks
+on two busy cores none came last to more than half of them, in 116 windows of 5 s; one that takes 20 % longer does so to
+0.8 and more."""
 MIN_COST = 0.08
-"""Less of the step time is not worth a verdict, and within what sampling makes uncertain."""
-KEEP_LAST = 0.6
-KEEP_COST = 0.03
+"""Less of the step time is not worth a verdict."""
+MIN_NODE_COST = 0.16
+"""Nodes may differ by a little, and a job is as fast as the slowest."""
+MIN_SPREAD = 1 / 3
+"""Of the cost: the gap between stragglers and the one of the others that loses least."""
+TURN_S = 45.0
+"""Ranks that are slow in turns stay named so long after their own turn, while another one is slow."""
+IN_TURNS = 0.25
+"""Of what others lose: ranks that lose less at the same time are slow together."""
+MAX_MISSES = 2
+"""Slots in which nobody seems slow, before that is a cure."""
 MIN_HABIT = 0.05
 """Less of a straggler's time beyond what others spend says nothing of why it is slow."""
 TINY = 1e-3
@@ -88,10 +94,25 @@ class Laggards(msgspec.Struct, frozen=True):
     wait_frac: float
     """The highest share among them."""
     cost_frac: float
-    """The part of the step time that all others lose to them: what even the second least busy waits more than they, or,
-    of one that is a little slower, what the others wait more in the middle."""
+    """The part of the step time that the others lose to them."""
     last_frac: float | None = None
-    """Share of the collectives to which it came last, where that is known and told it."""
+    """Share of the collectives to which they came last, each, where that is known and they are not a whole node."""
+    is_in_turns: bool = False
+    """They are not slow at the same time."""
+
+
+class Limits(NamedTuple):
+    """What it takes to be named."""
+
+    cost: float
+    node_cost: float
+    last: float
+    doubt: float
+    """Times what chance may do."""
+
+
+NEW = Limits(MIN_COST, MIN_NODE_COST, MIN_LAST, 1.0)
+KEEP = Limits(MIN_COST / 2, MIN_NODE_COST / 2, 0.5, 0.3)
 
 
 class Habit(msgspec.Struct, frozen=True):
@@ -110,25 +131,26 @@ class _Mark(NamedTuple):
     at_s: float
     counters: NDArray[np.float64]
     step: int | None
-    beside: NDArray[np.int64]
-    """How many ranks of the job are on each rank's node, itself among them."""
+    owners: NDArray[np.int64]
+    """Index of each rank's node."""
 
     @classmethod
     def of(cls, job: JobModel, now_s: float) -> _Mark:
-        told = (job.observed_s, job.waited_s, job.num_compared, job.num_last, job.worked_s)
-        owners = np.maximum(job.node_of, 0)
-        return cls(now_s, np.vstack(told), job.lowest_step(), np.bincount(owners)[owners])
+        figures = (job.observed_s, job.waited_s, job.num_compared, job.num_last, job.worked_s, job.lateness)
+        return cls(now_s, np.vstack(figures), job.lowest_step(), np.maximum(job.node_of, 0))
 
 
 class WaitShare:
     """The sliding window of one job."""
 
     def __init__(self, world_size: int) -> None:
-        self._window = np.zeros((4 + len(Phase), NUM_SLOTS, world_size), np.float32)
-        """Seconds observed and waited, collectives compared and come last to, seconds worked in each phase: by slot and
-        rank."""
+        self._window = np.zeros((NUM_SAMPLED_ROWS + len(LATENESS), NUM_SLOTS, world_size), np.float32)
+        """Seconds observed and waited, collectives compared and come last to, seconds worked in each phase, and the
+        exact figures of the nodes: by slot and rank."""
+        self._owners: NDArray[np.int64] = np.zeros(world_size, np.int64)
         self._longest = np.zeros(NUM_SLOTS)
-        self._steps = np.zeros(NUM_SLOTS)
+        self._lengths = np.zeros(NUM_SLOTS)
+        """Clean time in each slot."""
         self._has_steps = False
         self._held_s = -np.inf
         """Until when what was judged last has been borne out by clean time."""
@@ -143,6 +165,11 @@ class WaitShare:
         self._followed = np.zeros((2, world_size))
         self._followed_s = -np.inf
         self._laggards: Laggards | None = None
+        self._slow_s: dict[int, float] = {}
+        """When each named rank was last slow."""
+        self._slow_slots = 0
+        """How long the same ranks have been."""
+        self._misses = 0
         self.trend = CostTrend()
         """Of what the laggards cost."""
         self.habit: Habit | None = None
@@ -163,7 +190,8 @@ class WaitShare:
 
     def pace(self) -> RankPace:
         """Return how each rank spent the window."""
-        return rank_pace(self._window.sum(axis=1), min(self._num_filled, NUM_SLOTS) * SLOT_S + self._slot_s)
+        window_s = min(self._num_filled, NUM_SLOTS) * SLOT_S + self._slot_s
+        return rank_pace(self._window.sum(axis=1), window_s, lost_time(self._window, self._owners))
 
     def sample(self, job: JobModel, longest_wait_s: float, now_s: float, *, is_clean: bool) -> None:
         """Look at the counters; once a slot is full, judge anew.
@@ -218,11 +246,12 @@ class WaitShare:
         is_short = mark.step is not None and self._slot_steps < SLOT_STEPS
         if self._slot_s < (MAX_SLOT_S if is_short else SLOT_S) - PIECE_S / 2:
             return
-        self._longest[slot], self._steps[slot] = self._longest_wait_s, self._slot_steps
+        self._longest[slot], self._lengths[slot] = self._longest_wait_s, self._slot_s
         self._slot_s, self._slot_steps, self._longest_wait_s = 0.0, 0, 0.0
         self._num_filled += 1
         self._has_steps, self._held_s = mark.step is not None, mark.at_s
-        self._judge(mark.beside)
+        self._owners = mark.owners
+        self._judge(mark.at_s)
         if self._laggards is not None:
             self.trend.note(self._laggards.ranks, self._laggards.cost_frac, mark.at_s)
 
@@ -230,40 +259,28 @@ class WaitShare:
         """Drop the verdict and the window: what they told of is over."""
         self._laggards = self.habit = self.input_frac = None
         self.trend.forget()
+        self._slow_s.clear()
+        self._slow_slots = self._misses = 0
         self._num_filled, self._slot_s, self._slot_steps = 0, 0.0, 0
         self._window[:] = 0.0
         self._longest[:] = 0.0
 
-    @property
-    def _min_compared(self) -> int:
-        return MIN_COMPARED if self._has_steps else MIN_COMPARED_STEPLESS
+    def _slots(self, num_slots: int) -> NDArray[np.float32]:
+        """Return the newest filled slots."""
+        slots: NDArray[np.float32] = self._window[:, self._newest(num_slots)]
+        return slots
 
-    def _least_last(
-        self, recent: NDArray[np.float32], beside: NDArray[np.int64], num_slots: int
-    ) -> NDArray[np.float64]:
-        """Return the share of collectives to which each rank would have to come last, beyond what chance may do.
-
-        The collectives of one step have one reason, so steps count; with two ranks, chance does much.
-        """
-        steps = self._steps[self._newest(num_slots)].sum() if self._has_steps else recent[2] / CALLS_OF_A_STEP
-        by_chance = 1.0 / np.maximum(beside, 2)
-        spread = np.sqrt(by_chance * (1.0 - by_chance) / np.maximum(steps, 1.0))
-        least: NDArray[np.float64] = np.maximum(MIN_LAST, by_chance + CHANCE_SIGMAS * spread)
-        return least
-
-    def _recent(self, num_slots: int) -> NDArray[np.float32]:
-        """Return the sums over the newest slots, but for the phases."""
-        total: NDArray[np.float32] = self._window[:4, self._newest(num_slots)].sum(axis=1)
-        return total
+    def _window_s(self, num_slots: int) -> float:
+        """Return how much clean time the newest slots hold, 0 where there are fewer."""
+        return float(self._lengths[self._newest(num_slots)].sum()) if self._num_filled >= num_slots else 0.0
 
     def _newest(self, num_slots: int) -> list[int]:
         """Return the places of the newest filled slots."""
         return [index % NUM_SLOTS for index in range(max(0, self._num_filled - num_slots), self._num_filled)]
 
-    def _judge(self, beside: NDArray[np.int64]) -> None:
-        whole = self._window[:4].sum(axis=1)
-        self._judge_pace(whole, beside)
-        self._judge_input(whole[0])
+    def _judge(self, now_s: float) -> None:
+        self._judge_pace(now_s)
+        self._judge_input(self._window[0].sum(axis=0))
         self.habit = None if self._laggards is None else _habit(self._window.sum(axis=1), self._laggards.ranks)
 
     def _judge_input(self, observed: NDArray[np.float32]) -> None:
@@ -282,40 +299,52 @@ class WaitShare:
         frac = float(np.median(_shares(at_input, of_all)))
         self.input_frac = frac if frac >= least else None
 
-    def _is_still_slow(self, named: Laggards) -> bool:
-        """Return whether the last seconds bear out what was said, one way or the other."""
-        recent = self._recent(NUM_RECENT_SLOTS)
-        by_share = find_laggards(recent[1], recent[0], MIN_OBSERVED_S / 4, (KEEP_GAP, 1.0, 0.0))
-        if by_share is not None and set(by_share.ranks) == set(named.ranks):
-            return True
-        if named.last_frac is None:
-            return False
-        # The order of arrival is exact and tells of a cure at once; a cost that is sampled takes the whole window.
-        by_order = find_latecomers(recent, MIN_COMPARED / 4, (np.full(recent.shape[1], KEEP_LAST), -1.0))
-        # Of other ranks, less is asked here than of a new verdict: that they meet it too says nothing.
-        if by_order is None or not set(named.ranks) <= set(by_order.ranks):
-            return False
-        observed, waited = self._window[:2].sum(axis=1)
-        others = observed > 0.0
-        others[list(named.ranks)] = False
-        if not others.any():
-            return False
-        share = _shares(waited, observed)
-        cost = float(np.median(share[others])) - float(share[list(named.ranks)].max())
-        return cost >= KEEP_COST
-
-    def _judge_pace(self, whole: NDArray[np.float32], beside: NDArray[np.int64]) -> None:
-        if self._laggards is not None and not self._is_still_slow(self._laggards):
-            self.forget()
+    def _judge_pace(self, now_s: float) -> None:
+        if self._laggards is not None and not self._is_borne_out(self._laggards):
+            self._misses += 1
+            if self._misses >= MAX_MISSES:
+                self.forget()
             return
-        found = find_laggards(whole[1], whole[0], MIN_OBSERVED_S, (MIN_GAP, MAX_LOW, MIN_HIGH))
-        if found is not None and float(whole[1].max()) >= MIN_WAITS * float(self._longest.max()):
-            self._laggards = found
-        elif self._num_filled >= LATE_SLOTS:
-            num_slots = LATE_SLOTS if self._has_steps else NUM_SLOTS
-            recent = self._recent(num_slots)
-            late = find_latecomers(recent, self._min_compared, (self._least_last(recent, beside, num_slots), MIN_COST))
-            self._laggards = late or self._laggards
+        self._misses = 0
+        found = self._find()
+        if found is None:
+            return
+        is_same = self._laggards is not None and set(found.ranks) <= self._slow_s.keys()
+        self._slow_slots = self._slow_slots + 1 if is_same else 0
+        self._slow_s |= dict.fromkeys(found.ranks, now_s)
+        self._slow_s = {rank: at_s for rank, at_s in self._slow_s.items() if now_s - at_s <= TURN_S}
+        ranks = tuple(sorted(self._slow_s))
+        is_in_turns = found.is_in_turns or len(ranks) > len(found.ranks)
+        self._laggards = msgspec.structs.replace(found, ranks=ranks, is_in_turns=is_in_turns)
+
+    def _find(self) -> Laggards | None:
+        """Return who is slow by what a new verdict needs."""
+        for num_slots in LOOKS:
+            if self._window_s(num_slots) >= LATE_S and (found := self._find_exact(num_slots, NEW)):
+                # The longer ranks have been slow, the more is known of what they cost.
+                longer = min(NUM_SLOTS, num_slots + self._slow_slots)
+                better = self._find_exact(longer, KEEP) if longer > num_slots else None
+                return better if better is not None and better.ranks == found.ranks else found
+        whole = self._window[:2].sum(axis=1)
+        by_share = find_laggards(whole[1], whole[0], MIN_OBSERVED_S, (MIN_GAP, MAX_LOW, MIN_HIGH))
+        is_habit = by_share is not None and float(whole[1].max()) >= MIN_WAITS * float(self._longest.max())
+        return by_share if is_habit else None
+
+    def _find_exact(self, num_slots: int, limits: Limits) -> Laggards | None:
+        slots = self._slots(num_slots)
+        lost = lost_time(slots, self._owners)
+        return None if lost is None else find_slow(slots[:4].sum(axis=1), lost, self._owners, limits)
+
+    def _is_borne_out(self, named: Laggards) -> bool:
+        """Return whether somebody has been as slow as those named in the last seconds."""
+        # At a change of turns nobody is slow for long enough to be named: that somebody costs as much is enough.
+        least = max(MIN_COST / 2, named.cost_frac / 2)
+        for num_slots in LOOKS[:-1]:
+            if lost_time(self._slots(num_slots), self._owners) is not None:
+                return self._find_exact(num_slots, Limits(least, least, 0.0, 0.0)) is not None
+        waited, observed = self._slots(NUM_RECENT_SLOTS)[:2].sum(axis=1)[::-1]
+        recent = find_laggards(waited, observed, MIN_OBSERVED_S / 4, (KEEP_GAP, 1.0, 0.0))
+        return recent is not None and set(recent.ranks) <= self._slow_s.keys()
 
 
 def _shares(seconds: NDArray[np.float32], observed: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -325,7 +354,7 @@ def _shares(seconds: NDArray[np.float32], observed: NDArray[np.float32]) -> NDAr
 
 def _habit(whole: NDArray[np.float32], ranks: Sequence[int]) -> Habit | None:
     """Return the phase in which some ranks spend the most time beyond what others do; None where none stands out."""
-    share = _shares(whole[4:], whole[0])
+    share = _shares(whole[4:NUM_SAMPLED_ROWS], whole[0])
     is_asked = np.zeros(share.shape[1], np.bool_)
     is_asked[list(ranks)] = True
     others = ~is_asked & (whole[0] > 0.0)
@@ -339,34 +368,79 @@ def _habit(whole: NDArray[np.float32], ranks: Sequence[int]) -> Habit | None:
     return Habit(PHASES[most], float(own[most]), float(usual[most]))
 
 
-def find_latecomers(
-    window: NDArray[np.float32], min_compared: float, limits: tuple[NDArray[np.float64], float]
+def find_slow(
+    window: NDArray[np.float32], lost: LostTime, owners: NDArray[np.int64], limits: Limits
 ) -> Laggards | None:
-    """Return the ranks that come last on their nodes nearly always, and wait less than the others.
+    """Return the ranks below the widest gap in what ranks lose, if it is beyond chance and worth a verdict.
 
     Args:
-        window: Seconds observed and waited, collectives compared and come last to, and more: (4 or more, ranks).
-        min_compared: Below it a rank is not judged.
-        limits: The least share of collectives to which each rank would have to come last, and the least that it costs.
+        window: Seconds observed and waited, collectives compared and come last to: (4, ranks).
+        lost: What each loses.
+        owners: Index of each rank's node.
+        limits: What it takes.
     """
-    min_last, min_cost = limits
-    observed, waited, compared, last = window[:4]
-    is_observed = observed > 0.0
-    is_late = (compared >= min_compared) & is_observed & (last >= min_last * compared)
-    others = is_observed & ~is_late
-    if not is_late.any() or not others.any():
+    known = np.flatnonzero(~np.isnan(lost.frac))
+    frac = lost.frac[known]
+    order = np.argsort(frac, kind="stable")
+    num_slow = 1 + int(np.diff(frac[order])[: len(known) // 2].argmax())
+    slow, others = known[order[:num_slow]], known[order[num_slow:]]
+    usual = float(np.median(lost.frac[others]))
+    costs = usual - lost.frac[slow]
+    gap = float(lost.frac[others].min() - lost.frac[slow].max())
+    if costs.min() < limits.cost or gap < MIN_SPREAD * costs.max():
         return None
-    share = _shares(waited, observed)
-    cost = float(np.median(share[others])) - share
-    late = np.flatnonzero(is_late & (cost >= min_cost))
-    if not len(late):
+    last_frac = _last_frac(window, lost, owners, (slow, others), limits)
+    if last_frac is None:
         return None
-    return Laggards(
-        tuple(late.tolist()),
-        float(share[late].max()),
-        float(cost[late].min()),
-        float((last[late] / compared[late]).min()),
-    )
+    wait_frac = float(_shares(window[1, slow], window[0, slow]).max())
+    is_in_turns = num_slow > 1 and float(lost.frac[slow].min()) > IN_TURNS * usual
+    # Ranks that are slow in turns wait for each other: what they cost adds up. It is never more than others wait.
+    cost = float(min(costs.sum(), usual)) if is_in_turns else _cost(lost, owners, (slow, others), costs)
+    return Laggards(tuple(np.sort(slow).tolist()), wait_frac, cost, None if last_frac < 0.0 else last_frac, is_in_turns)
+
+
+def _cost(
+    lost: LostTime,
+    owners: NDArray[np.int64],
+    ranks: tuple[NDArray[np.int64], NDArray[np.int64]],
+    costs: NDArray[np.float64],
+) -> float:
+    """Return what ranks cost that are slow at the same time: the exact difference within a node, where that may be."""
+    slow, others = ranks
+    place = int(costs.argmax())
+    beside = others[owners[others] == owners[slow[place]]]
+    cost = float(costs[place])
+    if not len(beside):
+        return cost
+    exact = float(np.median(lost.frac[beside]) - lost.frac[slow[place]])
+    return exact if abs(exact - cost) <= lost.node_doubt else cost
+
+
+def _last_frac(
+    window: NDArray[np.float32],
+    lost: LostTime,
+    owners: NDArray[np.int64],
+    ranks: tuple[NDArray[np.int64], NDArray[np.int64]],
+    limits: Limits,
+) -> float | None:
+    """Return how often each slow rank comes last on its node, -1 of whole nodes; None where chance may do it."""
+    slow, others = ranks
+    lowest = 1.0
+    for node in np.unique(owners[slow]).tolist():
+        here, beside = slow[owners[slow] == node], others[owners[others] == node]
+        if not len(beside):
+            costs = np.median(lost.frac[others]) - lost.frac[here]
+            if costs.min() < max(limits.node_cost, limits.doubt * lost.node_doubt):
+                return None
+            lowest = -1.0
+            continue
+        highest, least = here[lost.frac[here].argmax()], beside[lost.frac[beside].argmin()]
+        doubt = float(np.hypot(lost.doubt[highest], lost.doubt[least]))
+        compared, last = window[2:4, here]
+        if lost.frac[least] - lost.frac[highest] < limits.doubt * doubt or last.sum() < limits.last * compared.max():
+            return None
+        lowest = min(lowest, float(last.sum() / max(compared.max(), 1.0)) / len(here))
+    return lowest
 
 
 def find_laggards(

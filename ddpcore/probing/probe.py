@@ -253,12 +253,9 @@ class Probe:
         if self._pace.is_sample_due(now_s):
             return True
         self._pace.looked_again()
-        still_pends = not self._state.has_stepped(marks.step) and self._state.still_pends(
+        return not self._state.has_stepped(marks.step) and self._state.still_pends(
             self._recorder.counters(), (marks.barrier, *marks.firsts)
         )
-        if not still_pends:
-            self._state.see_over(now_s)
-        return still_pends
 
     def _tick(self, now_s: float, *, is_last: bool) -> None:
         """Take one sample, and send a report if one is due."""

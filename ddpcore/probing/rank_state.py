@@ -86,8 +86,6 @@ class _State(NamedTuple):
     is_waiting: bool = False
     is_overlapped: bool = False
     """It worked while a collective was under way."""
-    is_over: bool = False
-    """A second look has shown that it no longer waits; what it is at instead is not known."""
 
 
 class RankState:
@@ -121,8 +119,6 @@ class RankState:
         self._waited_s = 0.0
         self._overlapped_s = 0.0
         self._state = _State()
-        self._counted_s = 0.0
-        """Until when time has been counted."""
         self._worked_s = dict.fromkeys(Phase, 0.0)
         self._report_seq = 0
         self._next_dump_s = 0.0
@@ -192,20 +188,11 @@ class RankState:
         )
         if previous is not None:
             # Whatever changed did so somewhere between the two samples: each of them stands for half of the gap.
-            half_s = min(max(now_s - self._counted_s, 0.0), MAX_GAP_S) / 2
-            self._count_time(self._state if before.is_over else before, half_s)
+            half_s = min(max(now_s - previous.now_s, 0.0), MAX_GAP_S) / 2
+            self._count_time(before, half_s)
             self._count_time(self._state, half_s)
-        self._counted_s = now_s
         has_moved = any(track.quiet_samples == 1 for track in self._tracks.values())
         self._standing.observe(sample, has_moved=has_moved, is_pending=self._state.is_waiting)
-
-    def see_over(self, now_s: float) -> None:
-        """Take that what the last sample saw pending is over: from here on it does not count as waited."""
-        if self._state.is_waiting:
-            half_s = min(max(now_s - self._counted_s, 0.0), MAX_GAP_S) / 2
-            self._count_time(self._state, half_s)
-            self._counted_s = max(self._counted_s, now_s - half_s)
-            self._state = self._state._replace(is_waiting=False, is_over=True)
 
     def wants_dump(self, now_s: float) -> bool:
         """Say whether a full dump of the recorder is worth its cost now."""

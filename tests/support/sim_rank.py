@@ -361,7 +361,6 @@ class SimRank:
             self._pace.looked_again()
             gates = (self._barrier, *self._firsts.values())
             if self._probe.has_stepped(self._step) or not self._probe.still_pends(counters, gates):
-                self._probe.see_over(now_s)
                 return None
         counted = [*self._peer_numbers.items()][::-1]
         self._probe.observe(

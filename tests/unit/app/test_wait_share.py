@@ -7,6 +7,7 @@ import pytest
 
 from app.diagnosis.wait_share import NUM_SLOTS, WaitShare, find_laggards
 from app.model.job_model import JobModel
+from app.model.rank_batch import LATE
 from ddpcore.wire import Phase
 
 LIMITS = (0.45, 0.25, 0.55)
@@ -34,15 +35,40 @@ class Watched:
         longest_wait_s: float = 0.3,
         is_clean: bool = True,
         last: tuple[float, ...] = (),
-        num_compared: int = 20,
+        lost: tuple[float, ...] = (),
+        spread: float = 0.02,
+        pieces: float = 4.0,
+        beyond: tuple[float, ...] = (),
     ) -> tuple[int, ...]:
+        """Let time pass.
+
+        Args:
+            seconds: How much.
+            shares: Sampled shares of time that each rank waits.
+            longest_wait_s: The longest single wait.
+            is_clean: Whether nothing else explains waiting.
+            last: Share of the collectives to which each comes last.
+            lost: Exact shares of time that each waits for later ranks of its node.
+            spread: By how much these vary from piece to piece.
+            pieces: Pieces in a second.
+            beyond: Exact shares of time behind the node's last call.
+        """
         for _ in range(seconds):
             self.now_s += 1.0
             self.job.observed_s += 1.0
             self.job.waited_s += np.array(shares)
             if last:
-                self.job.num_compared += num_compared
-                self.job.num_last += num_compared * np.array(last)
+                self.job.num_compared += 20
+                self.job.num_last += 20 * np.array(last)
+            if lost:
+                waited = np.array(lost) / pieces
+                self.job.lateness[LATE["spanned_s"]] += 1.0
+                self.job.lateness[LATE["waited_s"]] += pieces * waited
+                self.job.lateness[LATE["squared_s2"]] += pieces * (waited**2 + (spread / pieces) ** 2)
+                self.job.lateness[LATE["num_pieces"]] += pieces
+            if beyond:
+                self.job.lateness[LATE["stepped_s"]] += 1.0
+                self.job.lateness[LATE["beyond_s"]] += np.array(beyond)
             self.share.sample(self.job, longest_wait_s, self.now_s, is_clean=is_clean)
         return () if self.share.laggards is None else self.share.laggards.ranks
 
@@ -136,47 +162,111 @@ def test_looks_within_one_slot_are_one_sample() -> None:
     assert np.array_equal(before, watched.share.recent_frac, equal_nan=True)
 
 
-def test_a_rank_that_is_a_little_slower_is_told_by_the_order_of_arrival() -> None:
+LATE_2 = (0.05, 0.05, 0.9, 0.0)
+WAITING = (0.2, 0.2, 0.2, 0.2)
+
+
+def test_a_rank_that_is_a_little_slower_is_named_by_what_the_others_lose_and_its_cure_shows_soon() -> None:
     watched = Watched()
-    assert watched.live(NUM_SLOTS + 2, 0.3, 0.28, 0.12, 0.3, last=(0.05, 0.05, 0.9, 0.0)) == (2,)
+    assert watched.live(6, *WAITING, lost=(0.2, 0.18, 0.02, 0.2), last=LATE_2) == (2,)
 
     found = watched.share.laggards
     assert found is not None
     assert found.last_frac == pytest.approx(0.9)
     assert found.cost_frac == pytest.approx(0.18)
-    assert watched.live(5, 0.3, 0.28, 0.28, 0.3, last=(0.3, 0.3, 0.2, 0.2)) == ()
+    assert watched.live(7, *WAITING, lost=(0.05, 0.05, 0.05, 0.05), last=(0.3, 0.3, 0.2, 0.2)) == ()
 
 
 @pytest.mark.parametrize(
-    ("shares", "last", "num_compared"),
+    ("lost", "last", "spread", "pieces"),
     [
-        ((0.3, 0.28, 0.27, 0.3), (0.02, 0.03, 0.95, 0.0), 20),
-        ((0.3, 0.28, 0.12, 0.3), (0.2, 0.2, 0.6, 0.0), 20),
-        ((0.3, 0.28, 0.12, 0.3), (0.05, 0.05, 0.9, 0.0), 2),
+        ((0.2, 0.2, 0.13, 0.2), LATE_2, 0.02, 4.0),
+        ((0.2, 0.2, 0.02, 0.2), (0.2, 0.2, 0.6, 0.0), 0.02, 4.0),
+        ((0.2, 0.2, 0.02, 0.2), LATE_2, 0.3, 1.0),
+        ((0.2, 0.2, 0.02, 0.2), LATE_2, 0.02, 0.2),
     ],
-    ids=["it costs next to nothing", "others come last too", "too little is known"],
+    ids=["it costs next to nothing", "others come last too", "steps vary by more", "too few steps are known"],
 )
-def test_one_sign_alone_is_not_enough(shares: tuple[float, ...], last: tuple[float, ...], num_compared: int) -> None:
-    assert Watched().live(60, *shares, last=last, num_compared=num_compared) == ()
+def test_one_sign_alone_is_not_enough(
+    lost: tuple[float, ...], last: tuple[float, ...], spread: float, pieces: float
+) -> None:
+    assert Watched().live(60, *WAITING, lost=lost, last=last, spread=spread, pieces=pieces) == ()
 
 
-def test_with_long_steps_the_window_grows() -> None:
+def test_two_ranks_that_are_equally_slow_are_named_both() -> None:
+    watched = Watched()
+    assert watched.live(6, *WAITING, lost=(0.23, 0.01, 0.01, 0.23), last=(0.0, 0.5, 0.5, 0.0)) == (1, 2)
+
+    found = watched.share.laggards
+    assert found is not None
+    assert found.cost_frac == pytest.approx(0.22)
+    assert not found.is_in_turns
+
+
+def test_two_ranks_that_are_slow_by_turns_each_step_cost_as_much_as_one_that_always_is() -> None:
+    watched = Watched()
+    assert watched.live(6, *WAITING, lost=(0.23, 0.12, 0.11, 0.23), last=(0.0, 0.5, 0.5, 0.0)) == (1, 2)
+
+    found = watched.share.laggards
+    assert found is not None
+    assert found.cost_frac == pytest.approx(0.23)
+    assert found.is_in_turns
+
+
+def test_ranks_that_are_slow_by_turns_of_half_a_minute_stay_named() -> None:
+    watched = Watched()
+    named = []
+    for turn in range(6):
+        slow = 1 + 2 * (turn % 2)
+        lost, last = [0.23] * 4, [0.02] * 4
+        lost[slow], last[slow] = 0.01, 0.94
+        named += [watched.live(1, *WAITING, lost=tuple(lost), last=tuple(last)) for _ in range(30)]
+    assert set(named[6:30]) == {(1,)}
+    assert set(named[40:]) == {(1, 3)}
+
+
+def test_one_that_no_longer_takes_turns_is_not_named_for_long() -> None:
+    watched = Watched()
+    assert watched.live(20, *WAITING, lost=(0.23, 0.01, 0.23, 0.23), last=(0.0, 0.9, 0.0, 0.0)) == (1,)
+    assert watched.live(20, *WAITING, lost=(0.23, 0.23, 0.01, 0.23), last=(0.0, 0.0, 0.9, 0.0)) == (1, 2)
+    assert watched.live(40, *WAITING, lost=(0.23, 0.23, 0.01, 0.23), last=(0.0, 0.0, 0.9, 0.0)) == (2,)
+
+
+def test_a_slow_node_is_named_by_what_the_other_nodes_wait_behind_their_last_calls() -> None:
+    watched = Watched()
+    watched.job.node_of[:] = (0, 0, 1, 1)
+    lost = (0.02, 0.02, 0.02, 0.02)
+    assert watched.live(20, *WAITING, lost=lost, beyond=(0.18, 0.18, 0.05, 0.05)) == ()
+    assert watched.live(12, *WAITING, lost=lost, beyond=(0.28, 0.28, 0.05, 0.05)) == (2, 3)
+
+    found = watched.share.laggards
+    assert found is not None
+    assert found.cost_frac == pytest.approx(0.23, abs=0.02)
+    assert found.last_frac is None
+
+
+def test_where_nobody_reports_steps_a_slow_node_is_told_by_what_all_its_ranks_wait() -> None:
+    watched = Watched(8)
+    watched.job.node_of[:] = (0, 0, 0, 0, 1, 1, 1, 1)
+    assert watched.live(12, *[0.26] * 4, *[0.02] * 4, lost=(0.02,) * 8) == (4, 5, 6, 7)
+
+
+def test_a_rank_that_is_late_on_a_node_which_waits_for_another_one_costs_nothing() -> None:
+    watched = Watched()
+    watched.job.node_of[:] = (0, 0, 1, 1)
+    lost, last = (0.01, 0.01, 0.2, 0.0), (0.5, 0.5, 0.0, 1.0)
+    assert watched.live(20, *WAITING, lost=lost, last=last, beyond=(0.05, 0.05, 0.25, 0.25)) == (0, 1)
+
+
+def test_long_steps_take_longer_to_tell() -> None:
     watched = Watched()
     named: tuple[int, ...] = ()
-    for second in range(120):
+    for second in range(60):
         watched.job.step[:] = second // 5
-        watched.job.sample_steps(watched.now_s)
-        named = watched.live(1, 0.3, 0.28, 0.12, 0.3, last=(0.02, 0.01, 0.97, 0.0))
-        if second < 45:
+        named = watched.live(1, *WAITING, lost=(0.2, 0.18, 0.02, 0.2), last=LATE_2, pieces=0.2)
+        if second < 29:
             assert named == ()
     assert named == (2,)
-
-
-def test_with_few_steps_chance_is_not_taken_for_a_habit() -> None:
-    watched = Watched()
-    for second in range(200):
-        watched.job.step[:] = second // 5
-        assert watched.live(1, 0.3, 0.28, 0.12, 0.3, last=(0.1, 0.1, 0.8, 0.0)) == ()
 
 
 def test_one_long_pause_for_input_is_not_a_habit() -> None:

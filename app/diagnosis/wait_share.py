@@ -113,6 +113,7 @@ class Limits(NamedTuple):
 
 NEW = Limits(MIN_COST, MIN_NODE_COST, MIN_LAST, 1.0)
 KEEP = Limits(MIN_COST / 2, MIN_NODE_COST / 2, 0.5, 0.3)
+ANYBODY = Limits(MIN_COST / 2, MIN_NODE_COST / 4, 0.0, 0.0)
 
 
 class Habit(msgspec.Struct, frozen=True):
@@ -338,10 +339,10 @@ class WaitShare:
     def _is_borne_out(self, named: Laggards) -> bool:
         """Return whether somebody has been as slow as those named in the last seconds."""
         # At a change of turns nobody is slow for long enough to be named: that somebody costs as much is enough.
-        least = max(MIN_COST / 2, named.cost_frac / 2)
         for num_slots in LOOKS[:-1]:
             if lost_time(self._slots(num_slots), self._owners) is not None:
-                return self._find_exact(num_slots, Limits(least, least, 0.0, 0.0)) is not None
+                anybody = self._find_exact(num_slots, ANYBODY)
+                return anybody is not None and anybody.cost_frac >= named.cost_frac / 2
         waited, observed = self._slots(NUM_RECENT_SLOTS)[:2].sum(axis=1)[::-1]
         recent = find_laggards(waited, observed, MIN_OBSERVED_S / 4, (KEEP_GAP, 1.0, 0.0))
         return recent is not None and set(recent.ranks) <= self._slow_s.keys()

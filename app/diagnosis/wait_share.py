@@ -36,6 +36,10 @@ SETTLE_S = 0.4
 """What is told is up to a probe's tick and a node's report old."""
 SLOT_STEPS = 1
 """A slot holds at least as many steps, where steps are told: a window of less than some steps tells nothing."""
+MAX_BREAK_S = 3.0
+"""What is exact comes every few seconds, of all time since: it is taken in over a short checkpoint or evaluation."""
+SAMPLED_ROWS = [0, 1, *range(4, NUM_SAMPLED_ROWS)]
+EXACT_ROWS = [2, 3, *range(NUM_SAMPLED_ROWS, NUM_SAMPLED_ROWS + len(LATENESS))]
 MAX_SLOT_S = 120.0
 STALE_PACE_S = 10.0
 """What the pace told is not repeated when nothing has borne it out for so long."""
@@ -159,8 +163,11 @@ class WaitShare:
         self._slot_s = 0.0
         """Clean time in the slot that is being filled."""
         self._slot_steps = 0
+        self._is_slot_begun = False
         self._mark: _Mark | None = None
         """The end of the last clean piece, None while there is none."""
+        self._exact: _Mark | None = None
+        """The end of the last clean piece, None once a longer break has followed."""
         self._clean_since_s: float | None = None
         self._longest_wait_s = 0.0
         self._followed = np.zeros((2, world_size))
@@ -207,6 +214,8 @@ class WaitShare:
             self._follow(job, now_s)
         if not is_clean:
             self._clean_since_s, self._mark = None, None
+            if self._exact is not None and now_s - self._exact.at_s > MAX_BREAK_S:
+                self._exact = None
             return
         if self._clean_since_s is None:
             self._clean_since_s = now_s
@@ -230,15 +239,18 @@ class WaitShare:
     def _take(self, mark: _Mark) -> None:
         """Add a clean piece of time to the slot that is being filled."""
         before, self._mark = self._mark, mark
+        exact, self._exact = self._exact, mark
+        slot = self._num_filled % NUM_SLOTS
+        if not self._is_slot_begun:
+            self._is_slot_begun = True
+            self._window[:, slot] = 0.0
+        if exact is not None:
+            self._window[EXACT_ROWS, slot] += np.maximum(mark.counters[EXACT_ROWS] - exact.counters[EXACT_ROWS], 0.0)
         if before is None:
             return
-        grown = mark.counters - before.counters
-        np.maximum(grown, 0.0, out=grown)
+        grown = np.maximum(mark.counters[SAMPLED_ROWS] - before.counters[SAMPLED_ROWS], 0.0)
         grown[1] = np.minimum(grown[1], grown[0])
-        slot = self._num_filled % NUM_SLOTS
-        if self._slot_s == 0.0:
-            self._window[:, slot] = 0.0
-        self._window[:, slot] += grown
+        self._window[SAMPLED_ROWS, slot] += grown
         self._slot_s += mark.at_s - before.at_s
         if self.is_fresh(mark.at_s):
             self._held_s = mark.at_s
@@ -250,6 +262,7 @@ class WaitShare:
         self._longest[slot], self._lengths[slot] = self._longest_wait_s, self._slot_s
         self._slot_s, self._slot_steps, self._longest_wait_s = 0.0, 0, 0.0
         self._num_filled += 1
+        self._is_slot_begun = False
         self._has_steps, self._held_s = mark.step is not None, mark.at_s
         self._owners = mark.owners
         self._judge(mark.at_s)
@@ -262,7 +275,7 @@ class WaitShare:
         self.trend.forget()
         self._slow_s.clear()
         self._slow_slots = self._misses = 0
-        self._num_filled, self._slot_s, self._slot_steps = 0, 0.0, 0
+        self._num_filled, self._slot_s, self._slot_steps, self._is_slot_begun = 0, 0.0, 0, False
         self._window[:] = 0.0
         self._longest[:] = 0.0
 

@@ -40,6 +40,7 @@ from agent.jobs.lifecycle import (
     WorkerExited,
     WorkerFound,
 )
+from agent.jobs.outside_looks import OutsideLooks
 from agent.jobs.preflight import check_files, check_metrics, find_store, reserve
 from agent.jobs.rank_stacks import StackTaker
 from agent.jobs.rank_watch import RankWatch
@@ -101,6 +102,7 @@ class Jobs:
         self._oom_kills = OomKills()
         self._leftovers = Leftovers(state_dir.socket_path(INBOX_SOCKET))
         self._stacks = StackTaker()
+        self._outside = OutsideLooks(state, self._stacks.py_spy)
 
     def adopt(self) -> None:
         """Take up the jobs of an earlier agent in this directory, as far as they go on, and say how the others ended.
@@ -189,6 +191,7 @@ class Jobs:
         sought -= {job_id for job_id in list(sought) if self._seek(self._known[job_id])}
         for launch in self._known:
             self._watch.sample(launch.job_id)
+            self._outside.beat(launch)
             if launch.shim and (begun := launch.next_round()):
                 self._feed(launch, RoundBegan(begun))
             abandoned_s = min(unattended_s, self._state.stalled_s(launch.job_id, now_s))
@@ -217,6 +220,7 @@ class Jobs:
 
     def close(self) -> None:
         """Let go of everything; what runs goes on."""
+        self._outside.close()
         self._watch.close()
         self._known.close()
 

@@ -52,12 +52,12 @@ class StackTaker:
     """Takes stacks of any job of a node."""
 
     def __init__(self) -> None:
-        self._py_spy = PySpy()
+        self.py_spy = PySpy()
 
     @property
     def spy_pids(self) -> set[int]:
         """Children of this process that look at ranks just now."""
-        return self._py_spy.pids
+        return self.py_spy.pids
 
     async def take(self, launch: Launch, pids: Callable[[str], Mapping[int, int]], *, is_native: bool) -> Stacks:
         """Return the stacks of a job that runs.
@@ -109,7 +109,7 @@ class StackTaker:
         if whats_in_the_way:
             found = _noted(found, f"no native frames: {whats_in_the_way}")
         try:
-            threads, num_left_out = await self._py_spy.dump(
+            threads, num_left_out = await self.py_spy.dump(
                 order.spy, found.pid, is_native=is_native, deadline_s=order.deadline_s
             )
         except SpyError as error:

@@ -6,7 +6,7 @@ that is older than the last.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 import msgspec
 
@@ -24,6 +24,7 @@ from agent.state.observations import (
     Observation,
     RankPrinted,
     RankReported,
+    SeenFromOutside,
     WorkerEnded,
     WorkerSampled,
     WorkerSeen,
@@ -32,7 +33,15 @@ from agent.state.progress import Progress
 from agent.state.rank_memory import gpu_held, host_held
 from agent.wire.machine import GpusReport, GpuWatchState, JobRank
 from agent.wire.memory import MemoryReport
-from agent.wire.reports import WIRE_VERSION, ControlReport, ExitReport, NodeReport, ProcessState, WorkerReport
+from agent.wire.reports import (
+    WIRE_VERSION,
+    ControlReport,
+    ExitReport,
+    NodeReport,
+    OutsideLook,
+    ProcessState,
+    WorkerReport,
+)
 from ddpcore.wire import Oddity
 
 if TYPE_CHECKING:
@@ -43,6 +52,8 @@ if TYPE_CHECKING:
     from ddpcore.wire import RankReport
 
 
+MUTE_S = 1.0
+"""A probe reports four times a second, if it can: from here on it is looked at from outside."""
 SPEAKS_S = 5.0
 """A probe that has said nothing for longer does not speak."""
 
@@ -62,6 +73,23 @@ class _Worker(msgspec.Struct):
     end: WorkerEnded | None = None
 
 
+class OutsideWish(NamedTuple):
+    """A process that only a look from outside can tell the place of, and why."""
+
+    job_id: str
+    rank: int
+    pid: int
+    rank_pid: int
+    """The rank's own process."""
+    report_seq: int
+    """Of its last report; 0 where that does not matter."""
+
+    @property
+    def is_child(self) -> bool:
+        """Whether it is a process that the rank waits for."""
+        return self.pid != self.rank_pid
+
+
 class _Output(msgspec.Struct):
     """What is known of what a rank prints."""
 
@@ -77,6 +105,8 @@ class _Job(msgspec.Struct):
     reports: dict[int, tuple[RankReport, float]] = {}
     """Last report by rank, and when it came."""
     output: dict[int, _Output] = {}
+    outside: dict[int, tuple[SeenFromOutside, float]] = {}
+    """Last look from outside by rank, and when it was."""
     progress: Progress = msgspec.field(default_factory=Progress)
     lateness: Lateness = msgspec.field(default_factory=Lateness)
 
@@ -96,7 +126,7 @@ class NodeState:
         self.has_news = False
         """Since the last report a rank has begun to wait in a collective, or a wait has ended."""
 
-    def apply(  # noqa: C901 - one case for each observation
+    def apply(  # noqa: C901, PLR0912 - one case for each observation
         self, observation: Observation, now_s: float
     ) -> None:
         """Take one observation."""
@@ -118,6 +148,8 @@ class NodeState:
                 self._on_end(observation, now_s)
             case RankPrinted():
                 self._on_output(observation, now_s)
+            case SeenFromOutside(job_id=job_id, rank=rank):
+                self._jobs[job_id].outside[rank] = (observation, now_s)
             case HostSampled():
                 self._host = observation
             case GpusSampled(sample=sample):
@@ -211,6 +243,20 @@ class NodeState:
         job = self._jobs.get(job_id)
         known = job.reports.get(rank) if job else None
         return known[0].step if known else None
+
+    def wishes_from_outside(self, job_id: str, now_s: float) -> list[OutsideWish]:
+        """Return the processes that are to be looked at: of ranks that are mute, and those that ranks wait for."""
+        job = self._jobs.get(job_id)
+        wishes = []
+        for rank, (report, reported_at_s) in job.reports.items() if job else ():
+            worker = job.workers.get(rank) if job else None
+            if worker is None or worker.end is not None:
+                continue
+            if now_s - reported_at_s >= MUTE_S:
+                wishes.append(OutsideWish(job_id, rank, report.pid, report.pid, report.report_seq))
+            elif report.child_wait is not None and report.child_wait.waiting_s >= MUTE_S:
+                wishes.append(OutsideWish(job_id, rank, report.child_wait.pid, report.pid, 0))
+        return wishes
 
     def validate(self) -> None:
         """Assert what holds after every observation."""
@@ -353,7 +399,19 @@ def _worker_report(job: _Job, rank: int, worker: _Worker, memory: MemoryReport |
         report_age_s=max(0.0, now_s - reported_at_s),
         lateness=job.lateness.of(rank),
         memory=memory,
+        outside=_outside_look(job, rank, now_s),
     )
+
+
+def _outside_look(job: _Job, rank: int, now_s: float) -> OutsideLook | None:
+    """Return what was last seen from outside, while the reason for the look holds."""
+    seen, seen_at_s = job.outside.get(rank, (None, 0.0))
+    report, _ = job.reports.get(rank, (None, 0.0))
+    if seen is None or report is None:
+        return None
+    is_mute = (seen.pid, seen.report_seq) == (report.pid, report.report_seq)
+    is_awaited = report.child_wait is not None and report.child_wait.pid == seen.pid
+    return OutsideLook(seen.pid, seen.place, max(0.0, now_s - seen_at_s)) if is_mute or is_awaited else None
 
 
 def _is_waiting(report: RankReport) -> bool:

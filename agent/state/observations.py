@@ -12,7 +12,7 @@ from agent.wire.memory import LimitReport  # noqa: TC001 - msgspec looks at it
 if TYPE_CHECKING:
     from agent.state.gpu_sample import GpuSample
     from agent.wire.reports import ProcessState
-    from ddpcore.wire import RankReport
+    from ddpcore.wire import Place, RankReport
 
 
 class JobAdmitted(msgspec.Struct, frozen=True):
@@ -72,6 +72,18 @@ class WorkerSampled(msgspec.Struct, frozen=True):
     memory: MemorySampled | None = None
 
 
+class SeenFromOutside(msgspec.Struct, frozen=True):
+    """A process has been looked at that cannot tell where it stands."""
+
+    job_id: str
+    rank: int
+    pid: int
+    """The rank's own, or that of a child that the rank waits for."""
+    report_seq: int
+    """Of the rank's last report then."""
+    place: Place | None
+
+
 class WorkerEnded(msgspec.Struct, frozen=True):
     """The process of a worker is gone."""
 
@@ -123,6 +135,7 @@ Observation: TypeAlias = (
     | WorkerSeen
     | WorkerSampled
     | WorkerEnded
+    | SeenFromOutside
     | RankPrinted
     | HostSampled
     | GpusSampled

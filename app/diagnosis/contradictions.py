@@ -364,7 +364,9 @@ def _circles(evidence: Evidence) -> list[Verdict]:
             told |= set(knot.chain)
             sides = [_side_of(evidence, wait) for wait in waits]
             longest = max(waits, key=lambda wait: wait.waited_s)
-            verdict = _mismatch(evidence, longest, sorted(sides, key=lambda side: len(side.ranks))[:MAX_SIDES])
+            verdict = _mismatch(
+                evidence, longest, sorted(sides, key=lambda side: (len(side.ranks), side.ranks))[:MAX_SIDES]
+            )
             victims = _led_to(evidence, knot.chain) - set(verdict.culprits)
             verdicts.append(msgspec.structs.replace(verdict, waiting=tuple(sorted(victims))))
     return verdicts

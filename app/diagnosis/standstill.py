@@ -127,7 +127,7 @@ def not_exiting(evidence: Evidence) -> list[Verdict]:
     for rank in np.flatnonzero(is_late).tolist():
         worker = job.worker(rank)
         wait = worker.report.exit_wait if worker is not None and worker.report is not None else None
-        if wait is not None and wait.waiting_s >= evidence.thresholds.stall_s:
+        if wait is not None and wait.waiting_s >= evidence.thresholds.stall_s - evidence.thresholds.silent_s:
             alike.setdefault((wait.what, wait.name), []).append(rank)
     return [_not_exiting(evidence, ranks) for ranks in alike.values()]
 

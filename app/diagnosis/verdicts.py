@@ -107,6 +107,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     severity: Severity = Severity.CRITICAL
     place: Place | None = None
     """Where the first culprit stands, or was last seen."""
+    is_seen_outside: bool = False
+    """The place has been seen from outside, since the rank has not reported."""
     phase: Phase | None = None
     """What the first culprit is about."""
     step: int | None = None
@@ -169,11 +171,15 @@ class Evidence(msgspec.Struct, frozen=True, eq=False):
     def place_of(self, rank: int) -> Place | None:
         """Return where a rank was last seen: by itself, or from outside while it does not report."""
         worker = self.job.worker(rank)
-        if worker is None:
+        report = None if worker is None else worker.report
+        return self.outside_place_of(rank) or (None if report is None else report.place)
+
+    def outside_place_of(self, rank: int) -> Place | None:
+        """Return where a rank that does not report has been seen from outside."""
+        worker = self.job.worker(rank)
+        if worker is None or worker.report is None or worker.outside is None:
             return None
-        if worker.outside is not None and worker.outside.pid == worker.pid and worker.outside.place is not None:
-            return worker.outside.place
-        return worker.report.place if worker.report is not None else None
+        return worker.outside.place if worker.outside.pid == worker.report.pid else None
 
     def child_of(self, rank: int) -> dict[str, Any]:
         """Return what is known of the process that a rank waits for, as fields of a verdict."""
@@ -219,6 +225,7 @@ def name(evidence: Evidence, cause: Cause, culprits: Iterable[int], **known: obj
         "waiting": tuple(waiting),
         "nodes": nodes_of(evidence, ranks),
         "place": evidence.place_of(first),
+        "is_seen_outside": evidence.outside_place_of(first) is not None,
     }
     if report is not None:
         facts |= {"phase": report.phase, "step": report.step, "slow_factor": report.slow_factor}

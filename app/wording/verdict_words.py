@@ -10,6 +10,7 @@ from app.diagnosis.memory import is_killed_by_kernel, is_of_gpu
 from app.rows import Cause
 from app.safe_text import clean, clean_name
 from app.wording.growth_words import growth_hint, growth_parts, past_growth_text
+from app.wording.standing_words import child_text, not_exiting_parts, peer_text, standstill_parts
 from app.words import (
     bytes_text,
     call_text,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     from agent.wire.reports import ExitReport
     from app.diagnosis.verdicts import Side, Verdict
-    from ddpcore.wire import PeerCall
 
 MAX_TEXT = 600
 """Characters of a sentence: seven lines of a narrow terminal."""
@@ -141,7 +141,10 @@ def _past_victims(verdict: Verdict) -> list[str]:
 
 
 def _last_seen(verdict: Verdict) -> str:
-    return f"last seen at {place_text(verdict.place)}" if verdict.place else ""
+    if verdict.place is None:
+        return ""
+    seen = "py-spy sees it" if verdict.is_seen_outside else "last seen"
+    return f"{seen} at {place_text(verdict.place)}"
 
 
 def _after_step(verdict: Verdict) -> str:
@@ -303,16 +306,9 @@ def _key(side: Side) -> tuple[str, str, str, int]:
 def _side(side: Side, arguments: str) -> str:
     calls = "calls" if len(side.ranks) == 1 else "call"
     place = f" at {place_text(side.place)}" if side.place else ""
-    peer = _peer(side.peer_call) if side.peer_call else ""
+    peer = peer_text(side.peer_call)
     call = call_text(side.group, side.seq, side.op, side.label)
     return f"{ranks_text(side.ranks)} {calls} {call}{peer}{arguments}{place}"
-
-
-def _peer(call: PeerCall) -> str:
-    """Return ` to rank 2 with tag 7`, of a send."""
-    direction = "to" if call.op == "send" else "from"
-    peer = "any rank" if call.peer is None else f"rank {call.peer}"
-    return f" {direction} {peer}" + (f" with tag {call.tag}" if call.tag else "")
 
 
 def _fewer_calls(verdict: Verdict) -> list[str]:
@@ -343,7 +339,7 @@ def _straggler(verdict: Verdict) -> list[str]:
             f"{who(verdict)} {holds} the others up",
             _victims(verdict),
             f"{ranks_text(verdict.culprits[:1])} {does}" if does else "",
-            _child(verdict),
+            child_text(verdict),
         ]
     head = f"{who(verdict)} {_is(verdict)} slow and cost{'s' if len(verdict.culprits) == 1 else ''} the others"
     waits = "it waits" if len(verdict.culprits) == 1 else "they wait"
@@ -376,38 +372,11 @@ def _habit(verdict: Verdict) -> str:
 
 
 def _standstill(verdict: Verdict) -> list[str]:
-    step = "" if verdict.step is None else f" after step {verdict.step}"
-    head = f"no rank has moved for {seconds_text(verdict.for_s)}{step}, and none waits in a collective"
-    places = [f"{ranks_text(side.ranks)} at {place_text(side.place)}" for side in verdict.sides if side.place]
-    stand = "stands" if len(verdict.sides) == 1 and len(verdict.sides[0].ranks) == 1 else "stand"
-    odd = f"{who(verdict)} {_is(verdict)} at another line than the others" if verdict.culprits else ""
-    return [head, f"they {stand} still: {', '.join(places)}" if places else "", odd, _child(verdict)]
+    return standstill_parts(verdict, who(verdict))
 
 
 def _not_exiting(verdict: Verdict) -> list[str]:
-    wait = verdict.exit_wait
-    assert wait is not None
-    one = len(verdict.culprits) == 1
-    head = f"the program of {who(verdict)} is done and {'its process does' if one else 'their processes do'} not end"
-    place = f" at {place_text(wait.place)}" if wait.place else ""
-    pid = f" {wait.pid}" if wait.pid else ""
-    why = {
-        "thread": f'thread "{wait.name}", which is no daemon, runs on{place}',
-        "process": f"child process{pid} runs on",
-        "atexit": f"exit handler {wait.name} runs{place}",
-    }.get(wait.what, "what it waits for is not known")
-    return [f"{head} for {seconds_text(verdict.for_s)}", why, _victims(verdict), _child(verdict)]
-
-
-def _child(verdict: Verdict) -> str:
-    """Return `rank 1 waits for its loader worker 4711, which is at data.py:12 in read`."""
-    child = verdict.child
-    if child is None:
-        return ""
-    what = child.what if child.what.endswith(("process", "worker")) else "child process"
-    first = verdict.culprits[:1] or verdict.sides[0].ranks[:1]
-    place = f", which is at {place_text(verdict.child_place)}" if verdict.child_place else ""
-    return f"{ranks_text(first)} waits for its {what} (pid {child.pid}){place}"
+    return not_exiting_parts(verdict, who(verdict), _victims(verdict))
 
 
 def _input_bound(verdict: Verdict) -> list[str]:

@@ -15,13 +15,14 @@ from agent.state.observations import (
     JobForgotten,
     RankPrinted,
     RankReported,
+    SeenFromOutside,
     WorkerEnded,
     WorkerSampled,
     WorkerSeen,
 )
 from agent.wire.machine import GpuFigures, GpuWatchState, JobRank
-from agent.wire.reports import ExitReport, NodeReport, ProcessState, decode_node_report, encode_node_report
-from ddpcore.wire import WIRE_VERSION, GpuMemoryReport, GroupReport, Phase, RankReport
+from agent.wire.reports import ExitReport, NodeReport, OutsideLook, ProcessState, decode_node_report, encode_node_report
+from ddpcore.wire import WIRE_VERSION, ChildWait, GpuMemoryReport, GroupReport, Phase, Place, RankReport
 
 
 def rank_report(rank: int = 2, **changes: Any) -> RankReport:
@@ -240,3 +241,36 @@ def test_a_wait_that_begins_or_ends_is_news_until_it_is_reported(state: NodeStat
         *(False, False),
         *(True, False, True),
     ]
+
+
+def test_a_rank_that_does_not_report_is_wished_to_be_seen_from_outside_and_its_place_holds_until_it_reports(
+    state: NodeState,
+) -> None:
+    state.apply(WorkerSeen("train", 2, 102), 0.0)
+    state.apply(RankReported(rank_report(2, report_seq=5)), 1.0)
+    pid = rank_report(2).pid
+
+    assert state.wishes_from_outside("train", 1.5) == []
+    (wish,) = state.wishes_from_outside("train", 2.5)
+    state.apply(SeenFromOutside("train", 2, wish.pid, wish.report_seq, Place("train.py", 7, "match")), 2.6)
+
+    assert (wish.pid, wish.report_seq, wish.is_child) == (pid, 5, False)
+    assert report_of(state, 3.0).workers[0].outside == OutsideLook(
+        pid, Place("train.py", 7, "match"), pytest.approx(0.4)
+    )
+    state.apply(RankReported(rank_report(2, report_seq=6)), 3.1)
+    assert report_of(state, 3.2).workers[0].outside is None
+
+
+def test_a_process_that_a_rank_waits_for_is_wished_to_be_seen_while_it_does(state: NodeState) -> None:
+    state.apply(WorkerSeen("train", 2, 102), 0.0)
+    waits = ChildWait(77, "loader worker", waiting_s=3.0)
+    state.apply(RankReported(rank_report(2, report_seq=5, child_wait=waits)), 1.0)
+
+    (wish,) = state.wishes_from_outside("train", 1.1)
+    state.apply(SeenFromOutside("train", 2, 77, 0, None), 1.2)
+
+    assert (wish.pid, wish.is_child) == (77, True)
+    assert report_of(state, 1.3).workers[0].outside is not None
+    state.apply(RankReported(rank_report(2, report_seq=6)), 1.4)
+    assert report_of(state, 1.5).workers[0].outside is None

@@ -13,10 +13,11 @@ from app.diagnosis.memory import Growth
 from app.diagnosis.verdicts import Aftermath, Side, Verdict
 from app.rows import Cause
 from app.wording.verdict_words import MAX_TEXT, hint, sentence
-from ddpcore.wire import Phase, Place
+from ddpcore.wire import ChildWait, ExitWait, PeerCall, Phase, Place
 
 MIB, GIB = 2**20, 2**30
 PLACE = Place("/home/user/train.py", 42, "train_step")
+STANDING = Side((0, 1, 2, 3), "", 0, "", "", -1, PLACE)
 LOST = "RuntimeError: Connection closed by peer [127.0.0.1]:1"
 
 
@@ -224,6 +225,69 @@ def growth(kind: LimitKind, ranks: tuple[int, ...] = (2,), **fields: Any) -> Gro
         (
             verdict(Cause.STRAGGLER, cost_frac=0.8, wait_frac=0.02, culprits=(2, 3), place=None),
             "ranks 2-3 on demo-1 are slow and cost the others about 80 % of the step time: they wait 2 % of the time",
+        ),
+        (
+            verdict(Cause.STANDSTILL, culprits=(), waiting=(), seq=None, step=60, for_s=11.0, sides=(STANDING,)),
+            (
+                "no rank has moved for 11 s after step 60, and none waits in a collective; they stand still: "
+                "ranks 0-3 at train.py:42 in train_step"
+            ),
+        ),
+        (
+            verdict(
+                Cause.STANDSTILL, waiting=(), seq=None, for_s=11.0, sides=(STANDING,), child=ChildWait(77, "subprocess")
+            ),
+            (
+                "no rank has moved for 11 s, and none waits in a collective; they stand still: ranks 0-3 at "
+                "train.py:42 in train_step; rank 2 on demo-1 is at another line than the others; rank 2 waits for its "
+                "subprocess (pid 77)"
+            ),
+        ),
+        (
+            verdict(
+                Cause.NOT_EXITING, waiting=(), seq=None, for_s=11.0, exit_wait=ExitWait("thread", "uploader", PLACE)
+            ),
+            (
+                "the program of rank 2 on demo-1 is done and its process does not end for 11 s; "
+                'thread "uploader", which is no daemon, runs on at train.py:42 in train_step'
+            ),
+        ),
+        (
+            verdict(Cause.NOT_EXITING, waiting=(), seq=None, for_s=11.0, exit_wait=ExitWait("process", pid=77)),
+            "the program of rank 2 on demo-1 is done and its process does not end for 11 s; child process 77 runs on",
+        ),
+        (
+            verdict(
+                Cause.STRAGGLER,
+                phase=Phase.DATA,
+                child=ChildWait(77, "loader worker"),
+                child_place=Place("/home/user/data.py", 12, "read"),
+            ),
+            (
+                "rank 2 on demo-1 holds the others up; ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s; rank 2 is "
+                "loading data at train.py:42 in train_step; rank 2 waits for its loader worker (pid 77), which is at "
+                "data.py:12 in read"
+            ),
+        ),
+        (
+            verdict(Cause.SILENT, for_s=3.0, is_seen_outside=True),
+            (
+                "rank 2 on demo-1 has not reported for 3.0 s though its process lives; ranks 0-1, 3 wait for it in "
+                "all_reduce #57 for 1.7 s; py-spy sees it at train.py:42 in train_step"
+            ),
+        ),
+        (
+            verdict(
+                Cause.MISMATCH,
+                sides=(
+                    Side((0,), "0", 3, "recv", "", -1, PLACE, PeerCall("recv", 1, number=3)),
+                    Side((1,), "0", 1, "send", "", -1, PLACE, PeerCall("send", 0, tag=7, number=1)),
+                ),
+            ),
+            (
+                "rank 0 calls recv #3 from rank 1 at train.py:42 in train_step, rank 1 calls send #1 to rank 0 with "
+                "tag 7 at train.py:42 in train_step: they wait for each other for 1.7 s and never meet"
+            ),
         ),
     ],
 )

@@ -35,6 +35,8 @@ SETTLE_S = 1.0
 """From a verdict to the summary: by then the ranks that wait for the culprit have said so."""
 EXPLANATION_PATIENCE_S = 8.0
 """After a job failed without a verdict: a node whose agent died is taken for lost within this time."""
+CAUSE_PATIENCE_S = 2.0
+"""The same, where the job's nodes know why it failed: a verdict on a death comes within this time."""
 END_PATIENCE_S = 5.0
 """After a rank has ended, for torchrun to end the others and for the job to have an exit code."""
 
@@ -158,8 +160,12 @@ class Headless:
             return False
         if self._over_at_s is None:
             self._over_at_s = now_s
-        has_reason = exit_code(view) is not ExitCode.JOB_FAILED
-        return has_reason or now_s - self._over_at_s > EXPLANATION_PATIENCE_S
+        if exit_code(view) is not ExitCode.JOB_FAILED:
+            return True
+        job = view.job()
+        cause = None if job is None else job.root_cause
+        patience_s = EXPLANATION_PATIENCE_S if cause is None or cause.is_consequence else CAUSE_PATIENCE_S
+        return now_s - self._over_at_s > patience_s
 
     def _is_overdue(self, view: View, now_s: float) -> bool:
         if self._fault is None or self._fault.at_step is None:

@@ -42,7 +42,8 @@ from app.wording.pace_words import JobPace
 from app.wording.rank_table import RankTable
 from app.wording.rank_words import rank_row
 from app.wording.root_cause import root_cause_row
-from app.wording.verdict_words import hint, sentence
+from app.wording.verdict_hints import hint
+from app.wording.verdict_words import sentence
 from app.words import finite, place_text
 from ddpcore.wire import TrainingReport
 

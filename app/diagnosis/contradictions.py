@@ -6,15 +6,18 @@ gone on since: gloo keeps operations of different kinds apart, and a rank may be
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from agent.wire.digest import SIZED_OPS
-from app.diagnosis.exits import ended_by_gloo, is_clean
+from app.diagnosis.exits import ended_by_gloo, has_lost_peer, is_clean
 from app.diagnosis.verdicts import CallCounts, Evidence, Side, Verdict, name, nodes_of
+from app.diagnosis.waits import Wait
 from app.rows import Cause
+from ddpcore.wire import Place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from app.diagnosis.rank_facts import Flags, Ranks
-    from app.diagnosis.waits import Wait
+    from app.diagnosis.verdicts import Aftermath
     from app.model.group_table import GroupTable
     from app.model.job_model import Death
 
@@ -33,6 +36,8 @@ DTYPE_BYTES = {
     **dict.fromkeys(("ComplexFloat", "Double", "Long"), 8),
 }
 """Of an element, by its type in torch's words."""
+_WHERE = re.compile(r"(?P<file>[^:]+):(?P<line>\d{1,9})(?: in (?P<function>.+))?")
+"""How a node writes the line at which a rank failed."""
 MAX_SIDES = 8
 """Different calls told apart in one sentence and one row."""
 MAX_SEQS = 16
@@ -397,7 +402,77 @@ def fewer_calls(evidence: Evidence, leavers: Sequence[Death], lost_connection: S
     if not culprits:
         return []
     victims = tuple(rank for rank in sorted(lost_connection) if rank not in culprits)
-    return [name(evidence, Cause.FEWER_CALLS, culprits, lost_connection=victims, exit=end)]
+    verdict = name(evidence, Cause.FEWER_CALLS, culprits, lost_connection=victims, exit=end)
+    if verdict.seq is None:
+        verdict = msgspec.structs.replace(verdict, **_missed_call(evidence, sorted(culprits), victims))
+    return [msgspec.structs.replace(verdict, waiting_place=_place_of_waiting(evidence, verdict))]
+
+
+def _missed_call(evidence: Evidence, culprits: Sequence[int], victims: Sequence[int]) -> dict[str, Any]:
+    """Return the call that victims died in and that a culprit never made, by the last reports of all."""
+    for table in evidence.job.groups.values():
+        left, lost = np.isin(table.members, culprits), np.isin(table.members, victims)
+        if not left.any() or not lost.any():
+            continue
+        is_ahead = lost & (table.enqueued > table.enqueued[left].min())
+        if is_ahead.any():
+            slot = int(np.flatnonzero(is_ahead)[int(table.enqueued[is_ahead].argmin())])
+            op, label = evidence.job.calls[table.code[slot]]
+            return {"group": table.name, "seq": int(table.enqueued[slot]), "op": op, "label": label}
+    return {}
+
+
+def _place_of_waiting(evidence: Evidence, verdict: Verdict) -> Place | None:
+    """Return where the first of those stands that wait, or where the first that lost its connection failed."""
+    places = (evidence.place_of(rank) for rank in (*verdict.waiting, *verdict.lost_connection)[:MAX_SIDES])
+    if (place := next((place for place in places if place is not None), None)) is not None:
+        return place
+    shares = evidence.job.shares
+    causes = [shares[node].status.root_cause for node in evidence.job.together.nodes_with_cause]
+    for cause in causes:
+        is_victim = cause is not None and cause.is_consequence and cause.rank in verdict.lost_connection
+        if cause is not None and is_victim and (found := _WHERE.fullmatch(cause.where)):
+            return Place(found["file"], int(found["line"]), found["function"] or "")
+    return None
+
+
+def missing_at_time_out(evidence: Evidence, aftermath: Aftermath | None) -> list[Verdict]:
+    """Name who had not made the call in which others timed out, by the last reports of all, for who looks only now.
+
+    A rank that waited itself, or lost the others, is a victim too.
+    """
+    if aftermath is None or not aftermath.is_timeout:
+        return []
+    job = evidence.job
+    is_victim = np.isnan(job.report_at_s)
+    is_victim[[rank for rank, death in job.deaths.items() if has_lost_peer(death)]] = True
+    for table in job.groups.values():
+        is_victim[table.members[table.is_waiting]] = True
+    for table in job.groups.values():
+        has_timed_out = np.isin(table.members, aftermath.ranks)
+        if not has_timed_out.any():
+            continue
+        wait = _wait_at_end(evidence, table, has_timed_out, aftermath)
+        missing = table.members[(table.enqueued < wait.seq) & ~is_victim[table.members]]
+        sides = [] if len(missing) else _sides(evidence, wait)
+        if len(sides) > 1:
+            return [msgspec.structs.replace(_mismatch(evidence, wait, sides), aftermath=aftermath)]
+        if len(missing):
+            facts = {"group": wait.group, "seq": wait.seq, "op": wait.op, "label": wait.label}
+            facts |= {"waited_s": wait.waited_s, "waiting": tuple(wait.waiting.tolist()), "aftermath": aftermath}
+            return [name(evidence, Cause.STRAGGLER, missing.tolist(), **facts)]
+    return []
+
+
+def _wait_at_end(evidence: Evidence, table: GroupTable, has_timed_out: Flags, aftermath: Aftermath) -> Wait:
+    """Return the wait in which ranks of a group timed out."""
+    seq = int(table.enqueued[has_timed_out].max())
+    is_here = table.enqueued == seq
+    op, label = evidence.job.calls[table.code[int(np.flatnonzero(is_here & has_timed_out)[0])]]
+    waiting, nobody = table.members[is_here], table.members[:0]
+    waited_s, since_s = aftermath.timeout_s or 0.0, np.zeros(len(waiting))
+    job = evidence.job
+    return Wait(job.job_id, job.attempt, table.name, seq, op, label, waiting, nobody, waited_s, True, nobody, since_s)  # noqa: FBT003 - by place
 
 
 def called_less(evidence: Evidence) -> frozenset[int]:

@@ -15,12 +15,14 @@ import numpy as np
 from agent.wire.jobs import JobState
 from app.diagnosis import contradictions, verdicts
 from app.diagnosis.exits import (
+    LAUNCHER_END_S,
     NO_EXITS,
     ExitContext,
     LastLooks,
     ended_by_gloo,
     ended_with_launcher,
     is_root_of_a_hang,
+    not_at_barrier,
     sort_out,
 )
 from app.diagnosis.joining import not_joined
@@ -198,7 +200,7 @@ class _JobDiagnoser:
         self._standing: dict[tuple[Cause, tuple[int, ...]], _Standing] = {}
         self._exits = NO_EXITS
         self._last_looks = LastLooks()
-        self._exits_key: tuple[int, float, bool, frozenset[int]] | None = None
+        self._exits_key: tuple[int, float, tuple[bool, bool, bool], frozenset[int]] | None = None
         self._exits_at_s = -np.inf
         self._exits_open_until_s = -np.inf
         self._explains_failure = False
@@ -223,7 +225,7 @@ class _JobDiagnoser:
         }
         self._known_phases.watch(job, awaited)
         self._whereabouts.watch(job, awaited, now_s)
-        self._put(self._judge(evidence), job, now_s)
+        self._put(self._judge(evidence), evidence)
         current = sorted((standing.verdict for standing in self._standing.values()), key=_by_weight)[:MAX_VERDICTS]
         if self._exits.first_bad_s is None and self._last_looks.is_due(now_s):
             is_named = any(is_root_of_a_hang(verdict) for verdict in current)
@@ -249,7 +251,8 @@ class _JobDiagnoser:
         is_node_late |= bool(evidence.nodes.is_late.any())
         launcher_ended = ended_with_launcher(job)
         has_other_cause = is_node_late or self._explains_failure or bool(launcher_ended)
-        key = (job.deaths_version, job.stop_began_s, has_other_cause, launcher_ended)
+        is_long_ago = now_s - (self._exits.first_bad_s or now_s) > LAUNCHER_END_S
+        key = (job.deaths_version, job.stop_began_s, (has_other_cause, job.is_ended(), is_long_ago), launcher_ended)
         if key != self._exits_key or self._exits_at_s < self._exits_open_until_s:
             farewells = frozenset(np.flatnonzero(job.is_ending).tolist())
             context = ExitContext(
@@ -261,6 +264,7 @@ class _JobDiagnoser:
                 farewells,
                 self._last_looks.victims(job),
                 launcher_ended,
+                job.is_ended(),
             )
             self._exits = sort_out(job.deaths, context, self._thresholds)
             newest_s = max((death.at_s for death in job.deaths.values()), default=now_s)
@@ -349,14 +353,19 @@ class _JobDiagnoser:
         )
         return [told]
 
-    def _put(self, found: list[Verdict], job: JobModel, now_s: float) -> None:
+    def _put(self, found: list[Verdict], evidence: Evidence) -> None:
         """Merge what is found now with what stood before."""
+        job, now_s = evidence.job, evidence.now_s
         has_ended_badly = self._exits.first_bad_s is not None
         is_failed = job.state() in {JobState.FAILED, JobState.RESTARTING, JobState.LOST}
         # A failed job is stopped too, on the nodes where it still runs.
         is_stopping = job.stop_began_s < now_s and not has_ended_badly
         has_event = any(verdict.cause in STICKY for verdict in found)
         roots = [] if has_event else self._last_looks.before(self._exits, job, self._thresholds)
+        if not roots and not has_event:
+            aftermath = self._exits.aftermath
+            roots = not_at_barrier(evidence, aftermath)
+            roots = roots or contradictions.missing_at_time_out(evidence, aftermath)
         if roots:
             found = roots + [verdict for verdict in found if verdict.cause is Cause.NODE_LOST]
         before, self._standing = self._standing, {}
@@ -387,6 +396,7 @@ class _JobDiagnoser:
 def _with_memory(verdict: Verdict, before: Verdict) -> Verdict:
     """Return a verdict on an event with what was known of it when there was more to see."""
     waiting = tuple(sorted({*verdict.waiting, *before.waiting} - set(verdict.culprits)))
+    verdict = msgspec.structs.replace(verdict, waiting_place=verdict.waiting_place or before.waiting_place)
     if verdict.seq is not None or before.seq is None:
         return msgspec.structs.replace(verdict, waiting=waiting)
     return msgspec.structs.replace(

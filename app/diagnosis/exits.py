@@ -12,20 +12,21 @@ from __future__ import annotations
 import re
 import signal
 from collections import deque
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 
 from agent.wire.logs import LAUNCHER_RANK, LOST_PEER
-from app.diagnosis.verdicts import Aftermath
+from app.diagnosis.verdicts import Aftermath, name
 from app.rows import Cause, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from app.diagnosis.rank_facts import Thresholds
-    from app.diagnosis.verdicts import Verdict
+    from app.diagnosis.verdicts import Evidence, Verdict
     from app.model.job_model import Death, JobModel
 
 TOLD_SIGNALS = frozenset({int(signal.SIGTERM), int(signal.SIGKILL)})
@@ -48,8 +49,19 @@ OVERFLOW = "op.preamble.length <= op.nbytes"
 
 Source: gloo/transport/tcp/pair.cc of torch 2.13, in the what() of a gloo::EnforceNotMet that nobody catches.
 """
+MAX_WORDS = 4096
+"""What ranks say of their ends, of which it is remembered what it means: 16,384 ranks say much the same."""
+_NOT_PASSED = re.compile(r"Ranks? (?P<ranks>\d{1,6}(?:, ?\d{1,6})*) failed to pass monitoredBarrier")
+"""Source: torch 2.13, ProcessGroupGloo.cpp, seen."""
+MAX_SPEAKERS = 8
+"""Ranks that timed out of which it is read whom they miss."""
 LAUNCHER_S = 1.5
 """Ranks that end by a signal within this of their launcher's end from outside have ended with it."""
+
+LAUNCHER_END_S = 35.0
+"""torchrun gives ranks 30 s to end before it ends itself."""
+_PASSED_ON = "SignalException"
+"""torchrun's own exception when it was asked to end: it passes the signal on first."""
 
 ROOTS_OF_A_HANG = frozenset(
     {
@@ -62,6 +74,8 @@ ROOTS_OF_A_HANG = frozenset(
         Cause.TRANSPORT,
         Cause.CHECKPOINTING,
         Cause.EVALUATING,
+        Cause.STANDSTILL,
+        Cause.NOT_EXITING,
     }
 )
 """Causes that keep ranks waiting until they time out, or until somebody ends the job."""
@@ -73,6 +87,10 @@ MAX_LOOKS = 16
 """That are remembered: a death is reported within some seconds."""
 RECENT_S = 1.5
 """What nobody waits for has to have stood this shortly before a death to be its cause."""
+TEARDOWN_S = 4.0
+"""A process may take so long to its end after an exception."""
+PEER_OPS = frozenset({"send", "recv"})
+"""Of calls between two ranks, which groups do not count."""
 TIMEOUT_SLACK_S = 1.5
 """A wait is noticed that much later than it began, at most."""
 
@@ -138,8 +156,8 @@ class LastLooks:
         """Return the verdicts that stood last, each as it was when its wait was last seen."""
         looks = [look for look in reversed(self._looks) if look.at_s <= until_s]
         for look in looks:
-            is_recent = looks[0].at_s - look.at_s <= RECENT_S
-            last = [v for v in look.standing if (is_recent if v.seq is None else not has_moved_on(job, v))]
+            age_s = looks[0].at_s - look.at_s
+            last = [v for v in look.standing if _lasted(job, v, age_s)]
             if last:
                 return [_with_wait(verdict, looks, job) for verdict in last]
         return []
@@ -150,6 +168,14 @@ class LastLooks:
             if lasting and look.at_s <= until_s:
                 return lasting
         return []
+
+
+def _lasted(job: JobModel, verdict: Verdict, age_s: float) -> bool:
+    """Return whether a verdict that stood some time ago may still hold."""
+    if verdict.seq is None:
+        return age_s <= RECENT_S
+    is_of_peers = verdict.op in PEER_OPS or any(side.peer_call is not None for side in verdict.sides)
+    return age_s <= TEARDOWN_S if is_of_peers else not has_moved_on(job, verdict)
 
 
 def _with_wait(verdict: Verdict, looks: Sequence[_Look], job: JobModel) -> Verdict:
@@ -183,7 +209,8 @@ def ended_with_launcher(job: JobModel) -> frozenset[int]:
         cause = share.status.root_cause
         if cause is None or cause.rank != LAUNCHER_RANK or cause.is_consequence:
             continue
-        from_s = share.received_s - cause.age_s - LAUNCHER_S
+        patience_s = LAUNCHER_END_S if _PASSED_ON in cause.exception else LAUNCHER_S
+        from_s = share.received_s - cause.age_s - patience_s
         deaths = [job.deaths[rank] for rank in job.ranks_of(node) if rank in job.deaths]
         found.update(death.rank for death in deaths if death.exit.signal is not None and death.at_s >= from_s)
     return frozenset(found)
@@ -223,7 +250,17 @@ def is_unknown(death: Death) -> bool:
 
 def has_lost_peer(death: Death) -> bool:
     """Return whether a rank says that it lost another."""
-    return not is_clean(death) and LOST_PEER.search(death.exit.words) is not None
+    return not is_clean(death) and _says_lost(death.exit.words)
+
+
+@lru_cache(MAX_WORDS)
+def _says_lost(words: str) -> bool:
+    return LOST_PEER.search(words) is not None
+
+
+@lru_cache(MAX_WORDS)
+def _says_timed_out(words: str) -> bool:
+    return TIMED_OUT.search(words) is not None
 
 
 def is_on_request(death: Death, stop_began_s: float, thresholds: Thresholds) -> bool:
@@ -245,6 +282,7 @@ class ExitContext(msgspec.Struct, frozen=True):
         farewells: Ranks whose interpreters had begun to end, by their own last word.
         victims: Ranks that waited for the culprits of what stood before the first death.
         with_launcher: Ranks that a signal ended when their launcher was ended from outside.
+        is_over: All launchers have ended.
     """
 
     stop_began_s: float
@@ -255,6 +293,7 @@ class ExitContext(msgspec.Struct, frozen=True):
     farewells: frozenset[int] = frozenset()
     victims: frozenset[int] = frozenset()
     with_launcher: frozenset[int] = frozenset()
+    is_over: bool = False
 
 
 def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thresholds) -> Exits:
@@ -289,14 +328,18 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
     if leavers and not is_end_of_all and any(has_lost_peer(death) for death in first):
         surely = [death for death in leavers if death.rank in context.called_less]
         return Exits([], lost_connection, sorted(surely or leavers, key=_by_time), first_s)
-    is_early = now_s - first_s < thresholds.grace_s or context.has_other_cause
+    # All by the same request: the launcher, once it has ended, says whether it was its own.
+    is_asked = len(told) > 1 and all(death.exit.signal in ASKED_SIGNALS for death in told)
+    patience_s = LAUNCHER_END_S if is_asked and not context.is_over else thresholds.grace_s
+    # Who times out has waited for another: it is no cause, even where nobody knows whom it waited for.
+    is_early = now_s - first_s < patience_s or context.has_other_cause or after.is_timeout
     return Exits([] if is_early else first[:1], lost_connection, [], first_s, after)
 
 
 def _aftermath(bad: Sequence[Death], context: ExitContext, until_s: float) -> Aftermath:
     """Return how deaths came about of which none has a cause of its own."""
     near = [death for death in bad if death.at_s <= until_s]
-    timed_out = [death for death in near if TIMED_OUT.search(death.exit.words)]
+    timed_out = [death for death in near if _says_timed_out(death.exit.words)]
     if timed_out:
         ranks = tuple(sorted(death.rank for death in timed_out))
         return Aftermath(ranks, is_timeout=True, timeout_s=timeout_of(timed_out[0]))
@@ -337,3 +380,20 @@ def _has_own_cause(death: Death, context: ExitContext, thresholds: Thresholds) -
     if death.rank in context.victims and (is_unclear or _is_abort(death)):
         return False
     return not is_unclear or context.now_s - death.at_s >= thresholds.grace_s
+
+
+def not_at_barrier(evidence: Evidence, aftermath: Aftermath | None) -> list[Verdict]:
+    """Name the ranks that `monitored_barrier` says have not come; no recorder holds it, and nobody waits in it."""
+    deaths = evidence.job.deaths
+    if aftermath is None or not aftermath.is_timeout:
+        return []
+    for rank in aftermath.ranks[:MAX_SPEAKERS]:
+        found = _NOT_PASSED.search(deaths[rank].exit.words)
+        named = [int(number) for number in found["ranks"].split(",")] if found else []
+        # It counts the ranks of its group: one that came, or lost the others by it, is another's number.
+        is_other = any(has_lost_peer(deaths[one]) for one in named if one in deaths)
+        if named and not is_other and max(named) < evidence.job.world_size:
+            waited_s = aftermath.timeout_s or 0.0
+            facts = {"op": "monitored_barrier", "waiting": aftermath.ranks, "waited_s": waited_s}
+            return [name(evidence, Cause.STRAGGLER, named, aftermath=aftermath, **facts)]
+    return []

@@ -119,6 +119,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """For MEMORY_GROWTH; for OOM, and EXITED by SIGKILL, how memory grew before."""
     lost_connection: tuple[int, ...] = ()
     """For EXITED and FEWER_CALLS: ranks that lost their connection to a culprit."""
+    waiting_place: Place | None = None
+    """For FEWER_CALLS: where the first that waits, or lost its connection, stands or stood."""
     sides: tuple[Side, ...] = ()
     """For MISMATCH; for STANDSTILL the places, the most common one first."""
     counts: CallCounts | None = None

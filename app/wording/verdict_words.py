@@ -1,4 +1,4 @@
-"""Verdicts in words: a sentence that says who, where, why, since when and who suffers; a hint that says what to do."""
+"""Verdicts in words: a sentence that says who, where, why, since when and who suffers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agent.wire.logs import LOST_PEER
 from app.diagnosis.memory import is_killed_by_kernel, is_of_gpu
 from app.rows import Cause
 from app.safe_text import clean, clean_name
-from app.wording.growth_words import growth_hint, growth_parts, past_growth_text
+from app.wording.growth_words import growth_parts, past_growth_text
 from app.wording.standing_words import child_text, not_exiting_parts, peer_text, standstill_parts
 from app.words import (
     bytes_text,
@@ -22,7 +22,7 @@ from app.words import (
     signal_text,
     sizes_text,
 )
-from ddpcore.wire import FIRST_GROUP, Phase
+from ddpcore.wire import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,7 +124,8 @@ def _victims(verdict: Verdict, idle: str = "") -> str:
     if not verdict.waiting:
         return idle
     verb = "waits" if len(verdict.waiting) == 1 else "wait"
-    where = f" in {_call(verdict)}" if _call(verdict) else ""
+    call = _call(verdict) or verdict.op
+    where = f" in {call}" if call else ""
     return f"{ranks_text(verdict.waiting)} {verb} for {_it(verdict)}{where} for {seconds_text(verdict.waited_s)}"
 
 
@@ -316,7 +317,10 @@ def _fewer_calls(verdict: Verdict) -> list[str]:
     is_told = verdict.exit is not None and verdict.exit.signal is not None
     how = "was about to end" if is_told else "finished (exit code 0)"
     head = f"{who(verdict)} {how}{_after_step(verdict)}{call}"
-    return [head, *_past_victims(verdict), _last_seen(verdict)]
+    victims = _past_victims(verdict)
+    if victims and verdict.waiting_place is not None:
+        victims[-1] += f" at {place_text(verdict.waiting_place)}"
+    return [head, *victims, _last_seen(verdict)]
 
 
 def _transport(verdict: Verdict) -> list[str]:
@@ -391,98 +395,3 @@ def _known(verdict: Verdict) -> list[str]:
     usual = "" if verdict.usual_s is None else f" (the longest so far took {seconds_text(verdict.usual_s)})"
     place = f"at {place_text(verdict.place)}" if verdict.place else ""
     return [f"{who(verdict)} {does} for {seconds_text(verdict.for_s)}{usual}", _victims(verdict), place]
-
-
-def hint(verdict: Verdict, pid: int | None) -> str:
-    """Return the next step, in a clean sentence."""
-    node = nodes_text([clean_name(node) for node in verdict.nodes[:1]])
-    on_node = f" on {node}" if node else ""
-    if verdict.cause is Cause.EXITED:
-        return _exit_hint(verdict, on_node)
-    if verdict.cause is Cause.OOM:
-        return _memory_hint(verdict, on_node)
-    if verdict.cause is Cause.MEMORY_GROWTH:
-        return growth_hint(verdict.growth)
-    if verdict.aftermath is not None and verdict.cause in (Cause.STRAGGLER, Cause.FROZEN, Cause.SILENT):
-        stopped = "a debugger or job control may have stopped it; " if verdict.cause is Cause.FROZEN else ""
-        return f"{stopped}its stack before the end is in the evidence, where it was kept"
-    if verdict.cause is Cause.STRAGGLER:
-        return _straggler_hint(verdict, on_node)
-    if verdict.cause is Cause.MISMATCH:
-        return _mismatch_hint(verdict)
-    if verdict.cause is Cause.TRANSPORT:
-        return _transport_hint(verdict)
-    thaw = f": kill -CONT {pid}{on_node}" if pid else ""
-    spy = f" with py-spy dump --pid {pid}" if pid else ""
-    hung = f"a disk or a network file system{on_node} does not answer; see dmesg there"
-    return {
-        Cause.FROZEN: f"thaw it{thaw}; a debugger or job control may have stopped it",
-        Cause.SILENT: hung if verdict.is_blocked else f"look at it{on_node}{spy}: a C extension may hold the GIL",
-        Cause.NODE_LOST: "it is tried again where that may help; the job goes on meanwhile as far as anybody here knows"
-        if verdict.absence is not None
-        else f"is {node or 'the node'} up, and its agent running? the other ranks cannot go on without it",
-        Cause.FEWER_CALLS: "every rank must make the same calls: look for uneven inputs or an early return",
-        Cause.NOT_JOINED: "see its launcher's log and its own; the others begin when it comes",
-        Cause.STANDSTILL: "look at these lines: a file system, a lock or a server may not answer",
-        Cause.NOT_EXITING: "end that thread, handler or process, or make it a daemon",
-        Cause.INPUT_BOUND: "more loader workers, prefetching or a faster disk make every step shorter",
-        Cause.CHECKPOINTING: "nothing is wrong while it takes its usual time; an asynchronous one does not block",
-        Cause.EVALUATING: "nothing is wrong while it takes its usual time; all ranks may share an evaluation",
-    }[verdict.cause]
-
-
-def _mismatch_hint(verdict: Verdict) -> str:
-    if any(side.op == "broadcast" and side.phase in (Phase.FORWARD, Phase.EVAL) for side in verdict.sides):
-        return "DDP's forward broadcasts buffers: evaluate model.module, or evaluate on all ranks"
-    if verdict.counts is not None and verdict.counts.difference:
-        return "look for a swallowed exception, a skipped batch or an extra call on one rank"
-    if verdict.aborted or len({(side.op, side.label) for side in verdict.sides}) < len(verdict.sides):
-        return "every rank must pass the same sizes, types and roots: compare what these lines pass"
-    return "compare the two lines: the ranks' programs have taken different branches"
-
-
-def _transport_hint(verdict: Verdict) -> str:
-    if verdict.num_hosts > 1:
-        return "check the network between the nodes: interface, firewall, MTU"
-    if verdict.seq is None:
-        return "another program may listen on MASTER_PORT, or two jobs may share it: see ss -ltnp, choose another port"
-    return "compare the stacks of these ranks; on GPUs, NCCL_P2P_DISABLE=1 tells whether their link is broken"
-
-
-def _exit_hint(verdict: Verdict, on_node: str) -> str:
-    has_error = verdict.exit is not None and bool(verdict.exit.error)
-    number = None if verdict.exit is None else verdict.exit.signal
-    if number == signal.SIGTERM and has_error:
-        number = None
-    rank = verdict.culprits[0]
-    logs = f"see the logs of rank {rank}"
-    is_known = verdict.exit is not None and verdict.exit.code is not None
-    plain = f"it left no traceback: {logs}" if is_known else logs
-    return {
-        None: f"the whole traceback is in the logs of rank {rank}" if has_error else plain,
-        int(signal.SIGKILL): f"somebody{on_node} sent it, or a memory guard; if nobody did, see dmesg for the kernel",
-        int(signal.SIGABRT): f"gloo aborts when sizes or types differ between ranks: see rank {rank}'s stderr",
-        int(signal.SIGSEGV): f"a crash in native code: run with PYTHONFAULTHANDLER=1 and see rank {rank}'s stderr",
-        int(signal.SIGBUS): f"shared memory may be full: see df /dev/shm{on_node}",
-        int(signal.SIGTERM): f"somebody, or a scheduler, asked it to end{on_node}",
-    }.get(number, logs)
-
-
-def _memory_hint(verdict: Verdict, on_node: str) -> str:
-    if verdict.exit is not None and is_of_gpu(verdict.exit):
-        return "see the Memory view: smaller micro-batches, checkpointed activations or sharding need less"
-    return f"see the Memory view: fewer loader workers, smaller batches or fewer ranks{on_node} need less"
-
-
-def _straggler_hint(verdict: Verdict, on_node: str) -> str:
-    if verdict.slow_factor > 1:
-        return "heal it by injecting slow with factor 1"
-    if verdict.group.startswith(FIRST_GROUP):
-        return f"it prepares something that the others wait for; look at its stack if it takes too long{on_node}"
-    if verdict.phase in (Phase.CHECKPOINT, Phase.EVAL):
-        return "the others need not wait: a longer phase is normal, a growing one is not"
-    if verdict.phase in (Phase.STARTING, None):
-        return f"see the logs of rank {verdict.culprits[0]}: an import or a download may take its time"
-    if (verdict.phase if verdict.habit is None else verdict.habit.phase) is Phase.DATA:
-        return f"its input is late: look at the disk and the workers of its loader{on_node}"
-    return f"look at its stack and at the load{on_node}"

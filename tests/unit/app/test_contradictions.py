@@ -13,7 +13,8 @@ from app.diagnosis.diagnoser import Diagnoser, Diagnosis
 from app.diagnosis.verdicts import CallCounts, Verdict
 from app.model.cluster import Cluster
 from app.rows import Cause
-from app.wording.verdict_words import hint, sentence
+from app.wording.verdict_hints import hint
+from app.wording.verdict_words import sentence
 from ddpcore.wire import PastCall, Phase, StepCalls
 from tests.support.node_reports import dead_worker, group_report, job_status, node_report, rank_report, worker_report
 from tests.support.sim import SimCluster

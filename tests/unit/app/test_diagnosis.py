@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from agent.wire.jobs import JobState
+from agent.wire.logs import RootCause
 from agent.wire.reports import ProcessState
 from app.diagnosis.diagnoser import Diagnoser, Diagnosis, JobDiagnosis
 from app.diagnosis.rank_facts import STATES, Thresholds
+from app.diagnosis.verdicts import Aftermath
 from app.model.cluster import Cluster
 from app.rows import Cause, RankState, Severity
 from app.view import View
@@ -216,6 +219,88 @@ def test_who_called_less_in_a_sub_group_is_known_by_that_group() -> None:
     diagnosis = watched.hear(*dead, dead_worker(0, code=1, error=LOST_PEER, age_s=0.1), watched.beat(3, other))
 
     assert causes(diagnosis) == {(Cause.FEWER_CALLS, (1,))}
+
+
+def test_who_left_early_is_named_with_the_call_it_never_made_though_nobody_was_seen_waiting() -> None:
+    watched = Watched()
+    watched.hear(*[watched.beat(rank, group_report(4)) for rank in range(4)])
+    watched.now_s += 1
+    victims = [dead_worker(rank, code=1, error=LOST_PEER, age_s=0.1) for rank in (0, 2, 3)]
+    last = [watched.beat(rank, group_report(5), place=None).report for rank in (0, 2, 3)]
+    workers = [msgspec.structs.replace(dead, report=report) for dead, report in zip(victims, last, strict=True)]
+    victim = RootCause(0, "exited with code 1", LOST_PEER, where="train.py:44 in train", is_consequence=True)
+    (verdict,) = watched.hear(dead_worker(1, code=0, age_s=0.3), *workers, root_cause=victim).verdicts
+
+    assert (verdict.cause, verdict.culprits) == (Cause.FEWER_CALLS, (1,))
+    assert (verdict.op, verdict.seq, verdict.waiting_place) == ("all_reduce", 5, Place("train.py", 44, "train"))
+
+
+@pytest.mark.parametrize(("said", "named"), [("Rank 1", (1,)), ("Ranks 1, 3", (1, 3))])
+def test_who_did_not_come_to_a_monitored_barrier_is_named_as_torch_names_it(said: str, named: tuple[int, ...]) -> None:
+    watched = Watched()
+    watched.hear(*[watched.beat(rank, group_report(4)) for rank in range(4)])
+    watched.now_s += 5.0
+    gave_up = dead_worker(0, code=1, error=f"RuntimeError: [Rank 0]: {said} failed to pass monitoredBarrier in 4000 ms")
+    came = "RuntimeError: Rank 2 successfully reached monitoredBarrier, but received errors while waiting for send/recv"
+    asleep = [watched.beat(rank, group_report(4)) for rank in (1, 3)]
+    (verdict,) = watched.hear(gave_up, dead_worker(2, code=1, error=came), *asleep).verdicts
+
+    assert (verdict.cause, verdict.culprits, verdict.op) == (Cause.STRAGGLER, named, "monitored_barrier")
+    assert verdict.place is not None
+    assert verdict.aftermath == Aftermath((0,), is_timeout=True, timeout_s=4.0)
+
+    for rank in named:
+        lost = [dead_worker(rank, code=1, error=came)]
+        other = Watched()
+        other.hear(gave_up, *lost)
+        assert not any(verdict.cause is Cause.STRAGGLER for verdict in other.look().verdicts)
+
+
+def test_a_console_that_comes_after_a_time_out_names_who_had_not_called_and_never_who_waited() -> None:
+    timed_out = "RuntimeError: Timed out waiting 20000ms for recv operation to complete"
+    for is_known in (True, False):
+        watched = Watched()
+        victims = [dead_worker(rank, code=1, error=timed_out, age_s=9.0) for rank in (0, 2, 3)]
+        last = [watched.beat(rank, group_report(5)).report for rank in (0, 2, 3)]
+        workers = [msgspec.structs.replace(dead, report=report) for dead, report in zip(victims, last, strict=True)]
+        culprit = dead_worker(1, signal=15, age_s=8.8)
+        if is_known:
+            culprit = msgspec.structs.replace(culprit, report=watched.beat(1, group_report(4)).report)
+        found = watched.hear(culprit, *workers, state=JobState.FAILED)
+
+        assert causes(found) == ({(Cause.STRAGGLER, (1,))} if is_known else set())
+        assert [verdict.waiting for verdict in found.verdicts] == [(0, 2, 3)] * is_known
+
+
+def test_a_console_that_comes_after_a_time_out_tells_calls_that_did_not_fit() -> None:
+    timed_out = "RuntimeError: Timed out waiting 20000ms for recv operation to complete"
+    watched = Watched()
+    calls = ["all_reduce", "broadcast", "all_reduce", "all_reduce"]
+    workers = [
+        msgspec.structs.replace(
+            dead_worker(rank, code=1, error=timed_out, age_s=9.0),
+            report=watched.beat(rank, group_report(5, op=op)).report,
+        )
+        for rank, op in enumerate(calls)
+    ]
+    assert causes(watched.hear(*workers, state=JobState.FAILED)) == {(Cause.MISMATCH, (1,))}
+
+
+def test_ranks_that_all_end_by_sigterm_are_not_blamed_before_their_launcher_has_ended() -> None:
+    watched = Watched()
+    watched.hear(*[watched.beat(rank, group_report(4)) for rank in range(4)])
+    for second in range(1, 9):
+        watched.now_s += 1.0
+        found = watched.hear(*[dead_worker(rank, signal=15, age_s=float(second)) for rank in range(4)])
+        assert causes(found) == set()
+    asked = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15"
+    launcher = RootCause(-1, "the launcher exited with code 1", asked)
+    ended = watched.hear(
+        *[dead_worker(rank, signal=15, age_s=9.0) for rank in range(4)], state=JobState.FAILED, root_cause=launcher
+    )
+    assert causes(ended) == set()
+    unknown = watched.hear(*[dead_worker(rank, signal=15, age_s=9.0) for rank in range(4)], state=JobState.FAILED)
+    assert causes(unknown) == {(Cause.EXITED, (0,))}
 
 
 def test_a_process_that_ended_nobody_knows_how_is_done() -> None:

@@ -12,7 +12,8 @@ from app.diagnosis.cost_trend import EarlierCost
 from app.diagnosis.memory import Growth
 from app.diagnosis.verdicts import Aftermath, Side, Verdict
 from app.rows import Cause
-from app.wording.verdict_words import MAX_TEXT, hint, sentence
+from app.wording.verdict_hints import hint
+from app.wording.verdict_words import MAX_TEXT, sentence
 from ddpcore.wire import ChildWait, ExitWait, PeerCall, Phase, Place
 
 MIB, GIB = 2**20, 2**30
@@ -173,6 +174,13 @@ def growth(kind: LimitKind, ranks: tuple[int, ...] = (2,), **fields: Any) -> Gro
             (
                 "rank 2 on demo-1 finished (exit code 0) after step 9 without calling all_reduce #57; "
                 "ranks 0-1, 3 waited for it in all_reduce #57"
+            ),
+        ),
+        (
+            verdict(Cause.FEWER_CALLS, waiting=(), lost_connection=(0, 3), place=None, waiting_place=PLACE),
+            (
+                "rank 2 on demo-1 finished (exit code 0) without calling all_reduce #57; "
+                "ranks 0, 3 lost their connection to it at train.py:42 in train_step"
             ),
         ),
         (

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from agent.errors import StateDirError
+from agent.errors import FrozenAgentError, StateDirError
 from agent.roads.ask import ask
+from agent.service.whereabouts import frozen_holder
 from agent.state_dir import default_directory, is_served
 from agent.wire.codec import MAX_COMMAND_BYTES, MalformedMessageError
 from agent.wire.commands import (
@@ -232,6 +233,8 @@ def _checked(command: object) -> Command:
 
 def _ask(directory: Path, command: Command) -> None:
     """Send a command, print the reply, and exit by it."""
+    if (pid := frozen_holder(directory)) is not None:
+        raise FrozenAgentError(directory, pid)
     line, reply = ask(directory, command)
     sys.stdout.buffer.write(line)
     sys.stdout.flush()

@@ -5,6 +5,7 @@ AgentError
 |   +-- StateDirError             the agent's directory is not safe to use
 |   +-- AgentRunningError         another agent serves that directory
 |   +-- NoAgentError              no agent answers there
+|   |   +-- FrozenAgentError      its process is stopped
 |   +-- DaemonFailedError         an agent was started and did not come up
 +-- MetricPatternError            whoever asked for the job: a pattern for figures in its lines is of no use
 +-- SpawnError                    whoever started the job: a process could not be made
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
 
 class AgentError(Exception):
@@ -45,6 +47,13 @@ class NoAgentError(OperatorError):
     """No agent answers on the directory's command socket."""
 
     exit_code = 3
+
+
+class FrozenAgentError(NoAgentError):
+    """The agent's process is stopped: it answers nobody until it is continued or killed."""
+
+    def __init__(self, directory: Path, pid: int) -> None:
+        super().__init__(f"the agent in {directory} (pid {pid}) is frozen: kill -CONT {pid}, or kill -KILL {pid}")
 
 
 class DaemonFailedError(OperatorError):

@@ -1,6 +1,6 @@
 """The agent's own directory: ours alone, served by one agent at a time.
 
-agent.lock      held (flock) for the agent's life
+agent.lock      held (flock) for the agent's life; its pid
 agent.log       what a daemon says; agent.log.1 before that
 audit.jsonl     what was done here, by whom; audit.jsonl.1 before that
 holder.json     the newest claim on control
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LOCK_FILE = "agent.lock"
+MAX_PID_BYTES = 20
 HOLDER_FILE = "holder.json"
 RECORD_NAME = "job.json"
 MAX_SOCKET_PATH_BYTES = 107
@@ -145,6 +146,17 @@ def is_served(directory: Path) -> bool:
     return is_locked(directory / LOCK_FILE)
 
 
+def holder_of(directory: Path) -> int | None:
+    """Return the process that holds a directory; None where none does, or it has not written who it is."""
+    if not is_served(directory):
+        return None
+    try:
+        text = (directory / LOCK_FILE).read_bytes()[:MAX_PID_BYTES]
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
 class StateDir:
     """An agent's directory, from `open` to `close`."""
 
@@ -237,6 +249,8 @@ class StateDir:
         self._lock_fd = take_lock(
             self.path / LOCK_FILE, f"another agent serves {self.path}: shut it down or use another directory"
         )
+        os.ftruncate(self._lock_fd, 0)
+        os.pwrite(self._lock_fd, str(os.getpid()).encode(), 0)
 
     def _remove_sockets(self) -> None:
         for name in SOCKETS:

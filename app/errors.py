@@ -8,6 +8,7 @@
         AnswerNeededError         3   the person at the keyboard, whom we cannot ask now
       AgentUnreachableError       3   the operator of the node
         NoAgentError              3   whoever starts agents: none serves there
+        FrozenAgentError          3   whoever stopped its process
       AgentRefusedError           4   the agent said why
       NotInstalledError           4   whoever keeps the Python of the host
       IncompatibleAgentError      5   versions do not fit
@@ -113,6 +114,18 @@ class AgentUnreachableError(AppError):
 
 class NoAgentError(AgentUnreachableError):
     """There is a way to a node, and no agent serves there."""
+
+
+class FrozenAgentError(AgentUnreachableError):
+    """The process of an agent is stopped."""
+
+    def __init__(self, node: str, pid: int) -> None:
+        AppError.__init__(self, f"the agent on {node} (pid {pid}) is frozen", f"on {node}: kill -CONT {pid}")
+        self.detail = f"its process (pid {pid}) is frozen"
+
+    def said_of(self, host: str) -> str:
+        """Return the message for a place where the agent is spoken of already."""
+        return super().said_of(host) if host not in str(self) else self.detail
 
 
 class AgentRefusedError(AppError):

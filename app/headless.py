@@ -270,7 +270,8 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     for row in summary["ranks"]:
         memory = "" if row["rss_bytes"] is None else f", {bytes_text(row['rss_bytes'])}"
         step = "" if row["step"] is None else f", step {row['step']}"
-        lines.append(f"  rank {row['rank']} on {row['node']}: {row['state']}{step}{memory}")
+        on_node = f" on {row['node']}" if row["node"] else ""
+        lines.append(f"  rank {row['rank']}{on_node}: {row['state']}{step}{memory}")
     lines += [f"  {wait['text']}" for wait in summary["barriers"]]
     for verdict in summary["verdicts"]:
         lines.append(f"verdict: {verdict['severity']}: {verdict['text']}")

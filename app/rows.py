@@ -55,9 +55,11 @@ class RankState(StrEnum):
     EXITED = "exited"
     """Its process ended before its job did, or badly."""
     DONE = "done"
-    """Its process ended with code 0, or with its job."""
+    """Its process ended with code 0, or how is not known."""
+    STOPPED = "stopped"
+    """Its process was ended since its job was stopped."""
     LOST = "lost"
-    """Its node does not report."""
+    """Its node does not report, or its job is over there and how the rank ended is not known."""
 
 
 class Cause(StrEnum):
@@ -260,7 +262,7 @@ class RankRow(msgspec.Struct, frozen=True):
     @property
     def is_old(self) -> bool:
         """Whether its figures are neither those of now nor its last ones."""
-        has_ended = self.state in {RankState.DONE, RankState.EXITED}
+        has_ended = self.state in {RankState.DONE, RankState.STOPPED, RankState.EXITED}
         return self.age_s is not None and self.age_s > OLD_S and not has_ended
 
 

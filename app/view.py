@@ -123,7 +123,7 @@ class View:
         if verdicts:
             others = f" (and {len(verdicts) - 1} more)" if len(verdicts) > 1 else ""
             return Headline(verdicts[0].severity, sentence(verdicts[0]) + others)
-        about_nodes = node_headline(self._cluster, self._diagnosis)
+        about_nodes = node_headline(self._cluster, self._diagnosis, self._job)
         row = self.job()
         if self._job is None or self._found is None or row is None:
             num_nodes = len(self._cluster.nodes)

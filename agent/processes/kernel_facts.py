@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from agent.processes import shim
@@ -9,6 +10,8 @@ from agent.wire.stacks import MAX_KERNEL_FRAMES, KernelFacts
 
 _MAX_BYTES = 8192
 _MAX_CHARS = 256
+STOPPED_LOOKS, STOPPED_PAUSE_S = 5, 0.1
+"""For so long a tracer may hold a process that only looks at it."""
 
 
 def kernel_facts(pid: int) -> KernelFacts | None:
@@ -26,6 +29,16 @@ def kernel_facts(pid: int) -> KernelFacts | None:
         syscall=int(number) if number.isascii() and number.isdigit() else None,
         stack=[frame[:_MAX_CHARS] for frame in frames if frame][:MAX_KERNEL_FRAMES],
     )
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped by a signal, or by a debugger that does more than look: state T, or t."""
+    for _ in range(STOPPED_LOOKS):
+        letter = b"".join(shim.stat_fields(pid)[:1])
+        if letter != b"t":
+            return letter == b"T"
+        time.sleep(STOPPED_PAUSE_S)
+    return True
 
 
 def has_uninterruptible_thread(pid: int) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.errors import AgentError, DaemonFailedError, NoAgentError
+from agent.errors import AgentError, DaemonFailedError, FrozenAgentError, NoAgentError
 from agent.service.whereabouts import Whereabouts, look
 from agent.state_dir import StateDir, is_served
 
@@ -108,6 +108,8 @@ def _answer(directory: Path) -> Whereabouts:
     """Return where the agent that holds the directory serves; it may be on its way up."""
     deadline_s = time.monotonic() + READY_TIMEOUT_S
     while not (found := look(directory)).ready:
+        if found.is_frozen:
+            raise FrozenAgentError(directory, found.pid)
         if time.monotonic() > deadline_s:
             raise NoAgentError(f"an agent holds {directory} and does not answer: end it, or wait for it to end")
         time.sleep(POLL_S)

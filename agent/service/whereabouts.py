@@ -12,7 +12,9 @@ import msgspec
 
 from agent.errors import NoAgentError
 from agent.machine.addresses import own_addresses
+from agent.processes.kernel_facts import is_stopped
 from agent.roads.ask import ask
+from agent.state_dir import holder_of
 from agent.wire.commands import GetStatus
 from agent.wire.replies import Status
 from agent.wire.reports import WIRE_VERSION, NodeReport
@@ -28,6 +30,9 @@ class Whereabouts(msgspec.Struct, frozen=True):
     node: str = ""
     epoch: str = ""
     pid: int = 0
+    """Of the agent that serves, or that holds the directory and does not."""
+    is_frozen: bool = False
+    """A signal or a debugger has stopped the process that holds the directory: it answers nobody."""
     metrics_port: int = 0
     """Where this command serves Prometheus; 0 without."""
     is_new: bool = False
@@ -53,14 +58,22 @@ def own(directory: Path, node: str, epoch: str, metrics_port: int = 0) -> Wherea
     )
 
 
+def frozen_holder(directory: Path) -> int | None:
+    """Return the pid of the agent that holds a directory if its process is stopped."""
+    pid = holder_of(directory)
+    return pid if pid is not None and is_stopped(pid) else None
+
+
 def look(directory: Path) -> Whereabouts:
-    """Return what answers in a directory."""
+    """Return what answers in a directory, at once where its agent is frozen."""
+    if (pid := frozen_holder(directory)) is not None:
+        return Whereabouts(ready=False, dir=str(directory), pid=pid, is_frozen=True)
     report: NodeReport | None = None
     with contextlib.suppress(NoAgentError):
         _, reply = ask(directory, GetStatus())
         report = reply.report if isinstance(reply, Status) else None
     if report is None:
-        return Whereabouts(ready=False, dir=str(directory))
+        return Whereabouts(ready=False, dir=str(directory), pid=holder_of(directory) or 0)
     return Whereabouts(
         ready=True,
         dir=str(directory),

@@ -40,6 +40,7 @@ from app.diagnosis.standstill import not_exiting, standstill
 from app.diagnosis.verdicts import Evidence, Verdict
 from app.diagnosis.wait_share import WaitShare
 from app.diagnosis.waits import Wait, find_waits, follow
+from app.model.job_model import Process
 from app.rows import Cause, RankState, Severity
 
 if TYPE_CHECKING:
@@ -425,6 +426,12 @@ def _states(facts: RankFacts, waits: list[Wait], job: JobModel) -> NDArray[np.in
     states[facts.is_silent] = STATE_CODE[RankState.SILENT]
     states[facts.is_frozen] = STATE_CODE[RankState.FROZEN]
     states[facts.is_lost] = STATE_CODE[RankState.LOST]
+    if over := job.together.over_nodes:
+        states[np.isin(job.node_of, over) & (job.process != Process.UNSEEN)] = STATE_CODE[RankState.LOST]
+    if job.is_ended() and job.num_nodes > len(job.shares):
+        states[job.node_of < 0] = STATE_CODE[RankState.LOST]
+    was_stopped = job.died_badly & (job.died_at_s >= job.stop_began_s)
     states[facts.is_dead] = STATE_CODE[RankState.DONE]
-    states[facts.is_dead & job.died_badly & (job.died_at_s < job.stop_began_s)] = STATE_CODE[RankState.EXITED]
+    states[facts.is_dead & was_stopped] = STATE_CODE[RankState.STOPPED]
+    states[facts.is_dead & job.died_badly & ~was_stopped] = STATE_CODE[RankState.EXITED]
     return states

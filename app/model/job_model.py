@@ -204,6 +204,10 @@ class JobModel(RankColumns):
         """Return whether it has begun on no node that has told of it."""
         return all(share.status.state is JobState.PREPARED for share in self.shares.values())
 
+    def is_over_on(self, node: int) -> bool:
+        """Return whether the job is over on a node, as that says."""
+        return node in self.together.over_nodes
+
     def ranks_of(self, node: int) -> list[int]:
         """Return the ranks of a node."""
         share = self.shares.get(node)

@@ -62,6 +62,11 @@ class SharesTogether:
         return all(status.state in ENDED_STATES for status in self._worst_first)
 
     @cached_property
+    def over_nodes(self) -> list[int]:
+        """Indices of the nodes that say that it is over there."""
+        return [node for node, share in self._shares.items() if share.status.state in ENDED_STATES]
+
+    @cached_property
     def is_past(self) -> bool:
         """Whether it had ended on every node before the agent there began."""
         return self.is_ended and all(status.is_past for status in self._worst_first)

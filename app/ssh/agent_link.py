@@ -5,6 +5,7 @@ Everything here blocks, within bounds.
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from abc import ABC, abstractmethod
@@ -15,7 +16,14 @@ import msgspec
 from agent.wire.codec import MalformedMessageError
 from agent.wire.replies import Accepted, decode_reply
 from agent.wire.reports import WIRE_VERSION
-from app.errors import AgentRefusedError, AgentUnreachableError, ExitCode, IncompatibleAgentError, NoAgentError
+from app.errors import (
+    AgentRefusedError,
+    AgentUnreachableError,
+    ExitCode,
+    FrozenAgentError,
+    IncompatibleAgentError,
+    NoAgentError,
+)
 from app.safe_text import LINE_LIMIT, clean
 from app.ssh.talk import Talk
 
@@ -35,6 +43,8 @@ EXIT_NO_COMMAND = 127
 EXIT_CANNOT_EXECUTE = 126
 _OLD_PYTHON = "python -h"
 """In what a Python before 3.11 says of the option -P: "Try `python -h' for more information."."""
+_FROZEN = re.compile(r"\(pid (\d{1,10})\) is frozen")
+"""In what a verb says of an agent whose process is stopped."""
 _OLD_RANKDECK = ("No such command", "No such option")
 """In what click says of a verb or an option that its program does not have."""
 
@@ -50,6 +60,7 @@ class AgentPlace(msgspec.Struct, frozen=True):
     node: str = ""
     epoch: str = ""
     pid: int = 0
+    is_frozen: bool = False
     is_new: bool = False
     rankdeck: str = ""
     addresses: list[str] = []
@@ -151,10 +162,13 @@ class AgentLink(ABC):
 
         Raises:
             NoAgentError: None does.
+            FrozenAgentError: One does whose process is stopped.
             AgentUnreachableError: It cannot be asked.
             IncompatibleAgentError: It speaks another version.
         """
         place = self._ask_place("where")
+        if place.is_frozen:
+            raise FrozenAgentError(self.host, place.pid)
         if not place.ready:
             raise NoAgentError(self.host, "none serves there", f"rankdeck up {self.host}")
         self.place = place
@@ -359,6 +373,8 @@ class AgentLink(ABC):
             return last_line
         if done.exit_code == ExitCode.REFUSED:
             raise AgentRefusedError(self.host, arguments[0], done.said)
+        if (found := _FROZEN.search(done.said)) is not None:
+            raise FrozenAgentError(self.host, int(found[1]))
         python = self.python
         if done.exit_code in (EXIT_NO_COMMAND, EXIT_CANNOT_EXECUTE):
             raise AgentUnreachableError(self.host, f"{python} does not run there", "name one: --python")

@@ -107,7 +107,8 @@ def _paint_memory(line: Line, row: RankRow, width: int) -> None:
 
 def _paint_age(line: Line, row: RankRow, width: int) -> None:
     palette = line.look.palette
-    is_stale = row.age_s is not None and row.age_s > OLD_S and row.state is not RankState.DONE
+    has_ended = row.state in {RankState.DONE, RankState.STOPPED}
+    is_stale = row.age_s is not None and row.age_s > OLD_S and not has_ended
     line.cell(
         "" if row.age_s is None else seconds_cell(row.age_s),
         width,

@@ -65,6 +65,7 @@ UNICODE_GLYPHS = Glyphs(
         RankState.SILENT: "\u25c7",
         RankState.EXITED: "\u2716",
         RankState.DONE: "\u2714",
+        RankState.STOPPED: "\u25a1",
         RankState.LOST: "\u25b2",
     },
     severities={
@@ -108,6 +109,7 @@ ASCII_GLYPHS = Glyphs(
         RankState.SILENT: "~",
         RankState.EXITED: "x",
         RankState.DONE: "=",
+        RankState.STOPPED: "-",
         RankState.LOST: "!",
     },
     severities={Severity.OK: "+", Severity.QUIET: ".", Severity.WARNING: "!", Severity.CRITICAL: "X"},
@@ -181,6 +183,7 @@ class Look:
             RankState.SILENT: palette.warning,
             RankState.EXITED: palette.critical,
             RankState.DONE: palette.muted,
+            RankState.STOPPED: palette.muted,
             RankState.LOST: palette.critical,
         }
 

@@ -16,7 +16,9 @@ from app.words import call_text, loss_text, nodes_text, ranks_text, rate_text, s
 from ddpcore.wire import Oddity, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from app.diagnosis.diagnoser import Diagnosis, JobDiagnosis
     from app.diagnosis.node_facts import AllNodes
@@ -33,17 +35,21 @@ LATE_WAIT_S = 5.0
 MAX_HEADLINE = 400
 
 
-def node_headline(cluster: Cluster, diagnosis: Diagnosis) -> Headline | None:
-    """Return what is to be said of nodes that do not report, None when all do."""
+def node_headline(cluster: Cluster, diagnosis: Diagnosis, job: JobModel | None = None) -> Headline | None:
+    """Return what is to be said of nodes that do not report, with a job's ranks and waits; None when all report."""
     nodes = diagnosis.nodes
     late = [cluster.node_names[index] for index in np.flatnonzero(nodes.is_late).tolist()]
     if late:
+        about_job = (
+            [] if job is None else list(_concerned(job, np.flatnonzero(nodes.is_late), diagnosis.jobs[job.job_id]))
+        )
         absences = {name: absence for name in late if (absence := cluster.nodes[name].absence) is not None}
         if len(absences) == len(late):
             told = [_absent_text(cluster, nodes, absences, lack) for lack in Lack]
-            return _line(Severity.WARNING, "; ".join(filter(None, told)))
+            return _line(Severity.WARNING, "; ".join(filter(None, [*told, *about_job])))
         has = "has" if len(late) == 1 else "have"
-        return _line(Severity.WARNING, f"{_names(late)} {has} not reported{_since_text(cluster, nodes, late)}")
+        text = f"{_names(late)} {has} not reported{_since_text(cluster, nodes, late)}"
+        return _line(Severity.WARNING, "; ".join(filter(None, [text, *about_job])))
     silent = [cluster.node_names[index] for index in np.flatnonzero(nodes.codes == CONNECTING).tolist()]
     if silent:
         agents = "agent" if len(silent) == 1 else "agents"
@@ -52,6 +58,18 @@ def node_headline(cluster: Cluster, diagnosis: Diagnosis) -> Headline | None:
             Severity.QUIET, f"waiting for the {agents} on {_names(silent)} ({num_up} of {len(cluster.nodes)} nodes up)"
         )
     return None
+
+
+def _concerned(job: JobModel, late: NDArray[np.int64], found: JobDiagnosis) -> Iterator[str]:
+    """Yield which ranks of a job are on nodes that do not report, and who waits for longest."""
+    if job.is_ended():
+        return
+    ranks = np.flatnonzero(np.isin(job.node_of, late)).tolist()
+    if ranks:
+        yield f"what {ranks_text(ranks)} {'does' if len(ranks) == 1 else 'do'} is not known"
+    waits = [wait for wait in found.waits if wait.waited_s >= TOLD_WAIT_S]
+    if waits:
+        yield wait_text(max(waits, key=lambda wait: wait.waited_s))
 
 
 def _absent_text(cluster: Cluster, nodes: AllNodes, absences: Mapping[str, Absence], lack: Lack) -> str:

@@ -35,6 +35,7 @@ STATE_SEVERITY = {
     RankState.SILENT: Severity.WARNING,
     RankState.EXITED: Severity.WARNING,
     RankState.DONE: Severity.QUIET,
+    RankState.STOPPED: Severity.QUIET,
     RankState.LOST: Severity.CRITICAL,
 }
 
@@ -55,7 +56,7 @@ def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, no
     held = held_by(cluster, job, rank)
     return RankRow(
         rank=rank,
-        node=clean_name(cluster.node_names[owner]) if owner >= 0 else "",
+        node=clean_name(_node_name(cluster, job, owner)),
         local_rank=None if worker is None else worker.local_rank,
         pid=None if worker is None else worker.pid or None,
         state=state,
@@ -85,6 +86,14 @@ def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, no
         where="" if report is None else place_text(report.place),
         detail=_detail(job, worker, report, state),
     )
+
+
+def _node_name(cluster: Cluster, job: JobModel, owner: int) -> str:
+    """Return the node of a rank, also one that has not been reached, where only one can be it."""
+    if owner >= 0:
+        return cluster.node_names[owner]
+    others = [node.name for node in cluster.nodes.values() if node.index not in job.shares and node.report is None]
+    return others[0] if len(others) == 1 and job.num_nodes == len(job.shares) + 1 else ""
 
 
 def rank_call(row: RankRow) -> str:
@@ -125,6 +134,12 @@ def exit_text(exit_report: ExitReport) -> str:
     return f"exited with code {exit_report.code}" + (f": {exit_report.error}" if exit_report.error else last)
 
 
+def _over_text(job: JobModel, rank: int) -> str:
+    """Return why a node has lost its part of the job, as the end of a sentence."""
+    detail = job.shares[int(job.node_of[rank])].status.detail
+    return f": {detail}" if detail else ""
+
+
 def _severity(found: JobDiagnosis, rank: int, state: RankState) -> Severity:
     blamed = [verdict.severity for verdict in found.verdicts if rank in verdict.culprits]
     if blamed:
@@ -139,6 +154,8 @@ def _severity(found: JobDiagnosis, rank: int, state: RankState) -> Severity:
 def _detail(job: JobModel, worker: WorkerReport | None, report: RankReport | None, state: RankState) -> str:
     if worker is None:
         return "not known" if state is RankState.LOST else "not started"
+    if state is RankState.LOST and job.is_over_on(int(job.node_of[worker.rank])):
+        return clean(f"how it ended is not known{_over_text(job, worker.rank)}")
     if worker.exit is not None:
         death = job.deaths.get(worker.rank)
         asked = " on request" if death is not None and death.at_s >= job.stop_began_s else ""

@@ -230,7 +230,7 @@ def _node_lost(verdict: Verdict) -> list[str]:
     lost = f"{ranks_text(verdict.culprits)} {_is(verdict)} lost"
     if (absence := verdict.absence) is not None:
         unknown = f"what {ranks_text(verdict.culprits)} {'does' if len(verdict.culprits) == 1 else 'do'} is not known"
-        return [f"{absence.lack} {nodes}{_for(verdict.for_s)}: {absence.why}", unknown]
+        return [f"{absence.lack} {nodes}{_for(verdict.for_s)}: {absence.why}", unknown, _victims(verdict)]
     head = f"{nodes} {has} not reported{_for(verdict.for_s)}: {lost}"
     return [head, _victims(verdict), _last_seen(verdict)]
 

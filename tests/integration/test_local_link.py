@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from app.errors import AgentRefusedError, AgentUnreachableError, HostUnreachableError, UsageError
+from app.errors import (
+    AgentRefusedError,
+    AgentUnreachableError,
+    FrozenAgentError,
+    HostUnreachableError,
+    NoAgentError,
+    UsageError,
+)
+from app.model.absence import Lack
 from app.program import Program
+from app.sessions.connection_keeper import absence_of
 from app.sessions.options import SessionOptions
 from app.sessions.remote_job import RunRequest
 from app.sessions.remote_session import RemoteSession
@@ -23,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 START_S = 60.0
+FROZEN_S = 10.0
+"""A start of Python on a busy machine; on a quiet one it takes 0.3 s."""
 
 
 @pytest.fixture
@@ -50,6 +64,30 @@ async def test_the_agent_of_this_machine_is_brought_up_watched_and_ended(state_h
         finally:
             await session.close()
             assert link.shut_down(kill_jobs=True) == 0
+
+
+def test_an_agent_whose_process_is_stopped_is_told_as_that_at_once_with_what_to_type(state_home: Path) -> None:
+    with LocalLink() as link:
+        link.connect()
+        pid = link.bring_up().pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            for do in (link.find, link.bring_up, lambda: link.shut_down(kill_jobs=True)):
+                began_s = time.monotonic()
+                with pytest.raises(FrozenAgentError) as caught:
+                    do()
+                assert time.monotonic() - began_s < FROZEN_S
+                assert str(caught.value) == f"the agent on localhost (pid {pid}) is frozen"
+                assert caught.value.hint == f"on localhost: kill -CONT {pid}"
+            absence = absence_of(FrozenAgentError("localhost", pid), "localhost")
+            assert absence.lack is Lack.ANSWER
+            assert absence.why == f"its process (pid {pid}) is frozen (on localhost: kill -CONT {pid})"
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert link.find().pid == pid
+        link.shut_down(kill_jobs=True)
+        with pytest.raises(NoAgentError):
+            link.find()
 
 
 @pytest.mark.ranks

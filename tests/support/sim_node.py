@@ -46,6 +46,7 @@ class SimNode:
         self.node_rank = node_rank
         self.ranks = ranks
         self.is_lost = False
+        self.has_rebooted = False
         self.is_unheard = False
         """Its reports do not get through, and its ranks go on."""
         self.epoch = f"epoch-{node_rank}"
@@ -83,6 +84,14 @@ class SimNode:
         self.admit(job_id, attempt, now_s)
         self.state, self.state_since_s = state, since_s
 
+    def reboot(self, now_s: float) -> None:
+        """Be started again as a machine: the agent knows the job, which is lost, and no process of it is left."""
+        self.restart_agent(*self.job, now_s)
+        self.has_rebooted = True
+        for rank in self.ranks:
+            rank.is_frozen = True
+        self.go(JobState.LOST, now_s)
+
     def go(self, state: JobState, now_s: float) -> None:
         """Change the job's state on this node."""
         self.state, self.state_since_s = state, now_s
@@ -113,7 +122,7 @@ class SimNode:
             sample = decode_sample(encode_sample(self.sample_gpus(now_s)))
             self._core.apply(GpuWatchChanged(GpuWatchState.WATCHING, ""), now_s)
             self._core.apply(GpusSampled(sample), now_s)
-        for rank in self.ranks:
+        for rank in () if self.has_rebooted else self.ranks:
             if rank.end is None or rank.rank not in self._seen:
                 if rank.rank not in self._seen:
                     self._seen.add(rank.rank)
@@ -128,6 +137,8 @@ class SimNode:
 
     def watch(self, now_s: float) -> None:
         """Notice ends, and do what torchrun does about a bad one: end the others."""
+        if self.has_rebooted:
+            return
         for rank in self.ranks:
             if rank.end is not None and rank.rank not in self._ended:
                 self._ended.add(rank.rank)

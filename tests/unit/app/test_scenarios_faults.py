@@ -423,6 +423,52 @@ def test_a_lost_node_is_named_with_its_ranks_and_cleared_when_it_returns() -> No
     assert blamed(sim) == {(Cause.NODE_LOST, (2, 3))}
 
 
+def test_who_waits_for_a_lost_node_stays_on_the_first_line_whatever_becomes_known_of_the_node() -> None:
+    sim = SimCluster()
+    sim.run_to_step(30)
+    sim.lose_node(1)
+    sim.run(3)
+    assert re.fullmatch(
+        r"demo-1 has not reported for [\d.]+ s; what ranks 2-3 do is not known; "
+        r"ranks 0-1 wait in all_reduce #\d+ for others, [\d.]+ s",
+        sim.view().headline().text,
+    )
+    for why in ("", "port 22 refuses connections"):
+        if why:
+            sim.cluster.put_absence("demo-1", Absence(why))
+        sim.run(8)
+        (verdict,) = sim.diagnosis.verdicts
+        assert (verdict.cause, verdict.culprits, verdict.waiting) == (Cause.NODE_LOST, (2, 3), (0, 1))
+        text = sim.view().headline().text
+        assert why in text
+        assert "ranks 2-3" in text
+        assert re.search(r"ranks 0-1 wait for them in all_reduce #\d+ for \d+ s", text)
+
+
+@pytest.mark.parametrize("is_whole_job", [True, False])
+def test_ranks_of_a_node_that_was_started_again_are_lost_and_not_running_for_ever(*, is_whole_job: bool) -> None:
+    sim = SimCluster()
+    sim.run_to_step(30)
+    for node in sim.nodes if is_whole_job else sim.nodes[1:]:
+        node.reboot(sim.now_s)
+    sim.run(10)
+    states = [row.state for row in sim.view().ranks()]
+    assert states[2:] == [RankState.LOST] * 2
+    assert (RankState.RUNNING in states) is False
+    assert sim.view().ranks([2])[0].detail == "how it ended is not known"
+
+
+def test_ranks_of_a_node_that_never_came_are_lost_once_the_job_is_over_and_their_node_is_named() -> None:
+    sim = SimCluster()
+    sim.run_to_step(30)
+    sim.stop()
+    sim.run(5)
+    cluster, diagnoser = heard_of_only(sim, "demo-0")
+    view = View(cluster, diagnoser.observe(cluster, sim.now_s), sim.now_s)
+    rows = view.ranks([2, 3])
+    assert [(row.state, row.node, row.detail) for row in rows] == [(RankState.LOST, "demo-1", "not known")] * 2
+
+
 def heard_of_only(sim: SimCluster, *nodes: str) -> tuple[Cluster, Diagnoser]:
     """Return what a console knows that has reached only these nodes of a cluster."""
     cluster = Cluster(list(sim.cluster.nodes))

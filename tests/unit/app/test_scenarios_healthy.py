@@ -96,7 +96,7 @@ def test_a_job_that_is_stopped_brings_no_verdict_even_if_a_rank_was_frozen(is_fr
     assert job is not None
     assert job.state == "stopped"
     assert view.headline().text.startswith("job demo was stopped")
-    assert {row.state for row in view.ranks()} == {RankState.DONE}
+    assert {row.state for row in view.ranks()} == {RankState.STOPPED}
     assert view.ranks([0])[0].detail == "killed by SIGTERM on request"
 
 

@@ -218,7 +218,7 @@ def test_a_rank_row_says_what_is_odd_about_it() -> None:
         "lines are; slowed 8x on request"
     )
     assert (rows[1].detail, rows[1].state, rows[1].step) == ("importing torch", RankState.STARTING, None)
-    assert (rows[2].detail, rows[2].node, rows[2].pid) == ("not started", "", None)
+    assert (rows[2].detail, rows[2].node, rows[2].pid) == ("not started", "b", None), "no other node is left for it"
 
 
 @pytest.mark.parametrize(

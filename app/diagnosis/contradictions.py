@@ -412,7 +412,7 @@ def _missed_call(evidence: Evidence, culprits: Sequence[int], victims: Sequence[
     """Return the call that victims died in and that a culprit never made, by the last reports of all."""
     for table in evidence.job.groups.values():
         left, lost = np.isin(table.members, culprits), np.isin(table.members, victims)
-        if not left.any() or not lost.any():
+        if left.sum() < len(culprits) or not lost.any():
             continue
         is_ahead = lost & (table.enqueued > table.enqueued[left].min())
         if is_ahead.any():

@@ -297,8 +297,9 @@ class _JobDiagnoser:
         found += not_joined(evidence)
         found += not_exiting(evidence)
         if not found and exits.first_bad_s is None:
-            found += verdicts.transport(evidence, self._lasting(evidence))
+            lasting = self._lasting(evidence)
             late = verdicts.stalled(evidence, self._excused_s, self._known_phases, self._whereabouts)
+            late = late or verdicts.transport(evidence, lasting)
             found += late or standstill(evidence, self._known_phases) or self._slow(evidence)
         return found + verdicts.memory_growth(evidence)
 

@@ -413,7 +413,12 @@ def _is_common(evidence: Evidence, wait: Wait) -> bool:
 
 
 def transport(evidence: Evidence, waits: Iterable[Wait]) -> list[Verdict]:
-    """Tell of collectives that every member has called and that do not complete for longer than a stall."""
+    """Tell of collectives that every member has called and that do not complete for longer than a stall.
+
+    While a rank is missing anywhere, that may be the reason: NCCL's operations wait for those of other groups.
+    """
+    if any(len(knot.roots) for knot in evidence.knots):
+        return []
     return [_incomplete(evidence, wait) for wait in waits if wait.waited_s > evidence.thresholds.stall_s]
 
 

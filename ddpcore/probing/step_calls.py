@@ -25,10 +25,11 @@ NUM_OLDER = 12
 class CallsAtSteps:
     """Seqs of one group by step."""
 
-    __slots__ = ("_seq_of",)
+    __slots__ = ("_pairs", "_seq_of")
 
     def __init__(self) -> None:
         self._seq_of: dict[int, int] = {}
+        self._pairs: list[StepCalls] = []
 
     def learn(self, entries: Sequence[RecorderEntry], ends: Sequence[StepEnd]) -> None:
         """Take the group's collectives in the ring, and the ends of the latest steps, both in the order of time."""
@@ -46,10 +47,11 @@ class CallsAtSteps:
                 self._seq_of[end.step] = seq
         self._forget_undone()
         self._thin()
+        self._pairs = [StepCalls(step, seq) for step, seq in sorted(self._seq_of.items())]
 
     def report(self) -> list[StepCalls]:
         """Return what is kept, ascending."""
-        return [StepCalls(step, seq) for step, seq in sorted(self._seq_of.items())]
+        return self._pairs
 
     def _forget_undone(self) -> None:
         """Forget higher steps with lower seqs: the program has begun to count anew since."""

@@ -15,7 +15,7 @@ from app.model.cluster import Cluster
 from app.rows import Cause
 from app.wording.verdict_hints import hint
 from app.wording.verdict_words import sentence
-from ddpcore.wire import PastCall, Phase, StepCalls
+from ddpcore.wire import NEW_GROUP, PastCall, Phase, StepCalls
 from tests.support.node_reports import dead_worker, group_report, job_status, node_report, rank_report, worker_report
 from tests.support.sim import SimCluster
 from tests.support.sim_program import Action, BeginStep, Call, EndStep, Work
@@ -256,6 +256,29 @@ def test_the_group_that_is_named_holds_the_rank_that_is_named() -> None:
     assert (verdict.cause, verdict.culprits) == (Cause.FROZEN, (0, 1))
     assert verdict.group in ("0", "1", "")
     assert set(verdict.waiting) == {2, 3}
+
+
+def test_ranks_that_make_a_group_without_one_that_goes_on_are_told_with_it() -> None:
+    before = group_report(60, op="all_reduce")
+    making = group_report(1, 3.0, group=NEW_GROUP, op="new_group")
+    workers = [
+        worker_report(rank, rank_report(rank, 3, groups=[before, making], phase=Phase.BARRIER)) for rank in (0, 1)
+    ]
+    goes_on = rank_in(2, 3, group_report(61, 3.0, past=[PastCall(61, *ALL_REDUCE)]))
+
+    verdict = only(judged(*workers, goes_on))
+
+    assert (verdict.cause, verdict.culprits, verdict.waiting) == (Cause.MISMATCH, (2,), (0, 1))
+    assert "ranks 0-1 call new_group #1 at" in sentence(verdict)
+
+
+def test_whoever_left_early_is_told_with_the_call_that_it_did_not_make() -> None:
+    left = dead_worker(1, rank_report(1, 2, groups=[group_report(57)]), code=0, age_s=3.0)
+    lost = rank_report(0, 2, groups=[group_report(58, op="all_reduce")])
+    verdict = only(judged(dead_worker(0, lost, code=1, error=LOST_PEER, age_s=2.9), left, looks=3))
+
+    assert (verdict.cause, verdict.culprits, verdict.op, verdict.seq) == (Cause.FEWER_CALLS, (1,), "all_reduce", 58)
+    assert "without calling all_reduce #58" in sentence(verdict)
 
 
 def _pairs_then_all(rank: int) -> Iterator[Action]:

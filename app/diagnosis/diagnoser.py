@@ -350,6 +350,7 @@ class _JobDiagnoser:
             cost_frac=laggards.cost_frac,
             wait_frac=laggards.wait_frac,
             last_frac=laggards.last_frac,
+            is_in_turns=laggards.is_in_turns,
             habit=self._share.habit,
             earlier_cost=self._share.trend.earlier(evidence.now_s),
         )

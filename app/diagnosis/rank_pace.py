@@ -15,6 +15,8 @@ import numpy as np
 from ddpcore.wire import Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 PHASES = tuple(Phase)
@@ -41,6 +43,8 @@ MIN_SAMPLED_S = 7.5
 MIN_STEPPED = 0.5
 """Of the time between calls: steps in which the time behind the last call is known."""
 MIN_FULL_SLOTS = 3
+MIN_HABIT = 0.05
+"""Less of a straggler's time beyond what others spend says nothing of why it is slow."""
 COST_BUCKET = 0.05
 """Ranks are ordered by cost in steps of this: sampling moves the figures by a little, and rows should stay in place."""
 
@@ -53,6 +57,16 @@ class LostTime(NamedTuple):
     """How far shares of ranks of one node may differ by chance."""
     node_doubt: float
     """How far those of two nodes may."""
+
+
+class Habit(msgspec.Struct, frozen=True):
+    """What ranks spend their time with."""
+
+    phase: Phase
+    frac: float
+    """Of their time."""
+    others_frac: float
+    """Of the others' time, in the middle."""
 
 
 class RankPace(msgspec.Struct, frozen=True, eq=False):
@@ -193,3 +207,24 @@ def _divided(part: NDArray[np.float64], whole: NDArray[np.float64], is_known: ND
     found = np.full(len(whole), np.nan)
     found[is_known] = np.clip(part[is_known] / whole[is_known], 0.0, 1.0)
     return found
+
+
+def shares(seconds: NDArray[np.float32], observed: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return parts of the observed time, 0 where nothing was observed."""
+    return np.divide(seconds, observed, out=np.zeros_like(seconds), where=observed > 0.0)
+
+
+def habit_of(whole: NDArray[np.float32], ranks: Sequence[int]) -> Habit | None:
+    """Return the phase in which some ranks spend the most time beyond what others do; None where none stands out."""
+    share = shares(whole[4:NUM_SAMPLED_ROWS], whole[0])
+    is_asked = np.zeros(share.shape[1], np.bool_)
+    is_asked[list(ranks)] = True
+    others = ~is_asked & (whole[0] > 0.0)
+    if not others.any():
+        return None
+    own, usual = np.median(share[:, is_asked], axis=1), np.median(share[:, others], axis=1)
+    most = int((own - usual).argmax())
+    chance = float(chance_frac(usual[most], float(whole[0, is_asked].sum())))
+    if own[most] - usual[most] < max(MIN_HABIT, chance):
+        return None
+    return Habit(PHASES[most], float(own[most]), float(usual[most]))

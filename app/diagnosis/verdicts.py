@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from app.diagnosis.memory import Growth
     from app.diagnosis.node_facts import AllNodes
     from app.diagnosis.rank_facts import Flags, RankFacts, Ranks, Thresholds
-    from app.diagnosis.wait_share import Habit
+    from app.diagnosis.rank_pace import Habit
     from app.diagnosis.waits import Knot, Wait
     from app.model.absence import Absence
     from app.model.cluster import Cluster
@@ -142,7 +142,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     wait_frac: float | None = None
     """For STRAGGLER: the share of time it waits itself."""
     last_frac: float | None = None
-    """For STRAGGLER: the share of the collectives to which it comes last, where that told it."""
+    """For STRAGGLER: the share of the collectives to which they come last, where that is known."""
+    is_in_turns: bool = False
+    """For STRAGGLER: they are not slow at the same time."""
     slow_factor: float = 1.0
     is_blocked: bool = False
     """For SILENT: its process is in uninterruptible sleep."""

@@ -19,12 +19,20 @@ import numpy as np
 
 from agent.wire.digest import LATENESS
 from app.diagnosis.cost_trend import CostTrend
-from app.diagnosis.rank_pace import NUM_SAMPLED_ROWS, PHASES, LostTime, RankPace, chance_frac, lost_time, rank_pace
+from app.diagnosis.rank_pace import (
+    NUM_SAMPLED_ROWS,
+    PHASES,
+    Habit,
+    LostTime,
+    RankPace,
+    habit_of,
+    lost_time,
+    rank_pace,
+    shares,
+)
 from ddpcore.wire import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from app.model.job_model import JobModel
@@ -78,10 +86,10 @@ TURN_S = 45.0
 """Ranks that are slow in turns stay named so long after their own turn, while another one is slow."""
 IN_TURNS = 0.25
 """Of what others lose: ranks that lose less at the same time are slow together."""
+MAJORITY_IN_TURNS = 0.4
+MAJORITY_LAST = 0.95
 MAX_MISSES = 2
 """Slots in which nobody seems slow, before that is a cure."""
-MIN_HABIT = 0.05
-"""Less of a straggler's time beyond what others spend says nothing of why it is slow."""
 TINY = 1e-3
 """Beyond what rounding does to a share."""
 MIN_INPUT = 0.5
@@ -100,7 +108,7 @@ class Laggards(msgspec.Struct, frozen=True):
     cost_frac: float
     """The part of the step time that the others lose to them."""
     last_frac: float | None = None
-    """Share of the collectives to which they came last, each, where that is known and they are not a whole node."""
+    """Share of the collectives to which they came last, together, where that is known and they are no whole node."""
     is_in_turns: bool = False
     """They are not slow at the same time."""
 
@@ -118,16 +126,6 @@ class Limits(NamedTuple):
 NEW = Limits(MIN_COST, MIN_NODE_COST, MIN_LAST, 1.0)
 KEEP = Limits(MIN_COST / 2, MIN_NODE_COST / 2, 0.5, 0.3)
 ANYBODY = Limits(MIN_COST / 2, MIN_NODE_COST / 4, 0.0, 0.0)
-
-
-class Habit(msgspec.Struct, frozen=True):
-    """What ranks spend their time with."""
-
-    phase: Phase
-    frac: float
-    """Of their time."""
-    others_frac: float
-    """Of the others' time, in the middle."""
 
 
 class _Mark(NamedTuple):
@@ -295,7 +293,7 @@ class WaitShare:
     def _judge(self, now_s: float) -> None:
         self._judge_pace(now_s)
         self._judge_input(self._window[0].sum(axis=0))
-        self.habit = None if self._laggards is None else _habit(self._window.sum(axis=1), self._laggards.ranks)
+        self.habit = None if self._laggards is None else habit_of(self._window.sum(axis=1), self._laggards.ranks)
 
     def _judge_input(self, observed: NDArray[np.float32]) -> None:
         """See whether the input decides the pace, slot by slot: one long pause for it is not a habit."""
@@ -310,7 +308,7 @@ class WaitShare:
         # Half of the shares must be as large for the median to be; to count them is cheap.
         if 2 * np.count_nonzero(at_input >= (least - TINY) * of_all) < at_input.size:
             return
-        frac = float(np.median(_shares(at_input, of_all)))
+        frac = float(np.median(shares(at_input, of_all)))
         self.input_frac = frac if frac >= least else None
 
     def _judge_pace(self, now_s: float) -> None:
@@ -361,27 +359,6 @@ class WaitShare:
         return recent is not None and set(recent.ranks) <= self._slow_s.keys()
 
 
-def _shares(seconds: NDArray[np.float32], observed: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return parts of the observed time, 0 where nothing was observed."""
-    return np.divide(seconds, observed, out=np.zeros_like(seconds), where=observed > 0.0)
-
-
-def _habit(whole: NDArray[np.float32], ranks: Sequence[int]) -> Habit | None:
-    """Return the phase in which some ranks spend the most time beyond what others do; None where none stands out."""
-    share = _shares(whole[4:NUM_SAMPLED_ROWS], whole[0])
-    is_asked = np.zeros(share.shape[1], np.bool_)
-    is_asked[list(ranks)] = True
-    others = ~is_asked & (whole[0] > 0.0)
-    if not others.any():
-        return None
-    own, usual = np.median(share[:, is_asked], axis=1), np.median(share[:, others], axis=1)
-    most = int((own - usual).argmax())
-    chance = float(chance_frac(usual[most], float(whole[0, is_asked].sum())))
-    if own[most] - usual[most] < max(MIN_HABIT, chance):
-        return None
-    return Habit(PHASES[most], float(own[most]), float(usual[most]))
-
-
 def find_slow(
     window: NDArray[np.float32], lost: LostTime, owners: NDArray[np.int64], limits: Limits
 ) -> Laggards | None:
@@ -394,10 +371,28 @@ def find_slow(
         limits: What it takes.
     """
     known = np.flatnonzero(~np.isnan(lost.frac))
-    frac = lost.frac[known]
-    order = np.argsort(frac, kind="stable")
-    num_slow = 1 + int(np.diff(frac[order])[: len(known) // 2].argmax())
-    slow, others = known[order[:num_slow]], known[order[num_slow:]]
+    order = known[np.argsort(lost.frac[known], kind="stable")]
+    gaps = np.diff(lost.frac[order])
+    few, some = 1 + int(gaps[: len(known) // 2].argmax()), 1 + int(gaps.argmax())
+    found = _judge_split(window, lost, owners, (order[:few], order[few:]), limits)
+    if found is not None or 2 * some <= len(known):
+        return found
+    # More than half are the usual ones, unless they are slow in turns: then the few others always wait.
+    if lost.frac[order[0]] < MAJORITY_IN_TURNS * np.median(lost.frac[order[some:]]):
+        return None
+    limits = limits._replace(last=MAJORITY_LAST if limits.last > 0.0 else 0.0)
+    return _judge_split(window, lost, owners, (order[:some], order[some:]), limits)
+
+
+def _judge_split(
+    window: NDArray[np.float32],
+    lost: LostTime,
+    owners: NDArray[np.int64],
+    ranks: tuple[NDArray[np.int64], NDArray[np.int64]],
+    limits: Limits,
+) -> Laggards | None:
+    """Return the first ones of slow and other ranks, if they are as slow as the limits ask."""
+    slow, others = ranks
     usual = float(np.median(lost.frac[others]))
     costs = usual - lost.frac[slow]
     gap = float(lost.frac[others].min() - lost.frac[slow].max())
@@ -406,8 +401,8 @@ def find_slow(
     last_frac = _last_frac(window, lost, owners, (slow, others), limits)
     if last_frac is None:
         return None
-    wait_frac = float(_shares(window[1, slow], window[0, slow]).max())
-    is_in_turns = num_slow > 1 and float(lost.frac[slow].min()) > IN_TURNS * usual
+    wait_frac = float(shares(window[1, slow], window[0, slow]).max())
+    is_in_turns = len(slow) > 1 and float(lost.frac[slow].min()) > IN_TURNS * usual
     # Ranks that are slow in turns wait for each other: what they cost adds up. It is never more than others wait.
     cost = float(min(costs.sum(), usual)) if is_in_turns else _cost(lost, owners, (slow, others), costs)
     return Laggards(tuple(np.sort(slow).tolist()), wait_frac, cost, None if last_frac < 0.0 else last_frac, is_in_turns)
@@ -437,7 +432,7 @@ def _last_frac(
     ranks: tuple[NDArray[np.int64], NDArray[np.int64]],
     limits: Limits,
 ) -> float | None:
-    """Return how often each slow rank comes last on its node, -1 of whole nodes; None where chance may do it."""
+    """Return how often slow ranks come last on their nodes, -1 of whole nodes; None where chance may do it."""
     slow, others = ranks
     lowest = 1.0
     for node in np.unique(owners[slow]).tolist():
@@ -453,7 +448,7 @@ def _last_frac(
         compared, last = window[2:4, here]
         if lost.frac[least] - lost.frac[highest] < limits.doubt * doubt or last.sum() < limits.last * compared.max():
             return None
-        lowest = min(lowest, float(last.sum() / max(compared.max(), 1.0)) / len(here))
+        lowest = min(lowest, float(last.sum() / max(compared.max(), 1.0)))
     return lowest
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from app.diagnosis.rank_pace import PHASES, chance_frac
-from app.diagnosis.wait_share import MIN_COST, MIN_HABIT
+from app.diagnosis.rank_pace import MIN_HABIT, PHASES, chance_frac
+from app.diagnosis.wait_share import MIN_COST
 from app.pace_rows import PaceRow, PaceSummary
 from app.rows import Cause, Severity
 from app.safe_text import clean_name
@@ -42,6 +42,9 @@ class JobPace:
         self._named = {
             rank for verdict in found.verdicts if verdict.cause is Cause.STRAGGLER for rank in verdict.culprits
         }
+        costs = [verdict.cost_frac for verdict in found.verdicts if verdict.cause is Cause.STRAGGLER]
+        self._cost_frac = next((cost for cost in costs if cost is not None), None)
+        """Of those named, all together."""
 
     def summary(self) -> PaceSummary:
         """Return what all ranks together show."""
@@ -77,7 +80,8 @@ class JobPace:
         wait_frac, cost_frac = self._pace.wait_frac[self._order], self._pace.cost_frac[self._order]
         middle = percent_text(float(np.median(wait_frac)))
         if named := [rank for rank in self._order.tolist() if rank in self._named]:
-            who, cost = ranks_text(sorted(named)), percent_text(float(self._pace.cost_frac[named[0]]))
+            cost = percent_text(self._cost_frac or float(self._pace.cost_frac[named[0]]))
+            who = ranks_text(sorted(named))
             verb = "costs" if len(named) == 1 else "cost"
             return Severity.WARNING, f"{who} {verb} the others {cost} of their time; in the middle they wait {middle}"
         worst = int(cost_frac.argmax())

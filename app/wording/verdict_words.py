@@ -10,12 +10,12 @@ from app.diagnosis.memory import is_killed_by_kernel, is_of_gpu
 from app.rows import Cause
 from app.safe_text import clean, clean_name
 from app.wording.growth_words import growth_parts, past_growth_text
+from app.wording.slow_words import input_bound_parts, slow_parts
 from app.wording.standing_words import child_text, not_exiting_parts, peer_text, standstill_parts
 from app.words import (
     bytes_text,
     call_text,
     nodes_text,
-    percent_text,
     place_text,
     ranks_text,
     seconds_text,
@@ -47,17 +47,6 @@ PHASE_WORDS = {
 }
 
 
-HABIT_WORDS = {
-    Phase.DATA: "with input",
-    Phase.FORWARD: "in forward",
-    Phase.BACKWARD: "in backward",
-    Phase.OPTIMIZER: "in the optimizer",
-    Phase.CHECKPOINT: "with checkpoints",
-    Phase.EVAL: "with evaluation",
-    Phase.OTHER: "in code of its own outside the model",
-}
-
-
 ROOT_ARGUMENT = {"broadcast": "src", "scatter": "src", "gather": "dst", "reduce": "dst"}
 """What torch.distributed calls the one rank that an operation's data come from, or go to."""
 
@@ -77,7 +66,7 @@ def sentence(verdict: Verdict) -> str:
         Cause.STRAGGLER: _straggler,
         Cause.STANDSTILL: _standstill,
         Cause.NOT_EXITING: _not_exiting,
-        Cause.INPUT_BOUND: _input_bound,
+        Cause.INPUT_BOUND: input_bound_parts,
         Cause.MEMORY_GROWTH: _memory_growth,
         Cause.CHECKPOINTING: _known,
         Cause.EVALUATING: _known,
@@ -345,34 +334,7 @@ def _straggler(verdict: Verdict) -> list[str]:
             f"{ranks_text(verdict.culprits[:1])} {does}" if does else "",
             child_text(verdict),
         ]
-    head = f"{who(verdict)} {_is(verdict)} slow and cost{'s' if len(verdict.culprits) == 1 else ''} the others"
-    waits = "it waits" if len(verdict.culprits) == 1 else "they wait"
-    share = f"about {percent_text(verdict.cost_frac)} of the step time{_trend(verdict)}"
-    waiting = f"{waits} {percent_text(verdict.wait_frac)} of the time"
-    if verdict.last_frac is not None:
-        comes = "it comes" if len(verdict.culprits) == 1 else "they come"
-        waiting = f"{comes} last to {percent_text(verdict.last_frac)} of the collectives"
-    asked = f"slowed {verdict.slow_factor:g}x on request" if verdict.slow_factor > 1 else ""
-    return [f"{head} {share}: {waiting}", asked, _habit(verdict), f"last seen {place}" if place else ""]
-
-
-def _trend(verdict: Verdict) -> str:
-    """Return `, up from 12 % 3 min ago`."""
-    earlier = verdict.earlier_cost
-    if earlier is None or verdict.cost_frac is None:
-        return ""
-    way = "up" if verdict.cost_frac > earlier.frac else "down"
-    return f", {way} from {percent_text(earlier.frac)} {seconds_text(earlier.age_s)} ago"
-
-
-def _habit(verdict: Verdict) -> str:
-    """Return `it spends 55 % of its time in data, the others 3 %`."""
-    habit = verdict.habit
-    if habit is None or habit.phase not in HABIT_WORDS:
-        return ""
-    spends, its = ("it spends", "its") if len(verdict.culprits) == 1 else ("they spend", "their")
-    own, others = percent_text(habit.frac), percent_text(habit.others_frac)
-    return f"{spends} {own} of {its} time {HABIT_WORDS[habit.phase]}, the others {others}"
+    return slow_parts(verdict, who(verdict))
 
 
 def _standstill(verdict: Verdict) -> list[str]:
@@ -381,11 +343,6 @@ def _standstill(verdict: Verdict) -> list[str]:
 
 def _not_exiting(verdict: Verdict) -> list[str]:
     return not_exiting_parts(verdict, who(verdict), _victims(verdict))
-
-
-def _input_bound(verdict: Verdict) -> list[str]:
-    place = f"at {place_text(verdict.place)}" if verdict.place else ""
-    return [f"the ranks spend {percent_text(verdict.cost_frac)} of their time waiting for input", place]
 
 
 def _known(verdict: Verdict) -> list[str]:

@@ -9,7 +9,7 @@ import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpcore.probing.stack import MAX_REMEMBERED_FRAMES, CodeRoots, FrameKind, Reading, StackReader
+from ddpcore.probing.stack import MAX_REMEMBERED_FRAMES, SHADOW_WEIGHT, CodeRoots, FrameKind, Reading, StackReader
 from ddpcore.wire import Phase, Place
 
 if TYPE_CHECKING:
@@ -106,7 +106,9 @@ class StackWalk:
                     place = Place(file=file, line=frame.f_lineno or 0, function=function)
             frame = frame.f_back
         # Where no frame is the user's, all of them are needed to find the program.
-        return Reading(phase, place) if place is not None else self._reader.read(_lines(innermost))
+        if place is None:
+            return self._reader.read(_lines(innermost))
+        return Reading(phase, place, weight == SHADOW_WEIGHT)
 
     def _meet(self, code: CodeType) -> FrameKind:
         if len(self._met) >= MAX_REMEMBERED_FRAMES:

@@ -182,17 +182,17 @@ class RankState:
         phase = self._judge_phase(sample)
         if previous is None or phase is not self._phase:
             self._phase, self._phase_since_s = phase, now_s
-        before, self._state = (
-            self._state,
-            _State(phase, is_waiting=self.is_pending and not sample.is_at_work, is_overlapped=sample.is_at_work),
-        )
+        is_held_up = self.is_pending and not sample.is_at_work
+        is_shadowing = sample.reading.is_shadowing
+        before = self._state
+        self._state = _State(phase, is_held_up and not is_shadowing, sample.is_at_work and not is_shadowing)
         if previous is not None:
             # Whatever changed did so somewhere between the two samples: each of them stands for half of the gap.
             half_s = min(max(now_s - previous.now_s, 0.0), MAX_GAP_S) / 2
             self._count_time(before, half_s)
             self._count_time(self._state, half_s)
         has_moved = any(track.quiet_samples == 1 for track in self._tracks.values())
-        self._standing.observe(sample, has_moved=has_moved, is_pending=self._state.is_waiting)
+        self._standing.observe(sample, has_moved=has_moved, is_pending=is_held_up)
 
     def wants_dump(self, now_s: float) -> bool:
         """Say whether a full dump of the recorder is worth its cost now."""
@@ -274,6 +274,7 @@ class RankState:
         self._report_seq += 1
         self._arrivals_told += 1
         identity, step = self._identity, sample.step
+        is_compared = self._arrivals_told <= ARRIVALS_REPORTS and not sample.reading.is_shadowing
         return RankReport(
             wire_version=WIRE_VERSION,
             rank=identity.rank,
@@ -308,8 +309,8 @@ class RankState:
             oddities=list(sample.oddities),
             **self._standing.report(sample),
             beat=max(0, self._beat),
-            arrivals=self._arrivals if self._arrivals_told <= ARRIVALS_REPORTS else [],
-            step_ends_us=self._step_ends_us if self._arrivals_told <= ARRIVALS_REPORTS else [],
+            arrivals=self._arrivals if is_compared else [],
+            step_ends_us=self._step_ends_us if is_compared else [],
         )
 
     def validate(self) -> None:

@@ -41,6 +41,8 @@ class Reading(NamedTuple):
     phase: Phase
     """`OTHER` when nothing in the stack tells."""
     place: Place | None
+    is_shadowing: bool = False
+    """The rank has no input left and only answers the others' collectives (`Join`)."""
 
 
 class _Rule(NamedTuple):
@@ -66,6 +68,9 @@ def _rule(path: str, weight: int, phase: Phase, *functions: str) -> _Rule:
     return _Rule(path, frozenset(functions), weight, phase)
 
 
+SHADOW_WEIGHT = 7
+"""Of a rank that is in `Join`'s end: until the others are there too, it calls what they call."""
+
 # A heavier frame decides wherever it stands in the stack; among equals the innermost does. So a forward recomputed
 # inside backward is backward, a dataset that runs a module is data, and a closure's forward inside optimizer.step is
 # forward. Rendezvous outweighs all: it is made of collectives, but nobody trains yet.
@@ -85,6 +90,7 @@ _TORCH_RULES = (
     _rule("_tensor.py", 5, Phase.BACKWARD, "backward"),
     _rule("autograd/__init__.py", 5, Phase.BACKWARD, "backward", "grad"),
     _rule("autograd/graph.py", 5, Phase.BACKWARD, "_engine_run_backward"),
+    _rule("distributed/algorithms/join.py", SHADOW_WEIGHT, Phase.OTHER, "__exit__"),
 )
 _DDPCORE_RULES = (
     *(_rule(f"barriers/{file}.py", 4, Phase.BARRIER) for file in ("gates", "gate", "first_one_first")),
@@ -117,7 +123,7 @@ class StackReader:
                 weight, phase = kind.weight, kind.phase
             if place is None and kind.is_user:
                 place = Place(file=kind.file, line=line, function=kind.function)
-        return Reading(phase, place or self._main_place(stack))
+        return Reading(phase, place or self._main_place(stack), weight == SHADOW_WEIGHT)
 
     def is_own(self, file: str, function: str) -> bool:
         """Say whether a frame is the user's own program, which may itself be a library."""

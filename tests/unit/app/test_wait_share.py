@@ -307,3 +307,9 @@ def test_a_verdict_stands_as_long_as_slow_steps_bear_it_out_and_not_behind_a_lon
         watched.job.step[:] = second // 20
         watched.live(1, 0.9, 0.9, 0.05, 0.9)
     assert watched.share.is_fresh(watched.now_s)
+
+
+def test_of_three_ranks_two_that_take_turns_are_named_and_not_a_majority_that_is_always_slow() -> None:
+    last = (0.0, 0.5, 0.5)
+    assert Watched(3).live(12, 0.4, 0.2, 0.2, lost=(0.44, 0.22, 0.22), last=last) == (1, 2)
+    assert Watched(3).live(12, 0.4, 0.2, 0.2, lost=(0.44, 0.02, 0.02), last=last) == ()

@@ -547,3 +547,21 @@ def test_counted_steps_are_told_apart_from_said_ones_and_end_the_start(rank: Ran
 
     report = rank.report()
     assert (report.step, report.is_step_counted, report.phase) == (2, True, Phase.OTHER)
+
+
+def test_half_of_the_gap_between_two_samples_is_of_each_state() -> None:
+    rank = Rank()
+    rank.see({GLOO: (5, 5)}, after_s=0.2)
+    for _ in range(4):
+        rank.see({GLOO: (6, 5)}, after_s=0.1)
+        rank.see({GLOO: (6, 6)}, after_s=0.1)
+    assert rank.report().waited_s == pytest.approx(0.4)
+
+
+def test_a_rank_without_input_that_answers_the_others_neither_waits_nor_comes_late() -> None:
+    rank = Rank()
+    joining = [("/torch/distributed/algorithms/join.py", 1, "__exit__"), USER]
+    for _ in range(5):
+        rank.see({GLOO: (6, 5)}, stack=joining)
+    assert rank.report().waited_s == 0.0
+    assert rank.report().arrivals == []

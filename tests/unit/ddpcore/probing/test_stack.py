@@ -57,6 +57,14 @@ def test_torch_s_frames_tell_the_phase(reader: StackReader, phase: Phase, inner:
     assert reading.place == Place(file="/home/me/train.py", line=57, function="train_step")
 
 
+def test_a_rank_without_input_that_answers_the_others_is_told_apart(reader: StackReader) -> None:
+    inside = torch_frame("distributed/distributed_c10d.py", "all_reduce")
+    shadowing = reader.read([inside, torch_frame("distributed/algorithms/join.py", "__exit__"), STEP, MAIN])
+
+    assert shadowing.is_shadowing
+    assert not reader.read([inside, STEP, MAIN]).is_shadowing
+
+
 def test_a_forward_recomputed_in_backward_is_backward(reader: StackReader) -> None:
     stack = [
         torch_frame("nn/modules/module.py", "_call_impl"),

@@ -7,6 +7,7 @@ from tests.corpus.reported.truth import Program
 HEALTHY = (
     Program("healthy.plain", 2),
     Program("healthy.rank_0_evaluates_alone", 2, in_ci=True),
+    Program("healthy.sanity_check", 3),
     Program("healthy.checkpoints", 2),
     Program("healthy.uneven_with_join", 2),
     Program("healthy.accumulation", 2),

@@ -172,6 +172,7 @@ SOURCES = {
     "healthy.rank_0_evaluates_alone": Source(
         "fix pytorch multi-GPU training hang: model.module on one rank", f"{GITHUB}/jpata/particleflow/pull/233"
     ),
+    "healthy.sanity_check": Source("Hanging Validation: of one rank, now and then", f"{TORCH}/issues/72897"),
     "healthy.checkpoints": Source(
         "Give every process group one collective timeout that survives rank-0-only work",
         f"{GITHUB}/EleutherAI/bergson/pull/444",

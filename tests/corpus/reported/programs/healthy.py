@@ -35,6 +35,19 @@ def rank_0_evaluates_alone() -> None:
         dist.barrier()
 
 
+def sanity_check() -> None:
+    """Rank 0 evaluates through the wrapped module: its broadcast is the one that the others' next forward makes."""
+    model = make_model(has_buffers=True)
+    train(model, 40)
+    if rank == 0:
+        model.eval()
+        with torch.no_grad():
+            for _ in range(5):
+                model(make_batch())
+        model.train()
+    train(model, 200)
+
+
 def checkpoints() -> None:
     """Rank 0 saves for a second each 150 steps."""
     model = make_model()

@@ -66,7 +66,7 @@ OTHER_ARGUMENTS = (
     Program(
         "arguments.all_reduce_dtypes", 3, MISMATCH, ((1,), (), (0, 1, 2)), ("all_reduce",), EXIT_S, ends_itself=True
     ),
-    Program("arguments.broadcast_sources", 3, MISMATCH, ((1,),), ("src|source|root", "{culprit}"), EXIT_S),
+    Program("arguments.broadcast_sources", 3, MISMATCH, ((1,), ()), ("src|source|root", "{culprit}"), EXIT_S),
     Program("arguments.object_list_sources", 2, MISMATCH, ((0, 1), (), (1,)), ("{culprit}",), EXIT_S),
     Program("arguments.different_order", 3, MISMATCH, ((1,), (), (0, 1, 2)), ("all_reduce",), EXIT_S, ends_itself=True),
     Program(

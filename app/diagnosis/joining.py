@@ -9,11 +9,13 @@ import numpy as np
 from app.diagnosis.verdicts import Evidence, Verdict, by_node, hosts_of, name
 from app.model.job_model import PHASE_CODE, Process
 from app.rows import Cause, Severity
-from ddpcore.wire import Phase
+from ddpcore.wire import Oddity, Phase
 
 if TYPE_CHECKING:
-    from app.diagnosis.rank_facts import Ranks
+    from app.diagnosis.rank_facts import Flags, Ranks
 
+IDLE_CORES = 0.5
+"""A rank that keeps more of a core busy may compute at one line."""
 INIT = "init_process_group"
 LATE_FACTOR = 4.0
 """This many times `join_s` is longer than any import takes."""
@@ -32,15 +34,27 @@ def not_joined(evidence: Evidence) -> list[Verdict]:
         return _not_launched(evidence)
     waited_s = evidence.now_s - float(job.phase_since_s[is_joining].min())
     absent = np.flatnonzero(job.is_outside & ~is_joining & ~evidence.facts.is_immobile)
+    # A rank that waits for ranks of its own never comes, and need not.
+    absent = np.setdiff1d(absent, np.array(sorted(job.oddities.ranks_with(Oddity.OWN_RANKS)), np.int64))
     waiting = np.flatnonzero(is_joining)
     if len(absent):
-        is_long = waited_s >= evidence.thresholds.join_s
+        # An import moves from line to line: ranks that stand at one do something else.
+        do_stand = bool(_do_stand(evidence, absent).all())
+        is_long = waited_s >= (evidence.thresholds.stall_s if do_stand else evidence.thresholds.join_s)
         return [_late(evidence, some, waiting, waited_s) for some in by_node(evidence, absent)] if is_long else []
     together_s = evidence.now_s - float(job.phase_since_s[is_joining].max())
     patience_s = min(evidence.thresholds.join_s, evidence.thresholds.stall_s + MEETING_S * job.world_size)
     if len(waiting) == job.world_size and together_s >= patience_s:
         return [_apart(evidence, waiting, together_s)]
     return []
+
+
+def _do_stand(evidence: Evidence, ranks: Ranks) -> Flags:
+    """Return which ranks have not moved for a while, and compute nothing."""
+    job, least_s = evidence.job, evidence.thresholds.stall_s / 2
+    is_idle = job.cpu_cores[ranks] < IDLE_CORES
+    do_stand: Flags = (job.stood_s[ranks] >= least_s) & is_idle & evidence.facts.is_fresh[ranks]
+    return do_stand
 
 
 def _not_launched(evidence: Evidence) -> list[Verdict]:

@@ -23,7 +23,8 @@ _WORDS = {
     "lines are",
     Oddity.DEBUG_DETAIL: "TORCH_DISTRIBUTED_DEBUG=DETAIL: collectives take longer and are not seen, lines are; with "
     "INFO they are",
-    Oddity.OWN_RANKS: "own ranks started (by torchrun or spawn), which are not watched",
+    Oddity.OWN_RANKS: "own ranks started (by a launcher, spawn or multiprocessing), which are not watched; what they "
+    "print is seen",
     Oddity.GROUPLESS: "training without a process group, each on its own",
 }
 

@@ -23,9 +23,20 @@ GROUPLESS_STEPS = 10
 
 _BUFFER_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 """The first that is set counts. Source: torch/csrc/distributed/c10d/FlightRecorder.hpp."""
-_LAUNCHER_FILES = ("/torch/multiprocessing/spawn.py", "/torch/distributed/run.py")
+_LAUNCHER_FILES = (
+    "/torch/multiprocessing/spawn.py",
+    "/torch/distributed/run.py",
+    "/torch/distributed/launcher/api.py",
+    "/torch/distributed/elastic/agent/server/api.py",
+    "/nvidia_resiliency_ext/fault_tolerance/launcher.py",
+    "/accelerate/launchers.py",
+)
 """Where the main thread of a process stands that has started ranks and waits for their end."""
-_LAUNCHER_MODULES = frozenset({b"torch.distributed.run", b"torch.distributed.launch", b"torchrun"})
+_LAUNCHER_MODULES = frozenset(
+    {b"torch.distributed.run", b"torch.distributed.launch", b"torchrun", b"ft_launcher", b"accelerate.commands.launch"}
+)
+_LAUNCHER_PROGRAMS = (b"/torchrun", b"/ft_launcher", b"/accelerate", b"/deepspeed")
+_JOIN_FILE, _JOIN = "/multiprocessing/process.py", "join"
 
 
 class Surroundings:
@@ -62,7 +73,10 @@ class Surroundings:
             self._due_s = now_s + self._period_s
             self._period_s = min(2.0 * self._period_s, LONGEST_PERIOD_S)
             found = variables_oddities(os.environ) if has_process_group else []
-            if stands_in_launcher(stack()) or _has_launched():
+            frames = stack()
+            # Before there is a process group, a process that joins children waits for what is to do its work.
+            is_parent = not has_process_group and not num_steps and stands_in_join(frames)
+            if stands_in_launcher(frames) or is_parent or _has_launched():
                 found.append(Oddity.OWN_RANKS)
             self._last = tuple(found)
         self._has_met = self._has_met or has_process_group
@@ -86,6 +100,11 @@ def stands_in_launcher(stack: Sequence[StackLine]) -> bool:
     return any(file.endswith(_LAUNCHER_FILES) for file, _, _ in stack)
 
 
+def stands_in_join(stack: Sequence[StackLine]) -> bool:
+    """Say whether a main thread waits for the end of a process of multiprocessing."""
+    return any(file.endswith(_JOIN_FILE) and function == _JOIN for file, _, function in stack)
+
+
 def _has_launched() -> bool:
     """Say whether a child of this process is a torchrun. Source: proc_pid_task_children(5)."""
     if not _has_children():
@@ -94,7 +113,7 @@ def _has_launched() -> bool:
         for task in Path("/proc/self/task").iterdir():
             for pid in (task / "children").read_bytes().split():
                 words = Path(f"/proc/{int(pid)}/cmdline").read_bytes().split(b"\0")
-                if any(word in _LAUNCHER_MODULES or word.endswith(b"/torchrun") for word in words[:8]):
+                if any(word in _LAUNCHER_MODULES or word.endswith(_LAUNCHER_PROGRAMS) for word in words[:8]):
                     return True
     except OSError:
         return False  # a thread or a child that ends just now: the next look sees the others

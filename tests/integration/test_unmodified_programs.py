@@ -165,7 +165,7 @@ def test_without_a_probe_ranks_are_untouched_and_watched_from_outside(agent: Run
         ("meet", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, "the flight recorder is switched off"),
         ("meet", {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, "TORCH_DISTRIBUTED_DEBUG=DETAIL"),
         ("alone", {}, "training without a process group, each on its own"),
-        ("spawn", {}, "own ranks started (by torchrun or spawn), which are not watched"),
+        ("spawn", {}, "own ranks started (by a launcher, spawn or multiprocessing), which are not watched"),
     ],
 )
 def test_what_limits_the_view_is_said_once_and_does_no_harm(

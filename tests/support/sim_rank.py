@@ -115,6 +115,9 @@ class SimRank:
     memory: Callable[[float], MemorySampled] | None = None
     """What its node reads of its memory at a time; a constant while this is None."""
 
+    stands_before_joining = False
+    """Until it comes to init_process_group, it stands at one line, rather than import one module after another."""
+
     def __init__(
         self, rank: int, local_rank: int, world_size: int, program: Program, job: tuple[str, int, int]
     ) -> None:
@@ -124,9 +127,7 @@ class SimRank:
         self.pid = 4000 + 100 * attempt + rank
         self.slow_factor = 1.0
         self.gpu_memory: tuple[GpuMemoryReport, ...] = ()
-        self.is_frozen = False
-        self.holds_gil = False
-        self.is_blocked = False
+        self.is_frozen = self.holds_gil = self.is_blocked = False
         self.end: tuple[int | None, int | None, str] | None = None
         self.faults: dict[int, list[tuple[str, float]]] = {}
         self.altered: Call | None = None
@@ -185,6 +186,8 @@ class SimRank:
     @property
     def is_idle(self) -> bool:
         """Whether it keeps no core busy."""
+        if self.stands_before_joining and not self.has_come:
+            return True
         return self.is_frozen or (isinstance(self._doing, Work) and self._doing.is_standing)
 
     def begin(self, now_s: float) -> None:
@@ -413,7 +416,7 @@ class SimRank:
         if isinstance(doing, Linger):
             place = Place(PROGRAM_FILE, doing.line, "run")
             return MainLook(-1, exit_wait=ExitWait("thread", doing.thread, place))
-        return MainLook(int(1000 * now_s))
+        return MainLook(-1 if self.stands_before_joining and not self.has_come else int(1000 * now_s))
 
     def _arguments(self) -> CallArguments | None:
         call = self._doing

@@ -255,9 +255,7 @@ def test_a_rank_that_does_not_report_is_wished_to_be_seen_from_outside_and_its_p
     state.apply(SeenFromOutside("train", 2, wish.pid, wish.report_seq, Place("train.py", 7, "match")), 2.6)
 
     assert (wish.pid, wish.report_seq, wish.is_child) == (pid, 5, False)
-    assert report_of(state, 3.0).workers[0].outside == OutsideLook(
-        pid, Place("train.py", 7, "match"), pytest.approx(0.4)
-    )
+    assert report_of(state, 2.6).workers[0].outside == OutsideLook(pid, Place("train.py", 7, "match"))
     state.apply(RankReported(rank_report(2, report_seq=6)), 3.1)
     assert report_of(state, 3.2).workers[0].outside is None
 

@@ -242,3 +242,14 @@ def test_training_with_its_evaluations_and_checkpoints_raises_no_alarm(program: 
     sim.run(60)
 
     assert sim.alarms == []
+
+
+def test_a_rank_that_stands_before_the_process_group_is_named_long_before_a_slow_import_is() -> None:
+    standing, importing = SimCluster(1, 2), SimCluster(1, 2)
+    standing.ranks[1].stands_before_joining = True
+    for sim in (standing, importing):
+        sim.come_late(1, LONG_S)
+        sim.run(20)
+
+    assert standing.causes() == {(Cause.NOT_JOINED, (1,))}
+    assert importing.causes() == set()

@@ -17,6 +17,8 @@ from ddpcore.probing.surroundings import (
 from ddpcore.wire import Oddity
 from tests.support.waiting import until
 
+JOIN = "/lib/python3.11/multiprocessing/process.py"
+
 
 @pytest.mark.parametrize(
     ("environ", "expected"),
@@ -37,6 +39,20 @@ def test_a_main_thread_that_waits_for_ranks_of_its_own_is_recognised() -> None:
     assert stands_in_launcher([("/lib/selectors.py", 1, "select"), ("/x/torch/multiprocessing/spawn.py", 9, "join")])
     assert stands_in_launcher([("/x/torch/distributed/run.py", 9, "run")])
     assert not stands_in_launcher([("/home/me/torch_spawn.py", 9, "main")])
+
+
+def test_a_main_thread_that_joins_processes_of_its_own_before_any_group_is_recognised() -> None:
+    stack = [("/lib/python3.11/multiprocessing/popen_fork.py", 27, "poll"), (JOIN, 149, "join"), ("/own.py", 3, "main")]
+
+    assert Surroundings(1).look(0.0, lambda: stack, has_process_group=False) == (Oddity.OWN_RANKS,)
+    assert Surroundings(1).look(0.0, lambda: stack, has_process_group=True) == ()
+
+
+@pytest.mark.parametrize(
+    "file", ["torch/distributed/launcher/api.py", "nvidia_resiliency_ext/fault_tolerance/launcher.py"]
+)
+def test_a_main_thread_in_a_launcher_that_the_program_calls_is_recognised(file: str) -> None:
+    assert stands_in_launcher([("/lib/selectors.py", 1, "select"), (f"/site-packages/{file}", 9, "launch")])
 
 
 def test_variables_count_once_torch_has_read_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from app.sessions.host_doctor import HostDoctor
 from app.sessions.host_questions import HostQuestions
 from app.sessions.hosts import Connections
 from app.sessions.live import LiveSession
+from app.sessions.looking_back import PAUSE_S
 from app.sessions.meeting_place import places_to_meet
 from app.sessions.newcomer_watch import NewcomerWatch
 from app.sessions.remote_job import JobHost, job_specs, running_jobs, unknown_job_text
@@ -177,7 +178,7 @@ class RemoteSession(LiveSession):
         await self.connect()
         if self._request is None:
             await self.check_job()
-            self.session.replay_history_soon()
+            self.session.replay_history_soon(PAUSE_S if self.looks_back else 0.0)
             if self.looks_back:
                 self.session.look_back()
             return

@@ -36,7 +36,7 @@ from app.roads.telemetry import Telemetry
 from app.sessions.control import JobControl
 from app.sessions.history_replay import replay_history
 from app.sessions.log_pulls import LogPulls
-from app.sessions.looking_back import PAUSE_S, look_back
+from app.sessions.looking_back import look_back
 from app.sessions.options import SessionOptions
 from app.sessions.take_rounds import TAKEN_AT_ONCE, TakeRounds
 from app.stacks.groups import NodeStacks
@@ -173,9 +173,9 @@ class Session:
             before, self._cluster, self._diagnoser = self._cluster, replayed.cluster, replayed.diagnoser
             self._cluster.go_on_from(before)
 
-    def replay_history_soon(self) -> None:
+    def replay_history_soon(self, pause_s: float) -> None:
         """Do so in the background; after `connect`."""
-        self._tasks.append(asyncio.create_task(self.replay_history(PAUSE_S), name="rankdeck-history-replay"))
+        self._tasks.append(asyncio.create_task(self.replay_history(pause_s), name="rankdeck-history-replay"))
 
     async def start_job(self, specs: Mapping[str, JobSpec]) -> None:
         """Start a job over its nodes, all or nothing; see `Fleet.start`."""

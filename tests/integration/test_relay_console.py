@@ -327,7 +327,7 @@ def test_commands_say_which_nodes_of_a_relay_they_mean(
     def run(*arguments: str) -> tuple[int, str, str]:
         return run_rankdeck(*arguments, cwd=tmp_path, environ=environ)
 
-    assert run("status", *at)[:2] == (0, "gpu2 and gpu10: up; 2 nodes up, no job yet\n")
+    assert run("status", *at)[:2] == (0, "gpu2 and gpu10: up; INFO  2 nodes up, no job yet\n")
     assert run("status", *at, "--host", "gpu1*")[1].startswith("gpu10: up")
     assert run("status", *at, "--exclude", "gpu2")[1].startswith("gpu10: up")
     code, _, stderr = run("status", *at, "--host", "gpu3")
@@ -335,7 +335,7 @@ def test_commands_say_which_nodes_of_a_relay_they_mean(
     code, _, stderr = run("status", "--relay-dir", "x")
     assert (code, "--relay-dir is of a relay" in stderr) == (ExitCode.USAGE, True), stderr
     (tmp_path / "rankdeck.toml").write_text(f'[cluster]\nrelay = "local"\nrelay_dir = "{relay.directory}"\n')
-    assert run("status")[:2] == (0, "gpu2 and gpu10: up; 2 nodes up, no job yet\n")
+    assert run("status")[:2] == (0, "gpu2 and gpu10: up; INFO  2 nodes up, no job yet\n")
     for verb in ("up", "down", "install", "doctor"):
         code, _, stderr = run(verb)
         assert (code, f"{verb} does not go through the relay" in stderr) == (ExitCode.USAGE, True), stderr

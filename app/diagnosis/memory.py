@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from agent.wire.reports import ExitReport
     from app.model.job_model import JobModel
 
-MAX_ASKED = 256
-"""Ranks whose growth is read at one look: the verdict on more than these names them by the flag in their records."""
+MAX_ASKED = 64
+"""Ranks whose growth is read at one look: where all of these leak alike, so do the others whose memory grows."""
 ALIKE = 0.5
 """Ranks that grow by at least this part of what the nearest one does leak alike."""
 
@@ -84,11 +84,14 @@ def near_growths(job: JobModel, is_alive: np.ndarray[tuple[int], np.dtype[np.boo
     growing = np.flatnonzero(job.is_growing & is_alive)
     if not len(growing):
         return []
-    # Of a huge leaking job some are read, spread over it.
     asked = growing[:: -(-len(growing) // MAX_ASKED)].tolist()
     found = [_Grown(rank, report) for rank in asked for report in growths_of(job, rank)]
     together = [_together(found, of_gpu=of_gpu) for of_gpu in (False, True)]
-    return [growth for growth in together if growth is not None]
+    return [
+        msgspec.structs.replace(growth, ranks=tuple(growing.tolist())) if list(growth.ranks) == asked else growth
+        for growth in together
+        if growth is not None
+    ]
 
 
 def growths_of(job: JobModel, rank: int) -> Sequence[GrowthReport]:

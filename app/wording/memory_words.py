@@ -171,7 +171,9 @@ def _severity(rss: float, median: float) -> Severity:
 def memory_findings(rows: Sequence[MemoryRow], summary: MemorySummary | None) -> list[Finding]:
     """Return what is odd about memory and no leak: one rank far above the others, and fragmented GPU memory."""
     found = []
-    if summary is not None and summary.severity is Severity.WARNING and summary.max_rank is not None:
+    growing = {row.rank for row in rows if row.growth_bytes_per_min is not None}
+    is_uneven = summary is not None and summary.severity is Severity.WARNING
+    if summary is not None and is_uneven and summary.max_rank is not None and summary.max_rank not in growing:
         who, more = ranks_text([summary.max_rank]), summary.max_bytes / max(1, summary.median_bytes)
         text = f"{who} holds {bytes_text(summary.max_bytes)}, {more:.1f} times the median"
         found.append(Finding(Severity.WARNING, text, "a rank that loads, gathers or logs for all holds more"))

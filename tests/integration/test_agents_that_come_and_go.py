@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 import sys
+import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
-from app.errors import AgentRefusedError, AgentUnreachableError, AppError
+from app.errors import AgentRefusedError, AgentUnreachableError, AppError, FrozenAgentError
 from app.inventory.inventory import HostEntry
 from app.program import Program
 from app.sessions.hosts import Hosts
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COME_S = 30.0
+AT_ONCE_S = 12.0
+"""A login and a start of Python on a busy machine: 1 s on a quiet one; until now the refusal took 31 s."""
 
 
 @pytest.fixture
@@ -112,4 +115,33 @@ async def test_an_agent_that_is_killed_under_a_console_is_told_of_and_the_next_o
         assert not any("the connection" in notice for notice in told)
         assert (await session.session.fleet.report("h2")).agent_pid != pids[1]
     finally:
+        await session.close()
+
+
+async def test_an_agent_whose_process_is_stopped_is_told_as_that_and_is_back_once_it_goes_on(
+    network: Network, stack: ExitStack
+) -> None:
+    links = [link_to(network, stack, name) for name in ("h1", "h2")]
+    pids = [link.bring_up().pid for link in links]
+    session = session_over(both(*links, away={}))
+    await session.start()
+    try:
+        await until_async(lambda: [row.state for row in session.view().nodes()] == ["up", "up"], COME_S, "both report")
+
+        network["h2"].exec("kill", "-STOP", str(pids[1]))
+        began_s = time.monotonic()
+        with pytest.raises(FrozenAgentError) as caught:
+            link_to(network, stack, "h2").bring_up()
+        assert time.monotonic() - began_s < AT_ONCE_S
+        assert str(caught.value) == f"the agent on h2 (pid {pids[1]}) is frozen"
+
+        await until_async(lambda: session.away == {"h2"}, COME_S, "it is missed")
+        (_, row) = session.view().nodes()
+        assert f"its process (pid {pids[1]}) is frozen (on h2: kill -CONT {pids[1]})" in row.trouble
+        assert "rankdeck up" not in session.view().headline().text
+
+        network["h2"].exec("kill", "-CONT", str(pids[1]))
+        await until_async(lambda: [row.state for row in session.view().nodes()] == ["up", "up"], COME_S, "both report")
+    finally:
+        network["h2"].exec("kill", "-CONT", str(pids[1]))
         await session.close()

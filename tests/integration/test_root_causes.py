@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
 from agent.wire.jobs import ENDED_STATES, JobSpec, JobState
-from agent.wire.logs import LogChunk, LogStream, ReadLog, RootCause
+from agent.wire.logs import LAUNCHER_RANK, LogChunk, LogStream, ReadLog, RootCause
 from tests.support.agents import RunningAgent, run_agent_verb
 from tests.support.jobs import make_local_spec
 
@@ -58,6 +59,16 @@ dist.all_reduce(torch.ones(4))  # no rank is ended before it has said so
 if dist.get_rank() == 1:
     fail()
 dist.all_reduce(torch.ones(4))
+"""
+
+ENDLESS = """
+import time
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+while True:
+    dist.all_reduce(torch.ones(4))
+    time.sleep(0.05)
 """
 
 
@@ -125,6 +136,34 @@ def test_the_rank_that_failed_by_itself_is_the_cause(
     assert (cause.end, cause.exception, cause.outer, cause.where) == told
     assert cause.exception in cause.traceback
     assert not cause.is_consequence
+
+
+@pytest.mark.parametrize(("who", "number"), [("launcher", 9), ("launcher", 15), ("shim", 9)])
+def test_the_end_of_a_launcher_from_outside_is_the_cause_and_not_its_ranks(
+    agent: RunningAgent, spec: JobSpec, tmp_path: Path, who: str, number: int
+) -> None:
+    (tmp_path / "train.py").write_text(ENDLESS)
+    job_id = f"{who}-gets-{number}"
+    agent.start_job(msgspec.structs.replace(spec, job_id=job_id, command=["train.py"]))
+
+    def trains(report: NodeReport) -> bool:
+        ranks = [worker.report for worker in report.workers if worker.job_id == job_id]
+        return len(ranks) == spec.local_world_size and all(rank is not None and rank.groups for rank in ranks)
+
+    agent.wait_until(trains, START_S, "all ranks train")
+    (record,) = agent.directory.glob(f"jobs/{job_id}/*/run.json")
+    os.kill(json.loads(record.read_text())[f"{who}_pid"], number)
+
+    def has_ended(report: NodeReport) -> bool:
+        return any(job.job_id == job_id and job.state in ENDED_STATES for job in report.jobs)
+
+    report = agent.wait_until(has_ended, START_S, "the job has ended")
+    (job,) = [job for job in report.jobs if job.job_id == job_id]
+    assert job.state is JobState.FAILED
+    assert job.root_cause is not None
+    assert (job.root_cause.rank, job.root_cause.is_consequence) == (LAUNCHER_RANK, False)
+    assert (who if who == "shim" else "launcher") in job.root_cause.end
+    assert "launcher" in job.detail
 
 
 def test_a_program_that_is_no_python_is_told_with_its_line(agent: RunningAgent, spec: JobSpec, tmp_path: Path) -> None:

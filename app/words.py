@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from app.safe_text import clean_name
-from ddpcore.wire import BARRIER_GROUP, DEFAULT_GROUP, FIRST_GROUP, NEW_GROUP
+from ddpcore.wire import BARRIER_GROUP, DEFAULT_GROUP, FIRST_GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -178,7 +178,7 @@ def call_text(group: str, seq: int | None, op: str, label: str) -> str:
         words.append(f'"{clean_name(label)}"')
     if seq is not None:
         words.append(f"#{seq}")
-    if group not in (DEFAULT_GROUP, BARRIER_GROUP, NEW_GROUP, "") and not group.startswith(FIRST_GROUP):
+    if group not in (DEFAULT_GROUP, BARRIER_GROUP, "") and not group.startswith(FIRST_GROUP):
         words.append(f"of group {clean_name(group)}")
     return " ".join(words)
 

@@ -56,9 +56,6 @@ DEFAULT_GROUP = "0"
 """c10d's name of the process group of all ranks."""
 BARRIER_GROUP = "rankdeck.barrier"
 """The pretended group of named barriers (`ddpcore.barriers`), whose seq is the count of this rank's calls."""
-NEW_GROUP = "rankdeck.new_group"
-"""The pretended group of the calls of `new_group`, for which all ranks wait for each other in the store: no recorder
-holds them. Its seq counts them."""
 FIRST_GROUP = "rankdeck.first/"
 """The pretended group of a first-block (`ddpcore.barriers.first_one_first`) begins so: its name follows, and its seq
 counts the calls of it. All members wait for the lowest one, and for nobody else."""

@@ -90,7 +90,7 @@ STANDING_RECORD = struct.Struct("<" + "".join(code for _, code in STANDING_FIELD
 """Where a rank stands in a group: seqs enqueued and completed, elements of the call's inputs; which rank's record and
 which of the calls."""
 
-NUM_PAST = 8
+NUM_PAST = 16
 """Last calls of a history."""
 HISTORY_FIELDS = (
     ("counts", "2q"),
@@ -279,18 +279,18 @@ def _history_record(group: GroupReport, row: int, call: int) -> bytes:
     for past in group.past:
         place = NUM_PAST - 1 - (newest - past.seq)
         if 0 <= place < NUM_PAST:
-            ops[place] = _checksum(past.op)
+            ops[place] = checksum(past.op)
             shapes[place] = shape_checksum(past.op, past.num_elements, past.dtype)
     root = -1 if group.root is None else group.root
-    return HISTORY_RECORD.pack(newest, root, row, call, _checksum(group.reduce_op), *ops, *shapes)
+    return HISTORY_RECORD.pack(newest, root, row, call, checksum(group.reduce_op), *ops, *shapes)
 
 
 def shape_checksum(op: str, num_elements: int, dtype: str) -> int:
     """Return the checksum of a call's sizes and types; 0 where members may differ in them, or they are not known."""
-    return _checksum(f"{num_elements} {dtype}") if op in SIZED_OPS and num_elements >= 0 else 0
+    return checksum(f"{num_elements} {dtype}") if op in SIZED_OPS and num_elements >= 0 else 0
 
 
-def _checksum(text: str) -> int:
+def checksum(text: str) -> int:
     """Return a number for a text, and 0 for none."""
     return zlib.crc32(text.encode()) or 1 if text else 0
 

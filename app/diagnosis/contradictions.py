@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from agent.wire.digest import SIZED_OPS
+from agent.wire.digest import SIZED_OPS, checksum
 from app.diagnosis.exits import ended_by_gloo, has_lost_peer, is_clean
 from app.diagnosis.verdicts import CallCounts, Evidence, Side, Verdict, name, nodes_of
 from app.diagnosis.waits import Wait
@@ -22,10 +22,9 @@ from ddpcore.wire import Place
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from app.diagnosis.rank_facts import Flags, Ranks
     from app.diagnosis.verdicts import Aftermath
+    from app.model.call_history import Comparison
     from app.model.group_table import GroupTable
     from app.model.job_model import Death
 
@@ -44,34 +43,16 @@ MAX_SEQS = 16
 """Seqs of one group that are compared in one look."""
 
 
-class Comparison(msgspec.Struct, frozen=True, eq=False):
-    """The calls that members of a group have made at one seq."""
-
-    seq: int
-    members: Ranks
-    """Those whose call is known."""
-    keys: NDArray[np.int64]
-    """A number for each of them: who has the same number has made the same call."""
-    is_root: bool = False
-    """They differ in their source, destination or reduction alone."""
-
-    @property
-    def is_alike(self) -> bool:
-        """Whether all known calls are the same."""
-        return len(self.keys) == 0 or bool((self.keys == self.keys[0]).all())
-
-    def parts(self) -> list[Ranks]:
-        """Return the members by call, the smallest part first."""
-        parts = [self.members[self.keys == key] for key in np.unique(self.keys).tolist()]
-        return sorted(parts, key=lambda part: (len(part), part.tolist()))
-
-
 def mismatches(evidence: Evidence) -> list[Verdict]:
     """Name ranks whose calls at one place of a group's order differ in operation, arguments or label."""
+    waits_of: dict[str, list[Wait]] = {}
+    for wait in evidence.waits:
+        if wait.peer_call is None:
+            waits_of.setdefault(wait.group, []).append(wait)
     verdicts: list[Verdict] = []
-    for table in evidence.job.groups.values():
-        waits = [wait for wait in evidence.waits if wait.group == table.name and wait.peer_call is None]
-        if waits and (found := _difference(evidence, table, waits) or _of_current_calls(evidence, waits)):
+    for group, waits in waits_of.items():
+        found = _difference(evidence, evidence.job.groups[group], waits) or _of_current_calls(evidence, waits)
+        if found:
             verdicts.append(found)
     return verdicts or _circles(evidence)
 
@@ -81,54 +62,26 @@ def _difference(evidence: Evidence, table: GroupTable, waits: Sequence[Wait]) ->
     history = table.history
     if history is None:
         return None
-    longest_s = max(wait.waited_s for wait in waits)
+    # Also those whose call is over for somebody, who may have made another one in its place.
+    is_heard = (evidence.facts.is_fresh | evidence.facts.is_frozen)[table.members]
+    is_hung = table.is_waiting & is_heard & (table.stamp == evidence.job.stamp[table.members])
+    longest_s = evidence.now_s - float(table.wait_since_s[is_hung].min(initial=evidence.now_s))
     is_long = longest_s >= evidence.thresholds.confirm_s
     if not is_long and not all(wait.is_settled and not len(wait.missing) for wait in waits):
         return None
-    is_hung = np.zeros(len(table.members), np.bool_)
-    for wait in waits:
-        is_hung[_slots(table, wait.waiting)] = True
     newest = int(table.enqueued[is_hung].max(initial=0))
     oldest = int(table.completed[is_hung].min(initial=newest)) + 1
     for seq in range(max(oldest, newest - MAX_SEQS + 1), newest + 1):
-        compared = _compared(table, seq, is_hung & (table.enqueued == seq))
+        compared = table.compare(seq, is_hung & (table.enqueued == seq))
         is_held = is_hung & (table.completed < seq) & (table.enqueued >= seq)
         if compared is None or compared.is_alike or not is_held.any():
             continue
         # Until all have come, or had the time for it, the first two to differ could both seem to be the odd one.
         if not is_long and len(compared.members) < len(table.members):
             return None
-        return _of_comparison(evidence, table, compared, table.members[is_held], longest_s)
-    return None
-
-
-def _compared(table: GroupTable, seq: int, is_waiting: Flags | None = None) -> Comparison | None:
-    """Return what members have called at a seq; None where that of less than two is known.
-
-    Args:
-        table: The group.
-        seq: The place in its order.
-        is_waiting: Members that wait there now: what else they have passed is known of them alone.
-    """
-    history = table.history
-    assert history is not None
-    ops, shapes = history.calls_at(seq)
-    # A rank that has opened the group anew has called less than it had before.
-    is_known = (ops != 0) & (table.enqueued >= seq) & (history.newest <= table.enqueued)
-    # Those of unknown size agree with every other.
-    is_same_op = is_known & (ops == ops[is_known][0]) if is_known.any() else is_known
-    if (is_same_op == is_known).all() and (shapes[is_known] != 0).any():
-        is_known &= shapes != 0
-    if is_known.sum() < 2:
-        return None
-    keys = ops.astype(np.int64) << 32 | shapes
-    if (keys[is_known] != keys[is_known][0]).any() or is_waiting is None:
-        return Comparison(seq, table.members[is_known], keys[is_known])
-    is_known &= is_waiting & (history.newest == seq)
-    for passed, unknown in ((history.root, -1), (history.reduce_op.astype(np.int64), 0)):
-        tells = is_known & (passed != unknown)
-        if tells.any() and (passed[tells] != passed[tells][0]).any():
-            return Comparison(seq, table.members[tells], passed[tells], is_root=True)
+        found = _of_comparison(evidence, table, compared, table.members[is_held], longest_s)
+        # Those whose call is not known yet may tell who is the odd one.
+        return found if found.culprits or longest_s >= evidence.thresholds.deadlock_s else None
     return None
 
 
@@ -158,9 +111,9 @@ def _of_comparison(
 
 
 def _odd_ones(sides: Sequence[Side], num_unknown: int) -> list[Side]:
-    """Return the smallest sides; none where ranks whose call is not known could make one of them the largest."""
+    """Return the smallest sides; none where as many ranks whose call is not known could make them the largest."""
     fewest, most = len(sides[0].ranks), len(sides[-1].ranks)
-    if num_unknown and fewest + num_unknown >= most:
+    if num_unknown and (fewest == most or num_unknown >= most):
         return []
     return [side for side in sides if len(side.ranks) == fewest]
 
@@ -179,7 +132,7 @@ def _side(evidence: Evidence, table: GroupTable, ranks: Ranks, seq: int) -> Side
         tuple(ranks.tolist()),
         table.name,
         seq,
-        call.op if call is not None else "",
+        call.op if call is not None else _op_of(evidence, table, speaker, seq),
         "",
         call.num_elements if call is not None else -1,
         evidence.place_of(speaker) if is_there.any() else None,
@@ -188,6 +141,14 @@ def _side(evidence: Evidence, table: GroupTable, ranks: Ranks, seq: int) -> Side
         reduce_op=group.reduce_op if group is not None and is_newest else "",
         phase=report.phase if report is not None and is_there.any() else None,
     )
+
+
+def _op_of(evidence: Evidence, table: GroupTable, rank: int, seq: int) -> str:
+    """Return the operation that a rank had called at a seq when it last told, empty where its name is not known."""
+    if table.history is None:
+        return ""
+    known = int(table.history.calls_at(seq)[0][_slots(table, np.array([rank]))[0]])
+    return next((op for op, _ in evidence.job.calls if known and checksum(op) == known), "")
 
 
 def aborted(evidence: Evidence, deaths: Sequence[Death], lost_connection: Sequence[int]) -> list[Verdict]:
@@ -239,7 +200,7 @@ def _parts_of_abort(table: GroupTable) -> tuple[list[Ranks], int]:
     if table.history is None:
         return [], newest
     for seq in range(max(1, newest - MAX_SEQS + 1), newest + 1):
-        compared = _compared(table, seq)
+        compared = table.compare(seq)
         if compared is not None and not compared.is_alike:
             return compared.parts(), seq
     ops, _ = table.history.calls_at(newest)

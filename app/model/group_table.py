@@ -6,45 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agent.wire.digest import NUM_PAST
+from app.model.call_history import CallHistory, Comparison
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
-
-
-class CallHistory:
-    """What each member of a group has called last, as checksums, of which 0 is unknown.
-
-    Attributes:
-        newest: Seq of the newest call that is known of each member; -1 where none is.
-        ops: Operations of the `NUM_PAST` calls up to it, ascending.
-        shapes: Sizes and element types of these, where all members must bring the same.
-        root: Source or destination that the newest call names; -1 where none is known.
-        reduce_op: Its reduction.
-    """
-
-    def __init__(self, num_members: int) -> None:
-        self.newest = np.full(num_members, -1, np.int64)
-        self.ops = np.zeros((num_members, NUM_PAST), np.uint32)
-        self.shapes = np.zeros((num_members, NUM_PAST), np.uint32)
-        self.root = np.full(num_members, -1, np.int64)
-        self.reduce_op = np.zeros(num_members, np.uint32)
-
-    def put(self, slots: NDArray[np.int64], told: NDArray[np.void]) -> None:
-        """Write what members say of themselves: records of `app.model.rank_batch.HISTORIES`, one for each slot."""
-        self.newest[slots], self.root[slots] = told["counts"].T
-        self.ops[slots], self.shapes[slots] = told["ops"], told["shapes"]
-        self.reduce_op[slots] = told["reduce_op"]
-
-    def calls_at(self, seq: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """Return every member's operation and shape at a seq, 0 where it is not known."""
-        place = NUM_PAST - 1 - (self.newest - seq)
-        is_known = (place >= 0) & (place < NUM_PAST) & (self.newest >= 0)
-        column = np.where(is_known, place, 0)
-        rows = np.arange(len(place))
-        return np.where(is_known, self.ops[rows, column], 0), np.where(is_known, self.shapes[rows, column], 0)
 
 
 class GroupTable:
@@ -110,6 +77,38 @@ class GroupTable:
         if self.history is None:
             self.history = CallHistory(len(self.members))
         self.history.put(slots, told)
+
+    def compare(self, seq: int, is_waiting: NDArray[np.bool_] | None = None) -> Comparison | None:
+        """Return what members have called at a seq; None where that of less than two is known.
+
+        Args:
+            seq: The place in the group's order.
+            is_waiting: Members that wait there now: what else they have passed is known of them alone.
+        """
+        history = self.history
+        if history is None:
+            return None
+        ops, shapes = history.calls_at(seq)
+        # A rank that has opened the group anew has called less than it had before.
+        is_known = (ops != 0) & (self.enqueued >= seq) & (history.newest <= self.enqueued)
+        # Those of unknown size agree with every other.
+        is_same_op = is_known & (ops == ops[is_known][0]) if is_known.any() else is_known
+        if (is_same_op == is_known).all() and (shapes[is_known] != 0).any():
+            is_known &= shapes != 0
+        if is_known.sum() < 2:
+            return None
+        keys = ops.astype(np.int64) << 32 | shapes
+        if (keys[is_known] != keys[is_known][0]).any() or is_waiting is None:
+            return Comparison(seq, self.members[is_known], keys[is_known])
+        return self._compare_arguments(history, seq, is_known & is_waiting & (history.newest == seq))
+
+    def _compare_arguments(self, history: CallHistory, seq: int, is_known: NDArray[np.bool_]) -> Comparison | None:
+        """Return what members differ in, which have made the same call: its source, destination or reduction."""
+        for passed, unknown in ((history.root, -1), (history.reduce_op.astype(np.int64), 0)):
+            tells = is_known & (passed != unknown)
+            if tells.any() and (passed[tells] != passed[tells][0]).any():
+                return Comparison(seq, self.members[tells], passed[tells])
+        return None
 
     def validate(self, world_size: int) -> None:
         """State the invariants."""

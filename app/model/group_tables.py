@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from app.model.group_table import GroupTable
-from ddpcore.wire import BARRIER_GROUP, DEFAULT_GROUP, NEW_GROUP
+from ddpcore.wire import BARRIER_GROUP, DEFAULT_GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -77,11 +77,7 @@ class GroupTables:
         return table if is_whole or (table.slot_of is not None and len(call.ranks) == len(table.members)) else None
 
     def _open(self, call: GroupCall) -> GroupTable | None:
-        members = (
-            None
-            if call.group in (DEFAULT_GROUP, BARRIER_GROUP, NEW_GROUP) or not call.ranks
-            else sorted(set(call.ranks))
-        )
+        members = None if call.group in (DEFAULT_GROUP, BARRIER_GROUP) or not call.ranks else sorted(set(call.ranks))
         if members is not None and (members[-1] >= self._world_size or len(members) != len(call.ranks)):
             return None
         if members is not None and len(members) == self._world_size:

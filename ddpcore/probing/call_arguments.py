@@ -1,4 +1,4 @@
-"""What the main thread has passed to the collective that it waits in, and whether it waits in `new_group`.
+"""What the main thread has passed to the collective that it waits in: source or destination, and reduction.
 
 torch's recorder holds sizes and element types, but no source, destination or reduction. They are locals of torch's own
 Python function, which stands on the stack while a call that blocks waits; a `Work.wait()` has no such frame, and NCCL's
@@ -36,19 +36,6 @@ def arguments_of(thread_id: int) -> CallArguments | None:
             return _arguments(code.co_name, frame.f_locals)
         frame = frame.f_back
     return None
-
-
-def is_in_new_group(thread_id: int) -> bool:
-    """Return whether a thread makes a process group together with all ranks, and waits for them."""
-    frame: FrameType | None = current_frames().get(thread_id)
-    for _ in range(MAX_DEPTH):
-        if frame is None:
-            return False
-        code = frame.f_code
-        if code.co_name == "new_group" and code.co_filename.endswith(_FILE):
-            return not frame.f_locals.get("use_local_synchronization", False)
-        frame = frame.f_back
-    return False
 
 
 def _arguments(function: str, values: Any) -> CallArguments:

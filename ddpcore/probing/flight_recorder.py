@@ -142,11 +142,6 @@ class FlightRecorder:
             self._num_openings += 1
         return self._num_openings
 
-    def num_new_groups(self) -> int:
-        """Return how many groups all ranks have made, or are making, beside the default one."""
-        count = getattr(self._world(), "group_count", 0)
-        return max(0, count - 1) if isinstance(count, int) else 0
-
     def _world(self) -> Any:
         if self._c10d is None:
             self._c10d = getattr(getattr(torch, "distributed", None), "distributed_c10d", None)

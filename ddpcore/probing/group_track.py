@@ -21,8 +21,8 @@ MAX_SIZES = 8
 MAX_DIMS = 8
 """Shapes named in a report, and dimensions of each: coalesced operations have hundreds."""
 
-MAX_PAST = 8
-"""Last calls named in a report: the first that differs between ranks is among the last two or three."""
+MAX_PAST = 16
+"""Last calls named in a report: gloo's ranks get one or two calls past the first that differs, NCCL's a backward."""
 
 _MAX_OP_CHARS = 64
 _MAX_ELEMENTS = 2**62
@@ -48,6 +48,7 @@ class GroupTrack:
         "_enqueued",
         "_enqueued_seq",
         "_has_unfinished",
+        "_is_left_behind",
         "_op",
         "_past",
         "_pending_samples",
@@ -75,6 +76,8 @@ class GroupTrack:
         self._completed = -1
         self._pending_samples = 0
         self._pending_since_s = 0.0
+        self._is_left_behind = False
+        """An operation is not over though a later one is: gloo runs two at once, and counts the last one that ended."""
         self._dumped_enqueued = -1
         self._has_unfinished = False
         self._enqueued_seq = 0
@@ -112,11 +115,11 @@ class GroupTrack:
         if has_moved or completed != self._completed:
             self.quiet_samples = 1
             self.changed_s = now_s
-            self.is_dumped = False
+            self.is_dumped = self._is_left_behind = False
             self._forget_arguments()
         else:
             self.quiet_samples += 1
-        self.is_pending = completed < enqueued
+        self.is_pending = completed < enqueued or self._is_left_behind
         if not self.is_pending:
             self._pending_samples = 0
             self._completed_seq = self._enqueued_seq
@@ -145,6 +148,10 @@ class GroupTrack:
             return
         newest = max(entries, key=_seq)
         unfinished = [entry.seq for entry in entries if not entry.is_retired]
+        # Retirement trails completion by some milliseconds: what is not retired after two quiet samples hangs.
+        if is_current and unfinished and not self.is_pending and self.quiet_samples >= WAIT_SAMPLES:
+            self.is_pending = self._is_left_behind = True
+            self._pending_samples, self._pending_since_s = WAIT_SAMPLES, self.changed_s
         self._has_unfinished = is_current and self.is_pending and bool(unfinished)
         self._dumped_enqueued = self._enqueued if is_current else -1
         self.group = newest.group

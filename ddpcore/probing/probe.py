@@ -21,7 +21,7 @@ from collections import deque
 from typing import TYPE_CHECKING, SupportsFloat, assert_never
 
 from ddpcore.errors import UnknownPhaseError
-from ddpcore.probing.call_arguments import arguments_of, is_in_new_group
+from ddpcore.probing.call_arguments import arguments_of
 from ddpcore.probing.code_places import StackWalk, stack_of
 from ddpcore.probing.faults import StepFaults, pause, strike
 from ddpcore.probing.gpu_memory import GpuMemory
@@ -33,12 +33,11 @@ from ddpcore.probing.peer_calls import PeerCalls
 from ddpcore.probing.rank_state import RankIdentity, RankState, is_gloo_pending
 from ddpcore.probing.report_socket import ReportSocket
 from ddpcore.probing.request_socket import RequestSocket
-from ddpcore.probing.samples import BarrierMark, Sample, StepEnd, StepMark
+from ddpcore.probing.samples import Sample, StepEnd, StepMark
 from ddpcore.probing.stack_dump import StackDumps
 from ddpcore.probing.surroundings import Surroundings
 from ddpcore.wire import (
     MAX_REPORT_BYTES,
-    NEW_GROUP,
     DumpStacks,
     FaultKind,
     Phase,
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ddpcore.env import ProbeEnv, TorchrunEnv
-    from ddpcore.probing.samples import Recorder, StackLine, TrainingMark
+    from ddpcore.probing.samples import BarrierMark, Recorder, StackLine, TrainingMark
     from ddpcore.probing.stack import CodeRoots
     from ddpcore.wire import GpuMemoryReport, ProbeRequest
 
@@ -160,7 +159,6 @@ class Probe:
         self._has_ended = False
         self._pace = Pace(torchrun.rank)
         self._was_waiting = False
-        self._new_group: BarrierMark | None = None
         self._thread = threading.Thread(target=self._run, name="rankdeck-probe", daemon=True)
         self._answered_request_id = 0
         self._reported_marks: StepMark | None = None
@@ -276,7 +274,7 @@ class Probe:
                 step=step,
                 phases=marks.phases,
                 barrier=marks.barrier,
-                firsts=(*marks.firsts, *self._new_groups(now_s, reading.phase)),
+                firsts=marks.firsts,
                 slow_factor=self.faults.slow_factor,
                 can_stop=marks.can_stop,
                 training=marks.training,
@@ -313,17 +311,6 @@ class Probe:
         report = state.report(probe_cpu_s=time.thread_time(), answered_request_id=answered, is_ending=is_last)
         self._send(encode_report(report))
         self._reported_marks = step
-
-    def _new_groups(self, now_s: float, phase: Phase) -> tuple[BarrierMark, ...]:
-        """Return the last call of `new_group`, once there is one."""
-        seq = self._recorder.num_new_groups()
-        if not seq:
-            return ()
-        is_over = phase is not Phase.BARRIER or not is_in_new_group(self._main_thread_id)
-        last = self._new_group
-        entered_s = now_s if last is None or last.seq != seq else last.entered_s
-        self._new_group = BarrierMark("", seq, entered_s, is_over, NEW_GROUP, op="new_group")
-        return (self._new_group,)
 
     def _main_stack(self) -> list[StackLine]:
         return stack_of(self._main_thread_id)

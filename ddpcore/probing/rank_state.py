@@ -431,7 +431,7 @@ class RankState:
             group=sendable(barrier.group, _MAX_LABEL_CHARS),
             enqueued_seq=barrier.seq,
             completed_seq=barrier.seq - 1 if is_open else barrier.seq,
-            op=barrier.op,
+            op="barrier",
             label=sendable(barrier.label, _MAX_LABEL_CHARS),
             waiting_s=max(0.0, now_s - barrier.entered_s) if is_open else 0.0,
             is_waiting=is_open and self._barrier_samples >= QUIET_SAMPLES,

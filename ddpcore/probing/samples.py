@@ -112,9 +112,6 @@ class Recorder(Protocol):
     def num_openings(self) -> int:
         """Return how many default groups there have been."""
 
-    def num_new_groups(self) -> int:
-        """Return how many groups all ranks have made, or are making, beside the default one."""
-
 
 class StepMark(NamedTuple):
     """What the program said at its last call of `report_step`, or what its optimizers were counted to."""
@@ -140,7 +137,6 @@ class BarrierMark(NamedTuple):
     """The pretended group that it counts in."""
     ranks: tuple[int, ...] = ()
     """Its members; empty means every rank."""
-    op: str = "barrier"
 
 
 class TrainingMark(NamedTuple):

@@ -15,7 +15,7 @@ from app.model.cluster import Cluster
 from app.rows import Cause
 from app.wording.verdict_hints import hint
 from app.wording.verdict_words import sentence
-from ddpcore.wire import NEW_GROUP, PastCall, Phase, StepCalls
+from ddpcore.wire import PastCall, Phase, StepCalls
 from tests.support.node_reports import dead_worker, group_report, job_status, node_report, rank_report, worker_report
 from tests.support.sim import SimCluster
 from tests.support.sim_program import Action, BeginStep, Call, EndStep, Work
@@ -49,7 +49,7 @@ def in_call(
         completed_seq=completed,
         sizes=[[num_elements]] if num_elements >= 0 else [],
         dtypes=[dtype] if dtype else [],
-        past=past[-8:],
+        past=past[-16:],
         **fields,
     )
 
@@ -151,6 +151,14 @@ def test_of_two_sources_nobody_is_blamed_while_a_third_ranks_is_unknown() -> Non
 
     assert (verdict.cause, verdict.culprits, verdict.seq) == (Cause.MISMATCH, (), 20)
     assert [side.ranks for side in verdict.sides] == [(0,), (1,)]
+
+
+def test_a_call_that_is_over_for_the_rank_that_made_another_one_differs_all_the_same() -> None:
+    others = in_call([ALL_REDUCE, BARRIER], completed=20)
+    ahead = in_call([ALL_REDUCE, BROADCAST, BARRIER], completed=21)
+    verdict = only(judged(rank_in(0, 3, ahead), *(rank_in(rank, 3, others) for rank in (1, 2))))
+
+    assert (verdict.cause, verdict.culprits, verdict.seq) == (Cause.MISMATCH, (0,), 21)
 
 
 def test_reductions_that_differ_while_ranks_wait_are_told() -> None:
@@ -256,20 +264,6 @@ def test_the_group_that_is_named_holds_the_rank_that_is_named() -> None:
     assert (verdict.cause, verdict.culprits) == (Cause.FROZEN, (0, 1))
     assert verdict.group in ("0", "1", "")
     assert set(verdict.waiting) == {2, 3}
-
-
-def test_ranks_that_make_a_group_without_one_that_goes_on_are_told_with_it() -> None:
-    before = group_report(60, op="all_reduce")
-    making = group_report(1, 3.0, group=NEW_GROUP, op="new_group")
-    workers = [
-        worker_report(rank, rank_report(rank, 3, groups=[before, making], phase=Phase.BARRIER)) for rank in (0, 1)
-    ]
-    goes_on = rank_in(2, 3, group_report(61, 3.0, past=[PastCall(61, *ALL_REDUCE)]))
-
-    verdict = only(judged(*workers, goes_on))
-
-    assert (verdict.cause, verdict.culprits, verdict.waiting) == (Cause.MISMATCH, (2,), (0, 1))
-    assert "ranks 0-1 call new_group #1 at" in sentence(verdict)
 
 
 def test_whoever_left_early_is_told_with_the_call_that_it_did_not_make() -> None:

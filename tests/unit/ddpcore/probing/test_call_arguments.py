@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ddpcore.probing.call_arguments import arguments_of, is_in_new_group
+from ddpcore.probing.call_arguments import arguments_of
 from ddpcore.probing.rank_state import RankIdentity, RankState
 from ddpcore.probing.samples import CallArguments, GroupMembers, RecorderDump, RecorderEntry, Sample
 from ddpcore.probing.stack import Reading
@@ -21,9 +21,6 @@ def broadcast(tensor, src=None, group=None, group_src=None, wait=None):
     wait()
 
 def all_reduce(tensor, op=None, group=None, wait=None):
-    wait()
-
-def new_group(ranks=None, use_local_synchronization=False, wait=None):
     wait()
 """
 
@@ -86,16 +83,6 @@ def test_a_thread_that_stands_elsewhere_has_passed_nothing(held: Callable[..., H
     thread = held(lambda _, wait: wait())
 
     assert arguments_of(thread.id) is None
-    assert not is_in_new_group(thread.id)
-
-
-@pytest.mark.parametrize(("is_local", "expected"), [(False, True), (True, False)])
-def test_new_group_is_told_where_all_ranks_meet_in_it(
-    held: Callable[..., Held], is_local: bool, expected: bool
-) -> None:
-    thread = held(lambda c10d, wait: c10d["new_group"](use_local_synchronization=is_local, wait=wait))
-
-    assert is_in_new_group(thread.id) is expected
 
 
 def waiting_rank(group: str, ranks: tuple[int, ...], op: str) -> RankState:

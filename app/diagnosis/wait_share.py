@@ -350,10 +350,11 @@ class WaitShare:
     def _is_borne_out(self, named: Laggards) -> bool:
         """Return whether somebody has been as slow as those named in the last seconds."""
         # At a change of turns nobody is slow for long enough to be named: that somebody costs as much is enough.
-        for num_slots in LOOKS[:-1]:
-            if lost_time(self._slots(num_slots), self._owners) is not None:
-                anybody = self._find_exact(num_slots, ANYBODY)
-                return anybody is not None and anybody.cost_frac >= named.cost_frac / 2
+        looks = [num for num in LOOKS[:-1] if lost_time(self._slots(num), self._owners) is not None]
+        if looks:
+            # A short look may hold more of one turn than of the other: a longer one, with some of each, tells as well.
+            found = (self._find_exact(num, ANYBODY) for num in (looks if named.is_in_turns else looks[:1]))
+            return any(anybody is not None and anybody.cost_frac >= named.cost_frac / 2 for anybody in found)
         waited, observed = self._slots(NUM_RECENT_SLOTS)[:2].sum(axis=1)[::-1]
         recent = find_laggards(waited, observed, MIN_OBSERVED_S / 4, (KEEP_GAP, 1.0, 0.0))
         return recent is not None and set(recent.ranks) <= self._slow_s.keys()

@@ -97,7 +97,14 @@ STANDING = (
     Program("standing.lock", 2, HELD_UP, ((1,),), ("{culprit}", "all_reduce")),
     Program("standing.loader_worker_stuck", 2, HELD_UP, ((1,),), ("{culprit}", r"pid \d+|process \d+", "all_reduce")),
     Program(
-        "standing.loader_worker_killed", 2, EXITED, ((1,),), ("DataLoader worker",), 6.0, ends_itself=True, in_ci=True
+        "standing.loader_worker_killed",
+        2,
+        EXITED,
+        ((1,),),
+        ("DataLoader worker|EOFError|ConnectionResetError",),
+        6.0,
+        ends_itself=True,
+        in_ci=True,
     ),
     Program("standing.child", 2, HELD_UP, ((0,),), ("{culprit}", "barrier", "sleep|pid|process")),
     Program("standing.gil", 2, frozenset({Cause.SILENT}), ((1,),), ("{culprit}",)),

@@ -11,6 +11,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from tests.corpus.reported.programs.training import make_batch, make_model, train, train_step
@@ -37,7 +38,7 @@ def rank_0_evaluates_alone() -> None:
 
 def sanity_check() -> None:
     """Rank 0 evaluates through the wrapped module: its broadcast is the one that the others' next forward makes."""
-    model = make_model(has_buffers=True)
+    model: nn.Module = make_model(has_buffers=True)
     train(model, 40)
     if rank == 0:
         model.eval()

@@ -176,7 +176,7 @@ def call_text(group: str, seq: int | None, op: str, label: str) -> str:
     words = [clean_name(op) or "collective"]
     if label:
         words.append(f'"{clean_name(label)}"')
-    if seq is not None:
+    if seq:
         words.append(f"#{seq}")
     if group not in (DEFAULT_GROUP, BARRIER_GROUP, "") and not group.startswith(FIRST_GROUP):
         words.append(f"of group {clean_name(group)}")

@@ -62,6 +62,9 @@ counts the calls of it. All members wait for the lowest one, and for nobody else
 FIRST_LABEL = "first: "
 """Its label begins so."""
 
+MONITORED_BARRIER = "monitored_barrier"
+"""Operation of a `PeerCall` that is no call of two ranks: all of the group take part, and no recorder holds it."""
+
 Rank = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e10)]
@@ -199,7 +202,7 @@ class PeerCall(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A send or receive between two ranks, by its place in the order of such calls."""
 
     op: Word
-    """`send` or `recv`, also for `isend`, `irecv` and those of a batch."""
+    """`send` or `recv`, also for `isend`, `irecv` and those of a batch; `MONITORED_BARRIER`."""
     peer: Rank | None
     """Global rank; None of a receive from any rank."""
     group: Name = DEFAULT_GROUP

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from app.diagnosis.waits import Wait
+from ddpcore.wire import DEFAULT_GROUP, MONITORED_BARRIER, PeerCall
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from app.diagnosis.rank_facts import RankFacts, Ranks, Thresholds
     from app.model.job_model import JobModel
-    from ddpcore.wire import PeerCall, RankReport
+    from ddpcore.wire import RankReport
 
 MAX_PEER_WAITS = 256
 """Ranks looked at, the lowest first: in a pipeline of thousands all wait for the same few."""
@@ -28,17 +29,49 @@ def find_peer_waits(job: JobModel, facts: RankFacts, thresholds: Thresholds, now
     """Return the waits of single ranks for single peers, as far as it is known whom they wait for."""
     is_heard = facts.is_fresh | facts.is_frozen
     waits = []
-    for rank in np.flatnonzero(job.has_peer_wait & is_heard)[:MAX_PEER_WAITS].tolist():
-        wait = _wait_of(job, rank, facts, thresholds, now_s)
-        if wait is not None:
-            waits.append(wait)
-    return waits
+    ranks = np.flatnonzero(job.has_peer_wait & is_heard)[:MAX_PEER_WAITS].tolist()
+    in_monitored: dict[int, float] = {}
+    for rank in ranks:
+        report = _report_of(job, rank)
+        if report is None or report.peer_wait is None or not report.peer_wait.calls:
+            continue
+        if report.peer_wait.calls[0].op != MONITORED_BARRIER:
+            waits.append(_wait_of(job, rank, report, facts, (thresholds, now_s)))
+        elif report.peer_wait.calls[0].group == DEFAULT_GROUP:
+            in_monitored[rank] = float(job.report_at_s[rank]) - report.peer_wait.waiting_s
+    return [*waits, *_monitored_barrier(job, in_monitored, facts, now_s)]
 
 
-def _wait_of(job: JobModel, rank: int, facts: RankFacts, thresholds: Thresholds, now_s: float) -> Wait | None:
-    report = _report_of(job, rank)
-    if report is None or report.peer_wait is None or not report.peer_wait.calls:
-        return None
+def _monitored_barrier(job: JobModel, since_s: dict[int, float], facts: RankFacts, now_s: float) -> list[Wait]:
+    """Return the wait of ranks in a monitored_barrier of all ranks: for those that stand elsewhere."""
+    if not since_s or len(since_s) == job.world_size:
+        return []
+    first_s = min(since_s.values())
+    waiting = _ranks(sorted(since_s))
+    others = np.setdiff1d(np.arange(job.world_size), waiting)
+    is_known = facts.is_immobile[others] | (job.report_at_s[others] > first_s)
+    return [
+        Wait(
+            job=job.job_id,
+            attempt=job.attempt,
+            group=DEFAULT_GROUP,
+            seq=0,
+            op=MONITORED_BARRIER,
+            label="",
+            waiting=waiting,
+            missing=others[is_known],
+            waited_s=max(0.0, now_s - first_s),
+            is_settled=bool(is_known.all()),
+            stuck=_ranks([]),
+            since_s=np.array([since_s[rank] for rank in waiting.tolist()]),
+            peer_call=PeerCall(MONITORED_BARRIER, None),
+        )
+    ]
+
+
+def _wait_of(job: JobModel, rank: int, report: RankReport, facts: RankFacts, at: tuple[Thresholds, float]) -> Wait:
+    thresholds, now_s = at
+    assert report.peer_wait is not None
     since_s = float(job.report_at_s[rank]) - report.peer_wait.waiting_s
     calls = [call for call in report.peer_wait.calls if call.peer is None or _is_peer(job, rank, call.peer)]
     unmet = [call for call in calls if not _is_met(job, rank, call)]

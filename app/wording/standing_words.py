@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def peer_text(call: PeerCall | None) -> str:
     """Return ` to rank 2 with tag 7`, of a send; empty of a collective."""
-    if call is None:
+    if call is None or call.op not in {"send", "recv"}:
         return ""
     direction = "to" if call.op == "send" else "from"
     peer = "any rank" if call.peer is None else f"rank {call.peer}"

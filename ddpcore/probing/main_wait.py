@@ -13,9 +13,9 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from ddpcore.probing.code_places import MAX_FRAMES, current_frames
-from ddpcore.probing.samples import MainLook
+from ddpcore.probing.samples import NOTHING, MainLook
 from ddpcore.probing.stack import sendable
-from ddpcore.wire import ChildWait, ExitWait, PeerWait
+from ddpcore.wire import DEFAULT_GROUP, MONITORED_BARRIER, ChildWait, ExitWait, PeerCall, PeerWait
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType
@@ -66,12 +66,15 @@ class MainWaits:
         Args:
             is_still: It has made no step for a while; of others only sends and receives are looked at.
         """
+        if not (is_still or self._peer_calls.is_used):
+            return NOTHING
         innermost = current_frames().get(self._thread_id)
-        if innermost is None or not (is_still or self._peer_calls.is_used):
-            return MainLook()
+        if innermost is None:
+            return NOTHING
         peer_wait = self._peer_wait(innermost)
         if not is_still:
-            return MainLook(peer_wait=peer_wait)
+            return NOTHING if peer_wait is None else MainLook(peer_wait=peer_wait)
+        peer_wait = peer_wait or _monitored_barrier(innermost)
         frames = _frames_of(innermost)
         mark = hash(tuple((id(frame.f_code), frame.f_lasti) for frame in frames))
         exit_wait = self._exit_wait(frames)
@@ -161,6 +164,18 @@ def child_pids() -> list[int]:
     except OSError:
         return found
     return found
+
+
+def _monitored_barrier(innermost: FrameType) -> PeerWait | None:
+    """Return the wait in a monitored_barrier, which no recorder holds.
+
+    Source: torch/distributed/distributed_c10d.py, torch 2.4 to 2.13.
+    """
+    code = innermost.f_code
+    if code.co_name != MONITORED_BARRIER or not code.co_filename.endswith(_C10D):
+        return None
+    name = getattr(innermost.f_locals.get("group"), "group_name", DEFAULT_GROUP)
+    return PeerWait([PeerCall(MONITORED_BARRIER, None, sendable(str(name), _MAX_NAME_CHARS))])
 
 
 def _loader_worker(iterator: Any) -> ChildWait | None:

@@ -159,6 +159,10 @@ class MainLook(NamedTuple):
     exit_wait: ExitWait | None = None
 
 
+NOTHING = MainLook()
+"""Of a main thread that nobody has looked at."""
+
+
 class Sample(msgspec.Struct, frozen=True, gc=False):
     """One tick."""
 
@@ -184,7 +188,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     """Something is under way and the main thread runs or sleeps by itself: it does not wait for that."""
     beat: int = 0
     """Number of the slow beat, which all ranks of a machine count alike."""
-    main: MainLook = MainLook()
+    main: MainLook = NOTHING
     peer_calls: tuple[PeerCall, ...] = ()
     """The last send or receive of each kind, the latest first."""
     num_peer_calls: int = 0

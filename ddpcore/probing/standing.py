@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ddpcore.probing.samples import NOTHING
 from ddpcore.probing.step_clock import StepClock
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Standing:
         self._last_s: float | None = None
         self._since: dict[str, tuple[Hashable, float]] = {}
         """What was seen last of each kind, and since when."""
+        self._had_nothing = True
 
     def observe(self, sample: Sample, *, has_moved: bool, is_pending: bool) -> None:
         """Take one tick's sample.
@@ -38,8 +40,13 @@ class Standing:
         gap_s = 0.0 if self._last_s is None else min(max(now_s - self._last_s, 0.0), MAX_GAP_S)
         self._last_s = now_s
         steps_done = sample.step.steps_done if sample.step else 0
-        has_moved = has_moved or self._is_new("calls", sample.num_peer_calls, now_s)
+        if sample.num_peer_calls:
+            has_moved = self._is_new("calls", sample.num_peer_calls, now_s) or has_moved
         self._clock.observe(now_s, steps_done, 0.0 if is_pending else gap_s, has_moved=has_moved)
+        self._is_new("place", sample.reading.place, now_s)
+        if look is NOTHING and self._had_nothing:
+            return
+        self._had_nothing = look is NOTHING
         self._is_new("mark", look.mark or None, now_s)
         # While a collective is pending nobody knows which of the two a `Work.wait()` is about.
         calls = tuple(look.peer_wait.calls) if look.peer_wait is not None and not is_pending else ()
@@ -74,8 +81,13 @@ class Standing:
         known = self._since.get(kind)
         if known is not None and known[0] == seen:
             return False
-        self._since[kind] = (seen, now_s)
+        is_first = seen is not None and (known is None or known[0] is None)
+        self._since[kind] = (seen, self._came_s(now_s) if is_first and kind not in {"place", "calls"} else now_s)
         return known is not None
+
+    def _came_s(self, now_s: float) -> float:
+        """Return when the main thread has come to where a first look finds it: it stands at that line since then."""
+        return max(self._since.get("place", (None, now_s))[1], self._clock.moved_s)
 
     def _for_s(self, kind: str, now_s: float) -> float:
         seen, since_s = self._since.get(kind, (None, now_s))

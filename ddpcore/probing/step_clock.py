@@ -62,6 +62,11 @@ class StepClock:
         """Say whether there has been neither a step nor a collective for a while."""
         return self._began_s is not None and now_s - self._moved_s >= STILL_S
 
+    @property
+    def moved_s(self) -> float:
+        """When there was a step or a collective last, or the first sample."""
+        return self._moved_s
+
     def age_s(self, now_s: float) -> float:
         """Return the time since the last step or collective; 0 before there were a few."""
         return max(0.0, now_s - self._moved_s) if self._num_seen >= MIN_STEPS else 0.0

@@ -25,6 +25,7 @@ class Work:
     """The main thread does not move all the while: it sleeps, or waits for something."""
     child_pid: int = 0
     """A process that it waits for."""
+    is_in_monitored_barrier: bool = False
 
 
 @dataclass(frozen=True)

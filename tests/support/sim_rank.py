@@ -32,6 +32,7 @@ from ddpcore.probing.stack import CodeRoots, StackReader
 from ddpcore.wire import (
     BARRIER_GROUP,
     FIRST_GROUP,
+    MONITORED_BARRIER,
     ChildWait,
     ExitWait,
     GpuMemoryReport,
@@ -409,6 +410,8 @@ class SimRank:
             return MainLook(-1, wait) if self._probe.is_still(now_s) else MainLook(0, wait)
         if not self._probe.is_still(now_s):
             return MainLook()
+        if isinstance(doing, Work) and doing.is_in_monitored_barrier:
+            return MainLook(-1, PeerWait([PeerCall(MONITORED_BARRIER, None)]))
         if isinstance(doing, Work) and doing.is_standing:
             return MainLook(
                 -doing.line, child_wait=ChildWait(doing.child_pid, "loader worker") if doing.child_pid else None

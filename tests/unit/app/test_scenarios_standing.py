@@ -253,3 +253,19 @@ def test_a_rank_that_stands_before_the_process_group_is_named_long_before_a_slow
 
     assert standing.causes() == {(Cause.NOT_JOINED, (1,))}
     assert importing.causes() == set()
+
+
+def test_a_rank_for_which_others_wait_in_a_monitored_barrier_is_named() -> None:
+    def meet(rank: int) -> Iterator[Action]:
+        if rank == 2:
+            yield Work(Phase.OTHER, 30, "download", LONG_S, is_standing=True)
+        yield Work(Phase.BARRIER, 31, "meet", LONG_S, is_in_monitored_barrier=True)
+
+    sim = SimCluster(1, 3, program=then(meet))
+    took_s = until_named(sim)
+    sim.run(20)
+
+    assert blamed(sim) == {(Cause.STRAGGLER, (2,))}
+    assert took_s < HANG_S
+    (verdict,) = sim.diagnosis.verdicts
+    assert (verdict.op, verdict.waiting) == ("monitored_barrier", (0, 1))

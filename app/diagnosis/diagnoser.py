@@ -341,6 +341,9 @@ class _JobDiagnoser:
             # At the moment of a report all may be at something else; where they load does not change.
             self._input_place = verdicts.input_place(evidence) or self._input_place
             return [verdicts.input_bound(evidence, frac, self._input_place)]
+        if evidence.job.has_peer_calls[list(laggards.ranks)].any():
+            # The last stage of a pipeline comes last to what all call, since it waits for the stages before it.
+            return []
         told = verdicts.name(
             evidence,
             Cause.STRAGGLER,

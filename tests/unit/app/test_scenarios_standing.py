@@ -269,3 +269,20 @@ def test_a_rank_for_which_others_wait_in_a_monitored_barrier_is_named() -> None:
     assert took_s < HANG_S
     (verdict,) = sim.diagnosis.verdicts
     assert (verdict.op, verdict.waiting) == ("monitored_barrier", (0, 1))
+
+
+def test_the_last_stage_of_a_pipeline_that_comes_last_to_each_barrier_is_no_straggler() -> None:
+    def stages(rank: int) -> Iterator[Action]:
+        for _ in range(300):
+            for _ in range(4):
+                if rank:
+                    yield Peer("recv", rank - 1, 20, "forward")
+                yield Work(Phase.FORWARD, 21, "stage", 0.02)
+                if rank < 2:
+                    yield Peer("send", rank + 1, 23, "forward")
+            yield Call("barrier", 30, "main")
+
+    sim = SimCluster(1, 3, program=stages)
+    sim.run(40)
+
+    assert sim.alarms == []

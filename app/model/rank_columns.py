@@ -83,7 +83,7 @@ class RankColumns:
         stood_s: How long its main thread had not moved at its last report, since it makes no steps.
         stepped_at_s: When it was last seen to make a step; NaN while that is not known.
         step_limit_s: How long its steps take at most; 0 while that is not known.
-        has_peer_calls: Whether it has made sends or receives.
+        has_peer_calls: Whether it has ever made sends or receives.
         has_peer_wait: Whether it waits in a send or a receive.
         has_exit_wait: Whether its program is done and its process does not end.
         is_growing: Whether its node says that its memory grows steadily.
@@ -190,7 +190,7 @@ class RankColumns:
         self.stood_s[ranks] = seconds[SECOND["stood_s"]]
         self.step_limit_s[ranks] = step_limit_s = seconds[SECOND["step_limit_s"]]
         self.stepped_at_s[ranks] = np.where(step_limit_s > 0, report_at_s - seconds[SECOND["step_age_s"]], np.nan)
-        self.has_peer_calls[ranks] = flags & HAS_PEER_CALLS != 0
+        self.has_peer_calls[ranks] |= flags & HAS_PEER_CALLS != 0
         self.has_peer_wait[ranks] = flags & HAS_PEER_WAIT != 0
         self.has_exit_wait[ranks] = flags & HAS_EXIT_WAIT != 0
         has_worked = flags & HAS_WORKED != 0

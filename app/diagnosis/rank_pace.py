@@ -49,6 +49,16 @@ COST_BUCKET = 0.05
 """Ranks are ordered by cost in steps of this: sampling moves the figures by a little, and rows should stay in place."""
 
 
+class Recent(NamedTuple):
+    """Figures of some seconds."""
+
+    total: NDArray[np.float32]
+    """Seconds observed and waited, collectives compared and come last to, and the exact figures in the order of
+    `agent.wire.digest.LATENESS`: (4 + 6, ranks)."""
+    steps: NDArray[np.float32]
+    """The last two of these by slot: (2, slots, ranks)."""
+
+
 class LostTime(NamedTuple):
     """What ranks lose to slower ones, as shares of their time; NaN where that is not known."""
 
@@ -98,15 +108,15 @@ class RankPace(msgspec.Struct, frozen=True, eq=False):
         return order
 
 
-def lost_time(slots: NDArray[np.float32], owners: NDArray[np.int64]) -> LostTime | None:
+def lost_time(recent: Recent, owners: NDArray[np.int64]) -> LostTime | None:
     """Return what ranks lose to slower ones of the job; None while too few of them are known.
 
     Args:
-        slots: See `WaitShare`; (rows, slots, ranks).
+        recent: What is known of them.
         owners: Index of each rank's node.
     """
-    total = slots.sum(axis=1, dtype=np.float64)
-    spanned, waited, squared, num, stepped, _ = total[NUM_SAMPLED_ROWS:]
+    total = recent.total.astype(np.float64)
+    spanned, waited, squared, num, stepped, _ = total[4:]
     is_known = (num >= MIN_PIECES) & (spanned >= MIN_OBSERVED_S)
     if is_known.sum() < max(2, MIN_KNOWN * len(is_known)):
         return None
@@ -118,7 +128,7 @@ def lost_time(slots: NDArray[np.float32], owners: NDArray[np.int64]) -> LostTime
     if (owners[known] == owners[known[0]]).all():
         return LostTime(frac, doubt, 0.0)
     if (stepped[known] >= MIN_STEPPED * spanned[known]).mean() >= MIN_KNOWN:
-        by_node, node_doubt = _node_means(slots[NUM_SAMPLED_ROWS + 4 :, :, known], owners[known])
+        by_node, node_doubt = _node_means(recent.steps[:, :, known], owners[known])
     else:
         observed = np.maximum(total[0, known], 1e-9)
         sampled = np.clip(total[1, known] / observed - frac[known], 0.0, 1.0)
@@ -141,8 +151,12 @@ def _node_means(steps: NDArray[np.float32], owners: NDArray[np.int64]) -> tuple[
         steps: Seconds of steps, and those spent so: (2, slots, ranks).
         owners: Index of each rank's node.
     """
-    sums = np.array([[np.bincount(owners, row) for row in rows] for rows in steps])
-    stepped, beyond = sums
+    if (np.diff(owners) >= 0).all():
+        starts = np.flatnonzero(np.diff(owners, prepend=-1))
+        stepped, beyond = np.zeros((2, steps.shape[1], int(owners[-1]) + 1))
+        stepped[:, owners[starts]], beyond[:, owners[starts]] = np.add.reduceat(steps, starts, axis=2)
+    else:
+        stepped, beyond = np.array([[np.bincount(owners, row) for row in rows] for rows in steps])
     means: NDArray[np.float64] = _ratio(beyond.sum(axis=0), stepped.sum(axis=0))
     is_full = (stepped > 0.0)[:, stepped.sum(axis=0) > 0.0].all(axis=1)
     num = int(is_full.sum())

@@ -25,6 +25,7 @@ from app.diagnosis.rank_pace import (
     Habit,
     LostTime,
     RankPace,
+    Recent,
     habit_of,
     lost_time,
     rank_pace,
@@ -46,8 +47,8 @@ SLOT_STEPS = 1
 """A slot holds at least as many steps, where steps are told: a window of less than some steps tells nothing."""
 MAX_BREAK_S = 3.0
 """What is exact comes every few seconds, of all time since: it is taken in over a short checkpoint or evaluation."""
-SAMPLED_ROWS = [0, 1, *range(4, NUM_SAMPLED_ROWS)]
-EXACT_ROWS = [2, 3, *range(NUM_SAMPLED_ROWS, NUM_SAMPLED_ROWS + len(LATENESS))]
+SAMPLED_ROWS = slice(NUM_SAMPLED_ROWS)
+EXACT_ROWS = slice(NUM_SAMPLED_ROWS, NUM_SAMPLED_ROWS + len(LATENESS))
 MAX_SLOT_S = 120.0
 STALE_PACE_S = 10.0
 """What the pace told is not repeated when nothing has borne it out for so long."""
@@ -70,6 +71,8 @@ KEEP_GAP = 0.25
 """A named straggler stays one until the recent gap falls below this."""
 LOOKS = (3, 5, 8, NUM_SLOTS)
 """Newest slots that are looked at, the fewest first: what is exact needs less time."""
+MANY_RANKS = 4096
+"""Of so many, one look is taken at a time: a slot later each."""
 LATE_SLOTS = 5
 LATE_S = 5.0 - PIECE_S
 MIN_LAST = 0.75
@@ -197,7 +200,7 @@ class WaitShare:
     def pace(self) -> RankPace:
         """Return how each rank spent the window."""
         window_s = min(self._num_filled, NUM_SLOTS) * SLOT_S + self._slot_s
-        return rank_pace(self._window.sum(axis=1), window_s, lost_time(self._window, self._owners))
+        return rank_pace(self._window.sum(axis=1), window_s, lost_time(self._recent(NUM_SLOTS), self._owners))
 
     def sample(self, job: JobModel, longest_wait_s: float, now_s: float, *, is_clean: bool) -> None:
         """Look at the counters; once a slot is full, judge anew.
@@ -277,10 +280,14 @@ class WaitShare:
         self._window[:] = 0.0
         self._longest[:] = 0.0
 
-    def _slots(self, num_slots: int) -> NDArray[np.float32]:
-        """Return the newest filled slots."""
-        slots: NDArray[np.float32] = self._window[:, self._newest(num_slots)]
-        return slots
+    def _recent(self, num_slots: int) -> Recent:
+        """Return the sums over the newest filled slots, but for the phases."""
+        newest = self._newest(num_slots)
+        total = np.zeros((4 + len(LATENESS), self._window.shape[2]), np.float32)
+        for slot in newest:
+            total[:4] += self._window[:4, slot]
+            total[4:] += self._window[EXACT_ROWS, slot]
+        return Recent(total, self._window[-2:, newest])
 
     def _window_s(self, num_slots: int) -> float:
         """Return how much clean time the newest slots hold, 0 where there are fewer."""
@@ -331,7 +338,8 @@ class WaitShare:
 
     def _find(self) -> Laggards | None:
         """Return who is slow by what a new verdict needs."""
-        for num_slots in LOOKS:
+        is_large = self._window.shape[2] > MANY_RANKS and self._laggards is None
+        for num_slots in (LOOKS[self._num_filled % len(LOOKS)],) if is_large else LOOKS:
             if self._window_s(num_slots) >= LATE_S and (found := self._find_exact(num_slots, NEW)):
                 # The longer ranks have been slow, the more is known of what they cost.
                 longer = min(NUM_SLOTS, num_slots + self._slow_slots)
@@ -343,19 +351,19 @@ class WaitShare:
         return by_share if is_habit else None
 
     def _find_exact(self, num_slots: int, limits: Limits) -> Laggards | None:
-        slots = self._slots(num_slots)
-        lost = lost_time(slots, self._owners)
-        return None if lost is None else find_slow(slots[:4].sum(axis=1), lost, self._owners, limits)
+        recent = self._recent(num_slots)
+        lost = lost_time(recent, self._owners)
+        return None if lost is None else find_slow(recent.total, lost, self._owners, limits)
 
     def _is_borne_out(self, named: Laggards) -> bool:
         """Return whether somebody has been as slow as those named in the last seconds."""
         # At a change of turns nobody is slow for long enough to be named: that somebody costs as much is enough.
-        looks = [num for num in LOOKS[:-1] if lost_time(self._slots(num), self._owners) is not None]
+        looks = [num for num in LOOKS[:-1] if lost_time(self._recent(num), self._owners) is not None]
         if looks:
             # A short look may hold more of one turn than of the other: a longer one, with some of each, tells as well.
             found = (self._find_exact(num, ANYBODY) for num in (looks if named.is_in_turns else looks[:1]))
             return any(anybody is not None and anybody.cost_frac >= named.cost_frac / 2 for anybody in found)
-        waited, observed = self._slots(NUM_RECENT_SLOTS)[:2].sum(axis=1)[::-1]
+        waited, observed = self._recent(NUM_RECENT_SLOTS).total[1::-1]
         recent = find_laggards(waited, observed, MIN_OBSERVED_S / 4, (KEEP_GAP, 1.0, 0.0))
         return recent is not None and set(recent.ranks) <= self._slow_s.keys()
 
@@ -372,6 +380,8 @@ def find_slow(
         limits: What it takes.
     """
     known = np.flatnonzero(~np.isnan(lost.frac))
+    if float(np.ptp(lost.frac[known])) < limits.cost:
+        return None
     order = known[np.argsort(lost.frac[known], kind="stable")]
     gaps = np.diff(lost.frac[order])
     few, some = 1 + int(gaps[: len(known) // 2].argmax()), 1 + int(gaps.argmax())
@@ -379,9 +389,10 @@ def find_slow(
     if found is not None or 2 * some <= len(known):
         return found
     # More than half are the usual ones, unless they are slow in turns: then the few others always wait.
-    if lost.frac[order[0]] < MAJORITY_IN_TURNS * np.median(lost.frac[order[some:]]):
-        return None
-    limits = limits._replace(last=MAJORITY_LAST if limits.last > 0.0 else 0.0)
+    if limits.last > 0.0:
+        if lost.frac[order[0]] < MAJORITY_IN_TURNS * np.median(lost.frac[order[some:]]):
+            return None
+        limits = limits._replace(last=MAJORITY_LAST)
     return _judge_split(window, lost, owners, (order[:some], order[some:]), limits)
 
 

@@ -84,7 +84,9 @@ VICTIM_S = 2.0
 LOOK_S = 0.5
 """Between two looks that are remembered."""
 MAX_LOOKS = 16
-"""That are remembered: a death is reported within some seconds."""
+"""That are remembered, of those at which somebody waited for long."""
+MEMORY_S = 20.0
+"""A busy machine may take so long from an exception to the end of the process, and to its report."""
 RECENT_S = 1.5
 """What nobody waits for has to have stood this shortly before a death to be its cause."""
 TEARDOWN_S = 4.0
@@ -124,15 +126,18 @@ class LastLooks:
 
     def __init__(self) -> None:
         self._looks: deque[_Look] = deque(maxlen=MAX_LOOKS)
+        self._newest_s = float("-inf")
 
     def is_due(self, now_s: float) -> bool:
         """Return whether this look is to be remembered."""
-        return not self._looks or not 0.0 <= now_s - self._looks[-1].at_s < LOOK_S
+        return not 0.0 <= now_s - self._newest_s < LOOK_S
 
     def put(self, standing: Sequence[Verdict], budding: Sequence[Verdict], now_s: float) -> None:
         """Remember the verdicts of a look, and those that would be made if a stall were shorter."""
         hanging = tuple(verdict for verdict in standing if is_root_of_a_hang(verdict))
-        self._looks.append(_Look(now_s, hanging, tuple(budding)))
+        self._newest_s = now_s
+        if hanging or budding:
+            self._looks.append(_Look(now_s, hanging, tuple(budding)))
 
     def victims(self, job: JobModel) -> frozenset[int]:
         """Return the ranks that waited in vain at the last looks, and have not moved on since."""
@@ -154,20 +159,24 @@ class LastLooks:
 
     def _standing(self, job: JobModel, until_s: float) -> list[Verdict]:
         """Return the verdicts that stood last, each as it was when its wait was last seen."""
-        looks = [look for look in reversed(self._looks) if look.at_s <= until_s]
+        looks = self._until(until_s)
         for look in looks:
-            age_s = looks[0].at_s - look.at_s
+            age_s = min(until_s, self._newest_s) - look.at_s
             last = [v for v in look.standing if _lasted(job, v, age_s)]
             if last:
                 return [_with_wait(verdict, looks, job) for verdict in last]
         return []
 
     def _budding(self, job: JobModel, until_s: float) -> list[Verdict]:
-        for look in reversed(self._looks):
-            lasting = [verdict for verdict in look.budding if not has_moved_on(job, verdict)]
-            if lasting and look.at_s <= until_s:
+        for look in self._until(until_s):
+            if lasting := [verdict for verdict in look.budding if not has_moved_on(job, verdict)]:
                 return lasting
         return []
+
+    def _until(self, until_s: float) -> list[_Look]:
+        """Return the looks up to a moment, the newest first, that are not too old for it."""
+        newest_s = min(until_s, self._newest_s)
+        return [look for look in reversed(self._looks) if newest_s - MEMORY_S <= look.at_s <= until_s]
 
 
 def _lasted(job: JobModel, verdict: Verdict, age_s: float) -> bool:
@@ -342,7 +351,7 @@ def _aftermath(bad: Sequence[Death], context: ExitContext, until_s: float) -> Af
     timed_out = [death for death in near if _says_timed_out(death.exit.words)]
     if timed_out:
         ranks = tuple(sorted(death.rank for death in timed_out))
-        return Aftermath(ranks, is_timeout=True, timeout_s=timeout_of(timed_out[0]))
+        return Aftermath(ranks, is_timeout=True, timeout_s=next(filter(None, map(timeout_of, timed_out)), None))
     lost = tuple(sorted(death.rank for death in near if has_lost_peer(death)))
     if lost:
         return Aftermath(lost)

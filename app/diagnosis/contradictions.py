@@ -309,6 +309,7 @@ def _mismatch(evidence: Evidence, wait: Wait, sides: Sequence[Side]) -> Verdict:
         attempt=wait.attempt,
         group=wait.group,
         seq=wait.seq,
+        called_seq=wait.called_seq,
         op=sides[0].op,
         label=sides[0].label,
         waited_s=wait.waited_s,

@@ -410,6 +410,7 @@ def _with_memory(verdict: Verdict, before: Verdict) -> Verdict:
         waiting=waiting,
         group=before.group,
         seq=before.seq,
+        called_seq=before.called_seq,
         op=before.op,
         label=before.label,
         waited_s=before.waited_s,

@@ -199,10 +199,10 @@ def _with_wait(verdict: Verdict, looks: Sequence[_Look], job: JobModel) -> Verdi
 def has_moved_on(job: JobModel, verdict: Verdict) -> bool:
     """Return whether a rank that waited has called more in that group since: then its wait was not in vain."""
     table = job.groups.get(verdict.group)
-    if verdict.seq is None or table is None:
+    if verdict.called_seq is None or table is None:
         return bool(job.groups) and verdict.cause is Cause.NOT_JOINED
     has_waited = np.isin(table.members, verdict.waiting or verdict.culprits)
-    return bool((table.enqueued[has_waited] > verdict.seq).any())
+    return bool((table.enqueued[has_waited] > verdict.called_seq).any())
 
 
 def is_root_of_a_hang(verdict: Verdict) -> bool:

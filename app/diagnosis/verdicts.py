@@ -98,6 +98,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     group: str = ""
     seq: int | None = None
+    called_seq: int | None = None
+    """The last collective of the group that one of `waiting` had called."""
     op: str = ""
     label: str = ""
     waited_s: float = 0.0
@@ -236,6 +238,7 @@ def name(evidence: Evidence, cause: Cause, culprits: Iterable[int], **known: obj
         facts |= evidence.child_of(first)
     if wait is not None:
         facts |= {"group": wait.group, "seq": wait.seq, "op": wait.op, "label": wait.label, "waited_s": wait.waited_s}
+        facts["called_seq"] = wait.called_seq
     facts |= known
     job = evidence.job
     return Verdict(cause=cause, job=job.job_id, attempt=job.attempt, **facts)  # type: ignore[arg-type]
@@ -434,6 +437,7 @@ def _incomplete(evidence: Evidence, wait: Wait) -> Verdict:
         attempt=wait.attempt,
         group=wait.group,
         seq=wait.seq,
+        called_seq=wait.called_seq,
         op=wait.op,
         label=wait.label,
         waited_s=wait.waited_s,

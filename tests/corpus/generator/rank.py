@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.wire.reports import ProcessState
-from ddpcore.probing.samples import CallArguments, CounterKey, RecorderEntry, StackLine, StepEnd, StepMark
-from ddpcore.wire import DEFAULT_GROUP, Phase
+from ddpcore.probing.samples import CallArguments, CounterKey, MainLook, RecorderEntry, StackLine, StepEnd, StepMark
+from ddpcore.wire import DEFAULT_GROUP, ChildWait, PeerCall, PeerWait, Phase
 from tests.corpus.generator.gpu import Gpu
 from tests.corpus.generator.program import (
     Collective,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 DTYPES = {2: "Half", 4: "Float", 8: "Double"}
 WATCHDOG_S = 0.1
 """NCCL's watchdog looks so often at what is over (kWatchdogThreadSleepMillis); the recorder knows no earlier."""
+FOR_EVER_S = 1e12
 LAUNCH_SHARE = 0.1
 """Of a piece of GPU work that the main thread takes to launch it."""
 GPU_PHASES = frozenset({Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER})
@@ -67,6 +68,8 @@ _STUCK_FRAMES: dict[str, list[StackLine]] = {
     ],
 }
 STUCK_LINE = 190
+CHILDREN = {"child": "subprocess", "loader": "loader worker"}
+CHILD_PID = 77
 
 
 class StoryRank(SimRank):
@@ -91,6 +94,12 @@ class StoryRank(SimRank):
         self._file_blocks = False
         self.harms: list[tuple[float, Harm]] = []
         """What has struck it, and when."""
+        self._now_s = 0.0
+        self._peer_calls: dict[int, PeerCall] = {}
+        """Transfers that are not known to be over."""
+        self.due_s = 0.0
+        """When its main thread or its GPU has something to do, if nobody else does anything."""
+        self.probe_due_s = 0.0
         self._base_drag = 1 + shape.uneven * rank / max(1, shape.world_size - 1)
 
     # What the cluster asks.
@@ -102,11 +111,25 @@ class StoryRank(SimRank):
 
     def waits_in(self, now_s: float) -> list[Operation]:
         """Return the operations that hold the rank up now: those of its main thread, or the one its GPU runs."""
-        if not self.is_alive:
+        if not self.is_alive or self.failure is not None:
             return []
         if self._gpu is not None:
             return [operation for operation in self._gpu.running() if not operation.is_done(self.rank, now_s)]
         return [operation for operation in self._awaited if not operation.is_done(self.rank, now_s)]
+
+    def plan(self) -> float:
+        """Return `due_s`, worked out anew."""
+        own_s = float("inf") if self.is_stuck or self.finished_s is not None else self._main_due_s()
+        self.due_s = own_s if self._gpu is None or not self.is_alive else min(own_s, self._gpu.due_s())
+        return self.due_s
+
+    def _main_due_s(self) -> float:
+        if self.blocked_s is None:
+            return self._free_s
+        if self._gpu is not None:
+            idle_s = self._gpu.idle_s()
+            return self._gpu.due_s() if idle_s is None else idle_s
+        return max((operation.done_s.get(self.rank, FOR_EVER_S) for operation in self._awaited), default=0.0)
 
     # Its main thread.
 
@@ -116,7 +139,7 @@ class StoryRank(SimRank):
             return False
         has_moved = self._gpu is not None and self._gpu.advance(meetings, now_s)
         for _ in range(10_000):
-            if self.is_stuck or self.finished_s is not None:
+            if self.is_stuck or self.finished_s is not None or self.failure is not None:
                 return has_moved
             if self.blocked_s is not None and not self._is_through(now_s):
                 return has_moved
@@ -182,6 +205,11 @@ class StoryRank(SimRank):
     def _transfer(self, transfer: Transfer, exchange: Exchange) -> None:
         operation = exchange.transferred(self.rank, transfer)
         if self._gpu is None:
+            # torch's recorder has gloo's transfers not at all; they are counted where they are called.
+            key = (transfer.op, transfer.peer, 0)
+            number = self._peer_numbers[key] = self._peer_numbers.pop(key, 0) + 1
+            self._peer_calls[id(operation)] = PeerCall(transfer.op, transfer.peer, DEFAULT_GROUP, 0, number)
+        if self._gpu is None:
             exchange.came(self.rank, operation, self._free_s)
             self._await(operation, transfer.waits)
         elif transfer.waits:
@@ -215,11 +243,19 @@ class StoryRank(SimRank):
         if over_s is None or over_s > now_s:
             return False
         self._free_s = max(self._free_s, over_s)
+        for operation in self._awaited:
+            self._peer_calls.pop(id(operation), None)
         self._awaited = []
         self.blocked_s = None
         return True
 
     # What strikes it.
+
+    def fail(self, end: tuple[int | None, int | None, str], ends_s: float) -> None:
+        """Raise out of what it waits in: that is over for it, and its process ends later."""
+        for operation in self._awaited:
+            operation.done_s.setdefault(self.rank, self._now_s)
+        self._awaited, self.blocked_s, self.failure = [], None, (ends_s, end)
 
     def harm(self, harm: Harm) -> None:
         """Let a fault strike, at the time of the main thread."""
@@ -240,6 +276,15 @@ class StoryRank(SimRank):
             self.strike(harm.kind, harm.value)
 
     # What its probe sees.
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it keeps no core busy."""
+        return self.is_frozen or bool(self._stuck_in)
+
+    @property
+    def _is_at_work(self) -> bool:
+        return self.blocked_s is None
 
     def _record(self, call: Collective, seq: int, operation: Operation) -> None:
         recorder, group = self._shape.semantics.value, call.group
@@ -295,11 +340,31 @@ class StoryRank(SimRank):
     def report(self, now_s: float) -> bytes | None:
         """Let the probe look and return its datagram."""
         self._now_s = now_s
-        return super().report(now_s)
+        datagram = super().report(now_s)
+        self.probe_due_s = float("inf") if self.is_stuck else now_s + self._pace.pause_s(now_s)
+        return datagram
 
     def know_groups(self, meetings: Meetings | Exchange) -> None:
         """Let the rank know who belongs to which of its groups."""
         self._members = {name: meetings.members(name) for name in (DEFAULT_GROUP, *meetings.groups)}
+
+    def _main(self, now_s: float) -> MainLook:
+        """Return where the main thread stands, as `ddpcore.probing.main_wait` finds it."""
+        event = self._doing_now
+        if isinstance(event, Harm):
+            child = CHILDREN.get(event.kind)
+            mark = -STUCK_LINE if self._probe.is_still(now_s) else 0
+            return MainLook(mark, child_wait=ChildWait(CHILD_PID, child) if child and mark else None)
+        is_still = self._probe.is_still(now_s)
+        mark = (-1 if self.blocked_s is not None else int(1000 * now_s)) if is_still else 0
+        return MainLook(mark, self._peer_wait(now_s))
+
+    def _peer_wait(self, now_s: float) -> PeerWait | None:
+        if self.blocked_s is None or not isinstance(self._doing_now, Transfer | Settle):
+            return None
+        waits = [operation for operation in self._awaited if not operation.is_done(self.rank, now_s)]
+        calls = [self._peer_calls[id(operation)] for operation in waits if id(operation) in self._peer_calls]
+        return PeerWait(calls) if calls else None
 
     def _marks(self) -> tuple[Phase, ...]:
         event = self._doing_now
@@ -325,7 +390,7 @@ class StoryRank(SimRank):
         if self.blocked_s is None or isinstance(event, ReadLoss):
             return []
         if isinstance(event, Transfer):
-            return [(c10d, 2610 if event.is_send else 2660, "send" if event.is_send else "recv")]
+            return [(c10d, 2610 if event.is_send else 2660, event.op)]
         if isinstance(event, Collective) and event.phase is Phase.BARRIER:
             return [(c10d, 4823, event.op)]
         return _CALL_FRAMES[event.phase]

@@ -129,11 +129,14 @@ class Fault:
     value: float = 0.0
 
 
+PLAIN = Shape()
+
+
 @dataclass(frozen=True)
 class Story:
     """A program, a cluster, what goes wrong, and the seed of all that is random in it."""
 
-    shape: Shape
+    shape: Shape = PLAIN
     faults: tuple[Fault, ...] = ()
     seed: int = 0
     mismatch_hangs: bool = True
@@ -205,6 +208,7 @@ def _draw_shape(choices: Choices, semantics: Semantics) -> Shape:
         loss_every=choices.pick((1, 1, 10)),
         groups=groups,
         metrics_every=0 if groups is Groups.NONE else choices.pick((1, 5)),
+        shares=choices.pick((False, False, True)),
         pipes=choices.pick((Pipes.NONE, Pipes.NONE, Pipes.RING, Pipes.PIPELINE)),
         evaluation=evaluation,
         evaluate_every=0 if evaluation is Evaluation.NOBODY else choices.pick((15, 30)),
@@ -254,7 +258,7 @@ def _needed(shape: Shape, kind: Kind) -> dict[str, object]:
 
 
 NEEDED: dict[Kind, dict[str, object]] = {
-    Kind.OTHER_ROOT: {"has_buffers": True},
+    Kind.OTHER_ROOT: {"shares": True},
     Kind.EVALUATES_WRAPPED: {"has_buffers": True, "evaluation": Evaluation.RANK_0, "evaluate_every": 15},
     Kind.LONG_SAVE: {"save_every": 20, "save_s": 15.0},
     Kind.LATE_IMPORT: {"late_s": 25.0},

@@ -261,7 +261,9 @@ def _of_current_calls(evidence: Evidence, waits: Sequence[Wait]) -> Verdict | No
     for wait in waits:
         have_all_come = wait.is_settled and not len(wait.missing)
         sides = _sides(evidence, wait) if have_all_come or wait.waited_s >= evidence.thresholds.confirm_s else []
-        if len(sides) > 1:
+        # Those that have gone on, as from a broadcast that is over for them, have called something there too.
+        num_unknown = len(evidence.job.groups[wait.group].members) - len(wait.waiting) - len(wait.missing)
+        if len(sides) > 1 and _odd_ones(sides, num_unknown):
             return _mismatch(evidence, wait, sides)
     return None
 

@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=1.0, help="times as long as on a quiet machine")
     parser.add_argument("--generated", type=int, nargs="?", const=300, help="play so many stories drawn by rule")
     parser.add_argument("--story", type=int, help="play the story of this seed alone")
+    parser.add_argument("--shrink", type=int, help="make the story of this seed as small as it can be while it fails")
     parser.add_argument("--seed", type=int, default=0, help="of the generated stories")
     parser.add_argument("--jobs", type=int, default=2, help="processes that play generated stories")
     arguments = parser.parse_args()
@@ -36,6 +37,9 @@ def main() -> None:
         return
     if arguments.story is not None:
         command.main_of_one(arguments.story)
+        return
+    if arguments.shrink is not None:
+        command.main_of_shrinking(arguments.shrink)
         return
     if arguments.generated is not None:
         command.main(arguments.generated, arguments.seed, arguments.jobs)

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from tests.corpus.generator.score import Grade, play, table
+from tests.corpus.generator.shrinking import as_test, shrink
 from tests.corpus.generator.stories import story_of
 
 if TYPE_CHECKING:
@@ -49,6 +50,13 @@ def main(number: int, seed: int, jobs: int) -> None:
             print(describe(at, result), flush=True)  # noqa: T201 - what the command is for
     print(*table(results), sep="\n")  # noqa: T201
     print(f"n = {len(results)} in {time.monotonic() - begun_s:.0f} s, seed {seed}")  # noqa: T201
+
+
+def main_of_shrinking(seed: int) -> None:
+    """Shrink the story of a seed, if it fails, and print it as a test to keep."""
+    small = shrink(story_of(seed))
+    result = play(small)
+    print(result.grade.value, result.why, *result.said, as_test(small, f"story {seed}"), sep="\n")  # noqa: T201
 
 
 def main_of_one(seed: int) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
+from tests.corpus.generator import program
+from tests.corpus.generator import stories as story_rules
 from tests.corpus.generator.mutations import events_of
 from tests.corpus.generator.score import play
+from tests.corpus.generator.shrinking import shrink, source
 from tests.corpus.generator.stories import Kind, Story, stories, story_of
 
 
@@ -29,3 +32,11 @@ def test_every_rank_of_every_story_has_something_to_do(story: Story) -> None:
 @pytest.mark.parametrize("seed", [0, 7])
 def test_a_story_is_played_the_same_way_twice(seed: int) -> None:
     assert play(story_of(seed)) == play(story_of(seed))
+
+
+def test_a_failing_story_is_shrunk_and_written_as_python() -> None:
+    large = next(story for seed in range(1000) if (story := story_of(seed)).shape.world_size >= 8 and story.faults)
+    small = shrink(large, lambda story: story.shape.ranks_per_node >= 2)
+    assert small.shape.world_size == 2
+    assert small.kind == large.faults[0].kind.value
+    assert eval(source(small), {**vars(program), **vars(story_rules)}) == small

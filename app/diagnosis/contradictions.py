@@ -20,7 +20,7 @@ from app.rows import Cause
 from ddpcore.wire import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from app.diagnosis.rank_facts import Flags, Ranks
     from app.diagnosis.verdicts import Aftermath
@@ -331,6 +331,7 @@ def _circles(evidence: Evidence) -> list[Verdict]:
         is_lasting = min(wait.waited_s for wait in waits) >= evidence.thresholds.deadlock_s
         if is_lasting and all(wait.is_settled and len(wait.missing) for wait in waits):
             told |= set(knot.chain)
+            waits = _shortest_circle(evidence, knot.chain)
             sides = [_side_of(evidence, wait) for wait in waits]
             longest = max(waits, key=lambda wait: wait.waited_s)
             verdict = _mismatch(
@@ -339,6 +340,33 @@ def _circles(evidence: Evidence) -> list[Verdict]:
             victims = _led_to(evidence, knot.chain) - set(verdict.culprits)
             verdicts.append(msgspec.structs.replace(verdict, waiting=tuple(sorted(victims))))
     return verdicts
+
+
+def _shortest_circle(evidence: Evidence, chain: Sequence[int]) -> list[Wait]:
+    """Return the waits of the shortest circle: those that only lead to it are victims."""
+    wait_of = np.full(evidence.job.world_size, -1, np.int64)
+    for index in reversed(chain):
+        wait_of[evidence.waits[index].waiting] = index
+    leads_to = {index: np.unique(wait_of[evidence.waits[index].missing]).tolist() for index in chain}
+    circles = [circle for index in chain if (circle := _circle_from(index, leads_to))]
+    return [evidence.waits[index] for index in min(circles, key=len, default=chain)]
+
+
+def _circle_from(start: int, leads_to: Mapping[int, Sequence[int]]) -> list[int]:
+    """Return the shortest way from a wait back to it; none where it only leads to a circle."""
+    before: dict[int, int] = {}
+    reached = [start]
+    for index in reached:
+        for target in leads_to[index]:
+            if target == start:
+                way = [index]
+                while way[-1] != start:
+                    way.append(before[way[-1]])
+                return sorted(way)
+            if target >= 0 and target not in before:
+                before[target] = index
+                reached.append(target)
+    return []
 
 
 def _led_to(evidence: Evidence, chain: Sequence[int]) -> set[int]:

@@ -59,6 +59,8 @@ class StoryCluster(SimCluster):
         """Ranks that died of what they waited in: since when they did."""
         self._first_end_s = float("inf")
         self._connections_due_s = 0.0
+        self.has_aborted = False
+        """Whether gloo has ended a rank that received too much."""
         self._num_looks = 0
         super().__init__(
             shape.num_nodes,
@@ -171,6 +173,7 @@ class StoryCluster(SimCluster):
                 continue
             waits = rank.waits_in(self.now_s)
             if any(rank.rank in operation.aborted for operation in waits):
+                self.has_aborted = True
                 self._end_waiting(rank, (None, 6, ABORT_ERROR))
                 continue
             if not waits or rank.is_stuck:

@@ -25,6 +25,8 @@ QUICK_S = 2.0
 """For exits, stops and mismatches."""
 STALL_S = 12.0
 """For the rest."""
+PACE_S = 15.0
+"""How slow a rank is shows over a window of 12 s of steps (as in the other corpus)."""
 SLACK_S = 0.6
 """Reports are up to 0.3 s old, frames 0.2 s: what holds since a moment can be known so much later."""
 STANDS_S = 5.0
@@ -97,6 +99,9 @@ def _truth(story: Story, fault: Fault) -> Truth:
         first = fault.rank // shape.ranks_per_node * shape.ranks_per_node
         guilty = frozenset(range(first, first + shape.ranks_per_node))
         culprits = {guilty}
+    elif fault.kind is Kind.ALL_STAND:
+        # No rank keeps another waiting: the job is told, and at most those that stand elsewhere than most.
+        culprits = {struck, frozenset()}
     elif fault.kind is Kind.LINK:
         culprits, guilty = {frozenset()}, frozenset()
     elif fault.kind is Kind.SLOW_IN_TURNS:
@@ -111,9 +116,13 @@ def _sides(story: Story, fault: Fault) -> tuple[set[frozenset[int]], frozenset[i
     groups = [tuple(range(shape.world_size)), *shape.members().values()]
     pairs = {frozenset(members) for members in groups if len(members) == 2 and fault.rank in members}
     if fault.kind in (Kind.SEND_LEFT_OUT, Kind.RECEIVE_LEFT_OUT):
-        pairs |= {frozenset({fault.rank, (fault.rank + by) % shape.world_size}) for by in (1, -1)}
-    guilty = alone.union(*pairs) if pairs else alone
-    return {alone, *pairs}, guilty
+        # A send without its receive is one call too many of the one rank, or one too few of the other.
+        peers = [frozenset({(fault.rank + by) % shape.world_size}) for by in (1, -1)]
+        pairs |= {alone | peer for peer in peers} | set(peers)
+    if not pairs:
+        return {alone}, alone
+    # Of two ranks that contradict each other both may be named, or neither.
+    return {alone, *pairs, frozenset()}, alone.union(*pairs)
 
 
 def _within_s(story: Story, fault: Fault) -> float:
@@ -125,7 +134,7 @@ def _within_s(story: Story, fault: Fault) -> float:
         bound_s = LOST_S
     elif fault.kind in SLOWNESS:
         # A pace needs some steps to be known.
-        bound_s = max(STALL_S, 20 * story.shape.step_s) * (1 if fault.value >= 2 else 2)
+        bound_s = max(PACE_S, 20 * story.shape.step_s) * (1 if fault.value >= 2 else 2)
     else:
         bound_s = STALL_S
     return bound_s + SLACK_S + (1.0 if story.shape.drop else 0.0)

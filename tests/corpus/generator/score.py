@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -112,6 +112,10 @@ def _grade_named(
     story: Story, cluster: StoryCluster, truths: tuple[Truth, ...], since_s: float, said: tuple[str, ...]
 ) -> Result:
     guilty = frozenset[int]().union(*(truth.guilty for truth in truths))
+    if cluster.has_aborted:
+        # gloo ends a rank before its probe, or that of the one that passed too much, has looked: then it can not be
+        # known who passed what, and the verdict blames nobody.
+        truths = tuple(replace(truth, culprits=truth.culprits | {frozenset()}) for truth in truths)
     right = [one for one in cluster.told_alarms if any(_is_right(one, truth, guilty, len(truths)) for truth in truths)]
     if not right:
         return Result(story, Grade.PARTLY, True, None, said, "cause")
@@ -121,7 +125,7 @@ def _grade_named(
         why = f"late: {took_s:.1f} s since {since_s:.1f}"
     elif not any((one.verdict.cause, one.verdict.culprits) in cluster.alarming for one in right):
         why = "does not stand to the end"
-    elif not any(_names_operation(one) for one in right):
+    elif not cluster.has_aborted and not any(_names_operation(one) for one in right):
         why = f"operation: {right[0].verdict.group}#{right[0].verdict.seq} of {sorted(right[0].pending)}"
     return Result(story, Grade.PARTLY if why else Grade.RIGHT, True, max(0.0, took_s), said, why)
 
@@ -143,6 +147,9 @@ def _is_right(told: Told, truth: Truth, guilty: frozenset[int], num_truths: int)
 
 def _names_operation(told: Told) -> bool:
     verdict = told.verdict
+    if verdict.op in ("send", "recv"):
+        # Counted by themselves.
+        return True
     if verdict.seq is None or (verdict.cause is Cause.STRAGGLER and verdict.cost_frac is not None):
         return True
     return not told.pending or (verdict.group, verdict.seq) in told.pending

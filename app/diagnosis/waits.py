@@ -117,13 +117,14 @@ def _wait_in(
     since_s = table.wait_since_s[is_here]
     first_s = float(since_s.min())
     op, label = job.calls[table.code[int(np.flatnonzero(is_here)[int(since_s.argmin())])]]
-    is_over = op not in ONE_WAY_OPS and bool((table.completed >= seq).any())
+    is_over = op not in ONE_WAY_OPS and _is_over(table, seq, is_here)
     if is_over and now_s - first_s < thresholds.stall_s:
         return None
     is_immobile = facts.is_immobile[members]
     # In a first-block all wait for its lowest member, and none of the others holds anybody up.
     matters = members == members[0] if table.name.startswith(FIRST_GROUP) else np.True_
-    is_behind = (at_seq < seq) & ~is_here & matters
+    # What is over for one, all have called: a report that says otherwise is older.
+    is_behind = (at_seq < seq) & ~is_here & matters & (not is_over)
     report_at_s = job.report_at_s[members]
     is_known = is_immobile | (report_at_s >= first_s + thresholds.short_s / 2)
     never_heard = np.isnan(report_at_s) & (now_s - first_s > thresholds.silent_s)
@@ -144,6 +145,16 @@ def _wait_in(
         since_s=since_s,
         called_seq=int(table.enqueued[is_here].max()),
     )
+
+
+def _is_over(table: GroupTable, seq: int, is_here: Flags) -> bool:
+    """Return whether the call in which members wait is over for another one, as far as is known: it may be another."""
+    is_past = table.completed >= seq
+    if table.history is None or not is_past.any():
+        return bool(is_past.any())
+    ops, _ = table.history.calls_at(seq)
+    own = ops[is_here & (ops != 0)]
+    return not len(own) or bool((is_past & ((ops == 0) | (ops == own[0]))).any())
 
 
 def follow(waits: Sequence[Wait], world_size: int) -> list[Knot]:

@@ -83,11 +83,15 @@ class StoryCluster(SimCluster):
         return self.ranks  # type: ignore[return-value]
 
     def pending(self) -> frozenset[tuple[str, int]]:
-        """Return (group, seq) of what holds ranks up now."""
+        """Return (group, seq) of what holds ranks up now.
+
+        With NCCL that is the first call of each group that is not over: a kernel that waits behind another group's is
+        held up by the same rank, and the recorder does not tell which of the two comes first.
+        """
         return frozenset(
             (operation.group, operation.seq)
             for rank in self.story_ranks
-            for operation in rank.waits_in(self.now_s)
+            for operation in (*rank.waits_in(self.now_s), *rank.first_pending(self.now_s))
             if operation.group != TRANSFERS
         )
 

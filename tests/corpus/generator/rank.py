@@ -117,6 +117,13 @@ class StoryRank(SimRank):
             return [operation for operation in self._gpu.running() if not operation.is_done(self.rank, now_s)]
         return [operation for operation in self._awaited if not operation.is_done(self.rank, now_s)]
 
+    def first_pending(self, now_s: float) -> list[Operation]:
+        """Return the first call of each group that is not over."""
+        if not self.is_alive or self._gpu is None:
+            return []
+        pending = [[one for _, one in some if not one.is_done(self.rank, now_s)] for some in self._pending.values()]
+        return [operations[0] for operations in pending if operations]
+
     def plan(self) -> float:
         """Return `due_s`, worked out anew."""
         own_s = float("inf") if self.is_stuck or self.finished_s is not None else self._main_due_s()

@@ -103,8 +103,8 @@ def test_several_seqs_of_one_group_lead_to_the_same_root() -> None:
     watched = Watched()
     watched.hear(
         watched.beat(0, group_report(7, 12.0)),
-        watched.beat(2, group_report(6, 12.0, completed_seq=5)),
-        watched.beat(3, group_report(6, 12.0, completed_seq=5)),
+        watched.beat(2, group_report(6, 12.0, op="broadcast")),
+        watched.beat(3, group_report(6, 12.0, op="broadcast")),
         watched.beat(1, group_report(5)),
     )
 

@@ -12,9 +12,9 @@ NOT_EXITING = frozenset(cause for cause in Cause if cause in {"not_exiting", "st
 EXITED = frozenset({Cause.EXITED})
 
 UNEVEN_CALLS = (
-    Program("uneven.rank_0_evaluates", 3, COUNTS, ((0,),), (r"{culprit}", "broadcast|barrier"), EXIT_S),
+    Program("uneven.rank_0_evaluates", 3, COUNTS, ((0,),), (r"{culprit}", "broadcast|barrier"), EXIT_S, in_ci=True),
     Program("uneven.sanity_check", 3, COUNTS, ((0,),), ("broadcast|all_reduce",), EXIT_S),
-    Program("uneven.early_return", 3, COUNTS, ((0,), (0, 1, 2)), (r"{culprit}", "barrier"), EXIT_S, in_ci=True),
+    Program("uneven.early_return", 3, COUNTS, ((0,), (0, 1, 2)), (r"{culprit}", "barrier"), EXIT_S),
     Program(
         "uneven.fewer_batches_and_out",
         2,
@@ -23,6 +23,7 @@ UNEVEN_CALLS = (
         ("all_reduce",),
         EXIT_S,
         ends_itself=True,
+        in_ci=True,
     ),
     Program(
         "uneven.fewer_batches_and_barrier",
@@ -31,13 +32,12 @@ UNEVEN_CALLS = (
         ((1,),),
         (r"{culprit}", "barrier", "all_reduce"),
         EXIT_S,
-        in_ci=True,
     ),
-    Program("uneven.early_stop", 3, COUNTS, ((2,),), (r"{culprit}", "all_gather", "all_reduce"), EXIT_S, in_ci=True),
+    Program("uneven.early_stop", 3, COUNTS, ((2,),), (r"{culprit}", "all_gather", "all_reduce"), EXIT_S),
     Program("uneven.skipped_batch", 3, COUNTS, ((1,),), (r"{culprit}", "barrier"), EXIT_S),
     Program("uneven.swallowed_exception", 3, COUNTS, ((1,), (), (0, 1, 2)), ("all_reduce",), EXIT_S, ends_itself=True),
     Program("uneven.accumulation", 3, COUNTS, ((1,),), (r"{culprit}", "barrier"), EXIT_S),
-    Program("uneven.empty_shard", 3, COUNTS, ((2,),), ("all_gather", "{victims}"), EXIT_S, in_ci=True),
+    Program("uneven.empty_shard", 3, COUNTS, ((2,),), ("all_gather", "{victims}"), EXIT_S),
     Program(
         "uneven.unused_parameters",
         3,
@@ -46,7 +46,6 @@ UNEVEN_CALLS = (
         ("Expected to have finished reduction",),
         EXIT_S,
         ends_itself=True,
-        in_ci=True,
     ),
 )
 
@@ -59,6 +58,7 @@ OTHER_ARGUMENTS = (
         ("all_reduce",),
         EXIT_S,
         ends_itself=True,
+        in_ci=True,
     ),
     Program(
         "arguments.all_gather_shapes", 3, MISMATCH, ((2,), (), (0, 1, 2)), ("all_gather",), EXIT_S, ends_itself=True
@@ -76,15 +76,16 @@ OTHER_ARGUMENTS = (
         ((0,),),
         ("gather", "all_reduce", "{culprit}"),
         EXIT_S,
-        in_ci=True,
     ),
     Program("arguments.different_models", 3, EXITED | MISMATCH, ((1,),), (), EXIT_S, ends_itself=True),
-    Program("arguments.new_group_on_some", 3, COUNTS | HELD_UP, ((2,), (0, 1, 2)), ("new_group", "{victims}")),
-    Program("arguments.groups_in_other_order", 2, MISMATCH, ((0, 1), ()), ("all_reduce",), EXIT_S, in_ci=True),
+    Program(
+        "arguments.new_group_on_some", 3, COUNTS | HELD_UP, ((2,), (0, 1, 2)), ("new_group", "{victims}"), in_ci=True
+    ),
+    Program("arguments.groups_in_other_order", 2, MISMATCH, ((0, 1), ()), ("all_reduce",), EXIT_S),
 )
 
 MESSAGES = (
-    Program("messages.both_receive", 2, MISMATCH, ((0, 1),), ("recv", "{culprit}")),
+    Program("messages.both_receive", 2, MISMATCH, ((0, 1),), ("recv", "{culprit}"), in_ci=True),
     Program("messages.send_nobody_receives", 3, MISMATCH, ((0,), (0, 2), (2,)), ("send", "{culprit}")),
     Program("messages.ring", 4, MISMATCH, ((0, 1, 2, 3),), ("recv", "{culprit}")),
     Program("messages.one_micro_batch_more", 2, MISMATCH, ((0, 1), (0,), (1,)), ("recv", "{culprit}")),
@@ -92,8 +93,8 @@ MESSAGES = (
 )
 
 STANDING = (
-    Program("standing.all_in_open", 3, HELD_UP, ((0, 1, 2), ()), ("{culprit}|pathlib",)),
-    Program("standing.one_in_open", 2, HELD_UP, ((1,),), ("{culprit}", "all_reduce"), in_ci=True),
+    Program("standing.all_in_open", 3, HELD_UP, ((0, 1, 2), ()), ("{culprit}|pathlib",), in_ci=True),
+    Program("standing.one_in_open", 2, HELD_UP, ((1,),), ("{culprit}", "all_reduce")),
     Program("standing.lock", 2, HELD_UP, ((1,),), ("{culprit}", "all_reduce")),
     Program("standing.loader_worker_stuck", 2, HELD_UP, ((1,),), ("{culprit}", r"pid \d+|process \d+", "all_reduce")),
     Program(
@@ -104,10 +105,9 @@ STANDING = (
         ("DataLoader worker|EOFError|ConnectionResetError",),
         6.0,
         ends_itself=True,
-        in_ci=True,
     ),
     Program("standing.child", 2, HELD_UP, ((0,),), ("{culprit}", "barrier", "sleep|pid|process")),
-    Program("standing.gil", 2, frozenset({Cause.SILENT}), ((1,),), ("{culprit}",)),
+    Program("standing.gil", 2, frozenset({Cause.SILENT}), ((1,),), ("{culprit}",), in_ci=True),
     Program("standing.stopped", 2, frozenset({Cause.FROZEN}), ((1,),), ("all_reduce",), EXIT_S, in_ci=True),
     Program("standing.tracker", 2, HELD_UP, ((0,),), ("{culprit}", "barrier")),
 )
@@ -128,7 +128,7 @@ STARTS = (
 )
 
 ENDINGS = (
-    Program("endings.missing_20", 2, HELD_UP, ((1,),), ("{culprit}", "barrier"), ends_itself=True),
+    Program("endings.missing_20", 2, HELD_UP, ((1,),), ("{culprit}", "barrier"), ends_itself=True, in_ci=True),
     Program(
         "endings.mismatch_20", 3, MISMATCH, ((1,),), ("{culprit}", "barrier", "all_reduce"), EXIT_S, ends_itself=True
     ),
@@ -144,7 +144,7 @@ ENDINGS = (
     Program("endings.monitored_barrier", 2, HELD_UP, ((1,),), ("{culprit}", "monitored_barrier"), ends_itself=True),
     Program("endings.cancelled", 2, HELD_UP, ((1,),), ("{culprit}", "barrier"), ends_itself=True),
     Program("endings.out_of_memory", 2, frozenset({Cause.OOM}), ((1,),), ("memory",), EXIT_S, ends_itself=True),
-    Program("endings.thread_left", 2, NOT_EXITING, ((1,),), ("{culprit}",)),
+    Program("endings.thread_left", 2, NOT_EXITING, ((1,),), ("{culprit}",), in_ci=True),
     Program("endings.exit_handler", 2, NOT_EXITING, ((0,),), ("join|atexit",)),
 )
 

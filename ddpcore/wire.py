@@ -63,6 +63,7 @@ FIRST_LABEL = "first: "
 """Its label begins so."""
 
 MONITORED_BARRIER = "monitored_barrier"
+NEW_GROUP = "new_group"
 """Operation of a `PeerCall` that is no call of two ranks: all of the group take part, and no recorder holds it."""
 
 Rank = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -202,7 +203,7 @@ class PeerCall(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A send or receive between two ranks, by its place in the order of such calls."""
 
     op: Word
-    """`send` or `recv`, also for `isend`, `irecv` and those of a batch; `MONITORED_BARRIER`."""
+    """`send` or `recv`, also for `isend`, `irecv` and those of a batch; `MONITORED_BARRIER`, `NEW_GROUP`."""
     peer: Rank | None
     """Global rank; None of a receive from any rank."""
     group: Name = DEFAULT_GROUP

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from app.diagnosis.waits import Wait
-from ddpcore.wire import DEFAULT_GROUP, MONITORED_BARRIER, PeerCall
+from ddpcore.wire import DEFAULT_GROUP, MONITORED_BARRIER, NEW_GROUP, PeerCall
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MAX_PEER_WAITS = 256
 """Ranks looked at, the lowest first: in a pipeline of thousands all wait for the same few."""
 COUNTERPART = {"send": "recv", "recv": "send"}
+MEETINGS = (MONITORED_BARRIER, NEW_GROUP)
+"""Calls in which each rank waits for all others, and which no recorder holds."""
 
 
 def find_peer_waits(job: JobModel, facts: RankFacts, thresholds: Thresholds, now_s: float) -> list[Wait]:
@@ -30,20 +32,24 @@ def find_peer_waits(job: JobModel, facts: RankFacts, thresholds: Thresholds, now
     is_heard = facts.is_fresh | facts.is_frozen
     waits = []
     ranks = np.flatnonzero(job.has_peer_wait & is_heard)[:MAX_PEER_WAITS].tolist()
-    in_monitored: dict[int, float] = {}
+    met: dict[str, dict[int, float]] = {op: {} for op in MEETINGS}
     for rank in ranks:
         report = _report_of(job, rank)
         if report is None or report.peer_wait is None or not report.peer_wait.calls:
             continue
-        if report.peer_wait.calls[0].op != MONITORED_BARRIER:
+        call = report.peer_wait.calls[0]
+        if call.op not in met:
             waits.append(_wait_of(job, rank, report, facts, (thresholds, now_s)))
-        elif report.peer_wait.calls[0].group == DEFAULT_GROUP:
-            in_monitored[rank] = float(job.report_at_s[rank]) - report.peer_wait.waiting_s
-    return [*waits, *_monitored_barrier(job, in_monitored, facts, now_s)]
+        elif call.group == DEFAULT_GROUP:
+            met[call.op][rank] = float(job.report_at_s[rank]) - report.peer_wait.waiting_s
+    for op, since_s in met.items():
+        waits += _meeting(job, op, since_s, (facts, now_s))
+    return waits
 
 
-def _monitored_barrier(job: JobModel, since_s: dict[int, float], facts: RankFacts, now_s: float) -> list[Wait]:
-    """Return the wait of ranks in a monitored_barrier of all ranks: for those that stand elsewhere."""
+def _meeting(job: JobModel, op: str, since_s: dict[int, float], at: tuple[RankFacts, float]) -> list[Wait]:
+    """Return the wait of ranks in a monitored_barrier, or a new_group, of all ranks: for those that stand elsewhere."""
+    facts, now_s = at
     if not since_s or len(since_s) == job.world_size:
         return []
     first_s = min(since_s.values())
@@ -56,7 +62,7 @@ def _monitored_barrier(job: JobModel, since_s: dict[int, float], facts: RankFact
             attempt=job.attempt,
             group=DEFAULT_GROUP,
             seq=0,
-            op=MONITORED_BARRIER,
+            op=op,
             label="",
             waiting=waiting,
             missing=others[is_known],
@@ -64,7 +70,7 @@ def _monitored_barrier(job: JobModel, since_s: dict[int, float], facts: RankFact
             is_settled=bool(is_known.all()),
             stuck=_ranks([]),
             since_s=np.array([since_s[rank] for rank in waiting.tolist()]),
-            peer_call=PeerCall(MONITORED_BARRIER, None),
+            peer_call=PeerCall(op, None),
         )
     ]
 

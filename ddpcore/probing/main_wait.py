@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ddpcore.probing.code_places import MAX_FRAMES, current_frames
 from ddpcore.probing.samples import NOTHING, MainLook
 from ddpcore.probing.stack import sendable
-from ddpcore.wire import DEFAULT_GROUP, MONITORED_BARRIER, ChildWait, ExitWait, PeerCall, PeerWait
+from ddpcore.wire import DEFAULT_GROUP, MONITORED_BARRIER, NEW_GROUP, ChildWait, ExitWait, PeerCall, PeerWait
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType
@@ -74,8 +74,8 @@ class MainWaits:
         peer_wait = self._peer_wait(innermost)
         if not is_still:
             return NOTHING if peer_wait is None else MainLook(peer_wait=peer_wait)
-        peer_wait = peer_wait or _monitored_barrier(innermost)
         frames = _frames_of(innermost)
+        peer_wait = peer_wait or _monitored_barrier(innermost) or _new_group(frames)
         mark = hash(tuple((id(frame.f_code), frame.f_lasti) for frame in frames))
         exit_wait = self._exit_wait(frames)
         child_wait = None if peer_wait or exit_wait else self._child_wait(frames)
@@ -176,6 +176,20 @@ def _monitored_barrier(innermost: FrameType) -> PeerWait | None:
         return None
     name = getattr(innermost.f_locals.get("group"), "group_name", DEFAULT_GROUP)
     return PeerWait([PeerCall(MONITORED_BARRIER, None, sendable(str(name), _MAX_NAME_CHARS))])
+
+
+def _new_group(frames: list[FrameType]) -> PeerWait | None:
+    """Return the wait in the making of a group of all ranks: each waits there for the others, in no recorder.
+
+    Of a smaller group it is not known here who its members are by the ranks of others: nobody is waited for in it.
+    Source: torch/distributed/distributed_c10d.py, torch 2.4 to 2.13.
+    """
+    for frame in frames:
+        if frame.f_code.co_name == "_new_group_with_tag" and frame.f_code.co_filename.endswith(_C10D):
+            ranks, world_size = frame.f_locals.get("ranks"), frame.f_locals.get("global_world_size")
+            is_of_all = isinstance(ranks, list) and len(ranks) == world_size
+            return PeerWait([PeerCall(NEW_GROUP, None)]) if is_of_all else None
+    return None
 
 
 def _loader_worker(iterator: Any) -> ChildWait | None:

@@ -78,7 +78,7 @@ OTHER_ARGUMENTS = (
         EXIT_S,
     ),
     Program("arguments.different_models", 3, EXITED | MISMATCH, ((1,),), (), EXIT_S, ends_itself=True),
-    Program("arguments.new_group_on_some", 3, COUNTS | HELD_UP, ((2,), (0, 1, 2)), ("new_group", "{victims}")),
+    Program("arguments.new_group_on_some", 3, MISMATCH, ((2,), (0, 1, 2)), ("new_group", "{victims}"), in_ci=True),
     Program("arguments.groups_in_other_order", 2, MISMATCH, ((0, 1), ()), ("all_reduce",), EXIT_S),
 )
 
@@ -137,7 +137,7 @@ ENDINGS = (
     Program(
         "endings.out_of_budget", 2, frozenset({Cause.FEWER_CALLS}), ((0,),), ("all_reduce",), EXIT_S, ends_itself=True
     ),
-    Program("endings.killed", 2, EXITED, ((1,),), ("SIGKILL",), EXIT_S, ends_itself=True, in_ci=True),
+    Program("endings.killed", 2, EXITED, ((1,),), ("SIGKILL",), EXIT_S, ends_itself=True),
     Program("endings.segmentation_fault", 2, EXITED, ((1,),), ("SIGSEGV",), EXIT_S, ends_itself=True),
     Program("endings.monitored_barrier", 2, HELD_UP, ((1,),), ("{culprit}", "monitored_barrier"), ends_itself=True),
     Program("endings.cancelled", 2, HELD_UP, ((1,),), ("{culprit}", "barrier"), ends_itself=True),

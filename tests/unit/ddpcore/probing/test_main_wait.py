@@ -170,3 +170,26 @@ def test_the_method_that_is_called_is_known_by_its_instruction(expression: str, 
     code = compile(expression, "<test>", "eval")
 
     assert called_method(code, len(code.co_code)) == name
+
+
+@pytest.mark.parametrize(("ranks", "is_told"), [([0, 1, 2], True), ([0, 1], False)])
+def test_the_making_of_a_group_is_a_wait_for_all_where_all_are_its_members(ranks: list[int], is_told: bool) -> None:
+    source = "def _new_group_with_tag(ranks, global_world_size, wait):\n    wait()\n"
+    torch_names: dict[str, Any] = {}
+    exec(compile(source, "/nowhere/torch/distributed/distributed_c10d.py", "exec"), torch_names)
+    work = Work()
+
+    with standing(lambda: torch_names["_new_group_with_tag"](ranks, 3, work.wait), work.end) as thread_id:
+        until(lambda: any(f.f_code.co_name == "_new_group_with_tag" for f in frames_of(thread_id)), 5, "the wait")
+        wait = looker(thread_id).look(is_still=True).peer_wait
+
+    assert (wait is not None) is is_told
+    assert wait is None or [(call.op, call.peer) for call in wait.calls] == [("new_group", None)]
+
+
+def frames_of(thread_id: int) -> list[Any]:
+    frames, frame = [], current_frames().get(thread_id)
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames

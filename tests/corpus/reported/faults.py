@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.rows import Cause
-from tests.corpus.reported.truth import EXIT_S, JOIN_S, SLOW_S, Program
+from tests.corpus.reported.truth import EXIT_S, SLOW_S, Program
 
 MISMATCH = frozenset({Cause.MISMATCH})
 COUNTS = frozenset({Cause.MISMATCH, Cause.FEWER_CALLS})
@@ -111,16 +111,13 @@ STANDING = (
 )
 
 STARTS = (
-    Program(
-        "starting.late_to_init", 2, frozenset({Cause.NOT_JOINED}), ((1,),), ("{culprit}", "init_process_group"), JOIN_S
-    ),
+    Program("starting.late_to_init", 2, frozenset({Cause.NOT_JOINED}), ((1,),), ("{culprit}", "init_process_group")),
     Program(
         "starting.stranger_on_the_port",
         2,
         frozenset({Cause.TRANSPORT}),
         ((), (0, 1)),
         (r"MASTER_PORT|port \d",),
-        JOIN_S,
     ),
     Program("starting.spawned", 1, HELD_UP | {Cause.NOT_JOINED}, ((1,), (), (0,)), (), is_optional=True),
 )

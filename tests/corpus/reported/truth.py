@@ -18,8 +18,6 @@ EXIT_S = 2.0
 """For an exit, a stop or a mismatch to be named, from the moment of the fault."""
 HANG_S = 12.0
 """For any other hang."""
-JOIN_S = 62.0
-"""For a rank that does not come to the process group: an import or a download may take a minute."""
 SLOW_S = 30.0
 """For a rank that is slow: it must be so for a while."""
 

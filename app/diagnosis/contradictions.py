@@ -199,10 +199,14 @@ def _parts_of_abort(table: GroupTable) -> tuple[list[Ranks], int]:
     newest = int(table.enqueued.max())
     if table.history is None:
         return [], newest
-    for seq in range(max(1, newest - MAX_SEQS + 1), newest + 1):
+    # What is over for one was the same for all: a report that says otherwise is older.
+    oldest = int(table.completed.max()) + 1
+    for seq in range(max(oldest, newest - MAX_SEQS + 1), newest + 1):
         compared = table.compare(seq)
         if compared is not None and not compared.is_alike:
             return compared.parts(), seq
+    if oldest > newest:
+        return [], newest
     ops, _ = table.history.calls_at(newest)
     known = table.members[(ops != 0) & (table.enqueued == newest)]
     return ([known] if len(known) else []), newest

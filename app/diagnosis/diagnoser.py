@@ -197,6 +197,8 @@ class _JobDiagnoser:
         self._known_phases = KnownPhases(job.world_size, thresholds.patience_s)
         self._whereabouts = Whereabouts()
         self._excused_s = np.full(job.world_size, -np.inf)
+        self._waited_s = np.full(job.world_size, -np.inf)
+        """When each rank was last seen waiting: one that has been released, or has given up, could not come before."""
         self._is_first = True
         self._standing: dict[tuple[Cause, tuple[int, ...]], _Standing] = {}
         self._exits = NO_EXITS
@@ -216,6 +218,8 @@ class _JobDiagnoser:
         self._excuse(facts, now_s)
         waits = find_waits(job, facts, self._thresholds, now_s)
         waits += find_peer_waits(job, facts, self._thresholds, now_s)
+        for wait in waits:
+            self._waited_s[wait.waiting] = now_s
         knots = follow(waits, job.world_size)
         evidence = Evidence(job, cluster, facts, nodes, waits, knots, self._thresholds, now_s)
         if job.deaths or self._exits_key is not None:
@@ -298,7 +302,9 @@ class _JobDiagnoser:
         found += not_exiting(evidence)
         if not found and exits.first_bad_s is None:
             lasting = self._lasting(evidence)
-            late = verdicts.stalled(evidence, self._excused_s, self._known_phases, self._whereabouts)
+            late = verdicts.stalled(
+                evidence, np.maximum(self._excused_s, self._waited_s), self._known_phases, self._whereabouts
+            )
             late = late or verdicts.transport(evidence, lasting)
             found += late or standstill(evidence, self._known_phases) or self._slow(evidence)
         return found + verdicts.memory_growth(evidence)
@@ -312,7 +318,9 @@ class _JobDiagnoser:
         soon = msgspec.structs.replace(evidence, thresholds=thresholds)
         if longest_s <= BUDDING_S:
             return not_joined(soon)
-        late = verdicts.stalled(soon, self._excused_s, self._known_phases, self._whereabouts)
+        late = verdicts.stalled(
+            soon, np.maximum(self._excused_s, self._waited_s), self._known_phases, self._whereabouts
+        )
         lasting = [wait for wait in verdicts.complete_waits(soon) if (wait.group, wait.seq) in self._joined_s]
         return late or verdicts.transport(soon, lasting)
 

@@ -349,6 +349,9 @@ def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases, whereabout
     is_late &= ~facts.is_frozen & ~facts.is_silent & ~facts.is_dead
     is_known = is_in_known_phase(evidence.job, facts) | facts.is_starting
     roots = roots_of(evidence, is_late, thresholds.stall_s)
+    if len(roots) > 1 and len(roots) > sum(len(wait.waiting) for wait in evidence.waits):
+        # Most stand elsewhere, as in NCCL's sends and receives, which nobody sees: the few may be the odd ones.
+        return []
     verdicts = []
     for some in by_node(evidence, roots):
         _, wait = evidence.held_up_by(some)

@@ -29,6 +29,9 @@ PACE_S = 15.0
 """How slow a rank is shows over a window of 12 s of steps (as in the other corpus)."""
 SLACK_S = 0.6
 """Reports are up to 0.3 s old, frames 0.2 s: what holds since a moment can be known so much later."""
+TERMINATED_S = 4.0
+"""A launcher ends its ranks by SIGTERM too: it takes a while to know that no other end explains it (as in the other
+corpus)."""
 STANDS_S = 5.0
 """A wait that has lasted so long at the end of a play, a multiple of all steps, is for good."""
 JOIN_S = 62.0
@@ -126,10 +129,12 @@ def _sides(story: Story, fault: Fault) -> tuple[set[frozenset[int]], frozenset[i
 
 
 def _within_s(story: Story, fault: Fault) -> float:
-    if fault.kind in CALL_FAULTS | ENDS or fault.kind is Kind.STOP:
+    if fault.kind in (CALL_FAULTS | ENDS) - {Kind.TERMINATE} or fault.kind is Kind.STOP:
         bound_s = QUICK_S
     elif fault.kind is Kind.ABSENT:
         bound_s = JOIN_S
+    elif fault.kind is Kind.TERMINATE:
+        bound_s = TERMINATED_S
     elif fault.kind in (Kind.HOST, Kind.AGENT):
         bound_s = LOST_S
     elif fault.kind in SLOWNESS:

@@ -105,7 +105,9 @@ def rank_facts(job: JobModel, cluster: Cluster, nodes: AllNodes, thresholds: Thr
     is_alive = (job.process != Process.UNSEEN) & ~is_dead & ~is_lost
     is_frozen = is_alive & (job.process == Process.FROZEN)
     has_report = ~np.isnan(job.report_at_s)
-    is_quiet = has_report & (job.report_age_s > thresholds.silent_s)
+    # A probe on a machine with too much to do is late, not silent.
+    patience_s = thresholds.silent_s * np.append(cluster.crowding, 1.0)
+    is_quiet = has_report & (job.report_age_s > patience_s[job.node_of])
     was_frozen = now_s - job.last_frozen_s <= thresholds.silent_s
     is_silent = is_alive & ~is_frozen & is_quiet & node_is_settled[job.node_of] & ~was_frozen
     # The interpreter's end may take seconds: memory is given back, threads are joined.

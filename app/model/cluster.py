@@ -32,6 +32,11 @@ MAX_JOBS = 64
 """Jobs kept at once, the oldest ended one goes first."""
 GAP_S = 1.5
 """A node that was not heard for this long has come back: what it says of its ranks needs a moment to be fresh again."""
+CROWDED_LOAD = 2.0
+"""Threads that want to run, for each CPU: with more of them a healthy probe is late. A gloo rank on two CPUs was
+2.3 s late at a load of 7.5 a CPU."""
+MAX_CROWDING = 4.0
+"""A rank that does not report is named after 8 s at the latest."""
 MAX_OLD_EPOCHS = 8
 """Earlier lives of an agent whose late reports are recognised."""
 
@@ -84,6 +89,7 @@ class Cluster:
         back_s: When each node was first heard, or first heard again after a gap.
         is_cut_off: Whether each node is known to be out of hearing at present.
         available_frac: Of each node's memory; 1 while that is not known.
+        crowding: How many times as many threads want to run on each node as its CPUs bear; from 1 to `MAX_CROWDING`.
     """
 
     def __init__(self, nodes: Sequence[str]) -> None:
@@ -95,6 +101,7 @@ class Cluster:
         self.back_s = np.full(len(self.nodes), -np.inf)
         self.is_cut_off = np.zeros(len(self.nodes), np.bool_)
         self.available_frac = np.ones(len(self.nodes))
+        self.crowding = np.ones(len(self.nodes))
         self._begun: dict[str, int] = {}
         """By job: the attempt that was begun from here; older ones are over, whoever still tells of them."""
         self.newcomers = Newcomers()
@@ -163,6 +170,8 @@ class Cluster:
             report.memory_available_bytes / report.memory_total_bytes if report.memory_total_bytes else 1.0
             for _, report, _ in taken
         ]
+        load = [(report.host.load_1min or 0.0) / max(1, report.num_cpus) for _, report, _ in taken]
+        self.crowding[nodes] = np.clip(np.divide(load, CROWDED_LOAD), 1.0, MAX_CROWDING)
 
     def _put_jobs(self, node: Node, report: NodeFrame, now_s: float) -> list[JobModel | None]:
         """Take what a node says of jobs; return the model of each, None for those that are not believed."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.rows import RankState, Severity
+from agent.wire.machine import HostReport
+from app.rows import Cause, RankState, Severity
 from tests.support.sim import SimCluster
 from tests.support.sim_program import Training
 
@@ -127,6 +128,20 @@ def test_a_slow_import_is_starting_and_not_silent() -> None:
     assert sim.told == []
     assert sim.view().ranks([3])[0].state is RankState.STARTING
     assert "waiting for rank 3 on demo-1 to import torch (3 of 4 ready)" in sim.view().headline().text
+
+
+def test_a_probe_that_is_late_on_a_crowded_machine_is_not_silent_and_one_that_stays_away_is() -> None:
+    sim = SimCluster()
+    for node in sim.nodes:
+        node.host = HostReport(load_1min=8 * 7.5)
+    sim.run_to_step(40)
+    sim.hold_gil(3)
+    sim.run(5)
+    assert sim.alarms == []
+
+    took_s = sim.run_until(lambda: (Cause.SILENT, (3,)) in sim.causes(), within_s=6, what="the silent rank")
+    assert sim.view().verdicts()[0].culprits == [3]
+    assert took_s > 1
 
 
 def test_a_new_attempt_starts_clean() -> None:

@@ -57,6 +57,10 @@ class Recent(NamedTuple):
     `agent.wire.digest.LATENESS`: (4 + 6, ranks)."""
     steps: NDArray[np.float32]
     """The last two of these by slot: (2, slots, ranks)."""
+    samples: NDArray[np.float32]
+    """The first two of them by slot: (2, slots, ranks)."""
+    longest_wait_s: float = 0.0
+    """The longest single wait."""
 
 
 class LostTime(NamedTuple):
@@ -128,42 +132,51 @@ def lost_time(recent: Recent, owners: NDArray[np.int64]) -> LostTime | None:
     if (owners[known] == owners[known[0]]).all():
         return LostTime(frac, doubt, 0.0)
     if (stepped[known] >= MIN_STEPPED * spanned[known]).mean() >= MIN_KNOWN:
-        by_node, node_doubt = _node_means(recent.steps[:, :, known], owners[known])
+        by_node, error, num_slots = _node_means(recent.steps[:, :, known], owners[known])
+        node_doubt = float(_num_sigmas(np.float64(max(num_slots, 1)))) * error
     else:
         observed = np.maximum(total[0, known], 1e-9)
-        sampled = np.clip(total[1, known] / observed - frac[known], 0.0, 1.0)
-        num_ranks = np.maximum(np.bincount(owners[known]), 1)
-        by_node = np.bincount(owners[known], sampled) / num_ranks
-        if observed.mean() < MIN_SAMPLED_S:
+        observed_s = float(observed.mean())
+        if observed_s < MIN_SAMPLED_S:
             return None
-        num_samples = SAMPLES_HZ * observed.mean() * num_ranks[num_ranks > 0].min()
+        num_ranks = np.maximum(np.bincount(owners[known]), 1)
+        sampled = np.clip(total[1, known] / observed - frac[known], 0.0, 1.0)
+        by_node = np.bincount(owners[known], sampled) / num_ranks
+        num_samples = SAMPLES_HZ * observed_s * num_ranks[owners[known]].min()
         middle = float(np.clip(by_node.max(), 0.1, 0.5))
-        node_doubt = SURE_SIGMAS * math.sqrt(middle * (1.0 - middle) / num_samples)
+        # Samples of one wait are one: it may be long, and there may be several such.
+        _, error, _ = _node_means(recent.samples[:, :, known], owners[known])
+        by_chance = SURE_SIGMAS * max(error, math.sqrt(middle * (1.0 - middle) / num_samples))
+        node_doubt = by_chance + recent.longest_wait_s / observed_s
     # What every node spends so is no waiting.
     frac[known] += by_node[owners[known]] - by_node[owners[known]].min()
     return LostTime(frac, doubt, node_doubt)
 
 
-def _node_means(steps: NDArray[np.float32], owners: NDArray[np.int64]) -> tuple[NDArray[np.float64], float]:
-    """Return the share of their steps that each node's ranks spend behind its last call, and how sure that is.
+def _node_means(rows: NDArray[np.float32], owners: NDArray[np.int64]) -> tuple[NDArray[np.float64], float, int]:
+    """Return which share of its ranks' time each node spends so, the highest standard error of one, and of how many.
+
+    A slot that is longer than others weighs more in the share, and so it does in the error: one long step is one step.
 
     Args:
-        steps: Seconds of steps, and those spent so: (2, slots, ranks).
+        rows: Seconds, and those spent so: (2, slots, ranks).
         owners: Index of each rank's node.
     """
     if (np.diff(owners) >= 0).all():
         starts = np.flatnonzero(np.diff(owners, prepend=-1))
-        stepped, beyond = np.zeros((2, steps.shape[1], int(owners[-1]) + 1))
-        stepped[:, owners[starts]], beyond[:, owners[starts]] = np.add.reduceat(steps, starts, axis=2)
+        whole, part = np.zeros((2, rows.shape[1], int(owners[-1]) + 1))
+        whole[:, owners[starts]], part[:, owners[starts]] = np.add.reduceat(rows, starts, axis=2)
     else:
-        stepped, beyond = np.array([[np.bincount(owners, row) for row in rows] for rows in steps])
-    means: NDArray[np.float64] = _ratio(beyond.sum(axis=0), stepped.sum(axis=0))
-    is_full = (stepped > 0.0)[:, stepped.sum(axis=0) > 0.0].all(axis=1)
+        whole, part = np.array([[np.bincount(owners, row) for row in slots] for slots in rows])
+    whole_s = whole.sum(axis=0)
+    means: NDArray[np.float64] = _ratio(part.sum(axis=0), whole_s)
+    is_full = (whole > 0.0)[:, whole_s > 0.0].all(axis=1)
     num = int(is_full.sum())
     if num < MIN_FULL_SLOTS:
-        return means, math.inf
-    spread = _ratio(beyond, stepped)[is_full].std(axis=0, ddof=1).max()
-    return means, float(_num_sigmas(np.float64(num)) * spread / math.sqrt(num))
+        return means, math.inf, num
+    squares = ((part - means * whole)[is_full] ** 2).sum(axis=0)
+    errors = _ratio(np.sqrt(squares * num / (num - 1)), whole[is_full].sum(axis=0))
+    return means, float(errors.max()), num
 
 
 def _ratio(part: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:

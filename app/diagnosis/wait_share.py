@@ -287,7 +287,8 @@ class WaitShare:
         for slot in newest:
             total[:4] += self._window[:4, slot]
             total[4:] += self._window[EXACT_ROWS, slot]
-        return Recent(total, self._window[-2:, newest])
+        longest_s = float(self._longest[newest].max(initial=0.0))
+        return Recent(total, self._window[-2:, newest], self._window[:2, newest], longest_s)
 
     def _window_s(self, num_slots: int) -> float:
         """Return how much clean time the newest slots hold, 0 where there are fewer."""

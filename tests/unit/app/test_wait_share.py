@@ -251,6 +251,30 @@ def test_where_nobody_reports_steps_a_slow_node_is_told_by_what_all_its_ranks_wa
     assert watched.live(12, *[0.26] * 4, *[0.02] * 4, lost=(0.02,) * 8) == (4, 5, 6, 7)
 
 
+@pytest.mark.parametrize("num_waits", [1, 2], ids=["one long wait", "two long waits"])
+def test_a_node_that_waits_long_and_rarely_has_no_slow_one_beside_it(num_waits: int) -> None:
+    watched = Watched(8)
+    watched.job.node_of[:] = (0, 0, 0, 0, 1, 1, 1, 1)
+    for _ in range(num_waits):
+        assert watched.live(4, *[0.1] * 8, lost=(0.02,) * 8) == ()
+        for second in range(4):
+            waited = [1.0] * 4 + [0.1] * 4
+            assert watched.live(1, *waited, lost=(0.02,) * 8, longest_wait_s=second + 1.0) == ()
+    assert watched.live(NUM_SLOTS, *[0.1] * 8, lost=(0.02,) * 8) == ()
+
+
+def test_one_long_step_in_which_a_node_waits_is_one_step_however_long() -> None:
+    watched = Watched()
+    watched.job.node_of[:] = (0, 0, 1, 1)
+    step = 0
+    for second in range(70):
+        is_long = 20 <= second < 50
+        step += 0 if is_long else 5
+        watched.job.step[:] = step
+        beyond = (0.9, 0.9, 0.05, 0.05) if is_long else (0.2, 0.2, 0.2, 0.2)
+        assert watched.live(1, *WAITING, lost=(0.02,) * 4, beyond=beyond) == ()
+
+
 def test_a_rank_that_is_late_on_a_node_which_waits_for_another_one_costs_nothing() -> None:
     watched = Watched()
     watched.job.node_of[:] = (0, 0, 1, 1)

@@ -191,6 +191,12 @@ class View:
         shown = "" if self._job is None else clean_name(self._job.job_id)
         return other_jobs_text(self._other_jobs, shown, self._attach)
 
+    @property
+    def company_text(self) -> str:
+        """The same, for a line that names the job that is shown."""
+        others = other_jobs_text(self._other_jobs, "", self._attach)
+        return f"also {others}" if others and self._job is not None else others
+
     def remarks(self) -> dict[str, str]:
         """Return what is to be said once, by what it is about: the notes of the job, and its company."""
         others = self.other_jobs_text

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from app.tui.stage import Stage
 
 MAX_HEADLINE_LINES = 3
+OTHER_JOBS_CELLS = 44
+"""Cells that the figures of a job leave to a line on other jobs."""
 WIDE_TAB_CELLS = 4
 TIGHT_TAB_CELLS = 3
 """Of a tab beside its name: its key, and two blanks or one to the next."""
@@ -191,15 +193,16 @@ class Masthead(LineView):
     def _job(self) -> Line:
         line = self.line().pad(1)
         job = self.stage.view.job() if self.stage.view is not None else None
-        others = self.stage.view.other_jobs_text if self.stage.view is not None else ""
+        others = self.stage.view.company_text if self.stage.view is not None else ""
         if job is None:
             told = others or (self.stage.notices[-1] if self.stage.notices else "")
             return line.cell(told, self.size.width - 2, self.look.palette.muted)
         palette = self.look.palette
         line.put(job.job_id, palette.strong).put("  ")
         line.put(f"{self.look.glyphs.severities[job.severity]} {job.state}", self.look.severity_style(job.severity))
+        room = self.size.width - min(len(others), OTHER_JOBS_CELLS)
         for name, value in _figures(job):
-            if line.width + len(name) + len(value) + 4 < self.size.width:
+            if line.width + len(name) + len(value) + 4 < room:
                 line.put("   ").put(f"{name} ", palette.muted).put(value, palette.ink)
         room = self.size.width - line.width - 4
         control = self.stage.source.control

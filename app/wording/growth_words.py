@@ -47,8 +47,8 @@ def past_growth_text(growth: Growth | None) -> str:
 def growth_hint(growth: Growth | None) -> str:
     """Return what to look for."""
     if growth is not None and growth.is_of_gpu:
-        return "look for tensors kept from step to step: a loss without .item() or .detach() keeps its whole graph"
-    return "look for lists, caches and losses without .item() that grow from step to step, and for loader workers"
+        return "look for tensors kept from step to step, as losses without .item()"
+    return "look for lists, caches and losses without .item() that grow"
 
 
 def growth_row(growth: Growth | None) -> MemoryGrowthRow | None:

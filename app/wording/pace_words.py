@@ -76,18 +76,18 @@ class JobPace:
 
     def _sentence(self) -> tuple[Severity, str]:
         if not self._order.size:
-            return Severity.QUIET, "not enough undisturbed time of training has been seen yet"
+            return Severity.QUIET, "not enough undisturbed training has been seen yet"
         wait_frac, cost_frac = self._pace.wait_frac[self._order], self._pace.cost_frac[self._order]
         middle = percent_text(float(np.median(wait_frac)))
         if named := [rank for rank in self._order.tolist() if rank in self._named]:
             cost = percent_text(self._cost_frac or float(self._pace.cost_frac[named[0]]))
             who = ranks_text(sorted(named))
             verb = "costs" if len(named) == 1 else "cost"
-            return Severity.WARNING, f"{who} {verb} the others {cost} of their time; in the middle they wait {middle}"
+            return Severity.WARNING, f"{who} {verb} the others {cost} of their time; the median rank waits {middle}"
         worst = int(cost_frac.argmax())
         observed_s = float(self._pace.observed_s[self._order[worst]])
         if cost_frac[worst] < max(MIN_COST, float(chance_frac(np.asarray(np.median(wait_frac)), observed_s))):
-            return Severity.OK, f"nobody holds the others up: in the middle the ranks wait {middle} of the time"
+            return Severity.OK, f"nobody holds the others up: the median rank waits {middle} of the time"
         who = ranks_text([int(self._order[worst])])
         less = percent_text(float(cost_frac[worst]))
         return Severity.OK, f"{who} waits {less} less than the others: not long or not surely enough for a verdict"

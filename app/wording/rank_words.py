@@ -127,7 +127,7 @@ def exit_text(exit_report: ExitReport) -> str:
     if exit_report.signal is not None:
         return f"killed by {signal_text(exit_report.signal)}"
     if exit_report.code is None:
-        return "ended, how is not known"
+        return "ended, it is not known how"
     if exit_report.code == 0:
         return "finished"
     last = f"; its last line: {exit_report.last_line}" if exit_report.last_line else ""

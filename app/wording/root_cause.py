@@ -60,7 +60,7 @@ def _row_of_hang(verdict: Verdict) -> RootCauseRow | None:
     where = place_text(verdict.place) if verdict.place else ""
     end = "kept the others waiting until the job ended"
     if verdict.aborted:
-        end = "passed something else than the others"
+        end = "passed other arguments than the other ranks"
     return RootCauseRow(
         rank=verdict.culprits[0],
         node=clean_name(verdict.nodes[0]) if verdict.nodes else "",

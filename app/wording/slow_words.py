@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from app.diagnosis.verdicts import Verdict
 
 HABIT_TEXT = {
-    Phase.DATA: "with input",
+    Phase.DATA: "loading data",
     Phase.FORWARD: "in forward",
     Phase.BACKWARD: "in backward",
     Phase.OPTIMIZER: "in the optimizer",
-    Phase.CHECKPOINT: "with checkpoints",
-    Phase.EVAL: "with evaluation",
-    Phase.OTHER: "in code of its own outside the model",
+    Phase.CHECKPOINT: "saving checkpoints",
+    Phase.EVAL: "evaluating",
+    Phase.OTHER: "outside the model",
 }
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from app.words import place_text, ranks_text, seconds_text
 
 if TYPE_CHECKING:
-    from app.diagnosis.verdicts import Verdict
+    from app.diagnosis.verdicts import Side, Verdict
     from ddpcore.wire import PeerCall
 
 
@@ -24,27 +24,34 @@ def standstill_parts(verdict: Verdict, who: str) -> list[str]:
     """Return since when no rank has moved, and which ranks stand where."""
     step = "" if verdict.step is None else f" after step {verdict.step}"
     head = f"no rank has moved for {seconds_text(verdict.for_s)}{step}, and none waits in a collective"
-    places = [f"{ranks_text(side.ranks)} at {place_text(side.place)}" for side in verdict.sides if side.place]
-    is_one = len(verdict.sides) == 1 and len(verdict.sides[0].ranks) == 1
-    stand = f"{'it stands' if is_one else 'they stand'} still: {', '.join(places)}" if places else ""
-    is_odd = "is" if len(verdict.culprits) == 1 else "are"
-    odd = f"{who} {is_odd} at another line than the others" if verdict.culprits else ""
-    return [head, stand, odd, child_text(verdict)]
+    # Who stands elsewhere comes first: a narrow screen cuts the end.
+    sides = sorted(
+        (side for side in verdict.sides if side.place), key=lambda side: side.ranks[0] not in verdict.culprits
+    )
+    places = [f"{_standing(side, verdict, who)} at {place_text(side.place)}" for side in sides]
+    return [head, ", ".join(places), child_text(verdict)]
+
+
+def _standing(side: Side, verdict: Verdict, who: str) -> str:
+    ranks = who if side.ranks == verdict.culprits else ranks_text(side.ranks)
+    return f"{ranks} {'stands' if len(side.ranks) == 1 else 'stand'}"
 
 
 def not_exiting_parts(verdict: Verdict, who: str, victims: str) -> list[str]:
     """Return whose process does not end, and what keeps it from that."""
     wait = verdict.exit_wait
     assert wait is not None
-    process = "its process does" if len(verdict.culprits) == 1 else "their processes do"
-    head = f"the program of {who} is done and {process} not end for {seconds_text(verdict.for_s)}"
+    is_one = len(verdict.culprits) == 1
+    process = "has finished its program, but its process has" if is_one else "have finished, but their processes have"
+    head = f"{who} {process} not ended for {seconds_text(verdict.for_s)}"
     place = f" at {place_text(wait.place)}" if wait.place else ""
     pid = f" {wait.pid}" if wait.pid else ""
+    its = "its" if is_one else f"rank {verdict.culprits[0]}'s"
     why = {
-        "thread": f'thread "{wait.name}", which is no daemon, runs on{place}',
-        "process": f"child process{pid} runs on",
-        "atexit": f"exit handler {wait.name} runs{place}",
-    }.get(wait.what, "what it waits for is not known")
+        "thread": f'{its} non-daemon thread "{wait.name}" still runs{place}',
+        "process": f"{its} child process{pid} still runs",
+        "atexit": f"{its} exit handler {wait.name} still runs{place}",
+    }.get(wait.what, "what keeps it is not known")
     return [head, why, victims, child_text(verdict)]
 
 

@@ -28,7 +28,7 @@ def hint(verdict: Verdict, pid: int | None) -> str:
         return growth_hint(verdict.growth)
     if verdict.aftermath is not None and verdict.cause in (Cause.STRAGGLER, Cause.FROZEN, Cause.SILENT):
         stopped = "a debugger or job control may have stopped it; " if verdict.cause is Cause.FROZEN else ""
-        return f"{stopped}its stack before the end is in the evidence, where it was kept"
+        return f"{stopped}its last stack is in the evidence, if that was kept"
     if verdict.cause is Cause.STRAGGLER:
         return _straggler_hint(verdict, on_node)
     if verdict.cause is Cause.MISMATCH:
@@ -41,13 +41,13 @@ def hint(verdict: Verdict, pid: int | None) -> str:
     return {
         Cause.FROZEN: f"thaw it{thaw}; a debugger or job control may have stopped it",
         Cause.SILENT: hung if verdict.is_blocked else f"look at it{on_node}{spy}: a C extension may hold the GIL",
-        Cause.NODE_LOST: "it is tried again where that may help; the job goes on meanwhile as far as anybody here knows"
+        Cause.NODE_LOST: "the job may still run there; rankdeck tries again if it may help"
         if verdict.absence is not None
         else f"is {node or 'the node'} up, and its agent running? the other ranks cannot go on without it",
         Cause.FEWER_CALLS: "every rank must make the same calls: look for uneven inputs or an early return",
         Cause.NOT_JOINED: "see its launcher's log and its own; the others begin when it comes",
-        Cause.STANDSTILL: "look at these lines: a file system, a lock or a server may not answer",
-        Cause.NOT_EXITING: "end that thread, handler or process, or make it a daemon",
+        Cause.STANDSTILL: "look at these lines: a file system, lock or server may not answer",
+        Cause.NOT_EXITING: "end that thread, handler or process first, or make it a daemon",
         Cause.INPUT_BOUND: "more loader workers, prefetching or a faster disk make every step shorter",
         Cause.CHECKPOINTING: "nothing is wrong while it takes its usual time; an asynchronous one does not block",
         Cause.EVALUATING: "nothing is wrong while it takes its usual time; all ranks may share an evaluation",
@@ -55,21 +55,23 @@ def hint(verdict: Verdict, pid: int | None) -> str:
 
 
 def _mismatch_hint(verdict: Verdict) -> str:
+    if any(side.peer_call is not None for side in verdict.sides):
+        return "each send needs its receive: reorder one side or compare tags"
     if any(side.op == "broadcast" and side.phase in (Phase.FORWARD, Phase.EVAL) for side in verdict.sides):
-        return "DDP's forward broadcasts buffers: evaluate model.module, or evaluate on all ranks"
+        return "DDP broadcasts buffers: evaluate model.module, or on all ranks"
     if verdict.counts is not None and verdict.counts.difference:
-        return "look for a swallowed exception, a skipped batch or an extra call on one rank"
+        return "look for a swallowed exception, a skipped batch or an extra call"
     if verdict.aborted or len({(side.op, side.label) for side in verdict.sides}) < len(verdict.sides):
-        return "every rank must pass the same sizes, types and roots: compare what these lines pass"
-    return "compare the two lines: the ranks' programs have taken different branches"
+        return "pass the same sizes, types, roots and reductions on every rank"
+    return "compare the lines: the ranks have taken different branches"
 
 
 def _transport_hint(verdict: Verdict) -> str:
     if verdict.num_hosts > 1:
         return "check the network between the nodes: interface, firewall, MTU"
     if verdict.seq is None:
-        return "another program may listen on MASTER_PORT, or two jobs may share it: see ss -ltnp, choose another port"
-    return "compare the stacks of these ranks; on GPUs, NCCL_P2P_DISABLE=1 tells whether their link is broken"
+        return "another program may listen on MASTER_PORT: see ss -ltnp, or choose another port"
+    return "compare the stacks of these ranks; on GPUs, try NCCL_P2P_DISABLE=1"
 
 
 def _exit_hint(verdict: Verdict, on_node: str) -> str:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 MAX_TEXT = 600
 """Characters of a sentence: seven lines of a narrow terminal."""
 MAX_ERROR = 160
+MAX_SIDES_FIRST = 2
+"""Sides of a mismatch that leave room on a narrow screen for who waits for whom after them."""
 
 PHASE_WORDS = {
     Phase.STARTING: "is still starting",
@@ -161,7 +163,7 @@ def _exited(verdict: Verdict) -> list[str]:
     elif end is not None and end.code is not None:
         how = f"exited with code {end.code}{_after_step(verdict)}"
     else:
-        how = f"ended{_after_step(verdict)}, how is not known"
+        how = f"ended{_after_step(verdict)}, it is not known how"
     error = "" if end is None else _words_of(end, verdict.culprits)
     if end is not None and LOST_PEER.search(end.words):
         error += f"; whose connection {'it' if len(verdict.culprits) == 1 else 'they'} lost is not known"
@@ -247,8 +249,11 @@ def _not_joined(verdict: Verdict) -> list[str]:
 def _mismatch(verdict: Verdict) -> list[str]:
     told = [_side(side, _arguments(side, verdict.sides)) for side in verdict.sides]
     if not verdict.aborted:
-        met = f"they wait for each other for {seconds_text(verdict.waited_s)} and never meet"
-        return [", ".join(told) + f": {met}", _counts(verdict)]
+        for_s = seconds_text(verdict.waited_s)
+        if len(told) > MAX_SIDES_FIRST:
+            everybody = sorted({rank for side in verdict.sides for rank in side.ranks})
+            return [f"{ranks_text(everybody)} wait for each other for {for_s}: {', '.join(told)}", _counts(verdict)]
+        return [", ".join(told) + f": they wait for each other for {for_s} and never meet", _counts(verdict)]
     known = {rank for side in verdict.sides for rank in side.ranks}
     if others := [rank for rank in verdict.culprits if rank not in known]:
         told.append(f"{ranks_text(others)} with another size or type")
@@ -266,7 +271,7 @@ def _counts(verdict: Verdict) -> str:
     if counts is None:
         return ""
     if counts.difference == 0:
-        return f"up to step {counts.equal_step} they made equally many calls"
+        return f"up to step {counts.equal_step} they made the same number of calls"
     number = abs(counts.difference)
     since = "" if counts.equal_step is None else f" since step {counts.equal_step}"
     ranks, has = ranks_text(verdict.sides[0].ranks), "has" if len(verdict.sides[0].ranks) == 1 else "have"
@@ -318,8 +323,8 @@ def _transport(verdict: Verdict) -> list[str]:
         head = f"every rank has come to {verdict.op}" if verdict.op else "the launchers of all nodes run"
         head += " and they do not find each other"
     verb = "waits" if len(verdict.waiting) == 1 else "wait"
-    place = f"at {place_text(verdict.place)}" if verdict.place else ""
-    return [head, f"{ranks_text(verdict.waiting)} {verb} for {seconds_text(verdict.waited_s)}", place]
+    place = f" at {place_text(verdict.place)}" if verdict.place else ""
+    return [head, f"{ranks_text(verdict.waiting)} {verb} for {seconds_text(verdict.waited_s)}{place}"]
 
 
 def _straggler(verdict: Verdict) -> list[str]:

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.tui.actions import VIEW_NAMES
+from ddpcore.wire import Phase
 from tests.support import screens
 from tests.support.consoles import TalkingSource, desk, frozen_source, starting_source
 from tests.support.screens import assert_looks_as_before
 from tests.support.sim import SimCluster
+from tests.support.sim_memory import GIB, leak
+from tests.support.sim_program import Action, BeginStep, Call, EndStep, Linger, Peer, Work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 SIZES = ((60, 20), (80, 24), (120, 35), (200, 50))
@@ -24,6 +27,49 @@ HARMS: dict[str, Callable[[SimCluster], None]] = {
     "oom": lambda sim: sim.kill_for_memory(5),
 }
 HARMED_S = 10.0
+NUM_STEPS = 30
+
+
+def until_then(last: Callable[[int], Action]) -> SimCluster:
+    """Return a cluster whose ranks make some steps and then one thing."""
+
+    def program(rank: int) -> Iterator[Action]:
+        for step in range(1, NUM_STEPS + 1):
+            yield BeginStep(step)
+            yield Call("all_reduce", 142, "train_step", sizes=((1000,),), phase=Phase.BACKWARD)
+            yield EndStep(step, 1.0, 0)
+        yield last(rank)
+
+    return SimCluster(program=program)
+
+
+def timed_out() -> SimCluster:
+    """Return a cluster of which a rank froze, and whose other ranks died of the process group's time-out."""
+    sim = SimCluster(timeout_s=8.0)
+    sim.freeze(2, at_step=5)
+    return sim
+
+
+def leaking() -> SimCluster:
+    """Return a cluster of which a rank leaks."""
+    sim = SimCluster()
+    sim.run_to_step(3)
+    leak(sim, 1, 3 * GIB, 4 * GIB)
+    return sim
+
+
+TROUBLES: dict[str, tuple[Callable[[], SimCluster], str, float]] = {
+    "stands": (
+        lambda: until_then(lambda rank: Work(Phase.OTHER, 50 if rank == 2 else 30, "shard", 99.0, True)),
+        "overview",
+        20,
+    ),
+    "lingers": (lambda: until_then(lambda rank: Linger("uploader", 33, 99.0 if rank == 1 else 0.0)), "overview", 20),
+    "circle": (lambda: until_then(lambda rank: Peer("recv", (rank + 1) % 4, 30, "exchange")), "overview", 12),
+    "timed-out": (timed_out, "logs", 20),
+    "leaks": (leaking, "memory", 40),
+}
+"""What has gone wrong, the view that shows it, and the seconds until it is seen."""
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
@@ -51,6 +97,16 @@ async def test_the_views_of_a_training_that_is_well_or_not_look_as_before(harm: 
         for name in VIEW_NAMES:
             await console.show(name)
             assert_looks_as_before(f"{harm}-{name}-120x35", console.lines())
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+async def test_a_long_verdict_on_a_small_screen_looks_as_before(trouble: str) -> None:
+    make, name, seconds = TROUBLES[trouble]
+    source = TalkingSource(make())
+    source.run(seconds)
+    async with desk(source, (80, 24)) as console:
+        await console.show(name)
+        assert_looks_as_before(f"{trouble}-{name}-80x24", console.lines())
 
 
 def test_an_update_writes_the_file_and_fails_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ async def test_the_costliest_rank_is_the_first_row_with_what_it_does_more() -> N
         await console.show("stragglers")
         text = console.text()
 
-    assert re.search(r"rank 6 costs the others \d\d % of their time; in the middle they wait \d\d %", text)
+    assert re.search(r"rank 6 costs the others \d\d % of their time; the median rank waits \d\d %", text)
     headings = re.search(r"RANK  NODE +COST +WAITS +LAST +DATA +FORWARD +BACKWARD +OPTIMIZER +WHERE\n(.*)\n", text)
     assert headings is not None
     assert re.match(
@@ -58,7 +58,7 @@ async def test_a_healthy_training_says_that_nobody_holds_the_others_up() -> None
         await console.show("stragglers")
         text = console.text()
 
-    assert re.search(r"nobody holds the others up: in the middle the ranks wait \d+ % of the time", text)
+    assert re.search(r"nobody holds the others up: the median rank waits \d+ % of the time", text)
     assert "\u25b4 more than the others" in text
     assert re.search(r"RANK  NODE +COST +WAITS +LAST +DATA +FWD +BWD +OPTIM", text)
 
@@ -67,7 +67,7 @@ async def test_before_training_it_says_that_it_has_seen_too_little() -> None:
     async with desk(starting_source(), (80, 24)) as console:
         await console.show("stragglers")
 
-        assert "not enough undisturbed time of training has been seen yet" in console.text()
+        assert "not enough undisturbed training has been seen yet" in console.text()
 
 
 async def test_without_colour_and_in_ascii_marks_stay() -> None:

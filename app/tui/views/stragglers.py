@@ -105,7 +105,7 @@ class StragglersView(LineView):
     def _legend(self) -> list[Line]:
         palette, more = self.look.palette, self.look.glyphs.more
         line = self.line().put(f" {more}", palette.warning).put(" more than the others", palette.faint)
-        for told in ("COST what the others lose to it", "LAST to so many of its node's collectives"):
+        for told in ("COST time that the others lose", "LAST how often it comes last on its node"):
             if line.width + len(told) + 5 < self.size.width:
                 line.put(f"   {told}", palette.faint)
         return [line]

@@ -68,7 +68,7 @@ def test_a_slow_rank_is_the_first_row_and_a_sentence_says_what_it_costs() -> Non
     before = sim.view().pace
     assert before is not None
     assert before.summary().severity is Severity.OK
-    assert before.summary().text.startswith("nobody holds the others up: in the middle the ranks wait ")
+    assert before.summary().text.startswith("nobody holds the others up: the median rank waits ")
 
     sim.slow(6, 3.0)
     sim.run(20)
@@ -118,5 +118,5 @@ def test_before_there_is_a_job_there_is_no_pace_and_before_it_trains_nothing_to_
     sim.run(2)
     pace = sim.view().pace
     assert pace is not None
-    assert pace.summary().text == "not enough undisturbed time of training has been seen yet"
+    assert pace.summary().text == "not enough undisturbed training has been seen yet"
     assert pace.rows(range(10)) == []

@@ -12,7 +12,7 @@ from app.wording.rank_words import exit_text
     ("end", "words"),
     [
         (ExitReport(signal=9), "killed by SIGKILL"),
-        (ExitReport(), "ended, how is not known"),
+        (ExitReport(), "ended, it is not known how"),
         (ExitReport(code=0), "finished"),
         (ExitReport(code=2), "exited with code 2"),
         (ExitReport(code=1, error="ValueError: boom"), "exited with code 1: ValueError: boom"),

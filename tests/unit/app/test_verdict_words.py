@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from agent.wire.memory import GrowthReport, LimitKind, LimitReport
 from agent.wire.reports import ExitReport
@@ -19,6 +20,11 @@ from ddpcore.wire import ChildWait, ExitWait, PeerCall, Phase, Place
 MIB, GIB = 2**20, 2**30
 PLACE = Place("/home/user/train.py", 42, "train_step")
 STANDING = Side((0, 1, 2, 3), "", 0, "", "", -1, PLACE)
+APART = (
+    Side((0, 1, 3), "", 0, "", "", -1, PLACE),
+    Side((2,), "", 0, "", "", -1, Place("/home/user/data.py", 12, "read")),
+)
+RECEIVES = Side((0,), "0", 3, "recv", "", -1, PLACE, PeerCall("recv", 1, number=3))
 LOST = "RuntimeError: Connection closed by peer [127.0.0.1]:1"
 
 
@@ -139,7 +145,7 @@ def growth(kind: LimitKind, ranks: tuple[int, ...] = (2,), **fields: Any) -> Gro
         ),
         (
             verdict(Cause.EXITED, exit=None, waiting=(), place=None, nodes=()),
-            "rank 2 ended, how is not known",
+            "rank 2 ended, it is not known how",
         ),
         (
             verdict(Cause.SILENT, for_s=4.0, waiting=(0,)),
@@ -190,7 +196,7 @@ def growth(kind: LimitKind, ranks: tuple[int, ...] = (2,), **fields: Any) -> Gro
         (
             verdict(Cause.TRANSPORT, culprits=(), waiting=(0, 1)),
             (
-                "every member has called all_reduce #57 and it does not complete; ranks 0-1 wait for 1.7 s; "
+                "every member has called all_reduce #57 and it does not complete; ranks 0-1 wait for 1.7 s "
                 "at train.py:42 in train_step"
             ),
         ),
@@ -237,18 +243,15 @@ def growth(kind: LimitKind, ranks: tuple[int, ...] = (2,), **fields: Any) -> Gro
         (
             verdict(Cause.STANDSTILL, culprits=(), waiting=(), seq=None, step=60, for_s=11.0, sides=(STANDING,)),
             (
-                "no rank has moved for 11 s after step 60, and none waits in a collective; they stand still: "
-                "ranks 0-3 at train.py:42 in train_step"
+                "no rank has moved for 11 s after step 60, and none waits in a collective; "
+                "ranks 0-3 stand at train.py:42 in train_step"
             ),
         ),
         (
-            verdict(
-                Cause.STANDSTILL, waiting=(), seq=None, for_s=11.0, sides=(STANDING,), child=ChildWait(77, "subprocess")
-            ),
+            verdict(Cause.STANDSTILL, waiting=(), seq=None, for_s=11.0, sides=APART, child=ChildWait(77, "subprocess")),
             (
-                "no rank has moved for 11 s, and none waits in a collective; they stand still: ranks 0-3 at "
-                "train.py:42 in train_step; rank 2 on demo-1 is at another line than the others; rank 2 waits for its "
-                "subprocess (pid 77)"
+                "no rank has moved for 11 s, and none waits in a collective; rank 2 on demo-1 stands at data.py:12 in "
+                "read, ranks 0-1, 3 stand at train.py:42 in train_step; rank 2 waits for its subprocess (pid 77)"
             ),
         ),
         (
@@ -256,13 +259,16 @@ def growth(kind: LimitKind, ranks: tuple[int, ...] = (2,), **fields: Any) -> Gro
                 Cause.NOT_EXITING, waiting=(), seq=None, for_s=11.0, exit_wait=ExitWait("thread", "uploader", PLACE)
             ),
             (
-                "the program of rank 2 on demo-1 is done and its process does not end for 11 s; "
-                'thread "uploader", which is no daemon, runs on at train.py:42 in train_step'
+                "rank 2 on demo-1 has finished its program, but its process has not ended for 11 s; "
+                'its non-daemon thread "uploader" still runs at train.py:42 in train_step'
             ),
         ),
         (
             verdict(Cause.NOT_EXITING, waiting=(), seq=None, for_s=11.0, exit_wait=ExitWait("process", pid=77)),
-            "the program of rank 2 on demo-1 is done and its process does not end for 11 s; child process 77 runs on",
+            (
+                "rank 2 on demo-1 has finished its program, but its process has not ended for 11 s; "
+                "its child process 77 still runs"
+            ),
         ),
         (
             verdict(
@@ -314,6 +320,10 @@ def test_each_cause_has_its_sentence(told: Verdict, text: str) -> None:
         (verdict(Cause.NODE_LOST), None, "is demo-1 up"),
         (verdict(Cause.NODE_LOST, nodes=()), None, "is the node up"),
         (verdict(Cause.MISMATCH), None, "different branches"),
+        (verdict(Cause.MISMATCH, sides=(RECEIVES, replace(RECEIVES, ranks=(1,)))), None, "each send needs its receive"),
+        (verdict(Cause.STANDSTILL), None, "a file system, lock or server"),
+        (verdict(Cause.NOT_EXITING), None, "make it a daemon"),
+        (verdict(Cause.MEMORY_GROWTH, growth=growth(LimitKind.CGROUP)), None, "losses without .item()"),
         (verdict(Cause.FEWER_CALLS), None, "uneven inputs"),
         (verdict(Cause.TRANSPORT, num_hosts=2), None, "firewall"),
         (verdict(Cause.TRANSPORT, num_hosts=1, seq=7), None, "compare the stacks"),
@@ -352,6 +362,17 @@ def test_sides_that_make_the_same_call_are_told_apart_by_size() -> None:
 
     assert sentence(verdict(Cause.MISMATCH, sides=sides)).startswith(
         "rank 1 calls all_reduce #3 with 1 element, rank 0 calls all_reduce #3 with 6 elements: "
+    )
+
+
+def test_a_circle_of_more_than_two_begins_with_who_waits() -> None:
+    sides = tuple(
+        Side((rank,), "0", 3, "recv", "", -1, None, PeerCall("recv", (rank + 1) % 3, number=3)) for rank in range(3)
+    )
+
+    assert sentence(verdict(Cause.MISMATCH, sides=sides)) == (
+        "ranks 0-2 wait for each other for 1.7 s: rank 0 calls recv #3 from rank 1, rank 1 calls recv #3 from rank 2, "
+        "rank 2 calls recv #3 from rank 0"
     )
 
 

@@ -225,7 +225,7 @@ def test_a_rank_row_says_what_is_odd_about_it() -> None:
     ("end", "state", "detail"),
     [
         ({"code": 0}, RankState.DONE, "finished"),
-        ({}, RankState.DONE, "ended, how is not known"),
+        ({}, RankState.DONE, "ended, it is not known how"),
         ({"signal": 11}, RankState.EXITED, "killed by SIGSEGV"),
         ({"code": 2, "error": "E: x\n"}, RankState.EXITED, r"exited with code 2: E: x\x0a"),
         ({"code": 2}, RankState.EXITED, "exited with code 2"),

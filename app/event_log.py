@@ -53,7 +53,7 @@ NO_LONGER = {
     Cause.SILENT: "no longer silent",
     Cause.NODE_LOST: "its node is back",
     Cause.NOT_JOINED: "no longer missing from the rendezvous",
-    Cause.MISMATCH: "no longer at odds",
+    Cause.MISMATCH: "no longer in calls that do not match",
     Cause.TRANSPORT: "the collective that did not complete is over",
     Cause.STANDSTILL: "the ranks move again",
     Cause.NOT_EXITING: "no longer kept from ending",

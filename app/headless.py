@@ -274,7 +274,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         lines.append(f"  rank {row['rank']}{on_node}: {row['state']}{step}{memory}")
     lines += [f"  {wait['text']}" for wait in summary["barriers"]]
     for verdict in summary["verdicts"]:
-        lines.append(f"verdict: {verdict['severity']}: {verdict['text']}")
+        lines.append(f"verdict: {SEVERITY_WORDS[Severity(verdict['severity'])]}  {verdict['text']}")
         if verdict["hint"]:
             lines.append(f"  {verdict['hint']}")
     return lines

@@ -229,5 +229,5 @@ def test_a_printed_line_has_the_severity_how_many_more_there_are_and_what_to_do(
     assert headline_hint(view) == view.verdicts()[0].hint
     assert headline_hint(view)
     verdicts = [line for line in summary_lines(summary_object(view)) if line.startswith("verdict: ")]
-    assert [line.split(": ")[1] for line in verdicts] == ["critical", "critical"]
+    assert [line.split()[1] for line in verdicts] == ["CRITICAL", "CRITICAL"]
     assert headline_hint(Watched("a").look([job("a")], well("a"))) == ""

@@ -22,6 +22,7 @@ from app.diagnosis.exits import (
     ended_by_gloo,
     ended_with_launcher,
     is_root_of_a_hang,
+    lasts_s,
     not_at_barrier,
     sort_out,
 )
@@ -392,7 +393,8 @@ class _JobDiagnoser:
         told = {rank for verdict in found for rank in verdict.culprits}
         for key, standing in before.items():
             verdict = standing.verdict
-            is_held = now_s - standing.last_s < HOLD_S.get(verdict.cause, 0.0) and not told & set(verdict.culprits)
+            hold_s = max(HOLD_S.get(verdict.cause, 0.0), lasts_s(job, evidence.facts.is_immobile, verdict))
+            is_held = now_s - standing.last_s < hold_s and not told & set(verdict.culprits)
             is_sticky = verdict.cause is Cause.FEWER_CALLS
             is_past = verdict.cause in verdicts.ENDS or (
                 verdict.cause is Cause.FROZEN and any(rank in job.deaths for rank in verdict.culprits)

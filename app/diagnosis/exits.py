@@ -20,13 +20,16 @@ import numpy as np
 
 from agent.wire.logs import LAUNCHER_RANK, LOST_PEER
 from app.diagnosis.verdicts import Aftermath, name
+from app.model.job_model import PHASE_CODE
 from app.rows import Cause, Severity
+from ddpcore.wire import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from app.diagnosis.rank_facts import Thresholds
+    from app.diagnosis.rank_facts import Flags, Thresholds
     from app.diagnosis.verdicts import Evidence, Verdict
+    from app.model.group_table import GroupTable
     from app.model.job_model import Death, JobModel
 
 TOLD_SIGNALS = frozenset({int(signal.SIGTERM), int(signal.SIGKILL)})
@@ -79,6 +82,8 @@ ROOTS_OF_A_HANG = frozenset(
     }
 )
 """Causes that keep ranks waiting until they time out, or until somebody ends the job."""
+IMMOBILE = frozenset({Cause.FROZEN, Cause.SILENT})
+"""Causes that a rank may recover from, and be in no call then."""
 VICTIM_S = 2.0
 """Who waits for longer, and ends without a word, ends because of its wait."""
 LOOK_S = 0.5
@@ -143,7 +148,7 @@ class LastLooks:
         """Return the ranks that waited in vain at the last looks, and have not moved on since."""
         lasting = [v for v in self._standing(job, float("inf")) if v.severity is Severity.CRITICAL]
         lasting += [verdict for verdict in self._budding(job, float("inf")) if verdict.waited_s >= VICTIM_S]
-        return frozenset(rank for verdict in lasting for rank in verdict.waiting)
+        return frozenset(rank for verdict in lasting for rank in (*verdict.waiting, *_came_since(job, verdict)))
 
     def before(self, exits: Exits, job: JobModel, thresholds: Thresholds) -> list[Verdict]:
         """Return the verdicts that the deaths followed from; none when a death has a cause of its own."""
@@ -203,6 +208,41 @@ def has_moved_on(job: JobModel, verdict: Verdict) -> bool:
         return bool(job.groups) and verdict.cause is Cause.NOT_JOINED
     has_waited = np.isin(table.members, verdict.waiting or verdict.culprits)
     return bool((table.enqueued[has_waited] > verdict.called_seq).any())
+
+
+def lasts_s(job: JobModel, is_immobile: Flags, verdict: Verdict) -> float:
+    """Return how long a verdict outlives its evidence: a time-out takes a rank out of a call that cannot be over.
+
+    Its process takes seconds to end, and nobody waits meanwhile.
+    """
+    culprits = list(verdict.culprits)
+    if verdict.cause is Cause.NOT_JOINED:
+        is_absent = not job.groups and bool((job.phase[culprits] == PHASE_CODE[Phase.STARTING]).all())
+        return MEMORY_S if is_absent else 0.0
+    table = job.groups.get(verdict.group)
+    has_recovered = verdict.cause in IMMOBILE and not is_immobile[culprits].all()
+    if table is None or verdict.called_seq is None or not is_root_of_a_hang(verdict) or has_recovered:
+        return 0.0
+    if verdict.op in PEER_OPS or has_moved_on(job, verdict):
+        return 0.0
+    if verdict.cause is Cause.MISMATCH:
+        return TEARDOWN_S
+    return MEMORY_S if _is_absent(table, verdict) else 0.0
+
+
+def _is_absent(table: GroupTable, verdict: Verdict) -> bool:
+    """Return whether the culprits have not made the call in which others waited."""
+    calls = table.enqueued[np.isin(table.members, verdict.culprits)]
+    return verdict.seq is not None and len(calls) > 0 and bool((calls < verdict.seq).all())
+
+
+def _came_since(job: JobModel, verdict: Verdict) -> list[int]:
+    """Return the ranks that are in a call which the culprits have not made, also those that came to it late."""
+    table = job.groups.get(verdict.group)
+    if table is None or verdict.op in PEER_OPS or not _is_absent(table, verdict):
+        return []
+    came: list[int] = table.members[table.enqueued == verdict.seq].tolist()
+    return came
 
 
 def is_root_of_a_hang(verdict: Verdict) -> bool:
@@ -328,7 +368,9 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
     until_s = first[-1].at_s + thresholds.grace_s
     if failed := [death for death in told if has_failed(death, context.farewells) and death.at_s <= until_s]:
         return Exits(sorted(failed, key=_by_time), lost_connection, [], first_s)
-    after = _aftermath(bad, context, until_s)
+    # Of those that waited in vain, the one that timed out, and closed its connections by it, may take long to its end.
+    are_victims = context.victims.issuperset(death.rank for death in first)
+    after = _aftermath(bad, context, float("inf") if are_victims else until_s)
     leavers = [death for death in told if has_left(death, context.farewells) and death.at_s <= until_s]
     # Who waited, and gave up in good order once it timed out, has not left the others.
     leavers = [death for death in leavers if death.rank not in context.victims]
@@ -339,9 +381,11 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
         return Exits([], lost_connection, sorted(surely or leavers, key=_by_time), first_s)
     # All by the same request: the launcher, once it has ended, says whether it was its own.
     is_asked = len(told) > 1 and all(death.exit.signal in ASKED_SIGNALS for death in told)
-    patience_s = LAUNCHER_END_S if is_asked and not context.is_over else thresholds.grace_s
-    # Who times out has waited for another: it is no cause, even where nobody knows whom it waited for.
-    is_early = now_s - first_s < patience_s or context.has_other_cause or after.is_timeout
+    patience_s = LAUNCHER_END_S if (is_asked or are_victims) and not context.is_over else thresholds.grace_s
+    # Who times out has waited for another: it is no cause, even where nobody knows whom it waited for. No more is one
+    # that waited in vain, and lost a connection.
+    is_no_cause = after.is_timeout or (are_victims and any(has_lost_peer(death) for death in first))
+    is_early = now_s - first_s < patience_s or context.has_other_cause or is_no_cause
     return Exits([] if is_early else first[:1], lost_connection, [], first_s, after)
 
 

@@ -35,7 +35,7 @@ class Ending(NamedTuple):
 
 
 def ending(hows: tuple[str, ...]) -> st.SearchStrategy[Ending]:
-    return st.builds(Ending, st.floats(0.0, 3.0), st.sampled_from(hows))
+    return st.builds(Ending, st.floats(0.0, 8.0), st.sampled_from(hows))
 
 
 @settings(max_examples=60, deadline=None)
@@ -44,21 +44,21 @@ def ending(hows: tuple[str, ...]) -> st.SearchStrategy[Ending]:
     first=ending(("timeout-recv", "timeout-send")),
     others=st.tuples(*[ending(("timeout-recv", "timeout-send", "lost", "closure", "term"))] * 2),
     culprit=ending(("term", "closure", "lost")),
-    lost_looks=st.sets(st.integers(0, 60)),
+    lost_looks=st.sets(st.integers(0, 80)),
 )
 def test_any_order_of_deaths_leaves_the_culprit_named(
     timeout_s: float, first: Ending, others: tuple[Ending, Ending], culprit: Ending, lost_looks: set[int]
 ) -> None:
     watched = Watched()
     waiters = (0, 2, 3)
-    ends = dict(zip(waiters, (Ending(0.0, first.how), *others), strict=True))
-    ends[CULPRIT] = Ending(max(culprit.at_s, 0.3), culprit.how)
+    ends = dict(zip(waiters, (first, *others), strict=True))
+    ends[CULPRIT] = Ending(max(culprit.at_s, min(end.at_s for end in ends.values()) + 0.5), culprit.how)
     place = Place("/home/me/train.py", 30, "wander")
     watched.hear(*[watched.beat(rank, group_report(4)) for rank in range(4)])
     begun_s = watched.now_s
     found = watched.look()
-    for look in range(round((timeout_s + 6.0) / 0.2)):
-        watched.now_s = begun_s + 0.2 * (look + 1)
+    for look in range(round((timeout_s + 12.0) / 0.4)):
+        watched.now_s = begun_s + 0.4 * (look + 1)
         waited_s = watched.now_s - begun_s
         workers = []
         for rank in range(4):
@@ -68,12 +68,18 @@ def test_any_order_of_deaths_leaves_the_culprit_named(
             elif rank == CULPRIT:
                 workers.append(watched.beat(rank, group_report(4), place=place))
             else:
-                workers.append(watched.beat(rank, group_report(5, min(waited_s, timeout_s))))
+                # The exception has taken it out of the call; its process takes seconds to end.
+                waits = group_report(5, waited_s) if waited_s < timeout_s else group_report(5)
+                workers.append(watched.beat(rank, waits))
         nodes = [node for node in range(2) if 2 * look + node not in lost_looks]
+        was_named = bool(found.verdicts)
         found = watched.hear(*workers, nodes=nodes) if nodes else watched.look()
         assert all(CULPRIT in verdict.culprits for verdict in found.verdicts)
+        assert found.verdicts or not was_named
     assert {(verdict.cause, verdict.culprits) for verdict in found.verdicts} == {(Cause.STRAGGLER, (CULPRIT,))}
-    assert of(found) == (5, "all_reduce", timeout_s)
+    seq, op, told_s = of(found)
+    assert (seq, op) == (5, "all_reduce")
+    assert told_s in (timeout_s, None)
 
 
 def dead_of(rank: int, how: str, age_s: float, timeout_s: float) -> WorkerReport:

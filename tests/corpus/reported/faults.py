@@ -113,6 +113,14 @@ STANDING = (
 STARTS = (
     Program("starting.late_to_init", 2, frozenset({Cause.NOT_JOINED}), ((1,),), ("{culprit}", "init_process_group")),
     Program(
+        "starting.timeout_15",
+        2,
+        frozenset({Cause.NOT_JOINED}),
+        ((1,),),
+        ("{culprit}", "init_process_group"),
+        ends_itself=True,
+    ),
+    Program(
         "starting.stranger_on_the_port",
         2,
         frozenset({Cause.TRANSPORT}),

@@ -112,6 +112,10 @@ SOURCES = {
     "starting.late_to_init": Source(
         "Timeout after 30 minutes problem", f"{GITHUB}/JIA-Lab-research/LongLoRA/issues/45"
     ),
+    "starting.timeout_15": Source(
+        "DistStoreError: Timed out after 1801 seconds waiting for clients. 1/3 clients joined",
+        f"{GITHUB}/OpenRLHF/OpenRLHF/issues/1040",
+    ),
     "starting.stranger_on_the_port": Source("Address already in use", f"{GITHUB}/huggingface/accelerate/issues/74"),
     "starting.spawned": Source("init_process_group() sometimes hangs (not stable)", f"{TORCH}/issues/15638"),
     "endings.missing_20": Source("Timeout error when preparing data in DDP", f"{GITHUB}/IGNF/myria3d/issues/123"),

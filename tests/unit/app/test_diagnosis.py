@@ -423,3 +423,56 @@ def test_where_one_rank_prints_its_step_the_others_counts_are_left_alone() -> No
     assert row is not None
     assert (row.step, row.is_step_counted) == (1014, False)
     assert row.steps_per_s == pytest.approx(2.0)
+
+
+def test_a_rank_that_others_waited_for_stays_named_while_their_processes_take_long_to_end() -> None:
+    watched = Watched()
+    found = watched.hear(*[watched.beat(rank, group_report(4)) for rank in range(4)])
+    for second in range(1, 21):
+        watched.now_s += 1.0
+        waiting = [watched.beat(rank, group_report(5, float(second))) for rank in (0, 2, 3)]
+        found = watched.hear(*waiting, watched.beat(1, group_report(4)))
+    assert causes(found) == {(Cause.STRAGGLER, (1,))}
+
+    for _ in range(8):
+        watched.now_s += 1.0
+        out = [watched.beat(rank, group_report(5)) for rank in (0, 2, 3)]
+        assert causes(watched.hear(*out, watched.beat(1, group_report(4)))) == {(Cause.STRAGGLER, (1,))}
+    watched.now_s += 1.0
+    assert causes(watched.hear(*[watched.beat(rank, group_report(5)) for rank in range(4)])) == set()
+
+
+def test_calls_that_did_not_fit_stay_named_while_the_processes_take_long_to_end() -> None:
+    watched = Watched()
+    calls = ["all_reduce", "broadcast", "all_reduce", "all_reduce"]
+    watched.hear(*[watched.beat(rank, group_report(5, 3.0, op=op)) for rank, op in enumerate(calls)])
+    for _ in range(3):
+        watched.now_s += 1.0
+        found = watched.hear(*[watched.beat(rank, group_report(5, op=op)) for rank, op in enumerate(calls)])
+        assert causes(found) == {(Cause.MISMATCH, (1,))}
+
+
+def test_who_did_not_come_to_the_process_group_stays_named_when_the_others_time_out_there() -> None:
+    watched = Watched()
+    place = Place("/home/me/train.py", 7, "download")
+    found = watched.look()
+
+    def late() -> WorkerReport:
+        return watched.beat(1, phase=Phase.STARTING, place=place, stood_s=watched.now_s - 1000.0)
+
+    for second in range(1, 16):
+        watched.now_s += 1.0
+        found = watched.hear(*[joining(watched, rank, float(second)) for rank in (0, 2, 3)], late())
+    assert causes(found) == {(Cause.NOT_JOINED, (1,))}
+    for _ in range(6):
+        watched.now_s += 1.0
+        found = watched.hear(*[watched.beat(rank) for rank in (0, 2, 3)], late())
+        assert causes(found) == {(Cause.NOT_JOINED, (1,))}
+    error = "torch.distributed.DistStoreError: wait timeout after 15000ms, keys: /default_pg/0//cpu//0/1"
+    for age_s in (0.0, 2.0, 40.0):
+        watched.now_s += age_s
+        dead = [dead_worker(rank, code=1, error=error, age_s=age_s) for rank in (0, 2, 3)]
+        found = watched.hear(*dead, dead_worker(1, signal=15, age_s=max(0.0, age_s - 0.5)))
+        (verdict,) = found.verdicts
+        assert (verdict.cause, verdict.culprits, verdict.severity) == (Cause.NOT_JOINED, (1,), Severity.CRITICAL)
+        assert verdict.aftermath == Aftermath((0, 2, 3), is_timeout=True, timeout_s=15.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import socket
 import sys
@@ -24,6 +25,14 @@ def late_to_init() -> None:
         fault_begins()
         time.sleep(3600)  # culprit: late_to_init
     dist.init_process_group("gloo")  # victims: late_to_init
+
+
+def timeout_15() -> None:
+    """Rank 1 does not come to init_process_group until the others have timed out there."""
+    if rank == 1:
+        fault_begins()
+        time.sleep(3600)  # culprit: timeout_15
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=15))  # victims: timeout_15
 
 
 def stranger_on_the_port() -> None:

@@ -381,6 +381,7 @@ class _JobDiagnoser:
             aftermath = self._exits.aftermath
             roots = not_at_barrier(evidence, aftermath)
             roots = roots or contradictions.missing_at_time_out(evidence, aftermath)
+        found = [verdict for verdict in found if not self._is_cut_short(verdict, evidence)]
         if roots:
             found = roots + [verdict for verdict in found if verdict.cause is Cause.NODE_LOST]
         before, self._standing = self._standing, {}
@@ -407,6 +408,14 @@ class _JobDiagnoser:
             standing.verdict.cause not in STICKY and standing.verdict.severity is Severity.CRITICAL
             for standing in self._standing.values()
         )
+
+    def _is_cut_short(self, verdict: Verdict, evidence: Evidence) -> bool:
+        """Return whether all seem to be in a call only since who timed out in it has left it: one has not come."""
+        if verdict.cause is not Cause.TRANSPORT or verdict.seq is None:
+            return False
+        stood = (standing.verdict for standing in self._standing.values())
+        same = [one for one in stood if (one.group, one.seq) == (verdict.group, verdict.seq) and one.culprits]
+        return any(lasts_s(evidence.job, evidence.facts.is_immobile, one) > 0.0 for one in same)
 
 
 def _with_memory(verdict: Verdict, before: Verdict) -> Verdict:

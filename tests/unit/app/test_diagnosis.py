@@ -476,3 +476,15 @@ def test_who_did_not_come_to_the_process_group_stays_named_when_the_others_time_
         (verdict,) = found.verdicts
         assert (verdict.cause, verdict.culprits, verdict.severity) == (Cause.NOT_JOINED, (1,), Severity.CRITICAL)
         assert verdict.aftermath == Aftermath((0, 2, 3), is_timeout=True, timeout_s=15.0)
+
+
+def test_one_that_times_out_before_the_others_does_not_make_a_wait_look_complete() -> None:
+    watched = Watched()
+    found = watched.hear(*[watched.beat(rank, group_report(4)) for rank in range(4)])
+    for second in range(1, 26):
+        watched.now_s += 1.0
+        first = watched.beat(0, group_report(5, float(second)) if second <= 20 else group_report(5))
+        waiting = [watched.beat(rank, group_report(5, float(second))) for rank in (2, 3)]
+        found = watched.hear(first, *waiting, watched.beat(1, group_report(4)))
+        assert causes(found) <= {(Cause.STRAGGLER, (1,))}
+    assert causes(found) == {(Cause.STRAGGLER, (1,))}

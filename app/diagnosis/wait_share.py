@@ -452,7 +452,8 @@ def _last_frac(
         here, beside = slow[owners[slow] == node], others[owners[others] == node]
         if not len(beside):
             costs = np.median(lost.frac[others]) - lost.frac[here]
-            if costs.min() < max(limits.node_cost, limits.doubt * lost.node_doubt):
+            doubts = limits.doubt * np.hypot(lost.node_doubt, lost.doubt[here]) if limits.doubt else 0.0
+            if (costs < np.maximum(limits.node_cost, doubts)).any():
                 return None
             lowest = -1.0
             continue

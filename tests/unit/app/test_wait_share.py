@@ -275,6 +275,14 @@ def test_one_long_step_in_which_a_node_waits_is_one_step_however_long() -> None:
         assert watched.live(1, *WAITING, lost=(0.02,) * 4, beyond=beyond) == ()
 
 
+def test_a_node_is_not_slow_while_what_its_ranks_lose_to_each_other_is_uncertain() -> None:
+    watched = Watched()
+    watched.job.node_of[:] = (0, 0, 1, 1)
+    lost, beyond = (0.1,) * 4, (0.4, 0.4, 0.05, 0.05)
+    assert watched.live(12, *WAITING, lost=lost, beyond=beyond, spread=1.0, pieces=1.0) == ()
+    assert watched.live(NUM_SLOTS, *WAITING, lost=lost, beyond=beyond) == (2, 3)
+
+
 def test_a_rank_that_is_late_on_a_node_which_waits_for_another_one_costs_nothing() -> None:
     watched = Watched()
     watched.job.node_of[:] = (0, 0, 1, 1)

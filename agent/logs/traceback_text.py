@@ -124,9 +124,9 @@ def failure_in(text: str) -> FailureText | None:
     exception, last = block.exceptions[root].text, block.exceptions[outer].text
     body = "\n".join(_RANK_PREFIX.sub("", line, count=1) for line in lines[block.start : block.end])
     return FailureText(
-        exception=cleaned(exception)[:MAX_EXCEPTION_CHARS],
-        outer=cleaned(last)[:MAX_EXCEPTION_CHARS] if last != exception else "",
-        where=cleaned(_where(block, root))[:MAX_WHERE_CHARS],
+        exception=cleaned(exception).expandtabs(1)[:MAX_EXCEPTION_CHARS],
+        outer=cleaned(last).expandtabs(1)[:MAX_EXCEPTION_CHARS] if last != exception else "",
+        where=cleaned(_where(block, root)).expandtabs(1)[:MAX_WHERE_CHARS],
         traceback=shortened(cleaned(body), MAX_TRACEBACK_BYTES),
     )
 

@@ -19,6 +19,7 @@ from app.diagnosis.exits import (
     NO_EXITS,
     ExitContext,
     LastLooks,
+    are_launchers_over,
     ended_by_gloo,
     ended_with_launcher,
     is_root_of_a_hang,
@@ -258,7 +259,8 @@ class _JobDiagnoser:
         launcher_ended = ended_with_launcher(job)
         has_other_cause = is_node_late or self._explains_failure or bool(launcher_ended)
         is_long_ago = now_s - (self._exits.first_bad_s or now_s) > LAUNCHER_END_S
-        key = (job.deaths_version, job.stop_began_s, (has_other_cause, job.is_ended(), is_long_ago), launcher_ended)
+        is_over = are_launchers_over(job)
+        key = (job.deaths_version, job.stop_began_s, (has_other_cause, is_over, is_long_ago), launcher_ended)
         if key != self._exits_key or self._exits_at_s < self._exits_open_until_s:
             farewells = frozenset(np.flatnonzero(job.is_ending).tolist())
             context = ExitContext(
@@ -270,7 +272,7 @@ class _JobDiagnoser:
                 farewells,
                 self._last_looks.victims(job),
                 launcher_ended,
-                job.is_ended(),
+                is_over,
             )
             self._exits = sort_out(job.deaths, context, self._thresholds)
             newest_s = max((death.at_s for death in job.deaths.values()), default=now_s)

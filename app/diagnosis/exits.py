@@ -265,6 +265,12 @@ def ended_with_launcher(job: JobModel) -> frozenset[int]:
     return frozenset(found)
 
 
+def are_launchers_over(job: JobModel) -> bool:
+    """Return whether the launchers of all dead ranks have ended: each has said by then whether its end was its own."""
+    nodes = set(job.node_of[list(job.deaths)].tolist())
+    return bool(nodes) and nodes <= set(job.together.over_nodes)
+
+
 def ended_by_gloo(death: Death) -> bool:
     """Return whether gloo ended a rank, since another one passed more to a call than it did."""
     return death.exit.signal == signal.SIGABRT and OVERFLOW in death.exit.error
@@ -331,7 +337,7 @@ class ExitContext(msgspec.Struct, frozen=True):
         farewells: Ranks whose interpreters had begun to end, by their own last word.
         victims: Ranks that waited for the culprits of what stood before the first death.
         with_launcher: Ranks that a signal ended when their launcher was ended from outside.
-        is_over: All launchers have ended.
+        is_over: The launchers of all dead ranks have ended.
     """
 
     stop_began_s: float

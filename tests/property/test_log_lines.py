@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import hypothesis.strategies as st
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from agent.logs import log_tail
 from agent.logs.line_splitter import MAX_LINE_CHARS, LineSplitter
@@ -160,6 +160,7 @@ def test_the_pieces_of_a_file_are_the_file(pieces: list[bytes], max_bytes: int) 
         max_size=30,
     )
 )
+@example(["Traceback (most recent call last):", "RuntimeError:", "0\t0"])
 def test_any_text_is_read_without_harm(lines: list[str]) -> None:
     found = failure_in("\n".join(lines))
     if found is not None:

@@ -57,6 +57,8 @@ def hint(verdict: Verdict, pid: int | None) -> str:
 def _mismatch_hint(verdict: Verdict) -> str:
     if any(side.peer_call is not None for side in verdict.sides):
         return "each send needs its receive: reorder one side or compare tags"
+    if len({side.group for side in verdict.sides}) > 1:
+        return "call the groups in the same order on every rank"
     if any(side.op == "broadcast" and side.phase in (Phase.FORWARD, Phase.EVAL) for side in verdict.sides):
         return "DDP broadcasts buffers: evaluate model.module, or on all ranks"
     if verdict.counts is not None and verdict.counts.difference:

@@ -25,6 +25,7 @@ APART = (
     Side((2,), "", 0, "", "", -1, Place("/home/user/data.py", 12, "read")),
 )
 RECEIVES = Side((0,), "0", 3, "recv", "", -1, PLACE, PeerCall("recv", 1, number=3))
+GROUP_1 = Side((0, 2), "1", 61, "all_reduce", "", -1, PLACE)
 LOST = "RuntimeError: Connection closed by peer [127.0.0.1]:1"
 
 
@@ -321,6 +322,7 @@ def test_each_cause_has_its_sentence(told: Verdict, text: str) -> None:
         (verdict(Cause.NODE_LOST, nodes=()), None, "is the node up"),
         (verdict(Cause.MISMATCH), None, "different branches"),
         (verdict(Cause.MISMATCH, sides=(RECEIVES, replace(RECEIVES, ranks=(1,)))), None, "each send needs its receive"),
+        (verdict(Cause.MISMATCH, sides=(GROUP_1, replace(GROUP_1, group="2"))), None, "the groups in the same order"),
         (verdict(Cause.STANDSTILL), None, "a file system, lock or server"),
         (verdict(Cause.NOT_EXITING), None, "make it a daemon"),
         (verdict(Cause.MEMORY_GROWTH, growth=growth(LimitKind.CGROUP)), None, "losses without .item()"),

@@ -340,6 +340,8 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     peer_calls: Annotated[list[PeerCall], msgspec.Meta(max_length=64)] = []
     """The last call of each kind, peer, group and tag, the latest first."""
     peer_wait: PeerWait | None = None
+    has_open_transfers: bool = False
+    """A send or a receive that is in the recorder, as NCCL's are, was called and not over at the last full dump."""
     child_wait: ChildWait | None = None
     exit_wait: ExitWait | None = None
     is_ending: bool = False

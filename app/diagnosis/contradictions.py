@@ -14,13 +14,14 @@ import numpy as np
 
 from agent.wire.digest import SIZED_OPS, checksum
 from app.diagnosis.exits import ended_by_gloo, has_lost_peer, is_clean
+from app.diagnosis.point_to_point import is_either_to_blame
 from app.diagnosis.verdicts import CallCounts, Evidence, Side, Verdict, name, nodes_of
-from app.diagnosis.waits import Wait
+from app.diagnosis.waits import Wait, circle_from, find_out_of_order
 from app.rows import Cause
 from ddpcore.wire import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from app.diagnosis.rank_facts import Flags, Ranks
     from app.diagnosis.verdicts import Aftermath
@@ -54,7 +55,17 @@ def mismatches(evidence: Evidence) -> list[Verdict]:
         found = _difference(evidence, evidence.job.groups[group], waits) or _of_current_calls(evidence, waits)
         if found:
             verdicts.append(found)
-    return verdicts or _circles(evidence)
+    return verdicts or _circles(evidence) or _out_of_order(evidence)
+
+
+def _out_of_order(evidence: Evidence) -> list[Verdict]:
+    """Name ranks that are in another group's call before one that the others have called first."""
+    for first, later in find_out_of_order(evidence.waits):
+        if min(first.waited_s, later.waited_s) >= evidence.thresholds.deadlock_s:
+            ahead = msgspec.structs.replace(later, waiting=first.missing)
+            sides = sorted((_side_of(evidence, wait) for wait in (first, ahead)), key=lambda side: len(side.ranks))
+            return [_mismatch(evidence, first, sides)]
+    return []
 
 
 def _difference(evidence: Evidence, table: GroupTable, waits: Sequence[Wait]) -> Verdict | None:
@@ -265,8 +276,8 @@ def _of_current_calls(evidence: Evidence, waits: Sequence[Wait]) -> Verdict | No
     for wait in waits:
         have_all_come = wait.is_settled and not len(wait.missing)
         sides = _sides(evidence, wait) if have_all_come or wait.waited_s >= evidence.thresholds.confirm_s else []
-        # Those that have gone on, as from a broadcast that is over for them, have called something there too.
-        num_unknown = len(evidence.job.groups[wait.group].members) - len(wait.waiting) - len(wait.missing)
+        # Those that have gone on have called something there too, and those to come may call either.
+        num_unknown = len(evidence.job.groups[wait.group].members) - len(wait.waiting)
         if len(sides) > 1 and _odd_ones(sides, num_unknown):
             return _mismatch(evidence, wait, sides)
     return None
@@ -336,41 +347,31 @@ def _circles(evidence: Evidence) -> list[Verdict]:
         if is_lasting and all(wait.is_settled and len(wait.missing) for wait in waits):
             told |= set(knot.chain)
             waits = _shortest_circle(evidence, knot.chain)
+            if not waits:
+                continue
             sides = [_side_of(evidence, wait) for wait in waits]
             longest = max(waits, key=lambda wait: wait.waited_s)
             verdict = _mismatch(
                 evidence, longest, sorted(sides, key=lambda side: (len(side.ranks), side.ranks))[:MAX_SIDES]
             )
-            victims = _led_to(evidence, knot.chain) - set(verdict.culprits)
-            verdicts.append(msgspec.structs.replace(verdict, waiting=tuple(sorted(victims))))
+            victims = _led_to(evidence, knot.chain)
+            if is_either_to_blame(evidence.job, waits):
+                verdict = msgspec.structs.replace(verdict, culprits=())
+            verdicts.append(msgspec.structs.replace(verdict, waiting=tuple(sorted(victims - set(verdict.culprits)))))
     return verdicts
 
 
 def _shortest_circle(evidence: Evidence, chain: Sequence[int]) -> list[Wait]:
-    """Return the waits of the shortest circle: those that only lead to it are victims."""
+    """Return the waits of the shortest circle: those that only lead to it are victims.
+
+    There is none where the chain ends at ranks whose sends or receives nobody can follow.
+    """
     wait_of = np.full(evidence.job.world_size, -1, np.int64)
     for index in reversed(chain):
         wait_of[evidence.waits[index].waiting] = index
     leads_to = {index: np.unique(wait_of[evidence.waits[index].missing]).tolist() for index in chain}
-    circles = [circle for index in chain if (circle := _circle_from(index, leads_to))]
-    return [evidence.waits[index] for index in min(circles, key=len, default=chain)]
-
-
-def _circle_from(start: int, leads_to: Mapping[int, Sequence[int]]) -> list[int]:
-    """Return the shortest way from a wait back to it; none where it only leads to a circle."""
-    before: dict[int, int] = {}
-    reached = [start]
-    for index in reached:
-        for target in leads_to[index]:
-            if target == start:
-                way = [index]
-                while way[-1] != start:
-                    way.append(before[way[-1]])
-                return sorted(way)
-            if target >= 0 and target not in before:
-                before[target] = index
-                reached.append(target)
-    return []
+    circles = [circle for index in chain if (circle := circle_from(index, leads_to))]
+    return [evidence.waits[index] for index in min(circles, key=len, default=[])]
 
 
 def _led_to(evidence: Evidence, chain: Sequence[int]) -> set[int]:
@@ -440,7 +441,7 @@ def missing_at_time_out(evidence: Evidence, aftermath: Aftermath | None) -> list
     if aftermath is None or not aftermath.is_timeout:
         return []
     job = evidence.job
-    is_victim = np.isnan(job.report_at_s)
+    is_victim = np.isnan(job.report_at_s) | job.has_open_transfers
     is_victim[[rank for rank, death in job.deaths.items() if has_lost_peer(death)]] = True
     for table in job.groups.values():
         is_victim[table.members[table.is_waiting]] = True

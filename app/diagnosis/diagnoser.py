@@ -222,7 +222,7 @@ class _JobDiagnoser:
         waits += find_peer_waits(job, facts, self._thresholds, now_s)
         for wait in waits:
             self._waited_s[wait.waiting] = now_s
-        knots = follow(waits, job.world_size)
+        knots = follow(waits, job.world_size, job.has_open_transfers & facts.is_fresh & ~facts.is_immobile)
         evidence = Evidence(job, cluster, facts, nodes, waits, knots, self._thresholds, now_s)
         if job.deaths or self._exits_key is not None:
             self._sort_out_exits(evidence)

@@ -47,6 +47,16 @@ def find_peer_waits(job: JobModel, facts: RankFacts, thresholds: Thresholds, now
     return waits
 
 
+def is_either_to_blame(job: JobModel, waits: Sequence[Wait]) -> bool:
+    """Return whether nobody can know which rank of a circle is at the wrong call.
+
+    A send, or a receive, that two ranks have made before in the same way may be in its place, and the peer too early in
+    a collective; one that they make for the first time is the odd call. A job of two ranks has no third one.
+    """
+    is_first = [wait.peer_call.number <= 1 for wait in waits if wait.peer_call is not None]
+    return job.world_size > 2 and 0 < len(is_first) < len(waits) and not any(is_first)
+
+
 def _meeting(job: JobModel, op: str, since_s: dict[int, float], at: tuple[RankFacts, float]) -> list[Wait]:
     """Return the wait of ranks in a monitored_barrier, or a new_group, of all ranks: for those that stand elsewhere."""
     facts, now_s = at

@@ -347,6 +347,8 @@ def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases, whereabout
     facts, thresholds = evidence.facts, evidence.thresholds
     is_late = (facts.is_fresh | facts.is_starting) & (evidence.now_s - excused_s > thresholds.stall_s)
     is_late &= ~facts.is_frozen & ~facts.is_silent & ~facts.is_dead
+    # A GPU that waits in a send or a receive is held up by a peer that no report names.
+    is_late &= ~evidence.job.has_open_transfers
     is_known = is_in_known_phase(evidence.job, facts) | facts.is_starting
     roots = roots_of(evidence, is_late, thresholds.stall_s)
     if len(roots) > 1 and len(roots) > sum(len(wait.waiting) for wait in evidence.waits):
@@ -423,8 +425,11 @@ def _is_common(evidence: Evidence, wait: Wait) -> bool:
 def transport(evidence: Evidence, waits: Iterable[Wait]) -> list[Verdict]:
     """Tell of collectives that every member has called and that do not complete for longer than a stall.
 
-    While a rank is missing anywhere, that may be the reason: NCCL's operations wait for those of other groups.
+    While a rank is missing anywhere, that may be the reason: NCCL's operations wait for those of other groups. So may
+    a send or a receive that is not over.
     """
+    if any(len(wait.missing) or evidence.job.has_open_transfers[wait.waiting].any() for wait in evidence.waits):
+        return []
     if any(len(knot.roots) for knot in evidence.knots):
         return []
     return [_incomplete(evidence, wait) for wait in waits if wait.waited_s > evidence.thresholds.stall_s]

@@ -14,7 +14,7 @@ import numpy as np
 from ddpcore.wire import FIRST_GROUP
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from app.diagnosis.rank_facts import Flags, Moments, RankFacts, Ranks, Thresholds
     from app.model.group_table import GroupTable
@@ -157,10 +157,26 @@ def _is_over(table: GroupTable, seq: int, is_here: Flags) -> bool:
     return not len(own) or bool((is_past & ((ops == 0) | (ops == own[0]))).any())
 
 
-def follow(waits: Sequence[Wait], world_size: int) -> list[Knot]:
+def find_out_of_order(waits: Sequence[Wait]) -> Iterator[tuple[Wait, Wait]]:
+    """Return calls of two groups that ranks have made in different orders: one that some lack, and what those are in.
+
+    With NCCL the call of the other group waits on each GPU behind the first one: called by all, and not over.
+    """
+    complete = [wait for wait in waits if wait.peer_call is None and wait.is_settled and not len(wait.missing)]
+    for first in waits:
+        if first.peer_call is not None or not first.is_settled or not len(first.missing):
+            continue
+        for later in complete:
+            has_both = np.isin(later.waiting, first.waiting).any()
+            if has_both and np.isin(first.missing, later.waiting).all():
+                yield first, later
+
+
+def follow(waits: Sequence[Wait], world_size: int, is_held: Flags | None = None) -> list[Knot]:
     """Return each wait with the ranks that its chain ends in.
 
     A missing rank that itself waits, in another group or at an earlier seq, is a victim too: its own wait is followed.
+    So is one that `is_held` up by somebody that no report names.
     """
     wait_of = np.full(world_size, -1, np.int64)
     for index in range(len(waits) - 1, -1, -1):
@@ -169,7 +185,7 @@ def follow(waits: Sequence[Wait], world_size: int) -> list[Knot]:
     leads_to: list[list[int]] = []
     for index, wait in enumerate(waits):
         targets = wait_of[wait.missing]
-        free = wait.missing[targets == -1]
+        free = wait.missing[(targets == -1) if is_held is None else (targets == -1) & ~is_held[wait.missing]]
         ends.append(np.union1d(free, wait.stuck) if len(wait.stuck) else free)
         leads_to.append(sorted(set(targets.tolist()) - {-1, index}))
     knots = []
@@ -182,3 +198,20 @@ def follow(waits: Sequence[Wait], world_size: int) -> list[Knot]:
         roots = ends[index] if len(chain) == 1 else np.unique(np.concatenate([ends[reached] for reached in chain]))
         knots.append(Knot(wait, roots, ends[index], chain))
     return knots
+
+
+def circle_from(start: int, leads_to: Mapping[int, Sequence[int]]) -> list[int]:
+    """Return the shortest way from a wait back to it; none where it only leads to a circle."""
+    before: dict[int, int] = {}
+    reached = [start]
+    for index in reached:
+        for target in leads_to[index]:
+            if target == start:
+                way = [index]
+                while way[-1] != start:
+                    way.append(before[way[-1]])
+                return sorted(way)
+            if target >= 0 and target not in before:
+                before[target] = index
+                reached.append(target)
+    return []

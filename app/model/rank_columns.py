@@ -14,6 +14,7 @@ import numpy as np
 from agent.wire.digest import (
     HAS_EXIT_WAIT,
     HAS_METRICS,
+    HAS_OPEN_TRANSFERS,
     HAS_PEER_CALLS,
     HAS_PEER_WAIT,
     HAS_REPORT,
@@ -85,6 +86,7 @@ class RankColumns:
         step_limit_s: How long its steps take at most; 0 while that is not known.
         has_peer_calls: Whether it has ever made sends or receives.
         has_peer_wait: Whether it waits in a send or a receive.
+        has_open_transfers: Whether NCCL's recorder has sends or receives of it that are not over.
         has_exit_wait: Whether its program is done and its process does not end.
         is_growing: Whether its node says that its memory grows steadily.
         has_metrics: Whether the job's patterns have found anything in its lines.
@@ -125,7 +127,9 @@ class RankColumns:
         self.place = np.zeros(world_size, np.uint32)
         self.stood_s, self.step_limit_s = np.zeros((2, world_size))
         self.stepped_at_s = np.full(world_size, np.nan)
-        self.has_peer_calls, self.has_peer_wait, self.has_exit_wait = np.zeros((3, world_size), np.bool_)
+        self.has_peer_calls, self.has_peer_wait, self.has_exit_wait, self.has_open_transfers = np.zeros(
+            (4, world_size), np.bool_
+        )
         self._frames = np.full(world_size, None, np.object_)
         """The last frame that told of each rank."""
         self._report_key = np.full((2, world_size), -1, np.int64)
@@ -192,6 +196,7 @@ class RankColumns:
         self.stepped_at_s[ranks] = np.where(step_limit_s > 0, report_at_s - seconds[SECOND["step_age_s"]], np.nan)
         self.has_peer_calls[ranks] |= flags & HAS_PEER_CALLS != 0
         self.has_peer_wait[ranks] = flags & HAS_PEER_WAIT != 0
+        self.has_open_transfers[ranks] = flags & HAS_OPEN_TRANSFERS != 0
         self.has_exit_wait[ranks] = flags & HAS_EXIT_WAIT != 0
         has_worked = flags & HAS_WORKED != 0
         self.worked_s[:, ranks[has_worked]] = seconds[len(SECOND) :, has_worked]

@@ -12,7 +12,7 @@ from ddpcore.wire import GroupReport, PastCall
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpcore.probing.samples import RecorderEntry, StepEnd
+    from ddpcore.probing.samples import CounterKey, RecorderEntry, StepEnd
 
 WAIT_SAMPLES = 2
 """Samples that must see the same unfinished operation: retirement trails completion by up to 2.4 ms."""
@@ -26,6 +26,9 @@ MAX_PAST = 16
 
 MAX_LATER = 2
 """Of these, calls that follow the one that the rank waits in."""
+
+COALESCED = "coalesced"
+"""How NCCL's recorder calls a batch of sends and receives as one."""
 
 _MAX_OP_CHARS = 64
 _MAX_ELEMENTS = 2**62
@@ -209,6 +212,24 @@ class GroupTrack:
         assert not self._has_unfinished or self.is_pending
         assert not self.is_waiting or self._completed_seq < self._enqueued_seq
         assert self.is_pending == (self._pending_samples > 0)
+
+
+def has_open_transfers(entries: Sequence[RecorderEntry]) -> bool:
+    """Return whether a send or a receive that was called is not over; `entries` are in the order of the calls.
+
+    Those of a batch (`batch_isend_irecv`) stay open in NCCL's recorder for ever: the entry that ends the batch,
+    "nccl:coalesced", is retired for them.
+    """
+    is_batched: set[CounterKey] = set()
+    for entry in reversed(entries):
+        if not entry.is_p2p:
+            continue
+        is_batch = _op(entry) == COALESCED
+        if not entry.is_retired and (is_batch or entry.key not in is_batched):
+            return True
+        if is_batch:
+            is_batched.add(entry.key)
+    return False
 
 
 def _seq(entry: RecorderEntry) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from ddpcore.probing.group_track import GroupTrack
+from ddpcore.probing.group_track import GroupTrack, has_open_transfers
 from ddpcore.probing.pace import SLOW_BEAT_S
 from ddpcore.probing.stack import sendable
 from ddpcore.probing.standing import Standing
@@ -106,6 +106,7 @@ class RankState:
         """Of groups that were destroyed before the present default group was made."""
         self._has_reopened = False
         self._members: Mapping[str, GroupMembers] = {}
+        self._has_open_transfers = False
         self._labels: dict[CounterKey, tuple[str, list[int]]] = {}
         """Name and ranks of each group that is told, as of the last full dump."""
         self._sample: Sample | None = None
@@ -227,6 +228,7 @@ class RankState:
         for entry in dump.entries:
             if not entry.is_p2p and 1 <= entry.seq <= _MAX_SEQ:
                 by_key.setdefault(entry.key, []).append(entry)
+        self._has_open_transfers = has_open_transfers(dump.entries)
         for key, track in self._tracks.items():
             track.learn(by_key.get(key, ()), dump.counters.get(key), step_ends)
         self._labels = {
@@ -307,6 +309,7 @@ class RankState:
             training=_training_report(sample.training, sample.now_s),
             gpu_memory=list(sample.gpu_memory),
             oddities=list(sample.oddities),
+            has_open_transfers=self._has_open_transfers,
             **self._standing.report(sample),
             beat=max(0, self._beat),
             arrivals=self._arrivals if is_compared else [],

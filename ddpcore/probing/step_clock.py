@@ -8,6 +8,8 @@ USUAL_FACTOR = 10.0
 """This many usual steps are more than a step takes."""
 LONGEST_FACTOR = 2.0
 """Or so many times the longest so far, with all that lay between two steps: an evaluation, a checkpoint."""
+LEAST_LIMIT_S = 1.0
+"""A step may always take so long. With NCCL a collective is pending nearly always, and no time is the rank's own."""
 STILL_S = 2.0
 """After this time without a step or a collective the main thread is looked at more closely."""
 _SMOOTHING = 0.1
@@ -76,4 +78,4 @@ class StepClock:
         """How long a step may take at most; 0 before there were a few."""
         if self._num_seen < MIN_STEPS:
             return 0.0
-        return max(USUAL_FACTOR * self._usual_s, LONGEST_FACTOR * self._longest_s)
+        return max(USUAL_FACTOR * self._usual_s, LONGEST_FACTOR * self._longest_s, LEAST_LIMIT_S)

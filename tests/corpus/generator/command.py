@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,7 @@ from tests.corpus.generator.stories import story_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from types import FrameType
 
     from tests.corpus.generator.score import Result
 
@@ -31,8 +34,17 @@ def play_seed(seed: int) -> tuple[int, Result]:
 
 def play_all(seeds: Iterable[int], jobs: int) -> Iterator[tuple[int, Result]]:
     """Play stories on some processes, in the order in which they are done."""
-    with multiprocessing.get_context("fork").Pool(jobs) as pool:
-        yield from pool.imap_unordered(play_seed, seeds, chunksize=4)
+    with multiprocessing.get_context("fork").Pool(jobs, initializer=_leave_interrupts_to_the_parent) as pool:
+        yield from pool.imap_unordered(play_seed, seeds, chunksize=1)
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def reproduction(seed: int) -> str:
@@ -41,15 +53,17 @@ def reproduction(seed: int) -> str:
 
 
 def main(number: int, seed: int, jobs: int) -> None:
-    """Play and print."""
+    """Play and print; who stops it (control-C, SIGTERM, `timeout`) gets the figures of the stories played so far."""
     begun_s = time.monotonic()
-    results = []
-    for at, result in play_all(seeds_of(seed, number), jobs):
-        results.append(result)
-        if result.grade is not Grade.RIGHT:
-            print(describe(at, result), flush=True)  # noqa: T201 - what the command is for
+    results: list[Result] = []
+    signal.signal(signal.SIGTERM, _interrupt)
+    with contextlib.suppress(KeyboardInterrupt):
+        for at, result in play_all(seeds_of(seed, number), jobs):
+            results.append(result)
+            if result.grade is not Grade.RIGHT:
+                print(describe(at, result), flush=True)  # noqa: T201 - what the command is for
     print(*table(results), sep="\n")  # noqa: T201
-    print(f"n = {len(results)} in {time.monotonic() - begun_s:.0f} s, seed {seed}")  # noqa: T201
+    print(f"n = {len(results)} of {number} in {time.monotonic() - begun_s:.0f} s, seed {seed}")  # noqa: T201
 
 
 def main_of_shrinking(seed: int) -> None:

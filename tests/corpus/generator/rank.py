@@ -10,6 +10,7 @@ import msgspec
 from agent.wire.reports import ProcessState
 from ddpcore.probing.samples import CallArguments, CounterKey, MainLook, RecorderEntry, StackLine, StepEnd, StepMark
 from ddpcore.wire import DEFAULT_GROUP, ChildWait, PeerCall, PeerWait, Phase
+from tests.corpus.generator.exchange import TRANSFERS
 from tests.corpus.generator.gpu import Gpu
 from tests.corpus.generator.program import (
     Collective,
@@ -86,7 +87,7 @@ class StoryRank(SimRank):
         self._awaited: list[Operation] = []
         self.blocked_s: float | None = None
         """Since when the main thread waits for other ranks."""
-        self._records: deque[tuple[RecorderEntry, Operation]] = deque(maxlen=RING)
+        self._records: deque[tuple[RecorderEntry, list[Operation]]] = deque(maxlen=RING)
         self._pending: dict[str, list[tuple[int, Operation]]] = {}
         self._called: dict[str, int] = {}
         self._drag = dict.fromkeys(Phase, 1.0)
@@ -216,10 +217,11 @@ class StoryRank(SimRank):
             key = (transfer.op, transfer.peer, 0)
             number = self._peer_numbers[key] = self._peer_numbers.pop(key, 0) + 1
             self._peer_calls[id(operation)] = PeerCall(transfer.op, transfer.peer, DEFAULT_GROUP, 0, number)
-        if self._gpu is None:
             exchange.came(self.rank, operation, self._free_s)
             self._await(operation, transfer.waits)
-        elif transfer.waits:
+            return
+        self._record_transfer(transfer.op, [operation] if transfer.waits else [])
+        if transfer.waits:
             self._gpu.enqueue([operation], self._free_s)
         else:
             self._unsettled.append(operation)
@@ -236,6 +238,8 @@ class StoryRank(SimRank):
             return
         called, self._unsettled = self._unsettled, []
         if self._gpu is not None:
+            if any(operation.group == TRANSFERS for operation in called):
+                self._record_transfer("coalesced", called)
             self._gpu.enqueue(called, self._free_s)
         else:
             self._awaited = called
@@ -310,7 +314,21 @@ class StoryRank(SimRank):
             called_us=int(1e6 * (self._free_s + CLOCK_S)),
             dtypes=() if is_barrier and recorder == "gloo" else (DTYPES[call.element_bytes],),
         )
-        self._records.append((entry, operation))
+        self._records.append((entry, [operation]))
+
+    def _record_transfer(self, op: str, operations: list[Operation]) -> None:
+        """Record a send or a receive, of a batch without what it waits for, or the end of a batch."""
+        entry = RecorderEntry(
+            key=("nccl", 0),
+            group=DEFAULT_GROUP,
+            seq=self._called.get(DEFAULT_GROUP, 0),
+            op=f"nccl:{op}",
+            sizes=(),
+            is_p2p=True,
+            is_retired=False,
+            called_us=int(1e6 * (self._free_s + CLOCK_S)),
+        )
+        self._records.append((entry, operations))
 
     def _counters(self, now_s: float) -> dict[CounterKey, tuple[int, int]]:
         known_s = self._known_s(now_s)
@@ -331,8 +349,10 @@ class StoryRank(SimRank):
     def _entries(self) -> list[RecorderEntry]:
         known_s = self._known_s(self._now_s)
         return [
-            msgspec.structs.replace(entry, is_retired=True) if operation.is_done(self.rank, known_s) else entry
-            for entry, operation in self._records
+            msgspec.structs.replace(entry, is_retired=True)
+            if operations and all(operation.is_done(self.rank, known_s) for operation in operations)
+            else entry
+            for entry, operations in self._records
         ]
 
     def _arguments(self) -> CallArguments | None:

@@ -488,3 +488,26 @@ def test_one_that_times_out_before_the_others_does_not_make_a_wait_look_complete
         found = watched.hear(first, *waiting, watched.beat(1, group_report(4)))
         assert causes(found) <= {(Cause.STRAGGLER, (1,))}
     assert causes(found) == {(Cause.STRAGGLER, (1,))}
+
+
+def test_a_rank_whose_gpu_waits_in_a_send_or_receive_is_not_to_blame_for_a_call_that_it_has_not_made() -> None:
+    for held, named in (([2], {(Cause.STRAGGLER, (3,))}), ([2, 3], set())):
+        watched = Watched()
+        found = watched.hear(*[watched.beat(rank, group_report(4)) for rank in range(4)])
+        for second in range(1, 25):
+            watched.now_s += 1.0
+            waiting = [watched.beat(rank, group_report(5, float(second))) for rank in (0, 1)]
+            late = [watched.beat(rank, group_report(4), has_open_transfers=rank in held) for rank in (2, 3)]
+            found = watched.hear(*waiting, *late)
+        assert causes(found) == named
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_while_a_send_or_receive_is_open_the_network_is_not_blamed_for_what_all_have_called(*, is_open: bool) -> None:
+    watched = Watched()
+    found = watched.hear(*[watched.beat(rank, group_report(4)) for rank in range(4)])
+    for second in range(1, 25):
+        watched.now_s += 1.0
+        group = group_report(5, float(second))
+        found = watched.hear(*[watched.beat(rank, group, has_open_transfers=is_open) for rank in range(4)])
+    assert causes(found) == (set() if is_open else {(Cause.TRANSPORT, ())})

@@ -565,3 +565,25 @@ def test_a_rank_without_input_that_answers_the_others_neither_waits_nor_comes_la
         rank.see({GLOO: (6, 5)}, stack=joining)
     assert rank.report().waited_s == 0.0
     assert rank.report().arrivals == []
+
+
+@pytest.mark.parametrize(
+    ("calls", "is_open"),
+    [
+        ([("nccl:send 0->1", True)], False),
+        ([("nccl:send 0->1", True), ("nccl:recv 0<-1", False)], True),
+        ([("nccl:recv 0<-1", False), ("nccl:send 0->1", True)], True),
+        # What a batch consists of stays open for ever; its end tells.
+        ([("nccl:send 0->1", False), ("nccl:recv 0<-1", False), ("nccl:coalesced", True)], False),
+        ([("nccl:send 0->1", False), ("nccl:coalesced", False)], True),
+        ([("nccl:send 0->1", False), ("nccl:coalesced", True), ("nccl:send 0->1", False)], True),
+        ([("nccl:coalesced", False), ("nccl:send 0->1", False), ("nccl:coalesced", True)], True),
+    ],
+)
+def test_sends_and_receives_in_the_recorder_are_open_until_they_or_their_batch_are_over(
+    rank: Rank, calls: list[tuple[str, bool]], *, is_open: bool
+) -> None:
+    rank.see({NCCL: (8, 8)})
+    transfers = [entry(8, key=NCCL, op=op, retired=retired, is_p2p=True) for op, retired in calls]
+    rank.learn([entry(8, key=NCCL), *transfers], {NCCL: (8, 8)})
+    assert rank.report().has_open_transfers == is_open

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpcore.probing.step_clock import StepClock
+from ddpcore.probing.step_clock import LEAST_LIMIT_S, StepClock
 
 TICK_S = 0.25
 
@@ -25,10 +25,10 @@ def test_nothing_is_known_before_some_steps() -> None:
 
 def test_a_step_may_take_ten_usual_ones_or_twice_the_longest() -> None:
     short, long = StepClock(), StepClock()
-    run(short, 100.0, list(range(0, 400, 10)))
+    run(short, 100.0, list(range(100)))
     run(long, 100.0, [*range(1, 41), *([40] * 39), 41])
 
-    assert short.limit_s == pytest.approx(0.25, rel=0.05)
+    assert short.limit_s == pytest.approx(2.5, rel=0.05)
     assert long.limit_s == pytest.approx(20.0, rel=0.05)
 
 
@@ -38,6 +38,13 @@ def test_time_in_which_the_rank_waits_for_others_makes_no_step_long() -> None:
     run(clock, now_s + TICK_S, [11, 12])
 
     assert clock.limit_s < 3.0
+
+
+def test_a_program_that_always_waits_for_a_collective_has_a_limit_too() -> None:
+    clock = StepClock()
+    run(clock, 100.0, list(range(1, 11)), own_share=0.0)
+
+    assert clock.limit_s == LEAST_LIMIT_S
 
 
 def test_a_program_without_steps_is_measured_by_its_collectives() -> None:

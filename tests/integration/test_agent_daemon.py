@@ -63,7 +63,8 @@ def test_a_second_start_says_that_it_runs_already(directory: Path) -> None:
 
     second = start_daemon(directory)
 
-    assert second == {**first, "is_new": False}
+    # Other tests make and remove network interfaces of this machine meanwhile.
+    assert {**second, "addresses": first["addresses"]} == {**first, "is_new": False}
 
 
 def test_two_starts_at_once_make_one_agent(directory: Path) -> None:

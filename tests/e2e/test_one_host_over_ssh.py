@@ -223,7 +223,7 @@ def test_what_cannot_be_is_said_in_one_line_with_its_exit_code(desk: Desk, netwo
     code, said = fails("stop", "nothing", "--host", "h1")
     assert (code, "there is no job nothing" in said) == (4, True)
     code, said = fails("evidence", "nothing", "--host", "h1")
-    assert (code, "there is no job nothing; those there: none" in said) == (4, True)
+    assert (code, "there is no job nothing on h1; none is there" in said) == (4, True)
     code, said = fails("stacks", "nothing", "--host", "h1")
     assert (code, "there is no job nothing" in said) == (4, True)
     assert fails("run", "--host", "h1", "--detach", "--", "missing.py")[0] == 4

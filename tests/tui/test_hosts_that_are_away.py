@@ -38,7 +38,7 @@ async def test_of_its_ranks_it_is_not_said_that_they_have_not_been_started() -> 
         await console.play(source, 14)
         assert "not started" not in console.text()
         (row,) = [line for line in console.lines() if line.startswith("    9 ")]
-        assert row.split() == ["9", "▲", "lost", "not", "known"]
+        assert row.split() == ["9", "demo-2", "▲", "lost", "not", "known"]
 
 
 async def test_the_details_of_such_a_rank_claim_nothing_of_its_process() -> None:
@@ -49,7 +49,7 @@ async def test_the_details_of_such_a_rank_claim_nothing_of_its_process() -> None
         text = console.text()
         assert "RANK 8" in text
         assert "no process yet" not in text
-        assert [line.split("process")[1].strip() for line in console.lines() if "process  " in line] == ["not known"]
+        assert [line.split("process")[1].strip() for line in console.lines() if "process  " in line] == ["not known on demo-2"]
 
 
 async def test_of_a_host_that_is_lost_later_the_age_of_the_last_report_stays_beside_why() -> None:

@@ -58,7 +58,6 @@ OTHER_ARGUMENTS = (
         ("all_reduce",),
         EXIT_S,
         ends_itself=True,
-        in_ci=True,
     ),
     Program(
         "arguments.all_gather_shapes", 3, MISMATCH, ((2,), (), (0, 1, 2)), ("all_gather",), EXIT_S, ends_itself=True
@@ -76,6 +75,7 @@ OTHER_ARGUMENTS = (
         ((0,),),
         ("gather", "all_reduce", "{culprit}"),
         EXIT_S,
+        in_ci=True,
     ),
     Program("arguments.different_models", 3, EXITED | MISMATCH, ((1,),), (), EXIT_S, ends_itself=True),
     Program("arguments.new_group_on_some", 3, MISMATCH, ((2,), (0, 1, 2)), ("new_group", "{victims}"), in_ci=True),

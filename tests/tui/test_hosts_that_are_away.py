@@ -49,7 +49,9 @@ async def test_the_details_of_such_a_rank_claim_nothing_of_its_process() -> None
         text = console.text()
         assert "RANK 8" in text
         assert "no process yet" not in text
-        assert [line.split("process")[1].strip() for line in console.lines() if "process  " in line] == ["not known on demo-2"]
+        assert [line.split("process")[1].strip() for line in console.lines() if "process  " in line] == [
+            "not known on demo-2"
+        ]
 
 
 async def test_of_a_host_that_is_lost_later_the_age_of_the_last_report_stays_beside_why() -> None:

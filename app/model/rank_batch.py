@@ -14,7 +14,6 @@ from agent.wire.digest import (
     COUNTS,
     HISTORY_FIELDS,
     HISTORY_RECORD,
-    LATENESS,
     PHASES,
     PROCESSES,
     RANK_FIELDS,
@@ -46,7 +45,6 @@ def _dtype(fields: Sequence[tuple[str, str]], size: int) -> np.dtype[np.void]:
 RANKS = _dtype(RANK_FIELDS, RANK_RECORD.size)
 STANDINGS = _dtype(STANDING_FIELDS, STANDING_RECORD.size)
 HISTORIES = _dtype(HISTORY_FIELDS, HISTORY_RECORD.size)
-LATE = {name: place for place, name in enumerate(LATENESS)}
 SECOND = {name: place for place, name in enumerate(SECONDS)}
 COUNT = {name: place for place, name in enumerate(COUNTS)}
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from agent.wire.digest import LATENESS
 from app.diagnosis.wait_share import NUM_SLOTS, WaitShare, find_laggards
 from app.model.job_model import JobModel
-from app.model.rank_batch import LATE
 from ddpcore.wire import Phase
 
 LIMITS = (0.45, 0.25, 0.55)
+LATE = {name: place for place, name in enumerate(LATENESS)}
 
 
 def laggards(*shares: float, observed_s: float = 10.0) -> tuple[int, ...] | None:

@@ -165,8 +165,9 @@ def _reoperate(shape: Shape, events: list[Event], fault: Fault) -> list[Event]:
     at = _target(events, fault)
     call = events[at]
     assert isinstance(call, Collective)
-    other = "all_reduce" if call.op != "all_reduce" else "broadcast"
-    return _altered(events, at, op=other, root=0 if other == "broadcast" else -1)
+    if call.op != "all_reduce":
+        return _altered(events, at, op="all_reduce", root=-1)
+    return _altered(events, at, op="broadcast", root=shape.members().get(call.group, (0,))[0])
 
 
 def _regroup(shape: Shape, events: list[Event], fault: Fault) -> list[Event]:

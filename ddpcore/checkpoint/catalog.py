@@ -12,8 +12,9 @@ from ddpcore.checkpoint.directory import (
     collect_leftovers,
     directory_error,
     discard,
-    list_checkpoints,
 )
+from ddpcore.checkpoint.listing import list_checkpoints
+from ddpcore.checkpoint.marker import marker_tail
 from ddpcore.checkpoint.retention import Published, victims
 from ddpcore.errors import CheckpointDirectoryError
 
@@ -49,7 +50,7 @@ class Catalog:
         self.lock = RunLock(root)
         try:
             collect_leftovers(root, patience_s)
-            self._published, _ = list_checkpoints(root)
+            self._published = list_checkpoints(root).published
         except CheckpointDirectoryError:
             self.lock.release()
             raise
@@ -87,7 +88,7 @@ class Catalog:
             "name": new.name,
             "files": files,
             "body_bytes": body_bytes,
-            "marker": f" {new.sequence} {new.id}\n",
+            "marker": marker_tail(new.sequence, new.id, new.name),
             "delete": doomed,
         }
 

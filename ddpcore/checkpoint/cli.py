@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddpcore.checkpoint.directory import TEMPORARY, list_checkpoints, step_of
+from ddpcore.checkpoint.directory import TEMPORARY, step_of
+from ddpcore.checkpoint.listing import list_checkpoints
 from ddpcore.checkpoint.reading import read_manifest, verify
 from ddpcore.errors import CheckpointDirectoryError, CheckpointInvalidError
 
@@ -118,10 +119,10 @@ def _names(directory: Path) -> list[str]:
     if not directory.is_dir():
         raise _UseError(f"{directory} is no directory")
     try:
-        published, illegible = list_checkpoints(directory)
+        published, refused = list_checkpoints(directory)
     except CheckpointDirectoryError as error:
         raise _UseError(str(error)) from error
-    return [*(one.name for one in published), *illegible]
+    return [*(one.name for one in published), *refused]
 
 
 def _row(path: Path) -> dict[str, Any]:

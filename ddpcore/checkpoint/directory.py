@@ -21,14 +21,12 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ddpcore.checkpoint.retention import Published
 from ddpcore.errors import CheckpointDirectoryError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-COMMITTED = "COMMITTED"
 MANIFEST = "manifest.json"
 LOCK = "lock"
 TEMPORARY = ".tmp-"
@@ -36,7 +34,6 @@ DELETED = ".del-"
 SEEN = ".seen-"
 RUN_LOCK = ".run.lock"
 
-MAX_MARKER_BYTES = 256
 LOCK_PATIENCE_S = 3.0
 """A run that has just ended may take a moment to let go."""
 
@@ -44,7 +41,6 @@ SEEN_LIFE_S = 3600.0
 POLL_S = 0.05
 
 _NAME = re.compile(r"step_([0-9]{8,19})(?:\.([0-9]{1,9}))?", re.ASCII)
-_MARKER = re.compile(r"([0-9a-f]{8}) ([0-9]{1,18}) ([0-9]{1,18}) ([A-Za-z0-9_.:-]{1,128})\n", re.ASCII)
 
 _held: set[str] = set()
 """Lock files of this process: the system's locks belong to a process, and would let it in twice."""
@@ -63,39 +59,6 @@ def step_of(name: str) -> int | None:
     """Return the step of a checkpoint's name, or None if it is not one."""
     found = _NAME.fullmatch(name)
     return int(found[1]) if found and name.split(".", maxsplit=1)[0] == f"step_{int(found[1]):08d}" else None
-
-
-def marker_text(checksum: int, manifest_bytes: int, sequence: int, checkpoint_id: str) -> str:
-    """Return what the commit marker of a checkpoint with this manifest holds."""
-    return f"{checksum:08x} {manifest_bytes} {sequence} {checkpoint_id}\n"
-
-
-def read_marker(path: Path) -> Published | None:
-    """Return what a checkpoint's commit marker says, or None if it has none that can be read."""
-    step = step_of(path.name)
-    try:
-        with (path / COMMITTED).open("rb") as marker:
-            text = marker.read(MAX_MARKER_BYTES + 1).decode("ascii")
-    except (OSError, UnicodeDecodeError):
-        return None
-    found = _MARKER.fullmatch(text)
-    return Published(path.name, step, int(found[3]), found[4]) if found and step is not None else None
-
-
-def list_checkpoints(root: Path) -> tuple[list[Published], list[str]]:
-    """Return the checkpoints of a directory, newest first, and the names of those without a legible commit marker.
-
-    Raises:
-        CheckpointDirectoryError: The directory cannot be read.
-    """
-    try:
-        names = sorted(entry.name for entry in os.scandir(root) if step_of(entry.name) is not None)
-    except OSError as error:
-        raise directory_error(root, error) from error
-    found = {name: read_marker(root / name) for name in names}
-    published = [marker for marker in found.values() if marker is not None]
-    published.sort(key=lambda marker: (marker.sequence, marker.step), reverse=True)
-    return published, [name for name, marker in found.items() if marker is None]
 
 
 def make_directory(root: Path) -> None:

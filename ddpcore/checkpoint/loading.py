@@ -11,7 +11,8 @@ import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddpcore.agreement import common_problem
-from ddpcore.checkpoint.directory import list_checkpoints, step_of
+from ddpcore.checkpoint.directory import step_of
+from ddpcore.checkpoint.listing import list_checkpoints
 from ddpcore.checkpoint.reading import read_manifest
 from ddpcore.checkpoint.retention import Published
 from ddpcore.checkpoint.tensor_files import Contents, read_checkpoint
@@ -82,9 +83,12 @@ class Loader:
             if found is not None:
                 return found
         if self._skipped:
+            what, advice = "no checkpoint", "Move them away to begin anew"
+            if step is not None:
+                what = f"no checkpoint of step {step}"
+                advice = "Load another one: `python -m ddpcore.checkpoint verify` lists which are sound"
             raise CheckpointInvalidError(
-                f"no checkpoint in {self._root} can be used: {'; '.join(self._skipped)}. Move them away to begin anew",
-                self._skipped,
+                f"{what} in {self._root} can be used: {'; '.join(self._skipped)}. {advice}", self._skipped
             )
         return None
 
@@ -92,26 +96,26 @@ class Loader:
         """Return all checkpoints of all sites, newest first, each with its name in the directory of each leader."""
         error: CheckpointDirectoryError | None = None
         published: list[Published] = []
-        illegible: list[str] = []
+        refused: list[tuple[str, str]] = []
         if self._site.is_leader:
             try:
-                published, illegible = list_checkpoints(self._root)
-                published = [one for one in published if step in (None, one.step)]
-                illegible = [name for name in illegible if step in (None, step_of(name))]
+                listing = list_checkpoints(self._root)
+                published = [one for one in listing.published if step in (None, one.step)]
+                refused = [(name, why) for name, why in listing.refused.items() if step in (None, step_of(name))]
             except CheckpointDirectoryError as problem:
                 error = problem
-        listed = {"published": published[:MAX_LISTED], "illegible": illegible[:MAX_LISTED]}
+        listed = {"published": published[:MAX_LISTED], "refused": refused[:MAX_LISTED]}
         answers = self._meeting.agree(self._call, error, listed)
-        names: dict[str, dict[int, str]] = {}
-        newest_first: dict[str, Published] = {}
+        copies: dict[tuple[int, int, str], dict[int, Published]] = {}
         for leader in self._site.leaders:
             for one in (Published(*fields) for fields in answers[leader]["published"]):
-                newest_first.setdefault(one.id, one)
-                names.setdefault(one.id, {})[leader] = one.name
-            for name in answers[leader]["illegible"]:
-                self._skip(name, "it was never committed, or its COMMITTED is damaged")
-        wanted = sorted(newest_first.values(), key=lambda one: (one.sequence, one.step), reverse=True)
-        return [(one, names[one.id]) for one in wanted]
+                copies.setdefault((one.sequence, one.step, one.id), {})[leader] = one
+            for name, why in answers[leader]["refused"]:
+                self._skip(name, why)
+        return [
+            (next(iter(by_leader.values())), {leader: one.name for leader, one in by_leader.items()})
+            for _, by_leader in sorted(copies.items(), reverse=True)
+        ]
 
     def _try(self, candidate: Published, name: str | None) -> Loaded | None:
         """Load one candidate on all ranks, or on none."""
@@ -154,9 +158,10 @@ class Loader:
             contents = read_checkpoint(self._root / name, self._site.rank)
         except CheckpointInvalidError as error:
             return None, str(error)
-        if contents.manifest.id != candidate.id:
-            return None, "it is another checkpoint than its COMMITTED says"
-        if contents.manifest.world_size != current_placement().world_size:
+        manifest = contents.manifest
+        if (manifest.step, manifest.sequence, manifest.id) != candidate[1:]:
+            return None, "it was replaced by another checkpoint while it was read"
+        if manifest.world_size != current_placement().world_size:
             contents = contents._replace(per_rank=None)
         return contents, ""
 

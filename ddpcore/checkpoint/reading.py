@@ -11,7 +11,7 @@ import stat
 import zlib
 from typing import TYPE_CHECKING
 
-from ddpcore.checkpoint.directory import COMMITTED, MANIFEST, marker_text, step_of
+from ddpcore.checkpoint.directory import MANIFEST, step_of
 from ddpcore.checkpoint.manifest import (
     MAX_MANIFEST_BYTES,
     FileRecord,
@@ -20,6 +20,7 @@ from ddpcore.checkpoint.manifest import (
     decode_manifest,
     specs_of_file,
 )
+from ddpcore.checkpoint.marker import COMMITTED, MAX_MARKER_BYTES, MalformedMarkerError, Marker, decode_marker
 from ddpcore.checkpoint.safetensors_header import (
     LENGTH_BYTES,
     Entry,
@@ -40,7 +41,20 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 4 << 20
 """Read at a time: its checksum is taken while it is in the cache."""
 
-MAX_MARKER_BYTES = 256
+
+def read_marker(path: Path) -> Marker:
+    """Return a checkpoint's commit marker, if it is its own.
+
+    Raises:
+        CheckpointInvalidError: What is wrong.
+    """
+    try:
+        marker = decode_marker(_read_small(path / COMMITTED, MAX_MARKER_BYTES))
+    except MalformedMarkerError as error:
+        raise CheckpointInvalidError(str(error)) from None
+    if marker.name not in ("", path.name):
+        raise CheckpointInvalidError(f"its {COMMITTED} is that of {marker.name}: it was renamed, or copied")
+    return marker
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -49,19 +63,20 @@ def read_manifest(path: Path) -> Manifest:
     Raises:
         CheckpointInvalidError: What is wrong.
     """
+    marker = read_marker(path)
     raw = _read_small(path / MANIFEST, MAX_MANIFEST_BYTES)
-    marker = _read_small(path / COMMITTED, MAX_MARKER_BYTES)
-    checksum = zlib.crc32(raw)
-    if not marker.startswith(f"{checksum:08x} {len(raw)} ".encode()):
-        raise CheckpointInvalidError(f"its {MANIFEST} is not the one that was committed")
+    if (zlib.crc32(raw), len(raw)) != (marker.manifest_checksum, marker.manifest_bytes):
+        if marker.name:
+            raise CheckpointInvalidError(f"its {MANIFEST} is damaged, or not its own: its checksum differs")
+        raise CheckpointInvalidError(f"its {MANIFEST} and its {COMMITTED} do not belong together: one is damaged")
     try:
         manifest = decode_manifest(raw)
     except MalformedManifestError as error:
         raise CheckpointInvalidError(str(error)) from None
-    if marker != marker_text(checksum, len(raw), manifest.sequence, manifest.id).encode():
-        raise CheckpointInvalidError(f"its {COMMITTED} does not fit its {MANIFEST}")
+    if (manifest.sequence, manifest.id) != (marker.sequence, marker.id):
+        raise CheckpointInvalidError(f"its {COMMITTED} names another checkpoint than its {MANIFEST}")
     if manifest.step != step_of(path.name):
-        raise CheckpointInvalidError(f"it is step {manifest.step} by its manifest")
+        raise CheckpointInvalidError(f"it is of step {manifest.step} by its {MANIFEST}: it was renamed, or copied")
     for name, record in manifest.files.items():
         size = _size(path / name)
         if size != record.bytes:
@@ -187,6 +202,8 @@ def _read_small(path: Path, max_bytes: int) -> bytes:
                 content += chunk
     except OSError as error:
         raise CheckpointInvalidError(f"it has no {path.name}: {error.strerror}") from error
+    except CheckpointInvalidError:
+        raise CheckpointInvalidError(f"its {path.name} is not a regular file") from None
     if len(content) > max_bytes:
         raise CheckpointInvalidError(f"its {path.name} is too large to be one")
     return content

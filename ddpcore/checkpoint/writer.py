@@ -238,7 +238,8 @@ def publish(job: Job, memory: int, channel: Channel, lock: int) -> None:
     """Gather all shares and make them a checkpoint.
 
     The job's "publish" is {"root", "name", "files": names of all shares, "body_bytes": size of the manifest without its
-    files, which follows the share in the memfd, "marker": the end of the commit marker, "delete": names}.
+    files, which follows the share in the memfd, "marker": what stands in the commit marker between the
+    manifest's size and its own checksum, "delete": names}.
     """
     directory, order = job["directory"], job["publish"]
     records = gather(job, channel, lock)
@@ -249,8 +250,8 @@ def publish(job: Job, memory: int, channel: Channel, lock: int) -> None:
     write_file(f"{directory}/manifest.json", manifest)
     for name in [*(f"{file}.json" for file in order["files"]), "lock"]:
         os.unlink(f"{directory}/{name}")
-    marker = f"{zlib.crc32(manifest):08x} {len(manifest)}{order['marker']}"
-    write_file(f"{directory}/COMMITTED", marker.encode())
+    marker = f"rankdeck-commit/2 {zlib.crc32(manifest):08x} {len(manifest)} {order['marker']}".encode()
+    write_file(f"{directory}/COMMITTED", marker + f" {zlib.crc32(marker):08x}\n".encode())
     fsync_directory(directory)
     os.rename(directory, f"{order['root']}/{order['name']}")
     fsync_directory(order["root"])
@@ -309,6 +310,10 @@ def delete(path: str) -> str:
     doomed = f"{root}/.del-{name.removeprefix('.tmp-')}-{os.urandom(4).hex()}"
     try:
         os.rename(path, doomed)
+        if os.path.islink(doomed):
+            # What it leads to is somebody else's.
+            os.unlink(doomed)
+            return ""
         for entry in os.scandir(doomed):
             os.unlink(entry.path)
         os.rmdir(doomed)

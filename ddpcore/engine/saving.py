@@ -11,6 +11,7 @@ from ddpcore.checkpoint import Checkpointer, restore
 from ddpcore.engine.cadence import Cadence, Progress, Unit, parse_cadence
 from ddpcore.errors import CheckpointContentError, CheckpointWriteError, EngineUseError
 from ddpcore.parallel.wrapping import unwrap
+from ddpcore.placement import current_placement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,6 +96,9 @@ class Saving:
         checkpoint = self._checkpointer.load_latest()
         if checkpoint is None:
             return None
+        if current_placement().rank == 0:
+            for reason in checkpoint.skipped:
+                _log.warning("training goes on from step %d; passed over %s", checkpoint.step, reason)
         state = dict(checkpoint.state) if isinstance(checkpoint.state, dict) else {}
         own = state.pop(ENGINE, None)
         if not isinstance(own, dict):

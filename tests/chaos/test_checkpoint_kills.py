@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from ddpcore.checkpoint import Checkpointer
-from ddpcore.checkpoint.directory import list_checkpoints
+from ddpcore.checkpoint.listing import list_checkpoints
 from ddpcore.checkpoint.reading import verify
 from ddpcore.samplers.batch_sampler import ElasticBatchSampler
 from ddpcore.samplers.order import ShuffledOrder
@@ -150,8 +150,8 @@ def test_no_acknowledged_checkpoint_is_lost_whoever_is_killed_when(tmp_path: Pat
         resumed, where = heard(directory, "resumed"), f"kill {number} of {kind}, seed {seed}"
         assert resumed >= before, f"step {before} was acknowledged, the next run began at {resumed}: {where}"
         num_resumed += resumed > 0
-        published, illegible = list_checkpoints(directory)
-        assert illegible == [], where
+        published, refused = list_checkpoints(directory)
+        assert refused == {}, where
         for one in published:
             verify(directory / one.name)
         num_temporary += len(list(directory.glob(".tmp-*")))

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ddpcore.checkpoint import Checkpointer
-from ddpcore.checkpoint.directory import list_checkpoints
+from ddpcore.checkpoint.listing import list_checkpoints
 from ddpcore.checkpoint.reading import verify
 from ddpcore.errors import CheckpointDirectoryError, CheckpointWriteError
 from tests.support.checkpoint_copies import write_checkpoint
@@ -54,8 +54,8 @@ def test_a_full_disk_is_told_on_every_rank_and_costs_only_the_checkpoint_in_flig
         assert " bytes to write, " in second
         assert second.endswith("The checkpoints before it are untouched; mend the cause and save again")
         assert fourth.startswith("step 4 is not saved: ")
-        published, illegible = list_checkpoints(disk)
-        assert ([one.step for one in published], illegible) == ([3, 1], [])
+        published, refused = list_checkpoints(disk)
+        assert ([one.step for one in published], refused) == ([3, 1], {})
         for one in published:
             verify(disk / one.name)
         assert [path.name for path in disk.glob(".*")] == [".run.lock"], "what failed has given its room back"

@@ -17,7 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpcore.checkpoint import Checkpointer, restore
 from ddpcore.checkpoint.checkpointer import MEETING_TIMEOUT_S
-from ddpcore.checkpoint.directory import LOCK, list_checkpoints
+from ddpcore.checkpoint.directory import LOCK
+from ddpcore.checkpoint.listing import list_checkpoints
 from ddpcore.checkpoint.reading import verify
 from ddpcore.errors import CheckpointCallError, CheckpointDirectoryError, CheckpointWriteError
 from tests.support.training_states import is_same
@@ -216,7 +217,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_reason_on_every_rank(tmp_pat
     answers = run_ranks(read_newest_of_damaged, 2, str(tmp_path))
 
     skipped = (
-        "step_00000002: it was never committed, or its COMMITTED is damaged",
+        "step_00000002: it has no COMMITTED: No such file or directory",
         "step_00000003: rank-00001.safetensors: its checksum differs: bytes have changed since it was written",
     )
     assert answers == [(1, skipped)] * 2

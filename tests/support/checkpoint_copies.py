@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import zlib
 from typing import TYPE_CHECKING, Any
 
 from ddpcore.checkpoint import writer
-from ddpcore.checkpoint.directory import checkpoint_name
+from ddpcore.checkpoint.directory import MANIFEST, checkpoint_name
 from ddpcore.checkpoint.manifest import file_name
+from ddpcore.checkpoint.marker import COMMITTED, FORMAT, decode_marker, marker_tail
 from ddpcore.checkpoint.share_plan import SavePlan
 from ddpcore.checkpoint.sites import Site
 from ddpcore.checkpoint.snapshot import Snapshot
@@ -43,7 +45,7 @@ def write_checkpoint(
             "name": name,
             "files": plan.file_names(),
             "body_bytes": len(body),
-            "marker": f" {sequence} test.{sequence}\n",
+            "marker": marker_tail(sequence, f"test.{sequence}", name),
             "delete": [],
         }
         snapshot = Snapshot()
@@ -64,3 +66,21 @@ def write_checkpoint(
             assert ours.recv(65_536) == b'{"number": 1, "problem": ""}\n'
         snapshot.close()
     return root / name
+
+
+def commit(path: Path, *, is_old: bool = False) -> None:
+    """Give a checkpoint a commit marker that fits its manifest's bytes, whoever has written these.
+
+    Args:
+        path: Its directory, with a marker of the present version.
+        is_old: Write it as earlier versions did.
+    """
+    manifest = (path / MANIFEST).read_bytes()
+    found = decode_marker((path / COMMITTED).read_bytes())
+    marker = f"{zlib.crc32(manifest):08x} {len(manifest)} "
+    if is_old:
+        text = f"{marker}{found.sequence} {found.id}\n"
+    else:
+        text = f"{FORMAT} {marker}{marker_tail(found.sequence, found.id, found.name)}"
+        text += f" {zlib.crc32(text.encode()):08x}\n"
+    (path / COMMITTED).write_text(text)

@@ -11,7 +11,8 @@ import torch
 
 import ddpcore.checkpoint
 from ddpcore.checkpoint import Checkpointer
-from ddpcore.checkpoint.directory import RunLock, checkpoint_name, list_checkpoints, step_of
+from ddpcore.checkpoint.directory import RunLock, checkpoint_name, step_of
+from ddpcore.checkpoint.listing import list_checkpoints
 from ddpcore.errors import CheckpointCallError, CheckpointDirectoryError, CheckpointInvalidError, StateNotStorableError
 from ddpcore.probing import probe
 from tests.support.warm_ranks import template_pid

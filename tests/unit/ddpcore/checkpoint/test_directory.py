@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from ddpcore.checkpoint import directory
-from ddpcore.checkpoint.directory import RunLock, collect_leftovers, list_checkpoints, make_directory
+from ddpcore.checkpoint.directory import RunLock, collect_leftovers, make_directory
+from ddpcore.checkpoint.listing import list_checkpoints
 from ddpcore.errors import CheckpointDirectoryError
 
 HOLD = """
@@ -115,7 +116,7 @@ def test_a_marker_that_is_no_text_is_none(tmp_path: Path) -> None:
     (tmp_path / "step_00000001").mkdir()
     (tmp_path / "step_00000001" / "COMMITTED").write_bytes(b"\xff\xfe")
 
-    assert list_checkpoints(tmp_path) == ([], ["step_00000001"])
+    assert list_checkpoints(tmp_path) == ([], {"step_00000001": "its COMMITTED is damaged: it is no commit marker"})
 
 
 def test_what_another_rank_takes_away_while_it_is_looked_at_is_no_fault(

@@ -98,7 +98,7 @@ class Saver:
         try:
             self._take(plan, temporary, checkpoint_id)
             failure = ""
-        except (OSError, MemoryError) as error:
+        except (OSError, MemoryError, CheckpointDirectoryError) as error:
             failure += f": {error}"
         finally:
             if failure:
@@ -181,6 +181,8 @@ class Saver:
         self._snapshot.write(0, share.header)
         self._snapshot.copy(share.items)
         self._snapshot.write(share.num_bytes, body)
+        # Again: while the ranks have met, and while this one has copied, the kernel may have killed it for its memory.
+        self._start_writer()
         self._writer.submit(
             {
                 "directory": str(self._root / temporary),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import pickle
 import random
 import sys
 import time
@@ -33,6 +34,8 @@ NUM_KILLS = int(os.environ.get("RANKDECK_KILLS", "30"))
 LONGEST_S = 0.12
 """From the first step to the kill: about a dozen saves."""
 
+WRITERS_ONLY = ("one writer", "all writers")
+
 NUM_SAMPLES = 97
 GLOBAL_BATCH = 10
 
@@ -48,8 +51,13 @@ def count(order: ShuffledOrder, epoch: int, position: int) -> torch.Tensor:
     return epoch + torch.bincount(seen, minlength=NUM_SAMPLES)
 
 
-def train(directory: str) -> None:
-    """Train and save until killed, after a look at what there is to resume from."""
+def train(directory: str, save_every: int) -> None:
+    """Train and save until killed, after a look at what there is to resume from.
+
+    Args:
+        directory: Of the checkpoints.
+        save_every: Steps between saves: with 1 the writers are always busy, with more they are idle for a while.
+    """
     order = ShuffledOrder(NUM_SAMPLES, seed=1)
     sampler = ElasticBatchSampler(order, GLOBAL_BATCH)
     seen, step, is_first = torch.zeros(NUM_SAMPLES, dtype=torch.int64), 0, dist.get_rank() == 0
@@ -72,11 +80,13 @@ def train(directory: str) -> None:
             seen += own
             sampler.finish_step()
             step += 1
+            if step % save_every:
+                continue
             state: dict[str, Any] = {"weights": weights_of(step), "seen": seen, "sampler": sampler.state_dict()}
             checkpointer.save(step, state, {"rank": dist.get_rank()})
             # This save has waited for the one before.
-            say(directory, "acknowledged", step - 1, is_first)
-            if step % 3 == 0:
+            say(directory, "acknowledged", step - save_every, is_first)
+            if step % 3 == 0 or save_every > 1:
                 checkpointer.wait()
                 say(directory, "acknowledged", step, is_first)
 
@@ -117,8 +127,22 @@ def victims(kind: str, pids: list[int], dice: random.Random) -> list[int]:
             return [*itertools.chain(*map(writers_of, pids)), *pids]
 
 
+def survive(ranks: WarmRanks, directory: Path) -> None:
+    """See that ranks whose writers were killed go on saving, or all end with an error that says so."""
+    before = heard(directory, "acknowledged")
+    names = [ranks.directory / f"result-{rank}.pickle" for rank in range(len(ranks.pids))]
+    until(
+        lambda: heard(directory, "acknowledged") > before + 8 or all(name.exists() for name in names),
+        60,
+        "they go on, or end",
+    )
+    for name in names:
+        error = pickle.loads(name.read_bytes())["error"] if name.exists() else ""
+        assert error == "" or (error.startswith("CheckpointWriteError") and "writer process" in error), error
+
+
 def run_and_kill(directory: Path, kind: str, dice: random.Random, *, must_save: bool) -> None:
-    with WarmRanks(train, dice.choice([1, 2, 2, 3]), str(directory)) as ranks:
+    with WarmRanks(train, dice.choice([1, 2, 2, 3]), str(directory), dice.choice([1, 1, 4])) as ranks:
         for rank in range(len(ranks.pids)):
             ranks.wait_for_file(f"training-{rank}")
         if must_save:
@@ -129,6 +153,8 @@ def run_and_kill(directory: Path, kind: str, dice: random.Random, *, must_save: 
             with contextlib.suppress(ProcessLookupError):  # it has ended by itself since its comrades died
                 os.kill(pid, 9)
         time.sleep(dice.random() * 0.01)
+        if kind in WRITERS_ONLY:
+            survive(ranks, directory)
     until(lambda: not any(map(is_alive, writers)), 30, "writers end with what they were at")
 
 

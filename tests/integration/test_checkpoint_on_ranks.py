@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -21,6 +22,7 @@ from ddpcore.checkpoint.directory import LOCK
 from ddpcore.checkpoint.listing import list_checkpoints
 from ddpcore.checkpoint.reading import verify
 from ddpcore.errors import CheckpointCallError, CheckpointDirectoryError, CheckpointWriteError
+from tests.support.ranks import is_alive
 from tests.support.training_states import is_same
 from tests.support.waiting import until
 from tests.support.warm_ranks import WarmRanks, run_ranks, try_ranks
@@ -280,6 +282,83 @@ def test_a_writer_that_is_killed_is_an_error_on_every_rank_and_the_next_save_is_
     assert answers == [(error, 3)] * 3
     assert [one.step for one in list_checkpoints(tmp_path)[0]] == [3, 1]
     assert list(tmp_path.glob(".tmp*")) == list(tmp_path.glob(".del*")) == []
+
+
+def lose_an_idle_writer(directory: str, moment: str) -> tuple[int | None, str]:
+    """Save four times, rank 1's writer being killed before the second one, or while the ranks meet for it."""
+    checkpointer = Checkpointer(directory, keep_last=9)
+    checkpointer.save(1, state_of(1))
+    checkpointer.wait()
+    saver = checkpointer._saver
+    first, begin = saver._writer.pid, saver._begin
+
+    def kill_writer() -> None:
+        assert saver._writer.pid is not None
+        writer = psutil.Process(saver._writer.pid)
+        writer.kill()
+        until(lambda: not is_alive(writer.pid), 60, "the writer has died")
+
+    def kill_and_begin(*args: Any) -> str:
+        kill_writer()
+        if moment == "while they meet, and is looked at":
+            saver._writer.poll()
+        return begin(*args)
+
+    if dist.get_rank() == 1:
+        if moment == "before":
+            kill_writer()
+        else:
+            saver._begin = kill_and_begin  # type: ignore[method-assign]
+    checkpointer.save(2, state_of(2))
+    saver._begin = begin  # type: ignore[method-assign]
+    checkpointer.save(3, state_of(3))
+    checkpointer.close()
+    return checkpointer.last_step, "another" if first != saver._writer.pid else "the same"
+
+
+@pytest.mark.parametrize("moment", ["before", "while they meet", "while they meet, and is looked at"])
+def test_a_writer_that_is_killed_while_idle_is_replaced(tmp_path: Path, moment: str) -> None:
+    answers = run_ranks(lose_an_idle_writer, 2, str(tmp_path), moment)
+
+    assert [last_step for last_step, _ in answers] == [3, 3]
+    assert [one.step for one in list_checkpoints(tmp_path).published] == [3, 2, 1]
+
+
+def lose_the_last_writer(directory: str) -> str:
+    """Save while rank 1 has lost its writer, and its machine starts no other one."""
+    checkpointer = Checkpointer(directory)
+    checkpointer.save(1, state_of(1))
+    checkpointer.wait()
+    writer, begin = checkpointer._saver._writer, checkpointer._saver._begin
+
+    def start_none() -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    def kill_and_begin(*args: Any) -> str:
+        assert writer.pid is not None
+        pid = writer.pid
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not is_alive(pid), 60, "the writer has died")
+        writer.start = start_none  # type: ignore[method-assign]
+        return begin(*args)
+
+    if dist.get_rank() == 1:
+        checkpointer._saver._begin = kill_and_begin  # type: ignore[method-assign]
+    checkpointer.save(2, state_of(2))
+    try:
+        checkpointer.wait()
+    except CheckpointWriteError as error:
+        return str(error)
+    return ""
+
+
+def test_a_writer_that_cannot_be_replaced_is_an_error_on_every_rank(tmp_path: Path) -> None:
+    answers = run_ranks(lose_the_last_writer, 2, str(tmp_path))
+
+    assert len(set(answers)) == 1
+    assert answers[0].startswith(
+        "step 2 is not saved: rank 1: its share could not be copied: no process can be started to write checkpoints: "
+    )
 
 
 def save_and_wait_for_death(directory: str) -> None:

@@ -308,7 +308,7 @@ def lose_an_idle_writer(directory: str, moment: str) -> tuple[int | None, str]:
         if moment == "before":
             kill_writer()
         else:
-            saver._begin = kill_and_begin  # type: ignore[method-assign]
+            saver._begin = kill_and_begin  # type: ignore[assignment, method-assign]
     checkpointer.save(2, state_of(2))
     saver._begin = begin  # type: ignore[method-assign]
     checkpointer.save(3, state_of(3))
@@ -343,7 +343,7 @@ def lose_the_last_writer(directory: str) -> str:
         return begin(*args)
 
     if dist.get_rank() == 1:
-        checkpointer._saver._begin = kill_and_begin  # type: ignore[method-assign]
+        checkpointer._saver._begin = kill_and_begin  # type: ignore[assignment, method-assign]
     checkpointer.save(2, state_of(2))
     try:
         checkpointer.wait()

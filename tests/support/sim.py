@@ -378,13 +378,16 @@ class SimCluster:
         return self.nodes[rank.rank // self._ranks_per_node]
 
     def _send(self, node: SimNode) -> None:
-        frame = node.publish(self.now_s)
+        frame = self._frame_of(node)
         node.sent_at_s = self.now_s
         if self._random.random() < self.drop or node.is_unheard:
             return
         self._num_sent += 1
         arrives_s = self.now_s + self._random.uniform(0.0, self.delay_s)
         heapq.heappush(self._on_the_way, (arrives_s, self._num_sent, node.name, frame))
+
+    def _frame_of(self, node: SimNode) -> bytes:
+        return node.publish(self.now_s)
 
     def _observe(self) -> None:
         self.diagnosis = self._diagnoser.observe(self.cluster, self.now_s)

@@ -26,7 +26,7 @@ from ddpcore.wire import decode_report
 from tests.support.jobs import left
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from agent.state.gpu_sample import GpuSample
     from tests.support.sim_rank import SimRank
@@ -74,6 +74,11 @@ class SimNode:
         first, world_size = self.ranks[0].rank, self._shape[0]
         self._core.apply(JobAdmitted(job_id, attempt, first, len(self.ranks), world_size), now_s)
         self.go(JobState.PREPARED, now_s)
+
+    def join(self, other: SimNode, job_id: str, now_s: float) -> None:
+        """Be the part of another node that a second job is: one agent watches both."""
+        self._core = other._core
+        self.admit(job_id, 0, now_s)
 
     def restart_agent(self, job_id: str, attempt: int, now_s: float) -> None:
         """Begin a new life that adopts the job: counts and epoch start anew."""
@@ -170,11 +175,10 @@ class SimNode:
             self.exit_code = self._launcher_code
             self.go(JobState.FAILED, now_s)
 
-    def publish(self, now_s: float) -> bytes:
-        """Return the next telemetry frame."""
-        self._report_seq += 1
+    def status(self, now_s: float) -> JobStatus:
+        """Return what this node has to say of the job."""
         world_size, num_nodes = self._shape
-        status = JobStatus(
+        return JobStatus(
             job_id=self.job[0],
             attempt=self.job[1],
             state=self.state,
@@ -187,6 +191,11 @@ class SimNode:
             exit_code=self.exit_code,
             root_cause=self._failure.told(now_s) if self._failure else None,
         )
-        report = self._core.report(now_s, report_seq=self._report_seq, jobs=[status], log_seq=0, malformed_datagrams=0)
+
+    def publish(self, now_s: float, others: Sequence[JobStatus] = ()) -> bytes:
+        """Return the next telemetry frame, in which other jobs may be."""
+        self._report_seq += 1
+        jobs = [self.status(now_s), *others]
+        report = self._core.report(now_s, report_seq=self._report_seq, jobs=jobs, log_seq=0, malformed_datagrams=0)
         self._core.validate()
         return encode_frame(report)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING
 
+from agent.wire.machine import HostReport
 from app.rows import Severity
+from ddpcore.wire import NEW_GROUP
 from tests.corpus.generator.exchange import TRANSFERS, Exchange
-from tests.corpus.generator.mutations import events_of
-from tests.corpus.generator.program import Semantics
+from tests.corpus.generator.kinds import RESTARTED, Kind
+from tests.corpus.generator.memories import GpuMemories, NodeMemory
+from tests.corpus.generator.mutations import events_of, strikes
+from tests.corpus.generator.program import GATE, Semantics
 from tests.corpus.generator.rank import StoryRank
-from tests.corpus.generator.stories import Kind
 from tests.support.sim import IMPORT_S, LOST_PEER_ERROR, TEARDOWN_S, TIMED_OUT_ERROR, WATCHDOG_ERROR, SimCluster
 from tests.support.sim_node import START_S
 
 if TYPE_CHECKING:
     from app.diagnosis.verdicts import Verdict
+    from tests.corpus.generator.lives import OtherCluster
+    from tests.corpus.generator.program import Harm
     from tests.corpus.generator.stories import Story
     from tests.support.sim_node import SimNode
     from tests.support.sim_rank import SimRank
@@ -29,7 +34,18 @@ REMOTE_ERROR = (
     "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error, "
     "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely."
 )
+GATE_ERROR = "ddpcore.errors.BarrierDeadlockError: barrier 'part done': rank {ranks} has ended and can never come"
+"""Of a gate of ddpcore that is given up since a rank has ended."""
+NOT_PASSED_ERROR = "RuntimeError: [Rank 0]: Rank {ranks} failed to pass monitoredBarrier in {ms} ms"
+CHECK_RANK_0_ERROR = (
+    "RuntimeError: [Rank {rank}]: Rank {rank} successfully reached monitoredBarrier, but received errors while waiting "
+    "for send/recv from rank 0. Please check rank 0 logs for faulty rank."
+)
+STORE_ERROR = "torch.distributed.DistStoreError: wait timeout after {ms}ms, keys: /default_pg/0//1//cpu//1/rank_{peer}"
 ABSENT_S = 400.0
+CROWDED_LOAD = 40.0
+"""Of a node of eight CPUs."""
+MEMORY_KINDS = frozenset({Kind.LEAK, Kind.LEAK_OF_ALL, Kind.LOADS, Kind.CACHE_FILLS, Kind.EPOCH_MEMORY})
 CONNECTIONS_S = 0.05
 """Between two looks at who has lost a peer or waited too long."""
 
@@ -47,9 +63,9 @@ class Told:
 class StoryCluster(SimCluster):
     """Plays a story."""
 
-    def __init__(self, story: Story) -> None:
+    def __init__(self, story: Story, job_id: str = "demo") -> None:
         shape = story.shape
-        self._story = story
+        self._story, self._job_id = story, job_id
         self._lives = Random(story.seed)
         self.told_alarms: list[Told] = []
         self.struck: list[tuple[float, int, str]] = []
@@ -72,6 +88,16 @@ class StoryCluster(SimCluster):
             hangs_on_death=shape.semantics is Semantics.NCCL,
         )
         self._late_s = {shape.world_size - 1: shape.late_s} if shape.late_s else {}
+        self.other: OtherCluster | None = None
+        if shape.spread_s:
+            spread = {rank: self._lives.uniform(0.0, shape.spread_s) for rank in range(shape.world_size)}
+            self._late_s = spread | self._late_s
+        kind = story.faults[0].kind if story.faults else Kind.NONE
+        self._memories = [NodeMemory(self, node, kind) for node in self.nodes] if kind in MEMORY_KINDS else []
+        self._gpus = GpuMemories(self) if kind is Kind.GPU_LEAK else None
+        if kind is Kind.CROWDED:
+            for node in self.nodes:
+                node.host = HostReport(load_1min=CROWDED_LOAD)
         for fault in story.faults:
             if fault.kind is Kind.ABSENT:
                 self._late_s[fault.rank] = ABSENT_S
@@ -106,7 +132,11 @@ class StoryCluster(SimCluster):
         )
         self._meetings = exchange  # type: ignore[assignment]
         self._exchange = exchange
-        ranks = [StoryRank(rank, shape, events_of(story, rank), story.seed) for rank in range(shape.world_size)]
+        if story.faults and story.faults[0].kind in RESTARTED:
+            faults = story.faults[1:] if self.attempt else story.faults[:1]
+            story = replace(story, faults=faults)
+        job = (self._job_id, self.attempt, story.seed)
+        ranks = [StoryRank(rank, shape, events_of(story, rank), job) for rank in range(shape.world_size)]
         for rank in ranks:
             rank.know_groups(exchange)
         return list(ranks)
@@ -120,6 +150,8 @@ class StoryCluster(SimCluster):
         for rank in self.story_ranks:
             if rank.probe_due_s <= now_s:
                 self._probe(rank)
+                if self._story.shape.late_probes_s:
+                    rank.probe_due_s += self._lives.uniform(0.0, self._story.shape.late_probes_s)
 
     def _run_ranks(self) -> None:
         """Let those ranks move whose time has come, and those that they let go on."""
@@ -143,13 +175,15 @@ class StoryCluster(SimCluster):
 
     def _take_harms(self, rank: StoryRank) -> None:
         for at_s, harm in rank.harms:
-            self.struck.append((at_s - START_S, rank.rank, harm.kind))
-            self._strike_around(rank, harm.kind)
+            if not harm.is_odd:
+                self.struck.append((at_s - START_S, rank.rank, harm.kind))
+            self._strike_around(rank, harm)
         rank.harms.clear()
 
-    def _strike_around(self, rank: StoryRank, kind: str) -> None:
+    def _strike_around(self, rank: StoryRank, harm: Harm) -> None:
         """Do what a harm does beyond its rank."""
         index = rank.rank // self._ranks_per_node
+        kind = harm.kind
         if kind == "host":
             self.lose_node(index)
         elif kind == "agent":
@@ -158,6 +192,35 @@ class StoryCluster(SimCluster):
             self.restart_agent(index)
         elif kind == "link":
             self._exchange.cut()
+        elif kind == "leak":
+            num_leaking = sum(
+                strikes(self._story.faults[0], self._story.shape, one.rank) for one in self.nodes[index].ranks
+            )
+            self._memories[index].leak(rank.rank, harm.value, num_leaking)
+        elif kind == "cache":
+            self._memories[index].fill(rank.rank, harm.value)
+        elif kind == "gpu leak":
+            assert self._gpus is not None
+            self._gpus.leak(rank.rank, harm.value)
+
+    def node_of(self, rank: SimRank) -> SimNode:
+        """Return the node of a rank."""
+        return self._node_of(rank)
+
+    def next_attempt(self) -> None:
+        """Start the job anew, with new processes."""
+        super().next_attempt()
+        self._stood, self._first_end_s, self.has_aborted = {}, float("inf"), False
+        self.struck.clear()
+
+    def _tick(self) -> None:
+        super()._tick()
+        if self.other is not None:
+            self.other.advance(self.now_s)
+
+    def _frame_of(self, node: SimNode) -> bytes:
+        others = [] if self.other is None else self.other.statuses(node.node_rank, self.now_s)
+        return node.publish(self.now_s, others)
 
     def _send(self, node: SimNode) -> None:
         if node.node_rank in self._mute:
@@ -184,7 +247,14 @@ class StoryCluster(SimCluster):
                 continue
             if self._is_connection_lost(rank, gone):
                 is_gloo = self._story.shape.semantics is Semantics.GLOO
-                self._end_waiting(rank, (1, None, LOST_PEER_ERROR) if is_gloo else (None, 6, REMOTE_ERROR))
+                if any(operation.meets_in == GATE for operation in waits):
+                    error = GATE_ERROR.format(ranks=", ".join(map(str, sorted(gone))))
+                    self._end_waiting(rank, (1, None, error))
+                else:
+                    self._end_waiting(rank, (1, None, LOST_PEER_ERROR) if is_gloo else (None, 6, REMOTE_ERROR))
+                continue
+            if any(operation.meets_in == GATE for operation in waits):
+                # It has a time-out of its own, of half an hour.
                 continue
             if timeout_s and self.now_s - self._waits_since_s(rank) >= timeout_s:
                 self._end_waiting(rank, self._time_out(rank))
@@ -220,17 +290,30 @@ class StoryCluster(SimCluster):
         peer of the same node is only missed (shared memory says nothing).
         """
         waits = rank.waits_in(self.now_s)
+        if any(operation.meets_in == NEW_GROUP for operation in waits):
+            # It reads from the store, which does not know who has ended.
+            return False
+        is_gate = any(operation.meets_in == GATE for operation in waits)
         lost = {peer for operation in waits for peer in operation.members} & gone
-        if self._story.shape.semantics is Semantics.NCCL:
+        if self._story.shape.semantics is Semantics.NCCL and not is_gate:
             lost = {peer for peer in lost if self._node_of(self.ranks[peer]) is not self._node_of(rank)}
         if not lost or self._exchange.is_cut:
             return False
         span = (0.05, 0.4) if self._story.shape.semantics is Semantics.GLOO else (2.0, 8.0)
+        if is_gate:  # the gates' own look at who can never come
+            span = (1.5, 4.0)
         due_s = self._losses.setdefault(rank.rank, self.now_s + self._lives.uniform(*span))
         return self.now_s >= due_s
 
     def _time_out(self, rank: StoryRank) -> tuple[int | None, int | None, str]:
         timeout_ms = int(1000 * self._story.shape.timeout_s)
+        meeting = next((operation for operation in rank.waits_in(self.now_s) if operation.meets_in), None)
+        if meeting is not None:
+            absent = [peer for peer in meeting.members if peer not in meeting.come_s]
+            if meeting.meets_in == NEW_GROUP:
+                return (1, None, STORE_ERROR.format(ms=timeout_ms, peer=absent[0]))
+            error = NOT_PASSED_ERROR if rank.rank == 0 else CHECK_RANK_0_ERROR
+            return (1, None, error.format(ms=timeout_ms, ranks=absent[0], rank=rank.rank))
         if self._story.shape.semantics is Semantics.GLOO:
             return (1, None, TIMED_OUT_ERROR.format(ms=timeout_ms))
         return (None, 6, WATCHDOG_ERROR.format(rank=rank.rank, ms=timeout_ms))
@@ -248,5 +331,7 @@ class StoryCluster(SimCluster):
             self.told_alarms += [
                 Told(self.elapsed_s, verdict, pending)
                 for verdict in self.diagnosis.verdicts
-                if verdict.severity is not Severity.QUIET and (verdict.cause, verdict.culprits) in new
+                if verdict.job == self._job_id
+                and verdict.severity is not Severity.QUIET
+                and (verdict.cause, verdict.culprits) in new
             ]

@@ -8,7 +8,8 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from tests.corpus.generator.score import Grade, play, table
+from tests.corpus.generator.lives import play
+from tests.corpus.generator.score import Grade, table
 from tests.corpus.generator.shrinking import as_test, shrink
 from tests.corpus.generator.stories import story_of
 

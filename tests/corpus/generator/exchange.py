@@ -18,6 +18,14 @@ NCCL
     documented: they hang or corrupt, so both are played (`mismatch_hangs`) and silence is not scored. Whether the root
     of a broadcast is through before the others have called depends on NCCL's buffers: both are played
     (`root_runs_ahead`).
+
+Both
+    Ranks meet at a named barrier of ddpcore, in `monitored_barrier` and in `new_group` of a gloo group; a first-block
+    opens for all when the first one is through. No recorder holds these, and the main thread waits in them, also of a
+    program on GPUs. With NCCL alone, `new_group` meets nobody: communicators are made by the first collective.
+
+Not played, since it is not known what happens: `new_group` with lists of ranks that differ (only the rank that waits
+for one that does not come is), reduce ops that NCCL is given differently (taken as gloo's: each applies its own).
 """
 
 from __future__ import annotations
@@ -25,7 +33,8 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
-from tests.corpus.generator.program import Collective, Semantics, Transfer
+from ddpcore.wire import FIRST_GROUP
+from tests.corpus.generator.program import Collective, Meet, Semantics, Transfer
 
 LATENCY_S = 0.001
 TRANSFERS = "send and receive"
@@ -42,13 +51,15 @@ class Operation:
     group: str
     seq: int
     members: tuple[int, ...]
-    calls: dict[int, Collective | Transfer] = field(default_factory=dict)
+    calls: dict[int, Collective | Transfer | Meet] = field(default_factory=dict)
     come_s: dict[int, float] = field(default_factory=dict)
     """When a member's call began to take part: on a GPU, when its kernel did."""
     done_s: dict[int, float] = field(default_factory=dict)
     aborted: set[int] = field(default_factory=set)
     """Members that received more than they asked for."""
     is_cut: bool = False
+    meets_in: str = ""
+    """`op` of a `Meet`."""
 
     def is_done(self, rank: int, now_s: float) -> bool:
         """Return whether it is over for a member."""
@@ -103,6 +114,15 @@ class Exchange:
         operation.calls[rank] = transfer
         return operation
 
+    def meet(self, rank: int, seq: int, meet: Meet) -> Operation:
+        """Return the meeting that a rank comes to."""
+        key = (meet.group or meet.op, seq)
+        if key not in self._open:
+            self._open[key] = Operation(key[0], seq, self._everybody, meets_in=meet.op)
+        operation = self._open[key]
+        operation.calls[rank] = meet
+        return operation
+
     def came(self, rank: int, operation: Operation, now_s: float) -> None:
         """Let a rank's call take part."""
         operation.come_s[rank] = now_s
@@ -110,7 +130,9 @@ class Exchange:
         if operation.is_cut:
             return
         before = len(operation.done_s) + len(operation.aborted)
-        if operation.group == TRANSFERS:
+        if operation.meets_in:
+            _over_meeting(operation)
+        elif operation.group == TRANSFERS:
             _end_for(operation, operation.members, operation.members)
         elif self._semantics is Semantics.GLOO:
             _over_gloo(operation)
@@ -141,6 +163,14 @@ class Exchange:
         are_equal = len({(call.elements * call.element_bytes, call.root) for call in collectives}) == 1
         if are_equal or not self._mismatch_hangs:
             _end_for(operation, operation.members, operation.members)
+
+
+def _over_meeting(operation: Operation) -> None:
+    if not operation.group.startswith(FIRST_GROUP):
+        _end_for(operation, operation.members, operation.members)
+        return
+    for rank in operation.come_s:
+        _end_for(operation, [rank], [rank, operation.members[0]])
 
 
 def _over_gloo(operation: Operation) -> None:

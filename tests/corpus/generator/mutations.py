@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpcore.wire import DEFAULT_GROUP, Phase
-from tests.corpus.generator.program import Collective, Harm, Shape, Transfer, buffers_of, ending, opening, step_of
-from tests.corpus.generator.stories import Fault, Kind
+from ddpcore.wire import DEFAULT_GROUP, MONITORED_BARRIER, NEW_GROUP, Phase
+from tests.corpus.generator.kinds import HEALTHY, IN_OPENING, KEPT, Kind
+from tests.corpus.generator.program import Collective, Harm, Meet, Shape, Transfer, buffers_of, ending, opening, step_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.corpus.generator.program import Event
-    from tests.corpus.generator.stories import Story
+    from tests.corpus.generator.stories import Fault, Story
 
 HARMS: dict[Kind, str] = {
     Kind.SLEEP: "sleep",
@@ -38,10 +38,24 @@ HARMS: dict[Kind, str] = {
     Kind.SLOW_INPUT: f"slow {Phase.DATA.value}",
     Kind.HICCUP: "sleep",
     Kind.ALL_STAND: "lock",
+    Kind.OTHER_MEMBERS: "new_group",
+    Kind.FIRST_STANDS: "sleep",
+    Kind.RECEIVE_ANY: "recv",
+    Kind.KEPT_BY_THREAD: "thread",
+    Kind.KEPT_BY_HANDLER: "atexit",
+    Kind.KEPT_BY_PROCESS: "process",
+    Kind.SLOW_END: "atexit",
+    Kind.LEAK: "leak",
+    Kind.LEAK_OF_ALL: "leak",
+    Kind.GPU_LEAK: "gpu leak",
+    Kind.CACHE_FILLS: "cache",
+    Kind.RESTARTS: "raise",
+    Kind.FAILS_AGAIN: "signal",
 }
-VALUES: dict[Kind, float] = {Kind.KILL: 9.0, Kind.TERMINATE: 15.0, Kind.EXIT: 0.0}
+VALUES: dict[Kind, float] = {Kind.KILL: 9.0, Kind.FAILS_AGAIN: 9.0, Kind.TERMINATE: 15.0, Kind.EXIT: 0.0}
 TURN_STEPS = 4
 """How long each of two ranks that are slow in turns is slow."""
+AT_THE_END = KEPT | {Kind.SLOW_END}
 INPUT_FACTOR = 8.0
 """Input is a twelfth of a step: a factor on it alone has to be larger to show."""
 
@@ -49,20 +63,26 @@ INPUT_FACTOR = 8.0
 def events_of(story: Story, rank: int) -> Iterator[Event]:
     """Return all that a rank does, with the story's faults."""
     shape = story.shape
-    yield from opening(shape)
+    mine = [fault for fault in story.faults if strikes(fault, shape, rank)]
+    events = opening(shape, rank)
+    for fault in mine:
+        if fault.kind in IN_OPENING:
+            events = _struck_in_opening(events, fault)
+    yield from events
     step = 0
     while not shape.num_steps or step < shape.num_steps:
         step += 1
         events = step_of(shape, rank, step)
-        for fault in story.faults:
+        for fault in mine:
             events = _struck(shape, events, fault, rank, step)
         yield from events
     yield from ending()
+    yield from (Harm(HARMS[fault.kind], fault.value) for fault in mine if fault.kind in AT_THE_END)
 
 
 def strikes(fault: Fault, shape: Shape, rank: int) -> bool:
     """Return whether a fault strikes at a rank."""
-    if fault.kind is Kind.ALL_STAND:
+    if fault.kind in (Kind.ALL_STAND, Kind.LEAK_OF_ALL, Kind.CACHE_FILLS):
         return True
     if fault.kind is Kind.SLOW_NODE:
         return rank // shape.ranks_per_node == fault.rank // shape.ranks_per_node
@@ -72,7 +92,7 @@ def strikes(fault: Fault, shape: Shape, rank: int) -> bool:
 
 
 def _struck(shape: Shape, events: list[Event], fault: Fault, rank: int, step: int) -> list[Event]:
-    if not strikes(fault, shape, rank):
+    if fault.kind in IN_OPENING | AT_THE_END:
         return events
     if fault.kind is Kind.SLOW_IN_TURNS:
         return _in_turns(shape, events, fault, rank, step)
@@ -84,14 +104,23 @@ def _struck(shape: Shape, events: list[Event], fault: Fault, rank: int, step: in
     return events if change is None else change(shape, events, fault)
 
 
+def _struck_in_opening(events: list[Event], fault: Fault) -> list[Event]:
+    if fault.kind is Kind.NEW_GROUP_LEFT_OUT:
+        at = next(at for at, event in enumerate(events) if isinstance(event, Meet) and event.op == NEW_GROUP)
+        return [*events[:at], Harm("mark"), *events[at + 1 :]]
+    is_first = fault.kind is Kind.FIRST_STANDS
+    at = 1 if is_first else len(events) - 2
+    return [*events[:at], Harm(HARMS[fault.kind], fault.value), *events[at:]]
+
+
 def _harmed(events: list[Event], fault: Fault) -> list[Event]:
     # Behind the events that begin and before those that end the step: a rank that is struck has begun it.
     at = 1 + fault.place % (len(events) - 1)
     value = VALUES.get(fault.kind, fault.value)
     if fault.kind is Kind.SLOW_INPUT:
         value *= INPUT_FACTOR
-    harm = Harm(HARMS[fault.kind], value)
-    healed = [Harm("healed")] if fault.kind is Kind.HICCUP else []
+    harm = Harm(HARMS[fault.kind], value, is_odd=fault.kind in HEALTHY)
+    healed = [Harm("healed", is_odd=True)] if fault.kind is Kind.HICCUP else []
     return [*events[:at], harm, *healed, *events[at:]]
 
 
@@ -132,6 +161,43 @@ def _move(shape: Shape, events: list[Event], fault: Fault) -> list[Event]:
     moved = list(events)
     moved[at], moved[behind] = moved[behind], moved[at]
     return [*moved[:at], Harm("mark"), *moved[at:]]
+
+
+def _move_far(shape: Shape, events: list[Event], fault: Fault) -> list[Event]:
+    """Make a call later than several others of the step."""
+    calls = _calls(events)
+    place = fault.place % len(calls)
+    at, behind = calls[place], calls[min(place + 2 + fault.place % 5, len(calls) - 1)]
+    if at == behind:
+        return events
+    return [*events[:at], Harm("mark"), *events[at + 1 : behind + 1], events[at], *events[behind + 1 :]]
+
+
+def _reorder_groups(shape: Shape, events: list[Event], fault: Fault) -> list[Event]:
+    """Call in the sub-group before all calls of the group of all, rather than behind them."""
+    own = shape.group_of(fault.rank)
+    calls = _calls(events)
+    found = [at for at in calls if events[at].group == own]  # type: ignore[union-attr]
+    if own == DEFAULT_GROUP or not found or found[0] == calls[0]:
+        return events
+    first, at = calls[0], found[0]
+    return [*events[:first], Harm("mark"), events[at], *events[first:at], *events[at + 1 :]]
+
+
+def _begin_again(shape: Shape, events: list[Event], fault: Fault) -> list[Event]:
+    """Raise in the middle of a step, catch it in the loop, take the same batch once more."""
+    at = _target(events, fault)
+    return [*events[: at + 1], Harm("mark"), *events[1:]]
+
+
+def _reduce_otherwise(shape: Shape, events: list[Event], fault: Fault) -> list[Event]:
+    at = next(at for at in _calls(events) if events[at].line == 147)  # type: ignore[union-attr]
+    return _altered(events, at, reduce_op="MAX")
+
+
+def _stay_away(shape: Shape, events: list[Event], fault: Fault) -> list[Event]:
+    at = next(at for at, event in enumerate(events) if isinstance(event, Meet) and event.op == MONITORED_BARRIER)
+    return [*events[:at], Harm("sleep", fault.value), *events[at:]]
 
 
 def _altered(events: list[Event], at: int, **changes: object) -> list[Event]:
@@ -216,5 +282,10 @@ CHANGES: dict[Kind, Callable[[Shape, list[Event], Fault], list[Event]]] = {
     Kind.EVALUATES_WRAPPED: _evaluate_wrapped,
     Kind.SEND_LEFT_OUT: _drop_transfer(is_send=True),
     Kind.RECEIVE_LEFT_OUT: _drop_transfer(is_send=False),
+    Kind.MOVED_FAR: _move_far,
+    Kind.GROUP_ORDER: _reorder_groups,
+    Kind.RETRIED: _begin_again,
+    Kind.OTHER_REDUCE_OP: _reduce_otherwise,
+    Kind.NOT_MONITORED: _stay_away,
 }
 """`Harm("mark")` changes nothing: it says when the rank came to the place."""

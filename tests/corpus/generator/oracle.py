@@ -13,9 +13,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from app.rows import Cause
+from tests.corpus.generator.kinds import (
+    CALL_FAULTS,
+    ENDS,
+    HEALTHY,
+    KEPT,
+    LEAKS,
+    RESTARTED,
+    SLOWNESS,
+    STANDS,
+    STANDS_AT_A_CALL,
+    Kind,
+)
 from tests.corpus.generator.mutations import strikes
 from tests.corpus.generator.program import Pipes, Semantics
-from tests.corpus.generator.stories import CALL_FAULTS, ENDS, HEALTHY, SLOWNESS, STANDS, Kind
 
 if TYPE_CHECKING:
     from tests.corpus.generator.cluster import StoryCluster
@@ -36,6 +47,8 @@ STANDS_S = 5.0
 """A wait that has lasted so long at the end of a play, a multiple of all steps, is for good."""
 JOIN_S = 62.0
 """Ranks may come a minute late (`Thresholds.join_s`)."""
+WARM_UP_S = 14.0
+"""Of a rank's memory: allocators and loaders take what they need in the first ten seconds of steps."""
 LOST_S = 8.0
 """A host is taken for lost after six seconds without a word."""
 
@@ -48,7 +61,12 @@ ENDED = frozenset({Cause.EXITED, Cause.OOM, Cause.FEWER_CALLS})
 CAUSES: dict[Kind, frozenset[Cause]] = {
     **dict.fromkeys(CALL_FAULTS, CALLS_DIFFER),
     # A rank that swallows an exception in its loop may also be seen as one that is a step ahead.
-    **{kind: STANDING - {Cause.INPUT_BOUND} for kind in STANDS},
+    **{kind: STANDING - {Cause.INPUT_BOUND} for kind in STANDS | STANDS_AT_A_CALL},
+    **dict.fromkeys(KEPT, frozenset({Cause.NOT_EXITING})),
+    # Who has been warned of is killed in the end.
+    **dict.fromkeys(LEAKS, frozenset({Cause.MEMORY_GROWTH, Cause.OOM})),
+    Kind.RESTARTS: frozenset({Cause.EXITED}),
+    Kind.FAILS_AGAIN: frozenset({Cause.EXITED}),
     Kind.SEND_LEFT_OUT: STANDING,
     Kind.RECEIVE_LEFT_OUT: STANDING,
     Kind.GIL: frozenset({Cause.SILENT}),
@@ -78,6 +96,7 @@ class Truth:
         within_s: From the moment in which the fault can be known.
         is_scored: Silence counts against the diagnosis; False where torch's semantics are not known, or the fault is
             too small to be asked for.
+        are_any_right: Any of the guilty are right, by themselves or together.
     """
 
     causes: frozenset[Cause]
@@ -85,18 +104,20 @@ class Truth:
     guilty: frozenset[int]
     within_s: float
     is_scored: bool = True
+    are_any_right: bool = False
 
 
 def truths_of(story: Story) -> tuple[Truth, ...]:
     """Return what is to be said of each fault of a story, should it show."""
-    return tuple(_truth(story, fault) for fault in story.faults if fault.kind not in HEALTHY)
+    return tuple(truth_of(story, fault) for fault in story.faults if fault.kind not in HEALTHY)
 
 
-def _truth(story: Story, fault: Fault) -> Truth:
+def truth_of(story: Story, fault: Fault) -> Truth:
+    """Return what is to be said of a fault."""
     shape = story.shape
     struck = frozenset(rank for rank in range(shape.world_size) if strikes(fault, shape, rank))
     culprits, guilty = {struck}, struck
-    if fault.kind in CALL_FAULTS:
+    if fault.kind in CALL_FAULTS or (fault.kind is Kind.NEW_GROUP_LEFT_OUT and shape.world_size == 2):
         culprits, guilty = _sides(story, fault)
     elif fault.kind in (Kind.HOST, Kind.AGENT):
         first = fault.rank // shape.ranks_per_node * shape.ranks_per_node
@@ -109,7 +130,15 @@ def _truth(story: Story, fault: Fault) -> Truth:
         culprits, guilty = {frozenset()}, frozenset()
     elif fault.kind is Kind.SLOW_IN_TURNS:
         culprits = {struck, *(frozenset({rank}) for rank in struck)}
-    return Truth(CAUSES[fault.kind], frozenset(culprits), guilty, _within_s(story, fault), _is_scored(story, fault))
+    return Truth(
+        CAUSES[fault.kind],
+        frozenset(culprits),
+        guilty,
+        _within_s(story, fault),
+        _is_scored(story, fault),
+        # The nodes find out each by itself, and the kernel kills one rank of each.
+        are_any_right=fault.kind is Kind.LEAK_OF_ALL,
+    )
 
 
 def _sides(story: Story, fault: Fault) -> tuple[set[frozenset[int]], frozenset[int]]:
@@ -129,7 +158,7 @@ def _sides(story: Story, fault: Fault) -> tuple[set[frozenset[int]], frozenset[i
 
 
 def _within_s(story: Story, fault: Fault) -> float:
-    if fault.kind in (CALL_FAULTS | ENDS) - {Kind.TERMINATE} or fault.kind is Kind.STOP:
+    if fault.kind in (CALL_FAULTS | ENDS | RESTARTED) - {Kind.TERMINATE} or fault.kind is Kind.STOP:
         bound_s = QUICK_S
     elif fault.kind is Kind.ABSENT:
         bound_s = JOIN_S
@@ -137,6 +166,9 @@ def _within_s(story: Story, fault: Fault) -> float:
         bound_s = TERMINATED_S
     elif fault.kind in (Kind.HOST, Kind.AGENT):
         bound_s = LOST_S
+    elif fault.kind in LEAKS:
+        # Half of what was free is gone.
+        bound_s = WARM_UP_S + fault.value / 2
     elif fault.kind in SLOWNESS:
         # A pace needs some steps to be known.
         bound_s = max(PACE_S, 20 * story.shape.step_s) * (1 if fault.value >= 2 else 2)
@@ -146,6 +178,8 @@ def _within_s(story: Story, fault: Fault) -> float:
 
 
 def _is_scored(story: Story, fault: Fault) -> bool:
+    if fault.kind is Kind.OTHER_REDUCE_OP:
+        return False
     if story.shape.semantics is Semantics.NCCL:
         if fault.kind in (Kind.OTHER_SIZE, Kind.OTHER_DTYPE, Kind.OTHER_ROOT):
             return False
@@ -175,7 +209,7 @@ def shown_s(cluster: StoryCluster, story: Story) -> float | None:
     struck_s = min(at_s for at_s, _, _ in cluster.struck)
     if Kind.ALL_STAND in kinds:
         return max(at_s for at_s, _, _ in cluster.struck)
-    if kinds & SLOWNESS or kinds & (ENDS | {Kind.STOP, Kind.HOST, Kind.AGENT, Kind.ABSENT}):
+    if kinds & SLOWNESS or kinds & (ENDS | RESTARTED | KEPT | LEAKS | {Kind.STOP, Kind.HOST, Kind.AGENT, Kind.ABSENT}):
         return struck_s
     stands = cluster.stood_s(STANDS_S)
     return max(struck_s, stands) if stands is not None else None

@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ddpcore.wire import DEFAULT_GROUP, Phase
+from ddpcore.wire import BARRIER_GROUP, DEFAULT_GROUP, FIRST_GROUP, MONITORED_BARRIER, NEW_GROUP, Phase
 from tests.support.sim_program import BeginStep, EndStep, Work
 
 BUFFER_ELEMENTS = 2_048
 BUCKET_ELEMENTS = 250_000
 PIPE_ELEMENTS = 65_536
+GATE = "gate"
 FLOAT = 4
 """Bytes of an element unless an event names others."""
 
@@ -76,6 +77,13 @@ class Shape:
         late_s: By which the last rank's import is longer than the others'.
         drop: Share of telemetry that is lost.
         reports_steps: Whether the program reports its steps (its optimizer is counted else).
+        gates_every: Steps between two named barriers of `ddpcore`; 0 without.
+        averages: Whether the program reduces its loss itself in each step.
+        first_s: How long rank 0 prepares something before the others, in a first-block; 0 without.
+        monitored_every: Steps between two calls of `monitored_barrier`, which only gloo has; 0 without.
+        makes_group: Whether the program makes a gloo group of all ranks, for whatever it does later.
+        spread_s: By up to how much the ranks' imports differ.
+        late_probes_s: By up to how much a probe's look comes late.
     """
 
     semantics: Semantics = Semantics.GLOO
@@ -103,6 +111,13 @@ class Shape:
     late_s: float = 0.0
     drop: float = 0.0
     reports_steps: bool = True
+    gates_every: int = 0
+    averages: bool = False
+    first_s: float = 0.0
+    monitored_every: int = 0
+    makes_group: bool = False
+    spread_s: float = 0.0
+    late_probes_s: float = 0.0
 
     @property
     def world_size(self) -> int:
@@ -144,6 +159,7 @@ class Collective:
     """BARRIER: called by the program. FORWARD, BACKWARD: by DDP."""
     waits: bool = True
     """False: async_op=True, or one of DDP's buckets; `Settle` waits for it."""
+    reduce_op: str = "SUM"
 
 
 @dataclass(frozen=True)
@@ -161,6 +177,23 @@ class Transfer:
     def op(self) -> str:
         """Its name in torch."""
         return "send" if self.is_send else "recv"
+
+
+@dataclass(frozen=True)
+class Meet:
+    """A place where all ranks wait for each other, or for the first one, and which no recorder holds.
+
+    Attributes:
+        op: `MONITORED_BARRIER` and `NEW_GROUP` of torch, `GATE` of ddpcore.
+        group: Under which a gate is counted.
+        label: Of a gate.
+    """
+
+    op: str
+    line: int
+    function: str
+    group: str = ""
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -186,9 +219,11 @@ class Harm:
 
     kind: str
     value: float = 0.0
+    is_odd: bool = False
+    """It is none, and only looks so."""
 
 
-Event = Work | Collective | Transfer | Settle | ReadLoss | Harm | BeginStep | EndStep
+Event = Work | Collective | Transfer | Meet | Settle | ReadLoss | Harm | BeginStep | EndStep
 
 
 def bucket_elements(shape: Shape, index: int) -> int:
@@ -198,12 +233,21 @@ def bucket_elements(shape: Shape, index: int) -> int:
     return BUCKET_ELEMENTS // 4 if index == 0 else BUCKET_ELEMENTS + 1_000 * index
 
 
-def opening(shape: Shape) -> list[Event]:
-    """Return what DDP's constructor calls: the shapes of all parameters, then the parameters of rank 0."""
+def opening(shape: Shape, rank: int = 0) -> list[Event]:
+    """Return what a program does before its first step.
+
+    DDP's constructor calls two collectives: the shapes of all parameters, then the parameters of rank 0.
+    """
+    first: list[Event] = []
+    if shape.first_s:
+        own = [Work(Phase.DATA, 30, "tokenize", shape.first_s)] if rank == 0 else []
+        first += [*own, Meet(GATE, 31, "prepare", f"{FIRST_GROUP}/corpus", "first: corpus")]
+    if shape.makes_group:
+        first.append(Meet(NEW_GROUP, 35, "main"))
     built = Work(Phase.OTHER, 84, "main", 0.3)
     shapes = Collective("all_gather", 88, "main", elements=2)
     weights = Collective("broadcast", 88, "main", elements=BUCKET_ELEMENTS, root=0)
-    return [built, shapes, weights]
+    return [*first, built, shapes, weights]
 
 
 def ending() -> list[Event]:
@@ -218,6 +262,8 @@ def step_of(shape: Shape, rank: int, step: int) -> list[Event]:
         events += _forward_and_backward(shape, part)
     if shape.metrics_every and step % shape.metrics_every == 0 and shape.group_of(rank) != DEFAULT_GROUP:
         events.append(Collective("all_reduce", 150, "sync_metrics", elements=16, group=shape.group_of(rank)))
+    if shape.averages:
+        events.append(Collective("all_reduce", 147, "average_loss"))
     if shape.shares:
         events.append(Collective("broadcast", 148, "share_seed", elements=1_024, root=0))
     events += _transfers(shape, rank)
@@ -231,7 +277,7 @@ def step_of(shape: Shape, rank: int, step: int) -> list[Event]:
         if rank == 0:
             events.append(Work(Phase.CHECKPOINT, 170, "save", shape.save_s))
         events.append(Collective("barrier", 175, "train"))
-    return events
+    return [*events, *_meetings(shape, step)]
 
 
 def _forward_and_backward(shape: Shape, part: int) -> list[Event]:
@@ -271,6 +317,15 @@ def _transfers(shape: Shape, rank: int) -> list[Event]:
         sent = [Transfer(True, rank + 1, 155, "stage")] if rank < size - 1 else []
         return [*received, Work(Phase.FORWARD, 154, "stage", 0.02 * shape.step_s), *sent]
     return []
+
+
+def _meetings(shape: Shape, step: int) -> list[Event]:
+    events: list[Event] = []
+    if shape.gates_every and step % shape.gates_every == 0:
+        events.append(Meet(GATE, 177, "train", BARRIER_GROUP, "part done"))
+    if shape.monitored_every and step % shape.monitored_every == 0:
+        events.append(Meet(MONITORED_BARRIER, 178, "train"))
+    return events
 
 
 def _evaluate(shape: Shape, rank: int) -> list[Event]:

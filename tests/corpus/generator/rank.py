@@ -8,14 +8,41 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.wire.reports import ProcessState
-from ddpcore.probing.samples import CallArguments, CounterKey, MainLook, RecorderEntry, StackLine, StepEnd, StepMark
-from ddpcore.wire import DEFAULT_GROUP, ChildWait, PeerCall, PeerWait, Phase
+from ddpcore.probing.samples import (
+    BarrierMark,
+    CallArguments,
+    CounterKey,
+    MainLook,
+    RecorderEntry,
+    StackLine,
+    StepEnd,
+    StepMark,
+)
+from ddpcore.wire import (
+    DEFAULT_GROUP,
+    FIRST_GROUP,
+    PeerCall,
+    PeerWait,
+    Phase,
+)
 from tests.corpus.generator.exchange import TRANSFERS
+from tests.corpus.generator.frames import (
+    C10D,
+    CALL_FRAMES,
+    END_FRAMES,
+    MEETING_FRAMES,
+    STUCK_FRAMES,
+    STUCK_LINE,
+    WORK_FRAMES,
+    look_at,
+)
 from tests.corpus.generator.gpu import Gpu
 from tests.corpus.generator.program import (
+    GATE,
     Collective,
     Event,
     Harm,
+    Meet,
     ReadLoss,
     Semantics,
     Settle,
@@ -23,7 +50,7 @@ from tests.corpus.generator.program import (
     Transfer,
 )
 from tests.support.sim_program import PROGRAM_FILE, BeginStep, EndStep, Work
-from tests.support.sim_rank import CLOCK_S, RING, TORCH, Meetings, SimRank
+from tests.support.sim_rank import CLOCK_S, RING, Meetings, SimRank
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,48 +64,13 @@ FOR_EVER_S = 1e12
 LAUNCH_SHARE = 0.1
 """Of a piece of GPU work that the main thread takes to launch it."""
 GPU_PHASES = frozenset({Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER})
-LIBRARY = "/usr/lib/python3.11/"
-
-_CALL_FRAMES: dict[Phase, list[StackLine]] = {
-    Phase.FORWARD: [
-        (TORCH + "nn/parallel/distributed.py", 2210, "_sync_module_buffers"),
-        (TORCH + "nn/modules/module.py", 1773, "_call_impl"),
-    ],
-    Phase.BACKWARD: [
-        (TORCH + "autograd/graph.py", 869, "_engine_run_backward"),
-        (TORCH + "_tensor.py", 647, "backward"),
-    ],
-    Phase.OTHER: [],
-}
-_WORK_FRAMES: dict[Phase, list[StackLine]] = {
-    Phase.DATA: [(TORCH + "utils/data/dataloader.py", 741, "__next__")],
-    Phase.FORWARD: [(TORCH + "nn/modules/module.py", 1773, "_call_impl")],
-    Phase.BACKWARD: _CALL_FRAMES[Phase.BACKWARD],
-    Phase.OPTIMIZER: [(TORCH + "optim/sgd.py", 128, "step")],
-    Phase.CHECKPOINT: [(TORCH + "serialization.py", 944, "save")],
-}
-_STUCK_FRAMES: dict[str, list[StackLine]] = {
-    "sleep": [],
-    "file": [],
-    "lock": [(LIBRARY + "threading.py", 320, "wait")],
-    "child": [(LIBRARY + "subprocess.py", 2011, "_try_wait"), (LIBRARY + "subprocess.py", 1264, "wait")],
-    "loader": [
-        (LIBRARY + "multiprocessing/connection.py", 948, "wait"),
-        (TORCH + "utils/data/dataloader.py", 1296, "_try_get_data"),
-        (TORCH + "utils/data/dataloader.py", 741, "__next__"),
-    ],
-}
-STUCK_LINE = 190
-CHILDREN = {"child": "subprocess", "loader": "loader worker"}
-CHILD_PID = 77
 
 
 class StoryRank(SimRank):
     """One rank of a story; the events of its program may hold `Harm`."""
 
-    def __init__(self, rank: int, shape: Shape, events: Iterator[Event], seed: int) -> None:
-        local_rank = rank % shape.ranks_per_node
-        super().__init__(rank, local_rank, shape.world_size, lambda _: iter(()), ("demo", 0, seed))
+    def __init__(self, rank: int, shape: Shape, events: Iterator[Event], job: tuple[str, int, int]) -> None:
+        super().__init__(rank, rank % shape.ranks_per_node, shape.world_size, lambda _: iter(()), job)
         self._shape = shape
         self._events = events
         self._doing_now: Event | None = None
@@ -114,9 +106,8 @@ class StoryRank(SimRank):
         """Return the operations that hold the rank up now: those of its main thread, or the one its GPU runs."""
         if not self.is_alive or self.failure is not None:
             return []
-        if self._gpu is not None:
-            return [operation for operation in self._gpu.running() if not operation.is_done(self.rank, now_s)]
-        return [operation for operation in self._awaited if not operation.is_done(self.rank, now_s)]
+        waits = self._awaited if self._gpu is None else [*self._gpu.running(), *self._awaited]
+        return [operation for operation in waits if not operation.is_done(self.rank, now_s)]
 
     def first_pending(self, now_s: float) -> list[Operation]:
         """Return the first call of each group that is not over."""
@@ -134,10 +125,15 @@ class StoryRank(SimRank):
     def _main_due_s(self) -> float:
         if self.blocked_s is None:
             return self._free_s
-        if self._gpu is not None:
+        if self._waits_for_gpu:
+            assert self._gpu is not None
             idle_s = self._gpu.idle_s()
             return self._gpu.due_s() if idle_s is None else idle_s
         return max((operation.done_s.get(self.rank, FOR_EVER_S) for operation in self._awaited), default=0.0)
+
+    @property
+    def _waits_for_gpu(self) -> bool:
+        return self._gpu is not None and not self._awaited
 
     # Its main thread.
 
@@ -171,6 +167,8 @@ class StoryRank(SimRank):
             self._collective(event, exchange)
         elif isinstance(event, Transfer):
             self._transfer(event, exchange)
+        elif isinstance(event, Meet):
+            self._meet(event, exchange)
         elif isinstance(event, Settle):
             self._settle()
         elif isinstance(event, ReadLoss):
@@ -233,6 +231,24 @@ class StoryRank(SimRank):
         else:
             self._unsettled.append(operation)
 
+    def _meet(self, meet: Meet, exchange: Exchange) -> None:
+        key = meet.group or meet.op
+        seq = self._called[key] = self._called.get(key, 0) + 1
+        if meet.group.startswith(FIRST_GROUP):
+            members = exchange.members(meet.group)
+            self._firsts[meet.group] = BarrierMark(meet.label, seq, self._free_s, False, meet.group, members)
+        elif meet.group:
+            self._barrier = BarrierMark(meet.label, seq, self._free_s, is_over=False)
+        operation = exchange.meet(self.rank, seq, meet)
+        exchange.came(self.rank, operation, self._free_s)
+        self._await(operation, waits=True)
+
+    def _end_meeting(self, meet: Meet) -> None:
+        if meet.group.startswith(FIRST_GROUP):
+            self._firsts[meet.group] = self._firsts[meet.group]._replace(is_over=True)
+        elif self._barrier is not None and meet.group:
+            self._barrier = self._barrier._replace(is_over=True)
+
     def _settle(self) -> None:
         if not self._unsettled:
             return
@@ -246,7 +262,7 @@ class StoryRank(SimRank):
             self.blocked_s = self._free_s
 
     def _is_through(self, now_s: float) -> bool:
-        if self._gpu is not None:
+        if self._gpu is not None and not self._awaited:
             over_s = self._gpu.room_s(now_s) if isinstance(self._doing_now, Work) else self._gpu.idle_s()
         else:
             dones = [operation.done_s.get(self.rank) for operation in self._awaited]
@@ -256,6 +272,8 @@ class StoryRank(SimRank):
         self._free_s = max(self._free_s, over_s)
         for operation in self._awaited:
             self._peer_calls.pop(id(operation), None)
+        if isinstance(self._doing_now, Meet):
+            self._end_meeting(self._doing_now)
         self._awaited = []
         self.blocked_s = None
         return True
@@ -271,7 +289,7 @@ class StoryRank(SimRank):
     def harm(self, harm: Harm) -> None:
         """Let a fault strike, at the time of the main thread."""
         self.harms.append((self._free_s, harm))
-        if harm.kind in _STUCK_FRAMES:
+        if harm.kind in STUCK_FRAMES or harm.kind in END_FRAMES:
             self._stuck_in = harm.kind
             self._file_blocks = harm.kind == "file"
             self._free_s += harm.value
@@ -359,7 +377,7 @@ class StoryRank(SimRank):
         call = self._doing_now
         if not isinstance(call, Collective) or call.phase is not Phase.BARRIER or self.blocked_s is None:
             return None
-        reduce_op = "SUM" if call.op in ("all_reduce", "reduce") else ""
+        reduce_op = call.reduce_op if call.op in ("all_reduce", "reduce") else ""
         if call.root < 0 and not reduce_op:
             return None
         return CallArguments(call.op, call.root if call.root >= 0 else None, None, reduce_op)
@@ -378,11 +396,11 @@ class StoryRank(SimRank):
     def _main(self, now_s: float) -> MainLook:
         """Return where the main thread stands, as `ddpcore.probing.main_wait` finds it."""
         event = self._doing_now
-        if isinstance(event, Harm):
-            child = CHILDREN.get(event.kind)
-            mark = -STUCK_LINE if self._probe.is_still(now_s) else 0
-            return MainLook(mark, child_wait=ChildWait(CHILD_PID, child) if child and mark else None)
         is_still = self._probe.is_still(now_s)
+        if isinstance(event, Harm):
+            return look_at(event.kind, is_still=is_still)
+        if isinstance(event, Meet) and is_still and self.blocked_s is not None:
+            return MainLook(-1, None if event.op == GATE else PeerWait([PeerCall(event.op, None)]))
         mark = (-1 if self.blocked_s is not None else int(1000 * now_s)) if is_still else 0
         return MainLook(mark, self._peer_wait(now_s))
 
@@ -405,19 +423,22 @@ class StoryRank(SimRank):
         event = self._doing_now
         outer = [(PROGRAM_FILE, 200, "main")]
         if isinstance(event, Harm):
-            return [*_STUCK_FRAMES.get(event.kind, []), (PROGRAM_FILE, STUCK_LINE, "helper"), *outer]
+            if event.kind in END_FRAMES:
+                return [END_FRAMES[event.kind]]
+            return [*STUCK_FRAMES.get(event.kind, []), (PROGRAM_FILE, STUCK_LINE, "helper"), *outer]
         if isinstance(event, (BeginStep, EndStep)):
             return outer
         return [*self._torch_frames(event), (PROGRAM_FILE, event.line, event.function), *outer]
 
-    def _torch_frames(self, event: Work | Collective | Transfer | Settle | ReadLoss) -> list[StackLine]:
-        c10d = TORCH + "distributed/distributed_c10d.py"
+    def _torch_frames(self, event: Work | Collective | Transfer | Meet | Settle | ReadLoss) -> list[StackLine]:
         if isinstance(event, Work):
-            return _WORK_FRAMES.get(event.phase, [])
+            return WORK_FRAMES.get(event.phase, [])
         if self.blocked_s is None or isinstance(event, ReadLoss):
             return []
         if isinstance(event, Transfer):
-            return [(c10d, 2610 if event.is_send else 2660, event.op)]
+            return [(C10D, 2610 if event.is_send else 2660, event.op)]
+        if isinstance(event, Meet):
+            return MEETING_FRAMES[event.op]
         if isinstance(event, Collective) and event.phase is Phase.BARRIER:
-            return [(c10d, 4823, event.op)]
-        return _CALL_FRAMES[event.phase]
+            return [(C10D, 4823, event.op)]
+        return CALL_FRAMES[event.phase]

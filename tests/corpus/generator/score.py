@@ -9,16 +9,18 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from app.rows import Cause
+from ddpcore.wire import MONITORED_BARRIER, NEW_GROUP
 from tests.corpus.generator.cluster import StoryCluster
+from tests.corpus.generator.kinds import CALL_FAULTS, SLOWNESS, Kind
 from tests.corpus.generator.oracle import STANDS_S, shown_s, truths_of
 from tests.corpus.generator.program import Semantics
-from tests.corpus.generator.stories import CALL_FAULTS, SLOWNESS, Kind, Story
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tests.corpus.generator.cluster import Told
     from tests.corpus.generator.oracle import Truth
+    from tests.corpus.generator.stories import Story
 
 SLICE_S = 0.5
 STRIKE_S = 60.0
@@ -62,17 +64,19 @@ def play(story: Story) -> Result:
     if not truths:
         cluster.run(HEALTHY_S)
     else:
-        _run_to_strike(cluster)
-        _watch(cluster, story, truths)
-    return _grade(story, cluster, truths)
+        run_to_strike(cluster)
+        watch(cluster, story, truths)
+    return grade(story, cluster, truths)
 
 
-def _run_to_strike(cluster: StoryCluster) -> None:
+def run_to_strike(cluster: StoryCluster) -> None:
+    """Let time pass until a fault has struck."""
     while not cluster.struck and cluster.elapsed_s < STRIKE_S:
         cluster.run(SLICE_S)
 
 
-def _watch(cluster: StoryCluster, story: Story, truths: tuple[Truth, ...]) -> None:
+def watch(cluster: StoryCluster, story: Story, truths: tuple[Truth, ...]) -> None:
+    """Let time pass until all is due that is to be said, and for as long as it has to stand."""
     kinds = {fault.kind for fault in story.faults}
     begun_s = cluster.elapsed_s
     if kinds <= CALL_FAULTS:
@@ -86,7 +90,8 @@ def _watch(cluster: StoryCluster, story: Story, truths: tuple[Truth, ...]) -> No
         cluster.run(max(0.0, stands_s + timeout_s + AFTER_S - cluster.elapsed_s))
 
 
-def _grade(story: Story, cluster: StoryCluster, truths: tuple[Truth, ...]) -> Result:
+def grade(story: Story, cluster: StoryCluster, truths: tuple[Truth, ...]) -> Result:
+    """Return how right it was what has been said."""
     told = cluster.told_alarms
     said = tuple(_words(one) for one in told)
     since_s = shown_s(cluster, story) if truths else None
@@ -141,14 +146,19 @@ def _is_right(told: Told, truth: Truth, guilty: frozenset[int], num_truths: int)
     culprits = frozenset(told.verdict.culprits)
     if told.verdict.cause not in truth.causes:
         return False
+    if truth.are_any_right:
+        return bool(culprits) and culprits <= truth.guilty
     # Two of one kind that struck together may be named together.
     return culprits in truth.culprits or (num_truths > 1 and bool(culprits) and culprits <= guilty)
 
 
 def _names_operation(told: Told) -> bool:
     verdict = told.verdict
-    if verdict.op in ("send", "recv"):
+    if verdict.op in ("send", "recv", MONITORED_BARRIER, NEW_GROUP):
         # Counted by themselves.
+        return True
+    if any(group == NEW_GROUP for group, _ in told.pending):
+        # It is in no order with the others.
         return True
     if verdict.seq is None or (verdict.cause is Cause.STRAGGLER and verdict.cost_frac is not None):
         return True

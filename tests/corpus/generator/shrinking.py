@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from hypothesis import HealthCheck, Phase, find, settings
 from hypothesis.errors import NoSuchExample
 
-from tests.corpus.generator.score import Grade, play
-from tests.corpus.generator.stories import Kind, stories
+from tests.corpus.generator.kinds import HEALTHY, Kind
+from tests.corpus.generator.lives import play
+from tests.corpus.generator.score import Grade
+from tests.corpus.generator.stories import stories
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +31,8 @@ def shrink(story: Story, is_failing: Callable[[Story], bool] | None = None) -> S
     """
     grade = play(story).grade if is_failing is None else Grade.RIGHT
     fails = is_failing or (lambda one: play(one).grade is grade)
-    kind = story.faults[0].kind if story.faults else Kind.NONE
+    serious = [fault.kind for fault in story.faults if fault.kind not in HEALTHY]
+    kind = next(iter(serious or [fault.kind for fault in story.faults]), Kind.NONE)
     limits = settings(
         max_examples=MAX_STORIES,
         phases=(Phase.generate, Phase.shrink),

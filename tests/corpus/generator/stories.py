@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from random import Random
 from typing import TYPE_CHECKING
 
 from hypothesis import strategies
 
 from tests.corpus.generator.choices import Drawn, Seeded, one_in
+from tests.corpus.generator.kinds import (
+    EARLIER_KINDS,
+    ENDS,
+    GLOO_ONLY,
+    HEALTHY,
+    KEPT,
+    LATER_KINDS,
+    LEAKS,
+    NCCL_ONLY,
+    ODD,
+    PAIRS,
+    SLOWNESS,
+    STANDS,
+    STANDS_AT_A_CALL,
+    Kind,
+)
 from tests.corpus.generator.program import Evaluation, Groups, Pipes, Semantics, Shape
 
 if TYPE_CHECKING:
@@ -17,97 +33,6 @@ if TYPE_CHECKING:
     from tests.corpus.generator.choices import Choices
 
 FOR_EVER_S = 1e9
-
-
-class Kind(StrEnum):
-    """What a fault is."""
-
-    NONE = "none"
-    # A call that does not fit, at one place of one rank.
-    LEFT_OUT = "call left out"
-    DOUBLED = "call doubled"
-    MOVED = "call moved behind the next"
-    OTHER_SIZE = "another size"
-    OTHER_DTYPE = "another dtype"
-    OTHER_ROOT = "another src"
-    OTHER_OP = "another operation"
-    OTHER_GROUP = "another group"
-    SWALLOWED = "exception swallowed, rest of the step left out"
-    EVALUATES_WRAPPED = "one rank evaluates through DDP"
-    SEND_LEFT_OUT = "send left out"
-    RECEIVE_LEFT_OUT = "receive left out"
-    # A rank that goes no further.
-    SLEEP = "sleep"
-    LOCK = "lock"
-    CHILD = "waits for a child process"
-    LOADER = "waits for a DataLoader worker"
-    FILE = "file that does not answer"
-    GIL = "GIL held"
-    STOP = "SIGSTOP"
-    # A rank that ends.
-    EXIT = "exit 0"
-    RAISE = "exception"
-    KILL = "SIGKILL"
-    TERMINATE = "SIGTERM from outside"
-    OOM = "out of memory"
-    # More than one rank.
-    HOST = "host lost"
-    AGENT = "agent lost"
-    LINK = "link between the hosts lost"
-    ABSENT = "never joins"
-    ALL_STAND = "all ranks stand still"
-    # Time.
-    SLOW = "slow"
-    SLOW_NODE = "slow node"
-    SLOW_IN_TURNS = "two slow in turns"
-    SLOW_BACKWARD = "slow buckets"
-    SLOW_INPUT = "slow input of a rank"
-    # What looks odd and is fine.
-    HICCUP = "hiccup"
-    LONG_SAVE = "long checkpoint"
-    LATE_IMPORT = "slow import"
-    UNEVEN = "uneven work"
-    RANK_0_EVALUATES = "rank 0 evaluates model.module"
-    AGENT_ANEW = "agent restarts"
-    LOSSY = "lossy telemetry"
-    ENDS_WELL = "job ends well"
-
-
-CALL_FAULTS = frozenset(
-    {
-        Kind.LEFT_OUT,
-        Kind.DOUBLED,
-        Kind.MOVED,
-        Kind.OTHER_SIZE,
-        Kind.OTHER_DTYPE,
-        Kind.OTHER_ROOT,
-        Kind.OTHER_OP,
-        Kind.OTHER_GROUP,
-        Kind.SWALLOWED,
-        Kind.EVALUATES_WRAPPED,
-        Kind.SEND_LEFT_OUT,
-        Kind.RECEIVE_LEFT_OUT,
-    }
-)
-STANDS = frozenset({Kind.SLEEP, Kind.LOCK, Kind.CHILD, Kind.LOADER, Kind.FILE, Kind.GIL, Kind.STOP})
-ENDS = frozenset({Kind.EXIT, Kind.RAISE, Kind.KILL, Kind.TERMINATE, Kind.OOM})
-SLOWNESS = frozenset({Kind.SLOW, Kind.SLOW_NODE, Kind.SLOW_IN_TURNS, Kind.SLOW_BACKWARD, Kind.SLOW_INPUT})
-HEALTHY = frozenset(
-    {
-        Kind.NONE,
-        Kind.HICCUP,
-        Kind.LONG_SAVE,
-        Kind.LATE_IMPORT,
-        Kind.UNEVEN,
-        Kind.RANK_0_EVALUATES,
-        Kind.AGENT_ANEW,
-        Kind.LOSSY,
-        Kind.ENDS_WELL,
-    }
-)
-KINDS = tuple(Kind)
-PAIRS = tuple(sorted(STANDS | ENDS))
-"""Of which two may strike one job together."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +44,7 @@ class Fault:
         rank: Where; of a host, an agent or a slow node, any rank on it.
         step: When: the step of that rank.
         place: At which call (of a call fault) or event of the step, counted round.
-        value: A slow rank's factor, or the seconds of a stand; 0 where the kind has none.
+        value: A slow rank's factor, the seconds of a stand, or those until memory runs out; 0 where the kind has none.
     """
 
     kind: Kind
@@ -147,15 +72,33 @@ class Story:
     @property
     def kind(self) -> str:
         """The class in which it is counted."""
+        faults = [fault for fault in self.faults if fault.kind not in HEALTHY] or list(self.faults)
+        if self.faults and self.faults[0].kind is Kind.FAILS_AGAIN:
+            return str(Kind.FAILS_AGAIN)
+        if len(faults) > 1:
+            return "two at once" if len(faults) == 2 else "three at once"
         if len(self.faults) > 1:
-            return "two at once"
-        return str(self.faults[0].kind) if self.faults else str(Kind.NONE)
+            return "fault behind something odd"
+        return str(faults[0].kind) if faults else str(Kind.NONE)
+
+
+LATER_SHARE = 0.4
+"""Of the seeds: their stories are drawn by the later rule. The others mean what they meant before there was one."""
 
 
 def story_of(seed: int) -> Story:
     """Return the story of a seed."""
     choices = Seeded(seed)
-    return draw_story(choices, choices.pick(KINDS), choices.pick(tuple(Semantics)))
+    if Random(f"rule of {seed}").random() >= LATER_SHARE:
+        return draw_story(choices, choices.pick(EARLIER_KINDS), choices.pick(tuple(Semantics)))
+    kind = choices.pick((*LATER_KINDS * 3, *EARLIER_KINDS))
+    return draw_story(choices, kind, _semantics_of(choices, kind), is_rich=True)
+
+
+def _semantics_of(choices: Choices, kind: Kind) -> Semantics:
+    if kind in GLOO_ONLY:
+        return Semantics.GLOO
+    return Semantics.NCCL if kind in NCCL_ONLY else choices.pick(tuple(Semantics))
 
 
 def stories(kind: Kind | None = None, semantics: Semantics | None = None) -> SearchStrategy[Story]:
@@ -164,21 +107,30 @@ def stories(kind: Kind | None = None, semantics: Semantics | None = None) -> Sea
     @strategies.composite
     def drawn(draw: DrawFn) -> Story:
         choices = Drawn(draw)
-        return draw_story(choices, kind or choices.pick(KINDS), semantics or choices.pick(tuple(Semantics)))
+        chosen = kind or choices.pick((*EARLIER_KINDS, *LATER_KINDS))
+        is_rich = chosen in LATER_KINDS or choices.pick((False, True))
+        return draw_story(choices, chosen, semantics or _semantics_of(choices, chosen), is_rich=is_rich)
 
     return drawn()
 
 
-def draw_story(choices: Choices, kind: Kind, semantics: Semantics) -> Story:
-    """Draw a story of a kind."""
-    shape = _fitted(_draw_shape(choices, semantics), kind)
+def draw_story(choices: Choices, kind: Kind, semantics: Semantics, *, is_rich: bool = False) -> Story:
+    """Draw a story of a kind; a rich one by the later rule."""
+    drawn = _draw_shape(choices, semantics)
+    shape = _fitted(_enriched(choices, drawn) if is_rich else drawn, kind)
     faults = [_draw_fault(choices, shape, kind)]
     if kind in PAIRS and one_in(choices, 6):
-        # Both strike in one step: neither can be a consequence of the other.
-        other = _draw_fault(choices, shape, choices.pick([Kind(name) for name in PAIRS]))
-        faults.append(
-            Fault(other.kind, (faults[0].rank + 1) % shape.world_size, faults[0].step, other.place, other.value)
-        )
+        for number in range(1, 1 + (choices.pick((1, 2)) if is_rich and shape.world_size > 2 else 1)):
+            # All strike in one step: none can be a consequence of another.
+            other = _draw_fault(choices, shape, choices.pick([Kind(name) for name in PAIRS]))
+            faults.append(replace(other, rank=(faults[0].rank + number) % shape.world_size, step=faults[0].step))
+    elif is_rich and kind in STANDS | ENDS and one_in(choices, 3):
+        odd = choices.pick(ODD)
+        value = choices.pick((1.0, 3.0)) if odd is Kind.HICCUP else 0.0
+        earlier = max(1, faults[0].step - choices.between(1, 10))
+        faults.insert(0, Fault(odd, choices.between(0, shape.world_size - 1), earlier, choices.between(0, 19), value))
+    elif kind is Kind.FAILS_AGAIN:
+        faults.append(_draw_fault(choices, shape, choices.pick((Kind.SLEEP, Kind.STOP, Kind.LOCK))))
     if kind is Kind.NONE:
         faults = []
     return Story(
@@ -187,6 +139,21 @@ def draw_story(choices: Choices, kind: Kind, semantics: Semantics) -> Story:
         seed=choices.between(0, 999),
         mismatch_hangs=choices.pick((True, False)),
         root_runs_ahead=choices.pick((False, True)),
+    )
+
+
+def _enriched(choices: Choices, shape: Shape) -> Shape:
+    """Return a shape with what the programs and clusters of the later rule may have beside the others'."""
+    return replace(
+        shape,
+        gates_every=choices.pick((0, 0, 5, 15)),
+        averages=choices.pick((False, False, True)),
+        first_s=choices.pick((0.0, 0.0, 1.0, 4.0)),
+        monitored_every=choices.pick((0, 0, 10)) if shape.semantics is Semantics.GLOO else 0,
+        makes_group=choices.pick((False, False, True)),
+        spread_s=choices.pick((0.0, 0.0, 3.0, 8.0)),
+        late_probes_s=choices.pick((0.0, 0.0, 0.0, 0.3)),
+        timeout_s=choices.pick((0.0, shape.timeout_s, 5.0)),
     )
 
 
@@ -237,22 +204,31 @@ def _fitted(shape: Shape, kind: Kind) -> Shape:
         shape = replace(shape, step_s=max(shape.step_s, 0.4), buckets=min(shape.buckets, 3))
     if kind in SLOWNESS:
         shape = replace(shape, uneven=0.0, save_every=0, evaluate_every=0, noise=min(shape.noise, 0.1))
+    if kind in LEAKS | KEPT or kind is Kind.OTHER_JOB:
+        shape = replace(shape, **_small(shape))  # type: ignore[arg-type]
     shape = replace(shape, **_needed(shape, kind))  # type: ignore[arg-type]
     # A time-out ends what it is too short for.
     is_too_short = 0 < shape.timeout_s < max(shape.save_s, shape.evaluate_s) + 10
     return replace(shape, timeout_s=0.0) if is_too_short else shape
 
 
+def _small(shape: Shape) -> dict[str, object]:
+    """Return what keeps a story cheap that takes its time, or has two jobs."""
+    if shape.world_size <= 8:
+        return {}
+    return {"num_nodes": min(shape.num_nodes, 4), "ranks_per_node": min(shape.ranks_per_node, 2)}
+
+
 def _needed(shape: Shape, kind: Kind) -> dict[str, object]:
     if kind in (Kind.SEND_LEFT_OUT, Kind.RECEIVE_LEFT_OUT) and shape.pipes is Pipes.NONE:
         return {"pipes": Pipes.PIPELINE}
-    if kind is Kind.OTHER_GROUP and shape.groups is Groups.NONE and shape.world_size > 2:
-        return {"groups": Groups.HALVES, "metrics_every": 1}
+    if kind is Kind.GROUP_ORDER or (kind is Kind.OTHER_GROUP and shape.groups is Groups.NONE and shape.world_size > 2):
+        return {"groups": Groups.HALVES if shape.world_size > 2 else Groups.NONE, "metrics_every": 1}
     if kind in (Kind.LINK, Kind.HOST, Kind.AGENT, Kind.SLOW_NODE) and shape.num_nodes == 1:
         return {"num_nodes": 2}
     if kind is Kind.RANK_0_EVALUATES:
         return {"evaluation": Evaluation.RANK_0, "evaluate_every": int(15 / shape.step_s), "evaluate_s": 3.0}
-    if kind is Kind.ENDS_WELL:
+    if kind in KEPT or kind in (Kind.ENDS_WELL, Kind.SLOW_END):
         return {"num_steps": max(10, int(8 / shape.step_s))}
     return NEEDED.get(kind, {})
 
@@ -264,6 +240,15 @@ NEEDED: dict[Kind, dict[str, object]] = {
     Kind.LATE_IMPORT: {"late_s": 25.0},
     Kind.UNEVEN: {"uneven": 0.05, "noise": 0.3},
     Kind.LOSSY: {"drop": 0.2, "noise": 0.5},
+    Kind.OTHER_REDUCE_OP: {"averages": True},
+    Kind.NEW_GROUP_LEFT_OUT: {"makes_group": True},
+    Kind.OTHER_MEMBERS: {"makes_group": False},
+    Kind.NOT_MONITORED: {"monitored_every": 10},
+    Kind.FIRST_STANDS: {"first_s": 1.0},
+    Kind.FIRST_TAKES_LONG: {"first_s": 8.0},
+    Kind.LATE_IMPORTS: {"spread_s": 30.0},
+    Kind.CROWDED: {"late_probes_s": 2.0, "noise": 0.3},
+    Kind.EPOCH_MEMORY: {"evaluation": Evaluation.ALL, "evaluate_every": 30},
 }
 
 
@@ -273,7 +258,10 @@ def _draw_fault(choices: Choices, shape: Shape, kind: Kind) -> Fault:
     step = choices.between(earliest, latest)
     if kind is Kind.EVALUATES_WRAPPED:
         step = shape.evaluate_every
-    rank = 0 if kind is Kind.EVALUATES_WRAPPED else choices.between(0, shape.world_size - 1)
+    elif kind is Kind.NOT_MONITORED:
+        step = shape.monitored_every * max(1, step // shape.monitored_every)
+    is_first = kind in (Kind.EVALUATES_WRAPPED, Kind.FIRST_STANDS)
+    rank = 0 if is_first else choices.between(0, shape.world_size - 1)
     return Fault(kind, rank, step, choices.between(0, 19), _draw_value(choices, kind))
 
 
@@ -282,4 +270,8 @@ def _draw_value(choices: Choices, kind: Kind) -> float:
         return choices.pick((2.0, 1.5, 1.3, 3.0, 5.0))
     if kind is Kind.HICCUP:
         return choices.pick((1.0, 3.0, 6.0))
-    return FOR_EVER_S if kind in STANDS or kind is Kind.ALL_STAND else 0.0
+    if kind in LEAKS:
+        return choices.pick((40.0, 25.0, 60.0, 90.0))
+    if kind in (Kind.CACHE_FILLS, Kind.SLOW_END):
+        return choices.pick((8.0, 4.0, 12.0)) if kind is Kind.CACHE_FILLS else choices.pick((3.0, 1.0, 6.0))
+    return FOR_EVER_S if kind in STANDS | STANDS_AT_A_CALL | KEPT or kind is Kind.ALL_STAND else 0.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.corpus.generator.score import Grade, play
+from tests.corpus.generator.lives import play
+from tests.corpus.generator.score import Grade
 from tests.corpus.generator.stories import story_of
 
 RIGHT = {

@@ -7,10 +7,11 @@ from hypothesis import given, settings
 
 from tests.corpus.generator import program
 from tests.corpus.generator import stories as story_rules
+from tests.corpus.generator.kinds import Kind
+from tests.corpus.generator.lives import play
 from tests.corpus.generator.mutations import events_of
-from tests.corpus.generator.score import play
 from tests.corpus.generator.shrinking import shrink, source
-from tests.corpus.generator.stories import Kind, Story, stories, story_of
+from tests.corpus.generator.stories import Story, stories, story_of
 
 
 def test_a_seed_is_a_story() -> None:

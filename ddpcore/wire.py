@@ -72,6 +72,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e10)]
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Word = Annotated[str, msgspec.Meta(max_length=64)]
 FilePath = Annotated[str, msgspec.Meta(max_length=4096)]
+ErrorText = Annotated[str, msgspec.Meta(max_length=1024)]
 SlowFactor = Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)]
 HoldSeconds = Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)]
 
@@ -346,6 +347,9 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     exit_wait: ExitWait | None = None
     is_ending: bool = False
     """True of the last report: the interpreter ends, which may take a while."""
+    raised: ErrorText = ""
+    """The exception that ends the program, since nothing catches it: the first of its chain. `place` is then where it
+    was raised."""
     can_stop: bool = False
     """True when the program takes part in an agreed stop (the engine is in use)."""
     training: TrainingReport | None = None

@@ -75,7 +75,7 @@ HAS_REPORT, IS_STRANGE, IS_ENDING, HAS_WORKED, HAS_LOSS, IS_STEP_COUNTED, IS_COM
     1 << place for place in range(8)
 )
 HAS_PEER_WAIT, HAS_PEER_CALLS, HAS_CHILD_WAIT, HAS_EXIT_WAIT = (1 << place for place in range(8, 12))
-HAS_OPEN_TRANSFERS = 1 << 12
+HAS_OPEN_TRANSFERS, HAS_RAISED = 1 << 12, 1 << 13
 IS_GROWING = 1 << 16
 """Flags of a record. A strange report is of another rank or attempt than its worker; times worked are told or not; of a
 growing rank the report has `memory.growths`."""
@@ -257,7 +257,7 @@ def _report_flags(worker: WorkerReport, report: RankReport) -> int:
     flags = HAS_REPORT | IS_STRANGE * (not is_own) | IS_ENDING * report.is_ending
     flags |= HAS_PEER_WAIT * (report.peer_wait is not None) | HAS_PEER_CALLS * bool(report.peer_calls)
     flags |= HAS_CHILD_WAIT * (report.child_wait is not None) | HAS_EXIT_WAIT * (report.exit_wait is not None)
-    flags |= HAS_OPEN_TRANSFERS * report.has_open_transfers
+    flags |= HAS_OPEN_TRANSFERS * report.has_open_transfers | HAS_RAISED * bool(report.raised)
     return flags | HAS_WORKED * (len(report.worked_s) == len(PHASES))
 
 

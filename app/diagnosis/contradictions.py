@@ -13,7 +13,9 @@ import msgspec
 import numpy as np
 
 from agent.wire.digest import SIZED_OPS, checksum
+from agent.wire.reports import ExitReport
 from app.diagnosis.exits import ended_by_gloo, has_lost_peer, is_clean
+from app.diagnosis.farewells import is_leaving
 from app.diagnosis.point_to_point import is_either_to_blame
 from app.diagnosis.verdicts import CallCounts, Evidence, Side, Verdict, name, nodes_of
 from app.diagnosis.waits import Wait, circle_from, find_out_of_order
@@ -386,16 +388,22 @@ def _side_of(evidence: Evidence, wait: Wait) -> Side:
 
 
 def fewer_calls(evidence: Evidence, leavers: Sequence[Death], lost_connection: Sequence[int]) -> list[Verdict]:
-    """Name ranks that left with code 0 while others wait, or waited until they died, in a call that they never made."""
+    """Name ranks that left while others wait, or waited until they died, in a call that they never made.
+
+    They ended with code 0, or are about to end.
+    """
     culprits = {death.rank for death in leavers}
     end = leavers[0].exit if leavers else None
     for knot in evidence.knots:
         waiters_at_s = float(evidence.job.report_at_s[knot.wait.waiting].max())
-        for rank in knot.roots[evidence.facts.is_dead[knot.roots]].tolist():
-            death = evidence.job.deaths[rank]
-            has_left = is_clean(death) and waiters_at_s - death.at_s > evidence.thresholds.confirm_s
+        is_out = evidence.facts.is_dead | is_leaving(evidence.job)
+        for rank in knot.roots[is_out[knot.roots]].tolist():
+            death = evidence.job.deaths.get(rank)
+            left_s = float(evidence.job.report_at_s[rank]) if death is None else death.at_s
+            has_left = (death is None or is_clean(death)) and waiters_at_s - left_s > evidence.thresholds.confirm_s
             if has_left and any(rank in evidence.waits[index].missing for index in knot.chain):
                 culprits.add(rank)
+                end = end or (ExitReport() if death is None else death.exit)
     if not culprits:
         return []
     victims = tuple(rank for rank in sorted(lost_connection) if rank not in culprits)
@@ -473,10 +481,11 @@ def _wait_at_end(evidence: Evidence, table: GroupTable, has_timed_out: Flags, af
 
 
 def called_less(evidence: Evidence) -> frozenset[int]:
-    """Return the ranks that left with code 0 and had called fewer collectives than one that ended badly."""
+    """Return the ranks that left with code 0, or are about to end, and had called less than one that ended badly."""
     deaths = evidence.job.deaths
     bad = np.array([rank for rank, death in deaths.items() if not is_clean(death)], np.int64)
     clean = np.array([rank for rank, death in deaths.items() if is_clean(death)], np.int64)
+    clean = np.union1d(clean, np.flatnonzero(is_leaving(evidence.job)))
     found: set[int] = set()
     if len(bad) == 0 or len(clean) == 0:
         return frozenset()

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from agent.wire.jobs import JobState
+from agent.wire.reports import ExitReport
 from app.diagnosis import contradictions, verdicts
 from app.diagnosis.exits import (
     LAUNCHER_END_S,
@@ -22,11 +23,13 @@ from app.diagnosis.exits import (
     are_launchers_over,
     ended_by_gloo,
     ended_with_launcher,
+    has_moved_on,
     is_root_of_a_hang,
     lasts_s,
     not_at_barrier,
     sort_out,
 )
+from app.diagnosis.farewells import ends_of, is_leaving
 from app.diagnosis.joining import not_joined
 from app.diagnosis.known_phases import KnownPhases, Whereabouts
 from app.diagnosis.node_facts import all_nodes
@@ -42,7 +45,7 @@ from app.diagnosis.standstill import not_exiting, standstill
 from app.diagnosis.verdicts import Evidence, Verdict
 from app.diagnosis.wait_share import WaitShare
 from app.diagnosis.waits import Wait, find_waits, follow
-from app.model.job_model import Process
+from app.model.job_model import Death, Process
 from app.rows import Cause, RankState, Severity
 
 if TYPE_CHECKING:
@@ -205,7 +208,7 @@ class _JobDiagnoser:
         self._standing: dict[tuple[Cause, tuple[int, ...]], _Standing] = {}
         self._exits = NO_EXITS
         self._last_looks = LastLooks()
-        self._exits_key: tuple[int, float, tuple[bool, bool, bool], frozenset[int]] | None = None
+        self._exits_key: tuple[object, ...] | None = None
         self._exits_at_s = -np.inf
         self._exits_open_until_s = -np.inf
         self._explains_failure = False
@@ -224,7 +227,7 @@ class _JobDiagnoser:
             self._waited_s[wait.waiting] = now_s
         knots = follow(waits, job.world_size, job.has_open_transfers & facts.is_fresh & ~facts.is_immobile)
         evidence = Evidence(job, cluster, facts, nodes, waits, knots, self._thresholds, now_s)
-        if job.deaths or self._exits_key is not None:
+        if job.deaths or self._exits_key is not None or job.has_raised.any():
             self._sort_out_exits(evidence)
         self._watch_pace(evidence)
         awaited = {
@@ -260,22 +263,27 @@ class _JobDiagnoser:
         has_other_cause = is_node_late or self._explains_failure or bool(launcher_ended)
         is_long_ago = now_s - (self._exits.first_bad_s or now_s) > LAUNCHER_END_S
         is_over = are_launchers_over(job)
-        key = (job.deaths_version, job.stop_began_s, (has_other_cause, is_over, is_long_ago), launcher_ended)
+        farewells = frozenset(np.flatnonzero(job.is_ending).tolist())
+        changing = (has_other_cause, is_over, is_long_ago)
+        key = (job.deaths_version, job.stop_began_s, changing, launcher_ended, farewells)
         if key != self._exits_key or self._exits_at_s < self._exits_open_until_s:
-            farewells = frozenset(np.flatnonzero(job.is_ending).tolist())
+            called_less = contradictions.called_less(evidence)
+            leaving = called_less.intersection(np.flatnonzero(is_leaving(job)).tolist())
             context = ExitContext(
                 job.stop_began_s,
                 has_other_cause,
-                contradictions.called_less(evidence),
+                called_less,
                 now_s,
                 job.world_size,
                 farewells,
                 self._last_looks.victims(job),
                 launcher_ended,
                 is_over,
+                tuple(Death(rank, float(job.report_at_s[rank]), ExitReport()) for rank in sorted(leaving)),
             )
-            self._exits = sort_out(job.deaths, context, self._thresholds)
-            newest_s = max((death.at_s for death in job.deaths.values()), default=now_s)
+            ends = ends_of(job)
+            self._exits = sort_out(ends, context, self._thresholds)
+            newest_s = max((death.at_s for death in ends.values()), default=now_s)
             self._exits_key, self._exits_at_s = key, now_s
             self._exits_open_until_s = newest_s + self._thresholds.grace_s + self._thresholds.instant_s
 
@@ -394,11 +402,13 @@ class _JobDiagnoser:
             kept = verdict if known is None or verdict.cause not in STICKY else _with_memory(verdict, known.verdict)
             self._standing.setdefault(key, _Standing(kept, first_s, now_s))
         told = {rank for verdict in found for rank in verdict.culprits}
+        ended = {rank for verdict in found if verdict.cause in STICKY for rank in verdict.culprits}
         for key, standing in before.items():
             verdict = standing.verdict
             hold_s = max(HOLD_S.get(verdict.cause, 0.0), lasts_s(job, evidence.facts.is_immobile, verdict))
             is_held = now_s - standing.last_s < hold_s and not told & set(verdict.culprits)
-            is_sticky = verdict.cause is Cause.FEWER_CALLS
+            is_lasting = job.deaths.keys() >= set(verdict.culprits) or not has_moved_on(job, verdict)
+            is_sticky = verdict.cause is Cause.FEWER_CALLS and is_lasting and not ended.issuperset(verdict.culprits)
             is_past = verdict.cause in verdicts.ENDS or (
                 verdict.cause is Cause.FROZEN and any(rank in job.deaths for rank in verdict.culprits)
             )

@@ -299,22 +299,24 @@ def _was_ending(death: Death, farewells: frozenset[int]) -> bool:
 
 
 def is_unknown(death: Death) -> bool:
-    """Return whether it was not learnt how a rank ended."""
-    return death.exit.signal is None and death.exit.code is None
+    """Return whether it was not learnt how a rank ended; of one that is about to, its exception is known."""
+    return death.exit.signal is None and death.exit.code is None and not death.exit.error
 
 
 def has_lost_peer(death: Death) -> bool:
     """Return whether a rank says that it lost another."""
-    return not is_clean(death) and _says_lost(death.exit.words)
+    return not is_clean(death) and names_lost_peer(death.exit.words)
 
 
 @lru_cache(MAX_WORDS)
-def _says_lost(words: str) -> bool:
+def names_lost_peer(words: str) -> bool:
+    """Return whether a rank writes that it lost another."""
     return LOST_PEER.search(words) is not None
 
 
 @lru_cache(MAX_WORDS)
-def _says_timed_out(words: str) -> bool:
+def names_time_out(words: str) -> bool:
+    """Return whether a rank writes that its wait was too long."""
     return TIMED_OUT.search(words) is not None
 
 
@@ -338,6 +340,7 @@ class ExitContext(msgspec.Struct, frozen=True):
         victims: Ranks that waited for the culprits of what stood before the first death.
         with_launcher: Ranks that a signal ended when their launcher was ended from outside.
         is_over: The launchers of all dead ranks have ended.
+        leaving: Ranks that are about to end without an exception, and have called less than one that ended badly.
     """
 
     stop_began_s: float
@@ -349,6 +352,7 @@ class ExitContext(msgspec.Struct, frozen=True):
     victims: frozenset[int] = frozenset()
     with_launcher: frozenset[int] = frozenset()
     is_over: bool = False
+    leaving: tuple[Death, ...] = ()
 
 
 def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thresholds) -> Exits:
@@ -379,7 +383,7 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
     after = _aftermath(bad, context, float("inf") if are_victims else until_s)
     leavers = [death for death in told if has_left(death, context.farewells) and death.at_s <= until_s]
     # Who waited, and gave up in good order once it timed out, has not left the others.
-    leavers = [death for death in leavers if death.rank not in context.victims]
+    leavers = [death for death in (*leavers, *context.leaving) if death.rank not in context.victims]
     # When nearly all have left in good order, the one that lost them has only been the last to end.
     is_end_of_all = len(leavers) > 1 and 0 < context.world_size <= len(leavers) + len(bad)
     if leavers and not is_end_of_all and any(has_lost_peer(death) for death in first):
@@ -398,7 +402,7 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
 def _aftermath(bad: Sequence[Death], context: ExitContext, until_s: float) -> Aftermath:
     """Return how deaths came about of which none has a cause of its own."""
     near = [death for death in bad if death.at_s <= until_s]
-    timed_out = [death for death in near if _says_timed_out(death.exit.words)]
+    timed_out = [death for death in near if names_time_out(death.exit.words)]
     if timed_out:
         ranks = tuple(sorted(death.rank for death in timed_out))
         return Aftermath(ranks, is_timeout=True, timeout_s=next(filter(None, map(timeout_of, timed_out)), None))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from app.diagnosis.farewells import has_final_calls
 from ddpcore.wire import FIRST_GROUP
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def _wait_in(
     # What is over for one, all have called: a report that says otherwise is older.
     is_behind = (at_seq < seq) & ~is_here & matters & (not is_over)
     report_at_s = job.report_at_s[members]
-    is_known = is_immobile | (report_at_s >= first_s + thresholds.short_s / 2)
+    is_known = is_immobile | has_final_calls(job, table) | (report_at_s >= first_s + thresholds.short_s / 2)
     never_heard = np.isnan(report_at_s) & (now_s - first_s > thresholds.silent_s)
     is_missing = is_behind & (is_known | never_heard)
     is_stuck = is_immobile & ~is_behind & (table.completed < seq) & matters

@@ -17,6 +17,7 @@ from agent.wire.digest import (
     HAS_OPEN_TRANSFERS,
     HAS_PEER_CALLS,
     HAS_PEER_WAIT,
+    HAS_RAISED,
     HAS_REPORT,
     HAS_WORKED,
     IS_COMPARED,
@@ -72,6 +73,7 @@ class RankColumns:
         report_age_s: How old that report was when the node last spoke.
         phase_since_s: Since when it has been in its phase; NaN before its first report.
         is_ending: Whether its last report was its farewell.
+        has_raised: Whether an exception ends its program, as its own report says.
         stamp: Count of its probe's reports that have been folded in.
         worked_s: Seconds in which it waited for nobody, by phase (in the order of `Phase`) and rank.
         num_compared: Collectives of which it is known which rank of its node came last.
@@ -108,7 +110,7 @@ class RankColumns:
         self.report_age_s = np.zeros(world_size)
         self.phase = np.full(world_size, PHASE_CODE[Phase.STARTING], np.int8)
         self.phase_since_s = np.full(world_size, np.nan)
-        self.is_ending = np.zeros(world_size, np.bool_)
+        self.is_ending, self.has_raised = np.zeros((2, world_size), np.bool_)
         self.step = np.full(world_size, -1, np.int64)
         self.loss = np.full(world_size, np.nan)
         self.has_loss = np.zeros(world_size, np.bool_)
@@ -189,6 +191,7 @@ class RankColumns:
         self.phase[ranks] = records["phase"]
         self.phase_since_s[ranks] = report_at_s - seconds[SECOND["phase_s"]]
         self.is_ending[ranks] = flags & IS_ENDING != 0
+        self.has_raised[ranks] = flags & HAS_RAISED != 0
         self.observed_s[ranks] = seconds[SECOND["observed_s"]]
         self.waited_s[ranks] = seconds[SECOND["waited_s"]]
         self.stood_s[ranks] = seconds[SECOND["stood_s"]]

@@ -156,7 +156,10 @@ def _frozen(verdict: Verdict) -> list[str]:
 def _exited(verdict: Verdict) -> list[str]:
     end = verdict.exit
     was = "was" if len(verdict.culprits) == 1 else "were"
-    if end is not None and end.signal == signal.SIGTERM and end.error and not LOST_PEER.search(end.error):
+    is_alive = end is not None and _is_about_to_end(end) and bool(end.error)
+    if is_alive:
+        how = f"{'fails' if len(verdict.culprits) == 1 else 'fail'}{_after_step(verdict)}"
+    elif end is not None and end.signal == signal.SIGTERM and end.error and not LOST_PEER.search(end.error):
         how = f"failed{_after_step(verdict)} and {was} ended by SIGTERM then"
     elif end is not None and end.signal is not None:
         how = f"{was} killed by {signal_text(end.signal)}{_after_step(verdict)}"
@@ -168,7 +171,13 @@ def _exited(verdict: Verdict) -> list[str]:
     if end is not None and LOST_PEER.search(end.words):
         error += f"; whose connection {'it' if len(verdict.culprits) == 1 else 'they'} lost is not known"
     grew = past_growth_text(verdict.growth)
-    return [f"{who(verdict)} {how}{error}", grew, *_past_victims(verdict), _last_seen(verdict)]
+    victims = [_victims(verdict)] if is_alive else _past_victims(verdict)
+    return [f"{who(verdict)} {how}{error}", grew, *victims, _last_seen(verdict)]
+
+
+def _is_about_to_end(end: ExitReport) -> bool:
+    """Return whether the process of a rank whose program is over has not ended yet."""
+    return end.code is None and end.signal is None
 
 
 def _words_of(end: ExitReport, ranks: Sequence[int]) -> str:
@@ -308,10 +317,14 @@ def _side(side: Side, arguments: str) -> str:
 
 def _fewer_calls(verdict: Verdict) -> list[str]:
     call = f" without calling {_call(verdict)}" if _call(verdict) else " before the others"
-    is_told = verdict.exit is not None and verdict.exit.signal is not None
+    end = verdict.exit
+    is_told = end is not None and end.signal is not None
     how = "was about to end" if is_told else "finished (exit code 0)"
+    if end is not None and _is_about_to_end(end):
+        how = f"{_is(verdict)} about to end"
     head = f"{who(verdict)} {how}{_after_step(verdict)}{call}"
-    victims = _past_victims(verdict)
+    is_alive = end is not None and _is_about_to_end(end) and bool(verdict.waiting)
+    victims = [_victims(verdict)] if is_alive else _past_victims(verdict)
     if victims and verdict.waiting_place is not None:
         victims[-1] += f" at {place_text(verdict.waiting_place)}"
     return [head, *victims, _last_seen(verdict)]

@@ -6,15 +6,10 @@ ranks, and their children. Only the first process of a rank is probed.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import json
 import os
 import signal
-import sys
 import threading
-import time
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,16 +19,14 @@ from ddpcore.probing.code_places import code_roots
 from ddpcore.probing.flight_recorder import FlightRecorder
 from ddpcore.probing.optimizer_hook import hear_optimizers
 from ddpcore.probing.peer_calls import count_peer_calls, peer_calls
+from ddpcore.probing.uncaught import record_uncaught_errors
 from ddpcore.wire import ENV_PROBED_PID
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from ddpcore.env import ProbeEnv
 
 _PR_SET_PDEATHSIG = 1
 _ORPHANED_EXIT_CODE = 128 + signal.SIGKILL
-_ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 def start_in_rank() -> None:
@@ -47,8 +40,9 @@ def start_in_rank() -> None:
     torchrun = parse_torchrun(os.environ)
     os.environ[ENV_PROBED_PID] = str(os.getpid())
     _die_with_launcher(env)
-    _record_uncaught_errors()
-    probe.start(torchrun, env, code_roots(), FlightRecorder(), peer_calls)
+    roots = code_roots()
+    record_uncaught_errors(roots, probe.note_uncaught)
+    probe.start(torchrun, env, roots, FlightRecorder(), peer_calls)
     count_peer_calls()
     hear_optimizers(probe.count_step)
 
@@ -96,37 +90,3 @@ def _parent_of(pid: int) -> int:
         return int(stat.rpartition(")")[2].split()[1])
     except (OSError, IndexError, ValueError):
         return 0
-
-
-def _record_uncaught_errors() -> None:
-    """Leave an uncaught exception where torchrun looks for it, then go on as before.
-
-    Without it torchrun's report of a failed rank says only "to enable traceback see ...".
-    Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py.
-    """
-    path = os.environ.get(_ENV_ERROR_FILE, "")
-    if not path:
-        return
-    previous = sys.excepthook
-
-    def record(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            _write_error(path, kind, error, trace)
-        previous(kind, error, trace)
-
-    sys.excepthook = record
-
-
-def _write_error(path: str, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Write torchrun's error file, unless the program's own `@record` has."""
-    content = {
-        "message": {
-            "message": f"{kind.__name__}: {error}",
-            "extraInfo": {
-                "py_callstack": "".join(traceback.format_exception(kind, error, trace)),
-                "timestamp": str(int(time.time())),  # noqa: TID251 - torchrun shows it to people
-            },
-        }
-    }
-    with Path(path).open("x", encoding="utf-8") as file:
-        json.dump(content, file)

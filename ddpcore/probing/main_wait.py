@@ -37,7 +37,7 @@ _POPEN = (
     "/multiprocessing/popen_spawn_posix.py",
     "/multiprocessing/popen_forkserver.py",
 )
-_PROGRAMS = frozenset({"<module>", "_run_module_as_main", "_bootstrap"})
+PROGRAMS = frozenset({"<module>", "_run_module_as_main", "_bootstrap"})
 """Functions at the root of a stack while the program runs: a script's, that of `python -m`, a thread's."""
 _WAITPID = frozenset({"waitpid", "waitid", "wait3", "wait4"})
 
@@ -121,7 +121,7 @@ class MainWaits:
     def _exit_wait(self, frames: list[FrameType]) -> ExitWait | None:
         """Return what the interpreter's end waits for, once the program's own code has ended."""
         outermost = frames[-1].f_code
-        if len(frames) == MAX_FRAMES or outermost.co_name in _PROGRAMS:
+        if len(frames) == MAX_FRAMES or outermost.co_name in PROGRAMS:
             return None
         named = {(frame.f_code.co_filename.rpartition("/")[2], frame.f_code.co_name) for frame in frames}
         if ("threading.py", "_shutdown") in named:

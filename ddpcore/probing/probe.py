@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ddpcore.env import ProbeEnv, TorchrunEnv
-    from ddpcore.probing.samples import BarrierMark, Recorder, StackLine, TrainingMark
+    from ddpcore.probing.samples import BarrierMark, Recorder, StackLine, TrainingMark, Uncaught
     from ddpcore.probing.stack import CodeRoots
     from ddpcore.wire import GpuMemoryReport, ProbeRequest
 
@@ -87,6 +87,7 @@ class Marks:
         "step",
         "step_ends",
         "training",
+        "uncaught",
     )
 
     def __init__(self) -> None:
@@ -99,6 +100,7 @@ class Marks:
         self.training: TrainingMark | None = None
         self.gpu_memory: tuple[GpuMemoryReport, ...] = ()
         self.can_stop = False
+        self.uncaught: Uncaught | None = None
         self.is_stop_requested = False
         """The probe's only word to the main thread: the engine reads it at step boundaries."""
 
@@ -290,6 +292,7 @@ class Probe:
                 main=self._main_waits.look(is_still=state.is_still(now_s)),
                 peer_calls=self._peer_calls.latest() if self._peer_calls.is_used else (),
                 num_peer_calls=self._peer_calls.num_calls,
+                uncaught=marks.uncaught,
             )
         )
         # What this rank called last is all that others have to compare with once it is gone.
@@ -410,6 +413,11 @@ class _PhaseMark:
 
     def __exit__(self, *_: object) -> None:
         marks.phases = self._outer
+
+
+def note_uncaught(uncaught: Uncaught) -> None:
+    """Take the exception that ends the program; a forked child has no probe that would report it."""
+    marks.uncaught = uncaught
 
 
 def _forget() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
-from ddpcore.wire import BARRIER_GROUP, ChildWait, ExitWait, GpuMemoryReport, Oddity, PeerCall, PeerWait, Phase
+from ddpcore.wire import BARRIER_GROUP, ChildWait, ExitWait, GpuMemoryReport, Oddity, PeerCall, PeerWait, Phase, Place
 
 if TYPE_CHECKING:
     from ddpcore.probing.stack import Reading
@@ -149,6 +149,14 @@ class TrainingMark(NamedTuple):
     """Monotonic time of this process."""
 
 
+class Uncaught(NamedTuple):
+    """The exception that ends the program."""
+
+    text: str
+    place: Place | None
+    """The user's line that raised it."""
+
+
 class MainLook(NamedTuple):
     """Where the main thread stands, and what it waits for there outside collectives, as far as that is known."""
 
@@ -193,3 +201,5 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     """The last send or receive of each kind, the latest first."""
     num_peer_calls: int = 0
     """How many there have been: another number with each."""
+    uncaught: Uncaught | None = None
+    """From then on the program is over, and the interpreter ends."""

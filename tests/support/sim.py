@@ -184,6 +184,15 @@ class SimCluster:
         """Let the process end by itself."""
         self._strike(rank, at_step, "exit", code)
 
+    def fail(self, rank: int, teardown_s: float, at_step: int | None = None) -> None:
+        """Let an exception end the program, and the process so much later."""
+        self._strike(rank, at_step, "raise", teardown_s)
+
+    def leave(self, rank: int, teardown_s: float, at_step: int | None = None, code: int = 0) -> None:
+        """Let the program end by `sys.exit`, and the process so much later."""
+        self.ranks[rank].leaving_code = code
+        self._strike(rank, at_step, "leave", teardown_s)
+
     def slow(self, rank: int, factor: float, at_step: int | None = None) -> None:
         """Stretch all work of the rank; 1 heals."""
         self._strike(rank, at_step, "slow", factor)

@@ -27,6 +27,7 @@ from ddpcore.probing.samples import (
     StackLine,
     StepEnd,
     StepMark,
+    Uncaught,
 )
 from ddpcore.probing.stack import CodeRoots, StackReader
 from ddpcore.wire import (
@@ -67,6 +68,8 @@ ROOTS = CodeRoots(torch=(TORCH,), ddpcore=("/venv/ddpcore/",), libraries=("/usr/
 RING = 64
 DUMP_COST_S = 0.0005
 LATENCY_S = 0.001
+RAISED_LINE = 139
+"""Of the program, at which its exceptions are raised."""
 MAX_ACTIONS = 10_000
 CLOCK_S = 1.7e9
 """Of the machines' wall clocks at the simulation's zero."""
@@ -119,6 +122,12 @@ class SimRank:
     stands_before_joining = False
     """Until it comes to init_process_group, it stands at one line, rather than import one module after another."""
 
+    leaving_code = 0
+    """Of `sys.exit`."""
+
+    _has_left = False
+    """Its probe has sent its last report."""
+
     def __init__(
         self, rank: int, local_rank: int, world_size: int, program: Program, job: tuple[str, int, int]
     ) -> None:
@@ -134,7 +143,7 @@ class SimRank:
         self.altered: Call | None = None
         self.finished_s: float | None = None
         self.failure: tuple[float, tuple[int | None, int | None, str]] | None = None
-        """When an exception has taken the interpreter down, and how it ends."""
+        """When the interpreter that an exception, or `sys.exit`, has begun to end is gone, and how it ends."""
         self.meeting: Meeting | None = None
         self.begun_step = 0
         self.has_come = False
@@ -179,6 +188,11 @@ class SimRank:
     def is_stuck(self) -> bool:
         """Whether its main thread cannot move."""
         return self.is_frozen or self.holds_gil or self.is_blocked or not self.is_alive
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether its program is over and its process is not."""
+        return self.failure is not None and self.is_alive
 
     @property
     def _is_at_work(self) -> bool:
@@ -268,6 +282,9 @@ class SimRank:
             enqueued, completed = self._counts[self._doing.group]
             self._counts[self._doing.group] = (enqueued, completed + 1)
             self._ring[-1] = msgspec.structs.replace(self._ring[-1], is_retired=True)
+        self._leave(end, ends_s)
+
+    def _leave(self, end: tuple[int | None, int | None, str], ends_s: float) -> None:
         self.meeting, self._doing, self.failure = None, None, (ends_s, end)
 
     def _next_action(self, meetings: Meetings, noise: float) -> bool:
@@ -300,7 +317,7 @@ class SimRank:
             first = self._step.loss_first if self._step else action.loss
             self._step = StepMark(action.step, action.loss, action.epoch, first, action.step)
             self._step_ends.append(StepEnd(action.step, int(1e6 * (self._free_s + CLOCK_S))))
-        return action is not None
+        return action is not None and not self.is_leaving
 
     def _call(self, call: Call, meetings: Meetings) -> None:
         self._doing = call
@@ -350,18 +367,22 @@ class SimRank:
             self.end, self.oom_kills = (None, 9, ""), 1
         elif kind == "signal":
             self.end = (None, int(value), "")
+        elif kind in {"raise", "leave"}:
+            error = "ValueError: boom" if kind == "raise" else ""
+            self._leave((1 if error else self.leaving_code, None, error), self._free_s + value)
         else:
             assert kind == "exit"
             self.end = (int(value), None, "" if value == 0 else "ValueError: boom")
 
     def report(self, now_s: float) -> bytes | None:
         """Let the probe look and return its datagram, None while it cannot run or has nothing to say."""
-        if self.is_stuck or self._pace.pause_s(now_s) > 0.0:
+        is_last = self.failure is not None
+        if self.is_stuck or self._has_left or (self._pace.pause_s(now_s) > 0.0 and not is_last):
             return None
         if self._is_at_work:
             self._is_all_over(now_s)
         counters = self._counters(now_s)
-        if not self._pace.is_sample_due(now_s):
+        if not self._pace.is_sample_due(now_s) and not is_last:
             self._pace.looked_again()
             gates = (self._barrier, *self._firsts.values())
             if self._probe.has_stepped(self._step) or not self._probe.still_pends(counters, gates):
@@ -384,9 +405,10 @@ class SimRank:
                 main=self._main(now_s),
                 peer_calls=tuple(PeerCall(op, peer, "0", tag, number) for (op, peer, tag), number in counted),
                 num_peer_calls=sum(self._peer_numbers.values()),
+                uncaught=self._uncaught(),
             )
         )
-        if self._probe.wants_dump(now_s):
+        if self._probe.wants_dump(now_s) or (is_last and self._probe.has_groups):
             members = {name: GroupMembers(self._members[name]) for name in self._counts}
             self._probe.learn(RecorderDump(self._entries(), counters), members, DUMP_COST_S, list(self._step_ends))
         if self._probe.wants_arguments:
@@ -394,13 +416,18 @@ class SimRank:
         self._probe.validate()
         is_waiting = self._probe.is_waiting
         self._pace.end_sample(now_s, now_s + CLOCK_S, is_pending=self._probe.is_pending, is_waiting=is_waiting)
-        if not self._pace.is_report_due(now_s) and is_waiting == self._was_waiting:
+        if not self._pace.is_report_due(now_s) and is_waiting == self._was_waiting and not is_last:
             return None
+        self._has_left = is_last
         self._pace.reported(now_s)
         self._was_waiting = is_waiting
-        datagram = encode_report(self._probe.report(probe_cpu_s=now_s / 1000))
+        datagram = encode_report(self._probe.report(probe_cpu_s=now_s / 1000, is_ending=is_last))
         assert decode_report(datagram).rank == self.rank
         return datagram
+
+    def _uncaught(self) -> Uncaught | None:
+        error = "" if self.failure is None else self.failure[1][2]
+        return Uncaught(error, Place(PROGRAM_FILE, RAISED_LINE, "train_step")) if error else None
 
     def _main(self, now_s: float) -> MainLook:
         doing = self._doing

@@ -177,6 +177,20 @@ def growth(kind: LimitKind, ranks: tuple[int, ...] = (2,), **fields: Any) -> Gro
             ),
         ),
         (
+            verdict(Cause.FEWER_CALLS, step=9, place=None, waiting_place=PLACE, exit=ExitReport()),
+            (
+                "rank 2 on demo-1 is about to end after step 9 without calling all_reduce #57; "
+                "ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s at train.py:42 in train_step"
+            ),
+        ),
+        (
+            verdict(Cause.EXITED, step=9, exit=ExitReport(error="ValueError: boom")),
+            (
+                "rank 2 on demo-1 fails after step 9: ValueError: boom; "
+                "ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s; last seen at train.py:42 in train_step"
+            ),
+        ),
+        (
             verdict(Cause.FEWER_CALLS, step=9, place=None),
             (
                 "rank 2 on demo-1 finished (exit code 0) after step 9 without calling all_reduce #57; "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from ddpcore.probing.bootstrap import _is_orphaned, _parent_of, _write_error, pid_namespace
+from ddpcore.probing.bootstrap import _is_orphaned, _parent_of, pid_namespace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,17 +65,3 @@ def test_an_orphan_exits_at_once_instead_of_training(tmp_path: Path) -> None:
     )
 
     assert (done.stdout, done.returncode) == ("", 137), done.stderr
-
-
-def test_an_error_file_holds_what_torchrun_reads_and_is_written_once(tmp_path: Path) -> None:
-    path = tmp_path / "error.json"
-    first, second = ValueError("boom"), ValueError("later")
-
-    _write_error(str(path), ValueError, first, None)
-    with contextlib.suppress(FileExistsError):
-        _write_error(str(path), ValueError, second, None)
-
-    message = json.loads(path.read_text())["message"]
-    assert message["message"] == "ValueError: boom"
-    assert message["extraInfo"]["py_callstack"] == "ValueError: boom\n"
-    assert message["extraInfo"]["timestamp"].isdigit()

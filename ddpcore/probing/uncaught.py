@@ -1,0 +1,108 @@
+"""The exception that ends the program: left where torchrun looks for it, and noted for the probe's last reports.
+
+The process may take seconds from there to its end: torch is taken down, memory is given back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpcore.probing.main_wait import PROGRAMS
+from ddpcore.probing.samples import Uncaught
+from ddpcore.probing.stack import CodeRoots, StackReader, sendable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+_ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_MAX_CHARS = 1024
+_MAX_CHAIN = 100
+"""Exceptions followed to the first one: a program can make a circle of them."""
+
+
+def record_uncaught_errors(roots: CodeRoots, note: Callable[[Uncaught], None]) -> None:
+    """Leave an uncaught exception where torchrun looks for it, and note the one that ends the program; then go on.
+
+    Without the file torchrun's report of a failed rank says only "to enable traceback see ...".
+    Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py.
+
+    Args:
+        roots: Where code lies that is not the user's.
+        note: Takes the exception that ends the program.
+    """
+    path = os.environ.get(_ENV_ERROR_FILE, "")
+    previous = sys.excepthook
+
+    def record(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            if path:
+                _write_error(path, kind, error, trace)
+        # Whatever an exception's own code does, its traceback is printed.
+        with contextlib.suppress(Exception):
+            if isinstance(error, Exception) and _ends_program():
+                note(uncaught(error, roots))
+        previous(kind, error, trace)
+
+    sys.excepthook = record
+
+
+def uncaught(error: BaseException, roots: CodeRoots) -> Uncaught:
+    """Return the words and the place of an exception: those of the first one of its chain."""
+    first = _first_of_chain(error)
+    lines = [
+        (frame.f_code.co_filename, line, frame.f_code.co_name)
+        for one in (first, error)
+        for frame, line in reversed([*traceback.walk_tb(one.__traceback__)])
+    ]
+    name = type(first).__qualname__
+    module = type(first).__module__
+    name = name if module in {"builtins", "__main__"} else f"{module}.{name}"
+    message = next(iter(str(first).strip().splitlines()), "")
+    text = f"{name}: {message}" if message else name
+    return Uncaught(sendable(text, _MAX_CHARS), StackReader(roots).read(lines).place if lines else None)
+
+
+def _first_of_chain(error: BaseException) -> BaseException:
+    for _ in range(_MAX_CHAIN):
+        before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if before is None:
+            break
+        error = before
+    return error
+
+
+def _ends_program() -> bool:
+    """Return whether the interpreter itself has called the hook, for the main thread: no code of the program is left.
+
+    A program may call the hook for an exception that it has caught, and a thread may for its own.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    frame = sys._getframe()  # noqa: SLF001 - inspect costs a thousand times as much
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_name not in PROGRAMS
+
+
+def _write_error(path: str, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Write torchrun's error file, unless the program's own `@record` has."""
+    content = {
+        "message": {
+            "message": f"{kind.__name__}: {error}",
+            "extraInfo": {
+                "py_callstack": "".join(traceback.format_exception(kind, error, trace)),
+                "timestamp": str(int(time.time())),  # noqa: TID251 - torchrun shows it to people
+            },
+        }
+    }
+    with Path(path).open("x", encoding="utf-8") as file:
+        json.dump(content, file)

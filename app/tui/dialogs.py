@@ -16,6 +16,7 @@ from textual.widgets.option_list import Option
 from app.rows import RankState
 from app.tui.actions import available
 from app.tui.rank_grid import GRID_FROM
+from app.wording.verdict_rules import VERDICT_RULES
 from ddpcore.wire import DEFAULT_HOLD_S, DEFAULT_SLOW_FACTOR, Fault, FaultKind
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def ranks_to_choose(view: View, selected: int) -> list[RankRow]:
 
 
 class HelpScreen(ModalScreen[None]):
-    """Every action of the table and its keys."""
+    """Every action of the table and its keys, the states of a rank, and what verdicts rest on."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "Close")]
 
@@ -121,12 +122,22 @@ class HelpScreen(ModalScreen[None]):
             Static(keys),
             Static("\nStates of a rank:", markup=False),
             Static(states),
+            Static("\nVerdicts: who is named, and what was compared:", markup=False),
+            Static(_verdict_rules()),
             id="help-scroll",
             classes="dialog wide",
         )
-        scroll.border_title = "Keys"
+        scroll.border_title = "Keys, states, verdicts"
         scroll.border_subtitle = "arrows scroll, Esc closes"
         yield scroll
+
+
+def _verdict_rules() -> Table:
+    rules = Table.grid(padding=(0, 2, 0, 0))
+    for rule in VERDICT_RULES:
+        rules.add_row(Text(rule.verdict, "bold"), Text(rule.named))
+        rules.add_row("", Text(f"not known: {rule.unknown}", "dim"))
+    return rules
 
 
 class FaultScreen(ModalScreen[Fault | None]):

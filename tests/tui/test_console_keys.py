@@ -60,6 +60,15 @@ async def test_a_click_on_a_key_of_the_footer_does_what_the_key_does() -> None:
             await console.press("escape")
 
 
+async def test_the_help_says_what_verdicts_rest_on_and_what_cannot_be_known() -> None:
+    async with desk(SimSource(SimCluster().view), (120, 60)) as console:
+        await console.press("question_mark", "end")
+        words = " ".join(console.text().split())
+
+        assert "node_lost all ranks of a node that no longer reports" in words
+        assert "not known: which link fails" in words
+
+
 def test_the_footer_has_at_most_eight_keys() -> None:
     for source in (SimSource(SimCluster().view), SimSource(SimCluster().view, can_inject=False)):
         assert 1 + len([action for action in available(source) if action.footer]) <= 8

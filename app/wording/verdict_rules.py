@@ -1,0 +1,123 @@
+"""What each verdict rests on: who is named, what was compared, what cannot be known. README has the same table."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class VerdictRule(NamedTuple):
+    """How one kind of verdict comes about."""
+
+    verdict: str
+    """Its cause, as the screen, the printed lines and `--json` name it, or a part of what has that cause."""
+    named: str
+    """Who is named, and what was compared."""
+    unknown: str
+    """What cannot be known, and what is shown then."""
+
+
+VERDICT_RULES = (
+    VerdictRule(
+        "frozen",
+        "a stopped process (SIGSTOP), at once: its state in /proc",
+        "who stopped it",
+    ),
+    VerdictRule(
+        "exited",
+        "the rank that died first by its own cause: exit codes, signals, exceptions. Ranks that lost their connection"
+        " by it are listed as that",
+        'who sent a SIGKILL. Where all ranks have only lost a connection: "whose connection it lost is not known"',
+    ),
+    VerdictRule(
+        "oom",
+        "a rank that died for want of memory: its own exception, or a SIGKILL while the kernel counted a kill for "
+        "want of memory on that machine",
+        "a kill by another memory guard: exited, with a hint",
+    ),
+    VerdictRule(
+        "memory_growth",
+        "a rank whose memory, or its GPU's, grows steadily to a limit (machine, cgroup, ulimit, GPU) ten minutes away"
+        " or less (a warning). It must have grown for as long as is left: a cache that fills and a model that loads "
+        "are over before",
+        "which object grows. A leak that fills the limit within about half a minute comes too fast: oom alone is said",
+    ),
+    VerdictRule(
+        "fewer_calls",
+        "a rank that left, or ended, while others wait in a call that it never made",
+        "why it left, where its code caught the exception",
+    ),
+    VerdictRule(
+        "mismatch",
+        "ranks whose calls at one place of a group's order differ: operation, size, element type, source, reduction "
+        "or name. The first such place among their last 16 calls, with what each passes. The smaller side is named; "
+        "of two equal sides both. A rank that gloo aborts is a victim of it",
+        "source and reduction of calls that are over, and of calls by NCCL and by DDP's C++: torch's recorder does "
+        'not hold them. An abort that fits several ranks: "whose call differs is not known"',
+    ),
+    VerdictRule(
+        "mismatch, of send and recv",
+        "ranks whose sends and receives do not meet: a cycle, a send that nobody receives, tags that differ; with "
+        "each rank's peer",
+        "with gloo the peer comes from the stack: where it is not readable there, the rank is only shown as waiting",
+    ),
+    VerdictRule(
+        "silent",
+        "a rank whose process lives and that reports nothing: the GIL is held, or it sleeps in the kernel; after 2 s,"
+        " after up to 8 s on a machine with far more to do than it bears",
+        "its line, without py-spy on the node: the last one seen is said",
+    ),
+    VerdictRule(
+        "standstill",
+        "the few ranks that stand elsewhere than most; else nobody. No rank waits for another, none moves, and the "
+        "next step is overdue by 10 s and by ten usual steps. The lines of all ranks are said",
+        "which of the lines is at fault; a rank that computes at one line for long is given six times as long",
+    ),
+    VerdictRule(
+        "not_exiting",
+        "a rank whose program is done and whose process does not end for 10 s: the thread, exit handler or child "
+        "process that keeps it, with its line",
+        'where it is none of these: "what keeps it is not known"',
+    ),
+    VerdictRule(
+        "node_lost",
+        "all ranks of a node that no longer reports",
+        'what they do. Where only the connection is lost, the connection is named and "what ranks 2-3 do is not known"',
+    ),
+    VerdictRule(
+        "not_joined",
+        "a rank that others have been waiting for in init_process_group for a minute, or for 10 s while it stands at "
+        "one line before it",
+        "why it does not come, where it has not imported torch: that is said",
+    ),
+    VerdictRule(
+        "straggler, that stands",
+        "a rank that keeps the others waiting for 10 s: a warning while it moves from line to line, an alarm once it "
+        "has stood at one for 5 s. Where it waits for a child process or DataLoader worker: its pid and, of Python, "
+        "its line",
+        "why that line takes long",
+    ),
+    VerdictRule(
+        "straggler, that is slow",
+        "a rank, several, or a node, for which the others lose time in every step: what it costs, whether that grows,"
+        " and what it does more than they do",
+        "slow ranks where nobody records calls: only one that is slower by far",
+    ),
+    VerdictRule(
+        "input_bound",
+        "nobody: all ranks spend half of their time or more waiting for data",
+        "where the input is slow",
+    ),
+    VerdictRule(
+        "transport",
+        "nobody: every member has called, no rank is missing anywhere, and it does not complete. Before the first "
+        "collective: all have come to init_process_group and do not meet, as with a stranger on MASTER_PORT",
+        'which link fails. "Check the network" is said only where two machines or more take part',
+    ),
+    VerdictRule(
+        "checkpointing, evaluating",
+        "a rank that the others wait for rightly; an alarm only when it takes far longer than ever before. torch.save"
+        " and torch.distributed.checkpoint are known by themselves",
+        'other ways to save, and evaluations outside the engine, without their mark: ddpcore.phase("checkpoint"), '
+        'ddpcore.phase("eval")',
+    ),
+)

@@ -24,8 +24,8 @@ VERDICT_RULES = (
     ),
     VerdictRule(
         "exited",
-        "the rank that died first by its own cause: exit codes, signals, exceptions. Ranks that lost their connection"
-        " by it are listed as that",
+        "the rank that died first by its own cause: exit codes, signals, exceptions; an exception that nobody "
+        "caught is named before its process has ended. Ranks that lost their connection by it are listed as that",
         'who sent a SIGKILL. Where all ranks have only lost a connection: "whose connection it lost is not known"',
     ),
     VerdictRule(
@@ -36,21 +36,21 @@ VERDICT_RULES = (
     ),
     VerdictRule(
         "memory_growth",
-        "a rank whose memory, or its GPU's, grows steadily to a limit (machine, cgroup, ulimit, GPU) ten minutes away"
-        " or less (a warning). It must have grown for as long as is left: a cache that fills and a model that loads "
-        "are over before",
+        "a rank whose memory, or its GPU's, grows steadily to a limit (machine, cgroup, ulimit, GPU) ten minutes "
+        "away or less (a warning). It must have grown for as long as is left: a cache that fills and a model that "
+        "loads are over before",
         "which object grows. A leak that fills the limit within about half a minute comes too fast: oom alone is said",
     ),
     VerdictRule(
         "fewer_calls",
-        "a rank that left, or ended, while others wait in a call that it never made",
+        "a rank that left, or is about to, while others wait in a call that it never made",
         "why it left, where its code caught the exception",
     ),
     VerdictRule(
         "mismatch",
-        "ranks whose calls at one place of a group's order differ: operation, size, element type, source, reduction "
-        "or name. The first such place among their last 16 calls, with what each passes. The smaller side is named; "
-        "of two equal sides both. A rank that gloo aborts is a victim of it",
+        "ranks whose calls at one place of a group's order differ: operation, size, element type, source, reduction"
+        " or name. The first such place among their last 16 calls, with what each passes. The smaller side is "
+        "named; of two equal sides both. A rank that gloo aborts is a victim of it",
         "source and reduction of calls that are over, and of calls by NCCL and by DDP's C++: torch's recorder does "
         'not hold them. An abort that fits several ranks: "whose call differs is not known"',
     ),
@@ -62,8 +62,8 @@ VERDICT_RULES = (
     ),
     VerdictRule(
         "silent",
-        "a rank whose process lives and that reports nothing: the GIL is held, or it sleeps in the kernel; after 2 s,"
-        " after up to 8 s on a machine with far more to do than it bears",
+        "a rank whose process lives and that reports nothing: the GIL is held, or it sleeps in the kernel; after 2 "
+        "s, after up to 8 s on a machine with far more to do than it bears",
         "its line, without py-spy on the node: the last one seen is said",
     ),
     VerdictRule(
@@ -85,21 +85,21 @@ VERDICT_RULES = (
     ),
     VerdictRule(
         "not_joined",
-        "a rank that others have been waiting for in init_process_group for a minute, or for 10 s while it stands at "
-        "one line before it",
+        "a rank that others have been waiting for in init_process_group for a minute, or for 10 s while it stands "
+        "at one line before it",
         "why it does not come, where it has not imported torch: that is said",
     ),
     VerdictRule(
         "straggler, that stands",
-        "a rank that keeps the others waiting for 10 s: a warning while it moves from line to line, an alarm once it "
-        "has stood at one for 5 s. Where it waits for a child process or DataLoader worker: its pid and, of Python, "
-        "its line",
+        "a rank that keeps the others waiting for 10 s: a warning while it moves from line to line, an alarm once "
+        "it has stood at one for 5 s. Where it waits for a child process or DataLoader worker: its pid and, of "
+        "Python, its line",
         "why that line takes long",
     ),
     VerdictRule(
         "straggler, that is slow",
-        "a rank, several, or a node, for which the others lose time in every step: what it costs, whether that grows,"
-        " and what it does more than they do",
+        "a rank, several, or a node, for which the others lose time in every step: what it costs, whether that "
+        "grows, and what it does more than they do",
         "slow ranks where nobody records calls: only one that is slower by far",
     ),
     VerdictRule(
@@ -115,8 +115,8 @@ VERDICT_RULES = (
     ),
     VerdictRule(
         "checkpointing, evaluating",
-        "a rank that the others wait for rightly; an alarm only when it takes far longer than ever before. torch.save"
-        " and torch.distributed.checkpoint are known by themselves",
+        "a rank that the others wait for rightly; an alarm only when it takes far longer than ever before. "
+        "torch.save and torch.distributed.checkpoint are known by themselves",
         'other ways to save, and evaluations outside the engine, without their mark: ddpcore.phase("checkpoint"), '
         'ddpcore.phase("eval")',
     ),

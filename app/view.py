@@ -101,12 +101,17 @@ class View:
             for job_id, found in self._diagnosis.jobs.items()
         }
         diagnosis = msgspec.structs.replace(self._diagnosis, jobs=jobs)
-        shown = "" if self._job is None else self._job.job_id
+        shown = self.job_id
         return View(still_cluster(self._cluster), diagnosis, self.now_s, shown, self._attach)
 
     @property
     def _verdicts(self) -> list[Verdict]:
         return [] if self._found is None else self._found.verdicts
+
+    @property
+    def job_id(self) -> str:
+        """The job that is shown, as its agents name it; empty while there is none."""
+        return "" if self._job is None else self._job.job_id
 
     @property
     def num_ranks(self) -> int:

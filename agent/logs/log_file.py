@@ -24,8 +24,9 @@ MAX_BACKLOG_BYTES = 1_048_576
 class LogFile:
     """A file that somebody appends to, from its first byte to `close`; it need not exist yet."""
 
-    def __init__(self, path: Path, rank: int, stream: str) -> None:
+    def __init__(self, path: Path, rank: int, stream: str, job_id: str = "") -> None:
         self.path = path
+        self.job_id = job_id
         self.rank = rank
         self.stream = stream
         self.dropped_bytes = 0

@@ -88,7 +88,9 @@ class LogTail:
         before = {file.path: file for file in self._files.pop(job_id, ())}
         sources = [(launcher_dir, LAUNCHER_RANK, LogStream.STDERR)]
         sources += [(ranks_dir, rank, stream) for rank in ranks for stream in (LogStream.STDOUT, LogStream.STDERR)]
-        files = [LogFile(log_path(directory, rank, stream), rank, stream) for directory, rank, stream in sources]
+        files = [
+            LogFile(log_path(directory, rank, stream), rank, stream, job_id) for directory, rank, stream in sources
+        ]
         self._files[job_id] = [before.pop(file.path, file) for file in files]
         self._printers |= {file: (job_id, line_metrics) for file in self._files[job_id] if file.rank != LAUNCHER_RANK}
         self._let_go(before.values())
@@ -176,7 +178,7 @@ class LogTail:
         self._note_output(file, lines)
         for text in lines:
             self.log_seq += 1
-            self._lines.append(LogLine(self.log_seq, file.rank, file.stream, text))
+            self._lines.append(LogLine(self.log_seq, file.rank, file.stream, text, file.job_id))
             self._num_chars += len(text)
         while len(self._lines) > MAX_KEPT_LINES or self._num_chars > MAX_KEPT_CHARS:
             self._num_chars -= len(self._lines.popleft().text)

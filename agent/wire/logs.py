@@ -60,6 +60,8 @@ class LogLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """`stdout` or `stderr`."""
     text: LineText
     """Without its line end; undecodable bytes as U+FFFD; longer lines are cut."""
+    job_id: Name = ""
+    """Empty of what is about the node, and of agents and recordings of before."""
 
 
 class LogLoss(msgspec.Struct, frozen=True):

@@ -141,7 +141,7 @@ def _texts(evidence: Evidence) -> dict[str, bytes]:
         picture = picture_of(stacks)
         lines = [summary_text(picture), "", *(line.text for line in picture_lines(picture, is_whole=True))]
         files |= {"stacks.txt": "\n".join(lines) + "\n", "stacks.json": _json(stacks_object(picture))}
-    for node, lines in _printed(evidence.records).items():
+    for node, lines in _printed(evidence.records, evidence.opening.job_id).items():
         files[f"logs/{file_name(node)}.log"] = "\n".join(lines) + "\n"
     for node, job in evidence.jobs.items():
         files[f"jobs/{file_name(node)}.json"] = _json(job)
@@ -196,12 +196,15 @@ def _version_lines(picture: StackPicture) -> list[str]:
     return [f"versions on {ranks_text(sorted(some))}: {words}" for words, some in ranks.items()]
 
 
-def _printed(records: Sequence[Record]) -> Mapping[str, list[str]]:
+def _printed(records: Sequence[Record], job_id: str) -> Mapping[str, list[str]]:
+    """Return what the ranks of the job, or of all where none is named, have printed, by node."""
     printed: dict[str, list[str]] = {}
     for record in records:
         if isinstance(record, LinesHeard):
             lines = printed.setdefault(record.node, [])
             for line in record.lines:
+                if job_id and line.job_id not in ("", job_id):
+                    continue
                 who = f"rank {line.rank}" if line.rank >= 0 else "launcher"
                 lines.append(f"[{who} {clean_name(line.stream)}] {clean(line.text, LINE_LIMIT)}")
     return printed

@@ -35,6 +35,14 @@ LOG_KEYS = (
 )
 
 
+class Source(NamedTuple):
+    """Where lines come from."""
+
+    node: str
+    job_id: str
+    """Empty of what is about the node."""
+
+
 class LogPiece(NamedTuple):
     """Some lines that follow each other, packed."""
 
@@ -42,12 +50,12 @@ class LogPiece(NamedTuple):
     """Their text in UTF-8, each with its line end."""
     ends: NDArray[np.uint32]
     """Where each line ends, with its line end."""
-    nodes: NDArray[np.uint32]
-    """Index into `node_names`."""
+    source_indices: NDArray[np.uint32]
+    """Of each line in `sources`."""
     ranks: NDArray[np.int32]
     """Global rank; -1 is the launcher."""
     is_stderr: NDArray[np.bool_]
-    node_names: Sequence[str]
+    sources: Sequence[Source]
 
 
 class LineWish(msgspec.Struct, frozen=True):
@@ -57,9 +65,11 @@ class LineWish(msgspec.Struct, frozen=True):
     is_problems_only: bool = False
     culprits: frozenset[int] = frozenset()
     """Ranks whose stderr is a problem, whatever it says."""
+    job_id: str = ""
+    """Lines of other jobs are left out; empty leaves none out."""
 
     def __bool__(self) -> bool:
-        return bool(self.filter) or self.is_problems_only
+        return bool(self.filter) or self.is_problems_only or bool(self.job_id)
 
 
 @lru_cache(maxsize=len(_LEVEL_PATTERNS))
@@ -79,7 +89,10 @@ def lines_of(piece: LogPiece, wish: LineWish, after_step: Callable[[], None] | N
         wish: What is wanted.
         after_step: Called whenever `patterns.STEP_BYTES` of text have been looked at; what it raises ends the search.
     """
-    wanted = np.ones(len(piece.ends), np.bool_)
+    if wish.job_id:
+        wanted = _from(piece, lambda source: source.job_id in ("", wish.job_id))
+    else:
+        wanted = np.ones(len(piece.ends), np.bool_)
     # What is cheap is asked first: where nothing is left, no text is looked at.
     for term in sorted(wish.filter.terms, key=lambda term: isinstance(term, TextTerm) or _is_level(term)):
         if not wanted.any():
@@ -105,12 +118,17 @@ def _found(piece: LogPiece, term: Term, after_step: Callable[[], None] | None) -
         case WordTerm(words=words):
             return np.where(piece.is_stderr, "stderr" in words, "stdout" in words)
         case NameTerm():
-            return np.array([*(term.fits(name) for name in piece.node_names), False])[piece.nodes]
+            return _from(piece, lambda source: term.fits(source.node))
         case NumberTerm():
             return term.among(piece.ranks)
         case _:
             assert isinstance(term, TextTerm), "no key of a log line is a figure"
             return _with(piece, term.pattern, after_step)
+
+
+def _from(piece: LogPiece, is_wanted: Callable[[Source], bool]) -> NDArray[np.bool_]:
+    wanted: NDArray[np.bool_] = np.array([is_wanted(source) for source in piece.sources], np.bool_)
+    return wanted[piece.source_indices]
 
 
 def _of_level(piece: LogPiece, level: str, after_step: Callable[[], None] | None) -> NDArray[np.bool_]:

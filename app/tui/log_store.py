@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from app.filters.lines import LogPiece
+from app.filters.lines import LogPiece, Source
 
 CHUNK_LINES = 4096
 MAX_LINES = 1_048_576
@@ -31,17 +31,19 @@ class StoredLine(NamedTuple):
     """Global rank; -1 is the launcher."""
     is_stderr: bool
     text: str
+    job_id: str
+    """Empty of what is about the node."""
 
 
 class _Chunk:
     """Up to `CHUNK_LINES` lines, packed."""
 
-    __slots__ = ("_ends", "_nodes", "_ranks", "_stderr", "_text")
+    __slots__ = ("_ends", "_ranks", "_sources", "_stderr", "_text")
 
     def __init__(self) -> None:
         self._text: bytearray | bytes = bytearray()
         self._ends = array("I", [0])
-        self._nodes = array("I")
+        self._sources = array("I")
         self._ranks = array("i")
         self._stderr = bytearray()
 
@@ -51,23 +53,24 @@ class _Chunk:
     @property
     def num_bytes(self) -> int:
         """What it takes of memory, without its objects' heads."""
-        packed = (self._ends, self._nodes, self._ranks)
+        packed = (self._ends, self._sources, self._ranks)
         return len(self._text) + len(self._stderr) + sum(len(column) * column.itemsize for column in packed)
 
     def close(self) -> None:
         """Let go of the room that was kept for more."""
         self._text = bytes(self._text)
 
-    def append(self, node_index: int, rank: int, text: str, *, is_stderr: bool) -> None:
+    def append(self, source_index: int, rank: int, text: str, *, is_stderr: bool) -> None:
         self._text += f"{text}\n".encode()
         self._ends.append(len(self._text))
-        self._nodes.append(node_index)
+        self._sources.append(source_index)
         self._ranks.append(rank)
         self._stderr.append(is_stderr)
 
-    def line(self, index: int, nodes: list[str]) -> StoredLine:
+    def line(self, index: int, sources: list[Source]) -> StoredLine:
         text = self._text[self._ends[index] : self._ends[index + 1] - 1].decode()
-        return StoredLine(nodes[self._nodes[index]], self._ranks[index], bool(self._stderr[index]), text)
+        node, job_id = sources[self._sources[index]]
+        return StoredLine(node, self._ranks[index], bool(self._stderr[index]), text, job_id)
 
     def stop_within(self, first: int, stop: int, max_bytes: int) -> int:
         """Return up to where lines from one on are no more than some bytes; one line at least."""
@@ -77,11 +80,11 @@ class _Chunk:
         """Return from where on lines up to one are no more than some bytes; one line at least."""
         return min(stop - 1, bisect_left(self._ends, self._ends[stop] - max_bytes, first, stop))
 
-    def piece(self, first: int, stop: int, nodes: list[str]) -> LogPiece:
+    def piece(self, first: int, stop: int, sources: list[Source]) -> LogPiece:
         """Return some of the lines: of a closed chunk without copies, so that asking for it is cheap."""
         begin = self._ends[first]
         ends = np.frombuffer(self._ends, np.uint32)[first + 1 : stop + 1]
-        node_indices = np.frombuffer(self._nodes, np.uint32)[first:stop]
+        source_indices = np.frombuffer(self._sources, np.uint32)[first:stop]
         ranks = np.frombuffer(self._ranks, np.int32)[first:stop]
         is_stderr = np.frombuffer(self._stderr, np.bool_)[first:stop]
         packed: bytearray | memoryview
@@ -89,10 +92,10 @@ class _Chunk:
             packed = memoryview(self._text)[begin : self._ends[stop]]
         else:  # what is looked at by a view cannot grow
             packed = self._text[begin : self._ends[stop]]
-            ends, node_indices, ranks, is_stderr = ends.copy(), node_indices.copy(), ranks.copy(), is_stderr.copy()
+            ends, source_indices, ranks, is_stderr = ends.copy(), source_indices.copy(), ranks.copy(), is_stderr.copy()
         if begin:
             ends = ends - np.uint32(begin)
-        return LogPiece(packed, ends, node_indices, ranks, is_stderr, nodes)
+        return LogPiece(packed, ends, source_indices, ranks, is_stderr, sources)
 
 
 class LogStore:
@@ -104,8 +107,9 @@ class LogStore:
         self._num_closed_bytes = 0
         self._chunks: deque[_Chunk] = deque([_Chunk()])
         self._first = 0
-        self._nodes: list[str] = []
-        self._node_index: dict[str, int] = {}
+        self._sources: list[Source] = []
+        self._source_index: dict[Source, int] = {}
+        self._jobs: set[str] = set()
         self._held_end: int | None = None
 
     @property
@@ -123,6 +127,11 @@ class LogStore:
         return self.end - self._first
 
     @property
+    def has_several_jobs(self) -> bool:
+        """Whether lines of more than one job have come."""
+        return len(self._jobs) > 1
+
+    @property
     def num_bytes(self) -> int:
         """What the lines take of memory."""
         return sum(chunk.num_bytes for chunk in self._chunks)
@@ -135,7 +144,7 @@ class LogStore:
     def _newest_end(self) -> int:
         return self._first + (len(self._chunks) - 1) * CHUNK_LINES + len(self._chunks[-1])
 
-    def append(self, node: str, rank: int, text: str, *, is_stderr: bool) -> None:
+    def append(self, node: str, rank: int, text: str, *, is_stderr: bool, job_id: str = "") -> None:
         """Keep a line; `text` is clean and encodable."""
         chunk = self._chunks[-1]
         if len(chunk) == CHUNK_LINES:
@@ -147,10 +156,12 @@ class LogStore:
             ):
                 self._num_closed_bytes -= self._chunks.popleft().num_bytes
                 self._first += CHUNK_LINES
-        index = self._node_index.get(node)
+        source = Source(node, job_id)
+        index = self._source_index.get(source)
         if index is None:
-            index = self._node_index[node] = len(self._nodes)
-            self._nodes.append(node)
+            index = self._source_index[source] = len(self._sources)
+            self._sources.append(source)
+            self._jobs |= {job_id} - {""}
         self._chunks[-1].append(index, rank, text, is_stderr=is_stderr)
 
     def line(self, number: int) -> StoredLine:
@@ -162,17 +173,17 @@ class LogStore:
         if not self._first <= number < self.end:
             raise IndexError(f"line {number} is not kept: the store has {self._first} to {self.end - 1}")
         chunk, index = divmod(number - self._first, CHUNK_LINES)
-        return self._chunks[chunk].line(index, self._nodes)
+        return self._chunks[chunk].line(index, self._sources)
 
     def piece(self, first: int, max_bytes: int) -> LogPiece:
         """Return kept lines from one on, as many as lie together and are no more than some bytes; one at least."""
         chunk, index = divmod(first - self._first, CHUNK_LINES)
         last = min(self.end - self._first - chunk * CHUNK_LINES, CHUNK_LINES)
         packed = self._chunks[chunk]
-        return packed.piece(index, packed.stop_within(index, last, max_bytes), self._nodes)
+        return packed.piece(index, packed.stop_within(index, last, max_bytes), self._sources)
 
     def piece_before(self, stop: int, max_bytes: int) -> LogPiece:
         """Return the kept lines that end before one, chosen alike."""
         chunk, index = divmod(stop - 1 - self._first, CHUNK_LINES)
         packed = self._chunks[chunk]
-        return packed.piece(packed.first_within(0, index + 1, max_bytes), index + 1, self._nodes)
+        return packed.piece(packed.first_within(0, index + 1, max_bytes), index + 1, self._sources)

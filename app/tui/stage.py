@@ -7,7 +7,9 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from app.filters.lines import ERRORS
+import msgspec
+
+from app.filters.lines import ERRORS, LineWish
 from app.safe_text import LINE_LIMIT, clean, clean_name
 from app.tui.log_matches import LogMatches
 from app.tui.log_store import LogStore
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from app.history import History
     from app.tui.collapsed_lines import CollapsedLines
     from app.tui.keymap import Keymap
+    from app.tui.log_store import StoredLine
     from app.tui.source import ConsoleSource, Player
     from app.tui.theme import Look
     from app.view import View
@@ -72,6 +75,8 @@ class Stage:
         self.is_owed = False
         self.max_frames_per_view = MAX_FRAMES_PER_VIEW
         self._errors = LogMatches(ERRORS, self.logs)
+        self._own_lines: LogMatches | None = None
+        """Of the job, where others have printed some too."""
         self._frozen_at_s = 0.0
         self._frozen_events: EventLog | None = None
         self._frozen_history: History | None = None
@@ -94,9 +99,25 @@ class Stage:
     @property
     def errors(self) -> LogMatches:
         """The log lines at level error."""
-        if self._errors.logs is not self.logs:
-            self._errors = LogMatches(ERRORS, self.logs)
+        if self._errors.logs is not self.logs or self._errors.wish.job_id != self.job_of_logs:
+            self._errors = LogMatches(msgspec.structs.replace(ERRORS, job_id=self.job_of_logs), self.logs)
         return self._errors
+
+    def newest_lines(self, num_lines: int) -> list[StoredLine]:
+        """Return the newest log lines of the job, as far as its own have been looked for."""
+        logs, job_id = self.logs, self.job_of_logs
+        if not job_id:
+            return [logs.line(number) for number in range(max(logs.first, logs.end - num_lines), logs.end)]
+        if self._own_lines is None or self._own_lines.logs is not logs or self._own_lines.wish.job_id != job_id:
+            self._own_lines = LogMatches(LineWish(job_id=job_id), logs)
+        self.search(self._own_lines)
+        count = len(self._own_lines)
+        return [logs.line(self._own_lines.number(place)) for place in range(max(0, count - num_lines), count)]
+
+    @property
+    def job_of_logs(self) -> str:
+        """The job whose log lines are shown; empty while there are none of others."""
+        return self.view.job_id if self.view is not None and self.logs.has_several_jobs else ""
 
     def take_frame(self) -> bool:
         """Take what has come; return whether there are new rows.
@@ -169,4 +190,5 @@ class Stage:
         """Clean and keep log lines."""
         logs = self.logs if self._logs_meanwhile is None else self._logs_meanwhile
         for node, line in lines:
-            logs.append(clean_name(node), line.rank, clean(line.text, LINE_LIMIT), is_stderr=line.stream == "stderr")
+            text, is_stderr = clean(line.text, LINE_LIMIT), line.stream == "stderr"
+            logs.append(clean_name(node), line.rank, text, is_stderr=is_stderr, job_id=line.job_id)

@@ -162,10 +162,10 @@ class SimSource:
     def time_text(self, at_s: float) -> str:
         return f"{int(at_s) // 60:02}:{int(at_s) % 60:02}"
 
-    def print(self, node: str, rank: int, text: str, stream: str = "stdout") -> None:
+    def print(self, node: str, rank: int, text: str, stream: str = "stdout", job_id: str = "") -> None:
         """Let a rank print a line; -1 is the launcher."""
         self._num_lines += 1
-        self._lines.append((node, LogLine(self._num_lines, rank, stream, text)))
+        self._lines.append((node, LogLine(self._num_lines, rank, stream, text, job_id)))
 
     def notice(self, text: str) -> None:
         self._notices.append(text)

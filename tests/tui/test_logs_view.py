@@ -6,6 +6,7 @@ import re
 
 from textual.events import MouseScrollUp
 
+from app.tui.actions import VIEW_NAMES
 from app.tui.collapsed_lines import MAX_LINES
 from app.tui.log_store import CHUNK_LINES, LogStore
 from app.tui.views.logs import LogsView
@@ -35,6 +36,26 @@ async def test_new_lines_push_the_old_ones_up() -> None:
         assert shown(console)[-1] == 129
         assert "130 lines" in console.text()
         assert "following" in console.text()
+
+
+async def test_every_view_shows_the_lines_of_its_job_alone() -> None:
+    sim = SimCluster()
+    sim.run(2)
+    source = SimSource(sim.view)
+    own = sim.view().job_id
+    for number in range(30):
+        source.print("demo-0", 0, f"own {number}.", job_id=own)
+        source.print("demo-0", 0, f"Error: strange {number}.", "stderr", job_id="other")
+    source.print("demo-0", -1, "of the node")
+    async with desk(source, (120, 35)) as console:
+        for keys in (["1"], ["2", "enter"], ["escape", str(VIEW_NAMES.index("logs") + 1)]):
+            await console.press(*keys)
+            await console.frames()
+            assert "own 29." in console.text(), keys
+            assert "strange" not in console.text(), keys
+        assert "of the node" in console.text()
+        assert "31 of 61 lines" in console.text()
+        assert "errors" not in console.text()
 
 
 async def test_page_up_stops_following_and_end_follows_again() -> None:

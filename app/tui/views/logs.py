@@ -201,7 +201,7 @@ class LogsView(FilteredView):
         view = self.stage.view
         verdicts = view.verdicts() if view is not None and self.is_problems_only else []
         culprits = frozenset(rank for verdict in verdicts for rank in verdict.culprits)
-        wish = LineWish(self.filter, self.is_problems_only, culprits)
+        wish = LineWish(self.filter, self.is_problems_only, culprits, self.stage.job_of_logs)
         if not wish:
             self._matches = None
             return

@@ -138,8 +138,7 @@ class OverviewView(LineView):
     def _log(self, width: int, room: int) -> list[Line]:
         if room < 2:
             return []
-        logs = self.stage.logs
-        newest = [logs.line(number) for number in range(max(logs.first, logs.end - room + 1), logs.end)]
+        newest = self.stage.newest_lines(room - 1)
         title = self._title("LOG")
         title.fit(width, self.look.palette.heading)
         lines = [title]

@@ -139,10 +139,10 @@ class RankPage(LineView):
         return self._section("EVENTS", lines[::-1])
 
     def _printed(self, room: int) -> list[Line]:
-        logs = self.stage.logs
-        if self._prints is None or self._prints.logs is not logs:
+        logs, job_id = self.stage.logs, self.stage.job_of_logs
+        if self._prints is None or self._prints.logs is not logs or self._prints.wish.job_id != job_id:
             only = NumberTerm("rank", ((self.rank, self.rank),))
-            self._prints = LogMatches(LineWish(Filter(f"rank={self.rank}", (only,))), logs)
+            self._prints = LogMatches(LineWish(Filter(f"rank={self.rank}", (only,)), job_id=job_id), logs)
         self.stage.search(self._prints)
         count = len(self._prints)
         newest = [logs.line(self._prints.number(place)) for place in range(max(0, count - room), count)]

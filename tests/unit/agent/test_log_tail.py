@@ -42,6 +42,19 @@ def test_lines_are_numbered_over_all_files_of_a_node(tail: LogTail, tmp_path: Pa
     tail.close()
 
 
+def test_each_line_says_whose_job_printed_it(tail: LogTail, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    tail.follow("evaluate", other, other, range(1))
+    (tmp_path / "rank-0.stdout.log").write_text("step 1\n")
+    (other / "rank-0.stdout.log").write_text("score 2\n")
+    (other / "launcher.log").write_text("run\n")
+    tail.poll()
+    jobs = {line.text: line.job_id for line in tail.since(0, 100)}
+    assert jobs == {"step 1": "train", "score 2": "evaluate", "run": "evaluate"}
+    tail.close()
+
+
 def test_the_unfinished_last_line_comes_when_the_job_has_ended(tail: LogTail, tmp_path: Path) -> None:
     (tmp_path / "rank-0.stdout.log").write_text("half")
     tail.poll()

@@ -125,6 +125,19 @@ def test_what_ranks_say_is_no_terminal_escape_and_no_path() -> None:
     assert file_name("") == "node"
 
 
+def test_the_logs_are_those_of_the_job() -> None:
+    job_id = evidence().opening.job_id
+    lines = [
+        LogLine(1, 0, "stdout", "own", job_id),
+        LogLine(2, 0, "stdout", "other", "b"),
+        LogLine(3, -1, "stderr", "-"),
+    ]
+    files = files_of(evidence(records=[LinesHeard(0.0, "demo-0", lines)]))
+
+    assert job_id
+    assert files["logs/demo-0.log"].decode().splitlines() == ["[rank 0 stdout] own", "[launcher stderr] -"]
+
+
 def test_what_looks_like_a_secret_is_in_none_of_it() -> None:
     sim = SimCluster()
     sim.run(8)

@@ -57,6 +57,18 @@ def test_a_filter_shows_the_lines_that_it_is_true_of(text: str, places: list[int
     assert found(text) == places
 
 
+def test_lines_of_other_jobs_are_left_out_where_a_job_is_wanted() -> None:
+    store = LogStore()
+    for job_id in ("train", "", "evaluate"):
+        store.append("gpu1", 0, "step 1", is_stderr=False, job_id=job_id)
+        store.append("gpu2", 1, "step 1", is_stderr=False, job_id=job_id)
+
+    piece = store.piece(0, MAX_PIECE_BYTES)
+    assert lines_of(piece, LineWish(job_id="train")).tolist() == [0, 1, 2, 3]
+    assert lines_of(piece, LineWish(job_id="evaluate")).tolist() == [2, 3, 4, 5]
+    assert lines_of(piece, LineWish()).tolist() == [0, 1, 2, 3, 4, 5]
+
+
 def test_problems_are_errors_and_what_a_culprit_says_on_stderr() -> None:
     assert found("", is_problems_only=True) == [2, 4]
     assert found("", is_problems_only=True, culprits=frozenset({1, 3})) == [2, 4, 6]

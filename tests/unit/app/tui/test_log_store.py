@@ -32,7 +32,7 @@ def test_it_is_a_list_that_drops_whole_chunks_of_its_oldest_lines(
     with patch.object(log_store, "CHUNK_LINES", chunk_lines):
         store = LogStore(max_lines)
         for count, line in enumerate(lines, start=1):
-            store.append(line.node, line.rank, line.text, is_stderr=line.is_stderr)
+            store.append(line.node, line.rank, line.text, is_stderr=line.is_stderr, job_id=line.job_id)
 
             assert store.end == count
             assert store.first % chunk_lines == 0
@@ -62,7 +62,7 @@ def test_a_line_costs_little_more_than_its_text() -> None:
         store.append("demo-0", 3, "x" * 80, is_stderr=True)
 
     chunk = store._chunks[0]
-    held = len(chunk._text) + sum(len(part) * part.itemsize for part in (chunk._ends, chunk._nodes, chunk._ranks))
+    held = len(chunk._text) + sum(len(part) * part.itemsize for part in (chunk._ends, chunk._sources, chunk._ranks))
     assert held + len(chunk._stderr) < CHUNK_LINES * (80 + 32)
 
 

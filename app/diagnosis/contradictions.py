@@ -16,7 +16,7 @@ from agent.wire.digest import SIZED_OPS, checksum
 from agent.wire.reports import ExitReport
 from app.diagnosis.exits import ended_by_gloo, has_lost_peer, is_clean
 from app.diagnosis.farewells import is_leaving
-from app.diagnosis.point_to_point import is_either_to_blame
+from app.diagnosis.point_to_point import odd_in_circle
 from app.diagnosis.verdicts import CallCounts, Evidence, Side, Verdict, name, nodes_of
 from app.diagnosis.waits import Wait, circle_from, find_out_of_order
 from app.rows import Cause
@@ -351,14 +351,12 @@ def _circles(evidence: Evidence) -> list[Verdict]:
             waits = _shortest_circle(evidence, knot.chain)
             if not waits:
                 continue
-            sides = [_side_of(evidence, wait) for wait in waits]
-            longest = max(waits, key=lambda wait: wait.waited_s)
-            verdict = _mismatch(
-                evidence, longest, sorted(sides, key=lambda side: (len(side.ranks), side.ranks))[:MAX_SIDES]
-            )
+            odd = odd_in_circle(evidence.job, waits)
+            waits.sort(key=lambda wait: (not np.isin(odd or [], wait.waiting).any(), len(wait.waiting), *wait.waiting))
+            verdict = _mismatch(evidence, waits[0], [_side_of(evidence, wait) for wait in waits[:MAX_SIDES]])
             victims = _led_to(evidence, knot.chain)
-            if is_either_to_blame(evidence.job, waits):
-                verdict = msgspec.structs.replace(verdict, culprits=())
+            if odd is not None:
+                verdict = msgspec.structs.replace(verdict, culprits=tuple(odd))
             verdicts.append(msgspec.structs.replace(verdict, waiting=tuple(sorted(victims - set(verdict.culprits)))))
     return verdicts
 

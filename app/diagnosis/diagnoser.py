@@ -222,7 +222,7 @@ class _JobDiagnoser:
         facts = rank_facts(job, cluster, nodes, self._thresholds, now_s)
         self._excuse(facts, now_s)
         waits = find_waits(job, facts, self._thresholds, now_s)
-        waits += find_peer_waits(job, facts, self._thresholds, now_s)
+        waits += find_peer_waits(job, facts, self._thresholds, now_s, waits)
         for wait in waits:
             self._waited_s[wait.waiting] = now_s
         knots = follow(waits, job.world_size, job.has_open_transfers & facts.is_fresh & ~facts.is_immobile)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
-from app.diagnosis.waits import Wait
+from app.diagnosis.waits import Wait, odd_of_two_groups
 from ddpcore.wire import DEFAULT_GROUP, MONITORED_BARRIER, NEW_GROUP, PeerCall
 
 if TYPE_CHECKING:
@@ -27,8 +28,18 @@ MEETINGS = (MONITORED_BARRIER, NEW_GROUP)
 """Calls in which each rank waits for all others, and which no recorder holds."""
 
 
-def find_peer_waits(job: JobModel, facts: RankFacts, thresholds: Thresholds, now_s: float) -> list[Wait]:
-    """Return the waits of single ranks for single peers, as far as it is known whom they wait for."""
+def find_peer_waits(
+    job: JobModel, facts: RankFacts, thresholds: Thresholds, now_s: float, in_collectives: Sequence[Wait] = ()
+) -> list[Wait]:
+    """Return the waits of single ranks for single peers, as far as it is known whom they wait for.
+
+    Args:
+        job: The model.
+        facts: State of every rank.
+        thresholds: When a wait counts.
+        now_s: The time.
+        in_collectives: Waits of another kind: a rank that is in one sends nothing.
+    """
     is_heard = facts.is_fresh | facts.is_frozen
     waits = []
     ranks = np.flatnonzero(job.has_peer_wait & is_heard)[:MAX_PEER_WAITS].tolist()
@@ -42,19 +53,31 @@ def find_peer_waits(job: JobModel, facts: RankFacts, thresholds: Thresholds, now
             waits.append(_wait_of(job, rank, report, facts, (thresholds, now_s)))
         elif call.group == DEFAULT_GROUP:
             met[call.op][rank] = float(job.report_at_s[rank]) - report.peer_wait.waiting_s
+    waits = [_with_all_that_could_send(job, wait, (*in_collectives, *waits)) for wait in waits]
     for op, since_s in met.items():
         waits += _meeting(job, op, since_s, (facts, now_s))
     return waits
 
 
-def is_either_to_blame(job: JobModel, waits: Sequence[Wait]) -> bool:
-    """Return whether nobody can know which rank of a circle is at the wrong call.
+def odd_in_circle(job: JobModel, waits: Sequence[Wait]) -> list[int] | None:
+    """Return who may be to blame of ranks that wait for each other; None where the fewest are.
 
     A send, or a receive, that two ranks have made before in the same way may be in its place, and the peer too early in
-    a collective; one that they make for the first time is the odd call. A job of two ranks has no third one.
+    a collective: nobody is named. One that they make for the first time is the odd call. A job of two ranks has no
+    third one. Where all others wait, who receives from whoever sends is the odd one.
     """
-    is_first = [wait.peer_call.number <= 1 for wait in waits if wait.peer_call is not None]
-    return job.world_size > 2 and 0 < len(is_first) < len(waits) and not any(is_first)
+    calls = [wait.peer_call for wait in waits if wait.peer_call is not None]
+    if job.world_size > 2 and 0 < len(calls) < len(waits) and not any(call.number <= 1 for call in calls):
+        return []
+    receivers = sorted(int(wait.waiting[0]) for wait in waits if is_receive_from_any(wait))
+    if receivers and job.world_size > 2:
+        return receivers
+    return odd_of_two_groups(job, waits)
+
+
+def is_receive_from_any(wait: Wait) -> bool:
+    """Return whether a wait is for whichever rank sends."""
+    return wait.peer_call is not None and wait.peer_call.op == "recv" and wait.peer_call.peer is None
 
 
 def _meeting(job: JobModel, op: str, since_s: dict[int, float], at: tuple[RankFacts, float]) -> list[Wait]:
@@ -113,6 +136,18 @@ def _wait_of(job: JobModel, rank: int, report: RankReport, facts: RankFacts, at:
         since_s=np.array([since_s]),
         peer_call=told,
     )
+
+
+def _with_all_that_could_send(job: JobModel, wait: Wait, waits: Sequence[Wait]) -> Wait:
+    """Return a receive from any rank as a wait for all others, once each of them waits elsewhere and sends nothing."""
+    if not is_receive_from_any(wait):
+        return wait
+    others = np.setdiff1d(np.arange(job.world_size), wait.waiting)
+    can_send = np.ones(job.world_size, np.bool_)
+    for one in waits:
+        is_to_it = one.peer_call is not None and one.peer_call.op == "send" and one.peer_call.peer in wait.waiting
+        can_send[one.waiting] = is_to_it
+    return wait if can_send[others].any() else msgspec.structs.replace(wait, missing=others, is_settled=True)
 
 
 def _is_met(job: JobModel, rank: int, call: PeerCall) -> bool:

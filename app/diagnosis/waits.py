@@ -216,3 +216,28 @@ def circle_from(start: int, leads_to: Mapping[int, Sequence[int]]) -> list[int]:
                 before[target] = index
                 reached.append(target)
     return []
+
+
+def odd_of_two_groups(job: JobModel, waits: Sequence[Wait]) -> list[int] | None:
+    """Return who may be to blame of ranks that wait for each other in two groups; None of other circles.
+
+    Only members of both groups make both calls. Where as many of them are in the one as in the other, the others show
+    who is further than its steps say: one that has begun a step again is in a call of the next step too early.
+    """
+    if len(waits) != 2 or any(wait.peer_call is not None for wait in waits):
+        return None
+    first, second = (job.groups.get(wait.group) for wait in waits)
+    if first is None or second is None or first is second:
+        return None
+    few, many = sorted(waits, key=lambda wait: len(wait.waiting))
+    of_both = np.intersect1d(first.members, second.members)
+    odd, even = np.intersect1d(few.waiting, of_both), np.intersect1d(many.waiting, of_both)
+    if not len(odd) or not len(even):
+        return None
+    if len(odd) != len(even):
+        return [int(rank) for rank in min(odd, even, key=len)]
+    beside = np.setdiff1d(many.waiting, of_both)
+    steps, own_steps = job.step[beside], job.step[even]
+    if len(beside) < 2 or min(steps.min(), own_steps.min()) < 0:
+        return sorted([*odd.tolist(), *even.tolist()])
+    return [int(rank) for rank in (even if own_steps.max() < steps.min() else odd)]

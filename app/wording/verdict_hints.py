@@ -10,7 +10,7 @@ from app.rows import Cause
 from app.safe_text import clean_name
 from app.wording.growth_words import growth_hint
 from app.words import nodes_text
-from ddpcore.wire import FIRST_GROUP, Phase
+from ddpcore.wire import FIRST_GROUP, MONITORED_BARRIER, NEW_GROUP, Phase
 
 if TYPE_CHECKING:
     from app.diagnosis.verdicts import Verdict
@@ -55,7 +55,12 @@ def hint(verdict: Verdict, pid: int | None) -> str:
 
 
 def _mismatch_hint(verdict: Verdict) -> str:
-    if any(side.peer_call is not None for side in verdict.sides):
+    ops = {side.peer_call.op for side in verdict.sides if side.peer_call is not None}
+    if NEW_GROUP in ops:
+        return "every rank calls new_group for every group, in the same order"
+    if MONITORED_BARRIER in ops:
+        return "every rank of the group calls monitored_barrier as often as the others"
+    if ops:
         return "each send needs its receive: reorder one side or compare tags"
     if len({side.group for side in verdict.sides}) > 1:
         return "call the groups in the same order on every rank"

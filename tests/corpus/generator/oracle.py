@@ -85,6 +85,10 @@ CAUSES: dict[Kind, frozenset[Cause]] = {
 }
 
 
+TWO_SIDED = frozenset({Kind.NEW_GROUP_LEFT_OUT, Kind.RECEIVE_ANY})
+"""Of two ranks, each of which waits for the other, either may be meant."""
+
+
 @dataclass(frozen=True)
 class Truth:
     """What is to be said of one fault, and what may be.
@@ -117,7 +121,7 @@ def truth_of(story: Story, fault: Fault) -> Truth:
     shape = story.shape
     struck = frozenset(rank for rank in range(shape.world_size) if strikes(fault, shape, rank))
     culprits, guilty = {struck}, struck
-    if fault.kind in CALL_FAULTS or (fault.kind is Kind.NEW_GROUP_LEFT_OUT and shape.world_size == 2):
+    if fault.kind in CALL_FAULTS or (fault.kind in TWO_SIDED and shape.world_size == 2):
         culprits, guilty = _sides(story, fault)
     elif fault.kind in (Kind.HOST, Kind.AGENT):
         first = fault.rank // shape.ranks_per_node * shape.ranks_per_node

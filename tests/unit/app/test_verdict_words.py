@@ -25,6 +25,8 @@ APART = (
     Side((2,), "", 0, "", "", -1, Place("/home/user/data.py", 12, "read")),
 )
 RECEIVES = Side((0,), "0", 3, "recv", "", -1, PLACE, PeerCall("recv", 1, number=3))
+MAKES_GROUP = replace(RECEIVES, peer_call=PeerCall("new_group", None))
+MEETS = replace(RECEIVES, peer_call=PeerCall("monitored_barrier", None))
 GROUP_1 = Side((0, 2), "1", 61, "all_reduce", "", -1, PLACE)
 LOST = "RuntimeError: Connection closed by peer [127.0.0.1]:1"
 
@@ -336,6 +338,8 @@ def test_each_cause_has_its_sentence(told: Verdict, text: str) -> None:
         (verdict(Cause.NODE_LOST, nodes=()), None, "is the node up"),
         (verdict(Cause.MISMATCH), None, "different branches"),
         (verdict(Cause.MISMATCH, sides=(RECEIVES, replace(RECEIVES, ranks=(1,)))), None, "each send needs its receive"),
+        (verdict(Cause.MISMATCH, sides=(MAKES_GROUP, RECEIVES)), None, "every rank calls new_group for every group"),
+        (verdict(Cause.MISMATCH, sides=(MEETS, RECEIVES)), None, "calls monitored_barrier as often"),
         (verdict(Cause.MISMATCH, sides=(GROUP_1, replace(GROUP_1, group="2"))), None, "the groups in the same order"),
         (verdict(Cause.STANDSTILL), None, "a file system, lock or server"),
         (verdict(Cause.NOT_EXITING), None, "make it a daemon"),

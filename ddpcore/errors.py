@@ -35,6 +35,7 @@ DdpcoreError
 |-- BarrierTimeoutError     a peer: ranks that did not reach a named gate
 |   `-- BarrierDeadlockError    a peer: ranks that can never reach it, said at once
 |-- MasterFailedError       a peer: the rank that goes first has raised, or died
+|-- RankFailedError         a peer: a rank that has raised, died or left in the middle of the others' work
 `-- StoreLostError          a peer: the job's store is gone, and with it the job
 """
 
@@ -171,6 +172,22 @@ class MasterFailedError(DdpcoreError):
 
     def __init__(self, label: str, rank: int, why: str, trace: str = "") -> None:
         self.label = label
+        self.rank = rank
+        self.trace = trace
+        super().__init__(why)
+        if trace:
+            self.add_note(f"on rank {rank}:\n{trace.rstrip()}")
+
+
+class RankFailedError(DdpcoreError):
+    """A collective has failed since another rank has raised, died or left; torch's own error is its `__cause__`.
+
+    Attributes:
+        rank: The first one that has failed.
+        trace: Its traceback as text, or "" where there is none; also a note of this error, so that Python shows it.
+    """
+
+    def __init__(self, rank: int, why: str, trace: str = "") -> None:
         self.rank = rank
         self.trace = trace
         super().__init__(why)

@@ -26,7 +26,7 @@ LOST_PEER = re.compile(
     r"|(failed to pass|reached) monitoredbarrier|remote (process|peer|worker)|peers? (exited|failed|crash)"
     r"|communicator (was )?abort|watchdog|taking the entire process down"
     r"|ncclremoteerror|diststoreerror|distnetworkerror"
-    r"|\b(masterfailed|masterunreachable|ranksmissing|storelost|barriertimeout|barrierdeadlock)error\b",
+    r"|\b(masterfailed|masterunreachable|rankfailed|ranksmissing|storelost|barriertimeout|barrierdeadlock)error\b",
     re.IGNORECASE,
 )
 """What gloo, NCCL, the store and ddpcore say in a rank that has lost another, or fails because of it.

@@ -49,7 +49,8 @@ def needs(wait: Wait, rank: int, own: OwnCalls) -> bool:
     """
     if wait.kind is GateKind.COLLECTIVE:
         is_member = not wait.ranks or rank in wait.ranks
-        return is_member and wait.label in SYMMETRIC_OPS and own.collectives(wait.group) < wait.count
+        is_needed = is_member and wait.label in SYMMETRIC_OPS if wait.source is None else wait.source == rank
+        return is_needed and own.collectives(wait.group) < wait.count
     if wait.kind in (GateKind.FIRST, GateKind.LOCAL_FIRST):
         return wait.master == rank and own.finished(wait.kind, wait.label) < wait.count
     return own.count(wait.kind, wait.label) < wait.count

@@ -92,6 +92,11 @@ def gone_key(rank: int) -> str:
     return f"rankdeck/gone/{rank}"
 
 
+def failure_key(session: int) -> str:
+    """Return the key of the first rank's failure in the n-th process group of a store."""
+    return f"rankdeck/failure/{session}"
+
+
 def passed_with(values: Sequence[str]) -> str:
     """Return the text of a passed gate; an exchange too large for the store is not passed."""
     text = _encoder.encode(GateResult(values=list(values)))

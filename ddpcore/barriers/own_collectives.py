@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from ddpcore.wire import Place
 
 _BLOCKING_FILE = "/torch/distributed/distributed_c10d.py"
+_BACKWARD = "_engine_run_backward"
+_BACKWARD_FILE = "/torch/autograd/graph.py"
+_BUFFERS = "_distributed_broadcast_coalesced"
+_BUFFERS_FILE = "/torch/nn/parallel/distributed.py"
+"""Where DDP takes the first rank's buffers, before a forward."""
+
 _NOT_COLLECTIVE = frozenset({"init_process_group", "new_group", "destroy_process_group"})
 
 
@@ -30,14 +36,15 @@ class OwnCollectives:
     def blocking(self, stack: Sequence[StackLine], place: Place | None) -> Wait | None:
         """Return the collective that the main thread is blocked in, if that can be told for certain.
 
-        It can of the functions of torch.distributed, in which a thread waits visibly; not of `Work.wait()`, of
-        backward, and of NCCL, whose calls return at once.
+        It can of the functions of torch.distributed, in which a thread waits visibly, and of a backward that DDP's
+        reductions are under way in: it returns when all of them are done. It cannot of `Work.wait()`, and of NCCL,
+        whose calls return at once.
 
         Args:
             stack: Of the main thread, innermost frame first.
             place: The user's line in it.
         """
-        if not stack or not stack[0][0].endswith(_BLOCKING_FILE) or stack[0][2] in _NOT_COLLECTIVE:
+        if not stack or not _waits_visibly(stack[0]):
             return None
         pending = [entry for entry in self._entries() if not entry.is_retired]
         if not pending:
@@ -52,7 +59,21 @@ class OwnCollectives:
             place=place,
             group=newest.group,
             ranks=members.ranks if members else (),
+            source=_source(stack[0], members.ranks if members else ()),
         )
 
     def _entries(self) -> list[RecorderEntry]:
         return [entry for entry in self._recorder.dump().entries if not entry.is_p2p and entry.seq > 0]
+
+
+def _waits_visibly(innermost: StackLine) -> bool:
+    file, _, function = innermost
+    if file.endswith(_BACKWARD_FILE):
+        return function == _BACKWARD
+    if file.endswith(_BUFFERS_FILE):
+        return function == _BUFFERS
+    return file.endswith(_BLOCKING_FILE) and function not in _NOT_COLLECTIVE
+
+
+def _source(innermost: StackLine, ranks: tuple[int, ...]) -> int | None:
+    return min(ranks, default=0) if innermost[0].endswith(_BUFFERS_FILE) else None

@@ -91,6 +91,8 @@ def parse_cadence(text: str, *units: Unit) -> Cadence:
         CadenceError: The text says something else; the message shows what can be said.
     """
     allowed = units or tuple(Unit)
+    if not isinstance(text, str):
+        raise _not_a_cadence(text, allowed)
     match = _FORM.fullmatch(text)
     unit, factor = _UNITS.get(match[2] if match else "", (None, 0.0))
     if match is None or unit not in allowed:
@@ -101,6 +103,6 @@ def parse_cadence(text: str, *units: Unit) -> Cadence:
     return Cadence(amount, unit)
 
 
-def _not_a_cadence(text: str, allowed: tuple[Unit, ...]) -> CadenceError:
+def _not_a_cadence(text: object, allowed: tuple[Unit, ...]) -> CadenceError:
     examples = {Unit.STEP: "'100 steps'", Unit.EPOCH: "'1 epoch'", Unit.SECOND: "'10 min'"}
     return CadenceError(f"{text!r} says no cadence: write it like {' or '.join(examples[unit] for unit in allowed)}")

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from ddpcore.barriers.failure_notice import leave_notice
 from ddpcore.engine.averages import moving_average
 from ddpcore.engine.batches import Batch, Batches
 from ddpcore.engine.cadence import Unit, parse_cadence
@@ -116,6 +117,7 @@ class Engine:
             log_every=cadence,
             deadline_s=monotonic_deadline_s(deadline),
             stop_patience_s=stop_patience_s,
+            timeout_s=self._timeout_s,
         )
         self._loop = Loop(options, self._finish_step)
         self._seed = seed
@@ -138,9 +140,12 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
+            # Before the rest of the end, which may take a while: the others want to know why it comes.
+            leave_notice(error, self._loop.where)
             self._closing.__exit__(kind, error, trace)
             return
         with self._closing:
+            self._loop.settle()
             self._loop.write_metrics()
 
     @property
@@ -264,7 +269,7 @@ class Engine:
         """Yield a batch for each step until training is over, the same number of times on every rank.
 
         Between steps the ranks agree on stops and checkpoints; at the end, early or not, a last checkpoint is written.
-        Do not `break` out of the loop, since a rank that leaves alone leaves the others waiting: call `stop`.
+        To end it early call `stop`. A rank that leaves it alone, by `break` or `return`, is an error that names it.
 
         Args:
             batches: Of `loader`.
@@ -272,9 +277,10 @@ class Engine:
 
         Raises:
             CadenceError: `until` is no such text.
+            EngineUseError: `until` differs between ranks.
             SamplerStateError: The checkpoint's cursor belongs to other data, or to a loader of another name.
         """
-        for content in self._loop.run(batches, parse_cadence(until, Unit.STEP, Unit.EPOCH)):
+        for content in self._loop.run(batches, until):
             batch = Batch(content, batches, self._in_micro_batch, is_static=self._is_static)
             self._num_local = batch.num_samples
             yield batch

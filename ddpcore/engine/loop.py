@@ -13,11 +13,13 @@ import torch
 from ddpcore.engine.cadence import Cadence, Progress
 from ddpcore.engine.control_word import ControlWord, StopReason, Wishes
 from ddpcore.engine.goodput import Goodput
+from ddpcore.engine.loop_meetings import Leaving, agree_to_begin, agree_to_end
 from ddpcore.engine.metric_lines import MetricLines
 from ddpcore.engine.seeds import random_state, restore_random_state, seed_everything
 from ddpcore.engine.stop_signals import StopSignals
 from ddpcore.errors import EngineUseError, SamplerStateError
 from ddpcore.probing import probe
+from ddpcore.probing.code_places import caller_line
 from ddpcore.probing.samples import TrainingMark
 from ddpcore.wire import Phase
 
@@ -52,6 +54,7 @@ class LoopOptions:
         log_every: In steps or epochs.
         deadline_s: Monotonic time by which training should have stopped; None for no such time.
         stop_patience_s: As of `StopSignals`.
+        timeout_s: How long to wait for ranks that do not come.
     """
 
     seed: int
@@ -62,6 +65,7 @@ class LoopOptions:
     log_every: Cadence
     deadline_s: float | None
     stop_patience_s: float | None
+    timeout_s: float
 
 
 class Loop:
@@ -94,6 +98,7 @@ class Loop:
         self._aside_s = 0.0
         self._marked_s = -math.inf
         self._running: Batches | None = None
+        self._leaving: Leaving | None = None
         self._has_begun = False
         self._is_prepared = False
 
@@ -101,6 +106,13 @@ class Loop:
     def step(self) -> int:
         """Finished steps, over all attempts."""
         return self._now.step
+
+    @property
+    def where(self) -> str:
+        """Where in a loop an exception has come from: `in step 7`, or "" outside of one."""
+        if self._leaving is not None:
+            return f"in step {self._leaving.step}"
+        return f"in step {self.step + 1}" if self._running is not None else ""
 
     def add_part(self, name: str, part: Stateful) -> None:
         """Have a part of the engine saved with every checkpoint, and set back before the next step.
@@ -155,14 +167,16 @@ class Loop:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Mark what is not training within a step: an evaluation."""
+        self.settle()
         began_s = time.monotonic()
         with self._signals.aside(), probe.phase(Phase.EVAL):
             yield
         self._aside_s += time.monotonic() - began_s
 
-    def run(self, batches: Batches, until: Cadence) -> Generator[Any, None, None]:
+    def run(self, batches: Batches, until_text: str) -> Generator[Any, None, None]:
         """Yield this rank's batches until training is over; see `Engine.steps`."""
-        self._begin(batches)
+        self.settle()
+        until = self._begin(batches, until_text)
         self._running = batches
         with self._signals, _stoppable():
             try:
@@ -172,8 +186,14 @@ class Loop:
                         self._at_boundary(batches, until)
                         if self._is_over(until):
                             break
+            except GeneratorExit:
+                # By `break`, `return` or an exception: which of them shows only in what the program does next.
+                file, line, _ = caller_line()
+                self._leaving = Leaving(self._now.step + 1, f"{file.rpartition('/')[2]}:{line}")
+                raise
             finally:
                 self._running = None
+            agree_to_end(None, self._now.step, self._options.timeout_s)
             self._control.drain()
             self.write_metrics()
             self._save(self._now)
@@ -182,6 +202,17 @@ class Loop:
                     self._saving.wait()
         self._mark(batches, until)
 
+    def settle(self) -> None:
+        """If this rank has left a loop before its end, meet the others, which must have left it in the same step.
+
+        Raises:
+            EngineUseError: They have not.
+            BarrierTimeoutError: Some ranks did not come.
+        """
+        leaving, self._leaving = self._leaving, None
+        if leaving is not None:
+            agree_to_end(leaving, self._now.step, self._options.timeout_s)
+
     def write_metrics(self) -> None:
         """Write what has been logged since the last line. Every rank calls it; blocks for the others."""
         self._lines.finish(self._now, self._goodput_frac())
@@ -189,7 +220,7 @@ class Loop:
     def _is_over(self, until: Cadence) -> bool:
         return bool(self.stop_reason) or until.is_reached(self._now)
 
-    def _begin(self, batches: Batches) -> None:
+    def _begin(self, batches: Batches, until: str) -> Cadence:
         """Set the engine's parts back to the checkpoint, once the program has set up everything else."""
         self._has_begun = True
         resumed, self._resumed = self._resumed, None
@@ -208,6 +239,8 @@ class Loop:
         self._lines.begin(self._now)
         if self._saving is not None:
             self._saving.begin(self._now)
+        facts = {"the number of finished steps": self.step, "the number of finished epochs": batches.epoch}
+        return agree_to_begin(until, facts, self._options.timeout_s)
 
     def _at_boundary(self, batches: Batches, until: Cadence) -> None:
         before = self._now

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from ddpcore import placement
 from ddpcore.barriers import gates
+from ddpcore.barriers.failure_notice import explain, leave_notice
 from ddpcore.errors import BackendMissingError, GroupOpenError
 from ddpcore.placement import ALONE, Placement
 from ddpcore.process_group import mpi_group
@@ -40,6 +41,9 @@ TIMEOUT_S = 1800.0
 
 class OpenGroup:
     """An open process group, or a process alone. A context manager: the end of the block closes it.
+
+    Where the block ends by torch's error of a lost connection, `RankFailedError` takes its place, which names the rank
+    that has raised or died, with its reason.
 
     Attributes:
         placement: This rank among all, and among those of its node.
@@ -63,7 +67,13 @@ class OpenGroup:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         is_clean = error is None or (isinstance(error, SystemExit) and error.code in {None, 0})
+        cause = None
+        if error is not None and not is_clean and self._links is not None and self._pid == os.getpid():
+            leave_notice(error)
+            cause = explain(error)
         self.close(has_failed=not is_clean)
+        if cause is not None:
+            raise cause from error
 
     def close(self, *, has_failed: bool = False, timeout_s: float = CLOSE_S) -> None:
         """Meet the other ranks, and destroy the group. A second call, and one in a forked child, does nothing.

@@ -155,6 +155,8 @@ def run_and_kill(directory: Path, kind: str, dice: random.Random, *, must_save: 
         time.sleep(dice.random() * 0.01)
         if kind in WRITERS_ONLY:
             survive(ranks, directory)
+            # Those that have taken the place of killed ones.
+            writers += itertools.chain(*map(writers_of, ranks.pids))
     until(lambda: not any(map(is_alive, writers)), 30, "writers end with what they were at")
 
 

@@ -228,11 +228,12 @@ def test_a_traceback_that_another_process_wrote_into_says_what_is_whole() -> Non
     assert found.exception == "KeyError: 3"
 
 
-def test_what_another_rank_died_of_is_not_what_this_one_says() -> None:
-    told = """Traceback (most recent call last):
+@pytest.mark.parametrize("kind", ["MasterFailedError", "RankFailedError"])
+def test_what_another_rank_died_of_is_not_what_this_one_says(kind: str) -> None:
+    told = f"""Traceback (most recent call last):
   File "/home/me/train.py", line 7, in main
     with ddpcore.master_first("corpus"):
-ddpcore.errors.MasterFailedError: rank 0 failed in first 'corpus': FileNotFoundError: no corpus here
+ddpcore.errors.{kind}: rank 0 failed in first 'corpus': FileNotFoundError: no corpus here
 on rank 0:
 Traceback (most recent call last):
   File "/home/me/train.py", line 9, in main
@@ -242,7 +243,7 @@ FileNotFoundError: no corpus here
     for text in (told, "".join(f"[rank1]: {line}\n" for line in told.splitlines())):
         found = failure_in(text)
         assert found is not None
-        assert found.exception.startswith("ddpcore.errors.MasterFailedError: rank 0 failed")
+        assert found.exception.startswith(f"ddpcore.errors.{kind}: rank 0 failed")
         assert LOST_PEER.search(found.exception)
 
 

@@ -53,6 +53,9 @@ def test_a_collective_needs_its_members_that_have_not_called_it() -> None:
 
 def test_a_receiver_of_a_broadcast_may_wait_for_another_rank_than_this_one() -> None:
     assert not is_needed(Wait(GateKind.COLLECTIVE, "broadcast", 3, group="0"))
+    assert not is_needed(Wait(GateKind.COLLECTIVE, "broadcast", 3, group="0", source=1))
+    assert not is_needed(Wait(GateKind.COLLECTIVE, "broadcast", 2, group="0", source=0))
+    assert is_needed(Wait(GateKind.COLLECTIVE, "broadcast", 3, group="0", source=0))
 
 
 def wait(timeout_s: float | None, left_s: float | None) -> Wait:

@@ -1,0 +1,177 @@
+"""Why a rank's collective has failed: the first rank that fails leaves a notice in the store, the others name it.
+
+A rank that raises or dies closes its connections, and the others get torch's "Connection closed by peer", which names
+an address. Before a rank that raises closes its group it leaves a notice here; the others read it and raise
+`RankFailedError` in place of torch's error. Of a rank that has died without one its process tells: whoever sees first
+that it is gone leaves the notice in its place. One notice a process group: the first one stands.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import traceback
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch.distributed as dist
+
+from ddpcore.barriers.gate_keys import failure_key
+from ddpcore.barriers.gate_session import current_session
+from ddpcore.barriers.whereabouts import ProcessState, place_text
+from ddpcore.errors import (
+    BarrierTimeoutError,
+    BarrierUseError,
+    CheckpointCallError,
+    MasterFailedError,
+    RankFailedError,
+    StoreLostError,
+)
+from ddpcore.probing.code_places import code_roots
+from ddpcore.probing.stack import StackReader, sendable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch._C._distributed_c10d import Store
+
+    from ddpcore.barriers.gate_session import GateSession
+    from ddpcore.barriers.whereabouts import Sighting
+
+PATIENCE_S = 5.0
+"""How long to look for the cause: a neighbour on its own machine sees a rank's death within `heart.BEAT_S`."""
+
+POLL_S = 0.1
+
+MAX_LOOKED_AT = 256
+"""Ranks looked at in one turn, those of this node first."""
+
+MAX_TEXT_CHARS = 2000
+MAX_TRACE_CHARS = 20_000
+
+_NAMES_RANKS = (BarrierTimeoutError, CheckpointCallError, MasterFailedError, RankFailedError, StoreLostError)
+_OF_PEERS = re.compile(r"gloo|NCCL|nccl|Connection (closed|reset|refused)|Broken pipe|pair closure|ProcessGroup")
+"""In the errors of torch's backends: RuntimeErrors of gloo, without a type of their own."""
+
+
+class FailureNotice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What stands in the store of the first failure."""
+
+    rank: int
+    text: str
+    trace: str = ""
+
+
+def is_of_peers(error: BaseException) -> bool:
+    """Say whether an error only follows from what other ranks have done, or not done."""
+    if isinstance(error, (*_NAMES_RANKS, dist.DistError)):
+        return True
+    return type(error) is RuntimeError and _OF_PEERS.search(str(error)) is not None
+
+
+def leave_notice(error: BaseException, where: str = "") -> None:
+    """Name this rank as the first that has failed, unless one is named already, or the error follows from others.
+
+    Never raises; blocks for two round trips to the store.
+
+    Args:
+        error: What this rank raises.
+        where: Part of the sentence: "in step 7".
+    """
+    if is_of_peers(error):
+        return
+    session = _session()
+    if session is None:
+        return
+    rank = session.placement.rank
+    lines = [(frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
+    place = StackReader(code_roots()).read(lines[::-1]).place
+    message = str(error).partition("\n")[0]
+    text = f"rank {rank} has raised {type(error).__name__}{where and f' {where}'}{place_text(place)}: {message}"
+    trace = "".join(traceback.format_exception(error))
+    notice = FailureNotice(rank, sendable(text, MAX_TEXT_CHARS), sendable(trace[-MAX_TRACE_CHARS:], MAX_TRACE_CHARS))
+    try:
+        _leave(session, session.connect(), notice)
+    except (StoreLostError, RuntimeError):
+        # The store is gone, and with it whoever could read it.
+        return
+
+
+def explain(error: BaseException) -> RankFailedError | None:
+    """Return the error that names who has failed first, where this one only follows from it; None if nobody is known.
+
+    Blocks for at most `PATIENCE_S`; never raises.
+
+    Args:
+        error: Of this rank.
+    """
+    if isinstance(error, _NAMES_RANKS) or not is_of_peers(error):
+        return None
+    session = _session()
+    if session is None:
+        return None
+    try:
+        notice = _find(session, session.connect())
+    except (StoreLostError, RuntimeError):
+        return None
+    if notice is None or notice.rank == session.placement.rank:
+        return None
+    return RankFailedError(notice.rank, notice.text, notice.trace)
+
+
+def _session() -> GateSession | None:
+    try:
+        return current_session()
+    except (BarrierUseError, StoreLostError, RuntimeError, ValueError):
+        return None
+
+
+def _find(session: GateSession, store: Store) -> FailureNotice | None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while True:
+        notice = _read(session, store) or _look(session, store)
+        if notice is not None or time.monotonic() > deadline_s:
+            return notice
+        time.sleep(POLL_S)
+
+
+def _read(session: GateSession, store: Store) -> FailureNotice | None:
+    key = failure_key(session.number)
+    return msgspec.json.decode(store.get(key), type=FailureNotice) if store.check([key]) else None
+
+
+def _look(session: GateSession, store: Store) -> FailureNotice | None:
+    """Look for a rank that has ended without a notice, those that were killed first."""
+    left: FailureNotice | None = None
+    for rank in islice(_others(session), MAX_LOOKED_AT):
+        sighting = session.observer.look_at(store, rank, time.monotonic())
+        if not sighting.has_ended:
+            continue
+        notice = FailureNotice(rank, _end_text(rank, sighting))
+        if sighting.process is ProcessState.GONE and not (sighting.beat and sighting.beat.has_left):
+            return _leave(session, store, notice)
+        left = left or notice
+    return left and _leave(session, store, left)
+
+
+def _leave(session: GateSession, store: Store, notice: FailureNotice) -> FailureNotice | None:
+    """Leave a notice, and return the one that stands there."""
+    store.compare_set(failure_key(session.number), "", msgspec.json.encode(notice).decode())
+    return _read(session, store)
+
+
+def _others(session: GateSession) -> Iterator[int]:
+    """Yield the ranks of this node first: their processes tell at once."""
+    rank, _, local_rank, local_world_size, _ = session.placement
+    first = rank - local_rank
+    yield from (one for one in range(first, first + local_world_size) if one != rank)
+    yield from (one for one in range(session.placement.world_size) if not first <= one < first + local_world_size)
+
+
+def _end_text(rank: int, sighting: Sighting) -> str:
+    beat = sighting.beat
+    if beat is not None and beat.has_left:
+        return f"rank {rank} has left its process group{f' with {beat.error}' if beat.error else ''}"
+    place = place_text(beat.place) if beat is not None else ""
+    return f"rank {rank} has died without an exception, as by a signal{f'; it was last seen{place}' if place else ''}"

@@ -1,0 +1,107 @@
+"""The two meetings of a loop: before its first step and after its last one all ranks must be at the same place.
+
+Ranks that would train for different times, or of which some leave the loop by `break`, would hang in collectives that
+the others never call. Here they are named, on every rank.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, NamedTuple
+
+from ddpcore.agreement import common_problem, difference, speakers, spell_ranks
+from ddpcore.barriers.gates import exchange
+from ddpcore.engine.cadence import Unit, parse_cadence
+from ddpcore.errors import BarrierDeadlockError, CadenceError, EngineUseError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpcore.engine.cadence import Cadence
+
+BEGIN = "begin of engine.steps"
+END = "end of engine.steps"
+
+ADVICE = "End the loop on all ranks at once: call engine.stop() instead of leaving it, or leave it in the same step"
+
+
+class Leaving(NamedTuple):
+    """How this rank has left its loop before its end.
+
+    Attributes:
+        step: In which step: its number, counted from 1.
+        line: `train.py:12`.
+    """
+
+    step: int
+    line: str
+
+    @property
+    def text(self) -> str:
+        """A predicate of one rank."""
+        return f"left engine.steps in step {self.step} at {self.line}"
+
+
+def agree_to_begin(until: str, facts: Mapping[str, object], timeout_s: float) -> Cadence:
+    """Meet before the first step; return until when all ranks train.
+
+    Args:
+        until: As the program gives it.
+        facts: What else has to be the same on all ranks.
+        timeout_s: How long to wait for the others.
+
+    Raises:
+        CadenceError: It is no cadence, on all ranks.
+        EngineUseError: The ranks differ; the same text on every rank.
+        BarrierTimeoutError: Some ranks did not come.
+    """
+    cadence, error = None, None
+    try:
+        cadence = parse_cadence(until, Unit.STEP, Unit.EPOCH)
+    except CadenceError as failure:
+        error = failure
+    listing = {name: str(value) for name, value in {"until": until_text(cadence), **facts}.items()}
+    answers = [json.loads(text) for text in exchange(BEGIN, json.dumps([str(error or ""), listing]), timeout_s)]
+    problems = [problem for problem, _ in answers]
+    if error is not None and len(set(problems)) == 1:
+        raise error
+    digests = [json.dumps(facts_of) for _, facts_of in answers]
+    problem = common_problem(problems)
+    if not problem and speakers(digests):
+        problem = difference(digests, {rank: answers[rank][1] for rank in speakers(digests)})
+    if problem or cadence is None:
+        raise EngineUseError(f"the ranks would not train for the same steps: {problem}") from error
+    return cadence
+
+
+def until_text(cadence: Cadence | None) -> str:
+    """Return the same text for everything that says the same: `3 epochs`."""
+    return "" if cadence is None else f"{cadence.amount:g} {cadence.unit}{'s' * (cadence.amount != 1)}"
+
+
+def agree_to_end(leaving: Leaving | None, step: int, timeout_s: float) -> None:
+    """Meet after the last step, or after this rank has left the loop.
+
+    Args:
+        leaving: How this rank has left; None at the loop's own end.
+        step: Finished steps.
+        timeout_s: How long to wait for the others.
+
+    Raises:
+        EngineUseError: Not all ranks have come to the same end; the same text on every rank that can raise it.
+        BarrierTimeoutError: Some ranks did not come.
+    """
+    try:
+        texts = exchange(END, json.dumps([step, leaving.text if leaving else ""]), timeout_s)
+    except BarrierDeadlockError as error:
+        if leaving is None:
+            raise
+        raise EngineUseError(f"this rank {leaving.text}, and others go on: {error}. {ADVICE}") from error
+    ends = [json.loads(text) for text in texts]
+    if all(end[0] == ends[0][0] and bool(end[1]) == bool(ends[0][1]) for end in ends):
+        return
+    ranks_of: dict[str, list[int]] = {}
+    for rank, (at, text) in enumerate(ends):
+        ranks_of.setdefault(text or f"came to its end after step {at}", []).append(rank)
+    ways = ", ".join(f"{spell_ranks(ranks)} {text}" for text, ranks in ranks_of.items())
+    raise EngineUseError(f"the ranks have not ended engine.steps together: {ways}. {ADVICE}")

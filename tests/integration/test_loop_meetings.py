@@ -1,0 +1,191 @@
+"""Ranks that leave a loop alone, or fail in it, are named on every rank, soon and without torch's "closed by peer"."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import ddpcore
+from tests.support.warm_ranks import run_ranks, try_ranks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+AT_STEP = 4
+SOON_S = 60.0
+"""Far below the group's time-out of 30 minutes; the ranks need five seconds on cores of their own."""
+
+
+class OutOfLuckError(Exception):
+    """What a program of a user raises."""
+
+
+def misbehave(how: str) -> None:
+    match how:
+        case "raise":
+            raise OutOfLuckError("no such sample\nand more")
+        case "runtime error":
+            raise RuntimeError("shape '[3]' is invalid")
+        case "exit":
+            sys.exit(3)
+        case "exit well":
+            sys.exit(0)
+        case "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train(how: str, ranks: list[int], until: list[str], moment: str = "before", directory: str = "") -> tuple[int, str]:
+    """Train; the ranks named do something else in the fourth step, before or after its collectives."""
+    with ddpcore.Engine(seed=1) as engine:
+        rank = engine.placement.rank
+        model = engine.wrap(nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1)) if "norm" in how else nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        batches = engine.loader(TensorDataset(torch.ones(192, 2)), global_batch_size=12)
+        if directory:
+            engine.checkpoint(directory, every="1 step", model=model)
+        for batch in engine.steps(batches, until=until[rank % len(until)]):
+            is_mine = rank in ranks and engine.step == AT_STEP - 1
+            if is_mine and moment == "before":
+                misbehave(how)
+                if "break" in how:
+                    break
+            for (inputs,) in batch.micro_batches():
+                engine.backward(model(inputs).mean())
+            engine.update(optimizer)
+            if is_mine and moment == "after":
+                misbehave(how)
+                if "break" in how:
+                    break
+        return engine.step, str(engine.stop_reason)
+
+
+def train_and_time(how: str, ranks: list[int], moment: str, directory: str = "") -> float:
+    began_s = time.monotonic()
+    try:
+        train(how, ranks, ["8 steps"], moment, directory)
+    finally:
+        elapsed_s = time.monotonic() - began_s
+        assert elapsed_s < SOON_S
+    return elapsed_s
+
+
+def test_until_that_differs_is_one_error_on_every_rank() -> None:
+    outcomes = try_ranks(train, 3, "", [], ["8 steps", "8 steps", "9 steps"], has_group=False)
+
+    for outcome in outcomes:
+        assert outcome.error == (
+            "EngineUseError: the ranks would not train for the same steps: until is 9 steps on rank 2, "
+            "8 steps on ranks 0-1"
+        )
+
+
+def test_until_that_only_one_rank_gives_wrongly_is_one_error_on_every_rank() -> None:
+    for outcome in try_ranks(train, 2, "", [], ["8 steps", "soon"], has_group=False):
+        assert outcome.error.startswith(
+            "EngineUseError: the ranks would not train for the same steps: rank 1: 'soon' says no cadence"
+        )
+
+
+def test_the_same_until_in_other_words_is_the_same() -> None:
+    assert run_ranks(train, 2, "", [], ["1 epoch", " 1 epochs"], has_group=False) == [(16, "0")] * 2
+
+
+@pytest.mark.parametrize("how", ["break", "break, with batch norm"])
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_breaks_out_alone_is_named_on_every_rank(how: str, moment: str, rank: int) -> None:
+    outcomes = try_ranks(train_and_time, 3, how, [rank], moment, has_group=False, timeout_s=40)
+
+    left = f"left engine.steps in step 4 at {__file__.rpartition('/')[2]}:"
+    assert outcomes[rank].error.startswith(f"EngineUseError: this rank {left}")
+    for number, outcome in enumerate(outcomes):
+        if number != rank:
+            assert outcome.error.startswith(f"RankFailedError: rank {rank} has raised EngineUseError"), outcome.error
+            assert left in outcome.error
+
+
+def test_ranks_that_all_break_out_in_the_same_step_may() -> None:
+    # The step that they have left is not finished.
+    assert run_ranks(train, 3, "break", [0, 1, 2], ["8 steps"], "after", has_group=False) == [(3, "0")] * 3
+
+
+def break_in_the_last_step() -> None:
+    with ddpcore.Engine() as engine:
+        batches = engine.loader(TensorDataset(torch.ones(8, 2)), global_batch_size=4)
+        for _ in engine.steps(batches, until="2 steps"):
+            if engine.placement.rank == 1 and engine.step == 1:
+                break
+
+
+def test_a_rank_that_breaks_out_where_the_others_end_is_named_on_every_rank() -> None:
+    for outcome in try_ranks(break_in_the_last_step, 2, has_group=False):
+        assert outcome.error.startswith(
+            "EngineUseError: the ranks have not ended engine.steps together: rank 0 came to"
+        )
+        assert "rank 1 left engine.steps in step 2 at test_loop_meetings.py:" in outcome.error
+
+
+FAILURES: dict[str, tuple[str, str]] = {
+    "raise": ("OutOfLuckError: no such sample", "has raised OutOfLuckError in step 4 at test_loop_meetings.py:"),
+    "runtime error": ("RuntimeError: shape", "has raised RuntimeError in step 4 at test_loop_meetings.py:"),
+    "exit": ("SystemExit: 3", "has raised SystemExit in step 4 at test_loop_meetings.py:"),
+    "exit well": ("SystemExit: 0", "has raised SystemExit in step 4 at test_loop_meetings.py:"),
+    "killed": ("", "has died without an exception, as by a signal"),
+}
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("how", FAILURES)
+def test_a_rank_that_fails_in_a_step_is_named_by_the_others(how: str, moment: str) -> None:
+    outcomes = try_ranks(train_and_time, 3, how, [1], moment, has_group=False)
+
+    own, others = FAILURES[how]
+    assert outcomes[1].error.startswith(own)
+    for outcome in (outcomes[0], outcomes[2]):
+        assert outcome.error.startswith(f"RankFailedError: rank 1 {others}"), outcome.error
+        assert "GLHF" not in outcome.error
+        assert ("on rank 1:\nTraceback" in outcome.trace) == (how != "killed")
+
+
+@pytest.mark.parametrize("how", ["raise", "killed"])
+def test_a_rank_that_fails_is_named_also_where_checkpoints_are_being_written(how: str, tmp_path: Path) -> None:
+    outcomes = try_ranks(train_and_time, 2, how, [1], "before", str(tmp_path), has_group=False)
+
+    assert outcomes[0].error.startswith(f"RankFailedError: rank 1 {FAILURES[how][1]}"), outcomes[0].error
+
+
+def reduce_in_own_loop(how: str) -> Any:
+    with ddpcore.open_process_group() as group:
+        for step in range(6):
+            if group.placement.rank == 1 and step == AT_STEP:
+                misbehave(how)
+            torch.distributed.all_reduce(torch.ones(3))
+
+
+@pytest.mark.parametrize("how", ["raise", "killed"])
+def test_a_rank_that_fails_is_named_without_the_engine_too(how: str) -> None:
+    outcomes = try_ranks(reduce_in_own_loop, 3, how, has_group=False)
+
+    others = FAILURES[how][1].replace(" in step 4", "")
+    for outcome in (outcomes[0], outcomes[2]):
+        assert outcome.error.startswith(f"RankFailedError: rank 1 {others}"), outcome.error
+
+
+def fail_everywhere() -> None:
+    with ddpcore.Engine() as engine:
+        for _ in engine.steps(engine.loader(TensorDataset(torch.ones(8, 2)), global_batch_size=4), until="2 steps"):
+            raise OutOfLuckError(f"of rank {engine.placement.rank}")
+
+
+def test_ranks_that_all_fail_keep_their_own_errors() -> None:
+    errors = [outcome.error for outcome in try_ranks(fail_everywhere, 3, has_group=False)]
+
+    assert errors == [f"OutOfLuckError: of rank {rank}" for rank in range(3)]

@@ -129,6 +129,7 @@ class BarrierTimeoutError(DdpcoreError):
     Attributes:
         label: The gate's name.
         missing: Sorted global ranks that had not arrived when the time was over.
+        ended: Those of them that are known to have died, or to have left the process group.
         timeout_s: How long this rank has waited.
     """
 
@@ -143,6 +144,7 @@ class BarrierTimeoutError(DdpcoreError):
     ) -> None:
         self.label = label
         self.missing = list(missing)
+        self.ended: list[int] = []
         self.timeout_s = timeout_s
         who = ranks_text(self.missing)
         advice = "look at what they do there, or give the barrier a longer timeout_s"

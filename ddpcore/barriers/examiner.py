@@ -67,7 +67,9 @@ class _Verdict(NamedTuple):
         """Return what is to stand at the gate."""
         has_died = self.wait.master is not None and any(sighting.has_ended for sighting in self.lost.values())
         text = deadlock.never_text(self.wait, self.rank, self.lost)
-        return GateResult(reason=Reason.DIED if has_died else Reason.NEVER, text=text, missing=sorted(self.lost))
+        ended = sorted(rank for rank, sighting in self.lost.items() if sighting.has_ended)
+        reason = Reason.DIED if has_died else Reason.NEVER
+        return GateResult(reason=reason, text=text, missing=sorted(self.lost), ended=ended)
 
 
 class Examiner:

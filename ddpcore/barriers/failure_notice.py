@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from ddpcore.barriers.gate_keys import failure_key
 from ddpcore.barriers.gate_session import current_session
+from ddpcore.barriers.gate_store import has_agent_store
 from ddpcore.barriers.whereabouts import ProcessState, place_text
 from ddpcore.errors import (
     BarrierTimeoutError,
@@ -108,13 +109,28 @@ def explain(error: BaseException) -> RankFailedError | None:
     """
     if isinstance(error, _NAMES_RANKS) or not is_of_peers(error):
         return None
+    return first_failure()
+
+
+def first_failure(patience_s: float = PATIENCE_S, *, counts_leaving: bool = True) -> RankFailedError | None:
+    """Return the error that names who has failed first; None if nobody is known but this rank.
+
+    Blocks; never raises.
+
+    Args:
+        patience_s: How long to look.
+        counts_leaving: A rank that has left its group without an error counts, too.
+    """
     session = _session()
     if session is None:
         return None
     try:
-        notice = _find(session, session.connect())
+        notice = _find(session, session.connect(), patience_s, counts_leaving=counts_leaving)
     except (StoreLostError, RuntimeError):
-        return None
+        # The store is gone. Without torchrun's agent rank 0 is its host.
+        if session.placement.rank == 0 or has_agent_store():
+            return None
+        return RankFailedError(0, "rank 0 has ended, or cannot be reached: the job's store, which it hosts, is gone")
     if notice is None or notice.rank == session.placement.rank:
         return None
     return RankFailedError(notice.rank, notice.text, notice.trace)
@@ -127,10 +143,10 @@ def _session() -> GateSession | None:
         return None
 
 
-def _find(session: GateSession, store: Store) -> FailureNotice | None:
-    deadline_s = time.monotonic() + PATIENCE_S
+def _find(session: GateSession, store: Store, patience_s: float, *, counts_leaving: bool) -> FailureNotice | None:
+    deadline_s = time.monotonic() + patience_s
     while True:
-        notice = _read(session, store) or _look(session, store)
+        notice = _read(session, store) or _look(session, store, counts_leaving=counts_leaving)
         if notice is not None or time.monotonic() > deadline_s:
             return notice
         time.sleep(POLL_S)
@@ -141,7 +157,7 @@ def _read(session: GateSession, store: Store) -> FailureNotice | None:
     return msgspec.json.decode(store.get(key), type=FailureNotice) if store.check([key]) else None
 
 
-def _look(session: GateSession, store: Store) -> FailureNotice | None:
+def _look(session: GateSession, store: Store, *, counts_leaving: bool) -> FailureNotice | None:
     """Look for a rank that has ended without a notice, those that were killed first."""
     left: FailureNotice | None = None
     for rank in islice(_others(session), MAX_LOOKED_AT):
@@ -151,7 +167,8 @@ def _look(session: GateSession, store: Store) -> FailureNotice | None:
         notice = FailureNotice(rank, _end_text(rank, sighting))
         if sighting.process is ProcessState.GONE and not (sighting.beat and sighting.beat.has_left):
             return _leave(session, store, notice)
-        left = left or notice
+        if counts_leaving or (sighting.beat and sighting.beat.error):
+            left = left or notice
     return left and _leave(session, store, left)
 
 

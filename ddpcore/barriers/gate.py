@@ -126,10 +126,14 @@ def _timed_out(session: GateSession, store: Store, wait: OpenWait, missing: list
     sightings = session.observer.look(store, missing[:MAX_FATES], time.monotonic())
     more = f"; {len(missing) - MAX_FATES} more are not told" if len(missing) > MAX_FATES else ""
     details = fates_text(wait.kind, wait.label, sightings) + more
-    return BarrierTimeoutError(wait.label, missing, wait.timeout_s or 0.0, details, did_not=f"reach {wait.kind}")
+    error = BarrierTimeoutError(wait.label, missing, wait.timeout_s or 0.0, details, did_not=f"reach {wait.kind}")
+    error.ended = sorted(rank for rank, sighting in sightings.items() if sighting.has_ended)
+    return error
 
 
 def _refused(wait: OpenWait, result: GateResult) -> BarrierDeadlockError | BarrierUseError:
     if result.reason is Reason.TOO_LARGE:
         return BarrierUseError(f"{gate_text(wait.kind, wait.label)}: {result.text}")
-    return BarrierDeadlockError(wait.label, result.missing, time.monotonic() - wait.entered_s, result.text)
+    error = BarrierDeadlockError(wait.label, result.missing, time.monotonic() - wait.entered_s, result.text)
+    error.ended = result.ended
+    return error

@@ -44,6 +44,8 @@ class GateResult(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str = ""
     missing: list[int] = []
     """Ranks that have not come."""
+    ended: list[int] = []
+    """Those of them that have died, or left."""
     trace: str = ""
     """The traceback of the rank that went first."""
 

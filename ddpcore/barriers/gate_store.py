@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -35,9 +36,13 @@ def connect(store: Store) -> Store:
 
 def store_lost(where: str) -> StoreLostError:
     """Return the error of a store that does not answer."""
-    return StoreLostError(
-        f"the job's store does not answer {where}: torchrun on the first node has ended; start the job anew"
-    )
+    host = "torchrun on the first node" if has_agent_store() else "rank 0, which hosts it,"
+    return StoreLostError(f"the job's store does not answer {where}: {host} has ended; start the job anew")
+
+
+def has_agent_store() -> bool:
+    """Say whether torchrun's agent hosts the ranks' store, and not rank 0."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def await_go(store: Store, wait: OpenWait) -> bool:

@@ -138,6 +138,7 @@ class Checkpointer:
             CheckpointWriteError: An earlier save has failed. This one was not begun; save again once that is mended.
             CheckpointDirectoryError: The directory can no longer be written.
             CheckpointCallError: Some ranks did not come, or with another step or structure.
+            RankFailedError: Some have died, or raised.
         """
         with probe.phase("checkpoint"):
             self._check_usable(f"save(step={step})")
@@ -149,6 +150,7 @@ class Checkpointer:
         Raises:
             CheckpointWriteError: It could not be written.
             CheckpointCallError: Some ranks did not come.
+            RankFailedError: Some have died, or raised.
         """
         with probe.phase("checkpoint"):
             self._check_usable("wait()")
@@ -166,6 +168,7 @@ class Checkpointer:
             CheckpointInvalidError: There are checkpoints, and none of them is sound.
             CheckpointDirectoryError: The directory cannot be read.
             CheckpointCallError: Some ranks did not come.
+            RankFailedError: Some have died, or raised.
         """
         loaded = self._load("load_latest()", None)
         return None if loaded is None else self._checkpoint(loaded)
@@ -177,6 +180,7 @@ class Checkpointer:
             CheckpointInvalidError: There is none of that step, or it is damaged.
             CheckpointDirectoryError: The directory cannot be read.
             CheckpointCallError: Some ranks did not come.
+            RankFailedError: Some have died, or raised.
         """
         loaded = self._load(f"load(step={step})", step)
         if loaded is None:
@@ -191,6 +195,7 @@ class Checkpointer:
         Raises:
             CheckpointWriteError: What was saved last could not be written.
             CheckpointCallError: Some ranks did not come.
+            RankFailedError: Some have died, or raised.
         """
         if not self._end.alive:
             return

@@ -13,6 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ddpcore.agreement import common_problem, difference, speakers, spell_ranks
+from ddpcore.barriers.failure_notice import first_failure
 from ddpcore.barriers.gates import exchange
 from ddpcore.errors import (
     BarrierTimeoutError,
@@ -20,6 +21,7 @@ from ddpcore.errors import (
     CheckpointDirectoryError,
     CheckpointError,
     CheckpointInvalidError,
+    RankFailedError,
     StateNotStorableError,
 )
 
@@ -62,10 +64,17 @@ class Meeting:
 
         Raises:
             CheckpointCallError: Ranks did not come, or with other calls.
+            RankFailedError: Ranks have died, or left.
         """
         try:
             texts = exchange(LABEL, json.dumps([self._number, call, value]), self._timeout_s + extra_s)
         except BarrierTimeoutError as error:
+            # Not of one that has come to the program's end: it has not called, and that is why.
+            failure = first_failure(0.0, counts_leaving=False) if error.ended else None
+            if failure is not None:
+                raise RankFailedError(
+                    failure.rank, f"{failure}; so {call}, which needs every rank, cannot be done", failure.trace
+                ) from error
             raise CheckpointCallError(
                 f"{spell_ranks(error.missing)} did not call {call}, which is every rank's work, not only rank 0's: "
                 "call it on all ranks, outside of `if rank == 0`; if one is only late, give the Checkpointer a longer "

@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import ddpcore
+from ddpcore.barriers.gates import leave
 from ddpcore.checkpoint import Checkpointer, restore
 from ddpcore.checkpoint.checkpointer import MEETING_TIMEOUT_S
 from ddpcore.checkpoint.directory import LOCK
@@ -119,6 +121,8 @@ def save_on_rank_zero_alone(directory: str) -> None:
     checkpointer = impatient_checkpointer(directory, 0.5)
     if dist.get_rank() == 0:
         checkpointer.save(5, state_of(5))
+    # As at the end of any program, which this one's process does not come to.
+    leave()
 
 
 def load_on_two_of_three(directory: str) -> None:
@@ -128,6 +132,7 @@ def load_on_two_of_three(directory: str) -> None:
         Path(f"here-{dist.get_rank()}").touch()
         until(Path(f"here-{2 - dist.get_rank()}").exists, 60, "the other one is here")
         checkpointer.load_latest()
+    leave()
 
 
 def test_ranks_that_do_not_come_to_a_save_or_load_are_named(tmp_path: Path) -> None:
@@ -359,6 +364,31 @@ def test_a_writer_that_cannot_be_replaced_is_an_error_on_every_rank(tmp_path: Pa
     assert answers[0].startswith(
         "step 2 is not saved: rank 1: its share could not be copied: no process can be started to write checkpoints: "
     )
+
+
+def end_instead_of_saving(directory: str, rank: int, how: str) -> None:
+    with ddpcore.open_process_group(), Checkpointer(directory) as checkpointer:
+        checkpointer.save(1, state_of(1))
+        checkpointer.wait()
+        if dist.get_rank() == rank:
+            if how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise KeyError("no such file")
+        checkpointer.save(2, state_of(2))
+
+
+@pytest.mark.parametrize("how", ["killed", "raised"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_ends_instead_of_saving_is_said_to_have_ended_not_to_have_called_wrongly(
+    tmp_path: Path, rank: int, how: str
+) -> None:
+    outcomes = try_ranks(end_instead_of_saving, 3, str(tmp_path), rank, how, has_group=False)
+
+    what = "died without an exception, as by a signal" if how == "killed" else "raised KeyError at test_checkpoint_on"
+    for number, outcome in enumerate(outcomes):
+        if number != rank:
+            assert outcome.error.startswith(f"RankFailedError: rank {rank} has {what}"), outcome.error
+            assert outcome.error.endswith("; so save(step=2), which needs every rank, cannot be done")
 
 
 def save_and_wait_for_death(directory: str) -> None:

@@ -377,7 +377,9 @@ def test_a_rank_that_fails_leaves_at_once_with_its_own_error() -> None:
         assert ranks.status(1) == 0
         survivor, failed = ranks.outcomes()
     assert failed.error == "ZeroDivisionError: my own bug"
-    assert survivor.error.startswith("RankFailedError: rank 1 has raised ZeroDivisionError in step 3 at test_engine.py:")
+    assert survivor.error.startswith(
+        "RankFailedError: rank 1 has raised ZeroDivisionError in step 3 at test_engine.py:"
+    )
 
 
 def train_in_bf16(precision: str) -> tuple[float, float]:

@@ -186,6 +186,9 @@ class GroupReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """How long `enqueued_seq` has been called and not completed; 0 when it is completed."""
     is_waiting: bool = False
     """True once the wait has been seen by two samples in a row."""
+    is_queued: bool = False
+    """The call that is waited for is behind another one on the GPU, of another group or to one peer, that is not over.
+    """
     ranks: list[Rank] = []
     """Sorted global ranks of the members; empty means every rank of the job."""
     dtypes: Annotated[list[Word], msgspec.Meta(max_length=8)] = []
@@ -220,6 +223,9 @@ class PeerWait(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     calls: Annotated[list[PeerCall], msgspec.Meta(max_length=16)]
     """The call it waits for; of `Work.wait()`, all calls that are not known to be over."""
     waiting_s: Seconds = 0.0
+    is_on_gpu: bool = False
+    """NCCL's: the GPU waits, all other calls that are not over are behind these, and the main thread may be elsewhere.
+    """
 
 
 class ChildWait(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

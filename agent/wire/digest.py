@@ -86,8 +86,9 @@ STANDING_FIELDS = (
     ("row", "I"),
     ("call", "I"),
     ("is_waiting", "?"),
+    ("is_queued", "?"),
 )
-STANDING_RECORD = struct.Struct("<" + "".join(code for _, code in STANDING_FIELDS) + "7x")
+STANDING_RECORD = struct.Struct("<" + "".join(code for _, code in STANDING_FIELDS) + "6x")
 """Where a rank stands in a group: seqs enqueued and completed, elements of the call's inputs; which rank's record and
 which of the calls."""
 
@@ -271,7 +272,8 @@ def _oddity_bits(report: RankReport) -> int:
 def _standing_record(group: GroupReport, row: int, call: int) -> bytes:
     elements = count_elements(group.sizes)
     return STANDING_RECORD.pack(
-        group.enqueued_seq, group.completed_seq, elements, group.waiting_s, row, call, group.is_waiting
+        *(group.enqueued_seq, group.completed_seq, elements, group.waiting_s, row, call),
+        *(group.is_waiting, group.is_queued),
     )
 
 

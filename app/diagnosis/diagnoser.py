@@ -44,7 +44,7 @@ from app.diagnosis.rank_facts import (
 from app.diagnosis.standstill import not_exiting, standstill
 from app.diagnosis.verdicts import Evidence, Verdict
 from app.diagnosis.wait_share import WaitShare
-from app.diagnosis.waits import Wait, find_waits, follow
+from app.diagnosis.waits import Wait, find_waits, follow, queued_ranks
 from app.model.job_model import Death, Process
 from app.rows import Cause, RankState, Severity
 
@@ -225,7 +225,8 @@ class _JobDiagnoser:
         waits += find_peer_waits(job, facts, self._thresholds, now_s, waits)
         for wait in waits:
             self._waited_s[wait.waiting] = now_s
-        knots = follow(waits, job.world_size, job.has_open_transfers & facts.is_fresh & ~facts.is_immobile)
+        is_held = (job.has_open_transfers | queued_ranks(job)) & facts.is_fresh & ~facts.is_immobile
+        knots = follow(waits, job.world_size, is_held)
         evidence = Evidence(job, cluster, facts, nodes, waits, knots, self._thresholds, now_s)
         if job.deaths or self._exits_key is not None or job.has_raised.any():
             self._sort_out_exits(evidence)

@@ -17,7 +17,7 @@ from ddpcore.wire import DEFAULT_GROUP, MONITORED_BARRIER, NEW_GROUP, PeerCall
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from app.diagnosis.rank_facts import RankFacts, Ranks, Thresholds
+    from app.diagnosis.rank_facts import Flags, RankFacts, Ranks, Thresholds
     from app.model.job_model import JobModel
     from ddpcore.wire import RankReport
 
@@ -41,6 +41,7 @@ def find_peer_waits(
         in_collectives: Waits of another kind: a rank that is in one sends nothing.
     """
     is_heard = facts.is_fresh | facts.is_frozen
+    is_waiting = _waiting_ranks(job)
     waits = []
     ranks = np.flatnonzero(job.has_peer_wait & is_heard)[:MAX_PEER_WAITS].tolist()
     met: dict[str, dict[int, float]] = {op: {} for op in MEETINGS}
@@ -50,7 +51,7 @@ def find_peer_waits(
             continue
         call = report.peer_wait.calls[0]
         if call.op not in met:
-            waits.append(_wait_of(job, rank, report, facts, (thresholds, now_s)))
+            waits.append(_wait_of(job, rank, report, facts, (thresholds, now_s, is_waiting)))
         elif call.group == DEFAULT_GROUP:
             met[call.op][rank] = float(job.report_at_s[rank]) - report.peer_wait.waiting_s
     waits = [_with_all_that_could_send(job, wait, (*in_collectives, *waits)) for wait in waits]
@@ -108,8 +109,18 @@ def _meeting(job: JobModel, op: str, since_s: dict[int, float], at: tuple[RankFa
     ]
 
 
-def _wait_of(job: JobModel, rank: int, report: RankReport, facts: RankFacts, at: tuple[Thresholds, float]) -> Wait:
-    thresholds, now_s = at
+def _waiting_ranks(job: JobModel) -> Flags:
+    """Return which ranks wait in a collective, a send or a receive, by their last reports."""
+    is_waiting = job.has_peer_wait.copy()
+    for table in job.groups.values():
+        is_waiting[table.members[table.is_waiting]] = True
+    return is_waiting
+
+
+def _wait_of(
+    job: JobModel, rank: int, report: RankReport, facts: RankFacts, at: tuple[Thresholds, float, Flags]
+) -> Wait:
+    thresholds, now_s, is_waiting = at
     assert report.peer_wait is not None
     since_s = float(job.report_at_s[rank]) - report.peer_wait.waiting_s
     calls = [call for call in report.peer_wait.calls if call.peer is None or _is_peer(job, rank, call.peer)]
@@ -120,6 +131,13 @@ def _wait_of(job: JobModel, rank: int, report: RankReport, facts: RankFacts, at:
     is_settled = all(call.peer is not None for call in calls)
     immobile = facts.is_immobile
     missing = [peer for peer in sorted(peers) if immobile[peer] or _has_told(job, peer, since_s, thresholds)]
+    is_known = len(missing) == len(peers)
+    if report.peer_wait.is_on_gpu:
+        # A half that is called may be behind another call on the peer's GPU.
+        met = {call.peer for call in calls if call not in unmet and call.peer not in peers and call.peer is not None}
+        missing += [
+            peer for peer in sorted(met) if is_waiting[peer] and not immobile[peer] and not _stands_at(job, peer, rank)
+        ]
     stuck = {call.peer for call in calls if call.peer is not None and call not in unmet and immobile[call.peer]}
     return Wait(
         job=job.job_id,
@@ -129,9 +147,9 @@ def _wait_of(job: JobModel, rank: int, report: RankReport, facts: RankFacts, at:
         op=told.op,
         label="",
         waiting=np.array([rank]),
-        missing=_ranks(missing),
+        missing=_ranks(sorted(missing)),
         waited_s=max(0.0, now_s - since_s),
-        is_settled=is_settled and len(missing) == len(peers),
+        is_settled=is_settled and is_known,
         stuck=_ranks(sorted(stuck - peers)),
         since_s=np.array([since_s]),
         peer_call=told,
@@ -161,6 +179,13 @@ def _is_met(job: JobModel, rank: int, call: PeerCall) -> bool:
     halves = [one for one in report.peer_calls if (one.op, one.group, one.tag) == (half, call.group, call.tag)]
     num_calls = sum(one.number for one in halves if one.peer in (rank, None))
     return 0 < call.number <= num_calls
+
+
+def _stands_at(job: JobModel, rank: int, peer: int) -> bool:
+    """Return whether a rank's GPU stands in a send to another one, or a receive from it."""
+    report = _report_of(job, rank)
+    wait = None if report is None else report.peer_wait
+    return wait is not None and any(call.peer == peer for call in wait.calls)
 
 
 def _is_peer(job: JobModel, rank: int, peer: int) -> bool:

@@ -425,10 +425,12 @@ def _is_common(evidence: Evidence, wait: Wait) -> bool:
 def transport(evidence: Evidence, waits: Iterable[Wait]) -> list[Verdict]:
     """Tell of collectives that every member has called and that do not complete for longer than a stall.
 
-    While a rank is missing anywhere, that may be the reason: NCCL's operations wait for those of other groups. So may
-    a send or a receive that is not over.
+    While a rank is missing anywhere of which it is not known what it waits in, that may be the reason.
     """
-    if any(len(wait.missing) or evidence.job.has_open_transfers[wait.waiting].any() for wait in evidence.waits):
+    is_waiting = np.zeros(evidence.job.world_size, np.bool_)
+    for wait in evidence.waits:
+        is_waiting[wait.waiting] = True
+    if not all(is_waiting[wait.missing].all() for wait in evidence.waits):
         return []
     if any(len(knot.roots) for knot in evidence.knots):
         return []

@@ -42,6 +42,7 @@ class Wait(msgspec.Struct, frozen=True, eq=False):
     label: str
     waiting: Ranks
     missing: Ranks
+    """Members that have not called it, or whose GPU stands in another call before it."""
     waited_s: float
     """The longest wait of its ranks, up to now."""
     is_settled: bool
@@ -85,8 +86,11 @@ def find_waits(job: JobModel, facts: RankFacts, thresholds: Thresholds, now_s: f
         is_waiting = is_waiting & is_heard[members] & (table.stamp == job.stamp[members])
         # What a rank waits in is the first call that is not over for it, however many it has called since.
         at_seq = np.where(is_waiting, table.completed, table.enqueued - 1) + 1
-        for seq in _lowest(at_seq[is_waiting]):
-            wait = _wait_in(job, table, seq, (is_waiting, at_seq), facts, (thresholds, now_s))
+        # A GPU that stands in a call of another group has not come to this one.
+        is_first = is_waiting & ~(table.is_queued & ~facts.is_immobile[members])
+        for seq in _lowest(at_seq[is_first]):
+            is_queued = is_waiting & ~is_first & (at_seq == seq)
+            wait = _wait_in(job, table, seq, (is_first, at_seq, is_queued), facts, (thresholds, now_s))
             if wait is not None:
                 waits.append(wait)
             if len(waits) >= MAX_WAITS:
@@ -107,12 +111,16 @@ def _wait_in(
     job: JobModel,
     table: GroupTable,
     seq: int,
-    waits: tuple[Flags, Ranks],
+    waits: tuple[Flags, Ranks, Flags],
     facts: RankFacts,
     at: tuple[Thresholds, float],
 ) -> Wait | None:
-    """Return the wait at a seq; `waits` says of each member whether it waits, and the first call not over for it."""
-    (is_waiting, at_seq), (thresholds, now_s) = waits, at
+    """Return the wait at a seq.
+
+    `waits` says of each member whether it waits, which call is the first that is not over for it, and whether that is
+    this one while its GPU has not come to it.
+    """
+    (is_waiting, at_seq, is_queued), (thresholds, now_s) = waits, at
     members = table.members
     is_here = is_waiting & (at_seq == seq)
     since_s = table.wait_since_s[is_here]
@@ -125,7 +133,7 @@ def _wait_in(
     # In a first-block all wait for its lowest member, and none of the others holds anybody up.
     matters = members == members[0] if table.name.startswith(FIRST_GROUP) else np.True_
     # What is over for one, all have called: a report that says otherwise is older.
-    is_behind = (at_seq < seq) & ~is_here & matters & (not is_over)
+    is_behind = ((at_seq < seq) | is_queued) & ~is_here & matters & (not is_over)
     report_at_s = job.report_at_s[members]
     is_known = is_immobile | has_final_calls(job, table) | (report_at_s >= first_s + thresholds.short_s / 2)
     never_heard = np.isnan(report_at_s) & (now_s - first_s > thresholds.silent_s)
@@ -156,6 +164,14 @@ def _is_over(table: GroupTable, seq: int, is_here: Flags) -> bool:
     ops, _ = table.history.calls_at(seq)
     own = ops[is_here & (ops != 0)]
     return not len(own) or bool((is_past & ((ops == 0) | (ops == own[0]))).any())
+
+
+def queued_ranks(job: JobModel) -> Flags:
+    """Return which ranks have called something that is behind another call on their GPU."""
+    is_queued = np.zeros(job.world_size, np.bool_)
+    for table in job.groups.values():
+        is_queued[table.members[table.is_queued & table.is_waiting]] = True
+    return is_queued
 
 
 def find_out_of_order(waits: Sequence[Wait]) -> Iterator[tuple[Wait, Wait]]:

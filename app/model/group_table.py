@@ -23,6 +23,7 @@ class GroupTable:
         enqueued: Seq of the last collective that each member has called.
         completed: Seq of the last collective that is over for the member.
         is_waiting: Whether the member waited when it last reported this group.
+        is_queued: Whether its call was then behind another one on the GPU: it waits there.
         wait_since_s: When it began to wait, on this console's clock.
         code: Index of (operation, label) in `JobModel.calls`.
         num_elements: Elements of the call's inputs; -1 when it does not wait or has none.
@@ -37,7 +38,7 @@ class GroupTable:
         num_members = len(self.members)
         self.enqueued = np.zeros(num_members, np.int64)
         self.completed = np.zeros(num_members, np.int64)
-        self.is_waiting = np.zeros(num_members, np.bool_)
+        self.is_waiting, self.is_queued = np.zeros((2, num_members), np.bool_)
         self.wait_since_s = np.zeros(num_members, np.float64)
         self.code = np.zeros(num_members, np.int32)
         self.num_elements = np.full(num_members, -1, np.int64)
@@ -65,6 +66,7 @@ class GroupTable:
         self.enqueued[slots] = enqueued
         self.completed[slots] = completed
         self.is_waiting[slots] = is_waiting
+        self.is_queued[slots] = told["is_queued"] != 0
         self.code[slots] = codes
         self.stamp[slots] = stamps
         if is_waiting.any():

@@ -32,6 +32,7 @@ class _Entry(msgspec.Struct, gc=False):
     pg_id: int
     process_group: list[str]
     collective_seq_id: int = 0
+    p2p_seq_id: int = 0
     profiling_name: str = ""
     input_sizes: tuple[tuple[int, ...], ...] = ()
     input_dtypes: tuple[str, ...] = ()
@@ -173,4 +174,5 @@ def _entry(name: str, entry: _Entry) -> RecorderEntry:
         is_retired=entry.retired,
         called_us=max(0, entry.time_created_ns // 1000),
         dtypes=entry.input_dtypes,
+        p2p_seq=entry.p2p_seq_id,
     )

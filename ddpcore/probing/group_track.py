@@ -12,7 +12,7 @@ from ddpcore.wire import GroupReport, PastCall
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpcore.probing.samples import CounterKey, RecorderEntry, StepEnd
+    from ddpcore.probing.samples import RecorderEntry, StepEnd
 
 WAIT_SAMPLES = 2
 """Samples that must see the same unfinished operation: retirement trails completion by up to 2.4 ms."""
@@ -26,9 +26,6 @@ MAX_PAST = 16
 
 MAX_LATER = 2
 """Of these, calls that follow the one that the rank waits in."""
-
-COALESCED = "coalesced"
-"""How NCCL's recorder calls a batch of sends and receives as one."""
 
 _MAX_OP_CHARS = 64
 _MAX_ELEMENTS = 2**62
@@ -54,7 +51,9 @@ class GroupTrack:
         "_enqueued",
         "_enqueued_seq",
         "_has_unfinished",
+        "_is_in_order",
         "_is_left_behind",
+        "_is_queued",
         "_op",
         "_past",
         "_pending_samples",
@@ -71,7 +70,10 @@ class GroupTrack:
         "quiet_samples",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_in_order: bool = False) -> None:
+        """`is_in_order`: operations end in the order of the calls, and the counters show the last one that did."""
+        self._is_in_order = is_in_order
+        self._is_queued = False
         self.group = ""
         self.quiet_samples = 0
         self.changed_s = 0.0
@@ -118,27 +120,36 @@ class GroupTrack:
     def observe(self, enqueued: int, completed: int, now_s: float) -> None:
         """Take the counters of one sample."""
         has_moved = enqueued != self._enqueued
-        if has_moved or completed != self._completed:
+        has_ended = completed != self._completed
+        if has_moved or has_ended:
             self.quiet_samples = 1
             self.changed_s = now_s
             self.is_dumped = self._is_left_behind = False
             self._forget_arguments()
         else:
             self.quiet_samples += 1
-        self.is_pending = completed < enqueued or self._is_left_behind
+        # NCCL's are the numbers of the last call and of the last that is over; sends and receives have their own.
+        is_behind = completed != enqueued if self._is_in_order else completed < enqueued
+        self.is_pending = is_behind or self._is_left_behind
         if not self.is_pending:
             self._pending_samples = 0
             self._completed_seq = self._enqueued_seq
             self._has_unfinished = False
-        elif has_moved or self._pending_samples == 0:
+        elif has_moved or self._pending_samples == 0 or (has_ended and self._is_in_order):
             self._pending_samples = 1
             self._pending_since_s = now_s
+            # What the rank waits in now only the next dump can tell.
+            self._has_unfinished = self._has_unfinished and not self._is_in_order
         else:
             self._pending_samples += 1
         self._enqueued, self._completed = enqueued, completed
 
     def learn(
-        self, entries: Sequence[RecorderEntry], counters: tuple[int, int] | None, ends: Sequence[StepEnd] = ()
+        self,
+        entries: Sequence[RecorderEntry],
+        counters: tuple[int, int] | None,
+        ends: Sequence[StepEnd] = (),
+        first: RecorderEntry | None = None,
     ) -> None:
         """Take this group's part of a full dump.
 
@@ -147,6 +158,7 @@ class GroupTrack:
             counters: As the dump shows them: when they differ from the last sample's, the rank has moved in between,
                 and the entries tell how far it has come but not what it waits in.
             ends: The program's latest steps.
+            first: Of all groups' calls that follow each other on the GPU, the first that is not over.
         """
         is_current = counters == (self._enqueued, self._completed)
         self.is_dumped = is_current
@@ -165,7 +177,8 @@ class GroupTrack:
         self._completed_seq = min(unfinished) - 1 if self._has_unfinished else newest.seq
         # With NCCL, and behind DDP's backward, many calls may follow the one that holds the rank up.
         held = min((entry for entry in entries if not entry.is_retired), key=_seq) if self._has_unfinished else newest
-        self._op = _op(held)
+        self._is_queued = self._has_unfinished and self._is_in_order and first is not None and held is not first
+        self._op = operation(held)
         self._sizes = [list(shape[:MAX_DIMS]) for shape in held.sizes[:MAX_SIZES]]
         self._dtypes = [sendable(dtype, _MAX_OP_CHARS) for dtype in held.dtypes[:MAX_SIZES]]
         until = min(newest.seq, held.seq + MAX_LATER)
@@ -198,6 +211,7 @@ class GroupTrack:
             sizes=self._sizes,
             waiting_s=max(0.0, now_s - self._pending_since_s) if self._is_unfinished else 0.0,
             is_waiting=self.is_waiting,
+            is_queued=self._is_queued and self.is_waiting,
             ranks=ranks,
             dtypes=self._dtypes,
             root=self._root,
@@ -214,29 +228,11 @@ class GroupTrack:
         assert self.is_pending == (self._pending_samples > 0)
 
 
-def has_open_transfers(entries: Sequence[RecorderEntry]) -> bool:
-    """Return whether a send or a receive that was called is not over; `entries` are in the order of the calls.
-
-    Those of a batch (`batch_isend_irecv`) stay open in NCCL's recorder for ever: the entry that ends the batch,
-    "nccl:coalesced", is retired for them.
-    """
-    is_batched: set[CounterKey] = set()
-    for entry in reversed(entries):
-        if not entry.is_p2p:
-            continue
-        is_batch = _op(entry) == COALESCED
-        if not entry.is_retired and (is_batch or entry.key not in is_batched):
-            return True
-        if is_batch:
-            is_batched.add(entry.key)
-    return False
-
-
 def _seq(entry: RecorderEntry) -> int:
     return entry.seq
 
 
-def _op(entry: RecorderEntry) -> str:
+def operation(entry: RecorderEntry) -> str:
     """Return an operation without its backend's name."""
     return sendable(entry.op.partition(":")[2] or entry.op, _MAX_OP_CHARS)
 
@@ -244,4 +240,4 @@ def _op(entry: RecorderEntry) -> str:
 def _past_call(entry: RecorderEntry) -> PastCall:
     num_elements = min(sum(math.prod(shape) for shape in entry.sizes), _MAX_ELEMENTS) if entry.sizes else -1
     dtypes = dict.fromkeys(entry.dtypes)
-    return PastCall(entry.seq, _op(entry), max(-1, num_elements), sendable("+".join(dtypes), _MAX_OP_CHARS))
+    return PastCall(entry.seq, operation(entry), max(-1, num_elements), sendable("+".join(dtypes), _MAX_OP_CHARS))

@@ -1,9 +1,10 @@
-"""Counts the sends and receives between two ranks that the program makes over gloo: its flight recorder has none.
+"""Counts the sends and receives between two ranks that the program makes.
 
 `isend`, `irecv`, `send`, `recv` and `batch_isend_irecv` all end in `ProcessGroup.send`, `.recv` or `.recv_anysource`.
 These three are wrapped, so that the public functions stay what they are, whoever has imported them. A wrapper keeps a
-weak reference to the work, none to a tensor: 1.2 us a call. NCCL's recorder has such calls, and its works must not be
-asked from another thread while a CUDA graph is captured: calls with tensors on a device are left alone.
+weak reference to the work, none to a tensor: 1.2 us a call. gloo's flight recorder has no such calls. NCCL's has those
+that are not over, and its works must not be asked from another thread while a CUDA graph is captured: calls with
+tensors on a device are only counted, without their tags, which NCCL does not look at.
 
 Source: torch/distributed/distributed_c10d.py, torch 2.4 to 2.13.
 """
@@ -136,8 +137,10 @@ def _counted(original: Callable[..., Any], op: str, *, has_peer: bool) -> Callab
         work = original(self, tensors, *args, **kwargs)
         with contextlib.suppress(Exception):
             # Called by place, as torch does.
-            if tensors[0].is_cpu and len(args) == 1 + has_peer:
-                note((op, args[0] if has_peer else None, self.group_name, args[-1]), work)
+            if len(args) == 1 + has_peer:
+                is_cpu = tensors[0].is_cpu
+                key = (op, args[0] if has_peer else None, self.group_name, args[-1] if is_cpu else 0)
+                note(key, work if is_cpu else None)
         return work
 
     return call

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from ddpcore.probing.group_track import GroupTrack, has_open_transfers
+from ddpcore.probing.gpu_order import NCCL, GpuTransfers, first_open, with_batches
+from ddpcore.probing.group_track import GroupTrack
 from ddpcore.probing.pace import SLOW_BEAT_S
 from ddpcore.probing.stack import sendable
 from ddpcore.probing.standing import Standing
@@ -106,7 +107,7 @@ class RankState:
         """Of groups that were destroyed before the present default group was made."""
         self._has_reopened = False
         self._members: Mapping[str, GroupMembers] = {}
-        self._has_open_transfers = False
+        self._transfers = GpuTransfers()
         self._labels: dict[CounterKey, tuple[str, list[int]]] = {}
         """Name and ranks of each group that is told, as of the last full dump."""
         self._sample: Sample | None = None
@@ -175,7 +176,7 @@ class RankState:
                 continue
             track = self._tracks.get(key)
             if track is None:
-                track = self._tracks[key] = GroupTrack()
+                track = self._tracks[key] = GroupTrack(is_in_order=key[0] == NCCL)
             track.observe(enqueued, completed, now_s)
         self._count_barrier(_open_mark(sample))
         # A program that trains without a process group has started too.
@@ -225,12 +226,16 @@ class RankState:
         self._members = members
         self._next_dump_s = now_s + min(max(cost_s / MAX_DUMP_SHARE, MIN_DUMP_INTERVAL_S), SLOW_BEAT_S)
         by_key: dict[CounterKey, list[RecorderEntry]] = {}
-        for entry in dump.entries:
+        entries = with_batches(dump.entries)
+        for entry in entries:
             if not entry.is_p2p and 1 <= entry.seq <= _MAX_SEQ:
                 by_key.setdefault(entry.key, []).append(entry)
-        self._has_open_transfers = has_open_transfers(dump.entries)
+        first = first_open(entries)
         for key, track in self._tracks.items():
-            track.learn(by_key.get(key, ()), dump.counters.get(key), step_ends)
+            track.learn(by_key.get(key, ()), dump.counters.get(key), step_ends, first)
+        if self._sample is not None:
+            moved_s = max((track.changed_s for key, track in self._tracks.items() if key[0] == NCCL), default=0.0)
+            self._transfers.learn(entries, dump.counters, self._sample.peer_calls, members, moved_s)
         self._labels = {
             key: (self._report_name(key, track), self._other_members(track.group))
             for key, track in self._tracks.items()
@@ -310,8 +315,8 @@ class RankState:
             training=_training_report(sample.training, sample.now_s),
             gpu_memory=list(sample.gpu_memory),
             oddities=list(sample.oddities),
-            has_open_transfers=self._has_open_transfers,
-            **self._standing.report(sample),
+            has_open_transfers=self._transfers.has_open,
+            **self._standing.report(sample, self._transfers.wait(sample.now_s, sample.counters)),
             beat=max(0, self._beat),
             arrivals=self._arrivals if is_compared else [],
             step_ends_us=self._step_ends_us if is_compared else [],

@@ -50,6 +50,8 @@ class RecorderEntry(msgspec.Struct, frozen=True, gc=False):
     """When this rank called it: microseconds of the machine's wall clock, 0 where that is not told."""
     dtypes: tuple[str, ...] = ()
     """Element types of its inputs: `Float`."""
+    p2p_seq: int = 0
+    """`p2p_seq_id`: counts this rank's sends and receives in the group, those of a batch as one."""
 
 
 class CallArguments(msgspec.Struct, frozen=True, gc=False):

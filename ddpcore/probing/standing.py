@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from ddpcore.probing.samples import Sample
+    from ddpcore.wire import PeerWait
 
 MAX_GAP_S = 1.0
 """A longer gap between samples is a frozen process: the rest of it is no time of the rank's."""
@@ -58,11 +59,12 @@ class Standing:
         """Say whether there has been no step, no collective, no send and no receive for a while."""
         return self._clock.is_still(now_s)
 
-    def report(self, sample: Sample) -> dict[str, Any]:
+    def report(self, sample: Sample, gpu_wait: PeerWait | None = None) -> dict[str, Any]:
         """Return the fields of a `RankReport` that tell of it.
 
         Args:
             sample: The last one.
+            gpu_wait: The sends or receives that the GPU stands in.
         """
         now_s, look = sample.now_s, sample.main
         fields: dict[str, Any] = {
@@ -74,6 +76,8 @@ class Standing:
         for kind, wait in (("peer", look.peer_wait), ("child", look.child_wait), ("exit", look.exit_wait)):
             if wait is not None and (for_s := self._for_s(kind, now_s)) > 0.0:
                 fields[f"{kind}_wait"] = msgspec.structs.replace(wait, waiting_s=for_s)
+        if gpu_wait is not None:
+            fields["peer_wait"] = gpu_wait
         return fields
 
     def _is_new(self, kind: str, seen: Hashable, now_s: float) -> bool:

@@ -71,6 +71,7 @@ groups = st.builds(
     sizes=sizes,
     waiting_s=seconds,
     is_waiting=st.booleans(),
+    is_queued=st.booleans(),
     ranks=st.lists(ranks, max_size=4),
     dtypes=st.lists(texts, max_size=2),
     root=st.none() | ranks,
@@ -116,7 +117,8 @@ reports = st.builds(
     step_age_s=seconds,
     step_limit_s=seconds,
     peer_calls=st.lists(peer_calls, max_size=4),
-    peer_wait=st.none() | st.builds(PeerWait, calls=st.lists(peer_calls, max_size=4), waiting_s=seconds),
+    peer_wait=st.none()
+    | st.builds(PeerWait, calls=st.lists(peer_calls, max_size=4), waiting_s=seconds, is_on_gpu=st.booleans()),
     child_wait=st.none() | st.builds(ChildWait, pid=counts, what=texts, waiting_s=seconds),
     exit_wait=st.none() | st.builds(ExitWait, what=texts, name=texts, place=places, pid=counts, waiting_s=seconds),
     can_stop=st.booleans(),
@@ -229,6 +231,7 @@ standing_records = st.builds(
     numbers,
     numbers,
     st.booleans(),
+    st.booleans(),
 )
 history_records = st.builds(
     HISTORY_RECORD.pack,
@@ -297,6 +300,7 @@ plausible_groups = st.builds(
     sizes=st.sampled_from([[], [[3]], [[4]]]),
     waiting_s=st.floats(0, 20),
     is_waiting=st.booleans(),
+    is_queued=st.booleans(),
 )
 
 

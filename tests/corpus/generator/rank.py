@@ -1,4 +1,8 @@
-"""A rank that runs a generated program by the rules of gloo or of NCCL, watched by the real core of the probe."""
+"""A rank that runs a generated program by the rules of gloo or of NCCL, watched by the real core of the probe.
+
+What NCCL's recorder holds is written as torch does (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp and
+FlightRecorderDetail.hpp, torch 2.6 to 2.13): see `ddpcore.probing.gpu_order`.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +84,10 @@ class StoryRank(SimRank):
         self.blocked_s: float | None = None
         """Since when the main thread waits for other ranks."""
         self._records: deque[tuple[RecorderEntry, list[Operation]]] = deque(maxlen=RING)
-        self._pending: dict[str, list[tuple[int, Operation]]] = {}
+        self._pending: dict[str, list[tuple[int, list[Operation]]]] = {}
+        """Of each group what was called and is not known to be over, with the numbers that the counters show."""
+        self._num_transfers = 0
+        """`p2p_seq_id`: those of a batch are one."""
         self._called: dict[str, int] = {}
         self._drag = dict.fromkeys(Phase, 1.0)
         self._stuck_in = ""
@@ -113,8 +120,11 @@ class StoryRank(SimRank):
         """Return the first call of each group that is not over."""
         if not self.is_alive or self._gpu is None:
             return []
-        pending = [[one for _, one in some if not one.is_done(self.rank, now_s)] for some in self._pending.values()]
-        return [operations[0] for operations in pending if operations]
+        first: list[Operation] = []
+        for some in self._pending.values():
+            open_ones = (one for _, calls in some for one in calls if not one.is_done(self.rank, now_s))
+            first += [operation for operation in [next(open_ones, None)] if operation is not None]
+        return first
 
     def plan(self) -> float:
         """Return `due_s`, worked out anew."""
@@ -210,15 +220,17 @@ class StoryRank(SimRank):
 
     def _transfer(self, transfer: Transfer, exchange: Exchange) -> None:
         operation = exchange.transferred(self.rank, transfer)
+        key = (transfer.op, transfer.peer, 0)
+        number = self._peer_numbers[key] = self._peer_numbers.pop(key, 0) + 1
         if self._gpu is None:
-            # torch's recorder has gloo's transfers not at all; they are counted where they are called.
-            key = (transfer.op, transfer.peer, 0)
-            number = self._peer_numbers[key] = self._peer_numbers.pop(key, 0) + 1
+            # torch's recorder has gloo's transfers not at all.
             self._peer_calls[id(operation)] = PeerCall(transfer.op, transfer.peer, DEFAULT_GROUP, 0, number)
             exchange.came(self.rank, operation, self._free_s)
             self._await(operation, transfer.waits)
             return
-        self._record_transfer(transfer.op, [operation] if transfer.waits else [])
+        if not self._unsettled:
+            self._num_transfers += 1
+        self._record_transfer(transfer, [operation] if transfer.waits else [])
         if transfer.waits:
             self._gpu.enqueue([operation], self._free_s)
         else:
@@ -255,7 +267,7 @@ class StoryRank(SimRank):
         called, self._unsettled = self._unsettled, []
         if self._gpu is not None:
             if any(operation.group == TRANSFERS for operation in called):
-                self._record_transfer("coalesced", called)
+                self._record_transfer(None, called)
             self._gpu.enqueue(called, self._free_s)
         else:
             self._awaited = called
@@ -318,8 +330,9 @@ class StoryRank(SimRank):
     def _record(self, call: Collective, seq: int, operation: Operation) -> None:
         recorder, group = self._shape.semantics.value, call.group
         enqueued, completed = self._counts.get(group, (0, 0))
-        self._counts[group] = (enqueued + 1, completed)
-        self._pending.setdefault(group, []).append((enqueued + 1, operation))
+        number = enqueued + 1 if self._gpu is None else seq
+        self._counts[group] = (number, completed)
+        self._pending.setdefault(group, []).append((number, [operation]))
         is_barrier = call.op == "barrier"
         entry = RecorderEntry(
             key=(recorder, list(self._counts).index(group)),
@@ -331,20 +344,30 @@ class StoryRank(SimRank):
             is_retired=False,
             called_us=int(1e6 * (self._free_s + CLOCK_S)),
             dtypes=() if is_barrier and recorder == "gloo" else (DTYPES[call.element_bytes],),
+            p2p_seq=self._num_transfers,
         )
         self._records.append((entry, [operation]))
 
-    def _record_transfer(self, op: str, operations: list[Operation]) -> None:
+    def _record_transfer(self, transfer: Transfer | None, operations: list[Operation]) -> None:
         """Record a send or a receive, of a batch without what it waits for, or the end of a batch."""
+        op = "coalesced"
+        if transfer is not None:
+            op = f"{transfer.op} {self.rank}{'->' if transfer.is_send else '<-'}{transfer.peer}"
+        if operations:
+            # The counters show the number of the last call, whichever of the two kinds it was.
+            self._counts[DEFAULT_GROUP] = (self._num_transfers, self._counts.get(DEFAULT_GROUP, (0, 0))[1])
+            self._pending.setdefault(DEFAULT_GROUP, []).append((self._num_transfers, operations))
         entry = RecorderEntry(
             key=("nccl", 0),
             group=DEFAULT_GROUP,
             seq=self._called.get(DEFAULT_GROUP, 0),
             op=f"nccl:{op}",
-            sizes=(),
+            sizes=((transfer.elements,),) if transfer is not None else (),
             is_p2p=True,
             is_retired=False,
             called_us=int(1e6 * (self._free_s + CLOCK_S)),
+            dtypes=("Float",) if transfer is not None else (),
+            p2p_seq=self._num_transfers,
         )
         self._records.append((entry, operations))
 
@@ -354,10 +377,12 @@ class StoryRank(SimRank):
             if not pending:
                 continue
             enqueued, completed = self._counts[group]
-            over = [number for number, operation in pending if operation.is_done(self.rank, known_s)]
+            over = [number for number, calls in pending if all(one.is_done(self.rank, known_s) for one in calls)]
             if over:
-                self._pending[group] = [one for one in pending if not one[1].is_done(self.rank, known_s)]
-                self._counts[group] = (enqueued, max(completed, *over))
+                is_open = [not all(one.is_done(self.rank, known_s) for one in calls) for _, calls in pending]
+                self._pending[group] = [one for one, is_one_open in zip(pending, is_open, strict=True) if is_one_open]
+                # gloo runs two at once. NCCL's end in order, and the counters show the last one.
+                self._counts[group] = (enqueued, max(completed, *over) if self._gpu is None else over[-1])
         recorder = self._shape.semantics.value
         return {(recorder, index): counts for index, counts in enumerate(self._counts.values())}
 

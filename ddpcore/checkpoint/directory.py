@@ -10,6 +10,7 @@ step_00000100      a checkpoint; step_00000100.2 is the second of this step, whe
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -17,6 +18,8 @@ import re
 import secrets
 import shutil
 import socket
+import stat
+import struct
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -42,8 +45,11 @@ POLL_S = 0.05
 
 _NAME = re.compile(r"step_([0-9]{8,19})(?:\.([0-9]{1,9}))?", re.ASCII)
 
-_held: set[str] = set()
-"""Lock files of this process: the system's locks belong to a process, and would let it in twice."""
+_WHOLE_FILE = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+"""A `struct flock`."""
+
+_held: dict[str, int] = {}
+"""Descriptors of this process's locks, by their paths."""
 
 
 def checkpoint_name(step: int, existing: Sequence[str] = ()) -> str:
@@ -96,26 +102,26 @@ def directory_error(root: Path, error: OSError) -> CheckpointDirectoryError:
 class RunLock:
     """Held by the one run that may write into a directory; the system lets go of it when the process ends.
 
-    It is a lock of the process, which children do not inherit: a data loader's worker that outlives its trainer must
-    not keep the directory.
+    It is a lock of the open file, not of the process: that one would be lost as soon as the program closes any other
+    descriptor of the file, as by copying the directory. Forked children close theirs at once: a data loader's worker
+    that outlives its trainer must not keep the directory.
+
+    Source: fcntl(2), "Open file description locks". They exclude the locks of processes that earlier versions take.
 
     Args:
         root: The directory.
 
     Raises:
-        CheckpointDirectoryError: Another run holds it, named with its host and process.
+        CheckpointDirectoryError: Another run holds it, named with its host and process; or the lock is no file.
     """
 
     def __init__(self, root: Path) -> None:
-        self._path = str((root / RUN_LOCK).resolve())
+        self._path = str(root.resolve() / RUN_LOCK)
         if self._path in _held:
             raise CheckpointDirectoryError(
                 f"{root} is in use by another Checkpointer of this very process: close that one first"
             )
-        try:
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise directory_error(root, error) from error
+        self._fd = _open_lock(root, self._path)
         deadline_s = time.monotonic() + LOCK_PATIENCE_S
         while not self._try():
             if time.monotonic() > deadline_s:
@@ -125,7 +131,10 @@ class RunLock:
                     f"{root} is in use by another run, {holder}: end that one, or give this one a directory of its own"
                 )
             time.sleep(POLL_S)
-        _held.add(self._path)
+        _held[self._path] = self._fd
+        if os.fstat(self._fd).st_nlink > 1:
+            # It has another name, and may be somebody else's file.
+            return
         who = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -137,13 +146,12 @@ class RunLock:
 
     def release(self) -> None:
         """Let go; a second time does nothing."""
-        if self._path in _held:
-            _held.discard(self._path)
+        if _held.pop(self._path, None) is not None:
             os.close(self._fd)
 
     def _try(self) -> bool:
         try:
-            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _WHOLE_FILE)
         except (BlockingIOError, PermissionError):
             return False
         except OSError:
@@ -157,6 +165,35 @@ class RunLock:
             return f"process {int(who['pid'])} on {who['host']} since {who['since']}"
         except (OSError, ValueError, KeyError, TypeError):
             return "which has not said its name"
+
+
+def _open_lock(root: Path, path: str) -> int:
+    """Return a descriptor of the lock's file, made if it is not there; nothing but a regular file will do."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise _no_lock(path) from error
+        raise directory_error(root, error) from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise _no_lock(path)
+    return fd
+
+
+def _no_lock(path: str) -> CheckpointDirectoryError:
+    return CheckpointDirectoryError(
+        f"{path} keeps other runs out and has to be a regular file: move away what is there"
+    )
+
+
+def _close_in_child() -> None:
+    for fd in _held.values():
+        os.close(fd)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def collect_leftovers(root: Path, patience_s: float) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
+import shutil
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -90,6 +93,73 @@ def test_the_lock_is_another_process_s_until_that_one_dies(tmp_path: Path, monke
     assert json.loads((tmp_path / ".run.lock").read_text())["pid"] == os.getpid()
     lock.release()
     lock.release()
+
+
+def other_process_enters(root: Path) -> bool:
+    done = subprocess.run(
+        [sys.executable, "-c", HOLD, str(root)], input="", capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stdout == "held\n" or "is in use by another run" in done.stderr, done.stderr
+    return done.stdout == "held\n"
+
+
+def test_the_lock_is_kept_when_the_program_copies_or_reads_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    lock = RunLock(tmp_path / "checkpoints")
+    shutil.copytree(tmp_path / "checkpoints", tmp_path / "copy")
+    (tmp_path / "checkpoints" / ".run.lock").read_text()
+
+    assert not other_process_enters(tmp_path / "checkpoints")
+    with pytest.raises(CheckpointDirectoryError, match="by another Checkpointer of this very process"):
+        RunLock(tmp_path / "checkpoints")
+    lock.release()
+    assert other_process_enters(tmp_path / "checkpoints")
+
+
+def test_a_forked_child_that_outlives_its_parent_does_not_keep_the_lock(tmp_path: Path) -> None:
+    forking = HOLD.replace('print("held"', 'import os\nif os.fork(): print("held"')
+    with subprocess.Popen(
+        [sys.executable, "-c", forking, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        holder.kill()
+        holder.wait()
+        RunLock(tmp_path).release()
+
+
+@pytest.mark.parametrize("what", ["link", "dangling link", "pipe", "directory", "socket"])
+def test_a_lock_that_is_no_file_is_refused_and_what_it_leads_to_is_untouched(tmp_path: Path, what: str) -> None:
+    precious, lock = tmp_path / "precious", tmp_path / ".run.lock"
+    precious.write_text("a year's work")
+    match what:
+        case "link":
+            lock.symlink_to(precious)
+        case "dangling link":
+            lock.symlink_to(tmp_path / "nowhere")
+        case "pipe":
+            os.mkfifo(lock)
+        case "directory":
+            lock.mkdir()
+        case _:
+            with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(tmp_path):
+                server.bind(lock.name)
+
+    with pytest.raises(
+        CheckpointDirectoryError, match=r"\.run\.lock keeps other runs out and has to be a regular file"
+    ):
+        RunLock(tmp_path)
+    assert precious.read_text() == "a year's work"
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_lock_that_is_another_name_of_a_file_leaves_that_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("a year's work")
+    os.link(tmp_path / "precious", tmp_path / ".run.lock")
+
+    RunLock(tmp_path).release()
+
+    assert (tmp_path / "precious").read_text() == "a year's work"
 
 
 def test_markers_of_ranks_that_died_looking_are_deleted_an_hour_later(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ import numpy as np
 
 from agent.wire.digest import SIZED_OPS, checksum
 from agent.wire.reports import ExitReport
-from app.diagnosis.exits import ended_by_gloo, has_lost_peer, is_clean
-from app.diagnosis.farewells import is_leaving
+from app.diagnosis.exits import has_lost_peer
 from app.diagnosis.point_to_point import odd_in_circle
 from app.diagnosis.verdicts import CallCounts, Evidence, Side, Verdict, name, nodes_of
 from app.diagnosis.waits import Wait, circle_from, find_out_of_order
+from app.model.farewells import is_clean, is_leaving
 from app.rows import Cause
 from ddpcore.wire import Place
 
@@ -31,13 +31,6 @@ if TYPE_CHECKING:
     from app.model.group_table import GroupTable
     from app.model.job_model import Death
 
-DTYPE_BYTES = {
-    **dict.fromkeys(("Bool", "Byte", "Char"), 1),
-    **dict.fromkeys(("BFloat16", "Half", "Short"), 2),
-    **dict.fromkeys(("Float", "Int"), 4),
-    **dict.fromkeys(("ComplexFloat", "Double", "Long"), 8),
-}
-"""Of an element, by its type in torch's words."""
 _WHERE = re.compile(r"(?P<file>[^:]+):(?P<line>\d{1,9})(?: in (?P<function>.+))?")
 """How a node writes the line at which a rank failed."""
 MAX_SIDES = 8
@@ -65,7 +58,7 @@ def _out_of_order(evidence: Evidence) -> list[Verdict]:
     for first, later in find_out_of_order(evidence.waits):
         if min(first.waited_s, later.waited_s) >= evidence.thresholds.deadlock_s:
             ahead = msgspec.structs.replace(later, waiting=first.missing)
-            sides = sorted((_side_of(evidence, wait) for wait in (first, ahead)), key=lambda side: len(side.ranks))
+            sides = sorted((_waiting_side(evidence, wait) for wait in (first, ahead)), key=lambda side: len(side.ranks))
             return [_mismatch(evidence, first, sides)]
     return []
 
@@ -101,8 +94,8 @@ def _difference(evidence: Evidence, table: GroupTable, waits: Sequence[Wait]) ->
 def _of_comparison(
     evidence: Evidence, table: GroupTable, compared: Comparison, held: Ranks, waited_s: float
 ) -> Verdict:
-    sides = [_side(evidence, table, part, compared.seq) for part in compared.parts()][:MAX_SIDES]
-    odd = _odd_ones(sides, len(table.members) - len(compared.members))
+    sides = [side_of(evidence, table, part, compared.seq) for part in compared.parts()][:MAX_SIDES]
+    odd = odd_ones(sides, len(table.members) - len(compared.members))
     culprits = sorted(rank for side in odd for rank in side.ranks)
     wait = sides[-1]
     return Verdict(
@@ -117,13 +110,13 @@ def _of_comparison(
         op=(odd or sides)[0].op or wait.op,
         waited_s=waited_s,
         place=(odd or sides)[0].place,
-        step=_step_of(evidence, culprits),
+        step=step_of(evidence, culprits),
         sides=tuple(sides),
-        counts=_call_counts(evidence, table.name, sides),
+        counts=call_counts(evidence, table.name, sides),
     )
 
 
-def _odd_ones(sides: Sequence[Side], num_unknown: int) -> list[Side]:
+def odd_ones(sides: Sequence[Side], num_unknown: int) -> list[Side]:
     """Return the smallest sides; none where as many ranks whose call is not known could make them the largest."""
     fewest, most = len(sides[0].ranks), len(sides[-1].ranks)
     if num_unknown and (fewest == most or num_unknown >= most):
@@ -131,7 +124,7 @@ def _odd_ones(sides: Sequence[Side], num_unknown: int) -> list[Side]:
     return [side for side in sides if len(side.ranks) == fewest]
 
 
-def _side(evidence: Evidence, table: GroupTable, ranks: Ranks, seq: int) -> Side:
+def side_of(evidence: Evidence, table: GroupTable, ranks: Ranks, seq: int) -> Side:
     """Return what ranks have called at a seq, as one of them reports it that is there still."""
     slots = _slots(table, ranks)
     is_there = (table.completed[slots] < seq) & (table.enqueued[slots] >= seq)
@@ -164,97 +157,13 @@ def _op_of(evidence: Evidence, table: GroupTable, rank: int, seq: int) -> str:
     return next((op for op, _ in evidence.job.calls if known and checksum(op) == known), "")
 
 
-def aborted(evidence: Evidence, deaths: Sequence[Death], lost_connection: Sequence[int]) -> list[Verdict]:
-    """Tell of the call in which gloo ended some ranks, with what each member is known to have passed.
-
-    They are victims: another rank has passed more. It is named where what the others passed leaves nobody else.
-    """
-    victims = np.array(sorted(death.rank for death in deaths if ended_by_gloo(death)), np.int64)
-    if not len(victims):
-        return []
-    tables = [table for table in evidence.job.groups.values() if np.isin(victims, table.members).all()]
-    found = [_of_abort(evidence, table, victims) for table in tables]
-    # Where the members' calls differ, it was there; else where most of them are known to have called.
-    verdict = max(found, key=lambda one: (len(one.sides), sum(len(side.ranks) for side in one.sides)), default=None)
-    if verdict is None:
-        job = evidence.job
-        verdict = Verdict(cause=Cause.MISMATCH, culprits=(), job=job.job_id, attempt=job.attempt)
-    lost = tuple(rank for rank in sorted(lost_connection) if rank not in verdict.culprits)
-    aborts = tuple(victims.tolist())
-    return [msgspec.structs.replace(verdict, aborted=aborts, lost_connection=lost)]
-
-
-def _of_abort(evidence: Evidence, table: GroupTable, victims: Ranks) -> Verdict:
-    parts, seq = _parts_of_abort(table)
-    sides = [_side(evidence, table, part, seq) for part in parts][:MAX_SIDES]
-    sides = _with_victims(sides, victims)
-    unknown = np.setdiff1d(table.members, [rank for side in sides for rank in side.ranks])
-    culprits = _odd_in_abort(table, sides, unknown, victims)
-    job = evidence.job
-    return Verdict(
-        cause=Cause.MISMATCH,
-        culprits=tuple(culprits),
-        nodes=nodes_of(evidence, np.array(culprits, np.int64)),
-        job=job.job_id,
-        attempt=job.attempt,
-        group=table.name,
-        seq=seq if sides else None,
-        op=sides[0].op if sides else "",
-        place=evidence.place_of(culprits[0]) if culprits else None,
-        step=_step_of(evidence, culprits),
-        sides=tuple(sides),
-        counts=_call_counts(evidence, table.name, sides) if len(sides) > 1 else None,
-    )
-
-
-def _parts_of_abort(table: GroupTable) -> tuple[list[Ranks], int]:
-    """Return the members by call, at the first seq at which they differ, else at the newest; and that seq."""
-    newest = int(table.enqueued.max())
-    if table.history is None:
-        return [], newest
-    # What is over for one was the same for all: a report that says otherwise is older.
-    oldest = int(table.completed.max()) + 1
-    for seq in range(max(oldest, newest - MAX_SEQS + 1), newest + 1):
-        compared = table.compare(seq)
-        if compared is not None and not compared.is_alike:
-            return compared.parts(), seq
-    if oldest > newest:
-        return [], newest
-    ops, _ = table.history.calls_at(newest)
-    known = table.members[(ops != 0) & (table.enqueued == newest)]
-    return ([known] if len(known) else []), newest
-
-
-def _with_victims(sides: list[Side], victims: Ranks) -> list[Side]:
-    """Return the sides with the ranks that gloo ended on the smaller one of two: they have passed less than another."""
-    sizes = [side.num_elements * DTYPE_BYTES.get(side.dtype, 0) for side in sides]
-    if len(sides) != 2 or min(sizes) <= 0 or sizes[0] == sizes[1]:
-        return sides
-    known = {rank for side in sides for rank in side.ranks}
-    smaller = sides[sizes.index(min(sizes))]
-    ranks = tuple(sorted({*smaller.ranks, *(set(victims.tolist()) - known)}))
-    sides = [msgspec.structs.replace(side, ranks=ranks) if side is smaller else side for side in sides]
-    return sorted(sides, key=lambda side: (len(side.ranks), side.ranks))
-
-
-def _odd_in_abort(table: GroupTable, sides: Sequence[Side], unknown: Ranks, victims: Ranks) -> list[int]:
-    if len(table.members) == 2:  # of two that differ nobody can say which one is right
-        return [int(rank) for rank in table.members]
-    if len(sides) > 1:
-        return sorted(rank for side in _odd_ones(sides, len(unknown)) for rank in side.ranks)
-    # All but one have made the same call: that one has made another, whether gloo has ended it or one of them.
-    is_told = (
-        len(sides) == 1 and len(unknown) == 1 and (unknown[0] in victims or np.isin(victims, sides[0].ranks).all())
-    )
-    return unknown.tolist() if is_told else []
-
-
-def _step_of(evidence: Evidence, ranks: Sequence[int]) -> int | None:
+def step_of(evidence: Evidence, ranks: Sequence[int]) -> int | None:
+    """Return the last step of the first of some ranks, None where none is known."""
     steps = evidence.job.step[list(ranks)]
     return int(steps[0]) if len(steps) and steps[0] >= 0 else None
 
 
-def _call_counts(evidence: Evidence, group: str, sides: Sequence[Side]) -> CallCounts | None:
+def call_counts(evidence: Evidence, group: str, sides: Sequence[Side]) -> CallCounts | None:
     """Return how many calls the smallest and the largest side had made by the steps that both have finished."""
     few, many = (_calls_by_step(evidence, group, side.ranks[0]) for side in (sides[0], sides[-1]))
     common = sorted(few.keys() & many.keys())
@@ -280,7 +189,7 @@ def _of_current_calls(evidence: Evidence, waits: Sequence[Wait]) -> Verdict | No
         sides = _sides(evidence, wait) if have_all_come or wait.waited_s >= evidence.thresholds.confirm_s else []
         # Those that have gone on have called something there too, and those to come may call either.
         num_unknown = len(evidence.job.groups[wait.group].members) - len(wait.waiting)
-        if len(sides) > 1 and _odd_ones(sides, num_unknown):
+        if len(sides) > 1 and odd_ones(sides, num_unknown):
             return _mismatch(evidence, wait, sides)
     return None
 
@@ -353,7 +262,7 @@ def _circles(evidence: Evidence) -> list[Verdict]:
                 continue
             odd = odd_in_circle(evidence.job, waits)
             waits.sort(key=lambda wait: (not np.isin(odd or [], wait.waiting).any(), len(wait.waiting), *wait.waiting))
-            verdict = _mismatch(evidence, waits[0], [_side_of(evidence, wait) for wait in waits[:MAX_SIDES]])
+            verdict = _mismatch(evidence, waits[0], [_waiting_side(evidence, wait) for wait in waits[:MAX_SIDES]])
             victims = _led_to(evidence, knot.chain)
             if odd is not None:
                 verdict = msgspec.structs.replace(verdict, culprits=tuple(odd))
@@ -380,7 +289,7 @@ def _led_to(evidence: Evidence, chain: Sequence[int]) -> set[int]:
     return {rank for knot in knots for rank in knot.wait.waiting.tolist()}
 
 
-def _side_of(evidence: Evidence, wait: Wait) -> Side:
+def _waiting_side(evidence: Evidence, wait: Wait) -> Side:
     place = evidence.place_of(int(wait.waiting[0]))
     return Side(tuple(wait.waiting.tolist()), wait.group, wait.seq, wait.op, wait.label, -1, place, wait.peer_call)
 

@@ -15,6 +15,7 @@ import numpy as np
 from agent.wire.jobs import JobState
 from agent.wire.reports import ExitReport
 from app.diagnosis import contradictions, verdicts
+from app.diagnosis.aborts import aborted
 from app.diagnosis.exits import (
     LAUNCHER_END_S,
     NO_EXITS,
@@ -29,7 +30,6 @@ from app.diagnosis.exits import (
     not_at_barrier,
     sort_out,
 )
-from app.diagnosis.farewells import ends_of, is_leaving
 from app.diagnosis.joining import not_joined
 from app.diagnosis.known_phases import KnownPhases, Whereabouts
 from app.diagnosis.node_facts import all_nodes
@@ -45,6 +45,7 @@ from app.diagnosis.standstill import not_exiting, standstill
 from app.diagnosis.verdicts import Evidence, Verdict
 from app.diagnosis.wait_share import WaitShare
 from app.diagnosis.waits import Wait, find_waits, follow, queued_ranks
+from app.model.farewells import ends_of, is_leaving
 from app.model.job_model import Death, Process
 from app.rows import Cause, RankState, Severity
 
@@ -77,6 +78,9 @@ HOLD_S = {
 
 BUDDING_S = 1.0
 """From here a wait is remembered: the shortest time-outs are a few seconds."""
+
+GAP_S = 2.0
+"""How long an end stays named without its evidence: the reports of an end come one after the other."""
 
 STICKY = frozenset({*verdicts.ENDS, Cause.FEWER_CALLS})
 """What has happened cannot be undone: such a verdict stands until the next attempt."""
@@ -300,7 +304,7 @@ class _JobDiagnoser:
         # Whom gloo ends has been sent more than it expects, by another one that is none of the dead first.
         stood = [standing.verdict for standing in self._standing.values()]
         is_explained = any(verdict.cause is Cause.MISMATCH and not verdict.aborted for verdict in stood)
-        found = [] if is_explained else contradictions.aborted(evidence, exits.culprits, exits.lost_connection)
+        found = [] if is_explained else aborted(evidence, exits.culprits, exits.lost_connection)
         own = [death for death in exits.culprits if not ended_by_gloo(death)]
         found += verdicts.exited(evidence, own, exits.lost_connection)
         found += contradictions.fewer_calls(evidence, exits.early_leavers, exits.lost_connection)
@@ -406,6 +410,8 @@ class _JobDiagnoser:
         ended = {rank for verdict in found if verdict.cause in STICKY for rank in verdict.culprits}
         for key, standing in before.items():
             verdict = standing.verdict
+            if verdict.aborted and any(one.aborted for one in found):
+                continue  # more reports have told more of the same abort
             hold_s = max(HOLD_S.get(verdict.cause, 0.0), lasts_s(job, evidence.facts.is_immobile, verdict))
             is_held = now_s - standing.last_s < hold_s and not told & set(verdict.culprits)
             is_lasting = job.deaths.keys() >= set(verdict.culprits) or not has_moved_on(job, verdict)
@@ -413,9 +419,15 @@ class _JobDiagnoser:
             is_past = verdict.cause in verdicts.ENDS or (
                 verdict.cause is Cause.FROZEN and any(rank in job.deaths for rank in verdict.culprits)
             )
+            # Between a launcher's word and a rank's, for a moment neither says that an end was its own.
+            is_gap = verdict.cause in verdicts.ENDS and not has_event and now_s - standing.last_s < GAP_S
             is_grave = verdict.severity is Severity.CRITICAL
             is_why = has_ended_badly and is_grave and not (has_event or roots or is_past)
-            if is_sticky or (not is_stopping and (is_why or (is_held and not is_failed and not job.is_ended()))):
+            if (
+                is_sticky
+                or is_gap
+                or (not is_stopping and (is_why or (is_held and not is_failed and not job.is_ended())))
+            ):
                 self._standing[key] = standing
         self._explains_failure = any(
             standing.verdict.cause not in STICKY and standing.verdict.severity is Severity.CRITICAL

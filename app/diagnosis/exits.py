@@ -12,14 +12,14 @@ from __future__ import annotations
 import re
 import signal
 from collections import deque
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 
-from agent.wire.logs import LAUNCHER_RANK, LOST_PEER
+from agent.wire.logs import LAUNCHER_RANK
 from app.diagnosis.verdicts import Aftermath, name
+from app.model.farewells import is_clean, names_lost_peer, names_time_out
 from app.model.job_model import PHASE_CODE
 from app.rows import Cause, Severity
 from ddpcore.wire import Phase
@@ -36,24 +36,12 @@ TOLD_SIGNALS = frozenset({int(signal.SIGTERM), int(signal.SIGKILL)})
 """By which a launcher or an agent ends a rank."""
 ASKED_SIGNALS = frozenset({int(signal.SIGTERM), int(signal.SIGINT)})
 """By which somebody asks a launcher to end, which passes them on."""
-TIMED_OUT = re.compile(
-    r"timed out|timeout after|socket timeout|wait timeout|application timeout|before timing out"
-    r"|failed to pass monitoredbarrier",
-    re.IGNORECASE,
-)
-"""What a rank says whose wait was longer than the process group's time-out allows.
-
-Source: torch 2.13, gloo/transport/tcp/unbound_buffer.cc, pair.cc; ProcessGroupGloo.cpp, ProcessGroupNCCL.cpp,
-TCPStore.cpp.
-"""
 _TIMEOUT = re.compile(r"(?:waiting|after|ran for|barrier in) (\d{1,10}) ?(ms|milliseconds|seconds)\b", re.IGNORECASE)
 OVERFLOW = "op.preamble.length <= op.nbytes"
 """What gloo wrote when more came than a rank expects, which ends its process.
 
 Source: gloo/transport/tcp/pair.cc of torch 2.13, in the what() of a gloo::EnforceNotMet that nobody catches.
 """
-MAX_WORDS = 4096
-"""What ranks say of their ends, of which it is remembered what it means: 16,384 ranks say much the same."""
 _NOT_PASSED = re.compile(r"Ranks? (?P<ranks>\d{1,6}(?:, ?\d{1,6})*) failed to pass monitoredBarrier")
 """Source: torch 2.13, ProcessGroupGloo.cpp, seen."""
 MAX_SPEAKERS = 8
@@ -276,11 +264,6 @@ def ended_by_gloo(death: Death) -> bool:
     return death.exit.signal == signal.SIGABRT and OVERFLOW in death.exit.error
 
 
-def is_clean(death: Death) -> bool:
-    """Return whether a rank ended with code 0."""
-    return death.exit.signal is None and death.exit.code == 0
-
-
 def has_left(death: Death, farewells: frozenset[int]) -> bool:
     """Return whether a rank ended in good order, or was on the way to it when its launcher ended it."""
     return is_clean(death) or (_was_ending(death, farewells) and not death.exit.error)
@@ -306,18 +289,6 @@ def is_unknown(death: Death) -> bool:
 def has_lost_peer(death: Death) -> bool:
     """Return whether a rank says that it lost another."""
     return not is_clean(death) and names_lost_peer(death.exit.words)
-
-
-@lru_cache(MAX_WORDS)
-def names_lost_peer(words: str) -> bool:
-    """Return whether a rank writes that it lost another."""
-    return LOST_PEER.search(words) is not None
-
-
-@lru_cache(MAX_WORDS)
-def names_time_out(words: str) -> bool:
-    """Return whether a rank writes that its wait was too long."""
-    return TIMED_OUT.search(words) is not None
 
 
 def is_on_request(death: Death, stop_began_s: float, thresholds: Thresholds) -> bool:

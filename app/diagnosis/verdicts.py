@@ -129,6 +129,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """For MISMATCH, where steps are known."""
     aborted: tuple[int, ...] = ()
     """For MISMATCH: ranks that gloo ended because more came than they expected."""
+    is_shifted: bool = False
+    """For MISMATCH with `aborted`: every side's call is one that all make, so that one has left out or doubled one."""
     num_hosts: int = 0
     """For TRANSPORT: machines that take part, where all members are in the same call; else 0."""
     absence: Absence | None = None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from app.diagnosis.farewells import has_final_calls
+from app.model.farewells import has_final_calls
 from ddpcore.wire import FIRST_GROUP
 
 if TYPE_CHECKING:

@@ -66,7 +66,7 @@ def _mismatch_hint(verdict: Verdict) -> str:
         return "call the groups in the same order on every rank"
     if any(side.op == "broadcast" and side.phase in (Phase.FORWARD, Phase.EVAL) for side in verdict.sides):
         return "DDP broadcasts buffers: evaluate model.module, or on all ranks"
-    if verdict.counts is not None and verdict.counts.difference:
+    if verdict.is_shifted or (verdict.counts is not None and verdict.counts.difference):
         return "look for a swallowed exception, a skipped batch or an extra call"
     if verdict.aborted or len({(side.op, side.label) for side in verdict.sides}) < len(verdict.sides):
         return "pass the same sizes, types, roots and reductions on every rank"

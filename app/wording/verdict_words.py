@@ -271,7 +271,15 @@ def _mismatch(verdict: Verdict) -> list[str]:
     head = ", ".join(told) if is_part else "the ranks pass different sizes or types to one collective"
     single = "" if is_part or not told else told[0]
     ended = f"gloo ended {ranks_text(verdict.aborted)} (SIGABRT), which received more than expected{unclear}"
-    return [f"{head}: {ended}", single, _counts(verdict)]
+    return [f"{head}: {ended}", single, _counts(verdict) or _shifted(verdict)]
+
+
+def _shifted(verdict: Verdict) -> str:
+    """Return that ranks whose calls differ have made the same ones before, in the same order."""
+    if not verdict.is_shifted:
+        return ""
+    whose = ranks_text(verdict.culprits) if len(verdict.culprits) == 1 else "one of them"
+    return f"all ranks make both calls: {whose} has left out or doubled one"
 
 
 def _counts(verdict: Verdict) -> str:

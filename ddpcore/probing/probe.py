@@ -154,8 +154,10 @@ class Probe:
         self._main_waits = MainWaits(self._main_thread_id, self._walk, self._peer_calls)
         # Between ticks the thread sleeps in poll(): a request wakes it, and so does the end of the process.
         self._ending = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._failing = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wakes = select.poll()
         self._wakes.register(self._ending, select.POLLIN)
+        self._wakes.register(self._failing, select.POLLIN)
         if self._requests.fd is not None:
             self._wakes.register(self._requests.fd, select.POLLIN)
         self._has_ended = False
@@ -178,6 +180,12 @@ class Probe:
         os.eventfd_write(self._ending, 1)
         self._thread.join(EXIT_PATIENCE_S)
         os.close(self._ending)
+        os.close(self._failing)
+
+    def fail(self) -> None:
+        """Report the exception that ends the program: the launcher may kill the process before it has ended."""
+        if not self._has_ended:
+            os.eventfd_write(self._failing, 1)
 
     @property
     def has_seen_collectives(self) -> bool:
@@ -244,6 +252,9 @@ class Probe:
             for fd, _ in self._wakes.poll(1000 * self._pace.pause_s(time.monotonic())):
                 if fd == self._ending:
                     is_ending = True
+                elif fd == self._failing:
+                    os.eventfd_read(self._failing)
+                    self._pace.hurry()
                 else:
                     for request in self._requests.take():
                         self._carry_out(request)
@@ -296,7 +307,7 @@ class Probe:
             )
         )
         # What this rank called last is all that others have to compare with once it is gone.
-        if state.wants_dump(now_s) or (is_last and state.has_groups):
+        if state.wants_dump(now_s) or ((is_last or marks.uncaught is not None) and state.has_groups):
             began_s = time.thread_time()
             dump, members = self._recorder.dump(), self._recorder.members()
             state.learn(dump, members, time.thread_time() - began_s, tuple(marks.step_ends))
@@ -418,6 +429,8 @@ class _PhaseMark:
 def note_uncaught(uncaught: Uncaught) -> None:
     """Take the exception that ends the program; a forked child has no probe that would report it."""
     marks.uncaught = uncaught
+    if _probe is not None:
+        _probe.fail()
 
 
 def _forget() -> None:

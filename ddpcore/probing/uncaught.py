@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_WORKER_TRACEBACK = "Original Traceback (most recent call last):"
+"""In the message of an exception that a loader's worker has raised. Source: torch/_utils.py, torch 2.13."""
 _MAX_CHARS = 1024
 _MAX_CHAIN = 100
 """Exceptions followed to the first one: a program can make a circle of them."""
@@ -66,8 +68,11 @@ def uncaught(error: BaseException, roots: CodeRoots) -> Uncaught:
     name = type(first).__qualname__
     module = type(first).__module__
     name = name if module in {"builtins", "__main__"} else f"{module}.{name}"
-    message = next(iter(str(first).strip().splitlines()), "")
-    text = f"{name}: {message}" if message else name
+    message = str(first).strip()
+    head, is_of_worker, inner = message.partition(_WORKER_TRACEBACK)
+    text = f"{name}: {head.splitlines()[0]}" if head else name
+    if is_of_worker and (lines_of_worker := inner.strip().splitlines()):
+        text = lines_of_worker[-1]
     return Uncaught(sendable(text, _MAX_CHARS), StackReader(roots).read(lines).place if lines else None)
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.diagnosis.aborts import DTYPE_BYTES, _pieces
 from app.diagnosis.diagnoser import Diagnoser, Diagnosis
 from app.diagnosis.verdicts import CallCounts, Verdict
 from app.model.cluster import Cluster
@@ -239,6 +240,68 @@ def test_nobody_is_blamed_where_only_the_end_is_known() -> None:
     assert (verdict.cause, verdict.culprits, verdict.aborted) == (Cause.MISMATCH, (), (2,))
     assert "gloo ended rank 2 (SIGABRT)" in sentence(verdict)
     assert "is not known" in sentence(verdict)
+
+
+def lost(rank: int, num_ranks: int, calls: list[Made]) -> WorkerReport:
+    """Return a rank that lost the one that gloo ended, with its last calls: the newest is not over."""
+    group = in_call(calls, completed=19 + len(calls), is_waiting=False)
+    return worker_report(
+        rank, rank_report(rank, num_ranks, groups=[group], report_seq=2, raised=LOST_PEER, is_ending=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("made", "expected", "size", "is_shifted"),
+    [
+        ([LARGE, SMALL, LARGE], 4, 1, True),
+        ([SMALL, SMALL, LARGE], 4, 1, False),
+        ([LARGE, LARGE, LARGE], 4, None, False),
+    ],
+    ids=["usual calls", "a first large one", "a call that nobody else makes"],
+)
+def test_the_lengths_of_the_messages_tell_what_a_dead_rank_had_called(
+    made: list[Made], expected: int, size: int | None, *, is_shifted: bool
+) -> None:
+    overflow = OVERFLOW.replace("88 vs 4", f"16 vs {expected}. Received data size doesn't match expected size.")
+    dead = dead_worker(1, rank_report(1, 3, groups=[group_report(17)]), signal=6, error=overflow, age_s=1.0)
+    verdict = only(judged(lost(0, 3, made), dead, lost(2, 3, made), looks=3))
+
+    assert (verdict.culprits, verdict.aborted, verdict.seq, verdict.op) == ((1,), (1,), 22, "all_reduce")
+    assert [(side.ranks, side.num_elements) for side in verdict.sides] == [((1,), size), ((0, 2), 22)][size is None :]
+    assert verdict.is_shifted is is_shifted
+    assert ("has left out or doubled one" in sentence(verdict)) is is_shifted
+
+
+def test_what_the_first_report_of_an_abort_tells_gives_way_to_what_all_tell() -> None:
+    cluster, diagnoser = Cluster(["n0"]), Diagnoser()
+    status = job_status(0, world_size=3, num_nodes=1, local_world_size=3)
+    made = [LARGE, SMALL, LARGE]
+    overflow = OVERFLOW.replace("88 vs 4", "16 vs 4. Received data size doesn't match expected size.")
+    dead = dead_worker(1, rank_report(1, 3, groups=[group_report(17)]), signal=6, error=overflow, age_s=0.1)
+    before = rank_in(2, 3, group_report(18))
+    seen = []
+    for look, third in enumerate((before, lost(2, 3, made))):
+        now_s = 1000.0 + 0.2 * look
+        cluster.apply("n0", node_report(1 + look, [status], [lost(0, 3, made), dead, third]), now_s)
+        seen.append(diagnoser.observe(cluster, now_s))
+
+    assert [only(one).culprits for one in seen] == [(), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("num_elements", "dtype", "num_members", "lengths"),
+    [
+        (161, "Float", 3, {108, 104}),
+        (1, "Float", 2, {4}),
+        (22, "Float", 3, {16, 8}),
+        (4000, "Double", 2, {8000}),
+        (2_000_000, "Float", 2, {1_000_000}),
+        (10_000_000, "Float", 2, {1_000_000}),
+    ],
+)
+def test_gloo_sends_a_reduction_in_pieces(num_elements: int, dtype: str, num_members: int, lengths: set[int]) -> None:
+    assert _pieces(PastCall(1, "all_reduce", num_elements, dtype), num_members) == lengths
+    assert _pieces(PastCall(1, "broadcast", num_elements, dtype), num_members) == {num_elements * DTYPE_BYTES[dtype]}
 
 
 def test_the_network_is_not_suspected_on_one_machine() -> None:

@@ -27,6 +27,10 @@ APART = (
 RECEIVES = Side((0,), "0", 3, "recv", "", -1, PLACE, PeerCall("recv", 1, number=3))
 MAKES_GROUP = replace(RECEIVES, peer_call=PeerCall("new_group", None))
 MEETS = replace(RECEIVES, peer_call=PeerCall("monitored_barrier", None))
+SHIFTED = (
+    Side((2,), "0", 57, "all_reduce", "", 1, None, dtype="Float"),
+    Side((0, 1), "0", 57, "all_reduce", "", 161, None, dtype="Float"),
+)
 GROUP_1 = Side((0, 2), "1", 61, "all_reduce", "", -1, PLACE)
 LOST = "RuntimeError: Connection closed by peer [127.0.0.1]:1"
 
@@ -190,6 +194,14 @@ def growth(kind: LimitKind, ranks: tuple[int, ...] = (2,), **fields: Any) -> Gro
             (
                 "rank 2 on demo-1 fails after step 9: ValueError: boom; "
                 "ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s; last seen at train.py:42 in train_step"
+            ),
+        ),
+        (
+            verdict(Cause.MISMATCH, waiting=(), aborted=(2,), is_shifted=True, sides=SHIFTED),
+            (
+                "rank 2 calls all_reduce #57 with 1 element, ranks 0-1 call all_reduce #57 with 161 elements: gloo "
+                "ended rank 2 (SIGABRT), which received more than expected; "
+                "all ranks make both calls: rank 2 has left out or doubled one"
             ),
         ),
         (

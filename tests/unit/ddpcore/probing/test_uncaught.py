@@ -90,6 +90,8 @@ def test_other_exceptions_end_no_program(tmp_path: Path, program: str) -> None:
 def test_words_are_those_of_a_traceback_and_bounded() -> None:
     assert uncaught(ValueError("one\ntwo"), ROOTS).text == "ValueError: one"
     assert uncaught(json.JSONDecodeError("bad", "x", 0), ROOTS).text.startswith("json.decoder.JSONDecodeError: bad")
+    message = "Caught it in worker 1.\nOriginal Traceback (most recent call last):\n  File\nKeyError: 'caption'\n"
+    assert uncaught(RuntimeError(message), ROOTS).text == "KeyError: 'caption'"
     assert uncaught(ValueError(), ROOTS).text == "ValueError"
     assert len(uncaught(ValueError("x" * 5000), ROOTS).text) == 1024
     assert uncaught(OSError("\udcff"), ROOTS).text == "OSError: ?"

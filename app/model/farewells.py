@@ -6,29 +6,63 @@ Nothing is called any more in that time. So an end counts from that report, and 
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from agent.wire.logs import LOST_PEER
 from agent.wire.reports import ExitReport
-from app.diagnosis.exits import is_clean, names_lost_peer, names_time_out
 from app.model.job_model import Death, Process
 
 if TYPE_CHECKING:
-    from app.diagnosis.rank_facts import Flags
+    from numpy.typing import NDArray
+
     from app.model.group_table import GroupTable
     from app.model.job_model import JobModel
 
+TIMED_OUT = re.compile(
+    r"timed out|timeout after|socket timeout|wait timeout|application timeout|before timing out"
+    r"|failed to pass monitoredbarrier",
+    re.IGNORECASE,
+)
+"""What a rank says whose wait was longer than the process group's time-out allows.
+
+Source: torch 2.13, gloo/transport/tcp/unbound_buffer.cc, pair.cc; ProcessGroupGloo.cpp, ProcessGroupNCCL.cpp,
+TCPStore.cpp.
+"""
+MAX_WORDS = 4096
+"""What ranks say of their ends, of which it is remembered what it means: 16,384 ranks say much the same."""
+
+
+def is_clean(death: Death) -> bool:
+    """Return whether a rank ended with code 0."""
+    return death.exit.signal is None and death.exit.code == 0
+
+
+@lru_cache(MAX_WORDS)
+def names_lost_peer(words: str) -> bool:
+    """Return whether a rank writes that it lost another."""
+    return LOST_PEER.search(words) is not None
+
+
+@lru_cache(MAX_WORDS)
+def names_time_out(words: str) -> bool:
+    """Return whether a rank writes that its wait was too long."""
+    return TIMED_OUT.search(words) is not None
+
 
 def ends_of(job: JobModel) -> dict[int, Death]:
-    """Return the deaths of a job, and the exceptions of ranks that are about to end by them.
+    """Return the deaths of a job, and the exceptions of ranks whose programs they have ended.
 
     An exception that has come from another rank's end, or from a time-out, is not among them before the process has
     ended: the report of its cause may be on its way.
     """
-    ends = {rank: death for rank, death in job.deaths.items() if not job.is_ending[rank]}
-    for rank in np.flatnonzero(job.is_ending).tolist():
+    is_over = job.is_ending | job.has_raised
+    ends = {rank: death for rank, death in job.deaths.items() if not is_over[rank]}
+    for rank in np.flatnonzero(is_over).tolist():
         raised, death = _raised(job, rank), job.deaths.get(rank)
         # The launcher may have ended it on its way out.
         end = ExitReport(error=raised) if death is None else death.exit
@@ -48,13 +82,13 @@ def _raised(job: JobModel, rank: int) -> str:
     return worker.report.raised if worker is not None and worker.report is not None else ""
 
 
-def is_leaving(job: JobModel) -> Flags:
+def is_leaving(job: JobModel) -> NDArray[np.bool_]:
     """Return which ranks end without an exception that nobody has caught, and whose processes have not ended yet."""
-    leaving: Flags = job.is_ending & ~job.has_raised & (job.process != Process.EXITED)
+    leaving: NDArray[np.bool_] = job.is_ending & ~job.has_raised & (job.process != Process.EXITED)
     return leaving
 
 
-def has_final_calls(job: JobModel, table: GroupTable) -> Flags:
+def has_final_calls(job: JobModel, table: GroupTable) -> NDArray[np.bool_]:
     """Return of which members of a group it is known that they call nothing more in it: their last report has it."""
-    final: Flags = job.is_ending[table.members] & (table.stamp == job.stamp[table.members])
+    final: NDArray[np.bool_] = job.is_ending[table.members] & (table.stamp == job.stamp[table.members])
     return final

@@ -1,0 +1,218 @@
+"""Calls of one collective that gloo ended with an abort: whose differ, and in what.
+
+gloo ends the process of a rank that is sent more than its call expects. That rank is a victim as often as a culprit,
+and dies with what it called last untold. The others lose it, and their last reports tell the same call of theirs; how
+long the pieces were that did not fit tells what the dead one had called.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+
+from app.diagnosis.contradictions import MAX_SEQS, MAX_SIDES, call_counts, odd_ones, side_of, step_of
+from app.diagnosis.exits import ended_by_gloo
+from app.diagnosis.verdicts import Evidence, Side, Verdict, nodes_of
+from app.rows import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from app.diagnosis.rank_facts import Ranks
+    from app.model.group_table import GroupTable
+    from app.model.job_model import Death
+    from ddpcore.wire import PastCall
+
+DTYPE_BYTES = {
+    **dict.fromkeys(("Bool", "Byte", "Char"), 1),
+    **dict.fromkeys(("BFloat16", "Half", "Short"), 2),
+    **dict.fromkeys(("Float", "Int"), 4),
+    **dict.fromkeys(("ComplexFloat", "Double", "Long"), 8),
+}
+"""Of an element, by its type in torch's words."""
+RING_OPS = frozenset({"all_reduce", "reduce"})
+"""Operations whose data gloo sends in pieces from rank to rank, rather than whole."""
+MAX_PIECE_BYTES = 1 << 20
+"""Source: gloo/allreduce.h, `kMaxSegmentSize`."""
+_LENGTHS = re.compile(r"op\.preamble\.length <= op\.nbytes\. (?P<sent>\d{1,18}) vs (?P<expected>\d{1,18})")
+"""Bytes of the message that came, and of the one that a rank expected. Source: gloo/transport/tcp/pair.cc."""
+
+
+MAX_SPEAKERS = 8
+"""Members whose last calls are read."""
+
+
+class _Lengths(NamedTuple):
+    """Bytes of a message that a rank was sent, and of the one that it expected."""
+
+    sent: int
+    expected: int
+
+
+def aborted(evidence: Evidence, deaths: Sequence[Death], lost_connection: Sequence[int]) -> list[Verdict]:
+    """Tell of the call in which gloo ended some ranks, with what each member is known to have passed.
+
+    They are victims: another rank has passed more. It is named where what the others passed leaves nobody else.
+    """
+    ended = {death.rank: _lengths(death) for death in deaths if ended_by_gloo(death)}
+    victims = np.array(sorted(ended), np.int64)
+    if not len(victims):
+        return []
+    tables = [table for table in evidence.job.groups.values() if np.isin(victims, table.members).all()]
+    found = [_of_abort(evidence, table, victims, ended) for table in tables]
+    # Where the members' calls differ, it was there; else where most of them are known to have called.
+    verdict = max(found, key=lambda one: (len(one.sides), sum(len(side.ranks) for side in one.sides)), default=None)
+    if verdict is None:
+        job = evidence.job
+        verdict = Verdict(cause=Cause.MISMATCH, culprits=(), job=job.job_id, attempt=job.attempt)
+    lost = tuple(rank for rank in sorted(lost_connection) if rank not in verdict.culprits)
+    aborts = tuple(victims.tolist())
+    return [msgspec.structs.replace(verdict, aborted=aborts, lost_connection=lost)]
+
+
+def _lengths(death: Death) -> _Lengths | None:
+    found = _LENGTHS.search(death.exit.error)
+    return None if found is None else _Lengths(int(found["sent"]), int(found["expected"]))
+
+
+def _of_abort(evidence: Evidence, table: GroupTable, victims: Ranks, ended: Mapping[int, _Lengths | None]) -> Verdict:
+    past = _past_calls(evidence, table)
+    parts, seq = _parts_of_abort(evidence, table, _seqs_of_messages(past, ended, len(table.members)))
+    sides = [side_of(evidence, table, part, seq) for part in parts][:MAX_SIDES]
+    sides = _with_messages(sides, past, ended, table)
+    sides = _with_victims(sides, victims)
+    unknown = np.setdiff1d(table.members, [rank for side in sides for rank in side.ranks])
+    culprits = _odd_in_abort(table, sides, unknown, victims)
+    job = evidence.job
+    return Verdict(
+        cause=Cause.MISMATCH,
+        culprits=tuple(culprits),
+        nodes=nodes_of(evidence, np.array(culprits, np.int64)),
+        job=job.job_id,
+        attempt=job.attempt,
+        group=table.name,
+        seq=seq if sides else None,
+        op=sides[0].op if sides else "",
+        place=evidence.place_of(culprits[0]) if culprits else None,
+        step=step_of(evidence, culprits),
+        sides=tuple(sides),
+        counts=call_counts(evidence, table.name, sides) if len(sides) > 1 else None,
+        is_shifted=len(sides) > 1 and all(_is_usual(side, past, seq) for side in sides),
+    )
+
+
+def _past_calls(evidence: Evidence, table: GroupTable) -> list[PastCall]:
+    """Return the last calls of some members, as their last reports have them."""
+    if table.history is None:
+        return []
+    latest = np.argsort(-table.history.newest, kind="stable")[:MAX_SPEAKERS]
+    calls: list[PastCall] = []
+    for worker in evidence.job.workers(table.members[latest].tolist()):
+        groups = worker.report.groups if worker.report is not None else ()
+        calls += [call for group in groups if group.group == table.name for call in group.past]
+    return calls
+
+
+def _is_usual(side: Side, past: Sequence[PastCall], seq: int) -> bool:
+    """Return whether a call has been made before by others, in its own place."""
+    return any((side.op, side.num_elements, side.dtype) == _call(one) for one in past if one.seq < seq)
+
+
+def _call(past: PastCall) -> tuple[str, int, str]:
+    return (past.op, past.num_elements, past.dtype)
+
+
+def _seqs_of_messages(past: Sequence[PastCall], ended: Mapping[int, _Lengths | None], num_members: int) -> set[int]:
+    """Return the seqs at which some member has sent what did not fit, as far as is known."""
+    sent = {lengths.sent for lengths in ended.values() if lengths is not None}
+    return {call.seq for call in past if sent & _pieces(call, num_members)}
+
+
+def _pieces(call: PastCall, num_members: int) -> set[int]:
+    """Return the lengths of the messages in which gloo sends a call's data.
+
+    Source: gloo/allreduce.cc and reduce.cc: each member has two pieces at least, all but the last of one length.
+    """
+    element_bytes = DTYPE_BYTES.get(call.dtype, 0)
+    num_bytes = call.num_elements * element_bytes
+    if num_bytes <= 0 or call.op not in RING_OPS:
+        return {num_bytes} - {0}
+    longest = element_bytes * max(1, MAX_PIECE_BYTES // element_bytes)
+    num_pieces = _rounded_up(max(-(-num_bytes // longest), 2 * num_members), num_members)
+    length = _rounded_up(-(-num_bytes // num_pieces), element_bytes)
+    return {min(length, num_bytes), num_bytes % length or length}
+
+
+def _rounded_up(number: int, step: int) -> int:
+    return -(-number // step) * step
+
+
+def _with_messages(
+    sides: list[Side], past: Sequence[PastCall], ended: Mapping[int, _Lengths | None], table: GroupTable
+) -> list[Side]:
+    """Return the sides with the ranks whose calls only the length tells of the messages that they expected."""
+    known = {rank for side in sides for rank in side.ranks}
+    calls = {(side.op, side.num_elements, side.dtype) for side in sides}
+    by_call: dict[tuple[str, int, str], list[int]] = {}
+    for rank, lengths in ended.items():
+        if lengths is None or rank in known or len(calls) != 1:
+            continue
+        like = {_call(one) for one in past if lengths.expected in _pieces(one, len(table.members))} - calls
+        if len(like) == 1:
+            by_call.setdefault(like.pop(), []).append(rank)
+    found = [
+        Side(tuple(ranks), table.name, sides[0].seq, op, "", num_elements, None, dtype=dtype)
+        for (op, num_elements, dtype), ranks in by_call.items()
+    ]
+    return sorted([*sides, *found], key=lambda side: (len(side.ranks), side.ranks))
+
+
+def _parts_of_abort(evidence: Evidence, table: GroupTable, likely: set[int]) -> tuple[list[Ranks], int]:
+    """Return the members by call, at the first seq at which they differ, else at a likely one, else at the newest."""
+    newest = int(table.enqueued.max())
+    if table.history is None:
+        return [], newest
+    # What is over for one was the same for all: a report that says otherwise is older. Only who lost the others has
+    # left its last call unfinished.
+    is_out = (evidence.job.has_raised | evidence.facts.is_dead)[table.members]
+    completed = np.where(is_out, np.minimum(table.completed, table.enqueued - 1), table.completed)
+    oldest = int(completed.max()) + 1
+    seqs = range(max(oldest, newest - MAX_SEQS + 1), newest + 1)
+    for seq in seqs:
+        compared = table.compare(seq)
+        if compared is not None and not compared.is_alike:
+            return compared.parts(), seq
+    if oldest > newest:
+        return [], newest
+    seq = next((seq for seq in seqs if seq in likely), newest)
+    ops, _ = table.history.calls_at(seq)
+    known = table.members[(ops != 0) & (table.enqueued >= seq)]
+    # Where all are known to have called the same, it was a later call.
+    return ([known] if 0 < len(known) < len(table.members) else []), seq
+
+
+def _with_victims(sides: list[Side], victims: Ranks) -> list[Side]:
+    """Return the sides with the ranks that gloo ended on the smaller one of two: they have passed less than another."""
+    sizes = [side.num_elements * DTYPE_BYTES.get(side.dtype, 0) for side in sides]
+    if len(sides) != 2 or min(sizes) <= 0 or sizes[0] == sizes[1]:
+        return sides
+    known = {rank for side in sides for rank in side.ranks}
+    smaller = sides[sizes.index(min(sizes))]
+    ranks = tuple(sorted({*smaller.ranks, *(set(victims.tolist()) - known)}))
+    sides = [msgspec.structs.replace(side, ranks=ranks) if side is smaller else side for side in sides]
+    return sorted(sides, key=lambda side: (len(side.ranks), side.ranks))
+
+
+def _odd_in_abort(table: GroupTable, sides: Sequence[Side], unknown: Ranks, victims: Ranks) -> list[int]:
+    if len(table.members) == 2:  # of two that differ nobody can say which one is right
+        return [int(rank) for rank in table.members]
+    if len(sides) > 1:
+        return sorted(rank for side in odd_ones(sides, len(unknown)) for rank in side.ranks)
+    # All but one have made the same call: that one has made another, whether gloo has ended it or one of them.
+    is_told = (
+        len(sides) == 1 and len(unknown) == 1 and (unknown[0] in victims or np.isin(victims, sides[0].ranks).all())
+    )
+    return unknown.tolist() if is_told else []

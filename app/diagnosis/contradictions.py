@@ -58,8 +58,8 @@ def _out_of_order(evidence: Evidence) -> list[Verdict]:
     for first, later in find_out_of_order(evidence.waits):
         if min(first.waited_s, later.waited_s) >= evidence.thresholds.deadlock_s:
             ahead = msgspec.structs.replace(later, waiting=first.missing)
-            sides = sorted((_waiting_side(evidence, wait) for wait in (first, ahead)), key=lambda side: len(side.ranks))
-            return [_mismatch(evidence, first, sides)]
+            waits = sorted((first, ahead), key=lambda wait: len(wait.waiting))
+            return [_mismatch(evidence, waits[0], [_waiting_side(evidence, wait) for wait in waits])]
     return []
 
 

@@ -194,7 +194,10 @@ def has_moved_on(job: JobModel, verdict: Verdict) -> bool:
     table = job.groups.get(verdict.group)
     if verdict.called_seq is None or table is None:
         return bool(job.groups) and verdict.cause is Cause.NOT_JOINED
-    has_waited = np.isin(table.members, verdict.waiting or verdict.culprits)
+    own = [
+        rank for side in verdict.sides if (side.group, side.seq) == (verdict.group, verdict.seq) for rank in side.ranks
+    ]
+    has_waited = np.isin(table.members, own or verdict.waiting or verdict.culprits)
     return bool((table.enqueued[has_waited] > verdict.called_seq).any())
 
 

@@ -78,6 +78,7 @@ def find_waits(job: JobModel, facts: RankFacts, thresholds: Thresholds, now_s: f
     """Return the current waits of a job, the most behind of each group first, at most `MAX_WAITS`."""
     waits: list[Wait] = []
     is_heard = facts.is_fresh | facts.is_frozen
+    stood_s = _immobile_since_s(job, facts)
     for table in job.groups.values():
         is_waiting = table.is_waiting
         if not is_waiting.any():
@@ -90,7 +91,7 @@ def find_waits(job: JobModel, facts: RankFacts, thresholds: Thresholds, now_s: f
         is_first = is_waiting & ~(table.is_queued & ~facts.is_immobile[members])
         for seq in _lowest(at_seq[is_first]):
             is_queued = is_waiting & ~is_first & (at_seq == seq)
-            wait = _wait_in(job, table, seq, (is_first, at_seq, is_queued), facts, (thresholds, now_s))
+            wait = _wait_in(job, table, seq, (is_first, at_seq, is_queued), (facts, stood_s), (thresholds, now_s))
             if wait is not None:
                 waits.append(wait)
             if len(waits) >= MAX_WAITS:
@@ -112,15 +113,21 @@ def _wait_in(
     table: GroupTable,
     seq: int,
     waits: tuple[Flags, Ranks, Flags],
-    facts: RankFacts,
+    known: tuple[RankFacts, Moments],
     at: tuple[Thresholds, float],
 ) -> Wait | None:
     """Return the wait at a seq.
 
-    `waits` says of each member whether it waits, which call is the first that is not over for it, and whether that is
-    this one while its GPU has not come to it.
+    Args:
+        job: The job.
+        table: The group.
+        seq: The place in its order.
+        waits: Of each member whether it waits, which call is the first that is not over for it, and whether that is
+            this one while its GPU has not come to it.
+        known: The states of all ranks, and since when those that are immobile have been so.
+        at: By which thresholds, and when.
     """
-    (is_waiting, at_seq, is_queued), (thresholds, now_s) = waits, at
+    (is_waiting, at_seq, is_queued), (facts, stood_s), (thresholds, now_s) = waits, known, at
     members = table.members
     is_here = is_waiting & (at_seq == seq)
     since_s = table.wait_since_s[is_here]
@@ -129,12 +136,20 @@ def _wait_in(
     is_over = op not in ONE_WAY_OPS and _is_over(table, seq, is_here)
     if is_over and now_s - first_s < thresholds.stall_s:
         return None
-    is_immobile = facts.is_immobile[members]
+    report_at_s = job.report_at_s[members]
+    seen_s = float(report_at_s[is_here].max())
+    called_seq = int(table.enqueued[is_here].max())
+    # A GPU, and gloo behind a backward, goes through calls that were made before: until it stops, it may be on its way.
+    least_s = np.where(facts.is_dead[members], thresholds.grace_s, thresholds.silent_s)
+    is_standing = (called_seq == seq) | (seen_s - first_s >= least_s)
+    is_immobile = facts.is_immobile[members] & is_standing & (seen_s - stood_s[members] >= thresholds.confirm_s)
+    is_immobile &= ~_is_unseen(table, facts.is_lost[members], first_s - stood_s[members] > thresholds.silent_s)
     # In a first-block all wait for its lowest member, and none of the others holds anybody up.
     matters = members == members[0] if table.name.startswith(FIRST_GROUP) else np.True_
     # What is over for one, all have called: a report that says otherwise is older.
-    is_behind = ((at_seq < seq) | is_queued) & ~is_here & matters & (not is_over)
-    report_at_s = job.report_at_s[members]
+    # Who has called this one too, and stands at one before that is over for another, has reported before it was.
+    is_past = (table.enqueued >= seq) & (at_seq <= table.completed.max())
+    is_behind = (((at_seq < seq) & ~is_past) | is_queued) & ~is_here & matters & (not is_over)
     is_known = is_immobile | has_final_calls(job, table) | (report_at_s >= first_s + thresholds.short_s / 2)
     never_heard = np.isnan(report_at_s) & (now_s - first_s > thresholds.silent_s)
     is_missing = is_behind & (is_known | never_heard)
@@ -152,8 +167,21 @@ def _wait_in(
         is_settled=not bool((is_behind & ~is_missing).any()),
         stuck=members[is_stuck],
         since_s=since_s,
-        called_seq=int(table.enqueued[is_here].max()),
+        called_seq=called_seq,
     )
+
+
+def _immobile_since_s(job: JobModel, facts: RankFacts) -> Moments:
+    """Return since when each rank that cannot move has not, as far as is known; of the others nothing is meant."""
+    since_s: Moments = np.where(facts.is_frozen, job.process_since_s, job.report_at_s)
+    since_s = np.where(facts.is_dead, job.died_at_s, since_s)
+    return np.where(np.isnan(since_s) | facts.is_lost, job.received_s, since_s)
+
+
+def _is_unseen(table: GroupTable, is_lost: Flags, is_later: Flags) -> Flags:
+    """Return which members of lost nodes go on all the same: others have since got over calls behind their last."""
+    has_gone_on: Flags = is_lost & is_later & (table.enqueued < table.completed.max())
+    return has_gone_on
 
 
 def _is_over(table: GroupTable, seq: int, is_here: Flags) -> bool:

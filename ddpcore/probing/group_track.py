@@ -142,6 +142,9 @@ class GroupTrack:
             self._has_unfinished = self._has_unfinished and not self._is_in_order
         else:
             self._pending_samples += 1
+            if completed > self._completed:
+                # A GPU goes through calls long after the main thread has made them: it waits in the next one since now.
+                self._pending_since_s = now_s
         self._enqueued, self._completed = enqueued, completed
 
     def learn(
@@ -167,9 +170,12 @@ class GroupTrack:
         newest = max(entries, key=_seq)
         unfinished = [entry.seq for entry in entries if not entry.is_retired]
         # Retirement trails completion by some milliseconds: what is not retired after two quiet samples hangs.
-        if is_current and unfinished and not self.is_pending and self.quiet_samples >= WAIT_SAMPLES:
-            self.is_pending = self._is_left_behind = True
-            self._pending_samples, self._pending_since_s = WAIT_SAMPLES, self.changed_s
+        if is_current and unfinished and not self.is_pending:
+            if self.quiet_samples >= WAIT_SAMPLES:
+                self.is_pending = self._is_left_behind = True
+                self._pending_samples, self._pending_since_s = WAIT_SAMPLES, self.changed_s
+            else:
+                self.is_dumped = False
         self._has_unfinished = is_current and self.is_pending and bool(unfinished)
         self._dumped_enqueued = self._enqueued if is_current else -1
         self.group = newest.group

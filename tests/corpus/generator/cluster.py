@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING
@@ -13,13 +14,14 @@ from tests.corpus.generator.exchange import TRANSFERS, Exchange
 from tests.corpus.generator.kinds import RESTARTED, Kind
 from tests.corpus.generator.memories import GpuMemories, NodeMemory
 from tests.corpus.generator.mutations import events_of, strikes
-from tests.corpus.generator.program import GATE, Semantics
+from tests.corpus.generator.program import GATE, Collective, Semantics
 from tests.corpus.generator.rank import StoryRank
 from tests.support.sim import IMPORT_S, LOST_PEER_ERROR, TEARDOWN_S, TIMED_OUT_ERROR, WATCHDOG_ERROR, SimCluster
 from tests.support.sim_node import START_S
 
 if TYPE_CHECKING:
     from app.diagnosis.verdicts import Verdict
+    from app.rows import Cause
     from tests.corpus.generator.lives import OtherCluster
     from tests.corpus.generator.program import Harm
     from tests.corpus.generator.stories import Story
@@ -58,6 +60,10 @@ class Told:
     verdict: Verdict
     pending: frozenset[tuple[str, int]]
     """(group, seq) of what held ranks up then."""
+    differing: frozenset[tuple[str, int]] = frozenset()
+    """(group, seq) of the first calls that differed between the members of a group."""
+    are_roots_even: bool = False
+    """Of the ranks that waited in the named call, as many had passed one root as another."""
 
 
 class StoryCluster(SimCluster):
@@ -68,6 +74,8 @@ class StoryCluster(SimCluster):
         self._story, self._job_id = story, job_id
         self._lives = Random(story.seed)
         self.told_alarms: list[Told] = []
+        self.last_told: dict[tuple[Cause, tuple[int, ...]], Told] = {}
+        """Each alarm as it was at the last look at which ranks waited, and none had died of it."""
         self.struck: list[tuple[float, int, str]] = []
         """When a fault struck (seconds since the start), at which rank, what."""
         self._mute: set[int] = set()
@@ -101,7 +109,9 @@ class StoryCluster(SimCluster):
         for fault in story.faults:
             if fault.kind is Kind.ABSENT:
                 self._late_s[fault.rank] = ABSENT_S
-                self.struck.append((IMPORT_S, fault.rank, "absent"))
+                others = [self._late_s.get(rank, 0.0) for rank in range(shape.world_size) if rank != fault.rank]
+                # Nobody is late before somebody waits.
+                self.struck.append((IMPORT_S + min(others), fault.rank, "absent"))
 
     @property
     def story_ranks(self) -> list[StoryRank]:
@@ -325,13 +335,26 @@ class StoryCluster(SimCluster):
             return
         before = self.alarming
         super()._observe()
-        new = self.alarming - before
-        if new:
-            pending = self.pending()
-            self.told_alarms += [
-                Told(self.elapsed_s, verdict, pending)
-                for verdict in self.diagnosis.verdicts
-                if verdict.job == self._job_id
-                and verdict.severity is not Severity.QUIET
-                and (verdict.cause, verdict.culprits) in new
-            ]
+        if not self.alarming:
+            return
+        pending, differing = self.pending(), frozenset(self._exchange.differing.items())
+        for verdict in self.diagnosis.verdicts:
+            if verdict.job != self._job_id or verdict.severity is Severity.QUIET:
+                continue
+            key = (verdict.cause, verdict.culprits)
+            told = Told(self.elapsed_s, verdict, pending, differing, self._are_roots_even(verdict))
+            if key not in before:
+                self.told_alarms.append(told)
+            if pending and self._first_end_s == float("inf"):
+                self.last_told[key] = told
+
+    def _are_roots_even(self, verdict: Verdict) -> bool:
+        passed = Counter(
+            call.root
+            for rank in self.story_ranks
+            for operation in rank.waits_in(self.now_s)
+            if (operation.group, operation.seq) == (verdict.group, verdict.seq)
+            and isinstance(call := operation.calls[rank.rank], Collective)
+        )
+        counts = [count for _, count in passed.most_common(2)]
+        return len(counts) == 2 and counts[0] == counts[1]

@@ -88,6 +88,8 @@ class Exchange:
         self._awaited: defaultdict[tuple[int, int], deque[Operation]] = defaultdict(deque)
         self.moved: set[int] = set()
         """Ranks for which something is over since this was last emptied."""
+        self.differing: dict[str, int] = {}
+        """The first place of a group at which its members have made different calls."""
 
     def members(self, group: str) -> tuple[int, ...]:
         """Return who takes part."""
@@ -99,6 +101,8 @@ class Exchange:
         if key not in self._open:
             self._open[key] = Operation(call.group, seq, self.members(call.group))
         operation = self._open[key]
+        if any(_kind(other) != _kind(call) for other in operation.calls.values() if isinstance(other, Collective)):
+            self.differing[call.group] = min(seq, self.differing.get(call.group, seq))
         operation.calls[rank] = call
         return operation
 
@@ -191,6 +195,10 @@ def _over_gloo(operation: Operation) -> None:
                 _abort_in_ring(operation, come)
             if len(come) == len(operation.members) and not operation.aborted:
                 _end_for(operation, operation.members, operation.members)
+
+
+def _kind(call: Collective) -> tuple[str, int, int, int]:
+    return (call.op, call.elements, call.element_bytes, call.root)
 
 
 def _bytes(call: Collective) -> int:

@@ -132,7 +132,14 @@ def _grade_named(
         why = "does not stand to the end"
     elif not cluster.has_aborted and not any(_names_operation(one) for one in right):
         why = f"operation: {right[0].verdict.group}#{right[0].verdict.seq} of {sorted(right[0].pending)}"
+    elif not cluster.has_aborted and not any(_names_operation(one) for one in _last_of(cluster, right)):
+        last = _last_of(cluster, right)[0]
+        why = f"operation at {last.at_s:.1f} s: {last.verdict.group}#{last.verdict.seq} of {sorted(last.pending)}"
     return Result(story, Grade.PARTLY if why else Grade.RIGHT, True, max(0.0, took_s), said, why)
+
+
+def _last_of(cluster: StoryCluster, right: list[Told]) -> list[Told]:
+    return [cluster.last_told.get((one.verdict.cause, one.verdict.culprits), one) for one in right]
 
 
 def _may_be_said(told: Told, truths: tuple[Truth, ...], guilty: frozenset[int]) -> bool:
@@ -148,6 +155,9 @@ def _is_right(told: Told, truth: Truth, guilty: frozenset[int], num_truths: int)
         return False
     if truth.are_any_right:
         return bool(culprits) and culprits <= truth.guilty
+    if told.are_roots_even and not culprits:
+        # A broadcast is over at once for those that it does not hold up, and no recorder has what they passed.
+        return True
     # Two of one kind that struck together may be named together.
     return culprits in truth.culprits or (num_truths > 1 and bool(culprits) and culprits <= guilty)
 
@@ -161,6 +171,10 @@ def _names_operation(told: Told) -> bool:
         # It is in no order with the others.
         return True
     if verdict.seq is None or (verdict.cause is Cause.STRAGGLER and verdict.cost_frac is not None):
+        return True
+    if verdict.cause is Cause.MISMATCH and (verdict.group, verdict.seq) in told.differing:
+        # GPUs may stop at a call before it, which all have made alike, since kernels of two groups wait for each other,
+        # or not have come to it yet: what contradicts itself is the first call in which the members differ.
         return True
     return not told.pending or (verdict.group, verdict.seq) in told.pending
 

@@ -197,6 +197,29 @@ def test_a_completed_counter_that_steps_back_does_not_end_a_wait(rank: Rank) -> 
     assert rank.group().waiting_s == pytest.approx(3 * TICK_S)
 
 
+def test_a_gpu_that_goes_on_through_calls_made_before_waits_in_the_next_one_since_then(rank: Rank) -> None:
+    for _ in range(2):
+        rank.see({NCCL: (8, 5)})
+    rank.learn([entry(seq, key=NCCL, retired=seq < 6) for seq in range(1, 9)], {NCCL: (8, 5)})
+    rank.see({NCCL: (8, 6)})
+    rank.see({NCCL: (8, 6)})
+    rank.learn([entry(seq, key=NCCL, retired=seq < 7) for seq in range(1, 9)], {NCCL: (8, 6)})
+
+    group = rank.group()
+    assert (group.enqueued_seq, group.completed_seq, group.is_waiting) == (8, 6, True)
+    assert group.waiting_s == pytest.approx(TICK_S)
+
+
+def test_a_dump_too_soon_to_tell_whether_an_earlier_call_hangs_is_followed_by_another(rank: Rank) -> None:
+    rank.see({GLOO: (8, 8)})
+    rank.learn([entry(7, retired=False), entry(8)], {GLOO: (8, 8)})
+    rank.see({GLOO: (8, 8)}, after_s=MIN_DUMP_INTERVAL_S)
+
+    assert rank.wants_dump()
+    rank.learn([entry(7, retired=False), entry(8)], {GLOO: (8, 8)})
+    assert (rank.group().completed_seq, rank.group().is_waiting) == (6, True)
+
+
 def test_a_rank_that_moves_between_sample_and_dump_does_not_inherit_the_old_wait(rank: Rank) -> None:
     for _ in range(3):
         rank.see({GLOO: (8, 7)})

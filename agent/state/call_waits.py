@@ -56,8 +56,12 @@ class CallWaits:
         self.total = Waited()
         self._counted_us = 0
         """The time before the call at this moment has been counted."""
-        self._piece_us = 0
-        self._piece_waited_us = 0
+        self._piece = (0, 0)
+        """Microseconds of what has been taken together so far, and of these those waited."""
+        self._step = (0, 0)
+        """The same of the step that is not over."""
+        self._is_torn = False
+        """Calls are missing before the next one: what is left of their step is no step."""
 
     def take(self, calls: Sequence[Call], step_ends_us: Sequence[int], *, is_overlapped: bool) -> None:
         """Count the time between calls, up to the newest one.
@@ -70,32 +74,46 @@ class CallWaits:
         if calls and calls[-1].called_us < self._counted_us:
             self._counted_us = 0  # the clock was set back
         ends = sorted(step_ends_us)
-        for place in range(len(calls) - 1):
+        known = _num_known(calls)
+        can_tear = _holds_steps(calls, ends)
+        if can_tear and calls[0].called_us > self._counted_us:
+            self._tear()
+        for place in range(min(known, len(calls) - 1)):
             call, following = calls[place : place + 2]
-            span_us = following.called_us - call.called_us
-            if call.called_us < self._counted_us or call.last_us is None or not 0 <= span_us < MAX_SPAN_US:
+            if call.called_us < self._counted_us:
+                continue
+            if call.last_us is None or not 0 <= following.called_us - call.called_us < MAX_SPAN_US:
+                if can_tear:
+                    self._tear()
                 continue
             first, beyond = bisect_right(ends, call.called_us), bisect_right(ends, following.called_us)
             end_us = ends[first] if first < beyond else None
+            if self._is_torn:
+                self._is_torn = end_us is None
+                continue
             waited_us = _waited_us(call, following, end_us, is_overlapped=is_overlapped and bool(ends))
-            self._count(span_us, waited_us, is_whole=end_us is not None or not ends)
+            self._count(following.called_us - call.called_us, waited_us, is_whole=end_us is not None or not ends)
             if first > 0 and end_us is not None:
                 began_us = ends[first - 1]
-                burst_us = call.called_us - calls[bisect_left(calls, (began_us,))].called_us
-                step_us = ends[beyond - 1] - began_us
-                is_one_wait = is_overlapped or burst_us <= MAX_BURST * step_us
-                if is_one_wait and step_us < MAX_SPAN_US:
-                    self._count_step(step_us, max(0, end_us - call.last_us))
+                burst_us = 0 if is_overlapped else call.called_us - calls[bisect_left(calls, (began_us,))].called_us
+                self._count_step(ends[beyond - 1] - began_us, end_us - call.last_us, burst_us)
         if calls:
-            self._counted_us = calls[-1].called_us
+            self._counted_us = calls[min(known, len(calls) - 1)].called_us
+
+    def _tear(self) -> None:
+        self._is_torn = True
+        self._step = (0, 0)
 
     def _count(self, span_us: int, waited_us: int, *, is_whole: bool) -> None:
-        self._piece_us += span_us
-        self._piece_waited_us += waited_us
-        if self._piece_us < PIECE_US or not is_whole:
+        self._step = self._step[0] + span_us, self._step[1] + waited_us
+        if not is_whole:
             return
-        spanned_s, waited_s = self._piece_us / 1e6, self._piece_waited_us / 1e6
-        self._piece_us = self._piece_waited_us = 0
+        spanned_us, waited_us = (before + more for before, more in zip(self._piece, self._step, strict=True))
+        self._piece, self._step = (spanned_us, waited_us), (0, 0)
+        if spanned_us < PIECE_US:
+            return
+        spanned_s, waited_s = spanned_us / 1e6, waited_us / 1e6
+        self._piece = (0, 0)
         total = self.total
         self.total = total._replace(
             spanned_s=total.spanned_s + spanned_s,
@@ -104,11 +122,37 @@ class CallWaits:
             num_pieces=total.num_pieces + 1,
         )
 
-    def _count_step(self, step_us: int, beyond_us: int) -> None:
+    def _count_step(self, step_us: int, beyond_us: int, burst_us: int) -> None:
+        """Count what follows the last call of a step, if that is where a node waits.
+
+        Args:
+            step_us: Length of the step.
+            beyond_us: Time from the node's last call to the end of the step.
+            burst_us: From the first to the last call of the step; 0 if the rank works behind them.
+        """
+        if step_us >= MAX_SPAN_US or burst_us > MAX_BURST * step_us:
+            return
         total = self.total
         self.total = total._replace(
-            stepped_s=total.stepped_s + step_us / 1e6, beyond_s=total.beyond_s + min(beyond_us, step_us) / 1e6
+            stepped_s=total.stepped_s + step_us / 1e6,
+            beyond_s=total.beyond_s + min(max(0, beyond_us), step_us) / 1e6,
         )
+
+
+def _num_known(calls: Sequence[Call]) -> int:
+    """Return how many calls there are up to the newest one of which it is known who came last.
+
+    Those behind it are counted once their other ranks have been read too.
+    """
+    known = len(calls)
+    while known > 0 and calls[known - 1].last_us is None:
+        known -= 1
+    return known
+
+
+def _holds_steps(calls: Sequence[Call], ends: Sequence[int]) -> bool:
+    """Return whether at least one whole step lies within some calls."""
+    return bool(calls) and bisect_right(ends, calls[-1].called_us) - bisect_right(ends, calls[0].called_us) > 1
 
 
 def _waited_us(call: Call, following: Call, end_us: int | None, *, is_overlapped: bool) -> int:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 MAX_LEAD_US = 600_000_000
 """More is a clock that was set, or nonsense."""
 MAX_LATE_BEATS = 8
+MIN_SPREAD = 0.25
+"""Of the longest time between the first and the last caller of one collective in a beat: what is called right behind
+another collective is called by all at once, and who is the last to that means nothing."""
 MIN_OVERLAPPED = 0.2
 """Of the time in which collectives are under way: a rank that works through more of it works behind them as a rule."""
 
@@ -93,24 +96,31 @@ class Lateness:
             for called_us, group, seq in told.calls:
                 by_group.setdefault(group, {}).setdefault(seq, {})[rank] = called_us
                 callers.setdefault(group, set()).add(rank)
-        last_us: dict[tuple[str, int], int] = {}
+        whole = {
+            group: {seq: called_us for seq, called_us in calls.items() if called_us.keys() == callers[group]}
+            for group, calls in by_group.items()
+        }
+        last_us = {
+            (group, seq): max(called_us.values()) for group, calls in whole.items() for seq, called_us in calls.items()
+        }
+        spreads_us = [_spread_us(called_us) for calls in whole.values() for called_us in calls.values()]
+        least_us = MIN_SPREAD * max((spread_us for spread_us in spreads_us if spread_us < MAX_LEAD_US), default=0)
         for group, calls in by_group.items():
-            whole = {seq: called_us for seq, called_us in calls.items() if called_us.keys() == callers[group]}
-            last_us |= {(group, seq): max(called_us.values()) for seq, called_us in whole.items()}
             if len(callers[group]) > 1:
-                self._count_last(group, max(calls), whole)
+                self._count_last(group, max(calls), whole[group], least_us)
         for rank, told in self._told.items():
             calls_of_rank = [Call(called_us, last_us.get((group, seq))) for called_us, group, seq in sorted(told.calls)]
             waits = self._waits.setdefault(rank, CallWaits())
             waits.take(calls_of_rank, told.step_ends_us, is_overlapped=told.is_overlapped)
 
-    def _count_last(self, group: str, newest_seq: int, calls: dict[int, dict[int, int]]) -> None:
+    def _count_last(self, group: str, newest_seq: int, calls: dict[int, dict[int, int]], least_us: float) -> None:
         before = self._compared_seq.get(group, 0)
         if newest_seq < before:
             before = self._compared_seq[group] = 0  # the group was made anew, and counts anew
         for seq, called_us in calls.items():
             if seq > before:
-                self._count(called_us)
+                if _spread_us(called_us) >= least_us:
+                    self._count(called_us)
                 self._compared_seq[group] = max(seq, self._compared_seq.get(group, 0))
 
     def _count(self, called_us: dict[int, int]) -> None:
@@ -120,3 +130,7 @@ class Lateness:
         lead_us = called_us[last] - called_us[second]
         if 0 < lead_us < MAX_LEAD_US:
             self._counts[last].num_last += 1
+
+
+def _spread_us(called_us: dict[int, int]) -> int:
+    return max(called_us.values()) - min(called_us.values())

@@ -31,14 +31,25 @@ MIN_COMPARED = 20
 SAMPLES_HZ = 4.0
 """A probe looks about so often."""
 CHANCE_SIGMAS = 3.0
+MIN_SPANNED_S = 1.0
+"""Of the time between calls: where there are hundreds of them in a second, a report holds those of few steps."""
 MIN_PIECES = 5
 """Steps, or quarters of a second: fewer may differ by chance."""
+MIN_LONG_PIECES = 3
+MIN_LONG_S = 8.0
+"""Of steps of some seconds."""
 SURE_SIGMAS = 4.5
+UNSEEN_SIGMAS = 3.0
+"""Samples that are so far off tell of more waiting than the calls do: a rank that waits is not the slow one."""
+MIN_UNSEEN = 0.2
+"""Of its time: samples of a step that takes about as long as a probe's tick are not independent."""
+MIN_VARIANCE = 0.05
+"""Of a sample: of some that are all alike the error is not zero."""
 FEW_SIGMAS = 40.0
 """There are many windows in a night, and many ranks in a job. A standard error of n pieces is itself uncertain: with 5,
 12 and 60 of them 12.5, 7.8 and 5.2 of it are exceeded by chance once in 8,000 to 1,000,000 windows (Student's t)."""
 MIN_KNOWN = 0.9
-MIN_SAMPLED_S = 7.5
+MIN_SAMPLED_S = 4.5
 """Of samples, before they tell nodes apart."""
 MIN_STEPPED = 0.5
 """Of the time between calls: steps in which the time behind the last call is known."""
@@ -71,6 +82,9 @@ class LostTime(NamedTuple):
     """How far shares of ranks of one node may differ by chance."""
     node_doubt: float
     """How far those of two nodes may."""
+    by_calls: NDArray[np.float64]
+    """What is known from when they called what: less than `frac` where they wait for others than those that come last,
+    as the ranks do that pass on a broadcast."""
 
 
 class Habit(msgspec.Struct, frozen=True):
@@ -120,8 +134,8 @@ def lost_time(recent: Recent, owners: NDArray[np.int64]) -> LostTime | None:
         owners: Index of each rank's node.
     """
     total = recent.total.astype(np.float64)
-    spanned, waited, squared, num, stepped, _ = total[4:]
-    is_known = (num >= MIN_PIECES) & (spanned >= MIN_OBSERVED_S)
+    spanned, waited, squared, num = total[4:8]
+    is_known = (num >= MIN_PIECES) & (spanned >= MIN_SPANNED_S) | (num >= MIN_LONG_PIECES) & (spanned >= MIN_LONG_S)
     if is_known.sum() < max(2, MIN_KNOWN * len(is_known)):
         return None
     frac, doubt = np.full((2, len(is_known)), np.nan)
@@ -129,28 +143,56 @@ def lost_time(recent: Recent, owners: NDArray[np.int64]) -> LostTime | None:
     variance = np.clip(squared - waited**2 / np.maximum(num, 1.0), 0.0, None) * num / np.maximum(num - 1.0, 1.0)
     doubt[is_known] = (_num_sigmas(num) * np.sqrt(variance))[is_known] / spanned[is_known]
     known = np.flatnonzero(is_known)
-    if (owners[known] == owners[known[0]]).all():
-        return LostTime(frac, doubt, 0.0)
-    if (stepped[known] >= MIN_STEPPED * spanned[known]).mean() >= MIN_KNOWN:
-        by_node, error, num_slots = _node_means(recent.steps[:, :, known], owners[known])
-        node_doubt = float(_num_sigmas(np.float64(max(num_slots, 1)))) * error
-    else:
-        observed = np.maximum(total[0, known], 1e-9)
-        observed_s = float(observed.mean())
-        if observed_s < MIN_SAMPLED_S:
+    by_calls = frac.copy()
+    node_doubt = 0.0
+    observed = np.maximum(total[0, known], 1e-9)
+    sampled = np.clip(total[1, known] / observed, 0.0, 1.0)
+    if (owners[known] != owners[known[0]]).any():
+        if float(observed.mean()) < MIN_SAMPLED_S:
             return None
-        num_ranks = np.maximum(np.bincount(owners[known]), 1)
-        sampled = np.clip(total[1, known] / observed - frac[known], 0.0, 1.0)
-        by_node = np.bincount(owners[known], sampled) / num_ranks
-        num_samples = SAMPLES_HZ * observed_s * num_ranks[owners[known]].min()
-        middle = float(np.clip(by_node.max(), 0.1, 0.5))
-        # Samples of one wait are one: it may be long, and there may be several such.
-        _, error, _ = _node_means(recent.samples[:, :, known], owners[known])
-        by_chance = SURE_SIGMAS * max(error, math.sqrt(middle * (1.0 - middle) / num_samples))
-        node_doubt = by_chance + recent.longest_wait_s / observed_s
-    # What every node spends so is no waiting.
-    frac[known] += by_node[owners[known]] - by_node[owners[known]].min()
-    return LostTime(frac, doubt, node_doubt)
+        by_node, node_doubt = _between_nodes(recent, frac, owners, known)
+        # What every node spends so is no waiting.
+        by_calls[known] += by_node[owners[known]] - by_node[owners[known]].min()
+    # A collective takes a while itself, for everybody: what some ranks wait beyond that, calls do not tell of.
+    unseen = sampled - by_calls[known]
+    unseen -= unseen.min()
+    error = np.sqrt(np.maximum(sampled * (1.0 - sampled), MIN_VARIANCE) / np.maximum(SAMPLES_HZ * observed, 1.0))
+    is_sure = unseen > np.maximum(MIN_UNSEEN, UNSEEN_SIGMAS * error)
+    frac[known] = by_calls[known] + np.where(is_sure, unseen - error, 0.0)
+    return LostTime(frac, doubt, node_doubt, by_calls)
+
+
+def _between_nodes(
+    recent: Recent, frac: NDArray[np.float64], owners: NDArray[np.int64], known: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], float]:
+    """Return which share of their time the ranks of each node wait for other nodes, and what chance may do.
+
+    Args:
+        recent: What is known of the ranks.
+        frac: What each loses to ranks of its own node.
+        owners: Index of each rank's node.
+        known: Ranks of which that is known.
+    """
+    total = recent.total.astype(np.float64)
+    observed = np.maximum(total[0, known], 1e-9)
+    observed_s = float(observed.mean())
+    num_ranks = np.maximum(np.bincount(owners[known]), 1)
+    by_samples = np.bincount(owners[known], np.clip(total[1, known] / observed - frac[known], 0.0, 1.0)) / num_ranks
+    num_samples = SAMPLES_HZ * observed_s * num_ranks[owners[known]].min()
+    middle = float(np.clip(by_samples.max(), 0.1, 0.5))
+    # Samples of one wait are one: it may be long, and there may be several such.
+    _, error, _ = _node_means(recent.samples[:, :, known], owners[known])
+    by_chance = max(error, math.sqrt(middle * (1.0 - middle) / num_samples))
+    samples_doubt = SURE_SIGMAS * by_chance + recent.longest_wait_s / observed_s
+    if (total[8, known] < MIN_STEPPED * total[4, known]).mean() > 1.0 - MIN_KNOWN:
+        return by_samples, samples_doubt
+    by_steps, error, num_slots = _node_means(recent.steps[:, :, known], owners[known])
+    by_steps -= by_steps[owners[known]].min()
+    least = by_samples - by_samples[owners[known]].min() - UNSEEN_SIGMAS * by_chance
+    if (by_steps < least).any():
+        # They wait for other nodes elsewhere than at the end of a step.
+        return by_samples, samples_doubt
+    return by_steps, float(_num_sigmas(np.float64(max(num_slots, 1)))) * error
 
 
 def _node_means(rows: NDArray[np.float32], owners: NDArray[np.int64]) -> tuple[NDArray[np.float64], float, int]:

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from agent.wire.reports import ExitReport
-    from app.diagnosis.cost_trend import EarlierCost
     from app.diagnosis.known_phases import KnownPhases, Whereabouts
     from app.diagnosis.memory import Growth
     from app.diagnosis.node_facts import AllNodes
     from app.diagnosis.rank_facts import Flags, RankFacts, Ranks, Thresholds
     from app.diagnosis.rank_pace import Habit
+    from app.diagnosis.wait_share import EarlierCost
     from app.diagnosis.waits import Knot, Wait
     from app.model.absence import Absence
     from app.model.cluster import Cluster

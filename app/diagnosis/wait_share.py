@@ -12,18 +12,17 @@ cores wait unevenly, so those tell only a rank that is slower by far.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 
 from agent.wire.digest import LATENESS
-from app.diagnosis.cost_trend import CostTrend
 from app.diagnosis.rank_pace import (
     NUM_SAMPLED_ROWS,
     PHASES,
     Habit,
-    LostTime,
     RankPace,
     Recent,
     habit_of,
@@ -31,9 +30,12 @@ from app.diagnosis.rank_pace import (
     rank_pace,
     shares,
 )
+from app.diagnosis.slow_ranks import ANYBODY, KEEP, NEW, Laggards, Limits, find_laggards, find_slow
 from ddpcore.wire import Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from app.model.job_model import JobModel
@@ -69,28 +71,14 @@ MAX_LOW = 0.25
 MIN_HIGH = 0.55
 KEEP_GAP = 0.25
 """A named straggler stays one until the recent gap falls below this."""
-LOOKS = (3, 5, 8, NUM_SLOTS)
+LOOKS = (3, 4, 5, 6, 8, NUM_SLOTS)
 """Newest slots that are looked at, the fewest first: what is exact needs less time."""
 MANY_RANKS = 4096
 """Of so many, one look is taken at a time: a slot later each."""
 LATE_SLOTS = 5
 LATE_S = 5.0 - PIECE_S
-MIN_LAST = 0.75
-"""Share of the compared collectives to which stragglers of a node come last, all together. Of four healthy gloo ranks
-on two busy cores none came last to more than half of them, in 116 windows of 5 s; one that takes 20 % longer does so to
-0.8 and more."""
-MIN_COST = 0.08
-"""Less of the step time is not worth a verdict."""
-MIN_NODE_COST = 0.16
-"""Nodes may differ by a little, and a job is as fast as the slowest."""
-MIN_SPREAD = 1 / 3
-"""Of the cost: the gap between stragglers and the one of the others that loses least."""
 TURN_S = 45.0
 """Ranks that are slow in turns stay named so long after their own turn, while another one is slow."""
-IN_TURNS = 0.25
-"""Of what others lose: ranks that lose less at the same time are slow together."""
-MAJORITY_IN_TURNS = 0.4
-MAJORITY_LAST = 0.95
 MAX_MISSES = 2
 """Slots in which nobody seems slow, before that is a cure."""
 TINY = 1e-3
@@ -100,35 +88,55 @@ KEEP_INPUT = 0.4
 """Of all ranks' time: from here on the input decides how fast the job is."""
 MIN_WAITS = 2.5
 """The window must hold this many times its longest single wait: one long hiccup is not a habit."""
+MAX_AGE_S = 300.0
+MIN_AGE_S = 60.0
+"""What is looked at as one window must not be compared with itself."""
+SPAN_S = 10.0
+"""The earlier cost is a mean over so long."""
+MIN_CHANGE = 0.05
+MIN_CHANGE_RATIO = 0.25
+"""Less change is noise: in points of the step time, and of what it was."""
 
 
-class Laggards(msgspec.Struct, frozen=True):
-    """Ranks that wait far less than all others."""
+class EarlierCost(NamedTuple):
+    """What stragglers cost some time ago, where that was notably more or less."""
 
-    ranks: tuple[int, ...]
-    wait_frac: float
-    """The highest share among them."""
-    cost_frac: float
-    """The part of the step time that the others lose to them."""
-    last_frac: float | None = None
-    """Share of the collectives to which they came last, together, where that is known and they are no whole node."""
-    is_in_turns: bool = False
-    """They are not slow at the same time."""
+    frac: float
+    """Of the step time."""
+    age_s: float
 
 
-class Limits(NamedTuple):
-    """What it takes to be named."""
+class CostTrend:
+    """The costs of the present stragglers, over some minutes."""
 
-    cost: float
-    node_cost: float
-    last: float
-    doubt: float
-    """Times what chance may do."""
+    def __init__(self) -> None:
+        self._ranks: tuple[int, ...] = ()
+        self._costs: deque[tuple[float, float]] = deque()
 
+    def note(self, ranks: Sequence[int], cost_frac: float, now_s: float) -> None:
+        """Take what stragglers cost now; of other ones than before, all begins anew."""
+        if tuple(ranks) != self._ranks:
+            self._ranks = tuple(ranks)
+            self._costs.clear()
+        self._costs.append((now_s, cost_frac))
+        while self._costs[0][0] < now_s - MAX_AGE_S:
+            self._costs.popleft()
 
-NEW = Limits(MIN_COST, MIN_NODE_COST, MIN_LAST, 1.0)
-KEEP = Limits(MIN_COST / 2, MIN_NODE_COST / 2, 0.5, 0.3)
-ANYBODY = Limits(MIN_COST / 2, MIN_NODE_COST / 4, 0.0, 0.0)
+    def forget(self) -> None:
+        """Take that there are none."""
+        self._ranks = ()
+        self._costs.clear()
+
+    def earlier(self, now_s: float) -> EarlierCost | None:
+        """Return the earlier cost, None where it was much the same or too little time has gone by."""
+        if not self._costs or now_s - self._costs[0][0] < MIN_AGE_S:
+            return None
+        first_s = self._costs[0][0]
+        first = [cost for at_s, cost in self._costs if at_s < first_s + SPAN_S]
+        before, after = sum(first) / len(first), self._costs[-1][1]
+        if abs(after - before) < max(MIN_CHANGE, MIN_CHANGE_RATIO * before):
+            return None
+        return EarlierCost(before, now_s - first_s)
 
 
 class _Mark(NamedTuple):
@@ -158,6 +166,8 @@ class WaitShare:
         self._lengths = np.zeros(NUM_SLOTS)
         """Clean time in each slot."""
         self._has_steps = False
+        self._has_exact = False
+        """Nodes have compared calls."""
         self._held_s = -np.inf
         """Until when what was judged last has been borne out by clean time."""
         self._num_filled = 0
@@ -246,7 +256,12 @@ class WaitShare:
             self._is_slot_begun = True
             self._window[:, slot] = 0.0
         if exact is not None:
-            self._window[EXACT_ROWS, slot] += np.maximum(mark.counters[EXACT_ROWS] - exact.counters[EXACT_ROWS], 0.0)
+            grown = np.maximum(mark.counters[EXACT_ROWS] - exact.counters[EXACT_ROWS], 0.0)
+            if not self._has_exact and grown.any():
+                # Until the first steps ranks wait for one that starts late: that is no pace.
+                self._has_exact = True
+                self._window[SAMPLED_ROWS] = 0.0
+            self._window[EXACT_ROWS, slot] += grown
         if before is None:
             return
         grown = np.maximum(mark.counters[SAMPLED_ROWS] - before.counters[SAMPLED_ROWS], 0.0)
@@ -345,7 +360,7 @@ class WaitShare:
                 # The longer ranks have been slow, the more is known of what they cost.
                 longer = min(NUM_SLOTS, num_slots + self._slow_slots)
                 better = self._find_exact(longer, KEEP) if longer > num_slots else None
-                return better if better is not None and better.ranks == found.ranks else found
+                return better if better is not None and _is_more_of(better, found) else found
         whole = self._window[:2].sum(axis=1)
         by_share = find_laggards(whole[1], whole[0], MIN_OBSERVED_S, (MIN_GAP, MAX_LOW, MIN_HIGH))
         is_habit = by_share is not None and float(whole[1].max()) >= MIN_WAITS * float(self._longest.max())
@@ -354,6 +369,9 @@ class WaitShare:
     def _find_exact(self, num_slots: int, limits: Limits) -> Laggards | None:
         recent = self._recent(num_slots)
         lost = lost_time(recent, self._owners)
+        if lost is not None and limits is not NEW:
+            # Samples alone do not end a verdict: those of some steps may be all alike.
+            lost = lost._replace(frac=lost.by_calls)
         return None if lost is None else find_slow(recent.total, lost, self._owners, limits)
 
     def _is_borne_out(self, named: Laggards) -> bool:
@@ -369,126 +387,6 @@ class WaitShare:
         return recent is not None and set(recent.ranks) <= self._slow_s.keys()
 
 
-def find_slow(
-    window: NDArray[np.float32], lost: LostTime, owners: NDArray[np.int64], limits: Limits
-) -> Laggards | None:
-    """Return the ranks below the widest gap in what ranks lose, if it is beyond chance and worth a verdict.
-
-    Args:
-        window: Seconds observed and waited, collectives compared and come last to: (4, ranks).
-        lost: What each loses.
-        owners: Index of each rank's node.
-        limits: What it takes.
-    """
-    known = np.flatnonzero(~np.isnan(lost.frac))
-    if float(np.ptp(lost.frac[known])) < limits.cost:
-        return None
-    order = known[np.argsort(lost.frac[known], kind="stable")]
-    gaps = np.diff(lost.frac[order])
-    few, some = 1 + int(gaps[: len(known) // 2].argmax()), 1 + int(gaps.argmax())
-    found = _judge_split(window, lost, owners, (order[:few], order[few:]), limits)
-    if found is not None or 2 * some <= len(known):
-        return found
-    # More than half are the usual ones, unless they are slow in turns: then the few others always wait.
-    if limits.last > 0.0:
-        if lost.frac[order[0]] < MAJORITY_IN_TURNS * np.median(lost.frac[order[some:]]):
-            return None
-        limits = limits._replace(last=MAJORITY_LAST)
-    return _judge_split(window, lost, owners, (order[:some], order[some:]), limits)
-
-
-def _judge_split(
-    window: NDArray[np.float32],
-    lost: LostTime,
-    owners: NDArray[np.int64],
-    ranks: tuple[NDArray[np.int64], NDArray[np.int64]],
-    limits: Limits,
-) -> Laggards | None:
-    """Return the first ones of slow and other ranks, if they are as slow as the limits ask."""
-    slow, others = ranks
-    usual = float(np.median(lost.frac[others]))
-    costs = usual - lost.frac[slow]
-    gap = float(lost.frac[others].min() - lost.frac[slow].max())
-    if costs.min() < limits.cost or gap < MIN_SPREAD * costs.max():
-        return None
-    last_frac = _last_frac(window, lost, owners, (slow, others), limits)
-    if last_frac is None:
-        return None
-    wait_frac = float(shares(window[1, slow], window[0, slow]).max())
-    is_in_turns = len(slow) > 1 and float(lost.frac[slow].min()) > IN_TURNS * usual
-    # Ranks that are slow in turns wait for each other: what they cost adds up. It is never more than others wait.
-    cost = float(min(costs.sum(), usual)) if is_in_turns else _cost(lost, owners, (slow, others), costs)
-    return Laggards(tuple(np.sort(slow).tolist()), wait_frac, cost, None if last_frac < 0.0 else last_frac, is_in_turns)
-
-
-def _cost(
-    lost: LostTime,
-    owners: NDArray[np.int64],
-    ranks: tuple[NDArray[np.int64], NDArray[np.int64]],
-    costs: NDArray[np.float64],
-) -> float:
-    """Return what ranks cost that are slow at the same time: the exact difference within a node, where that may be."""
-    slow, others = ranks
-    place = int(costs.argmax())
-    beside = others[owners[others] == owners[slow[place]]]
-    cost = float(costs[place])
-    if not len(beside):
-        return cost
-    exact = float(np.median(lost.frac[beside]) - lost.frac[slow[place]])
-    return exact if abs(exact - cost) <= lost.node_doubt else cost
-
-
-def _last_frac(
-    window: NDArray[np.float32],
-    lost: LostTime,
-    owners: NDArray[np.int64],
-    ranks: tuple[NDArray[np.int64], NDArray[np.int64]],
-    limits: Limits,
-) -> float | None:
-    """Return how often slow ranks come last on their nodes, -1 of whole nodes; None where chance may do it."""
-    slow, others = ranks
-    lowest = 1.0
-    for node in np.unique(owners[slow]).tolist():
-        here, beside = slow[owners[slow] == node], others[owners[others] == node]
-        if not len(beside):
-            costs = np.median(lost.frac[others]) - lost.frac[here]
-            doubts = limits.doubt * np.hypot(lost.node_doubt, lost.doubt[here]) if limits.doubt else 0.0
-            if (costs < np.maximum(limits.node_cost, doubts)).any():
-                return None
-            lowest = -1.0
-            continue
-        highest, least = here[lost.frac[here].argmax()], beside[lost.frac[beside].argmin()]
-        doubt = float(np.hypot(lost.doubt[highest], lost.doubt[least]))
-        compared, last = window[2:4, here]
-        if lost.frac[least] - lost.frac[highest] < limits.doubt * doubt or last.sum() < limits.last * compared.max():
-            return None
-        lowest = min(lowest, float(last.sum() / max(compared.max(), 1.0)))
-    return lowest
-
-
-def find_laggards(
-    waited: NDArray[np.float32],
-    observed: NDArray[np.float32],
-    min_observed_s: float,
-    limits: tuple[float, float, float],
-) -> Laggards | None:
-    """Return the ranks below the widest gap in the waiting shares, if it is wide enough.
-
-    Args:
-        waited: Seconds waited, by rank.
-        observed: Seconds observed, by rank.
-        min_observed_s: Below it a rank is not judged; nobody is while a tenth of the ranks is not.
-        limits: The least gap, the most that a laggard waits, the least that all others wait.
-    """
-    min_gap, max_low, min_high = limits
-    judged = np.flatnonzero(observed >= min_observed_s)
-    if len(judged) < 2 or len(judged) < 0.9 * len(observed):
-        return None
-    share = waited[judged] / observed[judged]
-    ordered = np.sort(share)
-    gaps = np.diff(ordered)[: len(judged) // 2]
-    widest = int(gaps.argmax())
-    low, high = float(ordered[widest]), float(ordered[widest + 1])
-    if high - low < min_gap or low > max_low or high < min_high:
-        return None
-    return Laggards(tuple(judged[share <= low].tolist()), low, high - low)
+def _is_more_of(better: Laggards, found: Laggards) -> bool:
+    """Return whether a longer look finds the same ranks, or those that are slow in turns with them."""
+    return better.ranks == found.ranks or (better.is_in_turns and set(found.ranks) <= set(better.ranks))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from app.diagnosis.rank_pace import MIN_HABIT, PHASES, chance_frac
-from app.diagnosis.wait_share import MIN_COST
+from app.diagnosis.slow_ranks import MIN_COST
 from app.pace_rows import PaceRow, PaceSummary
 from app.rows import Cause, Severity
 from app.safe_text import clean_name

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 
 from app.diagnosis.rank_pace import MIN_COMPARED, MIN_OBSERVED_S, PHASES, chance_frac, rank_pace
-from app.diagnosis.wait_share import MIN_COST
+from app.diagnosis.slow_ranks import MIN_COST
 from app.rows import Cause, Severity
 from ddpcore.wire import Phase
 from tests.support.sim import SimCluster

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from agent.wire.memory import GrowthReport, LimitKind, LimitReport
 from agent.wire.reports import ExitReport
-from app.diagnosis.cost_trend import EarlierCost
 from app.diagnosis.memory import Growth
 from app.diagnosis.verdicts import Aftermath, Side, Verdict
+from app.diagnosis.wait_share import EarlierCost
 from app.rows import Cause
 from app.wording.verdict_hints import hint
 from app.wording.verdict_words import MAX_TEXT, sentence

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from agent.wire.digest import LATENESS
-from app.diagnosis.wait_share import NUM_SLOTS, WaitShare, find_laggards
+from app.diagnosis.slow_ranks import find_laggards
+from app.diagnosis.wait_share import NUM_SLOTS, WaitShare
 from app.model.job_model import JobModel
 from ddpcore.wire import Phase
 
@@ -45,7 +46,7 @@ class Watched:
 
         Args:
             seconds: How much.
-            shares: Sampled shares of time that each rank waits.
+            shares: Sampled shares of time that each rank waits; without them, the sum of `lost` and `beyond`.
             longest_wait_s: The longest single wait.
             is_clean: Whether nothing else explains waiting.
             last: Share of the collectives to which each comes last.
@@ -57,7 +58,7 @@ class Watched:
         for _ in range(seconds):
             self.now_s += 1.0
             self.job.observed_s += 1.0
-            self.job.waited_s += np.array(shares)
+            self.job.waited_s += np.array(shares) if shares else np.array(lost) + np.array(beyond or (0.0,) * len(lost))
             if last:
                 self.job.num_compared += 20
                 self.job.num_last += 20 * np.array(last)
@@ -164,25 +165,24 @@ def test_looks_within_one_slot_are_one_sample() -> None:
 
 
 LATE_2 = (0.05, 0.05, 0.9, 0.0)
-WAITING = (0.2, 0.2, 0.2, 0.2)
 
 
 def test_a_rank_that_is_a_little_slower_is_named_by_what_the_others_lose_and_its_cure_shows_soon() -> None:
     watched = Watched()
-    assert watched.live(6, *WAITING, lost=(0.2, 0.18, 0.02, 0.2), last=LATE_2) == (2,)
+    assert watched.live(6, lost=(0.2, 0.18, 0.02, 0.2), last=LATE_2) == (2,)
 
     found = watched.share.laggards
     assert found is not None
     assert found.last_frac == pytest.approx(0.9)
     assert found.cost_frac == pytest.approx(0.18)
-    assert watched.live(7, *WAITING, lost=(0.05, 0.05, 0.05, 0.05), last=(0.3, 0.3, 0.2, 0.2)) == ()
+    assert watched.live(7, lost=(0.05, 0.05, 0.05, 0.05), last=(0.3, 0.3, 0.2, 0.2)) == ()
 
 
 @pytest.mark.parametrize(
     ("lost", "last", "spread", "pieces"),
     [
         ((0.2, 0.2, 0.13, 0.2), LATE_2, 0.02, 4.0),
-        ((0.2, 0.2, 0.02, 0.2), (0.2, 0.2, 0.6, 0.0), 0.02, 4.0),
+        ((0.2, 0.2, 0.02, 0.2), (0.25, 0.25, 0.25, 0.25), 0.02, 4.0),
         ((0.2, 0.2, 0.02, 0.2), LATE_2, 0.3, 1.0),
         ((0.2, 0.2, 0.02, 0.2), LATE_2, 0.02, 0.2),
     ],
@@ -191,12 +191,12 @@ def test_a_rank_that_is_a_little_slower_is_named_by_what_the_others_lose_and_its
 def test_one_sign_alone_is_not_enough(
     lost: tuple[float, ...], last: tuple[float, ...], spread: float, pieces: float
 ) -> None:
-    assert Watched().live(60, *WAITING, lost=lost, last=last, spread=spread, pieces=pieces) == ()
+    assert Watched().live(60, lost=lost, last=last, spread=spread, pieces=pieces) == ()
 
 
 def test_two_ranks_that_are_equally_slow_are_named_both() -> None:
     watched = Watched()
-    assert watched.live(6, *WAITING, lost=(0.23, 0.01, 0.01, 0.23), last=(0.0, 0.5, 0.5, 0.0)) == (1, 2)
+    assert watched.live(6, lost=(0.23, 0.01, 0.01, 0.23), last=(0.0, 0.5, 0.5, 0.0)) == (1, 2)
 
     found = watched.share.laggards
     assert found is not None
@@ -206,7 +206,7 @@ def test_two_ranks_that_are_equally_slow_are_named_both() -> None:
 
 def test_two_ranks_that_are_slow_by_turns_each_step_cost_as_much_as_one_that_always_is() -> None:
     watched = Watched()
-    assert watched.live(6, *WAITING, lost=(0.23, 0.12, 0.11, 0.23), last=(0.0, 0.5, 0.5, 0.0)) == (1, 2)
+    assert watched.live(6, lost=(0.23, 0.12, 0.11, 0.23), last=(0.0, 0.5, 0.5, 0.0)) == (1, 2)
 
     found = watched.share.laggards
     assert found is not None
@@ -221,24 +221,24 @@ def test_ranks_that_are_slow_by_turns_of_half_a_minute_stay_named() -> None:
         slow = 1 + 2 * (turn % 2)
         lost, last = [0.23] * 4, [0.02] * 4
         lost[slow], last[slow] = 0.01, 0.94
-        named += [watched.live(1, *WAITING, lost=tuple(lost), last=tuple(last)) for _ in range(30)]
+        named += [watched.live(1, lost=tuple(lost), last=tuple(last)) for _ in range(30)]
     assert set(named[6:30]) == {(1,)}
     assert set(named[40:]) == {(1, 3)}
 
 
 def test_one_that_no_longer_takes_turns_is_not_named_for_long() -> None:
     watched = Watched()
-    assert watched.live(20, *WAITING, lost=(0.23, 0.01, 0.23, 0.23), last=(0.0, 0.9, 0.0, 0.0)) == (1,)
-    assert watched.live(20, *WAITING, lost=(0.23, 0.23, 0.01, 0.23), last=(0.0, 0.0, 0.9, 0.0)) == (1, 2)
-    assert watched.live(40, *WAITING, lost=(0.23, 0.23, 0.01, 0.23), last=(0.0, 0.0, 0.9, 0.0)) == (2,)
+    assert watched.live(20, lost=(0.23, 0.01, 0.23, 0.23), last=(0.0, 0.9, 0.0, 0.0)) == (1,)
+    assert watched.live(20, lost=(0.23, 0.23, 0.01, 0.23), last=(0.0, 0.0, 0.9, 0.0)) == (1, 2)
+    assert watched.live(40, lost=(0.23, 0.23, 0.01, 0.23), last=(0.0, 0.0, 0.9, 0.0)) == (2,)
 
 
 def test_a_slow_node_is_named_by_what_the_other_nodes_wait_behind_their_last_calls() -> None:
     watched = Watched()
     watched.job.node_of[:] = (0, 0, 1, 1)
     lost = (0.02, 0.02, 0.02, 0.02)
-    assert watched.live(20, *WAITING, lost=lost, beyond=(0.18, 0.18, 0.05, 0.05)) == ()
-    assert watched.live(12, *WAITING, lost=lost, beyond=(0.28, 0.28, 0.05, 0.05)) == (2, 3)
+    assert watched.live(20, lost=lost, beyond=(0.18, 0.18, 0.05, 0.05)) == ()
+    assert watched.live(12, lost=lost, beyond=(0.28, 0.28, 0.05, 0.05)) == (2, 3)
 
     found = watched.share.laggards
     assert found is not None
@@ -273,22 +273,23 @@ def test_one_long_step_in_which_a_node_waits_is_one_step_however_long() -> None:
         step += 0 if is_long else 5
         watched.job.step[:] = step
         beyond = (0.9, 0.9, 0.05, 0.05) if is_long else (0.2, 0.2, 0.2, 0.2)
-        assert watched.live(1, *WAITING, lost=(0.02,) * 4, beyond=beyond) == ()
+        longest_s = 0.9 * (second - 19) if is_long else 0.3
+        assert watched.live(1, lost=(0.02,) * 4, beyond=beyond, longest_wait_s=longest_s) == ()
 
 
 def test_a_node_is_not_slow_while_what_its_ranks_lose_to_each_other_is_uncertain() -> None:
     watched = Watched()
     watched.job.node_of[:] = (0, 0, 1, 1)
     lost, beyond = (0.1,) * 4, (0.4, 0.4, 0.05, 0.05)
-    assert watched.live(12, *WAITING, lost=lost, beyond=beyond, spread=1.0, pieces=1.0) == ()
-    assert watched.live(NUM_SLOTS, *WAITING, lost=lost, beyond=beyond) == (2, 3)
+    assert watched.live(12, lost=lost, beyond=beyond, spread=1.0, pieces=1.0) == ()
+    assert watched.live(NUM_SLOTS, lost=lost, beyond=beyond) == (2, 3)
 
 
 def test_a_rank_that_is_late_on_a_node_which_waits_for_another_one_costs_nothing() -> None:
     watched = Watched()
     watched.job.node_of[:] = (0, 0, 1, 1)
     lost, last = (0.01, 0.01, 0.2, 0.0), (0.5, 0.5, 0.0, 1.0)
-    assert watched.live(20, *WAITING, lost=lost, last=last, beyond=(0.05, 0.05, 0.25, 0.25)) == (0, 1)
+    assert watched.live(20, lost=lost, last=last, beyond=(0.05, 0.05, 0.25, 0.25)) == (0, 1)
 
 
 def test_long_steps_take_longer_to_tell() -> None:
@@ -296,7 +297,7 @@ def test_long_steps_take_longer_to_tell() -> None:
     named: tuple[int, ...] = ()
     for second in range(60):
         watched.job.step[:] = second // 5
-        named = watched.live(1, *WAITING, lost=(0.2, 0.18, 0.02, 0.2), last=LATE_2, pieces=0.2)
+        named = watched.live(1, lost=(0.2, 0.18, 0.02, 0.2), last=LATE_2, pieces=0.2)
         if second < 29:
             assert named == ()
     assert named == (2,)

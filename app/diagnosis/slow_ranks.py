@@ -1,0 +1,210 @@
+"""Which ranks are slow, from what each loses to the others. Pure.
+
+They lose least of all, by a gap that is beyond chance, come last to collectives and are not themselves seen waiting.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+
+from app.diagnosis.rank_pace import MIN_OBSERVED_S, shares
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from app.diagnosis.rank_pace import LostTime
+
+MIN_COST = 0.08
+"""Less of the step time is not worth a verdict."""
+MIN_NODE_COST = 0.16
+"""Nodes may differ by a little, and a job is as fast as the slowest."""
+MIN_LAST = 0.75
+"""Share of the compared collectives to which stragglers of a node come last, all together. Of four healthy gloo ranks
+on two busy cores none came last to more than half of them, in 116 windows of 5 s; one that takes 20 % longer does so to
+0.8 and more."""
+MIN_LAST_AWAITED = 0.3
+HARDLY = 0.05
+OFTEN = 0.15
+"""Of time: to a broadcast, which not all wait for, and to what follows it others may come last than the slow one."""
+MIN_SPREAD = 1 / 3
+"""Of the cost: the gap between stragglers and the one of the others that loses least."""
+IN_TURNS = 0.25
+"""Of what others lose: ranks that lose less at the same time are slow together."""
+MAX_IN_TURNS = 1.25
+"""Times what others lose: ranks that are slow in turns cost that together."""
+MAJORITY_IN_TURNS = 0.4
+MAJORITY_LAST = 0.95
+
+
+class Laggards(msgspec.Struct, frozen=True):
+    """Ranks that wait far less than all others."""
+
+    ranks: tuple[int, ...]
+    wait_frac: float
+    """The highest share among them."""
+    cost_frac: float
+    """The part of the step time that the others lose to them."""
+    last_frac: float | None = None
+    """Share of the collectives to which they came last, together, where that is known and they are no whole node."""
+    is_in_turns: bool = False
+    """They are not slow at the same time."""
+
+
+class Limits(NamedTuple):
+    """What it takes to be named."""
+
+    cost: float
+    node_cost: float
+    last: float
+    doubt: float
+    """Times what chance may do."""
+
+
+NEW = Limits(MIN_COST, MIN_NODE_COST, MIN_LAST, 1.0)
+KEEP = Limits(MIN_COST / 2, MIN_NODE_COST / 2, 0.5, 0.3)
+ANYBODY = Limits(MIN_COST / 2, MIN_NODE_COST / 4, 0.0, 0.0)
+
+
+def find_slow(
+    window: NDArray[np.float32], lost: LostTime, owners: NDArray[np.int64], limits: Limits
+) -> Laggards | None:
+    """Return the ranks below the widest gap in what ranks lose, if it is beyond chance and worth a verdict.
+
+    Args:
+        window: Seconds observed and waited, collectives compared and come last to: (4, ranks).
+        lost: What each loses.
+        owners: Index of each rank's node.
+        limits: What it takes.
+    """
+    known = np.flatnonzero(~np.isnan(lost.frac))
+    if float(np.ptp(lost.frac[known])) < limits.cost:
+        return None
+    order = known[np.argsort(lost.frac[known], kind="stable")]
+    gaps = np.diff(lost.frac[order])
+    few, some = 1 + int(gaps[: len(known) // 2].argmax()), 1 + int(gaps.argmax())
+    found = _judge_split(window, lost, owners, (order[:few], order[few:]), limits)
+    if found is not None or 2 * some <= len(known):
+        return found
+    # More than half are the usual ones, unless they are slow in turns: then the few others always wait.
+    if limits.last > 0.0:
+        if lost.frac[order[0]] < MAJORITY_IN_TURNS * np.median(lost.frac[order[some:]]):
+            return None
+        limits = limits._replace(last=MAJORITY_LAST)
+    return _judge_split(window, lost, owners, (order[:some], order[some:]), limits)
+
+
+def _judge_split(
+    window: NDArray[np.float32],
+    lost: LostTime,
+    owners: NDArray[np.int64],
+    ranks: tuple[NDArray[np.int64], NDArray[np.int64]],
+    limits: Limits,
+) -> Laggards | None:
+    """Return the first ones of slow and other ranks, if they are as slow as the limits ask."""
+    slow, others = ranks
+    usual = float(np.median(lost.frac[others]))
+    waits = lost.frac[slow]
+    is_held_up = waits - waits.min() > IN_TURNS * usual
+    if is_held_up.any() and float((usual - waits).sum()) > MAX_IN_TURNS * usual:
+        # They are not slow in turns, or what each costs would add up to what the others lose: some wait as well.
+        slow, others = slow[~is_held_up], np.append(slow[is_held_up], others)
+        usual = float(np.median(lost.frac[others]))
+    costs = usual - lost.frac[slow]
+    gap = float(lost.frac[others].min() - lost.frac[slow].max())
+    if costs.min() < limits.cost or gap < MIN_SPREAD * costs.max():
+        return None
+    last_frac = _last_frac(window, lost, owners, (slow, others), limits)
+    if last_frac is None:
+        return None
+    wait_frac = float(shares(window[1, slow], window[0, slow]).max())
+    is_in_turns = len(slow) > 1 and float(lost.frac[slow].min()) > IN_TURNS * usual
+    # Ranks that are slow in turns wait for each other: what they cost adds up. It is never more than others wait.
+    usual = float(np.median(lost.by_calls[others]))
+    costs = usual - lost.by_calls[slow]
+    cost = float(min(costs.sum(), usual)) if is_in_turns else _cost(lost, owners, (slow, others), costs)
+    return Laggards(tuple(np.sort(slow).tolist()), wait_frac, cost, None if last_frac < 0.0 else last_frac, is_in_turns)
+
+
+def _cost(
+    lost: LostTime,
+    owners: NDArray[np.int64],
+    ranks: tuple[NDArray[np.int64], NDArray[np.int64]],
+    costs: NDArray[np.float64],
+) -> float:
+    """Return what ranks cost that are slow at the same time: the exact difference within a node, where that may be."""
+    slow, others = ranks
+    place = int(costs.argmax())
+    beside = others[owners[others] == owners[slow[place]]]
+    cost = float(costs[place])
+    if not len(beside):
+        return cost
+    exact = float(np.median(lost.by_calls[beside]) - lost.by_calls[slow[place]])
+    return exact if abs(exact - cost) <= lost.node_doubt else cost
+
+
+def _last_frac(
+    window: NDArray[np.float32],
+    lost: LostTime,
+    owners: NDArray[np.int64],
+    ranks: tuple[NDArray[np.int64], NDArray[np.int64]],
+    limits: Limits,
+) -> float | None:
+    """Return how often slow ranks come last on their nodes, -1 of whole nodes; None where chance may do it."""
+    slow, others = ranks
+    lowest = 1.0
+    for node in np.unique(owners[slow]).tolist():
+        here, beside = slow[owners[slow] == node], others[owners[others] == node]
+        if not len(beside):
+            costs = np.median(lost.frac[others]) - lost.frac[here]
+            doubts = limits.doubt * np.hypot(lost.node_doubt, lost.doubt[here]) if limits.doubt else 0.0
+            if (costs < np.maximum(limits.node_cost, doubts)).any():
+                return None
+            lowest = -1.0
+            continue
+        highest, least = here[lost.frac[here].argmax()], beside[lost.by_calls[beside].argmin()]
+        doubt = float(np.hypot(lost.doubt[highest], lost.doubt[least]))
+        compared, last = window[2:4, here]
+        least_last = min(limits.last, MIN_LAST_AWAITED) if _is_awaited(window, here, beside) else limits.last
+        if lost.by_calls[least] - lost.frac[highest] < limits.doubt * doubt or last.sum() < least_last * compared.max():
+            return None
+        lowest = min(lowest, float(last.sum() / max(compared.max(), 1.0)))
+    return lowest
+
+
+def _is_awaited(window: NDArray[np.float32], slow: NDArray[np.int64], others: NDArray[np.int64]) -> bool:
+    """Return whether some ranks have hardly ever been seen waiting, and all others of their node often."""
+    if window[0, slow].min() < MIN_OBSERVED_S:
+        return False
+    waits = shares(window[1], window[0])
+    return bool(waits[slow].max() <= HARDLY and waits[others].min() >= OFTEN)
+
+
+def find_laggards(
+    waited: NDArray[np.float32],
+    observed: NDArray[np.float32],
+    min_observed_s: float,
+    limits: tuple[float, float, float],
+) -> Laggards | None:
+    """Return the ranks below the widest gap in the waiting shares, if it is wide enough.
+
+    Args:
+        waited: Seconds waited, by rank.
+        observed: Seconds observed, by rank.
+        min_observed_s: Below it a rank is not judged; nobody is while a tenth of the ranks is not.
+        limits: The least gap, the most that a laggard waits, the least that all others wait.
+    """
+    min_gap, max_low, min_high = limits
+    judged = np.flatnonzero(observed >= min_observed_s)
+    if len(judged) < 2 or len(judged) < 0.9 * len(observed):
+        return None
+    share = waited[judged] / observed[judged]
+    ordered = np.sort(share)
+    gaps = np.diff(ordered)[: len(judged) // 2]
+    widest = int(gaps.argmax())
+    low, high = float(ordered[widest]), float(ordered[widest + 1])
+    if high - low < min_gap or low > max_low or high < min_high:
+        return None
+    return Laggards(tuple(judged[share <= low].tolist()), low, high - low)

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 from tests.corpus.generator.cluster import StoryCluster
 from tests.corpus.generator.kinds import RESTARTED, Kind
 from tests.corpus.generator.oracle import truth_of
+from tests.corpus.generator.program import Shape
 from tests.corpus.generator.score import Grade, Result, grade, run_to_strike, watch
 from tests.corpus.generator.score import play as play_one
+from tests.corpus.generator.stories import Story
 
 if TYPE_CHECKING:
     from agent.wire.jobs import JobStatus
-    from tests.corpus.generator.stories import Story
     from tests.support.sim_node import SimNode
 
 OTHER = "other"
@@ -46,7 +47,8 @@ def _play_beside_another(story: Story) -> Result:
     theirs = replace(fault, kind=OTHER_KINDS[fault.place % len(OTHER_KINDS)], value=1e9)
     healthy = replace(story, faults=())
     cluster = StoryCluster(healthy)
-    cluster.other = other = OtherCluster(replace(story, faults=(theirs,)), cluster.nodes)
+    plain = Shape(num_nodes=story.shape.num_nodes, ranks_per_node=story.shape.ranks_per_node)
+    cluster.other = other = OtherCluster(Story(plain, (theirs,), story.seed), cluster.nodes)
     while not other.struck:
         cluster.run(1.0)
     cluster.run(WATCH_S)

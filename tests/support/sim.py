@@ -119,6 +119,8 @@ class SimCluster:
         self._num_sent = 0
         self._losses: dict[int, float] = {}
         self._late_s: dict[int, float] = {}
+        self._launch_late_s: dict[int, float] = {}
+        """By node: how much later than the others' its launcher starts."""
         self._stop_due_s = float("inf")
         self.attempt = 0
         self._ranks_per_node = ranks_per_node
@@ -295,11 +297,11 @@ class SimCluster:
         self._end_what_waits_too_long()
         self._break_connections()
         for node in self.nodes:
-            if not node.is_lost and self._is_born():
+            if not node.is_lost and self._is_born(node):
                 node.watch(self.now_s)
             offset_s = 0.03 * node.node_rank
             if not node.is_lost and self._is_due(before_s, NODE_PERIOD_S, offset_s):
-                if self._is_born():
+                if self._is_born(node):
                     node.sample(self.now_s)
                 self._send(node)
             elif not node.is_lost and node.has_news and self.now_s - node.sent_at_s >= NEWS_GAP_S:
@@ -314,15 +316,19 @@ class SimCluster:
     def _is_due(self, before_s: float, period_s: float, offset_s: float) -> bool:
         return int((before_s - offset_s) / period_s + 1e-6) != int((self.now_s - offset_s) / period_s + 1e-6)
 
-    def _is_born(self) -> bool:
-        return self.now_s - self._begun_s >= SPAWN_S
+    def _is_born(self, node: SimNode) -> bool:
+        return self.now_s - self._begun_s >= SPAWN_S + self._launch_late_s.get(node.node_rank, 0.0)
 
     def _launch(self) -> None:
         age_s = self.now_s - self._begun_s
         for node in self.nodes:
-            if node.state is JobState.PREPARED and age_s >= LAUNCH_S:
+            if node.state is JobState.PREPARED and age_s >= LAUNCH_S + self._launch_late_s.get(node.node_rank, 0.0):
                 node.go(JobState.RUNNING, self.now_s)
-        imported_s = [IMPORT_S + 0.5 * ((7 * rank.rank) % 8) / 8 for rank in self.ranks]
+        late_s = [self._launch_late_s.get(rank.rank // self._ranks_per_node, 0.0) for rank in self.ranks]
+        imported_s = [
+            IMPORT_S + 0.5 * ((7 * rank.rank) % 8) / 8 + launched_s
+            for rank, launched_s in zip(self.ranks, late_s, strict=True)
+        ]
         for rank, due_s in zip(self.ranks, imported_s, strict=True):
             is_due = age_s >= due_s + self._late_s.get(rank.rank, 0.2)
             rank.has_come = rank.has_come or (is_due and not rank.is_stuck)

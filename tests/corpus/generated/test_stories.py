@@ -16,7 +16,7 @@ from tests.corpus.generator.stories import Story, stories, story_of
 
 def test_a_seed_is_a_story() -> None:
     assert story_of(7) == story_of(7)
-    drawn = [story_of(seed) for seed in range(400)]
+    drawn = [story_of(seed) for seed in range(1500)]
     assert {story.kind for story in drawn} > {kind.value for kind in Kind}
     assert max(story.shape.world_size for story in drawn) == 64
     assert max(story.shape.num_nodes for story in drawn) == 16

@@ -44,6 +44,9 @@ CHECK_RANK_0_ERROR = (
     "for send/recv from rank 0. Please check rank 0 logs for faulty rank."
 )
 STORE_ERROR = "torch.distributed.DistStoreError: wait timeout after {ms}ms, keys: /default_pg/0//1//cpu//1/rank_{peer}"
+SIGTERM = 15
+JOINED_S = 0.7
+"""From its import to where a rank waits for the others."""
 ABSENT_S = 400.0
 CROWDED_LOAD = 40.0
 """Of a node of eight CPUs."""
@@ -106,7 +109,11 @@ class StoryCluster(SimCluster):
         if kind is Kind.CROWDED:
             for node in self.nodes:
                 node.host = HostReport(load_1min=CROWDED_LOAD)
+        if shape.launch_late_s and shape.num_nodes > 1:
+            self._launch_late_s[shape.num_nodes - 1] = shape.launch_late_s
         for fault in story.faults:
+            if fault.kind is Kind.NEVER_LAUNCHED:
+                self.struck.append((IMPORT_S + JOINED_S, shape.world_size - 1, "never launched"))
             if fault.kind is Kind.ABSENT:
                 self._late_s[fault.rank] = ABSENT_S
                 others = [self._late_s.get(rank, 0.0) for rank in range(shape.world_size) if rank != fault.rank]
@@ -202,6 +209,8 @@ class StoryCluster(SimCluster):
             self.restart_agent(index)
         elif kind == "link":
             self._exchange.cut()
+        elif kind == "launcher":
+            self.end_launcher(index, SIGTERM)
         elif kind == "leak":
             num_leaking = sum(
                 strikes(self._story.faults[0], self._story.shape, one.rank) for one in self.nodes[index].ranks

@@ -215,9 +215,12 @@ def _abort_in_ring(operation: Operation, come: dict[int, Collective]) -> None:
 
 def _rooted(operation: Operation, come: dict[int, Collective]) -> None:
     for rank, call in come.items():
-        if call.root != rank and call.root in come:
+        root = come.get(call.root)
+        if root is not None and root.root == call.root != rank:
             _end_for(operation, [rank], [rank, call.root])
-        elif call.root == rank and len(come) == len(operation.members):
+        elif (
+            call.root == rank and len(come) == len(operation.members) and {one.root for one in come.values()} == {rank}
+        ):
             _end_for(operation, [rank], operation.members)
 
 

@@ -64,10 +64,17 @@ class Kind(StrEnum):
     RETRIED = "exception swallowed, the step begun again"
     OTHER_MEMBERS = "another list of members for a group"
     NEW_GROUP_LEFT_OUT = "new_group left out"
+    OTHER_DST = "another dst"
     # A rank that goes no further.
     RECEIVE_ANY = "recv from any that nobody sends"
     NOT_MONITORED = "absent from a monitored_barrier"
     FIRST_STANDS = "first one of a first-block stands"
+    # Ends.
+    RAISE_SLOWLY = "exception, and a slow end of the process"
+    LEAVE_SLOWLY = "exit 0, and a slow end of the process"
+    ALL_RAISE = "all ranks raise"
+    CANCELLED = "hang, then all launchers end"
+    NEVER_LAUNCHED = "launcher of a node never starts"
     # A program that is done, and a process that does not end.
     KEPT_BY_THREAD = "thread keeps the process"
     KEPT_BY_HANDLER = "exit handler keeps the process"
@@ -86,6 +93,8 @@ class Kind(StrEnum):
     EPOCH_MEMORY = "memory given back at the end of an epoch"
     SLOW_END = "process ends slowly"
     LATE_IMPORTS = "imports of all lengths"
+    LATE_LAUNCH = "launcher of a node starts late"
+    LAUNCHER_ENDED = "launcher ended from outside"
     CROWDED = "crowded nodes, late probes"
     FIRST_TAKES_LONG = "first-block takes its time"
 
@@ -108,6 +117,7 @@ CALL_FAULTS = frozenset(
         Kind.MOVED_FAR,
         Kind.GROUP_ORDER,
         Kind.RETRIED,
+        Kind.OTHER_DST,
     }
 )
 STANDS = frozenset({Kind.SLEEP, Kind.LOCK, Kind.CHILD, Kind.LOADER, Kind.FILE, Kind.GIL, Kind.STOP})
@@ -136,10 +146,13 @@ HEALTHY = frozenset(
         Kind.EPOCH_MEMORY,
         Kind.SLOW_END,
         Kind.LATE_IMPORTS,
+        Kind.LATE_LAUNCH,
+        Kind.LAUNCHER_ENDED,
         Kind.CROWDED,
         Kind.FIRST_TAKES_LONG,
     }
 )
+ENDS_SLOWLY = frozenset({Kind.RAISE_SLOWLY, Kind.LEAVE_SLOWLY, Kind.ALL_RAISE})
 RESTARTED = frozenset({Kind.RESTARTS, Kind.FAILS_AGAIN})
 ODD = (Kind.HICCUP, Kind.AGENT_ANEW)
 """What may happen to a job before a fault, and is none."""

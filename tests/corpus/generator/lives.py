@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tests.corpus.generator.cluster import StoryCluster
 from tests.corpus.generator.kinds import RESTARTED, Kind
-from tests.corpus.generator.oracle import truth_of
+from tests.corpus.generator.oracle import truth_of, truths_of
 from tests.corpus.generator.program import Shape
 from tests.corpus.generator.score import Grade, Result, grade, run_to_strike, watch
 from tests.corpus.generator.score import play as play_one
@@ -39,6 +39,8 @@ def play(story: Story) -> Result:
     kind = story.faults[0].kind if story.faults else Kind.NONE
     if kind is Kind.OTHER_JOB:
         return _play_beside_another(story)
+    if kind is Kind.CANCELLED:
+        return _play_cancelled(story)
     return _play_again(story) if kind in RESTARTED else play_one(story)
 
 
@@ -60,6 +62,18 @@ def _play_beside_another(story: Story) -> Result:
     named = {verdict.culprits for verdict in cluster.diagnosis.jobs[OTHER].verdicts}
     is_named = (fault.rank,) in named
     return replace(result, grade=Grade.RIGHT if is_named else Grade.SILENT, why="" if is_named else f"other: {named}")
+
+
+def _play_cancelled(story: Story) -> Result:
+    """Let a rank hang, and somebody end all launchers once the hang has been named."""
+    cluster = StoryCluster(story)
+    truths = truths_of(story)
+    run_to_strike(cluster)
+    watch(cluster, story, truths)
+    for index in range(story.shape.num_nodes):
+        cluster.end_launcher(index, SIGTERM)
+    cluster.run(ENDS_S)
+    return grade(story, cluster, truths)
 
 
 def _play_again(story: Story) -> Result:

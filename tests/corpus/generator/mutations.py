@@ -51,6 +51,11 @@ HARMS: dict[Kind, str] = {
     Kind.CACHE_FILLS: "cache",
     Kind.RESTARTS: "raise",
     Kind.FAILS_AGAIN: "signal",
+    Kind.RAISE_SLOWLY: "raise slowly",
+    Kind.ALL_RAISE: "raise slowly",
+    Kind.LEAVE_SLOWLY: "leave",
+    Kind.CANCELLED: "sleep",
+    Kind.LAUNCHER_ENDED: "launcher",
 }
 VALUES: dict[Kind, float] = {Kind.KILL: 9.0, Kind.FAILS_AGAIN: 9.0, Kind.TERMINATE: 15.0, Kind.EXIT: 0.0}
 TURN_STEPS = 4
@@ -82,8 +87,10 @@ def events_of(story: Story, rank: int) -> Iterator[Event]:
 
 def strikes(fault: Fault, shape: Shape, rank: int) -> bool:
     """Return whether a fault strikes at a rank."""
-    if fault.kind in (Kind.ALL_STAND, Kind.LEAK_OF_ALL, Kind.CACHE_FILLS):
+    if fault.kind in (Kind.ALL_STAND, Kind.LEAK_OF_ALL, Kind.CACHE_FILLS, Kind.ALL_RAISE):
         return True
+    if fault.kind is Kind.NEVER_LAUNCHED:
+        return rank // shape.ranks_per_node == shape.num_nodes - 1
     if fault.kind is Kind.SLOW_NODE:
         return rank // shape.ranks_per_node == fault.rank // shape.ranks_per_node
     if fault.kind is Kind.SLOW_IN_TURNS:
@@ -227,6 +234,11 @@ def _reroot(shape: Shape, events: list[Event], fault: Fault) -> list[Event]:
     return _altered(events, rooted[fault.place % len(rooted)], root=other) if rooted else events
 
 
+def _reroot_gather(shape: Shape, events: list[Event], fault: Fault) -> list[Event]:
+    at = next(at for at in _calls(events) if events[at].line == 149)  # type: ignore[union-attr]
+    return _altered(events, at, root=fault.rank if fault.rank != 0 else 1)
+
+
 def _reoperate(shape: Shape, events: list[Event], fault: Fault) -> list[Event]:
     at = _target(events, fault)
     call = events[at]
@@ -286,6 +298,7 @@ CHANGES: dict[Kind, Callable[[Shape, list[Event], Fault], list[Event]]] = {
     Kind.GROUP_ORDER: _reorder_groups,
     Kind.RETRIED: _begin_again,
     Kind.OTHER_REDUCE_OP: _reduce_otherwise,
+    Kind.OTHER_DST: _reroot_gather,
     Kind.NOT_MONITORED: _stay_away,
 }
 """`Harm("mark")` changes nothing: it says when the rank came to the place."""

@@ -16,6 +16,7 @@ from app.rows import Cause
 from tests.corpus.generator.kinds import (
     CALL_FAULTS,
     ENDS,
+    ENDS_SLOWLY,
     HEALTHY,
     KEPT,
     LEAKS,
@@ -67,6 +68,11 @@ CAUSES: dict[Kind, frozenset[Cause]] = {
     **dict.fromkeys(LEAKS, frozenset({Cause.MEMORY_GROWTH, Cause.OOM})),
     Kind.RESTARTS: frozenset({Cause.EXITED}),
     Kind.FAILS_AGAIN: frozenset({Cause.EXITED}),
+    Kind.RAISE_SLOWLY: frozenset({Cause.EXITED}),
+    Kind.ALL_RAISE: frozenset({Cause.EXITED}),
+    Kind.LEAVE_SLOWLY: frozenset({Cause.FEWER_CALLS, Cause.EXITED}),
+    Kind.CANCELLED: STANDING - {Cause.INPUT_BOUND},
+    Kind.NEVER_LAUNCHED: frozenset({Cause.NOT_JOINED}),
     Kind.SEND_LEFT_OUT: STANDING,
     Kind.RECEIVE_LEFT_OUT: STANDING,
     Kind.GIL: frozenset({Cause.SILENT}),
@@ -123,6 +129,9 @@ def truth_of(story: Story, fault: Fault) -> Truth:
     culprits, guilty = {struck}, struck
     if fault.kind in CALL_FAULTS or (fault.kind in TWO_SIDED and shape.world_size == 2):
         culprits, guilty = _sides(story, fault)
+        if fault.kind is Kind.OTHER_DST:
+            # The others are through, and nothing holds what they passed.
+            culprits = {*culprits, frozenset[int]()}
     elif fault.kind in (Kind.HOST, Kind.AGENT):
         first = fault.rank // shape.ranks_per_node * shape.ranks_per_node
         guilty = frozenset(range(first, first + shape.ranks_per_node))
@@ -141,7 +150,7 @@ def truth_of(story: Story, fault: Fault) -> Truth:
         _within_s(story, fault),
         _is_scored(story, fault),
         # The nodes find out each by itself, and the kernel kills one rank of each.
-        are_any_right=fault.kind is Kind.LEAK_OF_ALL,
+        are_any_right=fault.kind in (Kind.LEAK_OF_ALL, Kind.ALL_RAISE),
     )
 
 
@@ -162,9 +171,9 @@ def _sides(story: Story, fault: Fault) -> tuple[set[frozenset[int]], frozenset[i
 
 
 def _within_s(story: Story, fault: Fault) -> float:
-    if fault.kind in (CALL_FAULTS | ENDS | RESTARTED) - {Kind.TERMINATE} or fault.kind is Kind.STOP:
+    if fault.kind in (CALL_FAULTS | ENDS | ENDS_SLOWLY | RESTARTED) - {Kind.TERMINATE} or fault.kind is Kind.STOP:
         bound_s = QUICK_S
-    elif fault.kind is Kind.ABSENT:
+    elif fault.kind in (Kind.ABSENT, Kind.NEVER_LAUNCHED):
         bound_s = JOIN_S
     elif fault.kind is Kind.TERMINATE:
         bound_s = TERMINATED_S
@@ -185,7 +194,7 @@ def _is_scored(story: Story, fault: Fault) -> bool:
     if fault.kind is Kind.OTHER_REDUCE_OP:
         return False
     if story.shape.semantics is Semantics.NCCL:
-        if fault.kind in (Kind.OTHER_SIZE, Kind.OTHER_DTYPE, Kind.OTHER_ROOT):
+        if fault.kind in (Kind.OTHER_SIZE, Kind.OTHER_DTYPE, Kind.OTHER_ROOT, Kind.OTHER_DST):
             return False
         # Which GPU is slow does not show in when its main thread calls; the recorder has times for that only with
         # TORCH_NCCL_ENABLE_TIMING.
@@ -213,7 +222,14 @@ def shown_s(cluster: StoryCluster, story: Story) -> float | None:
     struck_s = min(at_s for at_s, _, _ in cluster.struck)
     if Kind.ALL_STAND in kinds:
         return max(at_s for at_s, _, _ in cluster.struck)
-    if kinds & SLOWNESS or kinds & (ENDS | RESTARTED | KEPT | LEAKS | {Kind.STOP, Kind.HOST, Kind.AGENT, Kind.ABSENT}):
+    if kinds & SLOWNESS or kinds & (
+        ENDS
+        | ENDS_SLOWLY
+        | RESTARTED
+        | KEPT
+        | LEAKS
+        | {Kind.NEVER_LAUNCHED, Kind.STOP, Kind.HOST, Kind.AGENT, Kind.ABSENT}
+    ):
         return struck_s
     stands = cluster.stood_s(STANDS_S)
     return max(struck_s, stands) if stands is not None else None

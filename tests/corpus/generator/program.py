@@ -82,7 +82,9 @@ class Shape:
         first_s: How long rank 0 prepares something before the others, in a first-block; 0 without.
         monitored_every: Steps between two calls of `monitored_barrier`, which only gloo has; 0 without.
         makes_group: Whether the program makes a gloo group of all ranks, for whatever it does later.
+        gathers: Whether rank 0 gathers something in each step.
         spread_s: By up to how much the ranks' imports differ.
+        launch_late_s: By which the last node's launcher starts later.
         late_probes_s: By up to how much a probe's look comes late.
     """
 
@@ -116,6 +118,8 @@ class Shape:
     first_s: float = 0.0
     monitored_every: int = 0
     makes_group: bool = False
+    gathers: bool = False
+    launch_late_s: float = 0.0
     spread_s: float = 0.0
     late_probes_s: float = 0.0
 
@@ -262,10 +266,7 @@ def step_of(shape: Shape, rank: int, step: int) -> list[Event]:
         events += _forward_and_backward(shape, part)
     if shape.metrics_every and step % shape.metrics_every == 0 and shape.group_of(rank) != DEFAULT_GROUP:
         events.append(Collective("all_reduce", 150, "sync_metrics", elements=16, group=shape.group_of(rank)))
-    if shape.averages:
-        events.append(Collective("all_reduce", 147, "average_loss"))
-    if shape.shares:
-        events.append(Collective("broadcast", 148, "share_seed", elements=1_024, root=0))
+    events += _own_calls(shape)
     events += _transfers(shape, rank)
     events.append(Work(Phase.OPTIMIZER, 143, "train_step", 0.12 * shape.step_s))
     if step % shape.loss_every == 0:
@@ -278,6 +279,18 @@ def step_of(shape: Shape, rank: int, step: int) -> list[Event]:
             events.append(Work(Phase.CHECKPOINT, 170, "save", shape.save_s))
         events.append(Collective("barrier", 175, "train"))
     return [*events, *_meetings(shape, step)]
+
+
+def _own_calls(shape: Shape) -> list[Event]:
+    """Return what the program itself calls in each step."""
+    events: list[Event] = []
+    if shape.averages:
+        events.append(Collective("all_reduce", 147, "average_loss"))
+    if shape.shares:
+        events.append(Collective("broadcast", 148, "share_seed", elements=1_024, root=0))
+    if shape.gathers:
+        events.append(Collective("gather", 149, "gather_losses", root=0))
+    return events
 
 
 def _forward_and_backward(shape: Shape, part: int) -> list[Event]:

@@ -297,6 +297,7 @@ class StoryRank(SimRank):
         for operation in self._awaited:
             operation.done_s.setdefault(self.rank, self._now_s)
         self._awaited, self.blocked_s, self.failure = [], None, (ends_s, end)
+        self.probe_due_s = 0.0
 
     def harm(self, harm: Harm) -> None:
         """Let a fault strike, at the time of the main thread."""
@@ -313,6 +314,9 @@ class StoryRank(SimRank):
             self._drag = dict.fromkeys(Phase, 1.0) | {Phase(harm.kind.removeprefix("slow ")): harm.value}
         elif harm.kind == "raise":
             self.end = (1, None, "ValueError: boom")
+        elif harm.kind in ("raise slowly", "leave"):
+            error = "ValueError: boom" if harm.kind != "leave" else ""
+            self.fail((1 if error else 0, None, error), self._free_s + harm.value)
         elif harm.kind in ("exit", "signal", "oom", "freeze", "gil"):
             self.strike(harm.kind, harm.value)
 

@@ -12,6 +12,7 @@ from tests.corpus.generator.choices import Drawn, Seeded, one_in
 from tests.corpus.generator.kinds import (
     EARLIER_KINDS,
     ENDS,
+    ENDS_SLOWLY,
     GLOO_ONLY,
     HEALTHY,
     KEPT,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from tests.corpus.generator.choices import Choices
 
 FOR_EVER_S = 1e9
+NEVER_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,8 @@ def _enriched(choices: Choices, shape: Shape) -> Shape:
         makes_group=choices.pick((False, False, True)),
         spread_s=choices.pick((0.0, 0.0, 3.0, 8.0)),
         late_probes_s=choices.pick((0.0, 0.0, 0.0, 0.3)),
+        gathers=choices.pick((False, False, False, True)),
+        launch_late_s=choices.pick((0.0, 0.0, 0.0, 5.0)),
         timeout_s=choices.pick((0.0, shape.timeout_s, 5.0)),
     )
 
@@ -224,8 +228,8 @@ def _needed(shape: Shape, kind: Kind) -> dict[str, object]:
         return {"pipes": Pipes.PIPELINE}
     if kind is Kind.GROUP_ORDER or (kind is Kind.OTHER_GROUP and shape.groups is Groups.NONE and shape.world_size > 2):
         return {"groups": Groups.HALVES if shape.world_size > 2 else Groups.NONE, "metrics_every": 1}
-    if kind in (Kind.LINK, Kind.HOST, Kind.AGENT, Kind.SLOW_NODE) and shape.num_nodes == 1:
-        return {"num_nodes": 2}
+    if kind in OF_NODES and shape.num_nodes == 1:
+        return {"num_nodes": 2, **NEEDED.get(kind, {})}
     if kind is Kind.RANK_0_EVALUATES:
         return {"evaluation": Evaluation.RANK_0, "evaluate_every": int(15 / shape.step_s), "evaluate_s": 3.0}
     if kind in KEPT or kind in (Kind.ENDS_WELL, Kind.SLOW_END):
@@ -233,6 +237,8 @@ def _needed(shape: Shape, kind: Kind) -> dict[str, object]:
     return NEEDED.get(kind, {})
 
 
+OF_NODES = frozenset({Kind.LINK, Kind.HOST, Kind.AGENT, Kind.SLOW_NODE, Kind.LATE_LAUNCH, Kind.NEVER_LAUNCHED})
+"""They need more than one."""
 NEEDED: dict[Kind, dict[str, object]] = {
     Kind.OTHER_ROOT: {"shares": True},
     Kind.EVALUATES_WRAPPED: {"has_buffers": True, "evaluation": Evaluation.RANK_0, "evaluate_every": 15},
@@ -241,6 +247,9 @@ NEEDED: dict[Kind, dict[str, object]] = {
     Kind.UNEVEN: {"uneven": 0.05, "noise": 0.3},
     Kind.LOSSY: {"drop": 0.2, "noise": 0.5},
     Kind.OTHER_REDUCE_OP: {"averages": True},
+    Kind.OTHER_DST: {"gathers": True},
+    Kind.LATE_LAUNCH: {"launch_late_s": 25.0},
+    Kind.NEVER_LAUNCHED: {"launch_late_s": NEVER_S},
     Kind.NEW_GROUP_LEFT_OUT: {"makes_group": True},
     Kind.OTHER_MEMBERS: {"makes_group": False},
     Kind.NOT_MONITORED: {"monitored_every": 10},
@@ -270,8 +279,11 @@ def _draw_value(choices: Choices, kind: Kind) -> float:
         return choices.pick((2.0, 1.5, 1.3, 3.0, 5.0))
     if kind is Kind.HICCUP:
         return choices.pick((1.0, 3.0, 6.0))
+    if kind in ENDS_SLOWLY:
+        return choices.pick((3.0, 1.0, 6.0))
     if kind in LEAKS:
         return choices.pick((40.0, 25.0, 60.0, 90.0))
     if kind in (Kind.CACHE_FILLS, Kind.SLOW_END):
         return choices.pick((8.0, 4.0, 12.0)) if kind is Kind.CACHE_FILLS else choices.pick((3.0, 1.0, 6.0))
-    return FOR_EVER_S if kind in STANDS | STANDS_AT_A_CALL | KEPT or kind is Kind.ALL_STAND else 0.0
+    is_for_ever = kind in STANDS | STANDS_AT_A_CALL | KEPT or kind in (Kind.ALL_STAND, Kind.CANCELLED)
+    return FOR_EVER_S if is_for_ever else 0.0

@@ -155,14 +155,15 @@ class LastLooks:
         looks = self._until(until_s)
         for look in looks:
             age_s = min(until_s, self._newest_s) - look.at_s
-            last = [v for v in look.standing if _lasted(job, v, age_s)]
+            last = [v for v in look.standing if _lasted(job, v, age_s) and not _has_stepped(job, v, look.at_s)]
             if last:
                 return [_with_wait(verdict, looks, job) for verdict in last]
         return []
 
     def _budding(self, job: JobModel, until_s: float) -> list[Verdict]:
         for look in self._until(until_s):
-            if lasting := [verdict for verdict in look.budding if not has_moved_on(job, verdict)]:
+            found = [verdict for verdict in look.budding if not has_moved_on(job, verdict)]
+            if lasting := [verdict for verdict in found if not _has_stepped(job, verdict, look.at_s)]:
                 return lasting
         return []
 
@@ -178,6 +179,11 @@ def _lasted(job: JobModel, verdict: Verdict, age_s: float) -> bool:
         return age_s <= RECENT_S
     is_of_peers = verdict.op in PEER_OPS or any(side.peer_call is not None for side in verdict.sides)
     return age_s <= TEARDOWN_S if is_of_peers else not has_moved_on(job, verdict)
+
+
+def _has_stepped(job: JobModel, verdict: Verdict, since_s: float) -> bool:
+    """Return whether a rank that waited has made a step since: a gate, or a block, counts nothing that would say so."""
+    return bool((job.stepped_at_s[list(verdict.waiting)] > since_s).any())
 
 
 def _with_wait(verdict: Verdict, looks: Sequence[_Look], job: JobModel) -> Verdict:

@@ -16,7 +16,7 @@ from tests.corpus.generator.command import describe, play_seed, seeds_of
 from tests.corpus.generator.score import Grade
 
 SEED = int(os.environ.get("RANKDECK_STORIES_SEED", "0"))
-NUM_STORIES = int(os.environ.get("RANKDECK_STORIES", "300"))
+NUM_STORIES = int(os.environ.get("RANKDECK_STORIES", "45"))
 BATCH = 15
 SEEDS = seeds_of(SEED, NUM_STORIES)
 BATCHES = [SEEDS[at : at + BATCH] for at in range(0, NUM_STORIES, BATCH)]

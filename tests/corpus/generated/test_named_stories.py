@@ -170,6 +170,28 @@ RIGHT: dict[str, Story] = {
         faults=(Fault(kind=Kind.NEW_GROUP_LEFT_OUT, step=12, place=5, value=1000000000.0),),
         seed=332,
     ),
+    "gloo: a wait at a first-block, long over, made the rank that left a victim": Story(
+        shape=Shape(
+            ranks_per_node=4,
+            step_s=0.8,
+            buckets=3,
+            has_buffers=True,
+            groups=Groups.HALVES,
+            metrics_every=5,
+            pipes=Pipes.RING,
+            evaluation=Evaluation.ALL,
+            evaluate_every=15,
+            save_every=20,
+            noise=0.0,
+            late_s=4.0,
+            first_s=4.0,
+            makes_group=True,
+            gathers=True,
+        ),
+        faults=(Fault(kind=Kind.LEAVE_SLOWLY, rank=3, step=11, place=12, value=1.0),),
+        seed=674,
+        mismatch_hangs=False,
+    ),
 }
 NOT_WRONG: dict[str, Story] = {
     "gloo: the sender was named for its receiver's extra all_reduce": Story(

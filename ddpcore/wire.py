@@ -251,6 +251,15 @@ class ExitWait(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     waiting_s: Seconds = 0.0
 
 
+class StoreMeeting(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """Where a rank meets the others in `init_process_group`, and as whom: what it has passed, or its environment."""
+
+    address: Name
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
+    rank: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+    world_size: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+
+
 class ArrivalsReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """When a rank called the latest collectives of a group, for a comparison with the ranks beside it.
 
@@ -351,6 +360,8 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A send or a receive that is in the recorder, as NCCL's are, was called and not over at the last full dump."""
     child_wait: ChildWait | None = None
     exit_wait: ExitWait | None = None
+    store_meeting: StoreMeeting | None = None
+    """None while it does not stand in torch's store of `init_process_group`."""
     is_ending: bool = False
     """True of the last report: the interpreter ends, which may take a while."""
     raised: ErrorText = ""

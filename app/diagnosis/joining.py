@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
-from app.diagnosis.verdicts import Evidence, Verdict, by_node, hosts_of, name
+from app.diagnosis.verdicts import Evidence, MeetingSide, Verdict, by_node, hosts_of, name
 from app.model.job_model import PHASE_CODE, Process
 from app.rows import Cause, Severity
 from ddpcore.wire import Oddity, Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from app.diagnosis.rank_facts import Flags, Ranks
+    from ddpcore.wire import StoreMeeting
 
 IDLE_CORES = 0.5
 """A rank that keeps more of a core busy may compute at one line."""
@@ -20,6 +25,8 @@ INIT = "init_process_group"
 LATE_FACTOR = 4.0
 """This many times `join_s` is longer than any import takes."""
 
+MAX_MEETINGS = 256
+"""Ranks of which it is compared where they meet."""
 MEETING_S = 0.05
 """For each rank, in which all that have come find each other: a store answers thousands of requests a second."""
 
@@ -42,6 +49,8 @@ def not_joined(evidence: Evidence) -> list[Verdict]:
         do_stand = bool(_do_stand(evidence, absent).all())
         is_long = waited_s >= (evidence.thresholds.stall_s if do_stand else evidence.thresholds.join_s)
         return [_late(evidence, some, waiting, waited_s) for some in by_node(evidence, absent)] if is_long else []
+    if apart := _meeting_apart(evidence, waiting):
+        return [apart]
     together_s = evidence.now_s - float(job.phase_since_s[is_joining].max())
     patience_s = min(evidence.thresholds.join_s, evidence.thresholds.stall_s + MEETING_S * job.world_size)
     if len(waiting) == job.world_size and together_s >= patience_s:
@@ -88,6 +97,62 @@ def _late(evidence: Evidence, some: Ranks, waiting: Ranks, waited_s: float) -> V
     )
 
 
+def _meeting_apart(evidence: Evidence, waiting: Ranks) -> Verdict | None:
+    """Return that ranks go to different stores, come as the same rank, or wait for more ranks than there are."""
+    waited_s = evidence.now_s - float(evidence.job.phase_since_s[waiting].max())
+    if waited_s < evidence.thresholds.deadlock_s or not evidence.job.world_size == len(waiting) <= MAX_MEETINGS:
+        return None
+    meetings = _meetings(evidence, waiting)
+    stores: dict[tuple[str, int], list[StoreMeeting]] = {}
+    for meeting in meetings.values():
+        stores.setdefault((meeting.address, meeting.port), []).append(meeting)
+    if all(_is_whole(store) for store in stores.values()):
+        return None
+    sides = _sides(meetings)
+    # Who has come as another rank is the one that is wrong; else it is the smaller part.
+    odd = [side for side in sides if side.number is not None and len(stores) == 1]
+    if not odd and len(sides) > 1 and len(sides[0].ranks) < len(sides[-1].ranks):
+        odd = [side for side in sides if len(side.ranks) == len(sides[0].ranks)]
+    culprits = sorted(rank for side in odd for rank in side.ranks)
+    return msgspec.structs.replace(
+        _apart(evidence, waiting, waited_s),
+        cause=Cause.MISMATCH,
+        culprits=tuple(culprits),
+        waiting=tuple(np.setdiff1d(waiting, culprits).tolist()),
+        meetings=tuple(sides),
+    )
+
+
+def _is_whole(meetings: Sequence[StoreMeeting]) -> bool:
+    """Return whether all ranks have come to a store that those there wait for."""
+    ranks = sorted(meeting.rank for meeting in meetings)
+    return all(ranks == [*range(meeting.world_size)] for meeting in meetings)
+
+
+def _meetings(evidence: Evidence, waiting: Ranks) -> dict[int, StoreMeeting]:
+    """Return where each rank meets the others; nothing where it is not known of all of the first ones."""
+    found: dict[int, StoreMeeting] = {}
+    for rank in waiting[:MAX_MEETINGS].tolist():
+        worker = evidence.job.worker(rank)
+        meeting = worker.report.store_meeting if worker is not None and worker.report is not None else None
+        if meeting is None:
+            return {}
+        found[rank] = meeting
+    return found
+
+
+def _sides(meetings: Mapping[int, StoreMeeting]) -> list[MeetingSide]:
+    """Return who meets in the same way, the smallest part first."""
+    num_as = Counter(meeting.rank for meeting in meetings.values())
+    found: dict[tuple[str, int, int | None, int], list[int]] = {}
+    for rank, meeting in meetings.items():
+        # A program may number its ranks itself.
+        number = meeting.rank if meeting.rank != rank and num_as[meeting.rank] > 1 else None
+        found.setdefault((meeting.address, meeting.port, number, meeting.world_size), []).append(rank)
+    sides = [MeetingSide(tuple(ranks), *key) for key, ranks in found.items()]
+    return sorted(sides, key=lambda side: (len(side.ranks), side.ranks))
+
+
 def _apart(evidence: Evidence, waiting: Ranks, waited_s: float, op: str = INIT) -> Verdict:
     """Return that all have come and do not find each other."""
     job = evidence.job
@@ -101,5 +166,6 @@ def _apart(evidence: Evidence, waiting: Ranks, waited_s: float, op: str = INIT) 
         op=op,
         waited_s=waited_s,
         place=evidence.place_of(int(waiting[0])),
+        meetings=tuple(_sides(_meetings(evidence, waiting))),
         num_hosts=len(hosts_of(evidence, np.arange(job.world_size))),
     )

@@ -62,6 +62,17 @@ class Side(msgspec.Struct, frozen=True):
     """What they are about in that call."""
 
 
+class MeetingSide(msgspec.Struct, frozen=True):
+    """Ranks that have come to the same store of `init_process_group` in the same way."""
+
+    ranks: tuple[int, ...]
+    address: str
+    port: int
+    number: int | None
+    """As which rank they have come; None where each has come as itself."""
+    world_size: int
+
+
 class CallCounts(msgspec.Struct, frozen=True):
     """How many calls the smallest side of a mismatch has made, compared with the largest, step by step."""
 
@@ -131,6 +142,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """For MISMATCH: ranks that gloo ended because more came than they expected."""
     is_shifted: bool = False
     """For MISMATCH with `aborted`: every side's call is one that all make, so that one has left out or doubled one."""
+    meetings: tuple[MeetingSide, ...] = ()
+    """For MISMATCH and TRANSPORT in `init_process_group`: where ranks meet, and as whom."""
     num_hosts: int = 0
     """For TRANSPORT: machines that take part, where all members are in the same call; else 0."""
     absence: Absence | None = None

@@ -55,6 +55,8 @@ def hint(verdict: Verdict, pid: int | None) -> str:
 
 
 def _mismatch_hint(verdict: Verdict) -> str:
+    if verdict.meetings:
+        return "give all ranks one MASTER_ADDR, MASTER_PORT and WORLD_SIZE, and each its own RANK"
     ops = {side.peer_call.op for side in verdict.sides if side.peer_call is not None}
     if NEW_GROUP in ops:
         return "every rank calls new_group for every group, in the same order"
@@ -77,7 +79,8 @@ def _transport_hint(verdict: Verdict) -> str:
     if verdict.num_hosts > 1:
         return "check the network between the nodes: interface, firewall, MTU"
     if verdict.seq is None:
-        return "another program may listen on MASTER_PORT: see ss -ltnp, or choose another port"
+        port = f"port {verdict.meetings[0].port}" if verdict.meetings else "MASTER_PORT"
+        return f"another program may listen on {port}: see ss -ltnp, or choose another port"
     return "compare the stacks of these ranks; on GPUs, try NCCL_P2P_DISABLE=1"
 
 

@@ -10,6 +10,7 @@ from app.diagnosis.memory import is_killed_by_kernel, is_of_gpu
 from app.rows import Cause
 from app.safe_text import clean, clean_name
 from app.wording.growth_words import growth_parts, past_growth_text
+from app.wording.meeting_words import meeting_head, store_text
 from app.wording.slow_words import input_bound_parts, slow_parts
 from app.wording.standing_words import child_text, not_exiting_parts, peer_text, standstill_parts
 from app.words import (
@@ -256,6 +257,9 @@ def _not_joined(verdict: Verdict) -> list[str]:
 
 
 def _mismatch(verdict: Verdict) -> list[str]:
+    if verdict.meetings:
+        place = f" at {place_text(verdict.place)}" if verdict.place else ""
+        return [meeting_head(verdict), f"they wait for {seconds_text(verdict.waited_s)}{place}"]
     told = [_side(side, _arguments(side, verdict.sides)) for side in verdict.sides]
     if not verdict.aborted:
         for_s = seconds_text(verdict.waited_s)
@@ -343,6 +347,7 @@ def _transport(verdict: Verdict) -> list[str]:
     if verdict.seq is None:
         head = f"every rank has come to {verdict.op}" if verdict.op else "the launchers of all nodes run"
         head += " and they do not find each other"
+        head += f" at {store_text(verdict.meetings[0])}" if verdict.meetings else ""
     verb = "waits" if len(verdict.waiting) == 1 else "wait"
     place = f" at {place_text(verdict.place)}" if verdict.place else ""
     return [head, f"{ranks_text(verdict.waiting)} {verb} for {seconds_text(verdict.waited_s)}{place}"]

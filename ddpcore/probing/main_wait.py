@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 from ddpcore.probing.code_places import MAX_FRAMES, current_frames
 from ddpcore.probing.samples import NOTHING, MainLook
 from ddpcore.probing.stack import sendable
-from ddpcore.wire import DEFAULT_GROUP, MONITORED_BARRIER, NEW_GROUP, ChildWait, ExitWait, PeerCall, PeerWait
+from ddpcore.wire import (
+    DEFAULT_GROUP,
+    MONITORED_BARRIER,
+    NEW_GROUP,
+    ChildWait,
+    ExitWait,
+    PeerCall,
+    PeerWait,
+    StoreMeeting,
+)
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType
@@ -28,6 +37,8 @@ _MAX_NAME_CHARS = 256
 
 _C10D = "/torch/distributed/distributed_c10d.py"
 _PEER_FUNCTIONS = {"send": "send", "recv": "recv"}
+_RENDEZVOUS = "/torch/distributed/rendezvous.py"
+_MAX_INT32, _MAX_PORT = 2**31, 65535
 _LOADER = "/torch/utils/data/dataloader.py"
 _LOADER_FUNCTIONS = frozenset({"_get_data", "_try_get_data"})
 _SUBPROCESS = "/subprocess.py"
@@ -79,7 +90,7 @@ class MainWaits:
         mark = hash(tuple((id(frame.f_code), frame.f_lasti) for frame in frames))
         exit_wait = self._exit_wait(frames)
         child_wait = None if peer_wait or exit_wait else self._child_wait(frames)
-        return MainLook(mark, peer_wait, child_wait, exit_wait)
+        return MainLook(mark, peer_wait, child_wait, exit_wait, _store_meeting(frames))
 
     def _peer_wait(self, innermost: FrameType) -> PeerWait | None:
         if not self._peer_calls.is_used or self._called_by(innermost) != "wait":
@@ -189,6 +200,20 @@ def _new_group(frames: list[FrameType]) -> PeerWait | None:
             ranks, world_size = frame.f_locals.get("ranks"), frame.f_locals.get("global_world_size")
             is_of_all = isinstance(ranks, list) and len(ranks) == world_size
             return PeerWait([PeerCall(NEW_GROUP, None)]) if is_of_all else None
+    return None
+
+
+def _store_meeting(frames: list[FrameType]) -> StoreMeeting | None:
+    """Return where the ranks meet, while this one is at torch's store.
+
+    Source: torch/distributed/rendezvous.py, torch 2.0 to 2.13.
+    """
+    for frame in frames:
+        if frame.f_code.co_name == "_create_c10d_store" and frame.f_code.co_filename.endswith(_RENDEZVOUS):
+            known = [frame.f_locals.get(name) for name in ("hostname", "port", "rank", "world_size")]
+            numbers = [one for one in known[1:] if isinstance(one, int) and abs(one) < _MAX_INT32]
+            if len(numbers) == len(known) - 1 and 0 <= numbers[0] <= _MAX_PORT:
+                return StoreMeeting(sendable(str(known[0]), _MAX_NAME_CHARS), *numbers)
     return None
 
 

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
-from ddpcore.wire import BARRIER_GROUP, ChildWait, ExitWait, GpuMemoryReport, Oddity, PeerCall, PeerWait, Phase, Place
+from ddpcore.wire import (
+    BARRIER_GROUP,
+    ChildWait,
+    ExitWait,
+    GpuMemoryReport,
+    Oddity,
+    PeerCall,
+    PeerWait,
+    Phase,
+    Place,
+    StoreMeeting,
+)
 
 if TYPE_CHECKING:
     from ddpcore.probing.stack import Reading
@@ -167,6 +178,7 @@ class MainLook(NamedTuple):
     peer_wait: PeerWait | None = None
     child_wait: ChildWait | None = None
     exit_wait: ExitWait | None = None
+    store_meeting: StoreMeeting | None = None
 
 
 NOTHING = MainLook()

@@ -76,6 +76,8 @@ class Standing:
         for kind, wait in (("peer", look.peer_wait), ("child", look.child_wait), ("exit", look.exit_wait)):
             if wait is not None and (for_s := self._for_s(kind, now_s)) > 0.0:
                 fields[f"{kind}_wait"] = msgspec.structs.replace(wait, waiting_s=for_s)
+        if look.store_meeting is not None:
+            fields["store_meeting"] = look.store_meeting
         if gpu_wait is not None:
             fields["peer_wait"] = gpu_wait
         return fields

@@ -14,7 +14,9 @@ import pytest
 from ddpcore.probing.code_places import StackWalk, current_frames
 from ddpcore.probing.main_wait import MainWaits, called_method
 from ddpcore.probing.peer_calls import PeerCalls
+from ddpcore.probing.samples import NOTHING
 from ddpcore.probing.stack import CodeRoots
+from ddpcore.wire import StoreMeeting
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -159,7 +161,7 @@ def test_the_mark_is_the_same_while_a_thread_stands_and_another_once_it_has_move
 
 
 def test_a_rank_that_makes_steps_is_not_looked_at() -> None:
-    assert looker(threading.get_ident()).look(is_still=False) == (0, None, None, None)
+    assert looker(threading.get_ident()).look(is_still=False) == NOTHING
 
 
 @pytest.mark.parametrize(
@@ -193,3 +195,22 @@ def frames_of(thread_id: int) -> list[Any]:
         frames.append(frame)
         frame = frame.f_back
     return frames
+
+
+def test_where_a_rank_meets_the_others_is_read_from_torch_s_store() -> None:
+    release = threading.Event()
+    code = compile(
+        "def _create_c10d_store(hostname, port, rank, world_size, wait):\n    wait()",
+        "/venv/torch/distributed/rendezvous.py",
+        "exec",
+    )
+    names: dict[str, Any] = {}
+    exec(code, names)
+    thread = threading.Thread(target=names["_create_c10d_store"], args=("10.0.0.1", 29500, 1, 4, release.wait))
+    thread.start()
+    try:
+        look = looker(thread.ident or 0)
+        until(lambda: look.look(is_still=True).store_meeting == StoreMeeting("10.0.0.1", 29500, 1, 4), 5, "the store")
+    finally:
+        release.set()
+        thread.join()

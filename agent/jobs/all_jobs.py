@@ -44,6 +44,7 @@ from agent.jobs.outside_looks import OutsideLooks
 from agent.jobs.preflight import check_files, check_metrics, find_store, reserve
 from agent.jobs.rank_stacks import StackTaker
 from agent.jobs.rank_watch import RankWatch
+from agent.jobs.store_listeners import StoreListeners
 from agent.logs.disk_space import LogSpace
 from agent.logs.failure_text import FailureText
 from agent.processes.leftovers import ANYBODYS, Leftovers
@@ -103,6 +104,7 @@ class Jobs:
         self._leftovers = Leftovers(state_dir.socket_path(INBOX_SOCKET))
         self._stacks = StackTaker()
         self._outside = OutsideLooks(state, self._stacks.py_spy)
+        self._listeners = StoreListeners(state)
 
     def adopt(self) -> None:
         """Take up the jobs of an earlier agent in this directory, as far as they go on, and say how the others ended.
@@ -192,6 +194,7 @@ class Jobs:
         for launch in self._known:
             self._watch.sample(launch.job_id)
             self._outside.beat(launch)
+            self._listeners.beat(launch)
             if launch.shim and (begun := launch.next_round()):
                 self._feed(launch, RoundBegan(begun))
             abandoned_s = min(unattended_s, self._state.stalled_s(launch.job_id, now_s))
@@ -221,6 +224,7 @@ class Jobs:
     def close(self) -> None:
         """Let go of everything; what runs goes on."""
         self._outside.close()
+        self._listeners.close()
         self._watch.close()
         self._known.close()
 

@@ -27,6 +27,7 @@ MIN_FREE_BYTES = 16 * 2**20
 STORE_BACKLOG = 4096
 """Each other node has knocked before the store begins to answer."""
 _MAX_HOLDER_CHARS = 200
+UNKNOWN_HOLDER = "a process of another user or container"
 
 
 def check_files(spec: JobSpec) -> Refused | None:
@@ -148,21 +149,25 @@ def _no_port(error: OSError, host: str, port: int) -> Refused:
             return Refused(RefusalReason.BAD_ADDRESS, message)
 
 
-def holder_of(port: int) -> str:
+def holder_of(port: int, if_free: str = UNKNOWN_HOLDER) -> str:
     """Return the process that listens on a port, as far as this user may know.
 
     It takes long where many processes run: each of them is looked through.
+
+    Args:
+        port: Its number.
+        if_free: What to return where nobody is seen to listen.
     """
+    found = if_free
     try:
         for connection in psutil.net_connections("tcp"):
-            if (
-                connection.status == psutil.CONN_LISTEN
-                and connection.laddr
-                and connection.laddr.port == port
-                and connection.pid
-            ):
-                command = " ".join(masked_argv(psutil.Process(connection.pid).cmdline()))
+            is_on_port = connection.laddr and connection.laddr.port == port
+            if connection.status != psutil.CONN_LISTEN or not is_on_port:
+                continue
+            if connection.pid:
+                command = " ".join(" ".join(masked_argv(psutil.Process(connection.pid).cmdline())).split())
                 return f"pid {connection.pid} ({command[:_MAX_HOLDER_CHARS]})"
+            found = UNKNOWN_HOLDER
     except (psutil.Error, OSError):
         return "a process that cannot be looked at"
-    return "a process of another user or container"
+    return found

@@ -25,6 +25,7 @@ from agent.state.observations import (
     RankPrinted,
     RankReported,
     SeenFromOutside,
+    StoreListenerSeen,
     WorkerEnded,
     WorkerSampled,
     WorkerSeen,
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 
 MUTE_S = 1.0
 """A probe reports four times a second, if it can: from here on it is looked at from outside."""
+LONG_MEETING_S = 5.0
+"""Ranks that have all come find each other sooner."""
 SPEAKS_S = 5.0
 """A probe that has said nothing for longer does not speak."""
 
@@ -107,6 +110,8 @@ class _Job(msgspec.Struct):
     output: dict[int, _Output] = {}
     outside: dict[int, tuple[SeenFromOutside, float]] = {}
     """Last look from outside by rank, and when it was."""
+    listeners: dict[int, str] = {}
+    """Who listens on ports at which ranks wait in `init_process_group`."""
     progress: Progress = msgspec.field(default_factory=Progress)
     lateness: Lateness = msgspec.field(default_factory=Lateness)
 
@@ -150,6 +155,8 @@ class NodeState:
                 self._on_output(observation, now_s)
             case SeenFromOutside(job_id=job_id, rank=rank):
                 self._jobs[job_id].outside[rank] = (observation, now_s)
+            case StoreListenerSeen(job_id=job_id, port=port, text=text):
+                self._jobs[job_id].listeners[port] = text
             case HostSampled():
                 self._host = observation
             case GpusSampled(sample=sample):
@@ -257,6 +264,12 @@ class NodeState:
             elif report.child_wait is not None and report.child_wait.waiting_s >= MUTE_S:
                 wishes.append(OutsideWish(job_id, rank, report.child_wait.pid, report.pid, 0))
         return wishes
+
+    def stores_waited_at(self, job_id: str) -> set[tuple[str, int]]:
+        """Return address and port of the stores at which ranks have waited for long in `init_process_group`."""
+        job = self._jobs.get(job_id)
+        told = [report for report, _ in job.reports.values() if report.phase_s >= LONG_MEETING_S] if job else []
+        return {(one.store_meeting.address, one.store_meeting.port) for one in told if one.store_meeting is not None}
 
     def validate(self) -> None:
         """Assert what holds after every observation."""
@@ -400,7 +413,13 @@ def _worker_report(job: _Job, rank: int, worker: _Worker, memory: MemoryReport |
         lateness=job.lateness.of(rank),
         memory=memory,
         outside=_outside_look(job, rank, now_s),
+        store_listener=_store_listener(job, report),
     )
+
+
+def _store_listener(job: _Job, report: RankReport | None) -> str:
+    meeting = None if report is None else report.store_meeting
+    return "" if meeting is None else job.listeners.get(meeting.port, "")
 
 
 def _outside_look(job: _Job, rank: int, now_s: float) -> OutsideLook | None:

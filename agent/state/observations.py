@@ -84,6 +84,15 @@ class SeenFromOutside(msgspec.Struct, frozen=True):
     place: Place | None
 
 
+class StoreListenerSeen(msgspec.Struct, frozen=True):
+    """It has been found who listens on a port at which ranks wait for the others in `init_process_group`."""
+
+    job_id: str
+    port: int
+    text: str
+    """Its pid and its command line."""
+
+
 class WorkerEnded(msgspec.Struct, frozen=True):
     """The process of a worker is gone."""
 
@@ -136,6 +145,7 @@ Observation: TypeAlias = (
     | WorkerSampled
     | WorkerEnded
     | SeenFromOutside
+    | StoreListenerSeen
     | RankPrinted
     | HostSampled
     | GpusSampled

@@ -130,6 +130,9 @@ class WorkerReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """None while it has not been compared with another rank of its node."""
     outside: OutsideLook | None = None
     """None unless the rank does not report, or waits for a child."""
+    store_listener: LongText = ""
+    """The process of its node that listens where the rank waits for the others in `init_process_group`; empty where it
+    has not been looked for, nobody is seen to listen, or it is another node."""
     memory: MemoryReport | None = None
     """None of a node that does not look at it; of a rank that has ended, how it grew last."""
 

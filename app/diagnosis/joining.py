@@ -156,6 +156,11 @@ def _sides(meetings: Mapping[int, StoreMeeting]) -> list[MeetingSide]:
 def _apart(evidence: Evidence, waiting: Ranks, waited_s: float, op: str = INIT) -> Verdict:
     """Return that all have come and do not find each other."""
     job = evidence.job
+    workers = job.workers(waiting[:MAX_MEETINGS].tolist())
+    listener = next(filter(None, (worker.store_listener for worker in workers)), "")
+    # The network is no matter where somebody else answers in the store's place.
+    is_own = any(listener.startswith(f"pid {worker.pid} ") for worker in workers) or "torch" in listener
+    num_hosts = len(hosts_of(evidence, np.arange(job.world_size))) if is_own or not listener else 0
     return Verdict(
         cause=Cause.TRANSPORT,
         culprits=(),
@@ -167,5 +172,6 @@ def _apart(evidence: Evidence, waiting: Ranks, waited_s: float, op: str = INIT) 
         waited_s=waited_s,
         place=evidence.place_of(int(waiting[0])),
         meetings=tuple(_sides(_meetings(evidence, waiting))),
-        num_hosts=len(hosts_of(evidence, np.arange(job.world_size))),
+        store_listener=listener,
+        num_hosts=num_hosts,
     )

@@ -144,6 +144,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """For MISMATCH with `aborted`: every side's call is one that all make, so that one has left out or doubled one."""
     meetings: tuple[MeetingSide, ...] = ()
     """For MISMATCH and TRANSPORT in `init_process_group`: where ranks meet, and as whom."""
+    store_listener: str = ""
+    """For TRANSPORT in `init_process_group`: who listens where they meet, where that is one of their nodes."""
     num_hosts: int = 0
     """For TRANSPORT: machines that take part, where all members are in the same call; else 0."""
     absence: Absence | None = None

@@ -78,6 +78,8 @@ def _mismatch_hint(verdict: Verdict) -> str:
 def _transport_hint(verdict: Verdict) -> str:
     if verdict.num_hosts > 1:
         return "check the network between the nodes: interface, firewall, MTU"
+    if verdict.store_listener:
+        return "if that is not rank 0's store, end it or choose another MASTER_PORT"
     if verdict.seq is None:
         port = f"port {verdict.meetings[0].port}" if verdict.meetings else "MASTER_PORT"
         return f"another program may listen on {port}: see ss -ltnp, or choose another port"

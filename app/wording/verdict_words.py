@@ -350,7 +350,8 @@ def _transport(verdict: Verdict) -> list[str]:
         head += f" at {store_text(verdict.meetings[0])}" if verdict.meetings else ""
     verb = "waits" if len(verdict.waiting) == 1 else "wait"
     place = f" at {place_text(verdict.place)}" if verdict.place else ""
-    return [head, f"{ranks_text(verdict.waiting)} {verb} for {seconds_text(verdict.waited_s)}{place}"]
+    listener = f"{clean(verdict.store_listener, MAX_ERROR)} listens there" if verdict.store_listener else ""
+    return [head, listener, f"{ranks_text(verdict.waiting)} {verb} for {seconds_text(verdict.waited_s)}{place}"]
 
 
 def _straggler(verdict: Verdict) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from app.rows import Cause
 from app.wording.verdict_hints import hint
@@ -20,10 +21,13 @@ def meeting(rank: int, port: int = 29500, world_size: int = 4) -> StoreMeeting:
     return StoreMeeting("10.0.0.1", port, rank, world_size)
 
 
-def told(meetings: list[StoreMeeting | None], waited_s: float = 3.0) -> list[Verdict]:
+def told(meetings: list[StoreMeeting | None], waited_s: float = 3.0, listener: str = "") -> list[Verdict]:
     watched = Watched()
     beats = [
-        watched.beat(rank, phase=Phase.JOINING, phase_s=waited_s, store_meeting=one)
+        replace(
+            watched.beat(rank, phase=Phase.JOINING, phase_s=waited_s, store_meeting=one),
+            store_listener=listener if rank == 0 else "",
+        )
         for rank, one in enumerate(meetings)
     ]
     return watched.hear(*beats).verdicts
@@ -71,3 +75,23 @@ def test_where_all_go_to_one_store_in_vain_its_address_is_named() -> None:
 
     assert verdict.cause is Cause.TRANSPORT
     assert "do not find each other at 10.0.0.1:29500; ranks 0-3 wait" in sentence(verdict)
+
+
+@pytest.mark.parametrize(
+    ("listener", "advice"),
+    [
+        ("pid 77 (redis-server *:29500)", "choose another MASTER_PORT"),
+        ("pid 4000 (python train.py)", "MASTER_PORT"),
+        ("", "may listen on port 29500"),
+    ],
+    ids=["a stranger", "a rank", "not known"],
+)
+def test_who_listens_where_the_ranks_meet_is_in_the_sentence(listener: str, advice: str) -> None:
+    (verdict,) = told(list(OWN), waited_s=30.0, listener=listener)
+
+    assert (f"{listener} listens there" in sentence(verdict)) is bool(listener)
+    assert advice in hint(verdict, None)
+
+
+def test_the_network_is_no_matter_where_a_stranger_listens() -> None:
+    assert [told(list(OWN), 30.0, one)[0].num_hosts for one in ("", "pid 4000 (x)", "pid 77 (redis)")] == [1, 1, 0]

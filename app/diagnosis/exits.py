@@ -22,7 +22,7 @@ from app.diagnosis.verdicts import Aftermath, name
 from app.model.farewells import is_clean, names_lost_peer, names_time_out
 from app.model.job_model import PHASE_CODE
 from app.rows import Cause, Severity
-from ddpcore.wire import Phase
+from ddpcore.wire import BARRIER_GROUP, FIRST_GROUP, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -182,8 +182,9 @@ def _lasted(job: JobModel, verdict: Verdict, age_s: float) -> bool:
 
 
 def _has_stepped(job: JobModel, verdict: Verdict, since_s: float) -> bool:
-    """Return whether a rank that waited has made a step since: a gate, or a block, counts nothing that would say so."""
-    return bool((job.stepped_at_s[list(verdict.waiting)] > since_s).any())
+    """Return whether a rank that waited at a gate has made a step since: the gate's own count does not say so."""
+    is_gate = verdict.group == BARRIER_GROUP or verdict.group.startswith(FIRST_GROUP)
+    return is_gate and bool((job.stepped_at_s[list(verdict.waiting)] > since_s).any())
 
 
 def _with_wait(verdict: Verdict, looks: Sequence[_Look], job: JobModel) -> Verdict:

@@ -255,10 +255,18 @@ def name(evidence: Evidence, cause: Cause, culprits: Iterable[int], **known: obj
         facts |= evidence.child_of(first)
     if wait is not None:
         facts |= {"group": wait.group, "seq": wait.seq, "op": wait.op, "label": wait.label, "waited_s": wait.waited_s}
-        facts["called_seq"] = wait.called_seq
+        facts["called_seq"] = _last_call(evidence, wait, waiting)
     facts |= known
     job = evidence.job
     return Verdict(cause=cause, job=job.job_id, attempt=job.attempt, **facts)  # type: ignore[arg-type]
+
+
+def _last_call(evidence: Evidence, wait: Wait, waiting: Sequence[int]) -> int | None:
+    """Return the last call that one of all that are held up has made in a wait's group: some may be further than it."""
+    table = evidence.job.groups.get(wait.group)
+    if table is None or wait.called_seq is None:
+        return wait.called_seq
+    return int(table.enqueued[np.isin(table.members, waiting)].max(initial=wait.called_seq))
 
 
 def nodes_of(evidence: Evidence, ranks: Ranks) -> tuple[str, ...]:
@@ -364,6 +372,8 @@ def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases, whereabout
     facts, thresholds = evidence.facts, evidence.thresholds
     is_late = (facts.is_fresh | facts.is_starting) & (evidence.now_s - excused_s > thresholds.stall_s)
     is_late &= ~facts.is_frozen & ~facts.is_silent & ~facts.is_dead
+    # One that is about to end has waited itself, and given up, or is told of by its end.
+    is_late &= ~evidence.job.is_ending
     # A GPU that waits in a send or a receive is held up by a peer that no report names.
     is_late &= ~evidence.job.has_open_transfers
     is_known = is_in_known_phase(evidence.job, facts) | facts.is_starting

@@ -192,6 +192,26 @@ RIGHT: dict[str, Story] = {
         seed=674,
         mismatch_hangs=False,
     ),
+    "gloo: ranks that time out in a broadcast were named, since others were twelve calls further": Story(
+        shape=Shape(
+            num_nodes=4,
+            step_s=0.05,
+            buckets=12,
+            sizes_differ=True,
+            has_buffers=True,
+            accumulation=4,
+            groups=Groups.PAIRS,
+            metrics_every=5,
+            evaluation=Evaluation.RANK_0,
+            evaluate_every=15,
+            save_every=20,
+            timeout_s=30.0,
+            noise=0.0,
+        ),
+        faults=(Fault(kind=Kind.SLEEP, rank=1, step=53, value=1000000000.0),),
+        seed=516,
+        mismatch_hangs=False,
+    ),
 }
 NOT_WRONG: dict[str, Story] = {
     "gloo: the sender was named for its receiver's extra all_reduce": Story(

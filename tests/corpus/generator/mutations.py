@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING
 
 from ddpcore.wire import DEFAULT_GROUP, MONITORED_BARRIER, NEW_GROUP, Phase
 from tests.corpus.generator.kinds import HEALTHY, IN_OPENING, KEPT, Kind
-from tests.corpus.generator.program import Collective, Harm, Meet, Shape, Transfer, buffers_of, ending, opening, step_of
+from tests.corpus.generator.program import (
+    Collective,
+    Harm,
+    Meet,
+    Semantics,
+    Shape,
+    Transfer,
+    buffers_of,
+    ending,
+    opening,
+    step_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -106,7 +117,7 @@ def _struck(shape: Shape, events: list[Event], fault: Fault, rank: int, step: in
     if step != fault.step:
         return events
     if fault.kind in HARMS:
-        return _harmed(events, fault)
+        return _harmed(shape, events, fault)
     change = CHANGES.get(fault.kind)
     return events if change is None else change(shape, events, fault)
 
@@ -120,9 +131,16 @@ def _struck_in_opening(events: list[Event], fault: Fault) -> list[Event]:
     return [*events[:at], Harm(HARMS[fault.kind], fault.value), *events[at:]]
 
 
-def _harmed(events: list[Event], fault: Fault) -> list[Event]:
+def _is_in_batch(event: Event) -> bool:
+    return isinstance(event, Transfer) and not event.waits
+
+
+def _harmed(shape: Shape, events: list[Event], fault: Fault) -> list[Event]:
     # Behind the events that begin and before those that end the step: a rank that is struck has begun it.
     at = 1 + fault.place % (len(events) - 1)
+    while shape.semantics is Semantics.NCCL and _is_in_batch(events[at - 1]):
+        # batch_isend_irecv is one call: nothing happens in the middle of it.
+        at -= 1
     value = VALUES.get(fault.kind, fault.value)
     if fault.kind is Kind.SLOW_INPUT:
         value *= INPUT_FACTOR

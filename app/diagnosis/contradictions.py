@@ -351,13 +351,13 @@ def _place_of_waiting(evidence: Evidence, verdict: Verdict) -> Place | None:
 def missing_at_time_out(evidence: Evidence, aftermath: Aftermath | None) -> list[Verdict]:
     """Name who had not made the call in which others timed out, by the last reports of all, for who looks only now.
 
-    A rank that waited itself, or lost the others, is a victim too.
+    A rank that waited itself, or lost the others, is a victim too; so may be one that was further than another.
     """
     if aftermath is None or not aftermath.is_timeout:
         return []
     job = evidence.job
     is_victim = np.isnan(job.report_at_s) | job.has_open_transfers
-    is_victim[[rank for rank, death in job.deaths.items() if has_lost_peer(death)]] = True
+    is_victim[[*aftermath.ranks, *(rank for rank, death in job.deaths.items() if has_lost_peer(death))]] = True
     for table in job.groups.values():
         is_victim[table.members[table.is_waiting]] = True
     for table in job.groups.values():
@@ -365,7 +365,8 @@ def missing_at_time_out(evidence: Evidence, aftermath: Aftermath | None) -> list
         if not has_timed_out.any():
             continue
         wait = _wait_at_end(evidence, table, has_timed_out, aftermath)
-        missing = table.members[(table.enqueued < wait.seq) & ~is_victim[table.members]]
+        is_missing = (table.enqueued < wait.seq) & ~is_victim[table.members]
+        missing = table.members[is_missing & (table.enqueued == table.enqueued[is_missing].min(initial=wait.seq))]
         sides = [] if len(missing) else _sides(evidence, wait)
         if len(sides) > 1:
             return [msgspec.structs.replace(_mismatch(evidence, wait, sides), aftermath=aftermath)]

@@ -191,6 +191,8 @@ def _is_over(table: GroupTable, seq: int, is_here: Flags) -> bool:
         return bool(is_past.any())
     ops, _ = table.history.calls_at(seq)
     own = ops[is_here & (ops != 0)]
+    if len(own) and (own != own[0]).any():
+        return False
     return not len(own) or bool((is_past & ((ops == 0) | (ops == own[0]))).any())
 
 

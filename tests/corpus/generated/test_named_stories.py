@@ -212,6 +212,23 @@ RIGHT: dict[str, Story] = {
         seed=516,
         mismatch_hangs=False,
     ),
+    "gloo: a broadcast that was over for one hid that another had called something else": Story(
+        shape=Shape(
+            ranks_per_node=4,
+            buckets=3,
+            has_buffers=True,
+            accumulation=2,
+            loss_every=10,
+            shares=True,
+            pipes=Pipes.RING,
+            evaluation=Evaluation.ALL,
+            evaluate_every=30,
+            reports_steps=False,
+        ),
+        faults=(Fault(kind=Kind.OTHER_OP, rank=1, step=47, place=4),),
+        seed=37,
+        root_runs_ahead=True,
+    ),
 }
 NOT_WRONG: dict[str, Story] = {
     "gloo: the sender was named for its receiver's extra all_reduce": Story(

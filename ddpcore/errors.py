@@ -11,6 +11,7 @@ DdpcoreError
 |-- StaleRendezvousError    the user: the rendezvous file of an earlier run
 |-- UnequalRanksError       the user: ranks that run different code, versions or settings
 |-- UnknownPhaseError       the user: a phase that is not one of `ddpcore.wire.Phase`
+|-- ArgumentError           the user: an argument of a wrong type or value, where no other kind below fits
 |-- CadenceError            the user: "100 steps", "2 epochs", "10 min" are cadences, this text is not
 |-- EngineUseError          the user: parts of the engine called in an order that makes no sense
 |-- CheckpointContentError  the user: a whole checkpoint, but what it holds does not fit this program
@@ -199,6 +200,10 @@ class RankFailedError(DdpcoreError):
 
 class StoreLostError(DdpcoreError):
     """The store that the ranks meet in does not answer: its host (torchrun on the first node) has ended."""
+
+
+class ArgumentError(DdpcoreError, ValueError):
+    """An argument has a type or a value that makes no sense."""
 
 
 class CadenceError(DdpcoreError, ValueError):

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
 
+from ddpcore.arguments import check_has, check_whole, refuse
 from ddpcore.copy_stream import CopyStream, copy_stream_of, with_index
+from ddpcore.errors import ArgumentError
 from ddpcore.nested import map_tensors
 
 if TYPE_CHECKING:
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Batch = TypeVar("Batch")
+
+
+_STREAM_METHODS = ("wait_for_compute", "copying", "pin", "copy", "mark", "compute_waits", "compute_uses", "finish")
 
 
 class _Flight(NamedTuple):
@@ -63,7 +68,7 @@ class Prefetcher(Generic[Batch]):
         consumed: Batches handed out since iteration began last.
 
     Raises:
-        ValueError: The depth is below 1.
+        ArgumentError: An argument makes no sense: the depth is below 1, there is no such device.
     """
 
     def __init__(
@@ -74,11 +79,18 @@ class Prefetcher(Generic[Batch]):
         *,
         copy_stream: CopyStream | None = None,
     ) -> None:
-        if depth < 1:
-            raise ValueError(f"depth is {depth}: at least 1 batch must be under way, or there is nothing to prefetch")
+        check_has(ArgumentError, "batches", batches, ("__iter__",), "a DataLoader, or what else can be iterated")
+        if isinstance(batches, str | bytes | dict):
+            raise refuse(ArgumentError, "batches", batches, "a DataLoader, or what else can be iterated")
+        check_whole(ArgumentError, "depth", depth, wanted="how many batches are under way, at least 1")
+        if copy_stream is not None:
+            check_has(ArgumentError, "copy_stream", copy_stream, _STREAM_METHODS, "a CopyStream, or None")
         self.consumed = 0
         self._batches = batches
-        self._device = with_index(torch.device(device))
+        try:
+            self._device = with_index(torch.device(device))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise refuse(ArgumentError, "device", device, "a torch.device, or its name") from error
         self._depth = depth
         self._stream = copy_stream or copy_stream_of(self._device)
         self._being_read: deque[tuple[Any, list[Tensor]]] = deque()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from ddpcore.arguments import check_number, check_text
 from ddpcore.barriers import one_rank_blocks, wait_marks
 from ddpcore.barriers.gate import check_use
 from ddpcore.barriers.gate_keys import (
@@ -27,7 +28,7 @@ from ddpcore.barriers.gate_session import current_session
 from ddpcore.barriers.gate_store import await_go, store_lost
 from ddpcore.barriers.one_rank_blocks import OneRankBlock
 from ddpcore.barriers.whereabouts import GateKind, fates_text, gate_text
-from ddpcore.errors import BarrierDeadlockError, BarrierTimeoutError, MasterFailedError, StoreLostError
+from ddpcore.errors import BarrierDeadlockError, BarrierTimeoutError, BarrierUseError, MasterFailedError, StoreLostError
 from ddpcore.probing.code_places import caller_line
 
 if TYPE_CHECKING:
@@ -140,6 +141,10 @@ class _FirstBlock:
     """The context manager."""
 
     def __init__(self, kind: GateKind, name: str | None, timeout_s: float | None) -> None:
+        if name is not None:
+            check_text(BarrierUseError, "name", name)
+        if timeout_s is not None:
+            check_number(BarrierUseError, "timeout_s", timeout_s, wanted="a number above 0, or None")
         self._kind = kind
         self._name = _line_name() if name is None else name
         self._timeout_s = timeout_s

@@ -17,10 +17,12 @@ from `announce`. With it a rank has three connections to the store: torch's, the
 
 from __future__ import annotations
 
+from ddpcore.arguments import check_is, check_number, check_text
 from ddpcore.barriers import wait_marks
 from ddpcore.barriers.gate import pass_gate
 from ddpcore.barriers.gate_session import current_session, end_session
 from ddpcore.barriers.whereabouts import GateKind
+from ddpcore.errors import BarrierUseError
 
 
 def barrier(label: str, timeout_s: float = 1800.0) -> None:
@@ -32,7 +34,7 @@ def barrier(label: str, timeout_s: float = 1800.0) -> None:
     Args:
         label: What people read in the console and in errors: the same on every rank, and one for a place in the
             program, not one for each step.
-        timeout_s: How long to wait for the others.
+        timeout_s: How long to wait for the others; `math.inf` for as long as it takes.
 
     Raises:
         BarrierTimeoutError: Some ranks did not come; it names them, and where they are.
@@ -40,6 +42,7 @@ def barrier(label: str, timeout_s: float = 1800.0) -> None:
         BarrierUseError: Inside a block that only one rank runs, or in a forked child.
         StoreLostError: The job's store is gone.
     """
+    _check(label, timeout_s)
     session = current_session()
     if session is not None and not wait_marks.is_left_out():
         pass_gate(session, GateKind.BARRIER, label, timeout_s)
@@ -62,6 +65,8 @@ def exchange(label: str, value: str, timeout_s: float = 1800.0) -> list[str]:
         BarrierUseError: As of `barrier`, or the texts are too large.
         StoreLostError: The job's store is gone.
     """
+    _check(label, timeout_s)
+    check_is(BarrierUseError, "value", value, str, "a text")
     session = current_session()
     return [value] if session is None else pass_gate(session, GateKind.EXCHANGE, label, timeout_s, value)
 
@@ -83,3 +88,8 @@ def leave() -> None:
     later; call it before the store may end.
     """
     end_session()
+
+
+def _check(label: str, timeout_s: float) -> None:
+    check_text(BarrierUseError, "label", label)
+    check_number(BarrierUseError, "timeout_s", timeout_s, wanted="a number above 0, of seconds")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ddpcore.arguments import check_flag, check_text, refuse
 from ddpcore.errors import BarrierUseError
 from ddpcore.probing.stack import sendable
 
@@ -91,6 +92,9 @@ class only_on_master:  # noqa: N801 - used like a function
     """
 
     def __init__(self, name: str = "", *, checks_ops: bool = True) -> None:
+        if name != "":
+            check_text(BarrierUseError, "name", name)
+        check_flag(BarrierUseError, "checks_ops", checks_ops)
         self._block = OneRankBlock(f"only_on_master {name}".strip(), checks_ops=checks_ops)
 
     def __enter__(self) -> bool:
@@ -104,7 +108,13 @@ class only_on_master:  # noqa: N801 - used like a function
 
 
 def rank_zero_only(function: Callable[P, T]) -> Callable[P, T | None]:
-    """Let only rank 0 run a function, marked as by `only_on_master`; on the other ranks it returns None at once."""
+    """Let only rank 0 run a function, marked as by `only_on_master`; on the other ranks it returns None at once.
+
+    Raises:
+        BarrierUseError: It is no function.
+    """
+    if not callable(function):
+        raise refuse(BarrierUseError, "function", function, "a function")
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T | None:

@@ -21,10 +21,11 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from ddpcore.arguments import check_path, check_seconds, check_whole
 from ddpcore.checkpoint.catalog import Catalog
 from ddpcore.checkpoint.loading import Loader
 from ddpcore.checkpoint.meeting import Meeting
-from ddpcore.checkpoint.saving import Saver
+from ddpcore.checkpoint.saving import Saver, check_step
 from ddpcore.checkpoint.sites import find_site
 from ddpcore.errors import CheckpointCallError, CheckpointDirectoryError, CheckpointInvalidError
 from ddpcore.placement import current_placement
@@ -89,9 +90,11 @@ class Checkpointer:
         keep_every: int | None = None,
         timeout_s: float = MEETING_TIMEOUT_S,
     ) -> None:
-        for name, value in (("keep_last", keep_last), ("keep_every", keep_every), ("timeout_s", timeout_s)):
-            if value is not None and value <= 0:
-                raise CheckpointCallError(f"{name}={value} makes no sense: give a number above 0")
+        check_path(CheckpointCallError, "directory", directory)
+        for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
+            if value is not None:
+                check_whole(CheckpointCallError, name, value, wanted="a number above 0, or None")
+        check_seconds(CheckpointCallError, "timeout_s", timeout_s)
         self._root = Path(directory).expanduser().absolute()
         self._placement = current_placement()
         self._meeting = Meeting(timeout_s)
@@ -182,6 +185,7 @@ class Checkpointer:
             CheckpointCallError: Some ranks did not come.
             RankFailedError: Some have died, or raised.
         """
+        check_step(step)
         loaded = self._load(f"load(step={step})", step)
         if loaded is None:
             raise CheckpointInvalidError(

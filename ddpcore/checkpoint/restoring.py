@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn, optim
@@ -10,7 +11,7 @@ from ddpcore.checkpoint.sharded import as_placed, is_sharded
 from ddpcore.errors import CheckpointMismatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from torch.distributed.tensor import DTensor
 
@@ -47,6 +48,8 @@ def restore(state: object, objects: Mapping[str, Stateful]) -> None:
     """
     if not isinstance(state, dict):
         raise CheckpointMismatchError([f"it is of type {type(state).__name__} instead of named parts"])
+    if not isinstance(objects, Mapping):
+        raise CheckpointMismatchError([f"the objects are of type {type(objects).__name__} instead of named ones"])
     differences, parts = [], {}
     for name, target in objects.items():
         if name not in state:

@@ -82,7 +82,7 @@ class Saver:
         call = f"save(step={step})"
         plan, error = None, None
         try:
-            _check_step(step)
+            check_step(step)
             plan = SavePlan(state, per_rank, self._site)
             self._start_writer()
         except CheckpointError as problem:
@@ -210,7 +210,12 @@ class Saver:
         raise CheckpointWriteError(step, [common_problem(problems)])
 
 
-def _check_step(step: int) -> None:
+def check_step(step: int) -> None:
+    """Refuse what is no step.
+
+    Raises:
+        CheckpointCallError: It is none.
+    """
     if type(step) is not int or not 0 <= step <= MAX_COUNT:
         raise CheckpointCallError(f"{step!r} is no step: give the number of steps done")
 

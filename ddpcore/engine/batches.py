@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader
 
+from ddpcore.arguments import check_whole
 from ddpcore.engine.cadence import Cadence, Unit
 from ddpcore.engine.seeds import mix
+from ddpcore.errors import EngineUseError
 from ddpcore.nested import num_samples_of, split_samples
 from ddpcore.prefetch import Prefetcher
 from ddpcore.samplers.shares import loss_factor
@@ -70,6 +72,8 @@ class Batches:
         prefetch: int = 2,
         **loader_options: Any,
     ) -> None:
+        check_whole(EngineUseError, "num_workers", num_workers, least=0, most=1 << 16)
+        check_whole(EngineUseError, "prefetch", prefetch, most=1 << 16)
         self.sampler = sampler
         self._placement = placement
         self._seed = seed
@@ -165,6 +169,7 @@ class Batch:
             num_parts: At least 1. A share with fewer samples yields fewer parts, but never none; with a model that has
                 a static graph as many, of which the last ones repeat samples and count nothing.
         """
+        check_whole(EngineUseError, "num_parts", num_parts)
         for micro_batch in self._batches.micro_batches(self.content, num_parts, is_static=self._is_static):
             with self._scope(micro_batch):
                 yield micro_batch.content

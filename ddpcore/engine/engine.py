@@ -17,13 +17,27 @@ can be used without the engine: `ddpcore.samplers`, `ddpcore.checkpoint`, `ddpco
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
+from torch.utils.data import DataLoader
 
+from ddpcore.arguments import (
+    BELOW_ZERO,
+    MAX_SECONDS,
+    check_flag,
+    check_has,
+    check_is,
+    check_number,
+    check_path,
+    check_text,
+    check_whole,
+    refuse,
+)
 from ddpcore.barriers.failure_notice import leave_notice
 from ddpcore.engine.averages import moving_average
 from ddpcore.engine.batches import Batch, Batches
@@ -33,12 +47,13 @@ from ddpcore.engine.deadline import monotonic_deadline_s
 from ddpcore.engine.evaluation import Measure, evaluate
 from ddpcore.engine.loop import BATCHES, Loop, LoopOptions
 from ddpcore.engine.metric_log import open_log
+from ddpcore.engine.optimizer_step_counter import OptimizerStepCounter
 from ddpcore.engine.saving import CheckpointOptions, Saving
 from ddpcore.engine.seeds import seed_everything
-from ddpcore.errors import EngineUseError
+from ddpcore.errors import EngineUseError, WrapError
 from ddpcore.parallel.wrapping import accumulate, unwrap, wrap
 from ddpcore.process_group.open_group import TIMEOUT_S, open_process_group
-from ddpcore.samplers.arguments import num_samples_of_dataset
+from ddpcore.samplers.arguments import check_order, num_samples_of_dataset
 from ddpcore.samplers.batch_sampler import ElasticBatchSampler
 from ddpcore.samplers.order import SequentialOrder, ShuffledOrder
 from ddpcore.samplers.sampler_agreement import make_same_everywhere
@@ -56,6 +71,9 @@ if TYPE_CHECKING:
     from ddpcore.placement import Placement
     from ddpcore.samplers.order import Order
 
+_log = logging.getLogger(__name__)
+
+_SECONDS = "a finite number of seconds, 0 or more, or None"
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -94,7 +112,14 @@ class Engine:
         stop_patience_s: float | None = None,
         **group_options: Any,
     ) -> None:
-        if precision not in _DTYPES:
+        check_whole(EngineUseError, "seed", seed, least=0, most=(1 << 64) - 1)
+        for name, number in (("deadline", deadline), ("stop_patience_s", stop_patience_s)):
+            if number is not None:
+                most = MAX_SECONDS if name == "stop_patience_s" else 1e12
+                check_number(EngineUseError, name, number, range_=(BELOW_ZERO, most), wanted=_SECONDS)
+        if log_dir is not None:
+            check_path(EngineUseError, "log_dir", log_dir)
+        if precision not in tuple(_DTYPES):
             raise EngineUseError(f"no precision is called {precision!r}: use one of {', '.join(_DTYPES)}")
         cadence = parse_cadence(log_every, Unit.STEP, Unit.EPOCH)
         with ExitStack() as closing:
@@ -130,7 +155,8 @@ class Engine:
         self._micro_batch: MicroBatch | None = None
         self._num_local = 0
         self._is_static = False
-        self._has_updated = False
+        self._has_updated = self._has_gradients = self._has_warned = False
+        self._step_counter = self._closing.enter_context(OptimizerStepCounter())
         seed_everything(seed)
 
     def __enter__(self) -> Self:
@@ -170,6 +196,7 @@ class Engine:
             model: With equal weights on all ranks or not: rank 0's count.
             options: Of `ddpcore.parallel.wrap`: `sync_batchnorm`, `comm_hook`, `static_graph` and all of DDP's.
         """
+        check_is(WrapError, "model", model, nn.Module, "a torch.nn.Module")
         wrapped = wrap(model.to(self.device), device=self.device, **options)
         self._models.append(wrapped)
         self._is_static = self._is_static or bool(options.get("static_graph"))
@@ -181,6 +208,8 @@ class Engine:
         Every rank keeps its own, without communication: their parameters are equal. Buffers of whole numbers are
         copied, not averaged. Name it in `checkpoint` to have it saved, and give it to `evaluate`.
         """
+        check_is(EngineUseError, "model", model, nn.Module, "a torch.nn.Module")
+        check_number(EngineUseError, "decay", decay, range_=(BELOW_ZERO, 1.0), wanted="a number from 0 to 1")
         source = unwrap(model)
         average = moving_average(source, decay)
         self._averages.append((average, source))
@@ -216,12 +245,21 @@ class Engine:
             EngineUseError: There is a loader of this name, or `order` comes with `shuffle=False`.
             DdpcoreError: The data set, the order or the batch size make no sense, or differ between ranks.
         """
+        check_text(EngineUseError, "name", name)
+        check_flag(EngineUseError, "shuffle", shuffle)
+        if isinstance(dataset, DataLoader):
+            raise EngineUseError(
+                "loader makes the DataLoader itself, since the ranks' shares must fit each other: give it "
+                "loader.dataset, and options such as num_workers or collate_fn by name"
+            )
         if order is not None and not shuffle:
             raise EngineUseError("order and shuffle=False say two things: leave out shuffle, the order is as it is")
 
         def make_sampler() -> ElasticBatchSampler:
             num_samples = num_samples_of_dataset(dataset)
             default = ShuffledOrder(num_samples, self._seed) if shuffle else SequentialOrder(num_samples)
+            if order is not None:
+                check_order(order, num_samples)
             return ElasticBatchSampler(order or default, global_batch_size, weights=weights, drop_last=drop_last)
 
         sampler = make_same_everywhere(make_sampler)
@@ -233,7 +271,7 @@ class Engine:
         directory: str | Path,
         *,
         every: str,
-        keep_last: int = 3,
+        keep_last: int | None = 3,
         keep_every: int | None = None,
         resume: bool = True,
         **objects: Stateful,
@@ -246,7 +284,7 @@ class Engine:
         Args:
             directory: The same path on every rank.
             every: "100 steps", "1 epoch" or "10 min".
-            keep_last: Newest checkpoints that stay.
+            keep_last: Newest checkpoints that stay; None keeps all.
             keep_every: Checkpoints whose step is a multiple of it stay for ever.
             resume: False starts anew; what lies there stays until it is too old.
             objects: Models, optimizers, schedules, averages, by the name they get in the checkpoint.
@@ -260,6 +298,7 @@ class Engine:
             EngineUseError: An object cannot be saved, or it is too late: see above.
         """
         self._loop.check_takes_saving()
+        check_flag(EngineUseError, "resume", resume)
         options = CheckpointOptions(keep_last=keep_last, keep_every=keep_every, timeout_s=self._timeout_s)
         saving = Saving(directory, every=every, options=options, objects=objects)
         self._closing.enter_context(saving)
@@ -280,6 +319,7 @@ class Engine:
             EngineUseError: `until` differs between ranks.
             SamplerStateError: The checkpoint's cursor belongs to other data, or to a loader of another name.
         """
+        check_is(EngineUseError, "batches", batches, Batches, "what engine.loader has returned")
         for content in self._loop.run(batches, until):
             batch = Batch(content, batches, self._in_micro_batch, is_static=self._is_static)
             self._num_local = batch.num_samples
@@ -301,10 +341,16 @@ class Engine:
         micro_batch = self._micro_batch
         if micro_batch is None:
             raise EngineUseError("backward outside of a micro-batch: call it in `for ... in batch.micro_batches():`")
+        check_is(EngineUseError, "loss", loss, Tensor, "a tensor, the mean loss of a micro-batch")
+        if not loss.requires_grad:
+            raise EngineUseError(
+                "backward: this loss depends on no parameter that is trained, or was computed without gradients"
+            )
         if loss.numel() != 1:
             raise EngineUseError(
                 f"backward wants the mean loss of a micro-batch, this one has shape {tuple(loss.shape)}"
             )
+        self._has_gradients = True
         factor = micro_batch.loss_factor
         self._scaler.scale(loss if factor == 1.0 else loss * factor).backward()  # type: ignore[no-untyped-call]
 
@@ -313,13 +359,18 @@ class Engine:
 
         Args:
             optimizer: Of a wrapped model; with several, call it for each.
-            clip_norm: The most that the gradients' norm may be; None leaves them.
+            clip_norm: The most that the gradients' norm may be, above 0; `math.inf` only measures it. None leaves them.
 
         Returns:
             The norm before clipping, on the device; None without `clip_norm`.
+
+        Raises:
+            EngineUseError: `clip_norm` is not above 0, or this is no optimizer.
         """
+        check_has(EngineUseError, "optimizer", optimizer, ("step", "zero_grad", "param_groups"), "an optimizer")
         norm = None
         if clip_norm is not None:
+            check_number(EngineUseError, "clip_norm", clip_norm, wanted="a number above 0, or None not to clip")
             self._scaler.unscale_(optimizer)
             norm = clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip_norm)
         self._scaler.step(optimizer)
@@ -333,10 +384,10 @@ class Engine:
         `loss` is what the console shows. Every rank logs the same names. Nothing waits for an accelerator.
 
         Args:
-            values: By name; tensors have one element.
+            values: Numbers by name, True counts as 1; tensors have one element.
 
         Raises:
-            EngineUseError: A tensor has more elements, or none.
+            EngineUseError: A tensor has more elements, or none; or a value is no number.
         """
         weight = self._num_local if self._micro_batch is None else self._micro_batch.num_samples
         for name, value in values.items():
@@ -357,6 +408,10 @@ class Engine:
         self, model: nn.Module, dataset: Dataset[Any], measure: Measure, *, batch_size: int, **loader_options: Any
     ) -> dict[str, float]:
         """Return the mean of each measure over a data set, exact and the same on every rank; see `evaluate`."""
+        check_is(EngineUseError, "model", model, nn.Module, "a torch.nn.Module")
+        check_whole(EngineUseError, "batch_size", batch_size)
+        if isinstance(measure, type) or not callable(measure):
+            raise refuse(EngineUseError, "measure", measure, "a function of a module and a batch")
         with self._loop.aside(), self.autocast():
             return evaluate(
                 model,
@@ -382,6 +437,14 @@ class Engine:
             self._micro_batch = None
 
     def _finish_step(self) -> None:
+        if self._has_gradients and not self._step_counter.take() and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "step %d has computed gradients and changed no weight: call engine.update(optimizer) after the "
+                "micro-batches; right only where gradients are meant to add up over steps",
+                self.step + 1,
+            )
+        self._has_gradients = False
         if not self._has_updated:
             return
         self._has_updated = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, SupportsFloat
 
 import torch
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 def _kept(name: str, value: Tensor | float) -> Tensor | float:
     """Return a value that stays as it is, without waiting for an accelerator."""
     if not isinstance(value, torch.Tensor):
+        if not isinstance(value, SupportsFloat):
+            raise EngineUseError(f"{name} was logged as {type(value).__name__}: log a number, or a tensor with one")
         return float(value)
     if value.numel() != 1:
         raise EngineUseError(f"{name} was logged with shape {tuple(value.shape)}: log one number, such as its mean")

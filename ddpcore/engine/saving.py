@@ -29,7 +29,7 @@ ENGINE = "engine"
 class CheckpointOptions(NamedTuple):
     """Arguments of `Checkpointer`."""
 
-    keep_last: int
+    keep_last: int | None
     keep_every: int | None
     timeout_s: float
 
@@ -171,5 +171,5 @@ def _check(objects: Mapping[str, Stateful]) -> None:
     for name, object_ in objects.items():
         if name == ENGINE:
             raise EngineUseError(f"{ENGINE!r} is the name of the engine's own part of a checkpoint: choose another one")
-        if not (hasattr(object_, "state_dict") and hasattr(object_, "load_state_dict")):
+        if isinstance(object_, type) or not (hasattr(object_, "state_dict") and hasattr(object_, "load_state_dict")):
             raise EngineUseError(f"{name} cannot be saved: it has no state_dict and load_state_dict")

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
+from ddpcore.arguments import BELOW_ZERO, check_flag, check_number, check_whole
 from ddpcore.errors import WrapError
 
 if TYPE_CHECKING:
@@ -56,6 +57,21 @@ class PowerSGD:
     orthogonalization_epsilon: float = 0
     random_seed: int = 0
     batch_tensors_with_same_shape: bool = False
+
+    def __post_init__(self) -> None:
+        check_whole(WrapError, "matrix_approximation_rank", self.matrix_approximation_rank)
+        check_whole(WrapError, "start_iter", self.start_iter, least=0)
+        check_whole(WrapError, "random_seed", self.random_seed, least=0, most=(1 << 32) - 1)
+        check_number(WrapError, "min_compression_rate", self.min_compression_rate, range_=(0.0, 1e9))
+        check_number(
+            WrapError,
+            "orthogonalization_epsilon",
+            self.orthogonalization_epsilon,
+            range_=(BELOW_ZERO, 1e9),
+            wanted="a number, 0 or more",
+        )
+        for name in ("use_error_feedback", "warm_start", "batch_tensors_with_same_shape"):
+            check_flag(WrapError, name, getattr(self, name))
 
 
 def parse_comm_hook(comm_hook: CommHook | PowerSGD) -> Literal["none", "fp16", "bf16"] | PowerSGD:

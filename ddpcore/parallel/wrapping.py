@@ -20,6 +20,7 @@ from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
+from ddpcore.arguments import check_flag, check_is, refuse
 from ddpcore.errors import WrapError
 from ddpcore.parallel.comm_hooks import CommHook, PowerSGD, parse_comm_hook, register
 from ddpcore.parallel.ddp_arguments import DdpArguments, construct, shared_settings, supported
@@ -61,9 +62,11 @@ def wrap(
         raise WrapError("this rank is not a member of the process group that wrap was given: do not call wrap here")
     is_alone = _group_size(group) == 1
     try:
+        check_is(WrapError, "model", model, nn.Module, "a torch.nn.Module")
+        check_flag(WrapError, "sync_batchnorm", sync_batchnorm)
         hook = parse_comm_hook(comm_hook)
         given = supported(arguments)
-        check_model(model, torch.device(device) if device is not None else None)
+        check_model(model, _parsed(device))
         if not is_alone:
             check_group(model, group, sync_batchnorm=sync_batchnorm)
     except WrapError as error:
@@ -86,11 +89,22 @@ def unwrap(model: nn.Module) -> nn.Module:
 
     What to evaluate (DDP's forward may communicate), to save, and to make an average of.
     """
+    check_is(WrapError, "model", model, nn.Module, "a torch.nn.Module")
     while True:
         inner = model.module if isinstance(model, DistributedDataParallel | nn.DataParallel) else _compiled(model)
         if inner is None:
             return model
         model = cast("nn.Module", inner)
+
+
+def _parsed(device: torch.device | str | None) -> torch.device | None:
+    if device is None:
+        return None
+    check_is(WrapError, "device", device, torch.device | str, "a torch.device, its name, or None")
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise refuse(WrapError, "device", device, "a torch.device, its name, or None") from error
 
 
 def accumulate(*models: nn.Module, is_last: bool) -> AbstractContextManager[None]:

@@ -407,7 +407,7 @@ def phase(name: Phase | str) -> AbstractContextManager[None]:
     """
     try:
         return _PhaseMark(Phase(name))
-    except ValueError:
+    except (ValueError, TypeError):
         raise UnknownPhaseError(f"no phase is called {name!r}: use one of {', '.join(Phase)}") from None
 
 

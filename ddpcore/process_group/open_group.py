@@ -19,9 +19,10 @@ import torch
 import torch.distributed as dist
 
 from ddpcore import placement
+from ddpcore.arguments import check_flag, check_is, check_seconds, check_text, check_whole
 from ddpcore.barriers import gates
 from ddpcore.barriers.failure_notice import explain, leave_notice
-from ddpcore.errors import BackendMissingError, GroupOpenError
+from ddpcore.errors import BackendMissingError, ContradictoryLaunchError, GroupOpenError
 from ddpcore.placement import ALONE, Placement
 from ddpcore.process_group import mpi_group
 from ddpcore.process_group.closing import GroupLinks, close_group
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 CLOSE_S = 300.0
 """How long a close waits for other ranks by default: one may still be evaluating."""
+
+MAX_RANKS = 1 << 31
 
 TIMEOUT_S = 1800.0
 """Of collectives, as torch has it for gloo."""
@@ -85,6 +88,8 @@ class OpenGroup:
             has_failed: Wait for nobody: this rank ends by an error, and others may never come.
             timeout_s: How long to wait for the others.
         """
+        check_flag(ContradictoryLaunchError, "has_failed", has_failed)
+        check_seconds(ContradictoryLaunchError, "timeout_s", timeout_s)
         links, self._links = self._links, None
         if links is None or self._pid != os.getpid():
             return
@@ -132,6 +137,9 @@ def open_process_group(  # noqa: PLR0913 - mirrors init_process_group, all by na
         MasterUnreachableError: The store was not reached.
         RanksMissingError: Some ranks did not come; every rank that did raises it.
     """
+    _check_arguments(init_method, rank, world_size, backend, device, allow_unequal=allow_unequal)
+    check_seconds(ContradictoryLaunchError, "timeout_s", timeout_s)
+    check_seconds(ContradictoryLaunchError, "join_timeout_s", join_timeout_s)
     if dist.is_available() and dist.is_initialized():
         raise GroupOpenError("a process group is open already: close it first, or use it as it is")
     asked = None if device is None else str(device)
@@ -150,6 +158,27 @@ def open_process_group(  # noqa: PLR0913 - mirrors init_process_group, all by na
     opened = OpenGroup(where, opening.device, opening.backend, links)
     gates.announce()
     return opened
+
+
+def _check_arguments(
+    init_method: str | None,
+    rank: int | None,
+    world_size: int | None,
+    backend: str | None,
+    device: torch.device | str | None,
+    *,
+    allow_unequal: bool,
+) -> None:
+    for name, text in (("init_method", init_method), ("backend", backend)):
+        if text is not None:
+            check_text(ContradictoryLaunchError, name, text)
+    for name, number, least in (("rank", rank, 0), ("world_size", world_size, 1)):
+        if number is not None:
+            check_whole(ContradictoryLaunchError, name, number, least=least, most=MAX_RANKS)
+    if device is not None:
+        check_is(ContradictoryLaunchError, "device", device, torch.device | str, "a torch.device, its name, or None")
+        check_text(ContradictoryLaunchError, "device", str(device))
+    check_flag(ContradictoryLaunchError, "allow_unequal", allow_unequal)
 
 
 def _alone(asked: str | None) -> OpenGroup:

@@ -8,8 +8,12 @@ from typing import NamedTuple
 import torch.distributed as dist
 from torch.utils.data import IterableDataset
 
+from ddpcore.arguments import check_has, check_whole, refuse
 from ddpcore.errors import SamplerArgumentError
 from ddpcore.samplers.order import checked_int, checked_num_samples
+from ddpcore.samplers.weighted_order import WeightedOrder
+
+MAX_REPLICAS = 1 << 24
 
 
 class Replica(NamedTuple):
@@ -30,6 +34,8 @@ def resolve_replica(rank: int | None, num_replicas: int | None) -> Replica:
         default.rank if rank is None else checked_int("rank", rank),
         default.num_replicas if num_replicas is None else checked_int("num_replicas", num_replicas),
     )
+    if replica.num_replicas > MAX_REPLICAS:
+        check_whole(SamplerArgumentError, "num_replicas", replica.num_replicas, most=MAX_REPLICAS)
     if replica.num_replicas < 1:
         raise SamplerArgumentError(f"num_replicas={replica.num_replicas}: there is one at least, this process")
     if not 0 <= replica.rank < replica.num_replicas:
@@ -51,6 +57,8 @@ def num_samples_of_dataset(dataset: object) -> int:
             f"{type(dataset).__name__} is an IterableDataset, which no sampler can order: "
             "let it shard itself by rank and worker, or give it __getitem__ and __len__ as a Dataset"
         )
+    if isinstance(dataset, str | bytes | type):
+        raise refuse(SamplerArgumentError, "dataset", dataset, "a data set, with samples by index and a length")
     try:
         length = len(dataset)  # type: ignore[arg-type] # what has no length raises TypeError
     except (TypeError, NotImplementedError) as error:
@@ -58,6 +66,32 @@ def num_samples_of_dataset(dataset: object) -> int:
             f"{type(dataset).__name__} has no length ({error}): give it __len__, or make an order of known length"
         ) from error
     return checked_num_samples(length)
+
+
+def check_order(order: object, num_samples: int | None = None) -> None:
+    """Refuse what is no order, or one of another data set.
+
+    Args:
+        order: As of a sampler.
+        num_samples: Length of the data set, if it is known. An order that draws samples by weights may be shorter or
+            longer; any other would leave samples out, or ask for some that are not there.
+
+    Raises:
+        SamplerArgumentError: It is none, or does not fit.
+    """
+    check_has(
+        SamplerArgumentError,
+        "order",
+        order,
+        ("num_samples", "take", "indices", "fingerprint"),
+        "one of ddpcore.samplers",
+    )
+    own = checked_num_samples(order.num_samples)  # type: ignore[attr-defined] # looked at just now
+    if num_samples is not None and own != num_samples and not isinstance(order, WeightedOrder):
+        raise SamplerArgumentError(
+            f"the order has {own} samples, the data set {num_samples}: an epoch would not hold each sample once; make "
+            "the order of this data set, or draw by weights (WeightedOrder)"
+        )
 
 
 def _default_replica() -> Replica:

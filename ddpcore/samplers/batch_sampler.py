@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch.utils.data import Sampler
 
+from ddpcore.arguments import check_flag
 from ddpcore.errors import SamplerArgumentError, SamplerUseError
-from ddpcore.samplers.arguments import resolve_replica
+from ddpcore.samplers.arguments import check_order, resolve_replica
 from ddpcore.samplers.cursor import Cursor, Steps, cursor_state, parse_cursor_state
 from ddpcore.samplers.order import BLOCK, BLOCK_GROWTH, FIRST_BLOCK, checked_epoch, checked_int
 from ddpcore.samplers.shares import Share, checked_weights, split
@@ -69,10 +70,12 @@ class ElasticBatchSampler(Sampler[list[int]]):
         weights: Sequence[int] | None = None,
         drop_last: bool = False,
     ) -> None:
+        check_order(order)
+        check_flag(SamplerArgumentError, "drop_last", drop_last)
         self.order = order
         self.rank, self.num_replicas = resolve_replica(rank, num_replicas)
         self.global_batch_size = checked_int("global_batch_size", global_batch_size)
-        self.drop_last = bool(drop_last)
+        self.drop_last = drop_last
         self.steps = Steps(order.num_samples, self.global_batch_size, self.drop_last)
         self._weights = self._checked(weights)
         self._cursor = Cursor()

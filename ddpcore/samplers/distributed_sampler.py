@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch.utils.data import DistributedSampler
 
+from ddpcore.arguments import check_flag
 from ddpcore.errors import SamplerArgumentError
-from ddpcore.samplers.arguments import num_samples_of_dataset, resolve_replica
+from ddpcore.samplers.arguments import check_order, num_samples_of_dataset, resolve_replica
 from ddpcore.samplers.cursor import Cursor, checked_count, cursor_state, parse_cursor_state
 from ddpcore.samplers.order import BLOCK, BLOCK_GROWTH, FIRST_BLOCK, SequentialOrder, ShuffledOrder, checked_epoch
 
@@ -66,6 +67,10 @@ class ElasticDistributedSampler(DistributedSampler[int]):
         order: Order | None = None,
     ) -> None:
         num_samples = num_samples_of_dataset(dataset)
+        check_flag(SamplerArgumentError, "shuffle", shuffle)
+        check_flag(SamplerArgumentError, "drop_last", drop_last)
+        if order is not None:
+            check_order(order, num_samples)
         replica = resolve_replica(rank, num_replicas)
         super().__init__(dataset, replica.num_replicas, replica.rank, shuffle, seed, drop_last)
         if order is None:

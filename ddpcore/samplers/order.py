@@ -160,8 +160,13 @@ def sample_seed(seed: int, epoch: int, index: int) -> int:
 
     Returns:
         0 to 2^63 - 1: what torch.manual_seed, random.seed and numpy all take.
+
+    Raises:
+        SamplerArgumentError: One is negative or no integer.
     """
-    return key_of(seed, epoch, index) >> 1
+    if checked_int("index", index) < 0:
+        raise SamplerArgumentError(f"index={index} is negative")
+    return key_of(checked_seed(seed), checked_epoch(epoch), index) >> 1
 
 
 def key_of(*words: int) -> int:

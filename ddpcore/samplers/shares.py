@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from ddpcore.arguments import check_has, refuse
 from ddpcore.errors import SamplerArgumentError
 from ddpcore.samplers.order import checked_int
 
@@ -92,6 +93,8 @@ def loss_factor(num_local: int, num_global: int, world_size: int) -> float:
     Raises:
         SamplerArgumentError: The share is larger than the whole, or a number is out of range.
     """
+    for name, number in (("num_local", num_local), ("num_global", num_global), ("world_size", world_size)):
+        checked_int(name, number)
     if not (0 <= num_local <= num_global and num_global > 0 and world_size > 0):
         raise SamplerArgumentError(f"a share of {num_local} of {num_global} samples over {world_size} ranks is none")
     return world_size * num_local / num_global
@@ -181,6 +184,11 @@ def checked_weights(weights: Sequence[int]) -> tuple[int, ...]:
     Raises:
         SamplerArgumentError: One is negative or no integer, there is none, or all are 0.
     """
+    check_has(
+        SamplerArgumentError, "weights", weights, ("__len__", "__getitem__"), "a whole number for each rank, in a list"
+    )
+    if isinstance(weights, str | bytes | dict):
+        raise refuse(SamplerArgumentError, "weights", weights, "a whole number for each rank, in a list")
     checked = tuple(checked_int(f"weights[{rank}]", weight) for rank, weight in enumerate(weights))
     if not checked or min(checked) < 0 or not any(checked):
         raise SamplerArgumentError(

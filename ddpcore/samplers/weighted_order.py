@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddpcore.arguments import check_flag
 from ddpcore.errors import SamplerArgumentError
 from ddpcore.samplers.order import (
     checked_num_samples,
@@ -56,6 +57,7 @@ class WeightedOrder:
     def __init__(
         self, weights: npt.ArrayLike, num_samples: int | None = None, seed: int = 0, *, replacement: bool = True
     ) -> None:
+        check_flag(SamplerArgumentError, "replacement", replacement)
         self._weights = _checked_weights(weights)
         self.replacement = replacement
         self.seed = checked_seed(seed)

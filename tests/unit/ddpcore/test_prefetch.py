@@ -160,7 +160,7 @@ def test_it_is_as_long_as_its_source() -> None:
 
 
 def test_a_depth_without_prefetch_is_refused() -> None:
-    with pytest.raises(ValueError, match="depth is 0"):
+    with pytest.raises(ValueError, match="depth=0 makes no sense"):
         Prefetcher(batches(1), "cpu", 0)
 
 

@@ -1,0 +1,392 @@
+"""Every parameter of everything public, with wrong types and values: our error, or a meaning that is documented.
+
+The calls are generated from the signatures: a new parameter is tried by itself. Nothing may end in an error from
+inside, and nothing senseless may be accepted in silence.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import ddpcore
+import ddpcore.barriers
+import ddpcore.checkpoint
+import ddpcore.parallel
+import ddpcore.process_group
+import ddpcore.samplers
+from ddpcore.checkpoint import Checkpointer
+from ddpcore.engine.batches import Batch
+from ddpcore.errors import DdpcoreError, EngineUseError, SamplerArgumentError
+from ddpcore.process_group import OpenGroup
+from ddpcore.samplers import ElasticBatchSampler, ElasticDistributedSampler, ShuffledOrder, WeightedOrder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+DATA = TensorDataset(torch.ones(12, 2))
+
+WRONG: list[Any] = [
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    math.nan,
+    math.inf,
+    10**30,
+    "",
+    "no such thing",
+    b"bytes",
+    [],
+    {},
+    object(),
+    nn.Linear,
+]
+
+TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
+
+
+@dataclass
+class Call:
+    """How something public is called well.
+
+    Attributes:
+        function: Whose signature it is.
+        arguments: By name; those left out have defaults.
+        run: Calls it with these arguments and a directory to write in; by default the function itself.
+        extra: Parameters that the signature takes as `**options`, with their types.
+    """
+
+    function: Callable[..., Any]
+    arguments: dict[str, Any]
+    run: Callable[..., Any] | None = None
+    extra: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, directory: Path, arguments: dict[str, Any]) -> object:
+        return self.run(directory, **arguments) if self.run is not None else self.function(**arguments)
+
+
+def with_engine(where: Path, /, **arguments: Any) -> None:
+    with ddpcore.Engine(**{"log_dir": where / "logs", **arguments}):
+        pass
+
+
+def in_engine(name: str) -> Callable[..., None]:
+    def run(where: Path, /, **arguments: Any) -> None:
+        with ddpcore.Engine() as engine:
+            if arguments.get("directory") == "checkpoints":
+                arguments["directory"] = where / "checkpoints"
+            returned = getattr(engine, name)(**arguments)
+            if inspect.isgenerator(returned):
+                next(returned)
+
+    return run
+
+
+def in_step(name: str) -> Callable[..., None]:
+    def run(_: Path, /, **arguments: Any) -> None:
+        with ddpcore.Engine() as engine:
+            model = engine.wrap(nn.Linear(2, 1))
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            for batch in engine.steps(engine.loader(DATA, global_batch_size=4), until="1 step"):
+                if name == "micro_batches":
+                    assert list(batch.micro_batches(**arguments))
+                    break
+                for (inputs,) in batch.micro_batches():
+                    loss = model(inputs).mean()
+                    engine.backward(arguments.get("loss", loss)) if name == "backward" else engine.backward(loss)
+                if name == "update":
+                    engine.update(**{"optimizer": optimizer, **arguments})
+                elif name == "log":
+                    engine.log(**arguments)
+
+    return run
+
+
+def steps(_: Path, /, **arguments: Any) -> None:
+    with ddpcore.Engine() as engine:
+        batches = engine.loader(DATA, global_batch_size=4)
+        for _batch in engine.steps(**{"batches": batches, **arguments}):
+            break
+
+
+opened: dict[Path, Checkpointer] = {}
+"""One for all values of a test: each has a process."""
+
+
+def with_checkpointer(name: str) -> Callable[..., None]:
+    def run(where: Path, /, **arguments: Any) -> None:
+        root = where.parent / "checkpoints"
+        if root not in opened:
+            opened[root] = Checkpointer(root)
+            opened[root].save(1, {"a": 1})
+        getattr(opened[root], name)(**arguments)
+
+    return run
+
+
+def open_checkpointer(where: Path, /, **arguments: Any) -> None:
+    if arguments["directory"] == "checkpoints":
+        arguments["directory"] = where / "checkpoints"
+    Checkpointer(**arguments).close()
+
+
+def sampler() -> ElasticBatchSampler:
+    return ElasticBatchSampler(ShuffledOrder(12), 4)
+
+
+def on_sampler(name: str) -> Callable[..., object]:
+    def run(_: Path, /, **arguments: Any) -> None:
+        getattr(sampler(), name)(**arguments)
+
+    return run
+
+
+def on_distributed(name: str) -> Callable[..., object]:
+    def run(_: Path, /, **arguments: Any) -> None:
+        getattr(ElasticDistributedSampler(DATA), name)(**arguments)
+
+    return run
+
+
+def read_through(_: Path, /, **arguments: Any) -> None:
+    assert list(ddpcore.Prefetcher(**arguments)) is not None
+
+
+def in_block(block: Callable[..., Any]) -> Callable[..., None]:
+    def run(_: Path, /, **arguments: Any) -> None:
+        with block(**arguments):
+            pass
+
+    return run
+
+
+def close_group(_: Path, /, **arguments: Any) -> None:
+    ddpcore.open_process_group().close(**arguments)
+
+
+GROUP_OPTIONS = {
+    "timeout_s": "float",
+    "join_timeout_s": "float",
+    "backend": "str | None",
+    "device": "str | None",
+    "init_method": "str | None",
+}
+
+CALLS: list[Call] = [
+    Call(ddpcore.Engine, {}, with_engine, GROUP_OPTIONS),
+    Call(
+        ddpcore.Engine.wrap, {"model": nn.Linear(2, 1)}, in_engine("wrap"), {"sync_batchnorm": "bool", "comm_hook": ""}
+    ),
+    Call(ddpcore.Engine.ema, {"model": nn.Linear(2, 1)}, in_engine("ema")),
+    Call(
+        ddpcore.Engine.loader,
+        {"dataset": DATA, "global_batch_size": 4},
+        in_engine("loader"),
+        {"num_workers": "int", "prefetch": "int"},
+    ),
+    Call(
+        ddpcore.Engine.checkpoint,
+        {"directory": "checkpoints", "every": "1 step", "model": nn.Linear(2, 1)},
+        in_engine("checkpoint"),
+        {"model": ""},
+    ),
+    Call(ddpcore.Engine.steps, {"until": "2 steps"}, steps),
+    Call(ddpcore.Engine.backward, {}, in_step("backward")),
+    Call(ddpcore.Engine.update, {}, in_step("update")),
+    Call(ddpcore.Engine.log, {"loss": 1.0}, in_step("log"), {"loss": "float"}),
+    Call(ddpcore.Engine.is_due, {"every": "1 step"}, in_engine("is_due")),
+    Call(
+        ddpcore.Engine.evaluate,
+        {"model": nn.Linear(2, 1), "dataset": DATA, "measure": lambda m, b: {"a": m(b[0])[:, 0]}, "batch_size": 4},
+        in_engine("evaluate"),
+    ),
+    Call(Batch.micro_batches, {}, in_step("micro_batches")),
+    Call(Checkpointer, {"directory": "checkpoints"}, open_checkpointer),
+    Call(Checkpointer.save, {"step": 2, "state": {"a": 1}}, with_checkpointer("save")),
+    Call(Checkpointer.prepare, {"state": {"a": 1}}, with_checkpointer("prepare")),
+    Call(Checkpointer.load, {"step": 1}, with_checkpointer("load")),
+    Call(ddpcore.checkpoint.restore, {"state": {}, "objects": {}}),
+    Call(ElasticBatchSampler, {"order": ShuffledOrder(12), "global_batch_size": 4}),
+    Call(ElasticBatchSampler.set_weights, {"weights": [1]}, on_sampler("set_weights")),
+    Call(ElasticBatchSampler.set_epoch, {"epoch": 1}, on_sampler("set_epoch")),
+    Call(
+        ElasticBatchSampler.load_state_dict,
+        {"state_dict": sampler().state_dict()},
+        on_sampler("load_state_dict"),
+    ),
+    Call(ElasticDistributedSampler, {"dataset": DATA}),
+    Call(ElasticDistributedSampler.set_epoch, {"epoch": 1}, on_distributed("set_epoch")),
+    Call(
+        ElasticDistributedSampler.load_state_dict,
+        {"state_dict": ElasticDistributedSampler(DATA).state_dict()},
+        on_distributed("load_state_dict"),
+    ),
+    Call(ddpcore.samplers.EvaluationSampler, {"dataset": DATA}),
+    Call(ddpcore.samplers.LengthGroupedOrder, {"lengths": [1, 2, 3], "global_batch_size": 2}),
+    Call(ddpcore.samplers.SequentialOrder, {"num_samples": 3}),
+    Call(ShuffledOrder, {"num_samples": 3}),
+    Call(ddpcore.samplers.WeightedOrder, {"weights": [1.0, 2.0]}),
+    Call(ddpcore.samplers.loss_factor, {"num_local": 1, "num_global": 2, "world_size": 2}),
+    Call(ddpcore.samplers.sample_seed, {"seed": 1, "epoch": 0, "index": 0}),
+    Call(ddpcore.Prefetcher, {"batches": [torch.ones(1)], "device": "cpu"}, read_through),
+    Call(ddpcore.barrier, {"label": "epoch"}),
+    Call(ddpcore.exchange, {"label": "epoch", "value": "a"}),
+    Call(ddpcore.master_first, {}, in_block(ddpcore.master_first)),
+    Call(ddpcore.local_master_first, {}, in_block(ddpcore.local_master_first)),
+    Call(ddpcore.only_on_master, {}, in_block(ddpcore.only_on_master)),
+    Call(ddpcore.rank_zero_only, {"function": print}),
+    Call(ddpcore.phase, {"name": "eval"}, in_block(ddpcore.phase)),
+    Call(ddpcore.report_step, {"step": 1}),
+    Call(ddpcore.open_process_group, {}, lambda _, /, **arguments: ddpcore.open_process_group(**arguments).close()),
+    Call(OpenGroup.close, {}, close_group),
+    Call(ddpcore.wrap, {"model": nn.Linear(2, 1)}),
+    Call(ddpcore.unwrap, {"model": nn.Linear(2, 1)}),
+    Call(ddpcore.parallel.PowerSGD, {}),
+]
+
+ANYTHING = "anything"
+STATE: list[Any] = [None, True, 0, -1, 1.5, math.nan, math.inf, 10**30, "", "no such thing", [], {}]
+"""What a checkpoint can hold."""
+
+MEANING: dict[tuple[str, str], list[Any] | str] = {
+    ("Engine", "seed"): [0],
+    ("Engine", "deadline"): [0],
+    ("Engine", "stop_patience_s"): [0],
+    ("Engine.ema", "decay"): [0],
+    ("Engine.loader", "num_workers"): [0],
+    ("Engine.log", "loss"): [True, 0, -1, math.nan, math.inf],
+    ("Engine.update", "clip_norm"): [math.inf],
+    ("Checkpointer.save", "step"): [0],
+    ("Checkpointer.save", "state"): STATE,
+    ("Checkpointer.save", "per_rank"): STATE,
+    ("Checkpointer.prepare", "state"): STATE,
+    ("Checkpointer.prepare", "per_rank"): STATE,
+    ("ElasticBatchSampler", "rank"): [0],
+    ("ElasticBatchSampler.set_epoch", "epoch"): [0],
+    ("ElasticDistributedSampler", "rank"): [0],
+    ("ElasticDistributedSampler", "seed"): [0],
+    ("ElasticDistributedSampler.set_epoch", "epoch"): [0],
+    ("EvaluationSampler", "rank"): [0],
+    ("LengthGroupedOrder", "seed"): [0],
+    ("ShuffledOrder", "seed"): [0],
+    ("WeightedOrder", "seed"): [0],
+    ("loss_factor", "num_local"): [0],
+    ("sample_seed", "seed"): [0],
+    ("sample_seed", "epoch"): [0],
+    ("sample_seed", "index"): [0],
+    ("Prefetcher", "batches"): [[]],
+    ("barrier", "timeout_s"): [math.inf],
+    ("exchange", "timeout_s"): [math.inf],
+    ("exchange", "value"): [""],
+    ("master_first", "timeout_s"): [math.inf],
+    ("local_master_first", "timeout_s"): [math.inf],
+    ("only_on_master", "name"): [""],
+    ("rank_zero_only", "function"): [nn.Linear],
+    ("report_step", "step"): ANYTHING,
+    ("report_step", "loss"): ANYTHING,
+    ("report_step", "epoch"): ANYTHING,
+    ("restore", "state"): [{}],
+    ("restore", "objects"): [{}],
+    ("open_process_group", "rank"): [0],
+    ("PowerSGD", "start_iter"): [0],
+    ("PowerSGD", "orthogonalization_epsilon"): [0],
+    ("PowerSGD", "random_seed"): [0],
+}
+"""Values that only look senseless: what they mean stands in the parameter's documentation."""
+
+
+def cases() -> list[Any]:
+    found = []
+    for call in CALLS:
+        names = [
+            name
+            for name, parameter in inspect.signature(call.function).parameters.items()
+            if name != "self" and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        ]
+        found += [pytest.param(call, name, id=f"{call.function.__qualname__}-{name}") for name in [*names, *call.extra]]
+    return found
+
+
+def has_meaning(call: Call, name: str, value: object) -> bool:
+    """Say whether a value may be accepted: by its annotation, or as documented in `MEANING`."""
+    known = MEANING.get((call.function.__qualname__, name), [])
+    if known == ANYTHING or any(value is one or (type(value) is type(one) and value == one) for one in known):
+        return True
+    parameter = inspect.signature(call.function).parameters.get(name)
+    annotation = str(parameter.annotation) if parameter is not None else call.extra[name]
+    kinds = [kind.strip() for kind in annotation.split("|")]
+    if value is None:
+        return "None" in kinds
+    if isinstance(value, bool):
+        return "bool" in kinds
+    if isinstance(value, int | float):
+        is_number = any(type(value) in TYPES[kind] for kind in kinds if kind in ("int", "float"))
+        return is_number and value > 0 and math.isfinite(value)
+    return isinstance(value, str) and bool(value) and ("str" in kinds)
+
+
+@pytest.mark.parametrize(("call", "name"), cases())
+def test_a_wrong_argument_is_our_error_or_has_a_meaning(
+    call: Call, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    problems = []
+    for number, value in enumerate(WRONG):
+        (tmp_path / str(number)).mkdir()
+        try:
+            call(tmp_path / str(number), {**call.arguments, name: value})
+        except DdpcoreError as error:
+            if not str(error):
+                problems.append(f"{value!r}: says nothing")
+        except Exception as error:  # noqa: BLE001 - any other is what this test is for
+            problems.append(f"{value!r}: {type(error).__name__}: {str(error)[:90]}")
+        else:
+            if not has_meaning(call, name, value):
+                problems.append(f"{value!r} is accepted in silence")
+    while opened:
+        opened.popitem()[1].close()
+    assert not problems, "\n".join(problems)
+
+
+def test_a_data_loader_in_place_of_a_data_set_is_refused() -> None:
+    with ddpcore.Engine() as engine, pytest.raises(EngineUseError, match=r"give it loader\.dataset"):
+        engine.loader(DataLoader(DATA), global_batch_size=4)  # type: ignore[arg-type] # that is the point
+
+
+@pytest.mark.parametrize("num_samples", [4, 13])
+def test_an_order_of_another_length_than_the_data_is_refused(num_samples: int) -> None:
+    with ddpcore.Engine() as engine, pytest.raises(SamplerArgumentError, match="would not hold each sample once"):
+        engine.loader(DATA, global_batch_size=4, order=ShuffledOrder(num_samples))
+
+
+def test_a_weighted_order_may_draw_fewer_samples_or_more() -> None:
+    with ddpcore.Engine() as engine:
+        for number, num_samples in enumerate([4, 40]):
+            order = WeightedOrder([1.0] * 12, num_samples=num_samples)
+            assert len(engine.loader(DATA, global_batch_size=4, order=order, name=str(number)).sampler) > 0
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_a_forgotten_update_is_said_once(caplog: pytest.LogCaptureFixture, *, is_forgotten: bool) -> None:
+    with ddpcore.Engine() as engine:
+        model = engine.wrap(nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for batch in engine.steps(engine.loader(DATA, global_batch_size=4), until="3 steps"):
+            for (inputs,) in batch.micro_batches():
+                engine.backward(model(inputs).mean())
+            if not is_forgotten:
+                # Without the engine's help is a way, too.
+                optimizer.step()
+
+    warnings = [record.message for record in caplog.records if "engine.update" in record.message]
+    assert len(warnings) == is_forgotten

@@ -155,6 +155,8 @@ class PastCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Elements of all its inputs; -1 where it has none."""
     dtype: Word = ""
     """Element type of its inputs in torch's words: `Float`."""
+    root: Annotated[int, msgspec.Meta(ge=-1, le=2**31)] = -1
+    """Global rank of its source or destination; -1 where it has none, or it is not known."""
 
 
 class StepCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -187,8 +189,7 @@ class GroupReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     is_waiting: bool = False
     """True once the wait has been seen by two samples in a row."""
     is_queued: bool = False
-    """The call that is waited for is behind another one on the GPU, of another group or to one peer, that is not over.
-    """
+    """The call that is waited for is behind another one on the GPU, of another group or to one peer."""
     ranks: list[Rank] = []
     """Sorted global ranks of the members; empty means every rank of the job."""
     dtypes: Annotated[list[Word], msgspec.Meta(max_length=8)] = []
@@ -224,8 +225,7 @@ class PeerWait(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The call it waits for; of `Work.wait()`, all calls that are not known to be over."""
     waiting_s: Seconds = 0.0
     is_on_gpu: bool = False
-    """NCCL's: the GPU waits, all other calls that are not over are behind these, and the main thread may be elsewhere.
-    """
+    """NCCL's: the GPU waits, and other calls are behind these; the main thread may be elsewhere."""
 
 
 class ChildWait(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -101,11 +101,13 @@ HISTORY_FIELDS = (
     ("reduce_op", "I"),
     ("ops", f"{NUM_PAST}I"),
     ("shapes", f"{NUM_PAST}I"),
+    ("roots", f"{NUM_PAST}I"),
 )
 HISTORY_RECORD = struct.Struct("<" + "".join(code for _, code in HISTORY_FIELDS) + "4x")
 """What a rank has called last in a group: the seq of the newest call and its root (-1 is none); which rank's record
 and which of the calls; then checksums, 0 where a thing is not known: of the newest call's reduction, of the last calls'
-operations, and of their sizes with their element types, ascending up to the newest."""
+operations, and of their sizes with their element types, ascending up to the newest; and one more than the root of each,
+0 where it is not known."""
 
 SIZED_OPS = frozenset({"all_reduce", "broadcast", "reduce"})
 """Operations whose members must bring equally many elements of one type."""
@@ -279,14 +281,15 @@ def _standing_record(group: GroupReport, row: int, call: int) -> bytes:
 
 def _history_record(group: GroupReport, row: int, call: int) -> bytes:
     newest = group.past[-1].seq
-    ops, shapes = [0] * NUM_PAST, [0] * NUM_PAST
+    ops, shapes, roots = [0] * NUM_PAST, [0] * NUM_PAST, [0] * NUM_PAST
     for past in group.past:
         place = NUM_PAST - 1 - (newest - past.seq)
         if 0 <= place < NUM_PAST:
             ops[place] = checksum(past.op)
             shapes[place] = shape_checksum(past.op, past.num_elements, past.dtype)
+            roots[place] = past.root + 1
     root = -1 if group.root is None else group.root
-    return HISTORY_RECORD.pack(newest, root, row, call, checksum(group.reduce_op), *ops, *shapes)
+    return HISTORY_RECORD.pack(newest, root, row, call, checksum(group.reduce_op), *ops, *shapes, *roots)
 
 
 def shape_checksum(op: str, num_elements: int, dtype: str) -> int:

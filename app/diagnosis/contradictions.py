@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from app.model.call_history import Comparison
     from app.model.group_table import GroupTable
     from app.model.job_model import Death
+    from ddpcore.wire import GroupReport, PastCall
 
 _WHERE = re.compile(r"(?P<file>[^:]+):(?P<line>\d{1,9})(?: in (?P<function>.+))?")
 """How a node writes the line at which a rank failed."""
@@ -77,7 +78,8 @@ def _difference(evidence: Evidence, table: GroupTable, waits: Sequence[Wait]) ->
         return None
     newest = int(table.enqueued[is_hung].max(initial=0))
     oldest = int(table.completed[is_hung].min(initial=newest)) + 1
-    for seq in range(max(oldest, newest - MAX_SEQS + 1), newest + 1):
+    # With NCCL ranks may have called many more: what they report is about the call that is held up.
+    for seq in range(oldest, min(newest, oldest + MAX_SEQS - 1) + 1):
         compared = table.compare(seq, is_hung & (table.enqueued == seq))
         is_held = is_hung & (table.completed < seq) & (table.enqueued >= seq)
         if compared is None or compared.is_alike or not is_held.any():
@@ -143,10 +145,17 @@ def side_of(evidence: Evidence, table: GroupTable, ranks: Ranks, seq: int) -> Si
         call.num_elements if call is not None else -1,
         evidence.place_of(speaker) if is_there.any() else None,
         dtype=call.dtype if call is not None else "",
-        root=group.root if group is not None and is_newest else None,
+        root=_root_of(group, call, is_newest=is_newest),
         reduce_op=group.reduce_op if group is not None and is_newest else "",
         phase=report.phase if report is not None and is_there.any() else None,
     )
+
+
+def _root_of(group: GroupReport | None, call: PastCall | None, *, is_newest: bool) -> int | None:
+    """Return the source or destination that a rank has passed to a call, where it is known."""
+    if group is not None and is_newest and group.root is not None:
+        return group.root
+    return call.root if call is not None and call.root >= 0 else None
 
 
 def _op_of(evidence: Evidence, table: GroupTable, rank: int, seq: int) -> str:

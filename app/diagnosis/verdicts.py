@@ -15,6 +15,7 @@ import numpy as np
 from agent.wire.reports import ProcessState
 from app.diagnosis.memory import is_out_of_memory, last_growth, near_growths
 from app.diagnosis.rank_facts import NOWHERE, is_in_known_phase, unheard_nodes
+from app.diagnosis.waits import is_root_unknown
 from app.model.job_model import PHASE_CODE
 from app.rows import Cause, Severity
 from ddpcore.wire import FIRST_GROUP, Phase
@@ -148,6 +149,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """For TRANSPORT in `init_process_group`: who listens where they meet, where that is one of their nodes."""
     num_hosts: int = 0
     """For TRANSPORT: machines that take part, where all members are in the same call; else 0."""
+    is_root_unknown: bool = False
+    """For TRANSPORT: its members may have passed different sources or destinations, of which nothing is recorded."""
     absence: Absence | None = None
     """For NODE_LOST: why the nodes cannot be heard from here, where one reason is known for all."""
     cost_frac: float | None = None
@@ -454,12 +457,10 @@ def transport(evidence: Evidence, waits: Iterable[Wait]) -> list[Verdict]:
 
     While a rank is missing anywhere of which it is not known what it waits in, that may be the reason.
     """
-    is_waiting = np.zeros(evidence.job.world_size, np.bool_)
-    for wait in evidence.waits:
-        is_waiting[wait.waiting] = True
-    if not all(is_waiting[wait.missing].all() for wait in evidence.waits):
-        return []
-    if any(len(knot.roots) for knot in evidence.knots):
+    waiting = np.concatenate([np.zeros(0, np.int64), *(wait.waiting for wait in evidence.waits)])
+    if any(not np.isin(wait.missing, waiting).all() for wait in evidence.waits if len(wait.missing)) or any(
+        len(knot.roots) for knot in evidence.knots
+    ):
         return []
     return [_incomplete(evidence, wait) for wait in waits if wait.waited_s > evidence.thresholds.stall_s]
 
@@ -480,6 +481,7 @@ def _incomplete(evidence: Evidence, wait: Wait) -> Verdict:
         waited_s=wait.waited_s,
         place=evidence.place_of(int(wait.waiting[0])),
         num_hosts=len(hosts_of(evidence, wait.waiting)) if _is_common(evidence, wait) else 0,
+        is_root_unknown=is_root_unknown(evidence.job, wait),
     )
 
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from app.model.call_history import ONE_WAY_OPS
 from app.model.farewells import has_final_calls
-from ddpcore.wire import FIRST_GROUP
+from app.model.job_model import PHASE_CODE
+from ddpcore.wire import FIRST_GROUP, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,9 +28,7 @@ MAX_WAITS_PER_GROUP = 4
 """Seqs of one group looked at, the most behind first: the later ones wait for those."""
 MAX_WAITS = 256
 """Of one job; a cluster in which more sub-groups wait at once has the same few roots."""
-
-ONE_WAY_OPS = frozenset({"broadcast", "gather", "scatter", "reduce"})
-"""Operations that are over for one member before every member has called them."""
+_FORWARDS = [PHASE_CODE[Phase.FORWARD], PHASE_CODE[Phase.EVAL]]
 
 
 class Wait(msgspec.Struct, frozen=True, eq=False):
@@ -287,3 +287,18 @@ def odd_of_two_groups(job: JobModel, waits: Sequence[Wait]) -> list[int] | None:
     if len(beside) < 2 or min(steps.min(), own_steps.min()) < 0:
         return sorted([*odd.tolist(), *even.tolist()])
     return [int(rank) for rank in (even if own_steps.max() < steps.min() else odd)]
+
+
+def is_root_unknown(job: JobModel, wait: Wait) -> bool:
+    """Return whether it is not known what source or destination each rank that waits has passed."""
+    table = job.groups.get(wait.group)
+    if wait.op not in ONE_WAY_OPS or table is None:
+        return False
+    if np.isin(job.phase[wait.waiting], _FORWARDS).all():
+        # DDP's own broadcast of buffers: the program passes nothing.
+        return False
+    history = table.history
+    if history is None:
+        return True
+    is_known = (history.roots_at(wait.seq) != 0) | ((history.root >= 0) & (history.newest == wait.seq))
+    return not bool(is_known[table.slots(wait.waiting)[0]].all())

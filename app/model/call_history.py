@@ -12,6 +12,9 @@ from agent.wire.digest import NUM_PAST
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+ONE_WAY_OPS = frozenset({"broadcast", "gather", "scatter", "reduce"})
+"""Operations that are over for one member before every member has called them."""
+
 
 class CallHistory:
     """What each member of a group has called last, as checksums, of which 0 is unknown.
@@ -20,6 +23,7 @@ class CallHistory:
         newest: Seq of the newest call that is known of each member; -1 where none is.
         ops: Operations of the `NUM_PAST` calls up to it, ascending.
         shapes: Sizes and element types of these, where all members must bring the same.
+        roots: One more than the source or destination of each of these; 0 where it is not known.
         root: Source or destination that the newest call names; -1 where none is known.
         reduce_op: Its reduction.
     """
@@ -28,6 +32,7 @@ class CallHistory:
         self.newest = np.full(num_members, -1, np.int64)
         self.ops = np.zeros((num_members, NUM_PAST), np.uint32)
         self.shapes = np.zeros((num_members, NUM_PAST), np.uint32)
+        self.roots = np.zeros((num_members, NUM_PAST), np.uint32)
         self.root = np.full(num_members, -1, np.int64)
         self.reduce_op = np.zeros(num_members, np.uint32)
 
@@ -35,15 +40,22 @@ class CallHistory:
         """Write what members say of themselves: records of `app.model.rank_batch.HISTORIES`, one for each slot."""
         self.newest[slots], self.root[slots] = told["counts"].T
         self.ops[slots], self.shapes[slots] = told["ops"], told["shapes"]
+        self.roots[slots] = told["roots"]
         self.reduce_op[slots] = told["reduce_op"]
 
     def calls_at(self, seq: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
         """Return every member's operation and shape at a seq, 0 where it is not known."""
+        return self._at(seq, self.ops), self._at(seq, self.shapes)
+
+    def roots_at(self, seq: int) -> NDArray[np.uint32]:
+        """Return one more than every member's source or destination at a seq, 0 where it is not known."""
+        return self._at(seq, self.roots)
+
+    def _at(self, seq: int, figures: NDArray[np.uint32]) -> NDArray[np.uint32]:
         place = NUM_PAST - 1 - (self.newest - seq)
         is_known = (place >= 0) & (place < NUM_PAST) & (self.newest >= 0)
-        column = np.where(is_known, place, 0)
-        rows = np.arange(len(place))
-        return np.where(is_known, self.ops[rows, column], 0), np.where(is_known, self.shapes[rows, column], 0)
+        found: NDArray[np.uint32] = np.where(is_known, figures[np.arange(len(place)), np.where(is_known, place, 0)], 0)
+        return found
 
 
 class Comparison(msgspec.Struct, frozen=True, eq=False):

@@ -102,12 +102,20 @@ class GroupTable:
         keys = ops.astype(np.int64) << 32 | shapes
         if (keys[is_known] != keys[is_known][0]).any() or is_waiting is None:
             return Comparison(seq, self.members[is_known], keys[is_known])
-        return self._compare_arguments(history, seq, is_known & is_waiting & (history.newest == seq))
+        return self._compare_arguments(history, seq, (is_known, is_waiting & (history.newest == seq)))
 
-    def _compare_arguments(self, history: CallHistory, seq: int, is_known: NDArray[np.bool_]) -> Comparison | None:
+    def _compare_arguments(
+        self, history: CallHistory, seq: int, members: tuple[NDArray[np.bool_], NDArray[np.bool_]]
+    ) -> Comparison | None:
         """Return what members differ in, which have made the same call: its source, destination or reduction."""
-        for passed, unknown in ((history.root, -1), (history.reduce_op.astype(np.int64), 0)):
-            tells = is_known & (passed != unknown)
+        is_known, is_there = members
+        figures = (
+            (history.roots_at(seq).astype(np.int64), 0, is_known),
+            (history.root, -1, is_known & is_there),
+            (history.reduce_op.astype(np.int64), 0, is_known & is_there),
+        )
+        for passed, unknown, is_told in figures:
+            tells = is_told & (passed != unknown)
             if tells.any() and (passed[tells] != passed[tells][0]).any():
                 return Comparison(seq, self.members[tells], passed[tells])
         return None

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from app.diagnosis.verdicts import Verdict
 
 
+ROOT_ARGUMENT = {"broadcast": "src", "scatter": "src", "gather": "dst", "reduce": "dst"}
+"""What torch.distributed calls the one rank that an operation's data come from, or go to."""
+
+
 def hint(verdict: Verdict, pid: int | None) -> str:
     """Return the next step, in a clean sentence."""
     node = nodes_text([clean_name(node) for node in verdict.nodes[:1]])
@@ -76,6 +80,9 @@ def _mismatch_hint(verdict: Verdict) -> str:
 
 
 def _transport_hint(verdict: Verdict) -> str:
+    if verdict.is_root_unknown:
+        compared = f"compare {ROOT_ARGUMENT.get(verdict.op, 'root')} at that line on every rank"
+        return f"{compared}; if all are equal, {'the network' if verdict.num_hosts > 1 else 'their stacks'}"
     if verdict.num_hosts > 1:
         return "check the network between the nodes: interface, firewall, MTU"
     if verdict.store_listener:

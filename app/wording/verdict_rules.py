@@ -51,14 +51,21 @@ VERDICT_RULES = (
         "ranks whose calls at one place of a group's order differ: operation, size, element type, source, reduction"
         " or name. The first such place among their last 16 calls, with what each passes. The smaller side is "
         "named; of two equal sides both. A rank that gloo aborts is a victim of it",
-        "source and reduction of calls that are over, and of calls by NCCL and by DDP's C++: torch's recorder does "
-        'not hold them. An abort that fits several ranks: "whose call differs is not known"',
+        "source and reduction of calls by DDP's C++, reductions of NCCL's calls, sources of gloo's that are over: "
+        'torch\'s recorder does not hold them. An abort that fits several ranks: "whose call differs is not known"',
+    ),
+    VerdictRule(
+        "mismatch, in init_process_group",
+        "ranks that go to different stores (MASTER_ADDR, MASTER_PORT), come as the same rank, or wait for more "
+        "ranks than there are; the smaller part, or who has another's number",
+        "the same for file:// and for stores that the program makes itself",
     ),
     VerdictRule(
         "mismatch, of send and recv",
         "ranks whose sends and receives do not meet: a cycle, a send that nobody receives, tags that differ; with "
         "each rank's peer",
-        "with gloo the peer comes from the stack: where it is not readable there, the rank is only shown as waiting",
+        "with gloo the peer comes from the stack, with NCCL from torch's recorder: where it is not readable there, "
+        "the rank is only shown as waiting",
     ),
     VerdictRule(
         "silent",
@@ -110,8 +117,10 @@ VERDICT_RULES = (
     VerdictRule(
         "transport",
         "nobody: every member has called, no rank is missing anywhere, and it does not complete. Before the first "
-        "collective: all have come to init_process_group and do not meet, as with a stranger on MASTER_PORT",
-        'which link fails. "Check the network" is said only where two machines or more take part',
+        "collective: all have come to init_process_group and do not meet, as with a stranger on MASTER_PORT: its "
+        "pid and command are in the sentence where it runs on a node of the job",
+        'which link fails. "Check the network" is said only where two machines or more take part, and no source or '
+        "destination is unknown that may differ",
     ),
     VerdictRule(
         "checkpointing, evaluating",

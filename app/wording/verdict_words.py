@@ -13,6 +13,7 @@ from app.wording.growth_words import growth_parts, past_growth_text
 from app.wording.meeting_words import meeting_head, store_text
 from app.wording.slow_words import input_bound_parts, slow_parts
 from app.wording.standing_words import child_text, not_exiting_parts, peer_text, standstill_parts
+from app.wording.verdict_hints import ROOT_ARGUMENT
 from app.words import (
     bytes_text,
     call_text,
@@ -48,10 +49,6 @@ PHASE_WORDS = {
     Phase.CHECKPOINT: "is saving a checkpoint",
     Phase.EVAL: "is evaluating",
 }
-
-
-ROOT_ARGUMENT = {"broadcast": "src", "scatter": "src", "gather": "dst", "reduce": "dst"}
-"""What torch.distributed calls the one rank that an operation's data come from, or go to."""
 
 
 def sentence(verdict: Verdict) -> str:
@@ -350,8 +347,11 @@ def _transport(verdict: Verdict) -> list[str]:
         head += f" at {store_text(verdict.meetings[0])}" if verdict.meetings else ""
     verb = "waits" if len(verdict.waiting) == 1 else "wait"
     place = f" at {place_text(verdict.place)}" if verdict.place else ""
-    listener = f"{clean(verdict.store_listener, MAX_ERROR)} listens there" if verdict.store_listener else ""
-    return [head, listener, f"{ranks_text(verdict.waiting)} {verb} for {seconds_text(verdict.waited_s)}{place}"]
+    argument = ROOT_ARGUMENT.get(verdict.op, "root")
+    cause = f"which {argument} each rank passes is not known: they may differ" if verdict.is_root_unknown else ""
+    if verdict.store_listener:
+        cause = f"{clean(verdict.store_listener, MAX_ERROR)} listens there"
+    return [head, cause, f"{ranks_text(verdict.waiting)} {verb} for {seconds_text(verdict.waited_s)}{place}"]
 
 
 def _straggler(verdict: Verdict) -> list[str]:

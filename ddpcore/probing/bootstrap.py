@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ddpcore.env import parse_probe, parse_torchrun
 from ddpcore.probing import probe
+from ddpcore.probing.call_roots import note_roots
 from ddpcore.probing.code_places import code_roots
 from ddpcore.probing.flight_recorder import FlightRecorder
 from ddpcore.probing.optimizer_hook import hear_optimizers
@@ -44,6 +45,7 @@ def start_in_rank() -> None:
     record_uncaught_errors(roots, probe.note_uncaught)
     probe.start(torchrun, env, roots, FlightRecorder(), peer_calls)
     count_peer_calls()
+    note_roots()
     hear_optimizers(probe.count_step)
 
 

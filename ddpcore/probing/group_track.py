@@ -246,4 +246,5 @@ def operation(entry: RecorderEntry) -> str:
 def _past_call(entry: RecorderEntry) -> PastCall:
     num_elements = min(sum(math.prod(shape) for shape in entry.sizes), _MAX_ELEMENTS) if entry.sizes else -1
     dtypes = dict.fromkeys(entry.dtypes)
-    return PastCall(entry.seq, operation(entry), max(-1, num_elements), sendable("+".join(dtypes), _MAX_OP_CHARS))
+    root = -1 if entry.root is None else entry.root
+    return PastCall(entry.seq, operation(entry), max(-1, num_elements), sendable("+".join(dtypes), _MAX_OP_CHARS), root)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, SupportsFloat, assert_never
 
 from ddpcore.errors import UnknownPhaseError
 from ddpcore.probing.call_arguments import arguments_of
+from ddpcore.probing.call_roots import call_roots
 from ddpcore.probing.code_places import StackWalk, stack_of
 from ddpcore.probing.faults import StepFaults, pause, strike
 from ddpcore.probing.gpu_memory import GpuMemory
@@ -309,7 +310,8 @@ class Probe:
         # What this rank called last is all that others have to compare with once it is gone.
         if state.wants_dump(now_s) or ((is_last or marks.uncaught is not None) and state.has_groups):
             began_s = time.thread_time()
-            dump, members = self._recorder.dump(), self._recorder.members()
+            members = self._recorder.members()
+            dump = call_roots.with_roots(self._recorder.dump(), members)
             state.learn(dump, members, time.thread_time() - began_s, tuple(marks.step_ends))
         if state.wants_arguments:
             state.learn_arguments(arguments_of(self._main_thread_id))

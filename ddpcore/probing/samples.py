@@ -63,6 +63,8 @@ class RecorderEntry(msgspec.Struct, frozen=True, gc=False):
     """Element types of its inputs: `Float`."""
     p2p_seq: int = 0
     """`p2p_seq_id`: counts this rank's sends and receives in the group, those of a batch as one."""
+    root: int | None = None
+    """Global rank of its source or destination, where `ddpcore.probing.call_roots` knows it."""
 
 
 class CallArguments(msgspec.Struct, frozen=True, gc=False):

@@ -238,7 +238,7 @@ history_records = st.builds(
     *[st.one_of(st.integers(-1, 6), st.sampled_from([-(2**63), 2**63 - 1]))] * 2,
     numbers,
     numbers,
-    *[numbers] * (1 + 2 * NUM_PAST),
+    *[numbers] * (1 + 3 * NUM_PAST),
 )
 group_calls = st.builds(
     GroupCall, group=st.sampled_from(["0", "1"]), op=texts, label=texts, ranks=st.lists(ranks, max_size=4)

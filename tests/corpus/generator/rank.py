@@ -349,6 +349,8 @@ class StoryRank(SimRank):
             called_us=int(1e6 * (self._free_s + CLOCK_S)),
             dtypes=() if is_barrier and recorder == "gloo" else (DTYPES[call.element_bytes],),
             p2p_seq=self._num_transfers,
+            # Of calls by the program itself (`ddpcore.probing.call_roots`), not of DDP's.
+            root=call.root if self._gpu is not None and call.root >= 0 and call.phase is Phase.BARRIER else None,
         )
         self._records.append((entry, [operation]))
 

@@ -16,7 +16,7 @@ from app.diagnosis.verdicts import Aftermath
 from app.model.cluster import Cluster
 from app.rows import Cause, RankState, Severity
 from app.view import View
-from ddpcore.wire import PeerCall, PeerWait, Phase, Place
+from ddpcore.wire import PastCall, PeerCall, PeerWait, Phase, Place
 from tests.support.node_reports import dead_worker, group_report, job_status, node_report, rank_report, worker_report
 
 if TYPE_CHECKING:
@@ -554,3 +554,32 @@ def test_a_gpus_send_waits_for_the_rank_that_has_not_called_its_receive_or_has_n
     # Both have done the like before: nobody can know which of the two calls is the odd one.
     assert causes(found) == {(Cause.MISMATCH, ())}
     assert [side.op for side in found.verdicts[0].sides] == ["send", "all_reduce"]
+
+
+@pytest.mark.parametrize(("root", "is_known"), [(-1, False), (0, True)])
+def test_of_a_broadcast_that_does_not_complete_it_is_told_whether_all_are_known_to_pass_one_source(
+    root: int, *, is_known: bool
+) -> None:
+    watched = Watched()
+    found = watched.look()
+    for second in range(1, 14):
+        watched.now_s += 1.0
+        past = [PastCall(5, "broadcast", 4, "Float", root)]
+        group = group_report(5, float(second), op="broadcast", past=past)
+        found = watched.hear(*[watched.beat(rank, group, phase=Phase.OTHER) for rank in range(4)])
+    assert [(one.cause, one.is_root_unknown) for one in found.verdicts] == [(Cause.TRANSPORT, not is_known)]
+
+
+def test_a_rank_that_passes_another_source_to_a_call_of_nccl_is_named_also_where_all_have_called_many_more() -> None:
+    watched = Watched()
+    found = watched.look()
+    for second in range(1, 4):
+        watched.now_s += 1.0
+        reports = []
+        for rank in range(4):
+            past = [PastCall(5, "broadcast", 4, "Float", int(rank == 2)), PastCall(6, "all_reduce", 4, "Float")]
+            group = group_report(40 + rank, float(second), completed_seq=4, op="broadcast", past=past)
+            reports.append(watched.beat(rank, group))
+        found = watched.hear(*reports)
+    assert causes(found) == {(Cause.MISMATCH, (2,))}
+    assert [(side.seq, side.root) for side in found.verdicts[0].sides] == [(5, 1), (5, 0)]

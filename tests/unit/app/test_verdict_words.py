@@ -234,6 +234,13 @@ def growth(kind: LimitKind, ranks: tuple[int, ...] = (2,), **fields: Any) -> Gro
             "every member has called all_reduce #57 and it does not complete; rank 0 waits for 1.7 s",
         ),
         (
+            verdict(Cause.TRANSPORT, culprits=(), op="broadcast", waiting=(0, 1), place=None, is_root_unknown=True),
+            (
+                "every member has called broadcast #57 and it does not complete; which src each rank passes is not "
+                "known: they may differ; ranks 0-1 wait for 1.7 s"
+            ),
+        ),
+        (
             verdict(Cause.STRAGGLER, phase=Phase.DATA),
             (
                 "rank 2 on demo-1 holds the others up; ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s; "
@@ -358,6 +365,7 @@ def test_each_cause_has_its_sentence(told: Verdict, text: str) -> None:
         (verdict(Cause.MEMORY_GROWTH, growth=growth(LimitKind.CGROUP)), None, "losses without .item()"),
         (verdict(Cause.FEWER_CALLS), None, "uneven inputs"),
         (verdict(Cause.TRANSPORT, num_hosts=2), None, "firewall"),
+        (verdict(Cause.TRANSPORT, op="reduce", num_hosts=2, is_root_unknown=True), None, "compare dst at that line"),
         (verdict(Cause.TRANSPORT, num_hosts=1, seq=7), None, "compare the stacks"),
         (verdict(Cause.TRANSPORT, num_hosts=1, seq=None), None, "MASTER_PORT"),
         (verdict(Cause.EXITED, exit=ExitReport(signal=9)), None, "somebody on demo-1 sent it, or a memory guard"),

@@ -81,7 +81,10 @@ class OneRankBlock:
 
 
 class only_on_master:  # noqa: N801 - used like a function
-    """Mark a block that only rank 0 runs; yields whether this is rank 0. Any thread; no rank waits.
+    """Mark a block in which only rank 0 works: `with only_on_master() as is_mine: if is_mine: ...`.
+
+    The block itself runs on every rank, since `with` cannot skip one: ask what it yields, which is True on rank 0. To
+    leave out a whole function on the others take `rank_zero_only`. Any thread; no rank waits.
 
     Inside, on whichever rank, gates of ddpcore and collectives of torch.distributed raise `BarrierUseError` at once.
     Sending to one rank and receiving from one are allowed, and collectives in a group of this rank alone.

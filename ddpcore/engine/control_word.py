@@ -55,6 +55,9 @@ class StopReason(IntEnum):
     DEADLINE = 3
     """The scheduler's time is nearly over."""
 
+    def __str__(self) -> str:
+        return self.name.lower()
+
 
 class Wishes(NamedTuple):
     """What one rank wants, or all have agreed on.

@@ -181,7 +181,7 @@ class Engine:
 
     @property
     def step(self) -> int:
-        """Finished steps, over all attempts."""
+        """Finished steps, over all attempts. In the loop's body the running step is `step + 1`: it is not finished."""
         return self._loop.step
 
     @property
@@ -223,7 +223,7 @@ class Engine:
         order: Order | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
-        weights: Sequence[int] | None = None,
+        rank_weights: Sequence[int] | None = None,
         name: str = "train",
         **options: Any,
     ) -> Batches:
@@ -236,8 +236,9 @@ class Engine:
             shuffle: False for the data set's own order; not together with `order`.
             drop_last: Leave out an epoch's last global batch if it is not full. Otherwise it is smaller, and counts
                 accordingly.
-            weights: A whole number for each rank: its share of every batch in proportion. Equal by default. The
-                model's final weights do not depend on it.
+            rank_weights: A whole number for each rank, not for each sample: its share of every batch in proportion.
+                Equal by default. The model's final weights do not depend on it. To draw samples by weights, give
+                `order=WeightedOrder(weights)`.
             name: Under which a checkpoint keeps the cursor: give each of several loaders its own.
             options: Of `Batches`: `num_workers`, `prefetch`, and more of torch's DataLoader.
 
@@ -247,6 +248,10 @@ class Engine:
         """
         check_text(EngineUseError, "name", name)
         check_flag(EngineUseError, "shuffle", shuffle)
+        if "weights" in options:
+            raise EngineUseError(
+                "loader has no weights: the ranks' are rank_weights=, and those of samples order=WeightedOrder(weights)"
+            )
         if isinstance(dataset, DataLoader):
             raise EngineUseError(
                 "loader makes the DataLoader itself, since the ranks' shares must fit each other: give it "
@@ -260,7 +265,7 @@ class Engine:
             default = ShuffledOrder(num_samples, self._seed) if shuffle else SequentialOrder(num_samples)
             if order is not None:
                 check_order(order, num_samples)
-            return ElasticBatchSampler(order or default, global_batch_size, weights=weights, drop_last=drop_last)
+            return ElasticBatchSampler(order or default, global_batch_size, weights=rank_weights, drop_last=drop_last)
 
         sampler = make_same_everywhere(make_sampler)
         self._loop.add_part(f"{BATCHES}{name}", sampler)

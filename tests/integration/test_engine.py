@@ -75,7 +75,7 @@ def train(
         model = engine.wrap(nn.Sequential(new_model(), nn.Dropout(dropout)) if dropout else new_model(), **wrap_options)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         average = engine.ema(model, decay=0.9)
-        batches = engine.loader(Numbered(), global_batch_size=GLOBAL_BATCH, weights=weights)
+        batches = engine.loader(Numbered(), global_batch_size=GLOBAL_BATCH, rank_weights=weights)
         resumed = False
         if directory is not None:
             resumed = engine.checkpoint(directory, every="4 steps", model=model, optimizer=optimizer, average=average)

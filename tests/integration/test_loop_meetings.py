@@ -95,7 +95,7 @@ def test_until_that_only_one_rank_gives_wrongly_is_one_error_on_every_rank() -> 
 
 
 def test_the_same_until_in_other_words_is_the_same() -> None:
-    assert run_ranks(train, 2, "", [], ["1 epoch", " 1 epochs"], has_group=False) == [(16, "0")] * 2
+    assert run_ranks(train, 2, "", [], ["1 epoch", " 1 epochs"], has_group=False) == [(16, "none")] * 2
 
 
 @pytest.mark.parametrize("how", ["break", "break, with batch norm"])
@@ -114,7 +114,7 @@ def test_a_rank_that_breaks_out_alone_is_named_on_every_rank(how: str, moment: s
 
 def test_ranks_that_all_break_out_in_the_same_step_may() -> None:
     # The step that they have left is not finished.
-    assert run_ranks(train, 3, "break", [0, 1, 2], ["8 steps"], "after", has_group=False) == [(3, "0")] * 3
+    assert run_ranks(train, 3, "break", [0, 1, 2], ["8 steps"], "after", has_group=False) == [(3, "none")] * 3
 
 
 def break_in_the_last_step() -> None:

@@ -24,6 +24,7 @@ import ddpcore.process_group
 import ddpcore.samplers
 from ddpcore.checkpoint import Checkpointer
 from ddpcore.engine.batches import Batch
+from ddpcore.engine.control_word import StopReason
 from ddpcore.errors import DdpcoreError, EngineUseError, SamplerArgumentError
 from ddpcore.process_group import OpenGroup
 from ddpcore.samplers import ElasticBatchSampler, ElasticDistributedSampler, ShuffledOrder, WeightedOrder
@@ -390,3 +391,12 @@ def test_a_forgotten_update_is_said_once(caplog: pytest.LogCaptureFixture, *, is
 
     warnings = [record.message for record in caplog.records if "engine.update" in record.message]
     assert len(warnings) == is_forgotten
+
+
+def test_weights_of_samples_are_not_taken_for_weights_of_ranks() -> None:
+    with ddpcore.Engine() as engine, pytest.raises(EngineUseError, match="the ranks' are rank_weights="):
+        engine.loader(DATA, global_batch_size=4, weights=[1.0] * 12)
+
+
+def test_why_training_has_stopped_is_printed_in_words() -> None:
+    assert [str(reason) for reason in StopReason] == ["none", "request", "signal", "deadline"]

@@ -189,3 +189,17 @@ def test_the_package_s_names_are_these() -> None:
     assert ddpcore.checkpoint.Checkpoint.__name__ == "Checkpoint"
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = ddpcore.checkpoint.Nothing
+
+
+def test_a_damaged_step_that_was_asked_for_is_no_reason_to_begin_anew(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, state_of(step))
+        checkpointer.wait()
+        (tmp_path / "step_00000002" / "manifest.json").write_text("{}")
+
+        with pytest.raises(CheckpointInvalidError, match=r"no checkpoint of step 2 in .*Load another one: ") as refused:
+            checkpointer.load(2)
+
+        assert "begin anew" not in str(refused.value)
+        assert checkpointer.load(1).step == 1

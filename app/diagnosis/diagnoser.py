@@ -25,10 +25,12 @@ from app.diagnosis.exits import (
     ended_by_gloo,
     ended_with_launcher,
     has_moved_on,
+    is_part_of,
     is_root_of_a_hang,
     lasts_s,
     not_at_barrier,
     sort_out,
+    with_end,
 )
 from app.diagnosis.joining import not_joined
 from app.diagnosis.known_phases import KnownPhases, Whereabouts
@@ -401,6 +403,8 @@ class _JobDiagnoser:
             found = roots + [verdict for verdict in found if verdict.cause is Cause.NODE_LOST]
         before, self._standing = self._standing, {}
         for verdict in found:
+            if any(is_part_of(verdict, standing.verdict) for standing in before.values()):
+                continue
             key = (verdict.cause, verdict.culprits)
             known = before.pop(key, None)
             first_s = now_s if known is None else known.first_s
@@ -429,8 +433,10 @@ class _JobDiagnoser:
                 or (not is_stopping and (is_why or (is_held and not is_failed and not job.is_ended())))
             ):
                 self._standing[key] = standing
+                if is_sticky:
+                    standing.verdict = with_end(verdict, job)
         self._explains_failure = any(
-            standing.verdict.cause not in STICKY and standing.verdict.severity is Severity.CRITICAL
+            standing.verdict.cause not in verdicts.ENDS and standing.verdict.severity is Severity.CRITICAL
             for standing in self._standing.values()
         )
 

@@ -441,3 +441,16 @@ def not_at_barrier(evidence: Evidence, aftermath: Aftermath | None) -> list[Verd
             facts = {"op": "monitored_barrier", "waiting": aftermath.ranks, "waited_s": waited_s}
             return [name(evidence, Cause.STRAGGLER, named, aftermath=aftermath, **facts)]
     return []
+
+
+def is_part_of(verdict: Verdict, before: Verdict) -> bool:
+    """Return whether ranks have left of whom more were named before, when more was to be seen."""
+    both_left = verdict.cause is before.cause is Cause.FEWER_CALLS
+    return both_left and set(verdict.culprits) < set(before.culprits)
+
+
+def with_end(verdict: Verdict, job: JobModel) -> Verdict:
+    """Return a verdict on ranks that were about to end with how the first has ended, once all have."""
+    if verdict.exit is None or not job.deaths.keys() >= set(verdict.culprits):
+        return verdict
+    return msgspec.structs.replace(verdict, exit=job.deaths[verdict.culprits[0]].exit)

@@ -38,6 +38,9 @@ UNEVEN_CALLS = (
     Program("uneven.swallowed_exception", 3, COUNTS, ((1,), (), (0, 1, 2)), ("all_reduce",), EXIT_S, ends_itself=True),
     Program("uneven.accumulation", 3, COUNTS, ((1,),), (r"{culprit}", "barrier"), EXIT_S),
     Program("uneven.empty_shard", 3, COUNTS, ((2,),), ("all_gather", "{victims}"), EXIT_S),
+    Program("uneven.no_sync_once", 3, MISMATCH, ((1,), ()), ("all_reduce.*doubled",), EXIT_S, ends_itself=True),
+    Program("uneven.reduced_on_condition", 3, MISMATCH, ((1,), ()), ("all_reduce",), EXIT_S, ends_itself=True),
+    Program("uneven.gather_on_main", 3, COUNTS, ((1, 2),), ("all_gather", "{victims}"), EXIT_S, ends_itself=True),
     Program(
         "uneven.unused_parameters",
         3,
@@ -68,6 +71,16 @@ OTHER_ARGUMENTS = (
     Program("arguments.broadcast_sources", 3, MISMATCH, ((1,), ()), ("src|source|root", "{culprit}"), EXIT_S),
     Program("arguments.object_list_sources", 2, MISMATCH, ((0, 1), (), (1,)), ("{culprit}",), EXIT_S),
     Program("arguments.different_order", 3, MISMATCH, ((1,), (), (0, 1, 2)), ("all_reduce",), EXIT_S, ends_itself=True),
+    Program(
+        "arguments.two_models_in_other_order",
+        3,
+        MISMATCH,
+        ((1,), ()),
+        ("all_reduce.*2,700 elements",),
+        EXIT_S,
+        ends_itself=True,
+    ),
+    Program("arguments.thread_of_metrics", 3, MISMATCH, ((1,), ()), ("all_reduce",), EXIT_S, ends_itself=True),
     Program(
         "arguments.gather_against_all_reduce",
         3,
@@ -127,6 +140,9 @@ STARTS = (
         ((), (0, 1)),
         (r"MASTER_PORT|port \d",),
     ),
+    Program("starting.same_rank", 2, MISMATCH, ((1,),), ("as rank 0", "{culprit}"), 6.0),
+    Program("starting.larger_world", 2, MISMATCH, ((),), ("for 3", "{culprit}"), 6.0),
+    Program("starting.own_ports", 2, MISMATCH, ((), (0, 1)), (r"rank 0 to .*:\d+", "{culprit}"), 6.0),
     Program("starting.spawned", 1, HELD_UP | {Cause.NOT_JOINED}, ((1,), (), (0,)), (), is_optional=True),
 )
 
@@ -142,6 +158,9 @@ ENDINGS = (
     Program(
         "endings.out_of_budget", 2, frozenset({Cause.FEWER_CALLS}), ((0,),), ("all_reduce",), EXIT_S, ends_itself=True
     ),
+    Program("endings.exception_and_upload", 2, EXITED, ((1,),), ("not a number", "{culprit}"), EXIT_S),
+    Program("endings.logged_exit", 2, EXITED | COUNTS, ((1,),), (), EXIT_S, ends_itself=True),
+    Program("endings.interrupted", 2, EXITED | COUNTS, ((1,),), (), EXIT_S, ends_itself=True),
     Program("endings.killed", 2, EXITED, ((1,),), ("SIGKILL",), EXIT_S, ends_itself=True),
     Program("endings.segmentation_fault", 2, EXITED, ((1,),), ("SIGSEGV",), EXIT_S, ends_itself=True),
     Program("endings.monitored_barrier", 2, HELD_UP, ((1,),), ("{culprit}", "monitored_barrier"), ends_itself=True),

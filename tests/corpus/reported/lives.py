@@ -20,5 +20,6 @@ HEALTHY = (
     Program("healthy.uneven_work", 3),
     Program("healthy.pauses", 2),
     Program("healthy.checkpoint_in_background", 2),
+    Program("healthy.ends_one_after_another", 3),
     Program("starting.spawned_and_well", 1),
 )

@@ -47,6 +47,44 @@ SOURCES = {
     "uneven.empty_shard": Source(
         "multi-gpu ddp fails if any one rank has all empty validation", f"{GITHUB}/weecology/DeepForest/issues/1407"
     ),
+    "uneven.no_sync_once": Source(
+        "A very weird bug involving ddp: gradients are synchronised in some backwards only", f"{TORCH}/issues/143647"
+    ),
+    "uneven.reduced_on_condition": Source(
+        "Training is stuck if ranks don't have the same keys in metrics dict",
+        f"{GITHUB}/Lightning-AI/pytorch-lightning/issues/7129",
+    ),
+    "uneven.gather_on_main": Source(
+        "self.all_gather in test_epoch_end hangs forever", f"{GITHUB}/Lightning-AI/pytorch-lightning/issues/16541"
+    ),
+    "arguments.two_models_in_other_order": Source(
+        "train_discriminator is drawn by each rank for itself",
+        f"{GITHUB}/ZhikangNiu/encodec-pytorch/issues/30",
+    ),
+    "arguments.thread_of_metrics": Source(
+        "Persistent deadlock when calls are made from separate Python threads", f"{TORCH}/issues/175145"
+    ),
+    "starting.same_rank": Source(
+        "Hang at initializing DistributedDataParallel: local ranks are passed as ranks", f"{TORCH}/issues/23074"
+    ),
+    "starting.larger_world": Source(
+        "init_process_group hangs always in all machines: wrongly set world size", f"{TORCH}/issues/52848"
+    ),
+    "starting.own_ports": Source(
+        "How to solve dist.init_process_group from hanging: each process calls find_free_port()",
+        f"{TORCH}/issues/53395",
+    ),
+    "endings.exception_and_upload": Source(
+        "WandB hangs at the end of multi-gpu DDP training", f"{GITHUB}/facebookresearch/fairseq/issues/4619"
+    ),
+    "endings.logged_exit": Source(
+        "Do distributed erroring properly: rank 0 quits and the remaining ranks continue",
+        f"{GITHUB}/Red-Hat-AI-Innovation-Team/mini_trainer/issues/60",
+    ),
+    "endings.interrupted": Source("Distributed signal handling", f"{GITHUB}/NVIDIA-NeMo/Automodel/issues/870"),
+    "healthy.ends_one_after_another": Source(
+        "Only calls destroy_process_group if the trainer exists successfully", f"{GITHUB}/pytorch/torchtitan/pull/1342"
+    ),
     "uneven.unused_parameters": Source(
         "Expected to have finished reduction in the prior iteration before starting a new one", f"{TORCH}/issues/43259"
     ),

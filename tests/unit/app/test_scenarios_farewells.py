@@ -59,6 +59,16 @@ def test_a_rank_that_leaves_is_told_with_the_call_that_it_never_makes(code: int)
     assert all(culprits == (2,) for _, culprits in ever_told(sim)), sim.told
 
 
+def test_the_last_one_is_not_blamed_where_all_others_left_its_call_alone() -> None:
+    sim = ending()
+    for rank in (0, 2, 3):
+        sim.leave(rank, teardown_s=1.0 + rank, at_step=STEP + 5)
+    sim.run(20)
+
+    assert sim.causes() == {(Cause.FEWER_CALLS, (0, 2, 3))}
+    assert all(1 not in culprits for _, culprits in ever_told(sim)), sim.told
+
+
 def test_ranks_that_end_well_at_different_times_are_no_alarm() -> None:
     sim = SimCluster(program=Training(num_steps=30))
     sim.run_to_step(30)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.corpus.reported.programs.training import fault_begins, make_model, train
+from tests.corpus.reported.programs.training import fault_begins, make_batch, make_model, train
 
 
 def all_reduce_sizes() -> None:
@@ -90,6 +92,36 @@ def groups_in_other_order() -> None:
     begin()
     for group in reversed(groups) if rank == 1 else groups:
         dist.all_reduce(torch.ones(4), group=group)  # culprit: groups_in_other_order
+
+
+def two_models_in_other_order() -> None:
+    """Rank 1 trains the critic first, by a draw of its own."""
+    models = [DistributedDataParallel(nn.Linear(8, 300)), DistributedDataParallel(nn.Linear(8, 3))]
+    for step in range(40):
+        time.sleep(0.05)
+        if step == 20:
+            begin()
+        for one in models[::-1] if rank == 1 and step == 20 else models:
+            one(make_batch()).sum().backward()
+
+
+def thread_of_metrics() -> None:
+    """A thread reduces metrics beside the training, and comes first on rank 1."""
+    lock = threading.Lock()
+
+    def reduce_metrics() -> None:
+        time.sleep(0.0 if rank == 1 else 0.4)
+        with lock:
+            dist.all_reduce(torch.ones(1))
+
+    thread = threading.Thread(target=reduce_metrics)
+    begin()
+    thread.start()
+    time.sleep(0.2)
+    with lock:
+        train(model, 1)
+    thread.join()
+    train(model, 100)
 
 
 def begin() -> None:

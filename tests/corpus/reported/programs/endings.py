@@ -75,6 +75,32 @@ def out_of_budget() -> None:
     train(model, 100)
 
 
+def exception_and_upload() -> None:
+    """Rank 1 fails, and its tracker's exit handler waits for a server."""
+    if rank == 1:
+        atexit.register(time.sleep, 60)
+        fault_begins()
+        raise ValueError("the loss is not a number")  # culprit: exception_and_upload
+    train(model, 100)
+
+
+def logged_exit() -> None:
+    """Rank 1 logs its exception, and leaves with code 1."""
+    if rank == 1:
+        fault_begins()
+        sys.stderr.write("fatal: shard 17 is corrupt\n")
+        sys.exit(1)
+    train(model, 100)
+
+
+def interrupted() -> None:
+    """Somebody interrupts rank 1 alone."""
+    if rank == 1:
+        fault_begins()
+        os.kill(os.getpid(), signal.SIGINT)
+    train(model, 100)
+
+
 def killed() -> None:
     """Somebody kills rank 1."""
     if rank == 1:

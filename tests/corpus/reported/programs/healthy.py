@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import datetime
 import os
 import random
@@ -167,6 +169,30 @@ def checkpoint_in_background() -> None:
             threading.Thread(target=time.sleep, args=(3.0,)).start()
         if len(cache) < 100:
             cache.append(torch.ones(200_000))
+
+
+def ends_one_after_another() -> None:
+    """Exceptions are caught, printed by the hook, or a thread's; ranks end apart, one of them slowly."""
+    model = make_model()
+    for step in range(150):
+        train_step(model)
+        if rank == 1 and step % 20 == 10:
+            threading.Thread(target=fail, daemon=True).start()
+            try:
+                fail()
+            except ValueError:
+                sys.excepthook(*sys.exc_info())
+            with contextlib.suppress(SystemExit):
+                sys.exit(2)
+    dist.barrier()
+    if rank == 0:
+        atexit.register(time.sleep, 4.0)
+    else:
+        time.sleep(3.0)
+
+
+def fail() -> None:
+    raise ValueError("a sample without a label")
 
 
 if __name__ == "__main__":

@@ -47,6 +47,29 @@ def stranger_on_the_port() -> None:
     dist.init_process_group("gloo")  # culprit: stranger_on_the_port
 
 
+def same_rank() -> None:
+    """The program passes its local rank, which it takes from a variable of another launcher."""
+    fault_begins()
+    url = f"tcp://127.0.0.1:{20_000 + os.getppid() % 20_000}"
+    dist.init_process_group("gloo", init_method=url, rank=0, world_size=2)  # culprit: same_rank
+
+
+def larger_world() -> None:
+    """The program was written for three ranks."""
+    fault_begins()
+    url = f"tcp://127.0.0.1:{20_000 + os.getppid() % 20_000}"
+    dist.init_process_group("gloo", init_method=url, rank=rank, world_size=3)  # culprit: larger_world
+
+
+def own_ports() -> None:
+    """Each rank looks for a free port itself."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        os.environ["MASTER_PORT"] = str(server.getsockname()[1])
+    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+    fault_begins()
+    dist.init_process_group("gloo")  # culprit: own_ports
+
+
 def keep_mute(server: socket.socket) -> None:
     connections = []
     while True:

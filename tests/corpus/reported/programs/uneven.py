@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 
@@ -172,6 +173,37 @@ def unused_parameters() -> None:
         if is_short:
             fault_begins()
         model(make_batch(), is_short=is_short).sum().backward()  # culprit: unused_parameters
+
+
+def no_sync_once() -> None:
+    """Rank 1 takes one micro-batch more for one without an update, once; each step ends with the mean of the losses."""
+    model = make_model()
+    for step in range(60):
+        time.sleep(0.05)
+        is_without = rank == 1 and step == 30
+        if is_without:
+            fault_begins()
+        with model.no_sync() if is_without else contextlib.nullcontext():
+            model(make_batch()).sum().backward()
+        dist.all_reduce(torch.ones(1))
+
+
+def reduced_on_condition() -> None:
+    """Rank 1 reduces a metric that only its own batch has."""
+    model = make_model()
+    for step in range(60):
+        if rank == 1 and step == 25:
+            fault_begins()
+            dist.all_reduce(torch.ones(1))
+        train_step(model)
+
+
+def gather_on_main() -> None:
+    """Rank 0 alone gathers the predictions; the others are done."""
+    train(make_model(), 30)
+    if rank == 0:
+        fault_begins()
+        dist.all_gather([torch.zeros(3) for _ in range(world_size)], torch.ones(3))  # victims: gather_on_main
 
 
 if __name__ == "__main__":

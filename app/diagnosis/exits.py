@@ -219,6 +219,8 @@ def lasts_s(job: JobModel, is_immobile: Flags, verdict: Verdict) -> float:
         return MEMORY_S if is_absent else 0.0
     table = job.groups.get(verdict.group)
     has_recovered = verdict.cause in IMMOBILE and not is_immobile[culprits].all()
+    if verdict.cause is Cause.MISMATCH and verdict.op in PEER_OPS and _do_sides_stand(job, verdict):
+        return TEARDOWN_S
     if table is None or verdict.called_seq is None or not is_root_of_a_hang(verdict) or has_recovered:
         return 0.0
     if verdict.op in PEER_OPS or has_moved_on(job, verdict):
@@ -226,6 +228,15 @@ def lasts_s(job: JobModel, is_immobile: Flags, verdict: Verdict) -> float:
     if verdict.cause is Cause.MISMATCH:
         return TEARDOWN_S
     return MEMORY_S if _is_absent(table, verdict) else 0.0
+
+
+def _do_sides_stand(job: JobModel, verdict: Verdict) -> bool:
+    """Return whether there are sides in collectives, which have called nothing since."""
+    sides = [(job.groups.get(side.group), side) for side in verdict.sides if side.peer_call is None]
+    return bool(sides) and all(
+        table is not None and bool((table.enqueued[np.isin(table.members, side.ranks)] <= side.seq).all())
+        for table, side in sides
+    )
 
 
 def _is_absent(table: GroupTable, verdict: Verdict) -> bool:

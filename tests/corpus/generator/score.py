@@ -155,11 +155,20 @@ def _is_right(told: Told, truth: Truth, guilty: frozenset[int], num_truths: int)
         return False
     if truth.are_any_right:
         return bool(culprits) and culprits <= truth.guilty
-    if told.are_roots_even and not culprits:
-        # A broadcast is over at once for those that it does not hold up, and no recorder has what they passed.
+    if not culprits and _may_blame_nobody(told):
         return True
     # Two of one kind that struck together may be named together.
     return culprits in truth.culprits or (num_truths > 1 and bool(culprits) and culprits <= guilty)
+
+
+def _may_blame_nobody(told: Told) -> bool:
+    """Return whether nobody can know which of the sides is meant.
+
+    A broadcast is over at once for those that it does not hold up, and no recorder has which root they passed. Of one
+    rank in a transfer, and others in a collective, the one has left out a call before it or its peer the transfer:
+    gloo's recorder has neither sends nor receives.
+    """
+    return told.are_roots_even or any(side.peer_call is not None for side in told.verdict.sides)
 
 
 def _names_operation(told: Told) -> bool:

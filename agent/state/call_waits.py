@@ -7,7 +7,8 @@ split by what the others did:
 - Else it waits from its own call to the node's last one, when the program waits in its collectives.
 - DDP's reductions run behind backward. There only the last one before the end of a step holds the rank up, and any
   other only by as much as the rank is behind its lead afterwards.
-- From the node's last call to the end of the step it waits for other nodes, and does what is left of the step.
+- From the node's last call, or the first of those in a row, to the end of the step it waits for other nodes, and does
+  what is left of the step.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ class CallWaits:
             self._count(following.called_us - call.called_us, waited_us, is_whole=end_us is not None or not ends)
             if first > 0 and end_us is not None:
                 began_us = ends[first - 1]
-                burst_us = 0 if is_overlapped else call.called_us - calls[bisect_left(calls, (began_us,))].called_us
-                self._count_step(ends[beyond - 1] - began_us, end_us - call.last_us, burst_us)
+                opening = call if is_overlapped else calls[bisect_left(calls, (began_us,))]
+                self._count_step(ends[beyond - 1] - began_us, end_us, opening, call.called_us - opening.called_us)
         if calls:
             self._counted_us = calls[min(known, len(calls) - 1)].called_us
 
@@ -122,16 +123,18 @@ class CallWaits:
             num_pieces=total.num_pieces + 1,
         )
 
-    def _count_step(self, step_us: int, beyond_us: int, burst_us: int) -> None:
-        """Count what follows the last call of a step, if that is where a node waits.
+    def _count_step(self, step_us: int, end_us: int, opening: Call, burst_us: int) -> None:
+        """Count what follows the last calls of a step, if that is where a node waits.
 
         Args:
             step_us: Length of the step.
-            beyond_us: Time from the node's last call to the end of the step.
-            burst_us: From the first to the last call of the step; 0 if the rank works behind them.
+            end_us: When it ended.
+            opening: The first of the calls: what is called in a row is waited for there.
+            burst_us: From the first to the last of them.
         """
-        if step_us >= MAX_SPAN_US or burst_us > MAX_BURST * step_us:
+        if opening.last_us is None or step_us >= MAX_SPAN_US or burst_us > MAX_BURST * step_us:
             return
+        beyond_us = end_us - opening.last_us
         total = self.total
         self.total = total._replace(
             stepped_s=total.stepped_s + step_us / 1e6,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from app.diagnosis.rank_pace import MIN_OBSERVED_S, shares
+from app.diagnosis.rank_pace import MIN_COMPARED, MIN_OBSERVED_S, shares
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,6 +29,12 @@ MIN_LAST_AWAITED = 0.3
 HARDLY = 0.05
 OFTEN = 0.15
 """Of time: to a broadcast, which not all wait for, and to what follows it others may come last than the slow one."""
+ALWAYS = 0.95
+"""Share of the collectives: who comes last so often does not do so by chance, however much the steps vary, as they do
+while ranks are slow in turns of some seconds."""
+MAX_CHANCE = 1e-4
+PIECES = 7
+"""Row of a window: steps, or several short ones."""
 MIN_SPREAD = 1 / 3
 """Of the cost: the gap between stragglers and the one of the others that loses least."""
 IN_TURNS = 0.25
@@ -74,7 +80,7 @@ def find_slow(
     """Return the ranks below the widest gap in what ranks lose, if it is beyond chance and worth a verdict.
 
     Args:
-        window: Seconds observed and waited, collectives compared and come last to: (4, ranks).
+        window: Seconds observed and waited, collectives compared and come last to, and the exact figures: (10, ranks).
         lost: What each loses.
         owners: Index of each rank's node.
         limits: What it takes.
@@ -112,6 +118,8 @@ def _judge_split(
         # They are not slow in turns, or what each costs would add up to what the others lose: some wait as well.
         slow, others = slow[~is_held_up], np.append(slow[is_held_up], others)
         usual = float(np.median(lost.frac[others]))
+    # Samples clear those that wait: what others lose is known from calls alone.
+    usual = float(np.median(lost.by_calls[others]))
     costs = usual - lost.frac[slow]
     gap = float(lost.frac[others].min() - lost.frac[slow].max())
     if costs.min() < limits.cost or gap < MIN_SPREAD * costs.max():
@@ -122,9 +130,10 @@ def _judge_split(
     wait_frac = float(shares(window[1, slow], window[0, slow]).max())
     is_in_turns = len(slow) > 1 and float(lost.frac[slow].min()) > IN_TURNS * usual
     # Ranks that are slow in turns wait for each other: what they cost adds up. It is never more than others wait.
-    usual = float(np.median(lost.by_calls[others]))
     costs = usual - lost.by_calls[slow]
     cost = float(min(costs.sum(), usual)) if is_in_turns else _cost(lost, owners, (slow, others), costs)
+    if cost < limits.cost:
+        return None
     return Laggards(tuple(np.sort(slow).tolist()), wait_frac, cost, None if last_frac < 0.0 else last_frac, is_in_turns)
 
 
@@ -158,7 +167,7 @@ def _last_frac(
     for node in np.unique(owners[slow]).tolist():
         here, beside = slow[owners[slow] == node], others[owners[others] == node]
         if not len(beside):
-            costs = np.median(lost.frac[others]) - lost.frac[here]
+            costs = np.median(lost.by_calls[others]) - lost.frac[here]
             doubts = limits.doubt * np.hypot(lost.node_doubt, lost.doubt[here]) if limits.doubt else 0.0
             if (costs < np.maximum(limits.node_cost, doubts)).any():
                 return None
@@ -168,10 +177,23 @@ def _last_frac(
         doubt = float(np.hypot(lost.doubt[highest], lost.doubt[least]))
         compared, last = window[2:4, here]
         least_last = min(limits.last, MIN_LAST_AWAITED) if _is_awaited(window, here, beside) else limits.last
-        if lost.by_calls[least] - lost.frac[highest] < limits.doubt * doubt or last.sum() < least_last * compared.max():
+        gap, num_last = lost.by_calls[least] - lost.frac[highest], float(last.sum())
+        is_always_last = gap >= 2 * MIN_COST and _are_always_last(window, here, len(beside))
+        if (
+            gap < MIN_SPREAD * limits.cost
+            or (gap < limits.doubt * doubt and not is_always_last)
+            or num_last < least_last * compared.max()
+        ):
             return None
         lowest = min(lowest, float(last.sum() / max(compared.max(), 1.0)))
     return lowest
+
+
+def _are_always_last(window: NDArray[np.float32], slow: NDArray[np.int64], num_others: int) -> bool:
+    """Return whether some ranks of a node come last so often, together, that any of them would not by chance."""
+    compared, last = window[2:4, slow]
+    by_chance = (len(slow) / (len(slow) + num_others)) ** float(window[PIECES, slow].min())
+    return bool(last.sum() >= ALWAYS * compared.max() >= ALWAYS * MIN_COMPARED and by_chance <= MAX_CHANCE)
 
 
 def _is_awaited(window: NDArray[np.float32], slow: NDArray[np.int64], others: NDArray[np.int64]) -> bool:

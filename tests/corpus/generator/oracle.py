@@ -200,6 +200,9 @@ def _is_scored(story: Story, fault: Fault) -> bool:
         # TORCH_NCCL_ENABLE_TIMING.
         if fault.kind in SLOWNESS - {Kind.SLOW_INPUT}:
             return False
+    # Of two ranks that wait for each other in turns neither is slower than the other.
+    if fault.kind is Kind.SLOW_IN_TURNS and story.shape.world_size == 2:
+        return False
     # What ranks lose in sends and receives is in no recorder of gloo's, so where a step has some, a part of the cost of
     # a slow rank is lost where nobody measures it.
     if fault.kind in SLOWNESS and story.shape.pipes is not Pipes.NONE:

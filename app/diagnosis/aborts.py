@@ -82,10 +82,15 @@ def _of_abort(evidence: Evidence, table: GroupTable, victims: Ranks, ended: Mapp
     past = _past_calls(evidence, table)
     parts, seq = _parts_of_abort(evidence, table, _seqs_of_messages(past, ended, len(table.members)))
     sides = [side_of(evidence, table, part, seq) for part in parts][:MAX_SIDES]
-    sides = _with_messages(sides, past, ended, table)
+    # A message that is neither as long as one of this call, nor was expected to be, was sent in another one.
+    lengths = {length for pair in ended.values() if pair is not None for length in pair}
+    here = [call for call in past if call.seq == seq]
+    fits = not here or None in ended.values() or any(lengths & _pieces(call, len(table.members)) for call in here)
+    is_known = len(parts) > 1 or fits
+    sides = _with_messages(sides, past, ended, table) if is_known else sides
     sides = _with_victims(sides, victims)
     unknown = np.setdiff1d(table.members, [rank for side in sides for rank in side.ranks])
-    culprits = _odd_in_abort(table, sides, unknown, victims)
+    culprits = _odd_in_abort(table, sides, unknown, victims) if is_known else []
     job = evidence.job
     return Verdict(
         cause=Cause.MISMATCH,

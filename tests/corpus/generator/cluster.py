@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ABORT_ERROR = (
     "terminate called after throwing an instance of 'gloo::EnforceNotMet' what(): [enforce fail at "
-    "../third_party/gloo/gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 1000000 vs 500000"
+    "../third_party/gloo/gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. {sent} vs {asked}"
 )
 REMOTE_ERROR = (
     "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error, "
@@ -258,9 +258,10 @@ class StoryCluster(SimCluster):
             if not rank.is_alive or rank.failure is not None:
                 continue
             waits = rank.waits_in(self.now_s)
-            if any(rank.rank in operation.aborted for operation in waits):
+            lengths = [operation.lengths[rank.rank] for operation in waits if rank.rank in operation.aborted]
+            if lengths:
                 self.has_aborted = True
-                self._end_waiting(rank, (None, 6, ABORT_ERROR))
+                self._end_waiting(rank, (None, 6, ABORT_ERROR.format(sent=lengths[0][0], asked=lengths[0][1])))
                 continue
             if not waits or rank.is_stuck:
                 continue

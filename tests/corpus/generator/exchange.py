@@ -41,6 +41,7 @@ TRANSFERS = "send and receive"
 """The group under which transfers are listed; no process group has this name."""
 RING = frozenset({"all_reduce", "all_gather", "reduce"})
 """gloo sends these round a ring, each member receiving from the one before it."""
+MAX_PIECE_BYTES = 2**20
 ROOTED = frozenset({"gather", "scatter"})
 
 
@@ -57,6 +58,8 @@ class Operation:
     done_s: dict[int, float] = field(default_factory=dict)
     aborted: set[int] = field(default_factory=set)
     """Members that received more than they asked for."""
+    lengths: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Of those: bytes of the message that came, and of the one that was asked for."""
     is_cut: bool = False
     meets_in: str = ""
     """`op` of a `Meet`."""
@@ -211,6 +214,18 @@ def _abort_in_ring(operation: Operation, come: dict[int, Collective]) -> None:
         before = members[place - 1]
         if rank in come and before in come and _bytes(come[before]) > _bytes(come[rank]):
             operation.aborted.add(rank)
+            operation.lengths[rank] = (_piece(come[before], len(members)), _piece(come[rank], len(members)))
+
+
+def _piece(call: Collective, num_members: int) -> int:
+    """Return the bytes of the messages in which gloo sends a call's data round the ring.
+
+    Source: gloo/allreduce.cc: pieces of at most 1 MiB, two a member at least, all but the last of one length.
+    """
+    at_least = max(-(-_bytes(call) // MAX_PIECE_BYTES), 2 * num_members)
+    num_pieces = -(-at_least // num_members) * num_members
+    length = -(-_bytes(call) // num_pieces)
+    return min(-(-length // call.element_bytes) * call.element_bytes, _bytes(call))
 
 
 def _rooted(operation: Operation, come: dict[int, Collective]) -> None:
@@ -240,6 +255,7 @@ def _broadcast(operation: Operation, come: dict[int, Collective]) -> None:
                 continue
             if _bytes(come[before]) > _bytes(call):
                 operation.aborted.add(rank)
+                operation.lengths[rank] = (_bytes(come[before]), _bytes(call))
                 continue
             reached_s[rank] = max(reached_s[before], operation.come_s[rank])
             is_moving = True

@@ -16,6 +16,7 @@ import numpy as np
 from app.diagnosis.contradictions import MAX_SEQS, MAX_SIDES, call_counts, odd_ones, side_of, step_of
 from app.diagnosis.exits import ended_by_gloo
 from app.diagnosis.verdicts import Evidence, Side, Verdict, nodes_of
+from app.diagnosis.waits import ONE_WAY_OPS
 from app.rows import Cause
 
 if TYPE_CHECKING:
@@ -82,11 +83,7 @@ def _of_abort(evidence: Evidence, table: GroupTable, victims: Ranks, ended: Mapp
     past = _past_calls(evidence, table)
     parts, seq = _parts_of_abort(evidence, table, _seqs_of_messages(past, ended, len(table.members)))
     sides = [side_of(evidence, table, part, seq) for part in parts][:MAX_SIDES]
-    # A message that is neither as long as one of this call, nor was expected to be, was sent in another one.
-    lengths = {length for pair in ended.values() if pair is not None for length in pair}
-    here = [call for call in past if call.seq == seq]
-    fits = not here or None in ended.values() or any(lengths & _pieces(call, len(table.members)) for call in here)
-    is_known = len(parts) > 1 or fits
+    is_known = len(parts) > 1 or _is_here(past, seq, ended, (parts, table))
     sides = _with_messages(sides, past, ended, table) if is_known else sides
     sides = _with_victims(sides, victims)
     unknown = np.setdiff1d(table.members, [rank for side in sides for rank in side.ranks])
@@ -119,6 +116,27 @@ def _past_calls(evidence: Evidence, table: GroupTable) -> list[PastCall]:
         groups = worker.report.groups if worker.report is not None else ()
         calls += [call for group in groups if group.group == table.name for call in group.past]
     return calls
+
+
+def _is_here(
+    past: Sequence[PastCall], seq: int, ended: Mapping[int, _Lengths | None], told: tuple[list[Ranks], GroupTable]
+) -> bool:
+    """Return whether gloo may have ended ranks in this call, as far as the length of the message tells.
+
+    One whose own call is not known was sent what the others pass here; one whose call is known has asked for that.
+    """
+    parts, table = told
+    here = [_pieces(call, len(table.members)) for call in past if call.seq == seq]
+    if None in ended.values():
+        return True
+    known = {rank for part in parts for rank in part.tolist()}
+    last_calls = {rank: int(table.enqueued[table.members == rank][0]) for rank in ended if rank not in known}
+    first = min(last_calls.values(), default=seq) + 1
+    if any(first <= call.seq < seq and call.op in ONE_WAY_OPS for call in past):
+        # It may have come no further than to that one, which others are through with.
+        return False
+    lengths = {pair.expected if rank in known else pair.sent for rank, pair in ended.items() if pair is not None}
+    return any(lengths & pieces for pieces in here)
 
 
 def _is_usual(side: Side, past: Sequence[PastCall], seq: int) -> bool:

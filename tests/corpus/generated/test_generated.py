@@ -16,14 +16,15 @@ from tests.corpus.generator.command import describe, play_seed, seeds_of
 from tests.corpus.generator.score import Grade
 
 SEED = int(os.environ.get("RANKDECK_STORIES_SEED", "0"))
-NUM_STORIES = int(os.environ.get("RANKDECK_STORIES", "45"))
-BATCH = 15
+NUM_STORIES = int(os.environ.get("RANKDECK_STORIES", "300"))
+BATCH = 10
 SEEDS = seeds_of(SEED, NUM_STORIES)
 BATCHES = [SEEDS[at : at + BATCH] for at in range(0, NUM_STORIES, BATCH)]
-MAX_NOT_RIGHT = 3
+MAX_NOT_RIGHT = 2
 """Of a batch: what is named too late, or without its operation, or not at all though it can be seen. 3 % of all are."""
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seeds", BATCHES, ids=lambda seeds: f"seed {SEED}, stories {seeds[0]} to {seeds[-1]}")
 def test_stories_are_told_right(seeds: range) -> None:
     played = [play_seed(seed) for seed in seeds]

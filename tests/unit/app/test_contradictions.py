@@ -191,12 +191,16 @@ def test_the_last_step_in_common_is_told_where_all_have_made_the_same_calls() ->
     assert "up to step 9 they made the same number of calls" in sentence(verdict)
 
 
-def ended(num_ranks: int, groups: dict[int, GroupReport], aborted: int) -> Verdict:
+def ended(num_ranks: int, groups: dict[int, GroupReport], aborted: int, lengths: str = "88 vs 4") -> Verdict:
     """Return what is said once gloo has ended one rank and the others lost it."""
     workers = []
     for rank in range(num_ranks):
         report = rank_report(rank, num_ranks, groups=[groups[rank]] if rank in groups else [])
-        end: dict[str, Any] = {"signal": 6, "error": OVERFLOW} if rank == aborted else {"code": 1, "error": LOST_PEER}
+        end: dict[str, Any] = (
+            {"signal": 6, "error": OVERFLOW.replace("88 vs 4", lengths)}
+            if rank == aborted
+            else {"code": 1, "error": LOST_PEER}
+        )
         workers.append(dead_worker(rank, report, age_s=3.0 if rank == aborted else 2.9, **end))
     return only(judged(*workers, looks=3))
 
@@ -221,10 +225,12 @@ def test_a_rank_that_gloo_has_ended_before_it_reported_has_passed_less_than_anot
 
 
 def test_the_only_rank_whose_call_is_unknown_is_the_odd_one_where_all_others_agree() -> None:
-    groups = {0: in_call([SMALL], completed=19), 2: in_call([SMALL], completed=19), 1: group_report(18)}
+    small = {0: in_call([SMALL], completed=19), 2: in_call([SMALL], completed=19), 1: group_report(18)}
+    large = {0: in_call([LARGE], completed=19), 2: in_call([LARGE], completed=19), 1: group_report(18)}
 
-    assert ended(3, groups, aborted=0).culprits == (1,)
-    assert ended(3, groups, aborted=1).culprits == (1,)
+    assert ended(3, small, aborted=0).culprits == (1,)
+    assert ended(3, large, aborted=1, lengths="16 vs 4").culprits == (1,)
+    assert ended(3, small, aborted=1).culprits == (), "it was sent more than the others pass"
 
 
 def test_of_two_ranks_neither_is_blamed_alone() -> None:

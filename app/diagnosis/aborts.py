@@ -16,7 +16,7 @@ import numpy as np
 from app.diagnosis.contradictions import MAX_SEQS, MAX_SIDES, call_counts, odd_ones, side_of, step_of
 from app.diagnosis.exits import ended_by_gloo
 from app.diagnosis.verdicts import Evidence, Side, Verdict, nodes_of
-from app.diagnosis.waits import ONE_WAY_OPS
+from app.model.call_history import ONE_WAY_OPS
 from app.rows import Cause
 
 if TYPE_CHECKING:

@@ -148,7 +148,9 @@ def _wait_in(
     matters = members == members[0] if table.name.startswith(FIRST_GROUP) else np.True_
     # What is over for one, all have called: a report that says otherwise is older.
     # Who has called this one too, and stands at one before that is over for another, has reported before it was.
-    is_past = (table.enqueued >= seq) & (at_seq <= table.completed.max())
+    # One that has reported since is there: the source of a broadcast may be through before the others.
+    is_there = table.is_waiting & (report_at_s >= first_s + thresholds.confirm_s)
+    is_past = (table.enqueued >= seq) & (at_seq <= table.completed.max()) & ~is_there
     is_behind = (((at_seq < seq) & ~is_past) | is_queued) & ~is_here & matters & (not is_over)
     is_known = is_immobile | has_final_calls(job, table) | (report_at_s >= first_s + thresholds.short_s / 2)
     never_heard = np.isnan(report_at_s) & (now_s - first_s > thresholds.silent_s)

@@ -583,3 +583,25 @@ def test_a_rank_that_passes_another_source_to_a_call_of_nccl_is_named_also_where
         found = watched.hear(*reports)
     assert causes(found) == {(Cause.MISMATCH, (2,))}
     assert [(side.seq, side.root) for side in found.verdicts[0].sides] == [(5, 1), (5, 0)]
+
+
+def test_groups_called_in_another_order_are_told_also_where_a_broadcasts_source_is_through_before_the_others() -> None:
+    pair: dict[str, Any] = {"group": "pair", "ranks": [0, 1]}
+    watched = Watched()
+    found = watched.look()
+    for second in range(1, 5):
+        watched.now_s += 1.0
+        held = group_report(8, float(second), completed_seq=4, op="broadcast")
+        behind = group_report(8, float(second), completed_seq=4, op="broadcast", is_queued=True)
+        found = watched.hear(
+            watched.beat(
+                0,
+                group_report(8, float(second), completed_seq=5),
+                group_report(3, float(second), is_queued=True, **pair),
+            ),
+            watched.beat(1, behind, group_report(3, float(second), **pair)),
+            watched.beat(2, held),
+            watched.beat(3, held),
+        )
+    assert causes(found) == {(Cause.MISMATCH, (0, 1))}
+    assert [(side.ranks, side.group) for side in found.verdicts[0].sides] == [((0,), "0"), ((1,), "pair")]

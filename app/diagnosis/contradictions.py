@@ -317,7 +317,7 @@ def fewer_calls(evidence: Evidence, leavers: Sequence[Death], lost_connection: S
             death = evidence.job.deaths.get(rank)
             left_s = float(evidence.job.report_at_s[rank]) if death is None else death.at_s
             has_left = (death is None or is_clean(death)) and waiters_at_s - left_s > evidence.thresholds.confirm_s
-            if has_left and any(rank in evidence.waits[index].missing for index in knot.chain):
+            if has_left and any(_holds_up(evidence, rank, evidence.waits[index]) for index in knot.chain):
                 culprits.add(rank)
                 end = end or (ExitReport() if death is None else death.exit)
     if not culprits:
@@ -327,6 +327,12 @@ def fewer_calls(evidence: Evidence, leavers: Sequence[Death], lost_connection: S
     if verdict.seq is None:
         verdict = msgspec.structs.replace(verdict, **_missed_call(evidence, sorted(culprits), victims))
     return [msgspec.structs.replace(verdict, waiting_place=_place_of_waiting(evidence, verdict))]
+
+
+def _holds_up(evidence: Evidence, rank: int, wait: Wait) -> bool:
+    """Return whether a rank that has left lacks a call, or has left before its GPU had come to it."""
+    is_cut_off = rank in wait.stuck and wait.waited_s >= evidence.thresholds.silent_s
+    return rank in wait.missing or is_cut_off
 
 
 def _missed_call(evidence: Evidence, culprits: Sequence[int], victims: Sequence[int]) -> dict[str, Any]:

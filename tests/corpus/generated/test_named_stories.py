@@ -229,6 +229,32 @@ RIGHT: dict[str, Story] = {
         seed=37,
         root_runs_ahead=True,
     ),
+    "nccl: a rank that left before its GPU had come to a call was named after seconds": Story(
+        shape=Shape(
+            semantics=Semantics.NCCL,
+            num_nodes=2,
+            step_s=0.4,
+            buckets=12,
+            has_buffers=True,
+            accumulation=4,
+            loss_every=10,
+            groups=Groups.NODES,
+            metrics_every=1,
+            pipes=Pipes.RING,
+            evaluation=Evaluation.RANK_0,
+            evaluate_every=30,
+            save_every=20,
+            reports_steps=False,
+            averages=True,
+            first_s=4.0,
+        ),
+        faults=(
+            Fault(kind=Kind.HICCUP, step=9, place=9, value=1.0),
+            Fault(kind=Kind.EXIT, rank=2, step=18, place=17),
+        ),
+        seed=867,
+        root_runs_ahead=True,
+    ),
 }
 NOT_WRONG: dict[str, Story] = {
     "gloo: the sender was named for its receiver's extra all_reduce": Story(

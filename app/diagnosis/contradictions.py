@@ -17,7 +17,7 @@ from agent.wire.reports import ExitReport
 from app.diagnosis.exits import has_lost_peer
 from app.diagnosis.point_to_point import odd_in_circle
 from app.diagnosis.verdicts import CallCounts, Evidence, Side, Verdict, name, nodes_of
-from app.diagnosis.waits import Wait, circle_from, find_out_of_order
+from app.diagnosis.waits import Wait, calls_by_step, circle_from, find_out_of_order
 from app.model.farewells import is_clean, is_leaving
 from app.rows import Cause
 from ddpcore.wire import Place
@@ -174,7 +174,7 @@ def step_of(evidence: Evidence, ranks: Sequence[int]) -> int | None:
 
 def call_counts(evidence: Evidence, group: str, sides: Sequence[Side]) -> CallCounts | None:
     """Return how many calls the smallest and the largest side had made by the steps that both have finished."""
-    few, many = (_calls_by_step(evidence, group, side.ranks[0]) for side in (sides[0], sides[-1]))
+    few, many = (calls_by_step(evidence.job, group, side.ranks[0]) for side in (sides[0], sides[-1]))
     common = sorted(few.keys() & many.keys())
     if not common:
         return None
@@ -183,12 +183,6 @@ def call_counts(evidence: Evidence, group: str, sides: Sequence[Side]) -> CallCo
     if few[last] == many[last]:
         return CallCounts(last, 0)
     return CallCounts(alike[-1] if alike else None, few[last] - many[last])
-
-
-def _calls_by_step(evidence: Evidence, group: str, rank: int) -> dict[int, int]:
-    worker = evidence.job.worker(rank)
-    groups = worker.report.groups if worker is not None and worker.report is not None else ()
-    return {known.step: known.seq for told in groups if told.group == group for known in told.steps}
 
 
 def _of_current_calls(evidence: Evidence, waits: Sequence[Wait]) -> Verdict | None:

@@ -28,6 +28,10 @@ MAX_WAITS_PER_GROUP = 4
 """Seqs of one group looked at, the most behind first: the later ones wait for those."""
 MAX_WAITS = 256
 """Of one job; a cluster in which more sub-groups wait at once has the same few roots."""
+MAX_WITNESSES = 16
+"""Ranks whose sub-groups' calls are compared with those of a sub-group that waits."""
+MIN_COMMON_STEPS = 2
+"""By the end of which two sub-groups have been called as often, for them to be called alike."""
 _FORWARDS = [PHASE_CODE[Phase.FORWARD], PHASE_CODE[Phase.EVAL]]
 
 
@@ -269,8 +273,9 @@ def circle_from(start: int, leads_to: Mapping[int, Sequence[int]]) -> list[int]:
 def odd_of_two_groups(job: JobModel, waits: Sequence[Wait]) -> list[int] | None:
     """Return who may be to blame of ranks that wait for each other in two groups; None of other circles.
 
-    Only members of both groups make both calls. Where as many of them are in the one as in the other, the others show
-    who is further than its steps say: one that has begun a step again is in a call of the next step too early.
+    Only members of both groups make both calls. Where as many of them are in the one as in the other, groups of the
+    others that are called alike show which of the calls comes first; and one that has begun a step again is in a call
+    of the next step too early. Where neither shows it, both may be to blame.
     """
     if len(waits) != 2 or any(wait.peer_call is not None for wait in waits):
         return None
@@ -285,10 +290,41 @@ def odd_of_two_groups(job: JobModel, waits: Sequence[Wait]) -> list[int] | None:
     if len(odd) != len(even):
         return [int(rank) for rank in min(odd, even, key=len)]
     beside = np.setdiff1d(many.waiting, of_both)
+    comes_first = _comes_first(job, few, many, beside)
+    if comes_first is not None:
+        return [int(rank) for rank in (even if comes_first else odd)]
     steps, own_steps = job.step[beside], job.step[even]
-    if len(beside) < 2 or min(steps.min(), own_steps.min()) < 0:
-        return sorted([*odd.tolist(), *even.tolist()])
-    return [int(rank) for rank in (even if own_steps.max() < steps.min() else odd)]
+    has_begun_again = len(beside) >= 2 and own_steps.min() >= 0 and own_steps.max() < steps.min()
+    return [int(rank) for rank in (even if has_begun_again else np.union1d(odd, even))]
+
+
+def _comes_first(job: JobModel, few: Wait, many: Wait, beside: Ranks) -> bool | None:
+    """Return whether a call of a sub-group comes before the one of another group in which ranks beside it wait.
+
+    As those ranks show whose own sub-group has as many members and has been called as often by the end of each step;
+    None where there are none, or they differ.
+    """
+    num_members = len(job.groups[few.group].members)
+    calls = calls_by_step(job, few.group, int(few.waiting[0]))
+    found: set[bool] = set()
+    for rank in beside[:MAX_WITNESSES].tolist():
+        worker = job.worker(rank)
+        for own in worker.report.groups if worker is not None and worker.report is not None else ():
+            table = job.groups.get(own.group)
+            if table is None or own.group == many.group or len(table.members) != num_members:
+                continue
+            others = {known.step: known.seq for known in own.steps}
+            common = calls.keys() & others.keys()
+            if len(common) >= MIN_COMMON_STEPS and all(calls[step] == others[step] for step in common):
+                found.add(own.completed_seq >= few.seq)
+    return found.pop() if len(found) == 1 else None
+
+
+def calls_by_step(job: JobModel, group: str, rank: int) -> dict[int, int]:
+    """Return how many calls of a group a rank had made by the end of some steps."""
+    worker = job.worker(rank)
+    groups = worker.report.groups if worker is not None and worker.report is not None else ()
+    return {known.step: known.seq for told in groups if told.group == group for known in told.steps}
 
 
 def is_root_unknown(job: JobModel, wait: Wait) -> bool:

@@ -16,7 +16,7 @@ from app.diagnosis.verdicts import Aftermath
 from app.model.cluster import Cluster
 from app.rows import Cause, RankState, Severity
 from app.view import View
-from ddpcore.wire import PastCall, PeerCall, PeerWait, Phase, Place
+from ddpcore.wire import PastCall, PeerCall, PeerWait, Phase, Place, StepCalls
 from tests.support.node_reports import dead_worker, group_report, job_status, node_report, rank_report, worker_report
 
 if TYPE_CHECKING:
@@ -605,3 +605,33 @@ def test_groups_called_in_another_order_are_told_also_where_a_broadcasts_source_
         )
     assert causes(found) == {(Cause.MISMATCH, (0, 1))}
     assert [(side.ranks, side.group) for side in found.verdicts[0].sides] == [((0,), "0"), ((1,), "pair")]
+
+
+@pytest.mark.parametrize(
+    ("num_called_beside", "per_step", "culprits"),
+    [
+        pytest.param(8, 1, (2,), id="the call comes first, and rank 2 has left it out"),
+        pytest.param(7, 1, (3,), id="the call comes later, and rank 3 has made it too early"),
+        pytest.param(8, 2, (2, 3), id="the others' pair is called at other times, and shows nothing"),
+    ],
+)
+def test_of_a_pair_in_different_groups_calls_the_pair_beside_shows_which_rank_is_the_odd_one(
+    num_called_beside: int, per_step: int, culprits: tuple[int, ...]
+) -> None:
+    watched = Watched()
+    found = watched.look()
+    own: dict[str, Any] = {"group": "1", "ranks": [2, 3], "steps": [StepCalls(step, step) for step in (5, 6, 7)]}
+    beside: dict[str, Any] = {
+        "group": "2",
+        "ranks": [0, 1],
+        "steps": [StepCalls(step, step * per_step) for step in (5, 6, 7)],
+    }
+    for second in range(1, 5):
+        watched.now_s += 1.0
+        waiting = group_report(22, float(second))
+        found = watched.hear(
+            *[watched.beat(rank, waiting, group_report(num_called_beside, **beside), step=7) for rank in (0, 1)],
+            watched.beat(2, waiting, group_report(7, **own), step=7),
+            watched.beat(3, group_report(21), group_report(8, float(second), **own), step=7),
+        )
+    assert causes(found) == {(Cause.MISMATCH, culprits)}

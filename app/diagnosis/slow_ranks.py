@@ -32,11 +32,17 @@ OFTEN = 0.15
 ALWAYS = 0.95
 """Share of the collectives: who comes last so often does not do so by chance, however much the steps vary, as they do
 while ranks are slow in turns of some seconds."""
+MAX_SEEN_WAITING = 0.8
+"""Of its time: a rank that is seen waiting so often is not the slow one, whatever its calls tell. Ranks of NCCL that
+queue steps ahead always wait, and when they call has then nothing to do with their GPUs."""
 MAX_CHANCE = 1e-4
 PIECES = 7
 """Row of a window: steps, or several short ones."""
 MIN_SPREAD = 1 / 3
 """Of the cost: the gap between stragglers and the one of the others that loses least."""
+MIN_BESIDE = 0.5
+"""Of what a rank costs: the ranks beside it lose at least so much more than it does. What lies only between nodes is
+not its doing: it passes on the broadcasts of a slow rank elsewhere, and comes last to what follows them."""
 IN_TURNS = 0.25
 """Of what others lose: ranks that lose less at the same time are slow together."""
 MAX_IN_TURNS = 1.25
@@ -67,11 +73,12 @@ class Limits(NamedTuple):
     last: float
     doubt: float
     """Times what chance may do."""
+    seen_waiting: float = MAX_SEEN_WAITING
 
 
 NEW = Limits(MIN_COST, MIN_NODE_COST, MIN_LAST, 1.0)
 KEEP = Limits(MIN_COST / 2, MIN_NODE_COST / 2, 0.5, 0.3)
-ANYBODY = Limits(MIN_COST / 2, MIN_NODE_COST / 4, 0.0, 0.0)
+ANYBODY = Limits(MIN_COST / 2, MIN_NODE_COST / 4, 0.0, 0.0, 1.0)
 
 
 def find_slow(
@@ -118,16 +125,23 @@ def _judge_split(
         # They are not slow in turns, or what each costs would add up to what the others lose: some wait as well.
         slow, others = slow[~is_held_up], np.append(slow[is_held_up], others)
         usual = float(np.median(lost.frac[others]))
+    if limits.last > 0.0:
+        is_held_up = _are_held_up(lost, owners, (slow, others), usual)
+        slow, others = slow[~is_held_up], np.append(slow[is_held_up], others)
+        if not len(slow):
+            return None
     # Samples clear those that wait: what others lose is known from calls alone.
     usual = float(np.median(lost.by_calls[others]))
     costs = usual - lost.frac[slow]
     gap = float(lost.frac[others].min() - lost.frac[slow].max())
     if costs.min() < limits.cost or gap < MIN_SPREAD * costs.max():
         return None
+    wait_frac = float(shares(window[1, slow], window[0, slow]).max())
+    if wait_frac > limits.seen_waiting:
+        return None
     last_frac = _last_frac(window, lost, owners, (slow, others), limits)
     if last_frac is None:
         return None
-    wait_frac = float(shares(window[1, slow], window[0, slow]).max())
     is_in_turns = len(slow) > 1 and float(lost.frac[slow].min()) > IN_TURNS * usual
     # Ranks that are slow in turns wait for each other: what they cost adds up. It is never more than others wait.
     costs = usual - lost.by_calls[slow]
@@ -135,6 +149,23 @@ def _judge_split(
     if cost < limits.cost:
         return None
     return Laggards(tuple(np.sort(slow).tolist()), wait_frac, cost, None if last_frac < 0.0 else last_frac, is_in_turns)
+
+
+def _are_held_up(
+    lost: LostTime,
+    owners: NDArray[np.int64],
+    ranks: tuple[NDArray[np.int64], NDArray[np.int64]],
+    usual: float,
+) -> NDArray[np.bool_]:
+    """Return which of the slow ranks lose less than the others for what lies between their nodes, mainly."""
+    slow, others = ranks
+    found = np.zeros(len(slow), np.bool_)
+    for node in np.unique(owners[slow]).tolist():
+        is_here, beside = owners[slow] == node, others[owners[others] == node]
+        if len(beside):
+            own = lost.frac[slow]
+            found |= is_here & (lost.by_calls[beside].min() - own < MIN_BESIDE * (usual - own))
+    return found
 
 
 def _cost(

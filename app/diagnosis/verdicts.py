@@ -390,11 +390,13 @@ def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases, whereabout
         if told := _in_learned_phase(evidence, some, known):
             verdicts.append(told)
             continue
-        # Whoever goes first in a first-block is meant to keep the others waiting.
-        is_meant = wait is not None and wait.group.startswith(FIRST_GROUP)
-        is_moving = all(whereabouts.stood_s(rank, evidence.now_s) < thresholds.stall_s / 2 for rank in some.tolist())
-        is_mild = is_meant or is_moving or bool(is_known[some].all())
-        severity = Severity.WARNING if is_mild else Severity.CRITICAL
+        stood_s = max(whereabouts.stood_s(rank, evidence.now_s) for rank in some.tolist())
+        if wait is not None and wait.group.startswith(FIRST_GROUP):
+            # Whoever goes first in a first-block is meant to keep the others waiting, and may stand at a long line.
+            severity = Severity.QUIET if stood_s < thresholds.stall_s else Severity.WARNING
+        else:
+            is_mild = stood_s < thresholds.stall_s / 2 or bool(is_known[some].all())
+            severity = Severity.WARNING if is_mild else Severity.CRITICAL
         verdicts.append(name(evidence, Cause.STRAGGLER, some.tolist(), severity=severity))
     return verdicts
 

@@ -99,15 +99,17 @@ VERDICT_RULES = (
     VerdictRule(
         "straggler, that stands",
         "a rank that keeps the others waiting for 10 s: a warning while it moves from line to line, an alarm once "
-        "it has stood at one for 5 s. Where it waits for a child process or DataLoader worker: its pid and, of "
-        "Python, its line",
+        "it has stood at one for 5 s. The first one of a first-block is shown without a warning until it has stood "
+        "at one line for 10 s. Where it waits for a child process or DataLoader worker: its pid and, of Python, its"
+        " line",
         "why that line takes long",
     ),
     VerdictRule(
         "straggler, that is slow",
         "a rank, several, or a node, for which the others lose time in every step: what it costs, whether that "
         "grows, and what it does more than they do",
-        "slow ranks where nobody records calls: only one that is slower by far",
+        "slow ranks where nobody records calls: only one that is slower by far. With NCCL, slow GPUs of ranks that "
+        "queue steps ahead: a rank that is seen waiting for more than 80 % of its time is not named",
     ),
     VerdictRule(
         "input_bound",

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from app.rows import Cause, RankState, Severity
+from ddpcore.wire import Phase
 from tests.support.sim import SimCluster
-from tests.support.sim_program import FirstBlock
+from tests.support.sim_program import FirstBlock, Work
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.sim_program import Action
 
 NODES = ((0, 1), (2, 3))
 
@@ -37,6 +45,27 @@ def test_a_master_that_takes_long_is_named_with_a_warning_and_nobody_else() -> N
     sim.run(45)
     assert {culprits for _, _, culprits in sim.told} == {(0,)}
     assert sim.verdicts() == []
+
+
+class Moving(FirstBlock):
+    """Its first one goes from line to line, eight seconds at each."""
+
+    def __call__(self, rank: int) -> Iterator[Action]:
+        for action in super().__call__(rank):
+            if isinstance(action, Work) and action.function == "tokenize":
+                yield from (Work(Phase.DATA, line, "tokenize", 8.0) for line in (27, 28, 29, 30))
+            else:
+                yield action
+
+
+def test_a_master_that_goes_from_line_to_line_or_stands_shortly_is_no_warning() -> None:
+    for program in (FirstBlock(prepare_s=[9.0], late=[(0, 4.0)]), Moving(prepare_s=[32.0])):
+        sim = SimCluster(program=program)
+        severities = set()
+        while sim.elapsed_s < 42:
+            sim.run(1)
+            severities |= {verdict.severity for verdict in sim.verdicts()}
+        assert severities == {Severity.QUIET}, "it is said, and is no warning"
 
 
 def test_a_rank_that_has_not_come_to_the_block_holds_nobody_up_there() -> None:

@@ -1,0 +1,40 @@
+"""Who is taken for slow, and who only loses less than others."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from app.diagnosis.rank_pace import LostTime
+from app.diagnosis.slow_ranks import KEEP, NEW, Laggards, find_slow
+
+OBSERVED_S = 12.0
+
+
+def slow(frac: list[float], last: list[float], waited: list[float] | None = None) -> Laggards | None:
+    """Return who is slow of ranks on nodes of two, from what they lose, and how often each comes last to 100 calls."""
+    lost = LostTime(np.array(frac), np.full(len(frac), 0.01), 0.01, np.array(frac))
+    window = np.zeros((10, len(frac)), np.float32)
+    window[0], window[1] = OBSERVED_S, OBSERVED_S * np.array(frac if waited is None else waited)
+    window[2], window[3], window[7] = 100.0, last, 50.0
+    owners = np.arange(len(frac)) // 2
+    found = {find_slow(window, lost, owners, limits) for limits in (NEW, KEEP)}
+    assert len(found) == 1, "a longer look is no weaker"
+    return found.pop()
+
+
+def test_a_rank_that_waits_all_the_time_is_not_slow_whatever_its_calls_tell() -> None:
+    """Ranks of NCCL that queue steps ahead: when they call has nothing to do with their GPUs."""
+    frac, last = [0.07, 0.20], [78.0, 22.0]
+    assert slow(frac, last, [1.0, 1.0]) is None
+    named = slow(frac, last)
+    assert named is not None
+    assert named.ranks == (0,)
+
+
+def test_a_rank_that_passes_on_what_a_slow_one_sends_is_not_slow_beside_it() -> None:
+    others = [0.19, 0.19, 0.18, 0.19, 0.19, 0.18]
+    victim = slow([0.08, 0.03, *others, 0.19, 0.0], [5.0, 95.0, *[50.0] * 6, 0.0, 100.0])
+    assert victim is None or victim.ranks == (9,)
+    both = slow([0.19, 0.0, *others, 0.19, 0.0], [5.0, 95.0, *[50.0] * 6, 0.0, 100.0])
+    assert both is not None
+    assert both.ranks == (1, 9)

@@ -284,7 +284,7 @@ def odd_of_two_groups(job: JobModel, waits: Sequence[Wait]) -> list[int] | None:
         return None
     few, many = sorted(waits, key=lambda wait: len(wait.waiting))
     of_both = np.intersect1d(first.members, second.members)
-    odd, even = np.intersect1d(few.waiting, of_both), np.intersect1d(many.waiting, of_both)
+    odd, even = _that_call_first(job, few, many, of_both), _that_call_first(job, many, few, of_both)
     if not len(odd) or not len(even):
         return None
     if len(odd) != len(even):
@@ -296,6 +296,20 @@ def odd_of_two_groups(job: JobModel, waits: Sequence[Wait]) -> list[int] | None:
     steps, own_steps = job.step[beside], job.step[even]
     has_begun_again = len(beside) >= 2 and own_steps.min() >= 0 and own_steps.max() < steps.min()
     return [int(rank) for rank in (even if has_begun_again else np.union1d(odd, even))]
+
+
+def _that_call_first(job: JobModel, wait: Wait, other: Wait, of_both: Ranks) -> Ranks:
+    """Return the members of both groups that call the one before the other, also where it is over for them.
+
+    Who sends in a gather, or a broadcast, is through at once and waits elsewhere.
+    """
+    table, beside = job.groups[wait.group], job.groups[other.group]
+    slots, slots_beside = table.slots(of_both)[0], beside.slots(of_both)[0]
+    is_here, is_there = np.isin(of_both, wait.waiting), np.isin(of_both, other.waiting)
+    is_here &= beside.completed[slots_beside] < other.seq
+    has_called = (table.enqueued[slots] >= wait.seq) & np.isin(of_both, other.missing)
+    is_through = is_there & (table.completed[slots] >= wait.seq)
+    return of_both[is_here | (has_called & ~is_there) | is_through]
 
 
 def _comes_first(job: JobModel, few: Wait, many: Wait, beside: Ranks) -> bool | None:

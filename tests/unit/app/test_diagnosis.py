@@ -635,3 +635,32 @@ def test_of_a_pair_in_different_groups_calls_the_pair_beside_shows_which_rank_is
             watched.beat(3, group_report(21), group_report(8, float(second), **own), step=7),
         )
     assert causes(found) == {(Cause.MISMATCH, culprits)}
+
+
+@pytest.mark.parametrize(("caller", "culprits"), [(1, (1,)), (0, (0,))])
+def test_ranks_that_are_through_with_a_gather_show_that_it_comes_before_the_call_in_which_one_of_the_others_waits(
+    caller: int, culprits: tuple[int, ...]
+) -> None:
+    # One of ranks 0 and 1 waits in the gather for the other one, which is in a second group of all. Ranks 2 and 3 have
+    # called only the one of these two calls, and wait for rank 1.
+    has_gathered = caller == 1
+    watched = Watched()
+    found = watched.look()
+    for second in range(1, 5):
+        watched.now_s += 1.0
+        gather = [group_report(5, float(second), op="gather"), group_report(2, group="all")]
+        second_group = [group_report(4), group_report(3, float(second), group="all")]
+        done = [group_report(5, op="gather"), group_report(2, group="all")]
+        if not has_gathered:
+            done = [group_report(4), group_report(3, group="all", op="gather")]
+            second_group[1] = group_report(3, float(second), group="all", op="gather")
+        receives = [PeerWait([PeerCall("recv", peer, number=3)], float(second)) for peer in (1, 2)]
+        found = watched.hear(
+            watched.beat(0, *gather),
+            watched.beat(1, *second_group),
+            *[
+                watched.beat(rank, *done, peer_wait=one, peer_calls=one.calls)
+                for rank, one in zip((2, 3), receives, strict=True)
+            ],
+        )
+    assert causes(found) == {(Cause.MISMATCH, culprits)}

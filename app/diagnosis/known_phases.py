@@ -12,6 +12,8 @@ from ddpcore.wire import Phase
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from numpy.typing import NDArray
+
     from app.model.job_model import JobModel
 
 LEARNED = (Phase.CHECKPOINT, Phase.EVAL)
@@ -54,11 +56,15 @@ class KnownPhases:
         self._lasted_s = np.zeros(world_size)
         self._is_awaited = np.zeros(world_size, np.bool_)
         self._longest_s: dict[Phase, float] = {}
+        self._left_s = np.full(world_size, -np.inf)
+        """When each rank was first seen outside such a phase."""
 
     def watch(self, job: JobModel, awaited: Iterable[int]) -> None:
         """Look at the phases; one that a rank has left, and in which others waited for it, is learned."""
         has_changed = self._phase != job.phase
-        is_left = np.isin(self._phase, _CODES) & has_changed & self._is_awaited
+        is_left = np.isin(self._phase, _CODES) & has_changed
+        self._left_s[is_left] = job.report_at_s[is_left]
+        is_left &= self._is_awaited
         self._is_awaited[has_changed] = False
         self._is_awaited[list(awaited)] = True
         for phase, code in zip(LEARNED, _CODES.tolist(), strict=True):
@@ -67,6 +73,10 @@ class KnownPhases:
                 self._longest_s[phase] = max(self._longest_s.get(phase, 0.0), float(lasted_s.max()))
         np.copyto(self._phase, job.phase)
         np.subtract(job.report_at_s, job.phase_since_s, out=self._lasted_s)
+
+    def have_just_left(self, job: JobModel, since_s: float) -> NDArray[np.bool_]:
+        """Return which ranks have been in such a phase since some moment, and may be on the way to the others now."""
+        return (self._left_s > since_s) & ~np.isin(job.phase, _CODES)
 
     def usual_s(self, phase: Phase) -> float | None:
         """Return the longest that such a phase has taken; None before the first has ended."""

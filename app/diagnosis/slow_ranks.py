@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
     from app.diagnosis.rank_pace import LostTime
 
-MIN_COST = 0.08
-"""Less of the step time is not worth a verdict."""
+MIN_COST = 0.1
+"""Less of the step time is not worth a verdict: the work of healthy ranks differs by some percent."""
+KEEP_COST = 0.04
 MIN_NODE_COST = 0.16
 """Nodes may differ by a little, and a job is as fast as the slowest."""
 MIN_LAST = 0.75
@@ -35,6 +36,7 @@ while ranks are slow in turns of some seconds."""
 MAX_SEEN_WAITING = 0.8
 """Of its time: a rank that is seen waiting so often is not the slow one, whatever its calls tell. Ranks of NCCL that
 queue steps ahead always wait, and when they call has then nothing to do with their GPUs."""
+MIN_SURE_GAP = 0.16
 MAX_CHANCE = 1e-4
 PIECES = 7
 """Row of a window: steps, or several short ones."""
@@ -77,8 +79,8 @@ class Limits(NamedTuple):
 
 
 NEW = Limits(MIN_COST, MIN_NODE_COST, MIN_LAST, 1.0)
-KEEP = Limits(MIN_COST / 2, MIN_NODE_COST / 2, 0.5, 0.3)
-ANYBODY = Limits(MIN_COST / 2, MIN_NODE_COST / 4, 0.0, 0.0, 1.0)
+KEEP = Limits(KEEP_COST, MIN_NODE_COST / 2, 0.5, 0.3)
+ANYBODY = Limits(KEEP_COST, MIN_NODE_COST / 4, 0.0, 0.0, 1.0)
 
 
 def find_slow(
@@ -209,7 +211,7 @@ def _last_frac(
         compared, last = window[2:4, here]
         least_last = min(limits.last, MIN_LAST_AWAITED) if _is_awaited(window, here, beside) else limits.last
         gap, num_last = lost.by_calls[least] - lost.frac[highest], float(last.sum())
-        is_always_last = gap >= 2 * MIN_COST and _are_always_last(window, here, len(beside))
+        is_always_last = gap >= MIN_SURE_GAP and _are_always_last(window, here, len(beside))
         if (
             gap < MIN_SPREAD * limits.cost
             or (gap < limits.doubt * doubt and not is_always_last)

@@ -357,8 +357,7 @@ def memory_growth(evidence: Evidence) -> list[Verdict]:
 def silent(evidence: Evidence) -> list[Verdict]:
     """Name ranks that do not report though their process runs, once others wait for them."""
     verdicts = []
-    shortest_s = evidence.thresholds.silent_s / 2
-    roots = roots_of(evidence, evidence.facts.is_silent, shortest_s)
+    roots = roots_of(evidence, evidence.facts.is_silent, evidence.thresholds.silent_s / 2)
     for some in by_node(evidence, roots):
         age_s = evidence.now_s - float(evidence.job.report_at_s[some].min())
         worker = evidence.job.worker(int(some[0]))
@@ -375,6 +374,7 @@ def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases, whereabout
     facts, thresholds = evidence.facts, evidence.thresholds
     is_late = (facts.is_fresh | facts.is_starting) & (evidence.now_s - excused_s > thresholds.stall_s)
     is_late &= ~facts.is_frozen & ~facts.is_silent & ~facts.is_dead
+    is_late &= ~known.have_just_left(evidence.job, evidence.now_s - thresholds.stall_s)
     # One that is about to end has waited itself, and given up, or is told of by its end.
     is_late &= ~evidence.job.is_ending
     # A GPU that waits in a send or a receive is held up by a peer that no report names.
@@ -390,14 +390,12 @@ def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases, whereabout
         if told := _in_learned_phase(evidence, some, known):
             verdicts.append(told)
             continue
+        # Whoever goes first in a first-block is meant to keep the others waiting, and may stand at a long line.
+        is_meant = wait is not None and wait.group.startswith(FIRST_GROUP)
+        mild, grave = (Severity.QUIET, Severity.WARNING) if is_meant else (Severity.WARNING, Severity.CRITICAL)
         stood_s = max(whereabouts.stood_s(rank, evidence.now_s) for rank in some.tolist())
-        if wait is not None and wait.group.startswith(FIRST_GROUP):
-            # Whoever goes first in a first-block is meant to keep the others waiting, and may stand at a long line.
-            severity = Severity.QUIET if stood_s < thresholds.stall_s else Severity.WARNING
-        else:
-            is_mild = stood_s < thresholds.stall_s / 2 or bool(is_known[some].all())
-            severity = Severity.WARNING if is_mild else Severity.CRITICAL
-        verdicts.append(name(evidence, Cause.STRAGGLER, some.tolist(), severity=severity))
+        is_mild = stood_s < thresholds.stall_s / (1 if is_meant else 2) or bool(is_known[some].all())
+        verdicts.append(name(evidence, Cause.STRAGGLER, some.tolist(), severity=mild if is_mild else grave))
     return verdicts
 
 

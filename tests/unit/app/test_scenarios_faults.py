@@ -16,7 +16,7 @@ from app.view import View
 from ddpcore.wire import Phase
 from tests.support.node_reports import node_report
 from tests.support.sim import SimCluster
-from tests.support.sim_program import Action, Call, Training, Work
+from tests.support.sim_program import Action, BeginStep, Call, EndStep, Training, Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -330,6 +330,24 @@ def test_a_checkpoint_that_takes_its_usual_time_is_no_trouble_and_one_that_does_
     sim.run(35)
     assert sim.verdicts()[0].severity is Severity.WARNING
     assert {(cause, culprits) for _, cause, culprits in sim.told} == {(Cause.CHECKPOINTING, (0,))}
+
+
+def saves_long(rank: int) -> Iterator[Action]:
+    """Save in the first rank for longer than a stall, which then does something else for a while before it comes."""
+    for step in (1, 2, 3):
+        yield BeginStep(step)
+        yield Call("all_reduce", 142, "train_step", sizes=((60_000,),), phase=Phase.BACKWARD)
+        yield EndStep(step, 1.0, 0)
+        if rank == 0:
+            yield Work(Phase.CHECKPOINT, 170, "save", 15.0)
+            yield Work(Phase.OTHER, 175, "train", 3.0 if step == 1 else 1000.0)
+
+
+def test_a_rank_that_comes_out_of_a_checkpoint_is_not_named_on_its_way_and_one_that_does_not_come_is() -> None:
+    sim = SimCluster(program=saves_long)
+    sim.run_until(lambda: len(sim.told) == 2, 60, "both are said")
+    assert [(cause, culprits) for _, cause, culprits in sim.told] == [(Cause.CHECKPOINTING, (0,))] * 2
+    sim.run_until(lambda: (Cause.STRAGGLER, (0,)) in sim.causes(), 25, "it stands behind the second one")
 
 
 def test_an_evaluation_of_one_rank_is_told_as_that() -> None:

@@ -116,6 +116,12 @@ class Truth:
     is_scored: bool = True
     are_any_right: bool = False
 
+    @property
+    def may_be_alone(self) -> frozenset[int]:
+        """The guilty, without those of whom each is to be named only with another one that is to blame."""
+        least = (those for those in self.culprits if not any(other < those for other in self.culprits if other))
+        return self.guilty if self.are_any_right else frozenset[int]().union(*least)
+
 
 def truths_of(story: Story) -> tuple[Truth, ...]:
     """Return what is to be said of each fault of a story, should it show."""

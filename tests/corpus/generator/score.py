@@ -146,7 +146,8 @@ def _may_be_said(told: Told, truths: tuple[Truth, ...], guilty: frozenset[int]) 
     culprits = frozenset(told.verdict.culprits)
     if not culprits:
         return any(told.verdict.cause in truth.causes for truth in truths)
-    return culprits <= guilty
+    # The other one of a pair may be named with the one that is to blame, not alone.
+    return culprits <= guilty and any(culprits & truth.may_be_alone for truth in truths)
 
 
 def _is_right(told: Told, truth: Truth, guilty: frozenset[int], num_truths: int) -> bool:

@@ -22,6 +22,9 @@ BUSY_FACTOR = 6.0
 """A busy rank has to stand so many times as long."""
 ODD_SHARE = 1 / 3
 """Ranks that stand elsewhere than most are odd while they are no more than this share of all."""
+EXIT_PATIENCE = 0.8
+"""Of the time that a rank may keep others waiting: so long a process may take to end. Its probe notices that some
+seconds after the program's end."""
 MAX_PLACES = 8
 """Places told apart in one sentence and one row."""
 
@@ -127,7 +130,7 @@ def not_exiting(evidence: Evidence) -> list[Verdict]:
     for rank in np.flatnonzero(is_late).tolist():
         worker = job.worker(rank)
         wait = worker.report.exit_wait if worker is not None and worker.report is not None else None
-        if wait is not None and wait.waiting_s >= evidence.thresholds.stall_s - evidence.thresholds.silent_s:
+        if wait is not None and wait.waiting_s >= EXIT_PATIENCE * evidence.thresholds.stall_s:
             alike.setdefault((wait.what, wait.name), []).append(rank)
     return [_not_exiting(evidence, ranks) for ranks in alike.values()]
 

@@ -27,10 +27,11 @@ from tests.corpus.generator.kinds import (
     Kind,
 )
 from tests.corpus.generator.mutations import strikes
-from tests.corpus.generator.program import Pipes, Semantics
+from tests.corpus.generator.program import Evaluation, Pipes, Semantics
 
 if TYPE_CHECKING:
     from tests.corpus.generator.cluster import StoryCluster
+    from tests.corpus.generator.program import Shape
     from tests.corpus.generator.stories import Fault, Story
 
 QUICK_S = 2.0
@@ -217,6 +218,14 @@ def _is_scored(story: Story, fault: Fault) -> bool:
         return story.shape.num_nodes > 1
     # A swallowed exception or a size has effects of many kinds; whether it shows is seen in the play (`shown_s`).
     return True
+
+
+def burden_of_rank_0(shape: Shape) -> float:
+    """Return for which part of a step's time the others wait, on average, for what rank 0 alone does."""
+    evaluates = shape.evaluation is Evaluation.RANK_0 and shape.evaluate_every
+    alone_s = shape.evaluate_s / shape.evaluate_every if evaluates else 0.0
+    alone_s += shape.save_s / shape.save_every if shape.save_every else 0.0
+    return alone_s / (shape.step_s + alone_s)
 
 
 def shown_s(cluster: StoryCluster, story: Story) -> float | None:

@@ -12,7 +12,7 @@ from app.rows import Cause
 from ddpcore.wire import MONITORED_BARRIER, NEW_GROUP
 from tests.corpus.generator.cluster import StoryCluster
 from tests.corpus.generator.kinds import CALL_FAULTS, SLOWNESS, Kind
-from tests.corpus.generator.oracle import STANDS_S, shown_s, truths_of
+from tests.corpus.generator.oracle import STANDS_S, burden_of_rank_0, shown_s, truths_of
 from tests.corpus.generator.program import Semantics
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tests.corpus.generator.stories import Story
 
 SLICE_S = 0.5
+SLOW_FRAC = 0.1
+"""Of a step's time: a rank that costs the others so much is slow, whatever it does meanwhile."""
 STRIKE_S = 60.0
 """Every fault has struck by then."""
 HEALTHY_S = 40.0
@@ -92,8 +94,8 @@ def watch(cluster: StoryCluster, story: Story, truths: tuple[Truth, ...]) -> Non
 
 def grade(story: Story, cluster: StoryCluster, truths: tuple[Truth, ...]) -> Result:
     """Return how right it was what has been said."""
-    told = cluster.told_alarms
-    said = tuple(_words(one) for one in told)
+    told = [one for one in cluster.told_alarms if not _is_true_of_rank_0(one, story)]
+    said = tuple(_words(one) for one in cluster.told_alarms)
     since_s = shown_s(cluster, story) if truths else None
     guilty = frozenset[int]().union(*(truth.guilty for truth in truths))
     if since_s is None:
@@ -140,6 +142,13 @@ def _grade_named(
 
 def _last_of(cluster: StoryCluster, right: list[Told]) -> list[Told]:
     return [cluster.last_told.get((one.verdict.cause, one.verdict.culprits), one) for one in right]
+
+
+def _is_true_of_rank_0(told: Told, story: Story) -> bool:
+    """Return whether rank 0 is called slow where it alone evaluates or saves for so long that it is."""
+    verdict = told.verdict
+    is_named = verdict.cause is Cause.STRAGGLER and verdict.cost_frac is not None and tuple(verdict.culprits) == (0,)
+    return is_named and burden_of_rank_0(story.shape) >= SLOW_FRAC
 
 
 def _may_be_said(told: Told, truths: tuple[Truth, ...], guilty: frozenset[int]) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from rich.columns import Columns
+from rich.console import Group
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 from textual.binding import Binding, BindingType
@@ -132,12 +134,12 @@ class HelpScreen(ModalScreen[None]):
         yield scroll
 
 
-def _verdict_rules() -> Table:
-    rules = Table.grid(padding=(0, 2, 0, 0))
+def _verdict_rules() -> Group:
+    parts: list[Text | Padding] = []
     for rule in VERDICT_RULES:
-        rules.add_row(Text(rule.verdict, "bold"), Text(rule.named))
-        rules.add_row("", Text(f"not known: {rule.unknown}", "dim"))
-    return rules
+        parts.append(Text(rule.verdict, "bold"))
+        parts += [Padding(text, (0, 0, 0, 2)) for text in (Text(rule.named), Text(f"not known: {rule.unknown}", "dim"))]
+    return Group(*parts)
 
 
 class FaultScreen(ModalScreen[Fault | None]):

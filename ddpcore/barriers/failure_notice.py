@@ -33,7 +33,7 @@ from ddpcore.probing.code_places import code_roots
 from ddpcore.probing.stack import StackReader, sendable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from torch._C._distributed_c10d import Store
 
@@ -112,26 +112,29 @@ def explain(error: BaseException) -> RankFailedError | None:
     return first_failure()
 
 
-def first_failure(patience_s: float = PATIENCE_S, *, counts_leaving: bool = True) -> RankFailedError | None:
+def first_failure(
+    patience_s: float = PATIENCE_S, *, among: Sequence[int] | None = None, counts_leaving: bool = True
+) -> RankFailedError | None:
     """Return the error that names who has failed first; None if nobody is known but this rank.
 
     Blocks; never raises.
 
     Args:
         patience_s: How long to look.
+        among: The ranks that can be the first; default all.
         counts_leaving: A rank that has left its group without an error counts, too.
     """
     session = _session()
     if session is None:
         return None
     try:
-        notice = _find(session, session.connect(), patience_s, counts_leaving=counts_leaving)
+        notice = _find(session, session.connect(), patience_s, among=among, counts_leaving=counts_leaving)
     except (StoreLostError, RuntimeError):
         # The store is gone. Without torchrun's agent rank 0 is its host.
         if session.placement.rank == 0 or has_agent_store():
             return None
         return RankFailedError(0, "rank 0 has ended, or cannot be reached: the job's store, which it hosts, is gone")
-    if notice is None or notice.rank == session.placement.rank:
+    if notice is None or notice.rank == session.placement.rank or (among is not None and notice.rank not in among):
         return None
     return RankFailedError(notice.rank, notice.text, notice.trace)
 
@@ -143,10 +146,13 @@ def _session() -> GateSession | None:
         return None
 
 
-def _find(session: GateSession, store: Store, patience_s: float, *, counts_leaving: bool) -> FailureNotice | None:
+def _find(
+    session: GateSession, store: Store, patience_s: float, *, among: Sequence[int] | None, counts_leaving: bool
+) -> FailureNotice | None:
     deadline_s = time.monotonic() + patience_s
     while True:
-        notice = _read(session, store) or _look(session, store, counts_leaving=counts_leaving)
+        ranks = _others(session) if among is None else among
+        notice = _read(session, store) or _look(session, store, ranks, counts_leaving=counts_leaving)
         if notice is not None or time.monotonic() > deadline_s:
             return notice
         time.sleep(POLL_S)
@@ -157,10 +163,10 @@ def _read(session: GateSession, store: Store) -> FailureNotice | None:
     return msgspec.json.decode(store.get(key), type=FailureNotice) if store.check([key]) else None
 
 
-def _look(session: GateSession, store: Store, *, counts_leaving: bool) -> FailureNotice | None:
+def _look(session: GateSession, store: Store, ranks: Iterable[int], *, counts_leaving: bool) -> FailureNotice | None:
     """Look for a rank that has ended without a notice, those that were killed first."""
     left: FailureNotice | None = None
-    for rank in islice(_others(session), MAX_LOOKED_AT):
+    for rank in islice(ranks, MAX_LOOKED_AT):
         sighting = session.observer.look_at(store, rank, time.monotonic())
         if not sighting.has_ended:
             continue

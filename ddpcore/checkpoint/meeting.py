@@ -69,8 +69,9 @@ class Meeting:
         try:
             texts = exchange(LABEL, json.dumps([self._number, call, value]), self._timeout_s + extra_s)
         except BarrierTimeoutError as error:
-            # Not of one that has come to the program's end: it has not called, and that is why.
-            failure = first_failure(0.0, counts_leaving=False) if error.ended else None
+            # Not of one that has come to the program's end: it has not called, and that is why. Nor of one that has
+            # come here, lost its patience before this rank and ended.
+            failure = first_failure(0.0, among=error.ended, counts_leaving=False) if error.ended else None
             if failure is not None:
                 raise RankFailedError(
                     failure.rank, f"{failure}; so {call}, which needs every rank, cannot be done", failure.trace

@@ -125,8 +125,8 @@ def save_on_rank_zero_alone(directory: str) -> None:
     leave()
 
 
-def load_on_two_of_three(directory: str) -> None:
-    checkpointer = impatient_checkpointer(directory, 5.0)
+def load_on_two_of_three(directory: str, *patience_s: float) -> None:
+    checkpointer = impatient_checkpointer(directory, patience_s[dist.get_rank()])
     if dist.get_rank() != 1:
         # The time is for the one that does not come, not for how far these two are apart.
         Path(f"here-{dist.get_rank()}").touch()
@@ -143,7 +143,12 @@ def test_ranks_that_do_not_come_to_a_save_or_load_are_named(tmp_path: Path) -> N
     )
     assert other.error == ""
 
-    outcomes = try_ranks(load_on_two_of_three, 3, str(tmp_path))
+
+@pytest.mark.parametrize("patience_s", [(5.0, 5.0, 5.0), (7.0, 5.0, 1.0)], ids=["alike", "one-ends-before"])
+def test_a_rank_that_came_in_vain_and_ended_is_not_named_by_the_others(
+    tmp_path: Path, patience_s: tuple[float, ...]
+) -> None:
+    outcomes = try_ranks(load_on_two_of_three, 3, str(tmp_path), *patience_s)
     assert [outcome.error[:59] for outcome in outcomes] == [
         "CheckpointCallError: rank 1 did not call load_latest(), whi",
         "",

@@ -54,7 +54,7 @@ async def test_every_view_shows_the_lines_of_its_job_alone() -> None:
             assert "own 29." in console.text(), keys
             assert "strange" not in console.text(), keys
         assert "of the node" in console.text()
-        assert "31 of 61 lines" in console.text()
+        assert f"31 of 61 lines, those of job {own} " in console.text()
         assert "errors" not in console.text()
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from rich.cells import cell_len
 
 from app.filters.lines import LOG_KEYS, LineWish
+from app.safe_text import clean_name
 from app.tui.collapsed_lines import CollapsedLines
 from app.tui.filtered_view import FilteredView
 from app.tui.log_lines import log_line, prefix, prefix_width, shifted, text_width
@@ -280,6 +281,8 @@ class LogsView(FilteredView):
         line = self.line().put(f" LOGS  {shown}{num_lines:,} lines", palette.heading)
         if logs.first and self._matches is None:
             line.put(f", {logs.first:,} older dropped", palette.heading)
+        if self.stage.job_of_logs:
+            line.put(f", those of job {clean_name(self.stage.job_of_logs)}", palette.heading)
         self.put_wish(line)
         if self._matches is not None and self._matches.num_unsearched:
             line.put(f"  {self._matches.num_unsearched:,} not searched yet", palette.heading)

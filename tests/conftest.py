@@ -16,6 +16,8 @@ from tests.support.warm_ranks import template_pid
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytest_plugins = ["tests.support.durations", "tests.support.second_run"]
+
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("dev", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")

@@ -423,7 +423,6 @@ def test_attacks_on_names_markers_and_directories_never_load_wrong_weights(
 
 
 @pytest.mark.chaos
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("attack", [flip_bits, attack_somehow])
 def test_a_thousand_attacks(

@@ -12,6 +12,8 @@ from tests.corpus.scenarios import ALL, FAULTS, HEALTHY, Scenario, play
 if TYPE_CHECKING:
     from pathlib import Path
 
+IN_EACH_RUN = ("freeze", "kill", "the first one raises (S1)", "an all-reduce against a broadcast")
+"""Of those on real ranks; the others are slow."""
 PATIENCE = 6.0
 """For a machine with other work, which also stands still now and then."""
 
@@ -30,7 +32,14 @@ def test_the_verdict_is_right(scenario: Scenario) -> None:
 # Those that want a quiet machine are for `python -m tests.corpus --real`, as are the times to the verdict.
 @pytest.mark.ranks
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("scenario", [one for one in REAL if not one.needs_quiet], ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(one, id=one.name, marks=() if one.name in IN_EACH_RUN else pytest.mark.slow)
+        for one in REAL
+        if not one.needs_quiet
+    ],
+)
 def test_the_verdict_on_real_ranks_is_right(scenario: RealScenario, tmp_path: Path) -> None:
     outcome = play_real(scenario, tmp_path, PATIENCE)
     assert outcome.is_right, outcome

@@ -55,6 +55,7 @@ def test_a_person_freezes_a_rank_sees_it_named_thaws_it_and_quits(house: DemoHou
     house.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_whoever_types_rankdeck_alone_is_led_to_the_demo_and_leaves_nothing_behind(house: DemoHouse) -> None:
     terminal = Terminal(house.directory, house.environment, house.argv()[:-1], 80, 24)
     terminal.until_it_shows("Watch a demo on this machine", LOOK_S)
@@ -83,6 +84,7 @@ def test_whoever_leaves_the_first_screen_has_done_nothing(house: DemoHouse) -> N
     house.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_a_person_is_led_to_a_program_on_this_machine_and_starts_another_from_the_console(house: DemoHouse) -> None:
     (house.home / "first.py").write_text("print('first is here')\n")
     (house.home / "second.py").write_text("import sys; print('second has', sys.argv[1:])\n")
@@ -124,6 +126,7 @@ def test_a_person_is_led_to_a_program_on_this_machine_and_starts_another_from_th
     assert "no job runs" in ended.stdout
 
 
+@pytest.mark.slow
 def test_a_person_in_the_directory_of_a_cluster_is_led_to_it_and_programs_run_in_that_directory(
     house: DemoHouse,
 ) -> None:

@@ -27,6 +27,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 def test_the_doctor_is_a_key_away(desk: Desk, network: Network) -> None:
     assert desk.run("up", "h1", "h2")[0] == 0
     terminal = desk.terminal("doctor", "attach", *named("h1", "h2"))

@@ -65,6 +65,7 @@ def test_a_frozen_rank_is_named_with_its_node_its_victims_and_its_line(house: De
     house.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_evidence_of_a_frozen_rank_is_kept_where_it_is_wanted_and_shows_it_again(house: DemoHouse) -> None:
     place = house.home / "evidence"
 
@@ -95,6 +96,7 @@ def test_evidence_of_a_frozen_rank_is_kept_where_it_is_wanted_and_shows_it_again
     house.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_named_as_exited_with_its_signal_and_its_victims_are_not(house: DemoHouse) -> None:
     done = house.run("--json", "--fault", "kill:1@10")
 
@@ -106,6 +108,7 @@ def test_a_killed_rank_is_named_as_exited_with_its_signal_and_its_victims_are_no
     house.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_a_slowed_rank_is_named_as_the_straggler(house: DemoHouse) -> None:
     done = house.run("--json", "--fault", "slow:3@20", "--steps", "2000")
 
@@ -114,6 +117,7 @@ def test_a_slowed_rank_is_named_as_the_straggler(house: DemoHouse) -> None:
     house.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "cause", "words"),
     [
@@ -133,6 +137,7 @@ def test_a_rank_s_own_fault_is_named_with_what_it_does(house: DemoHouse, kind: s
     house.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_a_fault_that_is_not_named_before_the_job_ends_is_exit_code_1(house: DemoHouse) -> None:
     done = house.run("--json", "--fault", "slow:3@31", "--steps", "31")  # no step is left to be slow
 
@@ -142,7 +147,14 @@ def test_a_fault_that_is_not_named_before_the_job_ends_is_exit_code_1(house: Dem
     house.assert_nothing_is_left()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        signal.SIGTERM,
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_ends_everything_and_is_exit_code_130(house: DemoHouse, number: signal.Signals) -> None:
     demo = house.start("--headless", "--steps", "100000")
     until(lambda: len(house.ranks()) == 4, START_S, "four ranks")
@@ -163,6 +175,7 @@ def test_a_console_killed_outright_leaves_nothing_after_ten_seconds(house: DemoH
     house.assert_nothing_is_left(within_s=10.0)
 
 
+@pytest.mark.slow
 def test_nothing_listens_beyond_this_machine(house: DemoHouse) -> None:
     demo = house.start("--headless", "--steps", "100000")
     until(lambda: len(house.ranks()) == 4, START_S, "four ranks")
@@ -187,6 +200,7 @@ def test_nothing_listens_beyond_this_machine(house: DemoHouse) -> None:
     house.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_a_single_rank_trains_on_one_node_without_a_home(house: DemoHouse) -> None:
     process = house.start(
         "--json", "--ranks", "1", "--steps", "20", environment={**house.environment, "HOME": "/nowhere"}

@@ -138,6 +138,7 @@ async def test_reports_come_over_one_port_of_one_interface_and_it_closes_when_th
         until(lambda host=host: not listeners(host), SOON_S, f"nothing of ours listens on {host.name}")  # type: ignore[misc]
 
 
+@pytest.mark.slow
 async def test_only_who_has_asked_over_ssh_is_let_in_and_a_second_console_at_once(network: Network) -> None:
     host = network["h1"]
     async with looking_on(network, AT_PORT) as first:
@@ -162,6 +163,7 @@ async def test_only_who_has_asked_over_ssh_is_let_in_and_a_second_console_at_onc
         assert (first.drain_notices(), fallbacks(first)) == ([], {})
 
 
+@pytest.mark.slow
 async def test_a_broken_cable_costs_freshness_and_an_agent_that_is_killed_comes_back(network: Network) -> None:
     async with looking_on(network, IN_CURVE) as session:
         await all_up(session)
@@ -188,6 +190,7 @@ async def test_a_broken_cable_costs_freshness_and_an_agent_that_is_killed_comes_
         assert len(listeners(network["h2"])) == 1
 
 
+@pytest.mark.slow
 async def test_what_keeps_reports_from_coming_over_tcp_is_said_and_they_come_over_ssh(network: Network) -> None:
     """One host lacks the interface, one has it where this machine has no way to, one has a firewall later on."""
     network["h2"].add_interface("lab0", "10.254.7.2/24")
@@ -211,6 +214,7 @@ async def test_what_keeps_reports_from_coming_over_tcp_is_said_and_they_come_ove
         assert "firewall" in fallbacks(session)["h3"]
 
 
+@pytest.mark.slow
 async def test_no_secret_is_in_any_file_or_command_line(network: Network, tmp_path: Path) -> None:
     options = SessionOptions(evidence_dir=tmp_path / "evidence", recording=tmp_path / "recording")
     async with looking_on(network, IN_CURVE, options=options) as session:
@@ -231,6 +235,7 @@ async def test_no_secret_is_in_any_file_or_command_line(network: Network, tmp_pa
         assert commands == [("listen_for_telemetry", key.public), ("stop_listening", key.public)]
 
 
+@pytest.mark.slow
 def test_a_person_says_it_in_the_inventory_and_is_told_where_it_cannot_be(network: Network) -> None:
     desk = Desk(network)
     desk.directory, desk.at = network.directory, ()

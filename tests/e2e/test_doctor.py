@@ -94,6 +94,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
             until(lambda host=host: host.processes() == [], 60, "nothing is left on the host")  # type: ignore[misc]
 
 
+@pytest.mark.slow
 def test_hosts_that_are_alike_are_well_and_one_that_differs_is_named(desk: Desk) -> None:
     code, stdout = desk.doctor("--json")
 
@@ -133,6 +134,7 @@ def test_roads_that_are_cut_and_hosts_that_are_gone_are_told_of_whom_they_are(de
     assert stdout.splitlines()[-1].endswith("1 could not be examined.")
 
 
+@pytest.mark.slow
 def test_of_hosts_whose_reports_are_to_come_straight_it_is_said_whether_they_can(desk: Desk) -> None:
     """One well until its ports are taken, one without the interface, one behind a firewall."""
     inventory = desk.directory / "rankdeck.toml"

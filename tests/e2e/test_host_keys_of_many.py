@@ -48,6 +48,7 @@ def states(desk: Desk) -> dict[str, str]:
     return {row["node"]: row["state"] for row in desk.json("status", codes=(0, 10))["nodes"]}
 
 
+@pytest.mark.slow
 def test_a_host_with_a_wrong_key_is_left_out_of_everything_with_the_reason(desk: Desk, network: Network) -> None:
     right = network.known_hosts.read_text()
     key_of_another = (network["h4"].directory / "host_key.pub").read_text().split()[:2]

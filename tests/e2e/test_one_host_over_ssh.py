@@ -59,7 +59,12 @@ def host(network: Network) -> Host:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    "network", [(), ("AllowStreamLocalForwarding no",)], indirect=True, ids=["forwarding", "no forwarding"]
+    "network",
+    [
+        pytest.param((), id="forwarding"),
+        pytest.param(("AllowStreamLocalForwarding no",), id="no forwarding", marks=pytest.mark.slow),
+    ],
+    indirect=True,
 )
 def test_a_job_is_started_watched_left_found_again_and_stopped_and_nothing_stays(desk: Desk, host: Host) -> None:
     brought_up = desk.json("up", "h1")
@@ -133,6 +138,7 @@ def test_jobs_outlive_the_agent_and_are_stopped_at_a_step_by_the_next_one(desk: 
     desk.json("down", "h1", "--kill-jobs")
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_a_rank_of_a_job_that_allows_it_is_frozen_at_a_step_and_thawed(desk: Desk, host: Host) -> None:
     (host.home / "train.py").write_text(LEISURELY)
@@ -164,6 +170,7 @@ def test_a_rank_of_a_job_that_allows_it_is_frozen_at_a_step_and_thawed(desk: Des
     desk.json("down", "h1", "--kill-jobs")
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_a_lost_connection_is_told_and_comes_back_while_the_job_goes_on(desk: Desk, host: Host) -> None:
     console = desk.start("run", "--host", "h1", *TWO_RANKS, "--json", "--", "train.py")
@@ -181,6 +188,7 @@ def test_a_lost_connection_is_told_and_comes_back_while_the_job_goes_on(desk: De
     desk.json("down", "h1")
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.skipif(shutil.which("tmux") is None and not os.environ.get("CI"), reason="tmux is not installed")
 def test_a_person_opens_the_console_leaves_it_and_comes_back(desk: Desk, host: Host) -> None:
@@ -202,6 +210,7 @@ def test_a_person_opens_the_console_leaves_it_and_comes_back(desk: Desk, host: H
     until(lambda: host.processes() == [], SOON_S, "nothing runs on the host")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_said_in_one_line_with_its_exit_code(desk: Desk, network: Network, host: Host) -> None:
     def fails(*arguments: str) -> tuple[int, str]:
         code, stdout, stderr = desk.run(*arguments)

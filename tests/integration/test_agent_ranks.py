@@ -112,6 +112,7 @@ def test_ranks_are_found_and_their_reports_and_lines_arrive(agent: RunningAgent,
     assert lines >= {(0, "stdout", "hello of 0"), (1, "stdout", "hello of 1"), (1, "stderr", "\x1b[2Jnoise")}
 
 
+@pytest.mark.slow
 def test_the_store_listens_on_loopback_alone(agent: RunningAgent, spec: JobSpec) -> None:
     reply = agent.start_job(spec)
     assert isinstance(reply, Accepted)
@@ -315,6 +316,7 @@ def test_a_killed_shim_ends_the_job_and_leaves_no_process(agent: RunningAgent, s
     until(lambda: not job_processes(agent), END_S, "nothing is left of the job")
 
 
+@pytest.mark.slow
 def test_two_nodes_run_one_job_to_its_end(spec: JobSpec) -> None:
     share = msgspec.structs.replace(
         spec, command=["loop.py", "short"], num_nodes=2, local_world_size=1, job_id="two-nodes"

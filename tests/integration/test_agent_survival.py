@@ -148,7 +148,10 @@ def test_a_killed_agent_leaves_training_untouched_and_the_next_one_takes_it_up(h
     until(lambda: not house.left(), END_S, "nothing is left")
 
 
-@pytest.mark.parametrize(("good_attempt", "state", "code"), [(0, JobState.SUCCEEDED, 0), (1, JobState.FAILED, 1)])
+@pytest.mark.parametrize(
+    ("good_attempt", "state", "code"),
+    [pytest.param(0, JobState.SUCCEEDED, 0, marks=pytest.mark.slow), (1, JobState.FAILED, 1)],
+)
 def test_how_a_job_ended_while_no_agent_ran_is_told_by_the_next_one(
     house: House, good_attempt: int, state: JobState, code: int
 ) -> None:
@@ -164,6 +167,7 @@ def test_how_a_job_ended_while_no_agent_ran_is_told_by_the_next_one(
     assert ("bad luck in attempt 0" in status.detail) == (code == 1)
 
 
+@pytest.mark.slow
 def test_an_adopted_job_fails_begins_again_and_succeeds(house: House) -> None:
     first = house.agent()
     started(first, house.spec(1, max_restarts=2))
@@ -194,6 +198,7 @@ def test_a_budget_of_restarts_ends(house: House) -> None:
     until(lambda: not house.left(), END_S, "nothing is left")
 
 
+@pytest.mark.slow
 def test_an_agent_that_is_killed_between_two_attempts_has_a_successor_that_begins_the_second(house: House) -> None:
     house.over.touch()
     first = house.agent(preamble=PAUSES_LONG)
@@ -365,6 +370,7 @@ def test_a_job_whose_record_is_damaged_runs_on(house: House) -> None:
     assert all(is_alive(worker.pid) for worker in before.workers)
 
 
+@pytest.mark.slow
 def test_a_job_between_two_attempts_begins_again_also_after_a_reboot(house: House) -> None:
     house.over.touch()
     first = house.agent(preamble=PAUSES_LONG)

@@ -19,6 +19,7 @@ RUN_S = 300.0
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1.5 * RUN_S)]
 
 
+@pytest.mark.slow
 def test_four_ranks_learn_the_standard_library_in_200_steps() -> None:
     with RealRanks([BYTEGPT, "--steps", "200", "--checkpoint-dir", "checkpoints"], 4) as job:
         assert job.wait_for_end(RUN_S) == 0, job.logs()
@@ -45,6 +46,7 @@ def test_four_ranks_learn_the_standard_library_in_200_steps() -> None:
     assert sum(parameter.numel() for parameter in checkpoint.state["model"].values()) < 140_000
 
 
+@pytest.mark.slow
 def test_without_torchrun_it_trains_alone() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "RANK"}
 

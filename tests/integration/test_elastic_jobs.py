@@ -140,6 +140,7 @@ def test_a_rank_that_dies_is_begun_again_with_all_others_and_no_console(pair: Pa
     assert isinstance(pair.first.ask(ReadLog("train", rank=LAUNCHER_RANK, stream=LogStream.STDERR)), LogChunk)
 
 
+@pytest.mark.slow
 def test_an_agent_that_begins_anew_knows_the_ranks_of_the_newest_round(pair: Pair) -> None:
     pair.start()
     before = pair.wait_for_attempt(1)
@@ -156,6 +157,7 @@ def test_an_agent_that_begins_anew_knows_the_ranks_of_the_newest_round(pair: Pai
         assert (ended.state, ended.exit_code) == (JobState.SUCCEEDED, 0)
 
 
+@pytest.mark.slow
 def test_training_goes_on_with_the_nodes_that_are_left_and_takes_in_new_ones(pair: Pair) -> None:
     pair.start(elastic_min_nodes=1)
     both = pair.wait_for_attempt(1)
@@ -183,6 +185,7 @@ def test_training_goes_on_with_the_nodes_that_are_left_and_takes_in_new_ones(pai
             assert (ended.state, ended.exit_code) == (JobState.SUCCEEDED, 0)
 
 
+@pytest.mark.slow
 def test_a_job_out_of_restarts_fails_and_says_of_what(pair: Pair) -> None:
     pair.start(max_restarts=0)
     before = pair.wait_for_attempt(1)

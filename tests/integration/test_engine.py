@@ -151,6 +151,7 @@ def test_an_epoch_holds_every_sample_once(alone: dict[str, Any]) -> None:
         assert sorted(index for step in epoch_steps for index in step) == list(range(NUM_SAMPLES))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(2 * LONG_S)
 def test_a_run_that_stops_twice_and_changes_its_ranks_is_the_uninterrupted_one(
     tmp_path: Path,

@@ -53,11 +53,13 @@ def test_the_quickstart_learns_and_leaves_metrics_and_checkpoints() -> None:
     assert "504" in listing.stdout
 
 
+@pytest.mark.slow
 def test_the_parts_alone_fit_a_line() -> None:
     with RealRanks([EXAMPLES / "own_loop.py"], 2) as job:
         assert "step 192: y = 3.0 x + 2.0" in run_to_end(job)
 
 
+@pytest.mark.slow
 def test_a_quickstart_without_torchrun_is_one_rank(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, EXAMPLES / "quickstart.py"],

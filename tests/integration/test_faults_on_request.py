@@ -150,6 +150,7 @@ def ended(agent: RunningAgent) -> NodeReport:
     return agent.wait_until(lambda report: report.jobs[0].state is JobState.FAILED, END_S, "the job has failed")
 
 
+@pytest.mark.slow
 def test_a_rank_that_runs_out_of_memory_fails_with_torch_s_own_words(agent: RunningAgent, spec: JobSpec) -> None:
     stepping(agent, spec)
     done = run_agent_verb(

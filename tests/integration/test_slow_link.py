@@ -84,7 +84,9 @@ def network(request: pytest.FixtureRequest) -> Iterator[Network]:
         yield network
 
 
-@pytest.mark.parametrize("network", [(), ("AllowStreamLocalForwarding no",)], indirect=True)
+@pytest.mark.parametrize(
+    "network", [(), pytest.param(("AllowStreamLocalForwarding no",), marks=pytest.mark.slow)], indirect=True
+)
 def test_reports_over_a_slow_link_are_truly_dated_and_the_newest_that_it_carries(network: Network) -> None:
     program, rate = network.directory / "throttle.py", network.directory / "bytes_s"
     program.write_text(THROTTLE)

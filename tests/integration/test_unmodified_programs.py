@@ -114,7 +114,10 @@ def test_steps_are_counted_and_the_loss_is_read_from_the_log(agent: RunningAgent
 
 
 @pytest.mark.timeout(3 * LONG_S)
-@pytest.mark.parametrize(("what", "exit_code"), [("load", 0), ("fail", 1), ("exit", 1)])
+@pytest.mark.parametrize(
+    ("what", "exit_code"),
+    [("fail", 1), pytest.param("load", 0, marks=pytest.mark.slow), pytest.param("exit", 1, marks=pytest.mark.slow)],
+)
 def test_a_program_says_and_does_the_same_as_under_plain_torchrun(
     agent: RunningAgent, tmp_path: Path, what: str, exit_code: int
 ) -> None:
@@ -270,6 +273,7 @@ def test_a_pattern_that_is_none_is_refused_in_one_line(agent: RunningAgent, tmp_
     assert agent.report().jobs == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["test_sync", "test_ops"])
 def test_accelerate_s_own_scripts_run_under_it(agent: RunningAgent, tmp_path: Path, script: str) -> None:
     pytest.importorskip("accelerate", reason="a third party, not among what the tests install")

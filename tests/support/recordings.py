@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from agent.wire.logs import LogLine
@@ -46,6 +47,7 @@ def recording_of(sim: SimCluster, *others: Record) -> Recording:
     return Recording(opening(*(node.name for node in sim.nodes)), records, is_cut=False)
 
 
+@cache
 def frozen_recording() -> Recording:
     """Return a training of four ranks of which rank 2 is frozen some seconds before the end, with its stacks."""
     sim = SimCluster()

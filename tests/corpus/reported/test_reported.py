@@ -1,4 +1,4 @@
-"""What users see of the programs that users report: some in the default run, the rest with `-m reported`."""
+"""What users see of the programs that users report: four in each run, eight are slow, the rest is for `-m reported`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 PATIENCE = 6.0
 """For a machine with other work, which also stands still now and then."""
-DEFAULT_RUN = [program for program in PROGRAMS if program.in_ci]
+IN_CI = [program for program in PROGRAMS if program.in_ci]
+IN_EACH_RUN = ("arguments.new_group_on_some", "endings.exception", "healthy.rank_0_evaluates_alone", "standing.stopped")
 REST = [program for program in PROGRAMS if not program.in_ci]
 
 
@@ -22,7 +23,7 @@ def test_there_are_sixty_with_a_source_beside_each() -> None:
     assert len(PROGRAMS) >= 60
     assert [program.name for program in PROGRAMS if not program.source.url.startswith("https://")] == []
     assert len({program.name for program in PROGRAMS}) == len(PROGRAMS)
-    assert len(DEFAULT_RUN) == 12
+    assert len(IN_CI) == 12
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
@@ -33,7 +34,13 @@ def test_the_lines_that_must_be_told_are_marked(program: Program) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("program", DEFAULT_RUN, ids=lambda program: program.name)
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(program, id=program.name, marks=() if program.name in IN_EACH_RUN else pytest.mark.slow)
+        for program in IN_CI
+    ],
+)
 def test_what_is_shown_is_right(program: Program) -> None:
     assert_right(program)
 

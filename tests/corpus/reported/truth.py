@@ -37,7 +37,7 @@ class Program:
         within_s: From the moment of the fault to the verdict, on a quiet machine.
         ends_itself: The program's own time-out or an exit ends it; else `rankdeck kill` does.
         is_optional: Nothing can be known, or little: silence is right too, a wrong word is not.
-        in_ci: It is in the default run of the tests.
+        in_ci: It is in the default run of the tests, or slow.
     """
 
     name: str

@@ -1,0 +1,105 @@
+"""Which of the long tests a run takes: by default none of those marked slow, chaos or reported.
+
+`pytest -m "slow or chaos"` runs all of these two kinds, and a test that is named (`pytest FILE::TEST`) runs whatever
+it is. `.ci/run` sets RANKDECK_SLOW_SHARE to the commit: then a fifth of the slow and chaos tests runs with the rest,
+another one for another commit, and besides it all that test code which the commit changes (RANKDECK_CHANGED_FILES).
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
+LONG = frozenset({"slow", "chaos", "reported"})
+"""Marks of tests that do not run unless `-m` names the mark."""
+SHARED = frozenset({"slow", "chaos"})
+"""Marks of tests of which a commit runs a share. Programs that users report take half an hour by themselves."""
+NUM_SHARES = 5
+CODE_OF_TESTS = {
+    "tests/chaos/test_agent_kills": ("agent/jobs/", "agent/processes/", "agent/daemon.py"),
+    "tests/chaos/test_checkpoint_": ("ddpcore/checkpoint/",),
+    "tests/chaos/test_rank_kills": ("ddpcore/process_group/", "ddpcore/barriers/"),
+    "tests/corpus/": ("app/diagnosis/", "ddpcore/probing/", "agent/state/"),
+    "tests/e2e/test_console_in_tmux": ("app/tui/console.py", "app/presenting.py", "app/commands/demo.py"),
+    "tests/e2e/test_demo_": ("app/sessions/", "app/headless.py", "app/commands/demo.py"),
+    "tests/e2e/test_direct_reports": ("app/roads/direct_", "agent/roads/curve"),
+    "tests/e2e/test_doctor": ("app/preflight/", "agent/doctor/"),
+    "tests/e2e/test_install": ("app/installing/",),
+    "tests/e2e/test_relay": ("agent/fan_in/",),
+    "tests/e2e/": ("app/ssh/", "app/sessions/", "app/commands/"),
+    "tests/integration/test_agent_": ("agent/jobs/", "agent/processes/", "agent/daemon.py"),
+    "tests/integration/test_checkpoint_": ("ddpcore/checkpoint/",),
+    "tests/integration/test_elastic_": ("agent/jobs/",),
+    "tests/integration/test_engine": ("ddpcore/engine",),
+    "tests/integration/test_relay": ("agent/fan_in/", "app/roads/"),
+    "tests/integration/test_ssh": ("app/ssh/",),
+    "tests/property/": ("app/diagnosis/", "ddpcore/probing/"),
+}
+"""Beginnings of tests' names, and of the files that they test the most: the longest that fits counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a commit runs of the slow and chaos tests."""
+
+    number: int
+    changed_files: tuple[str, ...]
+
+    def takes(self, nodeid: str) -> bool:
+        """Whether this test is of the commit's fifth, or tests what it changes, or is itself changed."""
+        if zlib.crc32(nodeid.encode()) % NUM_SHARES == self.number:
+            return True
+        return any(file.startswith(_watched_by(nodeid)) for file in self.changed_files)
+
+
+def share_of(commit: str, changed_files: str) -> Share | None:
+    """Return the share of a commit, by its hash; None without one."""
+    if not commit:
+        return None
+    return Share(int(commit[:8], 16) % NUM_SHARES, tuple(changed_files.split()))
+
+
+def is_taken(nodeid: str, marks: AbstractSet[str], mark_expression: str, share: Share | None) -> bool:
+    """Whether a run takes this test.
+
+    Args:
+        nodeid: Of the test.
+        marks: The names of all its marks.
+        mark_expression: What follows `-m`, or "".
+        share: What is taken of the long ones nevertheless.
+    """
+    long = marks & LONG
+    if not long or any(mark in mark_expression for mark in long):
+        return True
+    return share is not None and long <= SHARED and share.takes(nodeid)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the long tests that the run does not take."""
+    if any("::" in argument for argument in config.args):
+        return
+    environment = os.environ
+    share = share_of(environment.get("RANKDECK_SLOW_SHARE", ""), environment.get("RANKDECK_CHANGED_FILES", ""))
+    taken: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        where = taken if is_taken(item.nodeid, marks, config.option.markexpr, share) else left_out
+        where.append(item)
+    items[:] = taken
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+
+
+def _watched_by(nodeid: str) -> tuple[str, ...]:
+    rows = [beginning for beginning in CODE_OF_TESTS if nodeid.startswith(beginning)]
+    watched = CODE_OF_TESTS[max(rows, key=len)] if rows else ()
+    return (nodeid.partition("::")[0], *watched)

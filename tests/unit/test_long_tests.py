@@ -1,0 +1,56 @@
+"""Which tests a run takes of those that take long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.long_tests import CODE_OF_TESTS, NUM_SHARES, Share, is_taken, share_of
+
+ROOT = Path(__file__).parents[2]
+NODEIDS = [f"tests/chaos/test_agent_kills.py::test_whoever_is_killed[{number}]" for number in range(100)]
+
+
+def test_without_a_word_only_tests_without_such_a_mark_run() -> None:
+    assert is_taken("a", {"ranks", "asyncio"}, "", None)
+    assert not is_taken("a", {"ranks", "slow"}, "", None)
+    assert not is_taken("a", {"chaos"}, "not gpu", None)
+
+
+@pytest.mark.parametrize(("mark", "is_in"), [("slow", True), ("chaos", True), ("reported", False)])
+def test_what_the_expression_names_runs(mark: str, is_in: bool) -> None:
+    assert is_taken("a", {mark}, "slow or chaos", None) is is_in
+
+
+def test_five_commits_run_each_test_once() -> None:
+    shares = [share_of(f"{number:08x}abc", "") for number in range(NUM_SHARES)]
+
+    taken = [[nodeid for nodeid in NODEIDS if is_taken(nodeid, {"slow"}, "", share)] for share in shares]
+
+    assert sorted(nodeid for each in taken for nodeid in each) == sorted(NODEIDS)
+    assert min(len(each) for each in taken) > 5
+    assert share_of("", "a.py") is None
+
+
+def test_a_commit_runs_all_that_test_what_it_changes() -> None:
+    share = Share(NUM_SHARES, ("README.md", "agent/jobs/job.py", "tests/e2e/test_relay.py"))
+
+    assert is_taken("tests/chaos/test_agent_kills.py::test_x[1]", {"slow", "chaos"}, "", share)
+    assert is_taken("tests/e2e/test_relay.py::test_x", {"slow"}, "", share)
+    assert not is_taken("tests/chaos/test_checkpoint_kills.py::test_x", {"slow", "chaos"}, "", share)
+    # Of two beginnings the longer one counts.
+    of_ssh = Share(NUM_SHARES, ("app/ssh/connection.py",))
+    assert is_taken("tests/e2e/test_many_hosts.py::test_x", {"slow"}, "", of_ssh)
+    assert not is_taken("tests/e2e/test_install.py::test_x", {"slow"}, "", of_ssh)
+
+
+def test_programs_that_users_report_are_of_no_share() -> None:
+    taken = [is_taken(nodeid, {"reported"}, "", share_of("00000001", "")) for nodeid in NODEIDS]
+    assert not any(taken)
+
+
+def test_every_beginning_is_one_of_files_that_are_there() -> None:
+    for tests, code in CODE_OF_TESTS.items():
+        for beginning in (tests, *code):
+            assert list(ROOT.glob(f"{beginning}*")), beginning

@@ -33,13 +33,15 @@ millisecond to it, which is more than a quicker stop is worth."""
 MAX_STEPS_BETWEEN = 1000
 
 
-def new_control_group(timeout_s: float) -> ProcessGroup:
-    """Return a gloo group of all ranks that serves nothing but the engine. Every rank calls it.
+def new_group_of_all(timeout_s: float, description: str = CONTROL_GROUP, backend: str | None = "gloo") -> ProcessGroup:
+    """Return a group of all ranks that serves nothing but the engine. Every rank calls it.
 
     Args:
         timeout_s: Of its collectives.
+        description: c10d's.
+        backend: None for that of the program's own group.
     """
-    group = dist.new_group(timeout=timedelta(seconds=timeout_s), backend="gloo", group_desc=CONTROL_GROUP)
+    group = dist.new_group(timeout=timedelta(seconds=timeout_s), backend=backend, group_desc=description)
     assert isinstance(group, dist.ProcessGroup), "every rank is a member"
     return group
 

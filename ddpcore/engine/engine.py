@@ -17,13 +17,11 @@ can be used without the engine: `ddpcore.samplers`, `ddpcore.checkpoint`, `ddpco
 
 from __future__ import annotations
 
-import logging
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 
 from ddpcore.arguments import (
@@ -39,18 +37,19 @@ from ddpcore.arguments import (
     refuse,
 )
 from ddpcore.barriers.failure_notice import leave_notice
-from ddpcore.engine.averages import moving_average
 from ddpcore.engine.batches import Batch, Batches
 from ddpcore.engine.cadence import Unit, parse_cadence
-from ddpcore.engine.control_word import StopReason, new_control_group
-from ddpcore.engine.deadline import monotonic_deadline_s
+from ddpcore.engine.control_word import StopReason, new_group_of_all
 from ddpcore.engine.evaluation import Measure, evaluate
 from ddpcore.engine.loop import BATCHES, Loop, LoopOptions
+from ddpcore.engine.loss_weights import LossWeights
 from ddpcore.engine.metric_log import open_log
-from ddpcore.engine.optimizer_step_counter import OptimizerStepCounter
 from ddpcore.engine.saving import CheckpointOptions, Saving
 from ddpcore.engine.seeds import seed_everything
+from ddpcore.engine.stop_signals import monotonic_deadline_s
+from ddpcore.engine.updates import Updates, moving_average
 from ddpcore.errors import EngineUseError, WrapError
+from ddpcore.parallel.comm_hooks import weights_refused_by
 from ddpcore.parallel.wrapping import accumulate, unwrap, wrap
 from ddpcore.process_group.open_group import TIMEOUT_S, open_process_group
 from ddpcore.samplers.arguments import check_order, num_samples_of_dataset
@@ -70,8 +69,6 @@ if TYPE_CHECKING:
     from ddpcore.engine.batches import MicroBatch
     from ddpcore.placement import Placement
     from ddpcore.samplers.order import Order
-
-_log = logging.getLogger(__name__)
 
 _SECONDS = "a finite number of seconds, 0 or more, or None"
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -128,7 +125,7 @@ class Engine:
             self.device: torch.device = opened.device
             alone = self.placement.world_size == 1
             self._timeout_s = float(group_options.get("timeout_s", TIMEOUT_S))
-            self._control_group = None if alone else new_control_group(self._timeout_s)
+            self._control_group = None if alone else new_group_of_all(self._timeout_s)
             log = open_log(log_dir, is_first=self.is_first)
             if log is not None:
                 closing.callback(log.close)
@@ -144,19 +141,17 @@ class Engine:
             stop_patience_s=stop_patience_s,
             timeout_s=self._timeout_s,
         )
-        self._loop = Loop(options, self._finish_step)
+        self._loop = Loop(options, lambda: self._updates.finish_step(self.step + 1))
         self._seed = seed
         self._dtype = _DTYPES[precision]
-        self._scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
+        self._weights = LossWeights(self.device, self.placement.world_size, self._control_group, self._timeout_s)
+        self._updates = self._closing.enter_context(Updates(self.device, self._weights, is_scaled=precision == "fp16"))
         if precision == "fp16":
-            self._loop.add_part("scaler", self._scaler)
+            self._loop.add_part("scaler", self._updates.scaler)
         self._models: list[nn.Module] = []
-        self._averages: list[tuple[AveragedModel, nn.Module]] = []
         self._micro_batch: MicroBatch | None = None
         self._num_local = 0
         self._is_static = False
-        self._has_updated = self._has_gradients = self._has_warned = False
-        self._step_counter = self._closing.enter_context(OptimizerStepCounter())
         seed_everything(seed)
 
     def __enter__(self) -> Self:
@@ -199,6 +194,7 @@ class Engine:
         check_is(WrapError, "model", model, nn.Module, "a torch.nn.Module")
         wrapped = wrap(model.to(self.device), device=self.device, **options)
         self._models.append(wrapped)
+        self._weights.refused = self._weights.refused or weights_refused_by(options.get("comm_hook"))
         self._is_static = self._is_static or bool(options.get("static_graph"))
         return wrapped
 
@@ -212,7 +208,7 @@ class Engine:
         check_number(EngineUseError, "decay", decay, range_=(BELOW_ZERO, 1.0), wanted="a number from 0 to 1")
         source = unwrap(model)
         average = moving_average(source, decay)
-        self._averages.append((average, source))
+        self._updates.follow(average, source)
         return average
 
     def loader(  # noqa: PLR0913 - what a loader can be asked for, with defaults
@@ -334,14 +330,18 @@ class Engine:
         """Return a context in which operations take the engine's precision: for forward and loss."""
         return torch.autocast(self.device.type, dtype=self._dtype, enabled=self._dtype is not None)
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, *, weight: Tensor | float | None = None) -> None:
         """Add a micro-batch's gradients, weighted so that the step's gradient is the mean over the global batch.
 
         Args:
-            loss: The mean over this micro-batch's samples, one element.
+            loss: The mean over this micro-batch's samples, one element; with `weight` the mean over what it counts.
+            weight: How much this loss counts among all since the last update, on all ranks: its number of tokens, for
+                one. A number or a tensor, on an accelerator too, where nobody waits for it. With 0 it counts nothing,
+                but has to be finite. Every rank gives one in every micro-batch, or none does; `update` divides by
+                their sum.
 
         Raises:
-            EngineUseError: Outside of `micro_batches`, or the loss is not a mean.
+            EngineUseError: Outside of `micro_batches`, the loss is not a mean, or the weights do not go together.
         """
         micro_batch = self._micro_batch
         if micro_batch is None:
@@ -355,9 +355,7 @@ class Engine:
             raise EngineUseError(
                 f"backward wants the mean loss of a micro-batch, this one has shape {tuple(loss.shape)}"
             )
-        self._has_gradients = True
-        factor = micro_batch.loss_factor
-        self._scaler.scale(loss if factor == 1.0 else loss * factor).backward()  # type: ignore[no-untyped-call]
+        self._updates.backward(loss, weight, micro_batch)
 
     def update(self, optimizer: torch.optim.Optimizer, *, clip_norm: float | None = None) -> Tensor | None:
         """Unscale and clip the gradients, take the optimizer's step and clear them.
@@ -373,15 +371,9 @@ class Engine:
             EngineUseError: `clip_norm` is not above 0, or this is no optimizer.
         """
         check_has(EngineUseError, "optimizer", optimizer, ("step", "zero_grad", "param_groups"), "an optimizer")
-        norm = None
         if clip_norm is not None:
             check_number(EngineUseError, "clip_norm", clip_norm, wanted="a number above 0, or None not to clip")
-            self._scaler.unscale_(optimizer)
-            norm = clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip_norm)
-        self._scaler.step(optimizer)
-        optimizer.zero_grad()
-        self._has_updated = True
-        return norm
+        return self._updates.update(optimizer, clip_norm)
 
     def log(self, **values: Tensor | float) -> None:
         """Take metrics of this step: means are taken over samples, steps and ranks until the next line is written.
@@ -440,19 +432,3 @@ class Engine:
                 yield
         finally:
             self._micro_batch = None
-
-    def _finish_step(self) -> None:
-        if self._has_gradients and not self._step_counter.take() and not self._has_warned:
-            self._has_warned = True
-            _log.warning(
-                "step %d has computed gradients and changed no weight: call engine.update(optimizer) after the "
-                "micro-batches; right only where gradients are meant to add up over steps",
-                self.step + 1,
-            )
-        self._has_gradients = False
-        if not self._has_updated:
-            return
-        self._has_updated = False
-        self._scaler.update()
-        for average, source in self._averages:
-            average.update_parameters(source)

@@ -1,4 +1,4 @@
-"""SIGTERM asks for a stop at the next step boundary, and still ends a rank that reaches none.
+"""What asks for a stop: SIGTERM, at the next step boundary, which still ends a rank that reaches none; a deadline.
 
 A Python signal handler runs between two bytecodes of the main thread, and a rank that is blocked in a collective runs
 none: a handler alone would make it deaf to SIGTERM. So the handler does nothing, and a thread listens to the wake-up
@@ -32,6 +32,15 @@ STEPS_OF_PATIENCE = 10
 
 LOOK_S = 0.1
 """How often the thread looks at its clock while a stop is under way."""
+
+DEADLINE_VARIABLE = "SLURM_JOB_END_TIME"
+"""Unix time at which Slurm ends the job.
+
+Source: https://slurm.schedmd.com/sbatch.html, output environment variables.
+"""
+
+DEADLINE_MARGIN_S = 120.0
+"""Before it, for the last steps and the last checkpoint."""
 
 _END = 0
 """What ends the thread: no signal has this number."""
@@ -178,3 +187,17 @@ def _end_by_sigterm() -> None:
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).signal(int(signal.SIGTERM), 0)
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def monotonic_deadline_s(deadline: float | None) -> float | None:
+    """Return when training should stop, on the monotonic clock; None for no such time.
+
+    Args:
+        deadline: Unix time in seconds; None asks Slurm's variable.
+    """
+    if deadline is None:
+        end = os.environ.get(DEADLINE_VARIABLE, "")
+        if not end.isdigit():
+            return None
+        deadline = int(end) - DEADLINE_MARGIN_S
+    return time.monotonic() + deadline - time.time()  # noqa: TID251 - a scheduler's deadline is wall time

@@ -44,7 +44,9 @@ class BalancedDataParallel(nn.DataParallel[nn.Module]):
         output_device: The first if None.
         first_device_batch: Samples of a whole step that device 0 takes: see `balanced_sizes`. None: an even split.
         accumulation_steps: Forwards of a step.
-        scalars: What a 0-dim float output is: a mean over the samples, or their sum.
+        scalars: What a 0-dim float output is: a mean over the samples, or their sum. A mean over something else, such
+            as tokens, is neither: return the sum and the count, with "sum", and divide behind; `Engine.backward` takes
+            the quotient as the loss and the count as its weight.
 
     Attributes:
         devices: Empty without an accelerator.

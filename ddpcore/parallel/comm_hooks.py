@@ -95,6 +95,23 @@ def parse_comm_hook(comm_hook: CommHook | PowerSGD) -> Literal["none", "fp16", "
     return PowerSGD() if comm_hook == "powersgd" else comm_hook
 
 
+def weights_refused_by(comm_hook: object) -> str:
+    """Return why losses cannot have weights beside a hook, or "".
+
+    With weights gradients travel in another unit in each step, and are divided afterwards. Factors and rounding do not
+    mind, the error that PowerSGD adds to the next step's gradients does.
+
+    Args:
+        comm_hook: As of `wrap`.
+    """
+    if comm_hook == "powersgd" or (isinstance(comm_hook, PowerSGD) and comm_hook.use_error_feedback):
+        return (
+            "backward with a weight does not go with PowerSGD's error feedback, which carries sums over from steps of "
+            "other weights: take comm_hook=PowerSGD(use_error_feedback=False), or another hook"
+        )
+    return ""
+
+
 def register(ddp: DistributedDataParallel, comm_hook: Literal["none", "fp16", "bf16"] | PowerSGD) -> None:
     """Make DDP send its gradients through a hook. Collective for bf16: every rank must call.
 

@@ -86,3 +86,10 @@ def test_a_stop_that_one_rank_is_asked_for_stops_all_with_a_checkpoint(tmp_path:
     with RealRanks([*program, str((last_steps.pop() or 0) + 2)], 3) as job:
         assert "goes on from step" in run_to_end(job)
         assert {report.steps_done for report in job.reports.values()} == {2}
+
+
+def test_lines_of_different_lengths_are_learnt_on_two_ranks() -> None:
+    with RealRanks([EXAMPLES / "lines.py", "--steps", "100"], 2) as job:
+        losses = [float(loss) for loss in re.findall(r"step \d+: ([\d.]+) nats", run_to_end(job))]
+    assert len(losses) == 2
+    assert losses[-1] < 3.0

@@ -104,7 +104,7 @@ def in_step(name: str) -> Callable[..., None]:
                     break
                 for (inputs,) in batch.micro_batches():
                     loss = model(inputs).mean()
-                    engine.backward(arguments.get("loss", loss)) if name == "backward" else engine.backward(loss)
+                    engine.backward(**{"loss": loss, **(arguments if name == "backward" else {})})
                 if name == "update":
                     engine.update(**{"optimizer": optimizer, **arguments})
                 elif name == "log":
@@ -264,6 +264,7 @@ MEANING: dict[tuple[str, str], list[Any] | str] = {
     ("Engine", "deadline"): [0],
     ("Engine", "stop_patience_s"): [0],
     ("Engine.ema", "decay"): [0],
+    ("Engine.backward", "weight"): [0],
     ("Engine.loader", "num_workers"): [0],
     ("Engine.log", "loss"): [True, 0, -1, math.nan, math.inf],
     ("Engine.update", "clip_norm"): [math.inf],

@@ -240,3 +240,19 @@ def test_on_one_gpu_inputs_are_moved_there() -> None:
     module = nn.Linear(3, 1).cuda(0)
 
     assert BalancedDataParallel(module, first_device_batch=0)(torch.ones(4, 3)).device == torch.device("cuda", 0)
+
+
+class Tokens(nn.Module):
+    """Returns the sum of some tokens' losses and their number."""
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        kept = tokens > 0
+        return tokens[kept].square().sum(), kept.sum()
+
+
+def test_a_mean_over_tokens_is_the_quotient_of_two_sums() -> None:
+    tokens = torch.tensor([[1.0, 2.0, 3.0], [4.0, 0.0, 0.0], [0.0, 0.0, 0.0], [5.0, 6.0, 0.0]])
+
+    total, count = OverCpu(Tokens(), 3, scalars="sum", first_device_batch=1)(tokens)
+
+    assert (total / count).item() == pytest.approx(sum(n * n for n in range(1, 7)) / 6)

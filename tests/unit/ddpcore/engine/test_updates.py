@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddpcore.engine.averages import moving_average
+from ddpcore.engine.updates import moving_average
 
 
 class Indexed(nn.Module):

@@ -1,0 +1,135 @@
+"""From a micro-batch's loss to new weights: scaled and weighted backwards, one optimizer step, averages that follow."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from torch.utils.hooks import RemovableHandle
+
+    from ddpcore.engine.batches import MicroBatch
+    from ddpcore.engine.loss_weights import LossWeights
+
+_log = logging.getLogger(__name__)
+
+_Tensors: TypeAlias = tuple[Tensor, ...] | list[Tensor]
+
+
+class Updates:
+    """The updates of one training. Main thread; a context manager, which watches all optimizers of this process.
+
+    Attributes:
+        scaler: Of fp16's losses; with `is_scaled=False` it does nothing.
+
+    Args:
+        device: This rank's.
+        weights: Of the losses.
+        is_scaled: Scale losses so that fp16's gradients are large enough.
+    """
+
+    def __init__(self, device: torch.device, weights: LossWeights, *, is_scaled: bool) -> None:
+        self.scaler = torch.amp.GradScaler(device.type, enabled=is_scaled)
+        self._weights = weights
+        self._averages: list[tuple[AveragedModel, nn.Module]] = []
+        self._handle: RemovableHandle | None = None
+        self._has_gradients = self._has_updated = self._has_stepped = self._has_warned = False
+
+    def follow(self, average: AveragedModel, source: nn.Module) -> None:
+        """Have an average follow a model from now on."""
+        self._averages.append((average, source))
+
+    def backward(self, loss: Tensor, weight: Tensor | float | None, micro_batch: MicroBatch) -> None:
+        """Add a micro-batch's gradients; see `Engine.backward`."""
+        self._has_gradients = True
+        weighted = self._weights.apply(loss, weight, micro_batch)
+        self.scaler.scale(weighted).backward()  # type: ignore[no-untyped-call]
+
+    def update(self, optimizer: torch.optim.Optimizer, clip_norm: float | None) -> Tensor | None:
+        """Take an optimizer's step; see `Engine.update`."""
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._weights.scale_gradients(parameter.grad for parameter in parameters if parameter.grad is not None)
+        norm = None
+        if clip_norm is not None:
+            self.scaler.unscale_(optimizer)
+            norm = clip_grad_norm_(parameters, clip_norm)
+        self.scaler.step(optimizer)
+        optimizer.zero_grad()
+        self._has_updated = True
+        return norm
+
+    def finish_step(self, step: int) -> None:
+        """End a step of training: averages follow, the loss's scale is set for the next one.
+
+        Args:
+            step: Its number.
+
+        Raises:
+            EngineUseError: As of `LossWeights.finish_step`.
+        """
+        has_stepped, self._has_stepped = self._has_stepped, False
+        has_updated, self._has_updated = self._has_updated, False
+        self._weights.finish_step(has_updated=has_updated, has_stepped=has_stepped)
+        if self._has_gradients and not has_stepped and not has_updated and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "step %d has computed gradients and changed no weight: call engine.update(optimizer) after the "
+                "micro-batches; right only where gradients are meant to add up over steps",
+                step,
+            )
+        self._has_gradients = False
+        if not has_updated:
+            return
+        self.scaler.update()
+        for average, source in self._averages:
+            average.update_parameters(source)
+
+    def __enter__(self) -> Self:
+        self._handle = register_optimizer_step_post_hook(self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+
+    def _note(self, *_: Any) -> None:
+        """Note a step of any optimizer, whoever calls it: torch's own hook."""
+        self._has_stepped = True
+
+
+def moving_average(source: nn.Module, decay: float) -> AveragedModel:
+    """Return a copy of a model that `update_parameters` makes an exponential moving average; buffers included.
+
+    Args:
+        source: What it follows.
+        decay: What is kept of the average in each update, 0 to 1.
+    """
+    return AveragedModel(source, multi_avg_fn=_averaging(decay), use_buffers=True)
+
+
+def _averaging(decay: float) -> Callable[[_Tensors, _Tensors, Tensor | int], None]:
+    """Return torch's average for numbers that have one; whole numbers are copied.
+
+    Source: torch.optim.swa_utils.get_ema_multi_avg_fn multiplies whole numbers and cuts them off: 11 becomes 10.
+    """
+    average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+
+    def update(averages: _Tensors, sources: _Tensors, num_averaged: Tensor | int) -> None:
+        if averages[0].is_floating_point() or averages[0].is_complex():
+            average(averages, sources, num_averaged)
+            return
+        for own, source in zip(averages, sources, strict=True):
+            own.copy_(source)
+
+    return update

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ddpcore.barriers.gates import barrier, exchange
     from ddpcore.barriers.one_rank_blocks import only_on_master, rank_zero_only
     from ddpcore.checkpoint.checkpointer import Checkpointer
+    from ddpcore.checkpoint.solo_loading import load_checkpoint, load_tensors
     from ddpcore.engine.engine import Engine
     from ddpcore.parallel.wrapping import unwrap, wrap
     from ddpcore.prefetch import Prefetcher
@@ -29,6 +30,8 @@ __all__ = [
     "Prefetcher",
     "barrier",
     "exchange",
+    "load_checkpoint",
+    "load_tensors",
     "local_master_first",
     "master_first",
     "only_on_master",
@@ -49,6 +52,8 @@ __getattr__ = lazy_names(
         "Prefetcher": "prefetch",
         "barrier": "barriers.gates",
         "exchange": "barriers.gates",
+        "load_checkpoint": "checkpoint.solo_loading",
+        "load_tensors": "checkpoint.solo_loading",
         "local_master_first": "barriers.first_one_first",
         "master_first": "barriers.first_one_first",
         "only_on_master": "barriers.one_rank_blocks",

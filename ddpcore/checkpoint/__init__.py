@@ -11,16 +11,31 @@ from ddpcore.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ddpcore.checkpoint.checkpointer import Checkpoint, Checkpointer
+    from ddpcore.checkpoint.fitting import Fit
     from ddpcore.checkpoint.restoring import Stateful, restore
+    from ddpcore.checkpoint.solo_loading import LoadedCheckpoint, load_checkpoint, load_tensors
 
-__all__ = ["Checkpoint", "Checkpointer", "Stateful", "restore"]
+__all__ = [
+    "Checkpoint",
+    "Checkpointer",
+    "Fit",
+    "LoadedCheckpoint",
+    "Stateful",
+    "load_checkpoint",
+    "load_tensors",
+    "restore",
+]
 
 __getattr__ = lazy_names(
     __name__,
     {
         "Checkpoint": "checkpointer",
         "Checkpointer": "checkpointer",
+        "Fit": "fitting",
+        "LoadedCheckpoint": "solo_loading",
         "Stateful": "restoring",
+        "load_checkpoint": "solo_loading",
+        "load_tensors": "solo_loading",
         "restore": "restoring",
     },
 )

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn, optim
 
+from ddpcore.arguments import check_flag
+from ddpcore.checkpoint.fitting import Fit, fit_object, is_same_kind, join_fits, order_in, parameters_of
 from ddpcore.checkpoint.sharded import as_placed, is_sharded
-from ddpcore.errors import CheckpointMismatchError
+from ddpcore.errors import ArgumentError, CheckpointMismatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch.distributed.tensor import DTensor
 
 _WRAPPER = "module."
@@ -29,7 +29,7 @@ class Stateful(Protocol):
         """Set it back."""
 
 
-def restore(state: object, objects: Mapping[str, Stateful]) -> None:
+def restore(state: object, objects: Mapping[str, Stateful], *, strict: bool = True) -> Fit:
     """Load each object's part of a checkpoint into it, on whatever device it is. Blocks, needs no other rank.
 
     Everything that can be compared is compared first: names, shapes and dtypes of modules, sizes and kinds of
@@ -42,39 +42,82 @@ def restore(state: object, objects: Mapping[str, Stateful]) -> None:
     Args:
         state: What was saved, a dict.
         objects: By their keys in the state. Parts of the state that are not asked for stay out.
+        strict: False loads what fits: the tensors of a module that have their name, shape and dtype there, and objects
+            that are there. An optimizer is loaded as a whole or not at all.
+
+    Returns:
+        What fits and what does not; with `strict` it is whole.
 
     Raises:
-        CheckpointMismatchError: The state is of other objects; nothing has been loaded.
+        CheckpointMismatchError: The state is of other objects; or, without `strict`, a module finds none of its tensors
+            in its part. Nothing has been loaded.
     """
     if not isinstance(state, dict):
         raise CheckpointMismatchError([f"it is of type {type(state).__name__} instead of named parts"])
     if not isinstance(objects, Mapping):
         raise CheckpointMismatchError([f"the objects are of type {type(objects).__name__} instead of named ones"])
-    differences, parts = [], {}
-    for name, target in objects.items():
-        if name not in state:
-            differences.append(f"{name} is not in it (it holds {', '.join(map(str, state)) or 'nothing'})")
-            continue
-        parts[name] = _unwrapped(state[name], target) if isinstance(target, nn.Module) else state[name]
-        differences += _compare(name, parts[name], target)
+    check_flag(ArgumentError, "strict", strict)
+    parts = {
+        name: _unwrapped(state[name], target) if isinstance(target, nn.Module) else state[name]
+        for name, target in objects.items()
+        if name in state
+    }
+    fits = {
+        name: fit_object(name, parts[name], target) if name in parts else Fit(missing=(str(name),))
+        for name, target in objects.items()
+    }
+    if strict:
+        holds = ", ".join(map(str, state)) or "nothing"
+        differences = [f"{name} is not in it (it holds {holds})" for name in objects if name not in parts]
+        differences += [difference for name in parts for difference in fits[name].differences]
+    else:
+        differences = [difference for name, part in parts.items() for difference in _refusal(name, part, objects[name])]
     if differences:
         raise CheckpointMismatchError(differences)
-    parts = {name: _fitted(part, objects[name]) for name, part in parts.items()}
-    for name, target in sorted(objects.items(), key=lambda item: isinstance(item[1], nn.Module | optim.Optimizer)):
-        target.load_state_dict(parts[name])
+    loadable = {
+        name: _fitted(part, objects[name], is_whole=fits[name].is_whole)
+        for name, part in parts.items()
+        if fits[name].is_whole or isinstance(objects[name], nn.Module)
+    }
+    for name in sorted(loadable, key=lambda name: isinstance(objects[name], nn.Module | optim.Optimizer)):
+        _load(loadable[name], objects[name], strict=strict)
+    return join_fits([*fits.values()])
 
 
-def _compare(name: str, part: Any, target: Stateful) -> Iterator[str]:
+def _refusal(name: str, part: object, target: Stateful) -> list[str]:
+    """Return why nothing of a part can be loaded into a module, which is a wrong name rather than a changed model."""
+    wanted = target.state_dict() if isinstance(target, nn.Module) else {}
+    if not wanted or (
+        isinstance(part, dict) and any(is_same_kind(part[key], wanted[key]) for key in wanted if key in part)
+    ):
+        return []
+    holds = ", ".join(map(str, part)) if isinstance(part, dict) else ""
+    return [f"{name} there has nothing that {name} here could take (it holds {holds[:200] or 'nothing'})"]
+
+
+def _load(part: Any, target: Stateful, *, strict: bool) -> None:
+    if isinstance(target, nn.Module) and not strict:
+        target.load_state_dict(part, strict=False)
+    else:
+        target.load_state_dict(part)
+
+
+def _fitted(part: Any, target: Stateful, *, is_whole: bool) -> Any:
     if isinstance(target, nn.Module):
-        yield from _compare_module(name, part, target)
-    elif isinstance(target, optim.Optimizer):
-        yield from _compare_optimizer(name, part, target)
-
-
-def _fitted(part: Any, target: Stateful) -> Any:
-    if isinstance(target, nn.Module):
-        return _placed(part, target)
+        return _placed(part if is_whole else _kept(part, target), target)
     return _own_copy(part, target) if isinstance(target, optim.Optimizer) else part
+
+
+def _kept(part: Any, module: nn.Module) -> Any:
+    """Return what a module can take of a part."""
+    wanted = module.state_dict()
+    kept = part.copy()
+    if hasattr(part, "_metadata"):
+        kept._metadata = part._metadata  # noqa: SLF001 - torch keeps the versions of a module's parts there
+    for key in part:
+        if key not in wanted or not is_same_kind(part[key], wanted[key]):
+            del kept[key]
+    return kept
 
 
 def _own_copy(part: object, optimizer: optim.Optimizer) -> Any:
@@ -82,18 +125,18 @@ def _own_copy(part: object, optimizer: optim.Optimizer) -> Any:
 
     Source: torch.optim.Optimizer.load_state_dict keeps what is on the parameter's device already, and every step count.
     """
-    parameters = _parameters_of(optimizer)
-    is_on_cpu = any(parameter.device.type == "cpu" for parameter in parameters)
+    parameters = parameters_of(optimizer)
+    devices = {parameter.device for parameter in parameters}
 
     def copy(node: Any) -> Any:
         if isinstance(node, Tensor):
-            return node.clone() if is_on_cpu or node.dim() == 0 else node
+            return node.clone() if node.device in devices or node.dim() == 0 else node
         if isinstance(node, dict):
             return {key: copy(value) for key, value in node.items()}
         return [copy(value) for value in node] if isinstance(node, list) else node
 
     own = copy(part)
-    for index, parameter in zip(_order_in(own), parameters, strict=False):
+    for index, parameter in zip(order_in(own), parameters, strict=False):
         kept = own["state"].get(index)
         if is_sharded(parameter) and isinstance(kept, dict):
             own["state"][index] = {key: _like(value, parameter) for key, value in kept.items()}
@@ -109,7 +152,8 @@ def _placed(part: Any, module: nn.Module) -> Any:
     if hasattr(part, "_metadata"):
         placed._metadata = part._metadata  # noqa: SLF001 - torch keeps the versions of a module's parts there
     for name, target in wanted.items():
-        placed[name] = _like(part[name], target)
+        if name in part:
+            placed[name] = _like(part[name], target)
     return placed
 
 
@@ -118,15 +162,6 @@ def _like(value: Any, target: DTensor) -> Any:
     if isinstance(value, Tensor) and value.shape == target.shape:
         return as_placed(value, target)
     return value
-
-
-def _parameters_of(optimizer: optim.Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _order_in(part: Mapping[str, Any]) -> list[Any]:
-    """Return the keys of an optimizer's saved state in the order of its parameters."""
-    return [index for group in part["param_groups"] for index in group.get("params", ())]
 
 
 def _unwrapped(part: object, module: nn.Module) -> object:
@@ -145,58 +180,3 @@ def _unwrapped(part: object, module: nn.Module) -> object:
 
 def _is_wrapped(name: object) -> bool:
     return isinstance(name, str) and name.startswith(_WRAPPER)
-
-
-def _compare_module(name: str, part: object, module: nn.Module) -> Iterator[str]:
-    if not isinstance(part, dict):
-        yield f"{name} is of type {type(part).__name__}, not a module's state"
-        return
-    wanted = module.state_dict()
-    yield from (f"{name}.{key} is missing from it" for key in wanted if key not in part)
-    yield from (f"{name}.{key} is not in this model" for key in part if key not in wanted)
-    for key, tensor in wanted.items():
-        saved = part.get(key)
-        if not isinstance(tensor, Tensor) or key not in part:
-            continue
-        if not isinstance(saved, Tensor):
-            yield f"{name}.{key} is of type {type(saved).__name__} there and a tensor here"
-        elif (saved.shape, saved.dtype) != (tensor.shape, tensor.dtype):
-            yield f"{name}.{key} is {_kind(saved)} there and {_kind(tensor)} here"
-
-
-def _compare_optimizer(name: str, part: object, optimizer: optim.Optimizer) -> Iterator[str]:
-    if not (
-        isinstance(part, dict) and isinstance(part.get("param_groups"), list) and isinstance(part.get("state"), dict)
-    ):
-        yield f"{name} is no optimizer's state"
-        return
-    saved, own = part["param_groups"], optimizer.state_dict()["param_groups"]
-    if len(saved) != len(own):
-        yield f"{name} has {len(saved)} parameter groups there and {len(own)} here"
-        return
-    for number, (there, here) in enumerate(zip(saved, own, strict=True)):
-        sizes = len(there.get("params", ())), len(here["params"])
-        if sizes[0] != sizes[1]:
-            yield f"{name} has {sizes[0]} parameters in group {number} there and {sizes[1]} here"
-        # A newer torch may know more settings, or fewer. Each having what the other lacks, they are different
-        # optimizers.
-        lacking, unknown = here.keys() - there.keys(), there.keys() - here.keys()
-        if lacking and unknown:
-            yield (
-                f"{name} is another kind of optimizer: group {number} has {', '.join(sorted(unknown))} there, "
-                f"{', '.join(sorted(lacking))} here"
-            )
-    yield from _compare_moments(name, part, optimizer)
-
-
-def _compare_moments(name: str, part: Mapping[str, Any], optimizer: optim.Optimizer) -> Iterator[str]:
-    """Compare what an optimizer keeps for each parameter, where it has the parameter's number of elements or one."""
-    for index, parameter in zip(_order_in(part), _parameters_of(optimizer), strict=False):
-        kept = part["state"].get(index, {})
-        moment = kept.get("exp_avg") if isinstance(kept, dict) else None
-        if isinstance(moment, Tensor) and moment.shape != parameter.shape:
-            yield f"{name} keeps {list(moment.shape)} for parameter {index}, which is {list(parameter.shape)} here"
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

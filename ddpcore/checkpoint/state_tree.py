@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import Counter, OrderedDict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -117,6 +117,45 @@ def unflatten(skeleton: object, tensors: Mapping[str, Tensor]) -> Any:
         MalformedStateError: The skeleton is none, or speaks of tensors that are not there.
     """
     return _decode(skeleton, tensors, 0)
+
+
+def select(skeleton: object, keys: Container[str]) -> object:
+    """Return a state's skeleton with these of its keys alone; one that is no dict of texts stays as it is."""
+    if not isinstance(skeleton, dict) or _TAG in skeleton:
+        return skeleton
+    return {key: value for key, value in skeleton.items() if key in keys}
+
+
+def places(skeleton: object) -> dict[str, str]:
+    """Return the name under which each tensor of a state is stored, by its place: the keys to it, joined by dots.
+
+    A tensor that stands in several places has them all. Of places that are written alike the first counts.
+
+    Raises:
+        MalformedStateError: The skeleton is nested too deep.
+    """
+    found: dict[str, str] = {}
+    queue: list[tuple[tuple[object, ...], object]] = [((), skeleton)]
+    while queue:
+        path, node = queue.pop()
+        if len(path) > MAX_DEPTH:
+            raise MalformedStateError(f"its state is nested deeper than {MAX_DEPTH}")
+        match node:
+            case {"$": "tensor", "name": str(name)}:
+                found.setdefault(".".join(map(str, path)), name)
+            case {"$": str(tag), "items": list(items)} if tag in _DICT_TAGS.values():
+                queue += [((*path, item[0]), item[1]) for item in reversed(items) if _is_pair(item)]
+            case {"$": "tuple", "items": list(items)}:
+                queue += [((*path, number), item) for number, item in reversed([*enumerate(items)])]
+            case list():
+                queue += [((*path, number), item) for number, item in reversed([*enumerate(node)])]
+            case dict() if _TAG not in node:
+                queue += [((*path, key), item) for key, item in reversed(node.items())]
+    return found
+
+
+def _is_pair(item: object) -> TypeGuard[list[object]]:
+    return isinstance(item, list) and len(item) == 2 and not isinstance(item[0], dict | list)
 
 
 class _Walk:

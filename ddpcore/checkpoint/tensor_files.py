@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,11 +10,11 @@ import torch
 
 from ddpcore.checkpoint.manifest import file_name
 from ddpcore.checkpoint.reading import read_file, read_manifest
-from ddpcore.checkpoint.state_tree import DTYPES, MalformedStateError, unflatten
-from ddpcore.errors import CheckpointInvalidError
+from ddpcore.checkpoint.state_tree import DTYPES, MalformedStateError, places, select, unflatten
+from ddpcore.errors import CheckpointContentError, CheckpointInvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -31,7 +32,7 @@ class Contents(NamedTuple):
 
     Attributes:
         manifest: What it consists of.
-        state: As it was saved, on the CPU.
+        state: As it was saved, on the CPU or the device that was asked for.
         per_rank: That of the asked rank; None if the checkpoint does not hold it.
     """
 
@@ -40,26 +41,30 @@ class Contents(NamedTuple):
     per_rank: Any
 
 
-def read_checkpoint(path: Path, rank: int | None = None) -> Contents:
+def read_checkpoint(
+    path: Path,
+    rank: int | None = None,
+    *,
+    parts: Collection[str] | None = None,
+    device: torch.device | str = "cpu",
+) -> Contents:
     """Read a checkpoint, checking every byte of it.
 
     Args:
         path: Its directory.
         rank: Whose own state to return too; None for nobody's.
+        parts: Keys of the state to return; those that it lacks, and a state that is no dict of texts, are no error.
+            None returns all.
+        device: Where the state's tensors are brought to once they are checked.
 
     Raises:
         CheckpointInvalidError: What is wrong with it. Nothing has been kept of it then.
         MemoryError: It does not fit into memory.
     """
     manifest = read_manifest(path)
-    try:
-        tensors = {
-            name: torch.empty(record.shape, dtype=DTYPES[record.dtype]) for name, record in manifest.tensors.items()
-        }
-    except RuntimeError as error:
-        # torch's word for it; what the tensors are has been checked.
-        num_bytes = sum(record.bytes for record in manifest.files.values())
-        raise MemoryError(f"there is no memory for its {num_bytes} bytes") from error
+    skeleton = manifest.state if parts is None else select(manifest.state, parts)
+    kept = set(_places(skeleton).values()) if parts is not None else manifest.tensors.keys()
+    tensors = _make_room(manifest, kept)
     own_file = file_name(rank) if rank is not None else ""
     own_tensors: dict[str, Tensor] = {}
     own_text = None
@@ -70,9 +75,62 @@ def read_checkpoint(path: Path, rank: int | None = None) -> Contents:
             own_text = texts.get(PER_RANK)
     try:
         per_rank = unflatten(json.loads(own_text), own_tensors) if own_text is not None else None
-        return Contents(manifest, unflatten(manifest.state, tensors), per_rank)
+        placed = {name: tensor.to(device) for name, tensor in tensors.items()}
+        return Contents(manifest, unflatten(skeleton, placed), per_rank)
     except (MalformedStateError, ValueError, RecursionError) as error:
         raise CheckpointInvalidError(str(error)) from None
+
+
+def read_tensors(path: Path, wanted: Collection[str]) -> tuple[Manifest, dict[str, Tensor]]:
+    """Read some tensors of a checkpoint, checking every byte of the files that they lie in.
+
+    Args:
+        path: Its directory.
+        wanted: Their places in the state, keys joined by dots: "model.layers.0.weight".
+
+    Returns:
+        The manifest, and the tensors on the CPU by place.
+
+    Raises:
+        CheckpointContentError: The state has no such tensor.
+        CheckpointInvalidError: What is wrong with the checkpoint.
+        MemoryError: They do not fit into memory.
+    """
+    manifest = read_manifest(path)
+    stored = _places(manifest.state)
+    for place in wanted:
+        if place not in stored:
+            near = difflib.get_close_matches(place, stored, n=3)
+            hint = f"; near it are {', '.join(near)}" if near else ""
+            raise CheckpointContentError(f"{path.name} has no tensor {place!r}{hint}")
+    names = {stored[place] for place in wanted}
+    if unknown := names - manifest.tensors.keys():
+        raise CheckpointInvalidError(f"its manifest lacks tensor {min(unknown)!r}")
+    tensors = _make_room(manifest, names)
+    files = {piece.file for name in names for piece in manifest.tensors[name].pieces}
+    for name in sorted(files):
+        read_file(path / name, manifest.files[name], manifest, _placing(tensors, None))
+    return manifest, {place: tensors[stored[place]] for place in wanted}
+
+
+def _places(skeleton: object) -> dict[str, str]:
+    try:
+        return places(skeleton)
+    except MalformedStateError as error:
+        raise CheckpointInvalidError(str(error)) from None
+
+
+def _make_room(manifest: Manifest, names: Collection[str]) -> dict[str, Tensor]:
+    try:
+        return {
+            name: torch.empty(record.shape, dtype=DTYPES[record.dtype])
+            for name, record in manifest.tensors.items()
+            if name in names
+        }
+    except RuntimeError as error:
+        # torch's word for it; what the tensors are has been checked.
+        num_bytes = sum(record.bytes for record in manifest.files.values())
+        raise MemoryError(f"there is no memory for its {num_bytes} bytes") from error
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -90,7 +148,9 @@ def _placing(
 ) -> Callable[[Entry, Piece | None], memoryview | None]:
     def place(entry: Entry, piece: Piece | None) -> memoryview | None:
         if piece is not None:
-            tensor = tensors[piece.name]
+            tensor = tensors.get(piece.name)
+            if tensor is None:
+                return None
             return bytes_of(tensor[piece.begin : piece.end] if tensor.dim() else tensor)
         if own_tensors is None:
             return None

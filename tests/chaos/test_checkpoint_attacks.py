@@ -1,7 +1,7 @@
 """Checkpoints under attack: flipped bits anywhere, and names, markers and directories that are not what they were.
 
-Whatever is done to three checkpoints, `load_latest` and the engine return the newest that is untouched, bit for bit,
-and name each that they have passed over with its file; or they refuse, and name all of them.
+Whatever is done to three checkpoints, `load_latest`, `load_checkpoint` and the engine return the newest that is
+untouched, bit for bit, and name each that they have passed over with its file; or they refuse, and name all of them.
 
 RANKDECK_ATTACKS says how many of each kind (flips, attacks), RANKDECK_SEED which: printed, and part of every failure.
 With `-m chaos` there are at least a thousand of each.
@@ -147,6 +147,21 @@ def load(family: Family, root: Path) -> tuple[int | None, list[str]]:
     return found.step, list(found.skipped)
 
 
+def load_without_owning(family: Family, root: Path) -> tuple[int | None, set[str]]:
+    """Load as a program does that only reads; return the step and the names of those passed over."""
+    try:
+        found = ddpcore.load_checkpoint(root)
+    except CheckpointInvalidError as error:
+        return None, {reason.split(": ")[0] for reason in error.reasons}
+    assert is_same(found.state, family.states[found.step]), f"step {found.step} has other weights"
+    names = ["model.0.weight", "optimizer.state.1.exp_avg"]
+    for name, tensor in ddpcore.load_tensors(root, names, step=found.step).items():
+        part, key = name.split(".", maxsplit=1)
+        wanted = family.states[found.step][part]
+        assert is_same(tensor, wanted[key] if part == "model" else wanted["state"][1]["exp_avg"]), f"{name} is another"
+    return found.step, {reason.split(": ")[0] for reason in found.skipped}
+
+
 def load_by_engine(family: Family, root: Path) -> int | None:
     """Resume; return the step. Fail if the weights are others."""
     with ddpcore.Engine(seed=9) as engine:
@@ -163,9 +178,11 @@ def load_by_engine(family: Family, root: Path) -> int | None:
 def check(family: Family, root: Path, *, by_engine: bool) -> list[str]:
     """Load what an attack has left; return why others were passed over."""
     wanted = family.newest(root)
+    alone = load_without_owning(family, root)
     # Opening deletes leftovers, under whose names an attack may have put a checkpoint.
     step, reasons = load(family, root)
     assert step == wanted, f"step {step} was loaded instead of {wanted}: {reasons}"
+    assert alone == (step, {reason.split(": ")[0] for reason in reasons}), f"a reader alone found {alone}"
     for path in root.iterdir():
         is_newer = (step_of(path.name) or 0) >= (wanted or 0)
         if path.name.startswith("step_") and path.is_dir() and is_newer and not family.is_sound(path):

@@ -28,6 +28,7 @@ from ddpcore.engine.control_word import StopReason
 from ddpcore.errors import DdpcoreError, EngineUseError, SamplerArgumentError
 from ddpcore.process_group import OpenGroup
 from ddpcore.samplers import ElasticBatchSampler, ElasticDistributedSampler, ShuffledOrder, WeightedOrder
+from tests.support.checkpoint_copies import write_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,6 +142,19 @@ def open_checkpointer(where: Path, /, **arguments: Any) -> None:
     Checkpointer(**arguments).close()
 
 
+def load_from(function: Callable[..., object]) -> Callable[..., None]:
+    def run(where: Path, /, **arguments: Any) -> None:
+        root = where.parent / "sound"
+        if not root.exists():
+            root.mkdir()
+            write_checkpoint(root, {"model": nn.Linear(2, 1).state_dict()}, 1, step=1)
+        if arguments["path"] == "checkpoints":
+            arguments["path"] = root
+        function(**arguments)
+
+    return run
+
+
 def sampler() -> ElasticBatchSampler:
     return ElasticBatchSampler(ShuffledOrder(12), 4)
 
@@ -217,6 +231,8 @@ CALLS: list[Call] = [
     Call(Checkpointer.prepare, {"state": {"a": 1}}, with_checkpointer("prepare")),
     Call(Checkpointer.load, {"step": 1}, with_checkpointer("load")),
     Call(ddpcore.checkpoint.restore, {"state": {}, "objects": {}}),
+    Call(ddpcore.load_checkpoint, {"path": "checkpoints"}, load_from(ddpcore.load_checkpoint), {"model": ""}),
+    Call(ddpcore.load_tensors, {"path": "checkpoints", "names": ["model.bias"]}, load_from(ddpcore.load_tensors)),
     Call(ElasticBatchSampler, {"order": ShuffledOrder(12), "global_batch_size": 4}),
     Call(ElasticBatchSampler.set_weights, {"weights": [1]}, on_sampler("set_weights")),
     Call(ElasticBatchSampler.set_epoch, {"epoch": 1}, on_sampler("set_epoch")),

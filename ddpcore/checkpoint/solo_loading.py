@@ -1,0 +1,291 @@
+"""Checkpoints read by one process for itself: it owns no directory, takes no lock, writes nothing, meets no rank.
+
+    loaded = load_checkpoint("runs/gpt/checkpoints", model=model)             # the newest sound one, into the model
+    state = load_checkpoint("checkpoints/step_00000100", device="cuda").state  # all of this one
+    weight = load_tensors("checkpoints", ["model.head.weight"])["model.head.weight"]
+
+The directory may be read-only, a copy, or that of a run which saves and deletes at the same moment: a checkpoint that
+is deleted while it is read is passed over, and the directory is looked at again. All that `Checkpointer.load_latest`
+checks is checked here: names, commit marker, manifest, every byte that is returned.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from ddpcore.arguments import check_flag, check_has, check_is, check_path, refuse
+from ddpcore.checkpoint.directory import step_of
+from ddpcore.checkpoint.fitting import Fit
+from ddpcore.checkpoint.listing import list_checkpoints
+from ddpcore.checkpoint.marker import COMMITTED
+from ddpcore.checkpoint.restoring import restore
+from ddpcore.checkpoint.saving import check_step
+from ddpcore.checkpoint.tensor_files import read_checkpoint, read_tensors
+from ddpcore.errors import (
+    CheckpointCallError,
+    CheckpointDirectoryError,
+    CheckpointInvalidError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from ddpcore.checkpoint.manifest import Manifest
+    from ddpcore.checkpoint.restoring import Stateful
+
+_T = TypeVar("_T")
+
+NUM_LOOKS = 10
+"""How often a directory is looked at, at least, while checkpoints are deleted under the reader."""
+
+PATIENCE_S = 3.0
+"""How long it is looked at then, at least."""
+
+
+class LoadedCheckpoint(NamedTuple):
+    """What one process has loaded.
+
+    Attributes:
+        step: The step it was taken at.
+        path: Its directory.
+        state: The parts of the objects as they were saved, on the device that was asked for; the whole state where no
+            object was given.
+        fit: What fits the objects and what does not; whole unless `strict=False` was given.
+        skipped: Why newer ones were passed over, one sentence each.
+    """
+
+    step: int
+    path: Path
+    state: Any
+    fit: Fit
+    skipped: tuple[str, ...]
+
+
+def load_checkpoint(
+    path: str | Path,
+    *,
+    step: int | None = None,
+    device: torch.device | str = "cpu",
+    strict: bool = True,
+    **objects: Stateful,
+) -> LoadedCheckpoint:
+    """Load a checkpoint in this process alone, without writing to its directory or keeping anybody out of it.
+
+    Needs no process group. Ranks that call it read for themselves and agree on nothing: while a run saves into the
+    directory, give each the same `step`. Blocks for reading all of the checkpoint; memory is taken for the parts of
+    the objects, or for all where there are none.
+
+    Args:
+        path: The directory of a run: its newest sound checkpoint is loaded. Or the directory of one checkpoint, then
+            that one or none.
+        step: Of the checkpoint, instead of the newest.
+        device: Where the tensors of the returned state are brought to. The objects stay where they are.
+        strict: False loads what fits, see `restore`; the rest is in `LoadedCheckpoint.fit`. Objects that were added
+            after the checkpoint was made stay as they are.
+        objects: What to load it into, by the names in the checkpoint: `model=model`. Other parts stay out.
+
+    Raises:
+        CheckpointInvalidError: There is none, none is sound, or it does not fit into memory.
+        CheckpointDirectoryError: The directory is not there or cannot be read.
+        CheckpointMismatchError: The checkpoint is of other objects. Nothing has been loaded.
+        CheckpointCallError: An argument makes no sense.
+    """
+    root = _check_where(path, step)
+    target = _check_device(device)
+    check_flag(CheckpointCallError, "strict", strict)
+    for name, one in objects.items():
+        check_has(
+            CheckpointCallError,
+            name,
+            one,
+            ("state_dict", "load_state_dict"),
+            "an object with state_dict and load_state_dict, such as a model or an optimizer",
+        )
+    parts = objects.keys() if objects else None
+
+    def read(one: Path) -> tuple[Manifest, Any]:
+        contents = read_checkpoint(one, parts=parts, device=target)
+        return contents.manifest, contents.state
+
+    found = _Search(root, step).run(read)
+    fit = restore(found.content, objects, strict=strict) if objects else Fit()
+    return LoadedCheckpoint(found.step, found.path, found.content, fit, found.skipped)
+
+
+def load_tensors(
+    path: str | Path,
+    names: Collection[str],
+    *,
+    step: int | None = None,
+    device: torch.device | str = "cpu",
+) -> dict[str, Tensor]:
+    """Return single tensors of a checkpoint; else like `load_checkpoint`. Takes memory for these alone.
+
+    Reads and checks the files that hold them, each to its last byte, and no others.
+
+    Args:
+        path: The directory of a run, or of one checkpoint.
+        names: Places in the state, keys joined by dots: "model.layers.0.weight".
+        step: Of the checkpoint, instead of the newest.
+        device: Where they are brought to.
+
+    Raises:
+        CheckpointContentError: The newest sound checkpoint has no tensor of such a name; near ones are named.
+        CheckpointInvalidError: There is no checkpoint, none is sound, or they do not fit into memory.
+        CheckpointDirectoryError: The directory is not there or cannot be read.
+        CheckpointCallError: An argument makes no sense.
+    """
+    root = _check_where(path, step)
+    target = _check_device(device)
+    wanted = "a list of tensors' names"
+    check_is(CheckpointCallError, "names", names, list | tuple | set | frozenset | type({}.keys()), wanted)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise refuse(CheckpointCallError, "names", names, wanted)
+    found = _Search(root, step).run(lambda one: read_tensors(one, names))
+    return {name: tensor.to(target) for name, tensor in found.content.items()}
+
+
+class _Found(NamedTuple):
+    """What a search has read."""
+
+    step: int
+    path: Path
+    content: Any
+    skipped: tuple[str, ...]
+
+
+class _Search:
+    """One search for the newest sound checkpoint below a path, or at it."""
+
+    def __init__(self, path: Path, step: int | None) -> None:
+        # A link such as `latest` leads to a checkpoint whose own name counts.
+        self._path = Path(os.path.realpath(path))
+        self._is_one = step_of(self._path.name) is not None or (self._path / COMMITTED).is_file()
+        self._step = step
+        self._skipped: list[str] = []
+        self._num_vanished = 0
+
+    def run(self, read: Callable[[Path], tuple[Manifest, _T]]) -> _Found:
+        """Return the newest checkpoint that can be read.
+
+        Args:
+            read: Reads and checks one checkpoint.
+        """
+        if self._is_one:
+            return self._run_on_one(read)
+        deadline_s = time.monotonic() + PATIENCE_S
+        num_looks = num_still = 0
+        while num_looks < NUM_LOOKS or time.monotonic() < deadline_s:
+            num_looks += 1
+            num_vanished = self._num_vanished
+            found = self._look(read)
+            if found is not None:
+                return found
+            num_still = num_still + 1 if self._num_vanished == num_vanished else 0
+            # Twice: a listing may miss both the one that is just deleted and the one that is just published.
+            if num_still > 1:
+                raise self._nothing()
+        raise CheckpointInvalidError(
+            f"no checkpoint in {self._path} can be read before it is deleted, {self._num_vanished} were tried: the run "
+            "that saves there has to keep more of them (keep_last), or copy one elsewhere",
+            self._skipped,
+        )
+
+    def _run_on_one(self, read: Callable[[Path], tuple[Manifest, _T]]) -> _Found:
+        own_step = step_of(self._path.name)
+        if self._step not in (None, own_step):
+            raise CheckpointCallError(f"step={self._step}: {self._path} is the checkpoint of step {own_step}")
+        if own_step is None:
+            raise CheckpointInvalidError(f"{self._path} was renamed, or copied: its name is not that of a checkpoint")
+        content = self._try(self._path, None, read)
+        if content is not None:
+            return _Found(own_step, self._path, content[0], ())
+        if self._num_vanished:
+            raise CheckpointInvalidError(f"{self._path} is not there, or was deleted while it was read")
+        raise CheckpointInvalidError(f"{self._path} cannot be used: {self._skipped[0]}", self._skipped)
+
+    def _look(self, read: Callable[[Path], tuple[Manifest, _T]]) -> _Found | None:
+        """Try what is there now, newest first."""
+        try:
+            listing = list_checkpoints(self._path)
+        except CheckpointDirectoryError as error:
+            why = getattr(error.__cause__, "strerror", None) or error
+            raise CheckpointDirectoryError(
+                f"{self._path} cannot be read: {why}; give the directory of a run's checkpoints, or of one of them"
+            ) from error
+        self._skipped = []
+        for name, why in listing.refused.items():
+            if self._step in (None, step_of(name)):
+                self._pass_over(self._path / name, why)
+        for one in listing.published:
+            if self._step not in (None, one.step):
+                continue
+            content = self._try(self._path / one.name, one[1:], read)
+            if content is not None:
+                return _Found(one.step, self._path / one.name, content[0], tuple(self._skipped))
+        return None
+
+    def _try(
+        self, path: Path, identity: tuple[int, int, str] | None, read: Callable[[Path], tuple[Manifest, _T]]
+    ) -> tuple[_T] | None:
+        """Return what a checkpoint holds; None if it is damaged or has vanished."""
+        try:
+            manifest, content = read(path)
+        except CheckpointInvalidError as error:
+            self._pass_over(path, str(error))
+            return None
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise CheckpointInvalidError(f"{path.name} is not loaded: {error}", [str(error)]) from error
+        if identity is not None and (manifest.step, manifest.sequence, manifest.id) != identity:
+            self._num_vanished += 1
+            return None
+        return (content,)
+
+    def _pass_over(self, path: Path, why: str) -> None:
+        if os.path.lexists(path):
+            self._skipped.append(f"{path.name}: {why}")
+        else:
+            self._num_vanished += 1
+
+    def _nothing(self) -> CheckpointInvalidError:
+        what = "no checkpoint" if self._step is None else f"no checkpoint of step {self._step}"
+        if not self._skipped:
+            return CheckpointInvalidError(
+                f"there is {what} in {self._path}: `python -m ddpcore.checkpoint ls` lists them"
+            )
+        return CheckpointInvalidError(
+            f"{what} in {self._path} can be used: {'; '.join(self._skipped)}. `python -m ddpcore.checkpoint verify` "
+            "lists which are sound",
+            self._skipped,
+        )
+
+
+def _check_where(path: str | Path, step: int | None) -> Path:
+    check_path(CheckpointCallError, "path", path)
+    if step is not None:
+        check_step(step)
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError as error:
+        raise refuse(CheckpointCallError, "path", path, "a path whose home directory exists") from error
+
+
+def _check_device(device: torch.device | str) -> torch.device:
+    wanted = "a torch.device or its name"
+    check_is(CheckpointCallError, "device", device, torch.device | str, wanted)
+    try:
+        found = torch.device(device)
+        is_usable = not torch.empty(0, device=found).is_meta
+    except (RuntimeError, AssertionError) as error:
+        # torch's own word for a device that it was not built for is an assertion.
+        reason = str(error).strip().split("\n", maxsplit=1)[0]
+        raise refuse(CheckpointCallError, "device", device, f"{wanted} that this process can use ({reason})") from error
+    if not is_usable:
+        raise refuse(CheckpointCallError, "device", device, "a device that holds data")
+    return found

@@ -157,6 +157,7 @@ def test_a_person_in_the_directory_of_a_cluster_is_led_to_it_and_programs_run_in
     subprocess.run(down, env=house.environment, capture_output=True, check=True)
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_ends_the_demo(house: DemoHouse) -> None:
     terminal = Terminal(house.directory, house.environment, house.argv(), 80, 24)
     until(lambda: len(house.ranks()) == 4, START_S, "four ranks")

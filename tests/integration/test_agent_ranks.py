@@ -187,6 +187,7 @@ dist.barrier()
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_the_kernel_kills_for_memory_is_told_as_that(
     agent: RunningAgent, spec: JobSpec, tmp_path: Path, memory_cgroup: Path
 ) -> None:
@@ -200,6 +201,7 @@ def test_a_rank_that_the_kernel_kills_for_memory_is_told_as_that(
     until(lambda: (memory_cgroup / "cgroup.procs").read_text() == "", END_S, "nothing is left in it")
 
 
+@pytest.mark.slow
 def test_a_rank_without_a_probe_cannot_be_slowed(agent: RunningAgent, spec: JobSpec, tmp_path: Path) -> None:
     (tmp_path / "no_torch.py").write_text("import time; time.sleep(600)")
     agent.start_job(msgspec.structs.replace(spec, command=["no_torch.py"]))
@@ -223,6 +225,7 @@ def test_a_killed_rank_is_named_with_its_signal_and_the_job_fails(agent: Running
     assert job_processes(agent) == []
 
 
+@pytest.mark.slow
 def test_a_frozen_survivor_does_not_keep_a_failed_job_alive(agent: RunningAgent, spec: JobSpec) -> None:
     started(agent, msgspec.structs.replace(spec, grace_s=0.0))
     agent.ask(InjectFault("train", FaultKind.FREEZE, 0))
@@ -232,6 +235,7 @@ def test_a_frozen_survivor_does_not_keep_a_failed_job_alive(agent: RunningAgent,
     assert job_processes(agent) == []
 
 
+@pytest.mark.slow
 def test_an_exception_of_a_rank_is_in_its_exit_and_in_the_jobs_detail(agent: RunningAgent, spec: JobSpec) -> None:
     agent.start_job(msgspec.structs.replace(spec, command=["loop.py", "fail"]))
     report = agent.wait_until(has_ended, START_S, "the job has ended")
@@ -251,6 +255,7 @@ def test_a_stop_ends_even_a_frozen_rank_and_leaves_no_process(agent: RunningAgen
     assert agent.ask(Stop("train")) == Accepted()
 
 
+@pytest.mark.slow
 def test_ranks_of_the_engine_finish_a_step_and_a_checkpoint(agent: RunningAgent, spec: JobSpec, tmp_path: Path) -> None:
     agent.start_job(
         msgspec.structs.replace(
@@ -279,6 +284,7 @@ def are_past_step(report: NodeReport, step: int, num_ranks: int) -> bool:
     return len(steps) == num_ranks and all(done is not None and done > step for done in steps)
 
 
+@pytest.mark.slow
 def test_a_kill_while_torch_is_still_being_imported_leaves_no_process(agent: RunningAgent, spec: JobSpec) -> None:
     agent.start_job(spec)
     agent.wait_until(lambda report: len(report.workers) > 0, START_S, "a rank is found")
@@ -288,6 +294,7 @@ def test_a_kill_while_torch_is_still_being_imported_leaves_no_process(agent: Run
     assert job_processes(agent) == []
 
 
+@pytest.mark.slow
 def test_a_killed_agent_takes_its_private_job_along(agent: RunningAgent, spec: JobSpec) -> None:
     started(agent, spec)
     pids = [process.pid for process in job_processes(agent)]
@@ -307,6 +314,7 @@ def test_the_end_of_the_console_leaves_no_process_and_no_file(agent: RunningAgen
     assert not agent.directory.exists()
 
 
+@pytest.mark.slow
 def test_a_killed_shim_ends_the_job_and_leaves_no_process(agent: RunningAgent, spec: JobSpec) -> None:
     started(agent, spec)
     (shim,) = psutil.Process(agent.process.pid).children()
@@ -337,6 +345,7 @@ def test_two_nodes_run_one_job_to_its_end(spec: JobSpec) -> None:
             assert (end.code, end.signal, end.error) == (0, None, "")
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_not_torch_gets_the_jobs_variables(agent: RunningAgent, spec: JobSpec, tmp_path: Path) -> None:
     (tmp_path / "show.py").write_text("import os; print(os.environ['ODD'], os.environ['RANKDECK_JOB_ID'])")
     agent.start_job(msgspec.structs.replace(spec, command=["show.py"], env={"ODD": "a 'b' $c"}))

@@ -186,6 +186,7 @@ def test_an_adopted_job_fails_begins_again_and_succeeds(house: House) -> None:
         assert (house.job_dir(attempt) / "rank-1.stdout.log").read_text() == f"attempt {attempt} rank 1\n"
 
 
+@pytest.mark.slow
 def test_a_budget_of_restarts_ends(house: House) -> None:
     house.over.touch()
     agent = house.agent()
@@ -228,6 +229,7 @@ def test_a_job_whose_shim_is_killed_without_an_agent_is_lost_and_nothing_of_it_i
     until(lambda: not house.left(), END_S, "nothing is left")
 
 
+@pytest.mark.slow
 def test_an_adopted_job_whose_shim_is_killed_has_failed_and_nothing_of_it_is_left(house: House) -> None:
     first = house.agent()
     started(first, house.spec())
@@ -244,7 +246,10 @@ def test_an_adopted_job_whose_shim_is_killed_has_failed_and_nothing_of_it_is_lef
 
 @pytest.mark.parametrize(
     ("is_recorded", "state", "code", "detail"),
-    [(False, JobState.LOST, None, "nobody knows how it ended: the node was rebooted"), (True, JobState.FAILED, -9, "")],
+    [
+        (False, JobState.LOST, None, "nobody knows how it ended: the node was rebooted"),
+        pytest.param(True, JobState.FAILED, -9, "", marks=pytest.mark.slow),
+    ],
 )
 def test_after_a_reboot_a_job_is_lost_unless_its_end_was_recorded(
     house: House, *, is_recorded: bool, state: JobState, code: int | None, detail: str
@@ -281,7 +286,14 @@ def test_a_prepared_job_is_forgotten_with_its_agent_and_can_be_prepared_again(ho
     assert isinstance(second.ask(Prepare(house.spec())), Accepted)
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, "shutdown"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("shutdown", marks=pytest.mark.slow),
+    ],
+)
 def test_an_agent_that_ends_leaves_its_job_to_the_next_one(house: House, how: signal.Signals | str) -> None:
     first = house.agent()
     before = started(first, house.spec())
@@ -297,6 +309,7 @@ def test_an_agent_that_ends_leaves_its_job_to_the_next_one(house: House, how: si
     assert [worker.pid for worker in after.workers] == [worker.pid for worker in before.workers]
 
 
+@pytest.mark.slow
 def test_an_agent_that_is_told_so_takes_its_jobs_with_it(house: House) -> None:
     agent = house.agent()
     started(agent, house.spec())
@@ -308,6 +321,7 @@ def test_an_agent_that_is_told_so_takes_its_jobs_with_it(house: House) -> None:
     assert house.left() == []
 
 
+@pytest.mark.slow
 def test_two_jobs_on_one_node_end_apart(house: House) -> None:
     agent = house.agent()
     started(agent, house.spec())
@@ -356,6 +370,7 @@ def test_a_shim_that_has_not_said_yet_who_it_is_is_waited_for_and_not_killed(hou
     assert [worker.pid for worker in after.workers] == [worker.pid for worker in before.workers]
 
 
+@pytest.mark.slow
 def test_a_job_whose_record_is_damaged_runs_on(house: House) -> None:
     first = house.agent()
     before = started(first, house.spec())

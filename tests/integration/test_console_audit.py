@@ -107,6 +107,7 @@ def test_a_log_that_cannot_be_written_is_one_line_and_hinders_nothing(desk: Desk
         assert said.count("is not written down") == len(said.splitlines()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 async def test_another_program_that_is_started_from_the_console_is_written_down(desk: Desk, tmp_path: Path) -> None:
     with LocalLink() as link:

@@ -111,6 +111,7 @@ async def test_a_job_begins_again_with_what_it_was_started_with_and_with_other_r
     assert told == [f"on request: {done}", "on request: job wait begins again: attempt 2 with 3 ranks"]
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 async def test_a_restart_that_a_node_refuses_can_be_asked_for_once_more(session: Session, tmp_path: Path) -> None:
     await session.control.kill("wait")
@@ -126,6 +127,7 @@ async def test_a_restart_that_a_node_refuses_can_be_asked_for_once_more(session:
     await until(lambda: ran(tmp_path, 1) == {(0, 2), (1, 2)})
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 async def test_when_the_second_node_refuses_the_first_keeps_what_the_job_is_made_of(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -161,6 +163,7 @@ async def test_when_the_second_node_refuses_the_first_keeps_what_the_job_is_made
     assert shown.spec.env["SECRET_TOKEN"] != "hush", "no console is told of it"
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 async def test_a_kill_takes_the_place_of_a_restart_that_waits_for_the_end(session: Session) -> None:
     restart = asyncio.create_task(session.control.restart("wait"))

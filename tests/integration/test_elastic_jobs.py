@@ -200,6 +200,7 @@ def test_a_job_out_of_restarts_fails_and_says_of_what(pair: Pair) -> None:
     until(lambda: _job(pair.first).state in ENDED_STATES, END_S, "the other node's end")
 
 
+@pytest.mark.slow
 def test_a_stop_ends_an_elastic_job_on_every_node(pair: Pair) -> None:
     pair.start()
     pair.wait_for_attempt(1)

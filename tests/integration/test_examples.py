@@ -73,6 +73,7 @@ def test_a_quickstart_without_torchrun_is_one_rank(tmp_path: Path) -> None:
     assert "trained for 504 steps" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_stop_that_one_rank_is_asked_for_stops_all_with_a_checkpoint(tmp_path: Path) -> None:
     program: list[str | Path] = [EXAMPLES / "bytegpt.py", "--checkpoint-dir", tmp_path, "--steps"]
     with RealRanks([*program, "100000"], 2) as job:

@@ -169,6 +169,7 @@ def test_a_rank_that_runs_out_of_memory_fails_with_torch_s_own_words(agent: Runn
     assert end.code == 1
 
 
+@pytest.mark.slow
 def test_a_rank_that_leaves_ends_with_code_0_and_the_other_is_left_behind(agent: RunningAgent, spec: JobSpec) -> None:
     stepping(agent, spec)
     with held(spec) as done:

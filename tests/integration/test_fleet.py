@@ -214,6 +214,7 @@ async def test_a_start_that_is_cancelled_leaves_no_job_and_no_reply_on_the_road(
     await Fleet(roads).close()
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 async def test_a_job_that_may_run_on_a_silent_node_is_said_to(agents: PrivateAgents) -> None:
     roads = await roads_to(agents)
@@ -229,6 +230,7 @@ async def test_a_job_that_may_run_on_a_silent_node_is_said_to(agents: PrivateAge
     await fleet.close()
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 async def test_a_start_that_is_refused_or_unheard_leaves_a_running_job_of_that_name_alone(
     agents: PrivateAgents,

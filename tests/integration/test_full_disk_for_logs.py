@@ -73,6 +73,7 @@ def test_the_agent_says_that_the_disk_is_full_and_all_goes_on(directory: Path, t
         assert agent.process.poll() is None
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_of_a_full_disk_is_told_though_it_could_not_write_why(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     spec = make_local_spec(tmp_path, grace_s=20.0)  # torchrun ends by itself, however slow

@@ -138,6 +138,7 @@ async def test_another_program_is_started_where_no_job_runs_followed_and_told(
             assert link.shut_down(kill_jobs=True) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 async def test_what_another_console_started_is_known_with_its_secrets_hidden(state_home: Path, tmp_path: Path) -> None:
     (tmp_path / "end.py").touch()

@@ -102,7 +102,9 @@ def failed(agent: RunningAgent, spec: JobSpec, kind: str) -> RootCause:
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        ("raise", ("exited with code 1", "ValueError: bad luck", "", "train.py:9 in fail")),
+        pytest.param(
+            "raise", ("exited with code 1", "ValueError: bad luck", "", "train.py:9 in fail"), marks=pytest.mark.slow
+        ),
         (
             "chain",
             (
@@ -112,7 +114,7 @@ def failed(agent: RunningAgent, spec: JobSpec, kind: str) -> RootCause:
                 "train.py:12 in fail",
             ),
         ),
-        (
+        pytest.param(
             "cleanup",
             (
                 "exited with code 1",
@@ -120,10 +122,17 @@ def failed(agent: RunningAgent, spec: JobSpec, kind: str) -> RootCause:
                 "RuntimeError: Connection closed by peer",
                 "train.py:17 in fail",
             ),
+            marks=pytest.mark.slow,
         ),
-        ("record", ("exited with code 1", "KeyError: 'recorded'", "", "train.py:21 in <lambda>")),
-        ("exit", ("exited with code 3", "", "", "")),
-        ("say", ("exited with code 1; its last line: train.py: no data", "", "", "")),
+        pytest.param(
+            "record",
+            ("exited with code 1", "KeyError: 'recorded'", "", "train.py:21 in <lambda>"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("exit", ("exited with code 3", "", "", ""), marks=pytest.mark.slow),
+        pytest.param(
+            "say", ("exited with code 1; its last line: train.py: no data", "", "", ""), marks=pytest.mark.slow
+        ),
         ("abort", ("was killed by SIGABRT", "Fatal Python error: Aborted", "", "train.py:27 in fail")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -138,7 +147,14 @@ def test_the_rank_that_failed_by_itself_is_the_cause(
     assert not cause.is_consequence
 
 
-@pytest.mark.parametrize(("who", "number"), [("launcher", 9), ("launcher", 15), ("shim", 9)])
+@pytest.mark.parametrize(
+    ("who", "number"),
+    [
+        ("launcher", 9),
+        pytest.param("launcher", 15, marks=pytest.mark.slow),
+        pytest.param("shim", 9, marks=pytest.mark.slow),
+    ],
+)
 def test_the_end_of_a_launcher_from_outside_is_the_cause_and_not_its_ranks(
     agent: RunningAgent, spec: JobSpec, tmp_path: Path, who: str, number: int
 ) -> None:

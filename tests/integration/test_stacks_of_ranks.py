@@ -203,6 +203,7 @@ def test_a_frozen_rank_is_seen_from_outside_and_stays_frozen(agent: RunningAgent
     until(lambda: taken(agent).ranks[1].source is StackSource.PROBE, STUCK_S, "it answers again")
 
 
+@pytest.mark.slow
 def test_a_rank_that_holds_the_interpreters_lock_is_seen_from_outside(agent: RunningAgent, spec: JobSpec) -> None:
     start(agent, with_ranks(spec, 2, "loop.py", "hold"))
     (printed,) = agent.directory.rglob("rank-1.stdout.log")
@@ -221,6 +222,7 @@ def test_a_rank_that_holds_the_interpreters_lock_is_seen_from_outside(agent: Run
     assert 1.0 <= stacks.took_s < 10.0, "a console waits ten seconds"
 
 
+@pytest.mark.slow
 def test_a_program_without_torch_is_seen_from_outside(agent: RunningAgent, spec: JobSpec) -> None:
     agent.start_job(with_ranks(spec, 2, "no_torch.py"))
     agent.wait_until(lambda report: len(report.workers) == 2, START_S, "both ranks are found")
@@ -250,6 +252,7 @@ def test_a_hostile_answer_is_refused_and_the_rank_is_seen_from_outside(agent: Ru
     assert stacks.ranks[1].note.startswith("its probe's answer cannot be read: rank-1.stacks.json")
 
 
+@pytest.mark.slow
 def test_of_a_process_that_is_no_python_the_kernel_says_something(agent: RunningAgent, spec: JobSpec) -> None:
     agent.start_job(with_ranks(spec, 1, "other.py"))
     agent.wait_until(lambda report: len(report.workers) == 1, START_S, "the rank is found")
@@ -264,6 +267,7 @@ def test_of_a_process_that_is_no_python_the_kernel_says_something(agent: Running
     assert rank.kernel.state in {"R", "S"}
 
 
+@pytest.mark.slow
 def test_the_verb_prints_what_the_agent_answers(agent: RunningAgent, spec: JobSpec) -> None:
     unknown = agent.ask(GetStacks("nobody"))
     assert isinstance(unknown, Refused)

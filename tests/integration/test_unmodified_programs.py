@@ -164,11 +164,22 @@ def test_without_a_probe_ranks_are_untouched_and_watched_from_outside(agent: Run
     ("what", "env", "said"),
     [
         ("meet", {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "no probe (TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps it out)"),
-        ("meet", {"TORCH_FR_BUFFER_SIZE": "0"}, "the flight recorder is switched off"),
-        ("meet", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, "the flight recorder is switched off"),
-        ("meet", {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, "TORCH_DISTRIBUTED_DEBUG=DETAIL"),
-        ("alone", {}, "training without a process group, each on its own"),
-        ("spawn", {}, "own ranks started (by a launcher, spawn or multiprocessing), which are not watched"),
+        pytest.param(
+            "meet", {"TORCH_FR_BUFFER_SIZE": "0"}, "the flight recorder is switched off", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "meet", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, "the flight recorder is switched off", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "meet", {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, "TORCH_DISTRIBUTED_DEBUG=DETAIL", marks=pytest.mark.slow
+        ),
+        pytest.param("alone", {}, "training without a process group, each on its own", marks=pytest.mark.slow),
+        pytest.param(
+            "spawn",
+            {},
+            "own ranks started (by a launcher, spawn or multiprocessing), which are not watched",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_limits_the_view_is_said_once_and_does_no_harm(
@@ -187,6 +198,7 @@ def test_what_limits_the_view_is_said_once_and_does_no_harm(
     assert agent.report().malformed_reports == 0
 
 
+@pytest.mark.slow
 def test_a_torch_without_a_recorder_is_told_and_lines_are_seen(agent: RunningAgent, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(OLD_TORCH)
     search_path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
@@ -205,6 +217,7 @@ def test_a_torch_without_a_recorder_is_told_and_lines_are_seen(agent: RunningAge
     assert console.verdicts == {}
 
 
+@pytest.mark.slow
 def test_under_debug_detail_lines_are_seen_and_a_frozen_rank_is_named(agent: RunningAgent, tmp_path: Path) -> None:
     console = start(agent, tmp_path, "meet", env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
     console.wait_until(lambda view: " in meet" in view.ranks()[0].where, START_S, "a line")
@@ -231,6 +244,7 @@ def test_a_process_group_opened_twice_counts_anew_and_the_late_rank_is_named(
     assert not any("does not complete" in text for text in console.verdicts)
 
 
+@pytest.mark.slow
 def test_a_rank_that_launches_ranks_of_its_own_is_said_to(agent: RunningAgent, tmp_path: Path) -> None:
     console = start(agent, tmp_path, "launch")
 
@@ -246,6 +260,7 @@ def test_a_rank_that_launches_ranks_of_its_own_is_said_to(agent: RunningAgent, t
     assert console.verdicts == {}
 
 
+@pytest.mark.slow
 def test_a_program_without_torch_has_no_probe_in_time(
     agent: RunningAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def told(report: NodeReport) -> tuple[JobState, list[tuple[int, int, int | None,
     return job.state, [(rank, pid, end.code, end.signal, end.words) for rank, pid, end in ends if end is not None]
 
 
+@pytest.mark.slow
 def test_of_a_job_that_ends_well_all_ranks_have(agents: ExitStack, tmp_path: Path) -> None:
     agent = agents.enter_context(RunningAgent())
     begin(agent, tmp_path, "")

@@ -136,6 +136,7 @@ def test_of_two_jobs_that_run_each_is_judged_alone_and_a_name_that_is_not_there_
         assert "there is no job secund on localhost; those there: first, second; the nearest is second" in said
 
 
+@pytest.mark.slow
 def test_what_a_killed_console_has_left_prepared_hides_no_job_that_runs(desk: Desk, tmp_path: Path) -> None:
     desk.agent_dir.parent.mkdir(parents=True)
     with RunningAgent(directory=desk.agent_dir) as agent:
@@ -151,6 +152,7 @@ def test_what_a_killed_console_has_left_prepared_hides_no_job_that_runs(desk: De
         assert desk.json("kill", "train")[1]["state"] == "stopped"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "at_fault", "cause"), [("slow", SLOW, "straggler"), ("gil", HOLDS_GIL, "silent")])
 def test_a_single_look_says_what_a_console_says_that_has_looked_on(
     desk: Desk, name: str, at_fault: str, cause: str

@@ -6,13 +6,13 @@ the division into micro-batches.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import torch
-from torch.utils.data import DataLoader
 
 from ddpcore.arguments import check_whole
 from ddpcore.engine.cadence import Cadence, Unit
+from ddpcore.engine.loader_options import MAX_COUNT, LoaderOptions, make_loader
 from ddpcore.engine.seeds import mix
 from ddpcore.errors import EngineUseError
 from ddpcore.nested import num_samples_of, split_samples
@@ -55,12 +55,11 @@ class Batches:
         device: Where batches are brought to.
         placement: Of this rank: the loss is averaged over the world's.
         seed: Of what the DataLoader's workers draw, differently on each rank and from each cursor on.
-        num_workers: Of the DataLoader.
         prefetch: Batches that are on their way to an accelerator while a step computes.
-        loader_options: More options of torch's DataLoader.
+        loader_options: See `LoaderOptions`.
     """
 
-    def __init__(  # noqa: PLR0913 - a loader has as many sides
+    def __init__(
         self,
         dataset: Dataset[Any],
         sampler: ElasticBatchSampler,
@@ -68,12 +67,10 @@ class Batches:
         device: torch.device,
         placement: Placement,
         seed: int,
-        num_workers: int = 0,
         prefetch: int = 2,
-        **loader_options: Any,
+        **loader_options: Unpack[LoaderOptions],
     ) -> None:
-        check_whole(EngineUseError, "num_workers", num_workers, least=0, most=1 << 16)
-        check_whole(EngineUseError, "prefetch", prefetch, most=1 << 16)
+        check_whole(EngineUseError, "prefetch", prefetch, most=MAX_COUNT)
         self.sampler = sampler
         self._placement = placement
         self._seed = seed
@@ -81,9 +78,8 @@ class Batches:
         # sequence.
         self._generator = torch.Generator()
         loader_options.setdefault("pin_memory", device.type == "cuda")
-        self._loader: DataLoader[Any] = DataLoader(
-            dataset, batch_sampler=sampler, num_workers=num_workers, generator=self._generator, **loader_options
-        )
+        own = {"batch_sampler": sampler, "generator": self._generator}
+        self._loader = make_loader(dataset, own, loader_options)
         self._prefetcher: Prefetcher[Any] = Prefetcher(self._loader, device, depth=prefetch)
 
     @property

@@ -18,7 +18,7 @@ can be used without the engine: `ddpcore.samplers`, `ddpcore.checkpoint`, `ddpco
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -50,8 +50,8 @@ from ddpcore.engine.stop_signals import monotonic_deadline_s
 from ddpcore.engine.updates import Updates, moving_average
 from ddpcore.errors import EngineUseError, WrapError
 from ddpcore.parallel.comm_hooks import weights_refused_by
-from ddpcore.parallel.wrapping import accumulate, unwrap, wrap
-from ddpcore.process_group.open_group import TIMEOUT_S, open_process_group
+from ddpcore.parallel.wrapping import WrapOptions, accumulate, unwrap, wrap
+from ddpcore.process_group.open_group import TIMEOUT_S, GroupOptions, open_process_group
 from ddpcore.samplers.arguments import check_order, num_samples_of_dataset
 from ddpcore.samplers.batch_sampler import ElasticBatchSampler
 from ddpcore.samplers.order import SequentialOrder, ShuffledOrder
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
 
     from ddpcore.checkpoint import Stateful
     from ddpcore.engine.batches import MicroBatch
+    from ddpcore.engine.loader_options import LoaderOptions, TrainingLoaderOptions
     from ddpcore.placement import Placement
     from ddpcore.samplers.order import Order
 
@@ -90,7 +91,8 @@ class Engine:
             before Slurm ends the job, if Slurm runs it.
         stop_patience_s: How long after SIGTERM the rank may take to reach an agreed stop before it ends like any
             other program; by default ten steps, at least 2 and at most 25 s.
-        group_options: Of `open_process_group`: `device`, `backend`, `timeout_s`, `init_method` and so on.
+        group_options: Of `open_process_group`: `device`, `backend`, `timeout_s`, `init_method` and so on; see
+            `GroupOptions`.
 
     Raises:
         CadenceError: `log_every` is no cadence in steps or epochs.
@@ -107,7 +109,7 @@ class Engine:
         log_every: str = "20 steps",
         deadline: float | None = None,
         stop_patience_s: float | None = None,
-        **group_options: Any,
+        **group_options: Unpack[GroupOptions],
     ) -> None:
         check_whole(EngineUseError, "seed", seed, least=0, most=(1 << 64) - 1)
         for name, number in (("deadline", deadline), ("stop_patience_s", stop_patience_s)):
@@ -184,7 +186,7 @@ class Engine:
         """Why `steps` ended before its time; `StopReason.NONE` when it did not."""
         return self._loop.stop_reason
 
-    def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
+    def wrap(self, model: nn.Module, **options: Unpack[WrapOptions]) -> nn.Module:
         """Bring a model to the device and wrap it for this job; without other ranks it stays as it is.
 
         Args:
@@ -221,7 +223,7 @@ class Engine:
         drop_last: bool = False,
         rank_weights: Sequence[int] | None = None,
         name: str = "train",
-        **options: Any,
+        **options: Unpack[TrainingLoaderOptions],
     ) -> Batches:
         """Return the data set in global batches, dealt out to the ranks: exact, and resumable at any number of ranks.
 
@@ -236,7 +238,7 @@ class Engine:
                 Equal by default. The model's final weights do not depend on it. To draw samples by weights, give
                 `order=WeightedOrder(weights)`.
             name: Under which a checkpoint keeps the cursor: give each of several loaders its own.
-            options: Of `Batches`: `num_workers`, `prefetch`, and more of torch's DataLoader.
+            options: `num_workers`, `prefetch`, and more of torch's DataLoader: see `TrainingLoaderOptions`.
 
         Raises:
             EngineUseError: There is a loader of this name, or `order` comes with `shuffle=False`.
@@ -402,7 +404,13 @@ class Engine:
         return self._loop.is_due(parse_cadence(every, Unit.STEP, Unit.EPOCH))
 
     def evaluate(
-        self, model: nn.Module, dataset: Dataset[Any], measure: Measure, *, batch_size: int, **loader_options: Any
+        self,
+        model: nn.Module,
+        dataset: Dataset[Any],
+        measure: Measure,
+        *,
+        batch_size: int,
+        **loader_options: Unpack[LoaderOptions],
     ) -> dict[str, float]:
         """Return the mean of each measure over a data set, exact and the same on every rank; see `evaluate`."""
         check_is(EngineUseError, "model", model, nn.Module, "a torch.nn.Module")

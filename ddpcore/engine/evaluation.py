@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import Dataset, Subset
 
+from ddpcore.engine.loader_options import LoaderOptions, make_loader
 from ddpcore.errors import EngineUseError
 from ddpcore.nested import map_tensors, num_samples_of
 from ddpcore.parallel.wrapping import unwrap
@@ -32,7 +33,7 @@ def evaluate(
     batch_size: int,
     device: torch.device,
     group: ProcessGroup | None = None,
-    **loader_options: Any,
+    **loader_options: Unpack[LoaderOptions],
 ) -> dict[str, float]:
     """Return the mean over all samples of what `measure` says of each, the same numbers on every rank.
 
@@ -47,7 +48,7 @@ def evaluate(
         batch_size: Samples of a forward pass on one rank.
         device: Where batches are brought to.
         group: A gloo group of all ranks; None without other ranks.
-        loader_options: More options of torch's DataLoader, `num_workers` for one.
+        loader_options: See `LoaderOptions`.
 
     Raises:
         SamplerArgumentError: The data set is empty.
@@ -65,7 +66,8 @@ def evaluate(
     try:
         # A rank without a share measures one sample and counts none: so it knows the names that the others reduce.
         share: Dataset[Any] = dataset if len(sampler) else Subset(dataset, [0])
-        loader = DataLoader(share, batch_size, sampler=sampler if len(sampler) else None, **loader_options)
+        own = {"batch_size": batch_size, "sampler": sampler if len(sampler) else None}
+        loader = make_loader(share, own, loader_options)
         for content in loader:
             batch = map_tensors(lambda tensor: tensor.to(device, non_blocking=True), content)
             size = num_samples_of(batch)

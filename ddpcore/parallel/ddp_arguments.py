@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddpcore.arguments import check_flag, check_number, check_whole, refuse
 from ddpcore.errors import WrapError
 
 if TYPE_CHECKING:
@@ -23,6 +24,21 @@ _KNOWN = {name: it for name, it in inspect.signature(DistributedDataParallel).pa
 
 _PER_RANK = frozenset({"device_ids", "output_device", "process_group", "device_mesh"})
 """What may differ between ranks, or cannot be written down."""
+
+MAX_BUCKET_MB = 1e9
+
+_FLAGS = frozenset(
+    {
+        "init_sync",
+        "find_unused_parameters",
+        "check_reduction",
+        "gradient_as_bucket_view",
+        "static_graph",
+        "skip_all_reduce_unused_params",
+        "batched_grad_copy",
+    }
+)
+_OPTIONAL_FLAGS = frozenset({"broadcast_buffers", "forward_sync_buffers"})
 
 
 class DdpArguments(TypedDict, total=False):
@@ -67,7 +83,7 @@ class DdpArguments(TypedDict, total=False):
     broadcast_buffers: bool | None
     init_sync: bool
     process_group: dist.ProcessGroup | None
-    bucket_cap_mb: int | None
+    bucket_cap_mb: float | None
     find_unused_parameters: bool
     check_reduction: bool
     gradient_as_bucket_view: bool
@@ -77,7 +93,7 @@ class DdpArguments(TypedDict, total=False):
     mixed_precision: object
     device_mesh: DeviceMesh | None
     skip_all_reduce_unused_params: bool
-    bucket_cap_mb_list: list[int] | None
+    bucket_cap_mb_list: list[int] | list[float] | None
     batched_grad_copy: bool
     forward_sync_buffers: bool | None
 
@@ -92,8 +108,9 @@ def supported(arguments: Mapping[str, Any], known: Collection[str] = _KNOWN) -> 
     Raises:
         WrapError: There is no such argument, here or anywhere, or two contradict each other.
     """
-    for name in arguments:
+    for name, value in arguments.items():
         if name in known or name == "forward_sync_buffers":
+            _check(name, value)
             continue
         if name in DdpArguments.__annotations__:
             raise WrapError(
@@ -106,6 +123,22 @@ def supported(arguments: Mapping[str, Any], known: Collection[str] = _KNOWN) -> 
     if None not in (given.get("broadcast_buffers"), given.get("forward_sync_buffers")):
         raise WrapError("broadcast_buffers is the old name of forward_sync_buffers: give one of them")
     return given
+
+
+def _check(name: str, value: object) -> None:
+    """Refuse what is not of an argument's type: torch would take 1 for True, and fail far from here for others."""
+    if name in _FLAGS or (name in _OPTIONAL_FLAGS and value is not None):
+        check_flag(WrapError, name, value)
+    elif name == "dim":
+        check_whole(WrapError, name, value, least=-64, most=64)
+    elif name == "bucket_cap_mb" and value is not None:
+        check_number(WrapError, name, value, range_=(0.0, MAX_BUCKET_MB), wanted="a number of MB above 0, or None")
+    elif name == "bucket_cap_mb_list" and value is not None:
+        wanted = "a list of numbers of MB above 0, or None"
+        if not isinstance(value, list) or not value:
+            raise refuse(WrapError, name, value, wanted)
+        for number in value:
+            check_number(WrapError, name, number, range_=(0.0, MAX_BUCKET_MB), wanted=wanted)
 
 
 def construct(model: nn.Module, given: Mapping[str, Any], known: Collection[str] = _KNOWN) -> DistributedDataParallel:

@@ -31,6 +31,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+class WrapOptions(DdpArguments, total=False):
+    """Arguments of `wrap`, for whoever passes them on with a device of its own."""
+
+    sync_batchnorm: bool
+    comm_hook: CommHook | PowerSGD
+
+
 def wrap(
     model: nn.Module,
     *,

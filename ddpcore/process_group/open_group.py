@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -95,6 +95,19 @@ class OpenGroup:
             return
         atexit.unregister(self.close)
         close_group(links, has_failed=has_failed, timeout_s=timeout_s)
+
+
+class GroupOptions(TypedDict, total=False):
+    """Arguments of `open_process_group`, for whoever passes them on."""
+
+    init_method: str | None
+    rank: int | None
+    world_size: int | None
+    backend: str | None
+    device: torch.device | str | None
+    timeout_s: float
+    join_timeout_s: float
+    allow_unequal: bool
 
 
 def open_process_group(  # noqa: PLR0913 - mirrors init_process_group, all by name

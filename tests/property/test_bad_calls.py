@@ -25,13 +25,17 @@ import ddpcore.samplers
 from ddpcore.checkpoint import Checkpointer
 from ddpcore.engine.batches import Batch
 from ddpcore.engine.control_word import StopReason
+from ddpcore.engine.loader_options import LoaderOptions, TrainingLoaderOptions
 from ddpcore.errors import DdpcoreError, EngineUseError, SamplerArgumentError
+from ddpcore.parallel.ddp_arguments import DdpArguments
+from ddpcore.parallel.wrapping import WrapOptions
 from ddpcore.process_group import OpenGroup
+from ddpcore.process_group.open_group import GroupOptions
 from ddpcore.samplers import ElasticBatchSampler, ElasticDistributedSampler, ShuffledOrder, WeightedOrder
 from tests.support.checkpoint_copies import write_checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
 DATA = TensorDataset(torch.ones(12, 2))
@@ -189,25 +193,38 @@ def close_group(_: Path, /, **arguments: Any) -> None:
     ddpcore.open_process_group().close(**arguments)
 
 
-GROUP_OPTIONS = {
-    "timeout_s": "float",
-    "join_timeout_s": "float",
-    "backend": "str | None",
-    "device": "str | None",
-    "init_method": "str | None",
+def options_of(*kinds: Any, but: Collection[str] = ()) -> dict[str, str]:
+    """Return the names and types of options that a signature takes as `**options: Unpack[...]`."""
+    return {
+        name: kind.__forward_arg__ for one in kinds for name, kind in one.__annotations__.items() if name not in but
+    }
+
+
+DDP_CHECKED = {
+    "device_ids",
+    "output_device",
+    "process_group",
+    "device_mesh",
+    "mixed_precision",
+    "delay_all_reduce_named_params",
+    "param_to_hook_all_reduce",
 }
+"""Arguments of DDP that its constructor checks itself, which nobody calls who is alone."""
 
 CALLS: list[Call] = [
-    Call(ddpcore.Engine, {}, with_engine, GROUP_OPTIONS),
+    Call(ddpcore.Engine, {}, with_engine, options_of(GroupOptions)),
     Call(
-        ddpcore.Engine.wrap, {"model": nn.Linear(2, 1)}, in_engine("wrap"), {"sync_batchnorm": "bool", "comm_hook": ""}
+        ddpcore.Engine.wrap,
+        {"model": nn.Linear(2, 1)},
+        in_engine("wrap"),
+        options_of(WrapOptions, but=DDP_CHECKED),
     ),
     Call(ddpcore.Engine.ema, {"model": nn.Linear(2, 1)}, in_engine("ema")),
     Call(
         ddpcore.Engine.loader,
         {"dataset": DATA, "global_batch_size": 4},
         in_engine("loader"),
-        {"num_workers": "int", "prefetch": "int"},
+        {**options_of(TrainingLoaderOptions), "shufle": ""},
     ),
     Call(
         ddpcore.Engine.checkpoint,
@@ -224,6 +241,7 @@ CALLS: list[Call] = [
         ddpcore.Engine.evaluate,
         {"model": nn.Linear(2, 1), "dataset": DATA, "measure": lambda m, b: {"a": m(b[0])[:, 0]}, "batch_size": 4},
         in_engine("evaluate"),
+        {**options_of(LoaderOptions), "drop_last": ""},
     ),
     Call(Batch.micro_batches, {}, in_step("micro_batches")),
     Call(Checkpointer, {"directory": "checkpoints"}, open_checkpointer),
@@ -266,7 +284,7 @@ CALLS: list[Call] = [
     Call(ddpcore.report_step, {"step": 1}),
     Call(ddpcore.open_process_group, {}, lambda _, /, **arguments: ddpcore.open_process_group(**arguments).close()),
     Call(OpenGroup.close, {}, close_group),
-    Call(ddpcore.wrap, {"model": nn.Linear(2, 1)}),
+    Call(ddpcore.wrap, {"model": nn.Linear(2, 1)}, extra=options_of(DdpArguments, but=DDP_CHECKED)),
     Call(ddpcore.unwrap, {"model": nn.Linear(2, 1)}),
     Call(ddpcore.parallel.PowerSGD, {}),
 ]
@@ -278,12 +296,18 @@ STATE: list[Any] = [None, True, 0, -1, 1.5, math.nan, math.inf, 10**30, "", "no 
 MEANING: dict[tuple[str, str], list[Any] | str] = {
     ("Engine", "seed"): [0],
     ("Engine", "deadline"): [0],
+    ("Engine", "rank"): [0],
     ("Engine", "stop_patience_s"): [0],
     ("Engine.ema", "decay"): [0],
     ("Engine.backward", "weight"): [0],
+    ("Engine.evaluate", "num_workers"): [0],
+    ("Engine.evaluate", "timeout"): [0],
     ("Engine.loader", "num_workers"): [0],
+    ("Engine.loader", "timeout"): [0],
     ("Engine.log", "loss"): [True, 0, -1, math.nan, math.inf],
     ("Engine.update", "clip_norm"): [math.inf],
+    ("Engine.wrap", "dim"): [0, -1],
+    ("wrap", "dim"): [0, -1],
     ("Checkpointer.save", "step"): [0],
     ("Checkpointer.save", "state"): STATE,
     ("Checkpointer.save", "per_rank"): STATE,
@@ -353,6 +377,7 @@ def has_meaning(call: Call, name: str, value: object) -> bool:
     return isinstance(value, str) and bool(value) and ("str" in kinds)
 
 
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator:UserWarning")
 @pytest.mark.parametrize(("call", "name"), cases())
 def test_a_wrong_argument_is_our_error_or_has_a_meaning(
     call: Call, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -412,7 +437,7 @@ def test_a_forgotten_update_is_said_once(caplog: pytest.LogCaptureFixture, *, is
 
 def test_weights_of_samples_are_not_taken_for_weights_of_ranks() -> None:
     with ddpcore.Engine() as engine, pytest.raises(EngineUseError, match="the ranks' are rank_weights="):
-        engine.loader(DATA, global_batch_size=4, weights=[1.0] * 12)
+        engine.loader(DATA, global_batch_size=4, weights=[1.0] * 12)  # type: ignore[call-arg] # that is the point
 
 
 def test_why_training_has_stopped_is_printed_in_words() -> None:

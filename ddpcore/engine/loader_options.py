@@ -1,0 +1,115 @@
+"""What programs may choose of torch's DataLoader: typed, and checked before any worker starts."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from torch.utils.data import DataLoader
+
+from ddpcore.arguments import BELOW_ZERO, MAX_SECONDS, check_flag, check_number, check_whole, refuse
+from ddpcore.errors import EngineUseError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from multiprocessing.context import BaseContext
+
+    from torch.utils.data import Dataset
+
+MAX_COUNT = 1 << 16
+
+
+class LoaderOptions(TypedDict, total=False):
+    """Options of torch's DataLoader. Batches, their order and their random state are the engine's.
+
+    Attributes:
+        num_workers: Processes that read samples; 0 reads in this one.
+        collate_fn: Makes a batch of a list of samples; None is torch's own.
+        pin_memory: By default where batches go to a CUDA device.
+        timeout: Seconds to wait for a worker's batch, only with workers; 0 waits without end.
+        worker_init_fn: Called in each worker with its number; None for none.
+        multiprocessing_context: "fork", "spawn", "forkserver", or a context; None is Python's own.
+        prefetch_factor: Batches that each worker reads ahead; only with workers.
+        persistent_workers: Workers outlive the epoch; only with workers.
+        in_order: False takes batches as workers finish them. Then the order differs from run to run.
+    """
+
+    num_workers: int
+    collate_fn: Callable[[list[Any]], Any] | None
+    pin_memory: bool
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: str | BaseContext | None
+    prefetch_factor: int | None
+    persistent_workers: bool
+    in_order: bool
+
+
+class TrainingLoaderOptions(LoaderOptions, total=False):
+    """Options of `Engine.loader`.
+
+    Attributes:
+        prefetch: Batches that are on their way to an accelerator while a step computes.
+    """
+
+    prefetch: int
+
+
+OWN = {
+    "batch_size": "global_batch_size= in loader, batch_size= in evaluate",
+    "shuffle": "shuffle= of loader",
+    "sampler": "order= of loader",
+    "batch_sampler": "order= of loader",
+    "drop_last": "drop_last= of loader",
+    "generator": "seed= of Engine",
+    "pin_memory_device": "device= of Engine",
+}
+"""Options of a DataLoader that stand elsewhere here."""
+
+
+def check_loader_options(options: Mapping[str, object]) -> None:
+    """Refuse what a DataLoader does not take, or what is not the program's to choose.
+
+    Raises:
+        EngineUseError: An option of this name does not exist, or has a value that makes no sense.
+    """
+    for name, value in options.items():
+        if name not in LoaderOptions.__annotations__:
+            near = difflib.get_close_matches(name, LoaderOptions.__annotations__, n=1)
+            hint = f"it is {OWN[name]}" if name in OWN else f"{near[0]!r} is one" if near else "leave it out"
+            raise EngineUseError(f"a loader has no option {name!r} here: {hint}")
+        if name in ("pin_memory", "persistent_workers", "in_order"):
+            check_flag(EngineUseError, name, value)
+        elif name == "num_workers":
+            check_whole(EngineUseError, name, value, least=0, most=MAX_COUNT)
+        elif name == "timeout":
+            wanted = "a number of seconds, 0 for no end"
+            check_number(EngineUseError, name, value, range_=(BELOW_ZERO, MAX_SECONDS), wanted=wanted)
+        elif name == "prefetch_factor" and value is not None:
+            check_whole(EngineUseError, name, value, most=MAX_COUNT, wanted="a number above 0, or None")
+        elif name in ("collate_fn", "worker_init_fn") and value is not None and not _is_function(value):
+            raise refuse(EngineUseError, name, value, "a function, or None")
+
+
+def make_loader(dataset: Dataset[Any], arguments: Mapping[str, Any], options: Mapping[str, Any]) -> DataLoader[Any]:
+    """Return a DataLoader.
+
+    Args:
+        dataset: Where samples come from.
+        arguments: What is not the program's to choose.
+        options: What the program has chosen.
+
+    Raises:
+        EngineUseError: The options make no sense, or do not fit each other.
+    """
+    check_loader_options(options)
+    if options.get("timeout") and not options.get("num_workers"):
+        raise refuse(EngineUseError, "timeout", options["timeout"], "num_workers too: it is they who are waited for")
+    try:
+        return DataLoader(dataset, **arguments, **options)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise EngineUseError(f"torch's DataLoader refuses its options: {error}") from error
+
+
+def _is_function(value: object) -> bool:
+    return callable(value) and not isinstance(value, type)

@@ -17,7 +17,9 @@ from app.diagnosis.contradictions import MAX_SEQS, MAX_SIDES, call_counts, odd_o
 from app.diagnosis.exits import ended_by_gloo
 from app.diagnosis.verdicts import Evidence, Side, Verdict, nodes_of
 from app.model.call_history import ONE_WAY_OPS
+from app.model.job_model import PHASE_CODE
 from app.rows import Cause
+from ddpcore.wire import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,6 +40,8 @@ RING_OPS = frozenset({"all_reduce", "reduce"})
 """Operations whose data gloo sends in pieces from rank to rank, rather than whole."""
 MAX_PIECE_BYTES = 1 << 20
 """Source: gloo/allreduce.h, `kMaxSegmentSize`."""
+CALLS_AHEAD = [PHASE_CODE[Phase.BACKWARD], PHASE_CODE[Phase.FORWARD]]
+"""Phases in which DDP makes calls before those are over that it has made."""
 _LENGTHS = re.compile(r"op\.preamble\.length <= op\.nbytes\. (?P<sent>\d{1,18}) vs (?P<expected>\d{1,18})")
 """Bytes of the message that came, and of the one that a rank expected. Source: gloo/transport/tcp/pair.cc."""
 
@@ -81,13 +85,15 @@ def _lengths(death: Death) -> _Lengths | None:
 
 def _of_abort(evidence: Evidence, table: GroupTable, victims: Ranks, ended: Mapping[int, _Lengths | None]) -> Verdict:
     past = _past_calls(evidence, table)
-    parts, seq = _parts_of_abort(evidence, table, _seqs_of_messages(past, ended, len(table.members)))
+    parts, seq = _parts_of_abort(evidence, table, past, ended)
     sides = [side_of(evidence, table, part, seq) for part in parts][:MAX_SIDES]
     is_known = len(parts) > 1 or _is_here(past, seq, ended, (parts, table))
+    num_known = len(sides)
     sides = _with_messages(sides, past, ended, table) if is_known else sides
+    is_guessed = len(sides) > num_known
     sides = _with_victims(sides, victims)
     unknown = np.setdiff1d(table.members, [rank for side in sides for rank in side.ranks])
-    culprits = _odd_in_abort(table, sides, unknown, victims) if is_known else []
+    culprits = _odd_in_abort(table, sides, unknown, victims) if is_known and not (is_guessed and len(unknown)) else []
     job = evidence.job
     return Verdict(
         cause=Cause.MISMATCH,
@@ -148,10 +154,19 @@ def _call(past: PastCall) -> tuple[str, int, str]:
     return (past.op, past.num_elements, past.dtype)
 
 
-def _seqs_of_messages(past: Sequence[PastCall], ended: Mapping[int, _Lengths | None], num_members: int) -> set[int]:
-    """Return the seqs at which some member has sent what did not fit, as far as is known."""
-    sent = {lengths.sent for lengths in ended.values() if lengths is not None}
-    return {call.seq for call in past if sent & _pieces(call, num_members)}
+def _seqs_of_messages(
+    past: Sequence[PastCall], ended: Mapping[int, _Lengths | None], num_members: int, which: int
+) -> set[int]:
+    """Return the seqs at which some member has sent, or expected, messages as long as those that did not fit.
+
+    Args:
+        past: The last calls of some members.
+        ended: What did not fit, by the rank that it ended.
+        num_members: Of the group.
+        which: Field of `_Lengths`.
+    """
+    lengths = {pair[which] for pair in ended.values() if pair is not None}
+    return {call.seq for call in past if lengths & _pieces(call, num_members)}
 
 
 def _pieces(call: PastCall, num_members: int) -> set[int]:
@@ -193,24 +208,33 @@ def _with_messages(
     return sorted([*sides, *found], key=lambda side: (len(side.ranks), side.ranks))
 
 
-def _parts_of_abort(evidence: Evidence, table: GroupTable, likely: set[int]) -> tuple[list[Ranks], int]:
+def _parts_of_abort(
+    evidence: Evidence, table: GroupTable, past: Sequence[PastCall], ended: Mapping[int, _Lengths | None]
+) -> tuple[list[Ranks], int]:
     """Return the members by call, at the first seq at which they differ, else at a likely one, else at the newest."""
     newest = int(table.enqueued.max())
     if table.history is None:
         return [], newest
-    # What is over for one was the same for all: a report that says otherwise is older. Only who lost the others has
-    # left its last call unfinished.
-    is_out = (evidence.job.has_raised | evidence.facts.is_dead)[table.members]
-    completed = np.where(is_out, np.minimum(table.completed, table.enqueued - 1), table.completed)
-    oldest = int(completed.max()) + 1
-    seqs = range(max(oldest, newest - MAX_SEQS + 1), newest + 1)
+    seqs = range(newest - MAX_SEQS + 1, newest + 1)
     for seq in seqs:
         compared = table.compare(seq)
         if compared is not None and not compared.is_alike:
             return compared.parts(), seq
-    if oldest > newest:
+    # What is over for one was the same for all. For who lost the others, its last call is over though it was not
+    # finished, and of DDP's, which it makes ahead, any may be; who was ended has reported before.
+    job, members = evidence.job, table.members
+    is_out = (job.has_raised | evidence.facts.is_dead)[members] & ~np.isin(members, list(ended))
+    over = np.where(is_out, np.minimum(table.completed, table.enqueued - 1), table.completed)
+    over = np.where(is_out & np.isin(job.phase[members], CALLS_AHEAD), -1, over)
+    seqs = range(max(int(over.max()) + 1, seqs.start), newest + 1)
+    if not seqs:
         return [], newest
-    seq = next((seq for seq in seqs if seq in likely), newest)
+    sent, expected = (_seqs_of_messages(past, ended, len(table.members), which) for which in (0, 1))
+    likely = [seq for seq in seqs if seq in sent | expected]
+    if likely and sent.isdisjoint(likely[:1]) and not sent.isdisjoint(likely):
+        # It may have expected there what the others did, and another rank have sent more; or it is one call behind.
+        return [], newest
+    seq = next((seq for seq in seqs if seq in sent), newest)
     ops, _ = table.history.calls_at(seq)
     known = table.members[(ops != 0) & (table.enqueued >= seq)]
     # Where all are known to have called the same, it was a later call.

@@ -97,7 +97,7 @@ def _of_comparison(
     evidence: Evidence, table: GroupTable, compared: Comparison, held: Ranks, waited_s: float
 ) -> Verdict:
     sides = [side_of(evidence, table, part, compared.seq) for part in compared.parts()][:MAX_SIDES]
-    odd = odd_ones(sides, len(table.members) - len(compared.members))
+    odd = odd_ones(sides, len(table.members) - len(compared.members)) or _awaited_side(evidence, sides)
     culprits = sorted(rank for side in odd for rank in side.ranks)
     wait = sides[-1]
     return Verdict(
@@ -124,6 +124,16 @@ def odd_ones(sides: Sequence[Side], num_unknown: int) -> list[Side]:
     if num_unknown and (fewest == most or num_unknown >= most):
         return []
     return [side for side in sides if len(side.ranks) == fewest]
+
+
+def _awaited_side(evidence: Evidence, sides: Sequence[Side]) -> list[Side]:
+    """Return the smallest side where none but its ranks has left others waiting in a send or a receive."""
+    awaited = [wait.missing for wait in evidence.waits if wait.peer_call is not None]
+    if not awaited or len(sides) < 2 or len(sides[0].ranks) == len(sides[1].ranks):
+        return []
+    known = {rank for side in sides for rank in side.ranks}
+    left = known.intersection(np.concatenate(awaited).tolist())
+    return [sides[0]] if left and left <= set(sides[0].ranks) else []
 
 
 def side_of(evidence: Evidence, table: GroupTable, ranks: Ranks, seq: int) -> Side:

@@ -231,7 +231,7 @@ class _JobDiagnoser:
         waits += find_peer_waits(job, facts, self._thresholds, now_s, waits)
         for wait in waits:
             self._waited_s[wait.waiting] = now_s
-        is_held = (job.has_open_transfers | queued_ranks(job)) & facts.is_fresh & ~facts.is_immobile
+        is_held = (job.has_open_transfers | queued_ranks(job)) & facts.is_fresh & ~facts.is_immobile & ~job.is_ending
         knots = follow(waits, job.world_size, is_held)
         evidence = Evidence(job, cluster, facts, nodes, waits, knots, self._thresholds, now_s)
         if job.deaths or self._exits_key is not None or job.has_raised.any():

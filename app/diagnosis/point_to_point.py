@@ -43,7 +43,8 @@ def find_peer_waits(
     is_heard = facts.is_fresh | facts.is_frozen
     is_waiting = _waiting_ranks(job)
     waits = []
-    ranks = np.flatnonzero(job.has_peer_wait & is_heard)[:MAX_PEER_WAITS].tolist()
+    # Whose program is over waits no more: what its GPU stood in by its last report may be done.
+    ranks = np.flatnonzero(job.has_peer_wait & is_heard & ~job.is_ending)[:MAX_PEER_WAITS].tolist()
     met: dict[str, dict[int, float]] = {op: {} for op in MEETINGS}
     for rank in ranks:
         report = _report_of(job, rank)
@@ -163,9 +164,16 @@ def _with_all_that_could_send(job: JobModel, wait: Wait, waits: Sequence[Wait]) 
     others = np.setdiff1d(np.arange(job.world_size), wait.waiting)
     can_send = np.ones(job.world_size, np.bool_)
     for one in waits:
-        is_to_it = one.peer_call is not None and one.peer_call.op == "send" and one.peer_call.peer in wait.waiting
-        can_send[one.waiting] = is_to_it
+        can_send[one.waiting] = _is_send_to(one, wait)
     return wait if can_send[others].any() else msgspec.structs.replace(wait, missing=others, is_settled=True)
+
+
+def _is_send_to(wait: Wait, receive: Wait) -> bool:
+    """Return whether a rank stands in a send that a receive from any rank would take."""
+    call, wanted = wait.peer_call, receive.peer_call
+    if call is None or wanted is None or call.op != "send" or call.peer not in receive.waiting:
+        return False
+    return (call.group, call.tag) == (wanted.group, wanted.tag)
 
 
 def _is_met(job: JobModel, rank: int, call: PeerCall) -> bool:

@@ -377,10 +377,10 @@ class WaitShare:
     def _is_borne_out(self, named: Laggards) -> bool:
         """Return whether somebody has been as slow as those named in the last seconds."""
         # At a change of turns nobody is slow for long enough to be named: that somebody costs as much is enough.
-        looks = [num for num in LOOKS[:-1] if lost_time(self._recent(num), self._owners) is not None]
+        looks = [num for num in LOOKS if lost_time(self._recent(num), self._owners) is not None]
         if looks:
-            # A short look may hold more of one turn than of the other: a longer one, with some of each, tells as well.
-            found = (self._find_exact(num, ANYBODY) for num in (looks if named.is_in_turns else looks[:1]))
+            # The shortest look that tells anything holds few steps; and more of one turn, maybe, than of the other.
+            found = (self._find_exact(num, ANYBODY) for num in (looks if named.is_in_turns else looks[:2]))
             return any(anybody is not None and anybody.cost_frac >= named.cost_frac / 2 for anybody in found)
         waited, observed = self._recent(NUM_RECENT_SLOTS).total[1::-1]
         recent = find_laggards(waited, observed, MIN_OBSERVED_S / 4, (KEEP_GAP, 1.0, 0.0))

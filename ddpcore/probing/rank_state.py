@@ -291,7 +291,7 @@ class RankState:
             job_id=identity.job_id,
             attempt=identity.attempt,
             report_seq=self._report_seq,
-            phase=self._phase,
+            phase=self._phase if sample.uncaught is None else sample.uncaught.phase,
             phase_s=max(0.0, sample.now_s - self._phase_since_s),
             place=sample.reading.place if sample.uncaught is None else sample.uncaught.place,
             raised="" if sample.uncaught is None else sample.uncaught.text,

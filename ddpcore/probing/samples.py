@@ -170,6 +170,8 @@ class Uncaught(NamedTuple):
     text: str
     place: Place | None
     """The user's line that raised it."""
+    phase: Phase = Phase.OTHER
+    """What the rank did there."""
 
 
 class MainLook(NamedTuple):

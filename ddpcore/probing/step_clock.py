@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-MIN_STEPS = 3
-"""Steps, or moves of a program that makes none, before anything is known of how long they take."""
+MIN_STEPS = 2
+"""Before anything is known of how long they take: the first one takes longer than those after it."""
+MIN_MOVES = 3
+"""Of a program that makes no steps."""
 USUAL_FACTOR = 10.0
 """This many usual steps are more than a step takes."""
 LONGEST_FACTOR = 2.0
@@ -71,11 +73,15 @@ class StepClock:
 
     def age_s(self, now_s: float) -> float:
         """Return the time since the last step or collective; 0 before there were a few."""
-        return max(0.0, now_s - self._moved_s) if self._num_seen >= MIN_STEPS else 0.0
+        return max(0.0, now_s - self._moved_s) if self._is_known else 0.0
 
     @property
     def limit_s(self) -> float:
         """How long a step may take at most; 0 before there were a few."""
-        if self._num_seen < MIN_STEPS:
+        if not self._is_known:
             return 0.0
         return max(USUAL_FACTOR * self._usual_s, LONGEST_FACTOR * self._longest_s, LEAST_LIMIT_S)
+
+    @property
+    def _is_known(self) -> bool:
+        return self._num_seen >= (MIN_STEPS if self._steps_done else MIN_MOVES)

@@ -73,7 +73,11 @@ def uncaught(error: BaseException, roots: CodeRoots) -> Uncaught:
     text = f"{name}: {head.splitlines()[0]}" if head else name
     if is_of_worker and (lines_of_worker := inner.strip().splitlines()):
         text = lines_of_worker[-1]
-    return Uncaught(sendable(text, _MAX_CHARS), StackReader(roots).read(lines).place if lines else None)
+    text = sendable(text, _MAX_CHARS)
+    if not lines:
+        return Uncaught(text, None)
+    reading = StackReader(roots).read(lines)
+    return Uncaught(text, reading.place, reading.phase)
 
 
 def _first_of_chain(error: BaseException) -> BaseException:

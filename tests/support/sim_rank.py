@@ -143,6 +143,7 @@ class SimRank:
         self.altered: Call | None = None
         self.finished_s: float | None = None
         self.failure: tuple[float, tuple[int | None, int | None, str]] | None = None
+        self._raised_in = Phase.OTHER
         """When the interpreter that an exception, or `sys.exit`, has begun to end is gone, and how it ends."""
         self.meeting: Meeting | None = None
         self.begun_step = 0
@@ -278,6 +279,7 @@ class SimRank:
     def fail(self, end: tuple[int | None, int | None, str], ends_s: float) -> None:
         """Raise out of the collective that it waits in: it waits no more, and its process ends later."""
         assert isinstance(self._doing, Call)
+        self._raised_in = self._reader.read(self._stack()).phase
         if self._doing.group in self._counts:
             enqueued, completed = self._counts[self._doing.group]
             self._counts[self._doing.group] = (enqueued, completed + 1)
@@ -427,7 +429,7 @@ class SimRank:
 
     def _uncaught(self) -> Uncaught | None:
         error = "" if self.failure is None else self.failure[1][2]
-        return Uncaught(error, Place(PROGRAM_FILE, RAISED_LINE, "train_step")) if error else None
+        return Uncaught(error, Place(PROGRAM_FILE, RAISED_LINE, "train_step"), self._raised_in) if error else None
 
     def _main(self, now_s: float) -> MainLook:
         doing = self._doing

@@ -66,11 +66,13 @@ EXIT_WAITS = {
 STUCK_LINE = 190
 CHILDREN = {"child": "subprocess", "loader": "loader worker"}
 CHILD_PID = 77
+OWN_TAG = 7
+"""Of a receive from any rank: no send of the program has it."""
 
 
 def look_at(kind: str, *, is_still: bool) -> MainLook:
     """Return what `ddpcore.probing.main_wait` finds where a fault holds the main thread."""
-    wait = PeerWait([PeerCall("recv", None, number=1)]) if kind == "recv" else None
+    wait = PeerWait([PeerCall("recv", None, tag=OWN_TAG, number=1)]) if kind == "recv" else None
     if not is_still:
         return MainLook(peer_wait=wait)
     child = CHILDREN.get(kind)

@@ -51,6 +51,8 @@ JOIN_S = 62.0
 """Ranks may come a minute late (`Thresholds.join_s`)."""
 WARM_UP_S = 14.0
 """Of a rank's memory: allocators and loaders take what they need in the first ten seconds of steps."""
+FIRST_STEPS = 2
+"""How long a step takes is known from the second one on."""
 LOST_S = 8.0
 """A host is taken for lost after six seconds without a word."""
 
@@ -199,6 +201,8 @@ def _within_s(story: Story, fault: Fault) -> float:
 
 def _is_scored(story: Story, fault: Fault) -> bool:
     if fault.kind is Kind.OTHER_REDUCE_OP:
+        return False
+    if fault.kind is Kind.ALL_STAND and fault.step <= FIRST_STEPS:
         return False
     if story.shape.semantics is Semantics.NCCL:
         if fault.kind in (Kind.OTHER_SIZE, Kind.OTHER_DTYPE, Kind.OTHER_ROOT, Kind.OTHER_DST):

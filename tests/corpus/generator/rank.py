@@ -294,6 +294,7 @@ class StoryRank(SimRank):
 
     def fail(self, end: tuple[int | None, int | None, str], ends_s: float) -> None:
         """Raise out of what it waits in: that is over for it, and its process ends later."""
+        self._raised_in = self._reader.read(self._stack()).phase
         for operation in self._awaited:
             operation.done_s.setdefault(self.rank, self._now_s)
         self._awaited, self.blocked_s, self.failure = [], None, (ends_s, end)

@@ -248,12 +248,11 @@ def test_nobody_is_blamed_where_only_the_end_is_known() -> None:
     assert "is not known" in sentence(verdict)
 
 
-def lost(rank: int, num_ranks: int, calls: list[Made]) -> WorkerReport:
+def lost(rank: int, num_ranks: int, calls: list[Made], phase: Phase = Phase.OTHER) -> WorkerReport:
     """Return a rank that lost the one that gloo ended, with its last calls: the newest is not over."""
     group = in_call(calls, completed=19 + len(calls), is_waiting=False)
-    return worker_report(
-        rank, rank_report(rank, num_ranks, groups=[group], report_seq=2, raised=LOST_PEER, is_ending=True)
-    )
+    facts = {"groups": [group], "report_seq": 2, "phase": phase, "raised": LOST_PEER, "is_ending": True}
+    return worker_report(rank, rank_report(rank, num_ranks, **facts))
 
 
 @pytest.mark.parametrize(
@@ -276,6 +275,16 @@ def test_the_lengths_of_the_messages_tell_what_a_dead_rank_had_called(
     assert [(side.ranks, side.num_elements) for side in verdict.sides] == [((1,), size), ((0, 2), 22)][size is None :]
     assert verdict.is_shifted is is_shifted
     assert ("has left out or doubled one" in sentence(verdict)) is is_shifted
+
+
+def test_of_calls_that_ddp_makes_ahead_the_one_that_gloo_ended_is_not_guessed() -> None:
+    made = [SMALL, LARGE, LARGE]
+    overflow = OVERFLOW.replace("88 vs 4", "16 vs 4. Received data size doesn't match expected size.")
+    dead = dead_worker(1, rank_report(1, 3, groups=[group_report(17)]), signal=6, error=overflow, age_s=1.0)
+    others = [lost(rank, 3, made, Phase.BACKWARD) for rank in (0, 2)]
+    verdict = only(judged(others[0], dead, others[1], looks=3))
+
+    assert (verdict.culprits, verdict.aborted, verdict.seq, verdict.sides) == ((), (1,), None, ())
 
 
 def test_what_the_first_report_of_an_abort_tells_gives_way_to_what_all_tell() -> None:

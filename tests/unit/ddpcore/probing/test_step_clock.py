@@ -16,11 +16,27 @@ def run(clock: StepClock, from_s: float, steps: list[int], *, own_share: float =
     return from_s + (len(steps) - 1) * TICK_S
 
 
-def test_nothing_is_known_before_some_steps() -> None:
+def test_nothing_is_known_before_a_second_step() -> None:
     clock = StepClock()
-    now_s = run(clock, 100.0, [0, 0, 1, 2])
+    now_s = run(clock, 100.0, [0, 0, 1, 1, 1])
 
     assert (clock.limit_s, clock.age_s(now_s + 60)) == (0.0, 0.0)
+
+    now_s = run(clock, now_s, [1, 2])
+
+    assert clock.limit_s == pytest.approx(10.0, rel=0.05)
+    assert clock.age_s(now_s + 60) == pytest.approx(60.0)
+
+
+def test_nothing_is_known_of_a_program_without_steps_before_a_third_collective() -> None:
+    clock = StepClock()
+    for place in range(2):
+        clock.observe(100.0 + place, 0, 1.0, has_moved=True)
+    assert clock.limit_s == 0.0
+
+    clock.observe(102.0, 0, 1.0, has_moved=True)
+
+    assert clock.limit_s == pytest.approx(10.0)
 
 
 def test_a_step_may_take_ten_usual_ones_or_twice_the_longest() -> None:

@@ -6,12 +6,13 @@ import contextlib
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ddpcore.probing.stack import CodeRoots
 from ddpcore.probing.uncaught import _write_error, uncaught
+from ddpcore.wire import Phase
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,6 +96,18 @@ def test_words_are_those_of_a_traceback_and_bounded() -> None:
     assert uncaught(ValueError(), ROOTS).text == "ValueError"
     assert len(uncaught(ValueError("x" * 5000), ROOTS).text) == 1024
     assert uncaught(OSError("\udcff"), ROOTS).text == "OSError: ?"
+
+
+def test_it_is_noted_in_what_phase_the_program_ends() -> None:
+    library: dict[str, Any] = {}
+    code = "def _engine_run_backward():\n    raise RuntimeError('Connection closed by peer')"
+    exec(compile(code, "/torch/autograd/graph.py", "exec"), library)
+
+    with pytest.raises(RuntimeError) as raised:
+        library["_engine_run_backward"]()
+
+    assert uncaught(raised.value, ROOTS).phase is Phase.BACKWARD
+    assert uncaught(RuntimeError("elsewhere"), ROOTS).phase is Phase.OTHER
 
 
 def test_a_circle_of_exceptions_has_an_end() -> None:

@@ -42,6 +42,24 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
     return mapped
 
 
+def named_leaves(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each leaf with the piece of source text that reaches it, such as `['scores'][0]`, in the tree's order."""
+    if not _is_branch(tree):
+        yield path, tree
+    for key, child in _children(tree):
+        yield from named_leaves(child, path + key)
+
+
+def with_leaves(tree: Tree, leaves: Mapping[str, Any], path: str = "") -> Tree:
+    """Return the tree with other leaves, by the names that `named_leaves` gives them."""
+    if not _is_branch(tree):
+        replaced: Tree = leaves[path]
+        return replaced
+    keys = iter([key for key, _ in _children(tree)])
+    rebuilt: Tree = _rebuild(tree, lambda child: with_leaves(child, leaves, path + next(keys)))
+    return rebuilt
+
+
 def zip_leaves(function: Callable[[list[Any]], Any], trees: Sequence[Tree]) -> Tree:
     """Return one tree, shaped as the first, whose leaves `function` makes of the leaves that stand in one place.
 

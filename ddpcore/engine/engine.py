@@ -34,15 +34,14 @@ from ddpcore.arguments import (
     check_path,
     check_text,
     check_whole,
-    refuse,
 )
 from ddpcore.barriers.failure_notice import leave_notice
 from ddpcore.engine.batches import Batch, Batches
 from ddpcore.engine.cadence import Unit, parse_cadence
 from ddpcore.engine.control_word import StopReason, new_group_of_all
-from ddpcore.engine.evaluation import Measure, evaluate
 from ddpcore.engine.loop import BATCHES, Loop, LoopOptions
 from ddpcore.engine.loss_weights import LossWeights
+from ddpcore.engine.measuring import Measuring
 from ddpcore.engine.metric_log import open_log
 from ddpcore.engine.saving import CheckpointOptions, Saving
 from ddpcore.engine.seeds import seed_everything
@@ -67,7 +66,7 @@ if TYPE_CHECKING:
 
     from ddpcore.checkpoint import Stateful
     from ddpcore.engine.batches import MicroBatch
-    from ddpcore.engine.loader_options import LoaderOptions, TrainingLoaderOptions
+    from ddpcore.engine.loader_options import TrainingLoaderOptions
     from ddpcore.placement import Placement
     from ddpcore.samplers.order import Order
 
@@ -75,7 +74,7 @@ _SECONDS = "a finite number of seconds, 0 or more, or None"
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Engine:
+class Engine(Measuring):
     """One rank of a training. A context manager: what it has opened, it closes.
 
     Attributes:
@@ -328,10 +327,6 @@ class Engine:
             self._num_local = batch.num_samples
             yield batch
 
-    def autocast(self) -> torch.autocast:
-        """Return a context in which operations take the engine's precision: for forward and loss."""
-        return torch.autocast(self.device.type, dtype=self._dtype, enabled=self._dtype is not None)
-
     def backward(self, loss: Tensor, *, weight: Tensor | float | None = None) -> None:
         """Add a micro-batch's gradients, weighted so that the step's gradient is the mean over the global batch.
 
@@ -377,21 +372,6 @@ class Engine:
             check_number(EngineUseError, "clip_norm", clip_norm, wanted="a number above 0, or None not to clip")
         return self._updates.update(optimizer, clip_norm)
 
-    def log(self, **values: Tensor | float) -> None:
-        """Take metrics of this step: means are taken over samples, steps and ranks until the next line is written.
-
-        `loss` is what the console shows. Every rank logs the same names. Nothing waits for an accelerator.
-
-        Args:
-            values: Numbers by name, True counts as 1; tensors have one element.
-
-        Raises:
-            EngineUseError: A tensor has more elements, or none; or a value is no number.
-        """
-        weight = self._num_local if self._micro_batch is None else self._micro_batch.num_samples
-        for name, value in values.items():
-            self._loop.take(name, value, weight)
-
     def is_due(self, every: str) -> bool:
         """Say whether the running step completes a multiple of so many steps or epochs: the same on every rank.
 
@@ -402,31 +382,6 @@ class Engine:
             CadenceError: `every` is no such text.
         """
         return self._loop.is_due(parse_cadence(every, Unit.STEP, Unit.EPOCH))
-
-    def evaluate(
-        self,
-        model: nn.Module,
-        dataset: Dataset[Any],
-        measure: Measure,
-        *,
-        batch_size: int,
-        **loader_options: Unpack[LoaderOptions],
-    ) -> dict[str, float]:
-        """Return the mean of each measure over a data set, exact and the same on every rank; see `evaluate`."""
-        check_is(EngineUseError, "model", model, nn.Module, "a torch.nn.Module")
-        check_whole(EngineUseError, "batch_size", batch_size)
-        if isinstance(measure, type) or not callable(measure):
-            raise refuse(EngineUseError, "measure", measure, "a function of a module and a batch")
-        with self._loop.aside(), self.autocast():
-            return evaluate(
-                model,
-                dataset,
-                measure,
-                batch_size=batch_size,
-                device=self.device,
-                group=self._control_group,
-                **loader_options,
-            )
 
     def stop(self) -> None:
         """Ask all ranks to end `steps` at a boundary soon, after a checkpoint; one rank's wish is enough."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Unpack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, Unpack
 
 import torch
 import torch.distributed as dist
@@ -13,12 +14,17 @@ from torch.utils.data import Dataset, Subset
 
 from ddpcore.engine.loader_options import LoaderOptions, make_loader
 from ddpcore.errors import EngineUseError
-from ddpcore.nested import map_tensors, num_samples_of
+from ddpcore.nested import map_tensors, named_leaves, num_samples_of, zip_leaves
 from ddpcore.parallel.wrapping import unwrap
 from ddpcore.samplers.evaluation import EvaluationSampler
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+Tree = TypeVar("Tree")
+
+Prediction: TypeAlias = Callable[[nn.Module, Any], Tree]
+"""Takes the module, in eval mode, and a batch on its device; returns a tree of tensors of shape (B, ...)."""
 
 Measure = Callable[[nn.Module, Any], Mapping[str, Tensor]]
 """Takes the module, in eval mode, and a batch on its device; returns a value for each sample, shape (B,), by name."""
@@ -55,38 +61,111 @@ def evaluate(
         EngineUseError: `measure` returned something else than a value for each sample, or the ranks have data sets of
             different sizes or other measures; raised on every rank.
     """
-    sampler = EvaluationSampler(dataset)
-    _check_same([sampler.num_total], "data sets of different sizes", group)
     sums: dict[str, float] = {}
     num_samples = 0
-    module = unwrap(model)
-    _share_buffers(module, group)
-    was_training = module.training
-    module.eval()
-    try:
-        # A rank without a share measures one sample and counts none: so it knows the names that the others reduce.
-        share: Dataset[Any] = dataset if len(sampler) else Subset(dataset, [0])
-        own = {"batch_size": batch_size, "sampler": sampler if len(sampler) else None}
-        loader = make_loader(share, own, loader_options)
-        for content in loader:
-            batch = map_tensors(lambda tensor: tensor.to(device, non_blocking=True), content)
-            size = num_samples_of(batch)
+    with _share_of(model, dataset, batch_size, device, group, loader_options) as batches:
+        for module, batch, size, counts in batches:
             for name, values in measure(module, batch).items():
                 if values.shape != (size,):
                     raise EngineUseError(
                         f"measure returned {name!r} of shape {tuple(values.shape)} for {size} samples: "
                         "it takes one value for each sample, without a mean over them"
                     )
-                sums[name] = sums.get(name, 0.0) + (float(values.double().sum()) if len(sampler) else 0.0)
-            num_samples += size if len(sampler) else 0
-    finally:
-        module.train(was_training)
+                sums[name] = sums.get(name, 0.0) + (float(values.double().sum()) if counts else 0.0)
+            num_samples += size if counts else 0
     _check_same([zlib.crc32(name.encode()) for name in sorted(sums)], "different measures", group)
     total = torch.tensor([num_samples, *(sums[name] for name in sorted(sums))], dtype=torch.float64)
     if group is not None:
         dist.all_reduce(total, group=group)
     means: list[float] = (total[1:] / total[0]).tolist()
     return dict(zip(sorted(sums), means, strict=True))
+
+
+@torch.no_grad()
+def predict_share(
+    model: nn.Module,
+    dataset: Dataset[Any],
+    function: Prediction[Tree],
+    *,
+    batch_size: int,
+    device: torch.device,
+    group: ProcessGroup | None,
+    **loader_options: Unpack[LoaderOptions],
+) -> Tree:
+    """Return what `function` makes of each sample of this rank's share, in the data set's order, on the CPU.
+
+    Every rank calls it; blocks. Arguments are those of `evaluate`, as are model, buffers and shares. Without a share
+    the tensors have no rows.
+
+    Raises:
+        SamplerArgumentError: The data set is empty.
+        EngineUseError: `function` returned something else, or the ranks have data sets of different sizes.
+    """
+    outputs: list[Tree] = []
+    with _share_of(model, dataset, batch_size, device, group, loader_options) as batches:
+        for module, batch, size, counts in batches:
+            output = function(module, batch)
+            for name, leaf in named_leaves(output):
+                if not isinstance(leaf, Tensor) or leaf.ndim == 0 or len(leaf) != size:
+                    shape = f"shape {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else f"type {type(leaf).__name__}"
+                    raise EngineUseError(
+                        f"function returned{name and ' at '}{name} something of {shape} for {size} samples: it takes "
+                        "tensors with one row for each sample"
+                    )
+            outputs.append(map_tensors(Tensor.cpu if counts else _no_rows, output))
+    own: Tree = zip_leaves(torch.cat, outputs)
+    return own
+
+
+def _no_rows(tensor: Tensor) -> Tensor:
+    return tensor[:0].cpu()
+
+
+class _ShareBatch(NamedTuple):
+    """A batch of a rank's share of a data set.
+
+    Attributes:
+        module: In eval mode.
+        content: On the module's device.
+        num_samples: In it.
+        counts: False for the stand-in of a rank without a share: it shows what the others measure.
+    """
+
+    module: nn.Module
+    content: Any
+    num_samples: int
+    counts: bool
+
+
+@contextmanager
+def _share_of(
+    model: nn.Module,
+    dataset: Dataset[Any],
+    batch_size: int,
+    device: torch.device,
+    group: ProcessGroup | None,
+    loader_options: LoaderOptions,
+) -> Iterator[Iterator[_ShareBatch]]:
+    """Yield the batches of this rank's share, with the module in eval mode and the first rank's buffers."""
+    sampler = EvaluationSampler(dataset)
+    _check_same([sampler.num_total], "data sets of different sizes", group)
+    module = unwrap(model)
+    _share_buffers(module, group)
+    was_training = module.training
+    module.eval()
+    share: Dataset[Any] = dataset if len(sampler) else Subset(dataset, [0])
+    own = {"batch_size": batch_size, "sampler": sampler if len(sampler) else None}
+    loader = make_loader(share, own, loader_options)
+
+    def batches() -> Iterator[_ShareBatch]:
+        for content in loader:
+            batch = map_tensors(lambda tensor: tensor.to(device, non_blocking=True), content)
+            yield _ShareBatch(module, batch, num_samples_of(batch), bool(len(sampler)))
+
+    try:
+        yield batches()
+    finally:
+        module.train(was_training)
 
 
 def _share_buffers(module: nn.Module, group: ProcessGroup | None) -> None:

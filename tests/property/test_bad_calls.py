@@ -243,6 +243,14 @@ CALLS: list[Call] = [
         in_engine("evaluate"),
         {**options_of(LoaderOptions), "drop_last": ""},
     ),
+    Call(
+        ddpcore.Engine.predict,
+        {"model": nn.Linear(2, 1), "dataset": DATA, "function": lambda m, b: m(b[0]), "batch_size": 4},
+        in_engine("predict"),
+        {**options_of(LoaderOptions), "drop_last": ""},
+    ),
+    Call(ddpcore.Engine.gather, {"tree": 1.0}, in_engine("gather")),
+    Call(ddpcore.Engine.reduce, {"tree": 1.0}, in_engine("reduce")),
     Call(Batch.micro_batches, {}, in_step("micro_batches")),
     Call(Checkpointer, {"directory": "checkpoints"}, open_checkpointer),
     Call(Checkpointer.save, {"step": 2, "state": {"a": 1}}, with_checkpointer("save")),
@@ -292,6 +300,7 @@ CALLS: list[Call] = [
 ANYTHING = "anything"
 STATE: list[Any] = [None, True, 0, -1, 1.5, math.nan, math.inf, 10**30, "", "no such thing", [], {}]
 """What a checkpoint can hold."""
+NUMBERS: list[Any] = [True, 0, -1, 1.5, math.nan, math.inf]
 
 MEANING: dict[tuple[str, str], list[Any] | str] = {
     ("Engine", "seed"): [0],
@@ -304,6 +313,10 @@ MEANING: dict[tuple[str, str], list[Any] | str] = {
     ("Engine.evaluate", "timeout"): [0],
     ("Engine.loader", "num_workers"): [0],
     ("Engine.loader", "timeout"): [0],
+    ("Engine.predict", "num_workers"): [0],
+    ("Engine.predict", "timeout"): [0],
+    ("Engine.gather", "tree"): NUMBERS,
+    ("Engine.reduce", "tree"): NUMBERS,
     ("Engine.log", "loss"): [True, 0, -1, math.nan, math.inf],
     ("Engine.update", "clip_norm"): [math.inf],
     ("Engine.wrap", "dim"): [0, -1],
@@ -361,7 +374,7 @@ def cases() -> list[Any]:
 
 def has_meaning(call: Call, name: str, value: object) -> bool:
     """Say whether a value may be accepted: by its annotation, or as documented in `MEANING`."""
-    known = MEANING.get((call.function.__qualname__, name), [])
+    known = MEANING.get((call.function.__qualname__.replace("Measuring.", "Engine."), name), [])
     if known == ANYTHING or any(value is one or (type(value) is type(one) and value == one) for one in known):
         return True
     parameter = inspect.signature(call.function).parameters.get(name)

@@ -59,7 +59,7 @@ def _children() -> set[psutil.Process]:
     """Return what runs below this process. Most tests start nothing, and need no look at every process there is."""
     try:
         has_child = any(thread.joinpath("children").read_bytes() for thread in Path("/proc/self/task").iterdir())
-    except FileNotFoundError:  # a thread has just ended, or this kernel does not keep the list
+    except OSError:  # a thread has just ended, or this kernel does not keep the list
         has_child = True
     if not has_child:
         return set()

@@ -35,6 +35,7 @@ def house() -> Iterator[DemoHouse]:
         yield house
 
 
+@pytest.mark.slow
 def test_a_clean_run_ends_well_with_a_falling_loss_and_no_verdict(house: DemoHouse) -> None:
     done = house.run("--json", "--steps", "120")
 

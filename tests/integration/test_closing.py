@@ -181,6 +181,7 @@ def programs() -> Iterator[dict[str, list[subprocess.Popen[str]]]]:
             process.communicate()
 
 
+@pytest.mark.slow
 def test_programs_end_whatever_still_holds_the_group(programs: dict[str, list[subprocess.Popen[str]]]) -> None:
     failing = programs["raise"][1]
     output, _ = failing.communicate(timeout=180)

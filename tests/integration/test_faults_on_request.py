@@ -125,7 +125,11 @@ def test_a_rank_holds_its_interpreter_freezes_at_a_step_and_slows_at_another(
 
 
 @pytest.mark.parametrize(
-    ("kind", "op"), [(FaultKind.SKIP_BARRIER, "broadcast"), (FaultKind.MISMATCH, "barrier")], ids=["skip", "mismatch"]
+    ("kind", "op"),
+    [
+        pytest.param(FaultKind.SKIP_BARRIER, "broadcast", id="skip", marks=pytest.mark.slow),
+        pytest.param(FaultKind.MISMATCH, "barrier", id="mismatch"),
+    ],
 )
 def test_ranks_that_no_longer_call_the_same_wait_in_two_operations_at_one_seq(
     agent: RunningAgent, spec: JobSpec, kind: FaultKind, op: str

@@ -147,6 +147,7 @@ def test_a_rankdeck_that_stands_in_the_way_is_said(
     assert "PYTHONPATH" in caught.value.hint
 
 
+@pytest.mark.slow
 def test_a_venv_is_made_and_used_from_then_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     venv = tmp_path / "new/venv"
     monkeypatch.setenv("TMPDIR", str(tmp_path))

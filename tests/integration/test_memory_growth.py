@@ -57,6 +57,7 @@ def growths(report: NodeReport) -> dict[int, GrowthReport]:
     }
 
 
+@pytest.mark.slow
 def test_a_rank_that_leaks_is_warned_of_before_it_dies_of_it_and_no_other(tmp_path: Path) -> None:
     (tmp_path / "leak.py").write_text(LEAK)
     spec = make_local_spec(tmp_path, command=["leak.py", str(FREE_BYTES), str(LIFE_S)])

@@ -318,6 +318,7 @@ async def test_over_ssh_the_same_is_seen_also_where_sshd_forwards_no_sockets(opt
                 assert (await session.session.fleet.report("gpu1")).epoch == agent.ready["epoch"]
 
 
+@pytest.mark.slow
 def test_commands_say_which_nodes_of_a_relay_they_mean(
     relay: RunningRelay, agents: dict[str, RunningAgent], tmp_path: Path
 ) -> None:

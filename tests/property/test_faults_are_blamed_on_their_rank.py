@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.rows import Cause
+from tests.support.examples import few_and_many
 from tests.support.sim import SimCluster
 
 FAULTS = {
@@ -37,8 +37,9 @@ def inject(sim: SimCluster, fault: str, rank: int) -> None:
         sim.slow(rank, 8)
 
 
-@settings(max_examples=40)
-@given(
+@few_and_many(
+    10,
+    40,
     fault=st.sampled_from(sorted(FAULTS)),
     rank=st.integers(0, 3),
     step=st.integers(2, 90),
@@ -62,8 +63,9 @@ def test_the_culprit_is_named_in_time_and_nobody_else_ever(
     assert {(told, culprits) for _, told, culprits in sim.told} == {(cause, (rank,))}
 
 
-@settings(max_examples=15)
-@given(seed=st.integers(0, 10_000), drop=st.sampled_from([0.0, 0.1, 0.3]), delay_s=st.sampled_from([0.0, 0.6]))
+@few_and_many(
+    4, 15, seed=st.integers(0, 10_000), drop=st.sampled_from([0.0, 0.1, 0.3]), delay_s=st.sampled_from([0.0, 0.6])
+)
 def test_freezing_and_thawing_over_and_over_never_blames_a_victim(seed: int, drop: float, delay_s: float) -> None:
     sim = SimCluster(seed=seed, noise=0.4, drop=drop, delay_s=delay_s)
     sim.run_to_step(5)

@@ -51,6 +51,7 @@ from ddpcore.wire import (
     StepCalls,
     TrainingReport,
 )
+from tests.support.examples import few_and_many
 
 NODES = ["a", "b", "c"]
 
@@ -190,8 +191,7 @@ node_reports = st.builds(
 events = st.tuples(st.sampled_from([*NODES, "stranger"]), node_reports, st.floats(0, 12))
 
 
-@settings(max_examples=150)
-@given(st.lists(events, max_size=12))
+@few_and_many(40, 150, st.lists(events, max_size=12))
 def test_arbitrary_reports_become_state_or_are_counted(heard: list[tuple[str, NodeReport, float]]) -> None:
     cluster, diagnoser, now_s = Cluster(NODES), Diagnoser(), 1000.0
     for node, report, pause_s in heard:
@@ -256,8 +256,7 @@ digests = st.builds(
 )
 
 
-@settings(max_examples=150)
-@given(st.lists(st.tuples(events, digests), max_size=8))
+@few_and_many(40, 150, st.lists(st.tuples(events, digests), max_size=8))
 def test_a_digest_that_has_nothing_to_do_with_the_workers_becomes_state_or_is_counted(
     heard: list[tuple[tuple[str, NodeReport, float], Digest]],
 ) -> None:
@@ -309,8 +308,7 @@ four_claims = st.lists(claims, min_size=4, max_size=4)
 Claim = tuple[ProcessState, list[GroupReport], ExitReport | None]
 
 
-@settings(max_examples=150)
-@given(st.lists(four_claims, min_size=1, max_size=6), st.sampled_from([0.2, 3.0]))
+@few_and_many(40, 150, st.lists(four_claims, min_size=1, max_size=6), st.sampled_from([0.2, 3.0]))
 def test_a_verdict_is_about_ranks_in_the_state_that_it_tells(beats: list[list[Claim]], beat_s: float) -> None:
     """Whatever four ranks claim: the frozen are frozen, the dead are dead, and a straggler does not wait."""
     cluster, watching, now_s = Cluster(["a"]), Diagnoser(), 1000.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.rows import Cause
 from ddpcore.wire import Place
+from tests.support.examples import few_and_many
 from tests.support.node_reports import dead_worker, group_report
 from tests.unit.app.test_diagnosis import Watched
 
@@ -38,8 +38,9 @@ def ending(hows: tuple[str, ...]) -> st.SearchStrategy[Ending]:
     return st.builds(Ending, st.floats(0.0, 8.0), st.sampled_from(hows))
 
 
-@settings(max_examples=60, deadline=None)
-@given(
+@few_and_many(
+    15,
+    60,
     timeout_s=st.sampled_from([3.0, 5.0, 20.0]),
     first=ending(("timeout-recv", "timeout-send")),
     others=st.tuples(*[ending(("timeout-recv", "timeout-send", "lost", "closure", "term"))] * 2),

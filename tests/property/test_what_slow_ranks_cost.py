@@ -39,20 +39,23 @@ class Story(NamedTuple):
 
 STORIES = [
     Story(1.3, shape=(1, 2), reports_steps=False, is_behind=False),
-    Story(1.3, num_buckets=12),
-    Story(1.3, noise=0.2),
     Story(1.2, shape=(1, 2), num_buckets=12, noise=0.2),
-    Story(1.2, step_s=1.0, is_behind=False, reports_steps=False),
     Story(1.2, step_s=1.5, num_buckets=4, within_s=22.0),
-    Story(2.0, num_buckets=12),
     Story(2.0, shape=(1, 2), is_behind=False, num_buckets=3, reports_steps=False),
     Story(1.3, slow=(1, 2)),
-    Story(1.3, slow=(1, 2), num_buckets=3, is_behind=False, reports_steps=False),
     Story(1.3, slow=(4, 5, 6, 7), shape=(2, 4)),
-    Story(1.3, slow=(4, 5, 6, 7), shape=(2, 4), num_buckets=12),
     Story(1.3, shape=(2, 1), num_buckets=12),
+]
+SLOW_STORIES = [
+    Story(1.3, num_buckets=12),
+    Story(1.3, noise=0.2),
+    Story(1.2, step_s=1.0, is_behind=False, reports_steps=False),
+    Story(2.0, num_buckets=12),
+    Story(1.3, slow=(1, 2), num_buckets=3, is_behind=False, reports_steps=False),
+    Story(1.3, slow=(4, 5, 6, 7), shape=(2, 4), num_buckets=12),
     Story(1.3, shape=(2, 4), slow=(6,), is_behind=False, num_buckets=3),
 ]
+"""Not in every run."""
 
 
 def cluster(story: Story) -> SimCluster:
@@ -73,7 +76,9 @@ def named(sim: SimCluster) -> dict[tuple[int, ...], float]:
     return {verdict.culprits: verdict.cost_frac for verdict in found if verdict.cost_frac is not None}
 
 
-@pytest.mark.parametrize("story", STORIES, ids=str)
+@pytest.mark.parametrize(
+    "story", [*STORIES, *(pytest.param(story, marks=pytest.mark.slow) for story in SLOW_STORIES)], ids=str
+)
 def test_slow_ranks_are_named_soon_at_what_they_cost(story: Story) -> None:
     sim = cluster(story)
     sim.run(WARM_S)
@@ -83,7 +88,7 @@ def test_slow_ranks_are_named_soon_at_what_they_cost(story: Story) -> None:
     assert {culprits for _, _, culprits in sim.told} == {story.slow}
 
 
-@pytest.mark.parametrize("turn_s", [0.0, 10.0, 30.0])
+@pytest.mark.parametrize("turn_s", [0.0, *(pytest.param(turn_s, marks=pytest.mark.slow) for turn_s in (10.0, 30.0))])
 def test_ranks_that_are_slow_in_turns_are_both_named_and_stay_so(turn_s: float) -> None:
     sim: SimCluster | None = None
 
@@ -119,14 +124,14 @@ def test_a_cure_shows_within_seconds() -> None:
 @pytest.mark.parametrize(
     "program",
     [
-        Paced(0.05, 12, factors={0: 1.05}),
+        pytest.param(Paced(0.05, 12, factors={0: 1.05}), marks=pytest.mark.slow),
         Paced(1.0, 4, factors={0: 1.05}),
         Paced(0.2, 3, is_behind=False, reports_steps=False, factors={0: 1.05}),
-        Paced(1.0, 1, factors={0: lambda step: 4.0 if step % 20 == 0 else 1.0}),
+        pytest.param(Paced(1.0, 1, factors={0: lambda step: 4.0 if step % 20 == 0 else 1.0}), marks=pytest.mark.slow),
     ],
     ids=["short steps", "long steps", "steps that nobody reports", "a checkpoint of rank 0 every 20 steps"],
 )
-@pytest.mark.parametrize(("noise", "seed"), [(0.3, 1), (0.95, 2)])
+@pytest.mark.parametrize(("noise", "seed"), [pytest.param(0.3, 1, marks=pytest.mark.slow), (0.95, 2)])
 def test_noise_and_a_rank_that_does_a_little_more_raise_no_alarm(program: Paced, noise: float, seed: int) -> None:
     sim = SimCluster(2, 4, program=program, noise=noise, seed=seed)
     sim.run(120)

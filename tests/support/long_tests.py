@@ -41,6 +41,8 @@ CODE_OF_TESTS = {
     "tests/integration/test_relay": ("agent/fan_in/", "app/roads/"),
     "tests/integration/test_ssh": ("app/ssh/",),
     "tests/property/": ("app/diagnosis/", "ddpcore/probing/"),
+    "tests/tui/": ("app/tui/", "app/view.py", "app/wording/", "app/rows.py"),
+    "tests/unit/app/": ("app/diagnosis/", "app/history.py", "app/recording/"),
 }
 """Beginnings of tests' names, and of the files that they test the most: the longest that fits counts."""
 

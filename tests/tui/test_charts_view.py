@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tests.support.consoles import Desk
 
-SIZES = ((80, 24), (120, 35))
+SIZES = ((80, 24), pytest.param((120, 35), marks=pytest.mark.slow))
 SIZE_NAMES = ("80x24", "120x35")
 
 
@@ -158,6 +158,7 @@ async def test_what_does_not_fit_is_scrolled_to_by_whole_charts() -> None:
         assert titles(console) == ["LOSS", "STEPS/S"]
 
 
+@pytest.mark.slow
 async def test_keys_choose_the_span_which_follows_the_newest() -> None:
     source = TalkingSource(SimCluster())
     source.run(400)

@@ -102,6 +102,7 @@ def is_open(console: Desk) -> bool:
     return isinstance(console.console.screen, DoctorScreen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 async def test_the_doctor_looks_as_before(size: tuple[int, int]) -> None:
     doctor = unwell()
@@ -114,7 +115,13 @@ async def test_the_doctor_looks_as_before(size: tuple[int, int]) -> None:
         assert_looks_as_before(f"doctor-{size[0]}x{size[1]}", console.lines())
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param(size, id=f"{size[0]}x{size[1]}", marks=() if size == SIZES[0] else pytest.mark.slow)
+        for size in SIZES
+    ],
+)
 async def test_the_look_before_a_start_looks_as_before(size: tuple[int, int]) -> None:
     source, _ = ended(unwell())
     async with desk(source, size) as console:

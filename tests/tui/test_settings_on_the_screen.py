@@ -195,7 +195,9 @@ async def test_a_theme_of_the_terminals_own_colours_has_no_other_anywhere(theme:
             await console.press("escape")
 
 
-@pytest.mark.parametrize("theme", [name for name in THEMES if name != "deck"])
+@pytest.mark.parametrize(
+    "theme", [pytest.param(name, marks=() if name == ANSI else pytest.mark.slow) for name in THEMES if name != "deck"]
+)
 async def test_a_theme_that_is_changed_live_looks_as_if_chosen_at_the_start(theme: str) -> None:
     async with desk(frozen_source(), look=Look(theme=theme)) as console:
         expected = []

@@ -15,12 +15,22 @@ if TYPE_CHECKING:
     from app.rows import Cause
 
 
+NUM_SHARES = 4
+"""One scenario in so many is in every run; all are in tests/corpus/test_corpus.py."""
+
+
 def alarms_of_who_has_just_come(sim: SimCluster) -> set[tuple[Cause, tuple[int, ...]]]:
     verdicts = replayed(sim).verdicts
     return {(verdict.cause, verdict.culprits) for verdict in verdicts if verdict.severity is not Severity.QUIET}
 
 
-@pytest.mark.parametrize("scenario", ALL, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(one, id=one.name, marks=() if number % NUM_SHARES == 0 else pytest.mark.slow)
+        for number, one in enumerate(ALL)
+    ],
+)
 def test_who_has_just_come_says_what_is_said_by_who_looked_on(scenario: Scenario) -> None:
     sim = SimCluster(seed=7, **scenario.cluster)  # type: ignore[arg-type]
     if scenario.step:

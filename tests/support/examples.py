@@ -1,0 +1,39 @@
+"""A property with a few examples in every run, and with many where the slow tests run.
+
+    @few_and_many(10, 40, rank=st.integers(0, 3))
+    def test_it_holds(rank: int) -> None: ...
+
+Where examples are derived from the test, as in CI, the few are the first of the many.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hypothesis.strategies import SearchStrategy
+
+
+def few_and_many(
+    few: int, many: int, *strategies: SearchStrategy[Any], **named: SearchStrategy[Any]
+) -> Callable[[Callable[..., None]], Callable[[int], None]]:
+    """Decorate a property as `given` does; `many` examples are slow."""
+
+    def decorate(check: Callable[..., None]) -> Callable[[int], None]:
+        def run(num_examples: int) -> None:
+            a_number = settings(max_examples=num_examples, suppress_health_check=[HealthCheck.too_slow])
+            a_number(given(*strategies, **named)(check))()
+
+        functools.update_wrapper(run, check)
+        del run.__wrapped__  # type: ignore[attr-defined] # pytest would look for its arguments
+        numbers = [few, pytest.param(many, marks=pytest.mark.slow)]
+        decorated: Callable[[int], None] = pytest.mark.parametrize("num_examples", numbers)(run)
+        return decorated
+
+    return decorate

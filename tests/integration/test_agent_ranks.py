@@ -211,6 +211,7 @@ def test_a_rank_without_a_probe_cannot_be_slowed(agent: RunningAgent, spec: JobS
     assert reply.reason is RefusalReason.NO_PROBE
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_named_with_its_signal_and_the_job_fails(agent: RunningAgent, spec: JobSpec) -> None:
     started(agent, msgspec.structs.replace(spec, grace_s=START_S))  # torchrun ends by itself, however slow
     assert agent.ask(InjectFault("train", FaultKind.KILL, 1)) == Accepted()

@@ -190,6 +190,7 @@ def test_a_rank_that_leaves_ends_with_code_0_and_the_other_is_left_behind(agent:
     assert rank_report(report).step == step
 
 
+@pytest.mark.slow
 def test_a_job_that_does_not_allow_faults_lets_itself_only_be_healed(agent: RunningAgent, spec: JobSpec) -> None:
     stepping(agent, msgspec.structs.replace(spec, allow_faults=False))
 

@@ -98,9 +98,9 @@ def test_the_same_until_in_other_words_is_the_same() -> None:
     assert run_ranks(train, 2, "", [], ["1 epoch", " 1 epochs"], has_group=False) == [(16, "none")] * 2
 
 
-@pytest.mark.parametrize("how", ["break", "break, with batch norm"])
+@pytest.mark.parametrize("how", ["break", pytest.param("break, with batch norm", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_rank_that_breaks_out_alone_is_named_on_every_rank(how: str, moment: str, rank: int) -> None:
     outcomes = try_ranks(train_and_time, 3, how, [rank], moment, has_group=False, timeout_s=40)
 

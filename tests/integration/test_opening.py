@@ -52,7 +52,7 @@ def add_up(init_method: str | None, host: str | None = None) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("world_size", [1, 4])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("how", ["env", "agent", "tcp", "file"])
 def test_ranks_meet_by_every_rendezvous(how: str, world_size: int, tmp_path: Path) -> None:
     init_method, env = meeting_env(how, tmp_path)

@@ -19,6 +19,8 @@ from tests.support.meeting import FREE, free_port, meeting_env
 from tests.support.waiting import until
 from tests.support.warm_ranks import Outcome, WarmRanks, try_ranks
 
+MEETINGS = ["agent", *(pytest.param(how, marks=pytest.mark.slow) for how in ("tcp", "file"))]
+"""How ranks find each other."""
 JOIN_S = 4.0
 """Where ranks do not come: longer than those that come are apart."""
 LONG_JOIN_S = 60.0
@@ -76,7 +78,7 @@ def kind_of(outcome: Outcome) -> str:
     return outcome.error_type.rpartition(".")[2]
 
 
-@pytest.mark.parametrize("how", ["agent", "tcp", "file"])
+@pytest.mark.parametrize("how", MEETINGS)
 def test_every_rank_that_came_names_those_that_did_not(how: str, tmp_path: Path) -> None:
     init_method, env = meeting_env(how, tmp_path)
 
@@ -110,7 +112,10 @@ def test_a_missing_rank_0_is_named_where_the_store_is_not_its_own(tmp_path: Path
     assert "rank 0 of 2 has not come to" in outcomes[1].error
 
 
-@pytest.mark.parametrize(("how", "odd_one"), [("agent", 0), ("tcp", 0), ("tcp", 3), ("file", 3)])
+@pytest.mark.parametrize(
+    ("how", "odd_one"),
+    [("agent", 0), *(pytest.param(*other, marks=pytest.mark.slow) for other in (("tcp", 0), ("tcp", 3), ("file", 3)))],
+)
 def test_different_world_sizes_are_named_on_every_rank(how: str, odd_one: int, tmp_path: Path) -> None:
     init_method, env = meeting_env(how, tmp_path)
     world_size = {0: 3, 3: 5}[odd_one]
@@ -125,7 +130,7 @@ def test_different_world_sizes_are_named_on_every_rank(how: str, odd_one: int, t
         assert "in a world of 4" in outcome.error
 
 
-@pytest.mark.parametrize("how", ["agent", "tcp", "file"])
+@pytest.mark.parametrize("how", MEETINGS)
 def test_two_processes_with_one_rank_are_named_on_every_rank(how: str, tmp_path: Path) -> None:
     init_method, env = meeting_env(how, tmp_path)
 
@@ -239,7 +244,7 @@ def leave_file_behind(init_method: str, world_size: int, absent: list[int]) -> N
             ranks.kill(rank)
 
 
-@pytest.mark.parametrize("absent", [[], [0], [1, 2]])
+@pytest.mark.parametrize("absent", [[], pytest.param([0], marks=pytest.mark.slow), [1, 2]])
 def test_the_file_of_a_killed_run_is_named_on_every_rank(absent: list[int], tmp_path: Path) -> None:
     path = tmp_path / "meet"
     leave_file_behind(f"file://{path}", 3, absent)

@@ -79,6 +79,8 @@ LATE_SLOTS = 5
 LATE_S = 5.0 - PIECE_S
 TURN_S = 45.0
 """Ranks that are slow in turns stay named so long after their own turn, while another one is slow."""
+STILL = 0.75
+"""Of what ranks cost when they were named: what a longer look finds, which holds steps from before a cure, too."""
 MAX_MISSES = 2
 """Slots in which nobody seems slow, before that is a cure."""
 TINY = 1e-3
@@ -379,9 +381,13 @@ class WaitShare:
         # At a change of turns nobody is slow for long enough to be named: that somebody costs as much is enough.
         looks = [num for num in LOOKS if lost_time(self._recent(num), self._owners) is not None]
         if looks:
-            # The shortest look that tells anything holds few steps; and more of one turn, maybe, than of the other.
-            found = (self._find_exact(num, ANYBODY) for num in (looks if named.is_in_turns else looks[:2]))
-            return any(anybody is not None and anybody.cost_frac >= named.cost_frac / 2 for anybody in found)
+            # At a change of turns a look holds more of one than of the other: a longer one, with some of each, tells.
+            found = (self._find_exact(num, ANYBODY) for num in (looks if named.is_in_turns else looks[:1]))
+            if any(anybody is not None and anybody.cost_frac >= named.cost_frac / 2 for anybody in found):
+                return True
+            # The shortest look may hold too few steps.
+            same = self._find_exact(looks[1], KEEP) if len(looks) > 1 else None
+            return same is not None and same.ranks == named.ranks and same.cost_frac >= STILL * named.cost_frac
         waited, observed = self._recent(NUM_RECENT_SLOTS).total[1::-1]
         recent = find_laggards(waited, observed, MIN_OBSERVED_S / 4, (KEEP_GAP, 1.0, 0.0))
         return recent is not None and set(recent.ranks) <= self._slow_s.keys()

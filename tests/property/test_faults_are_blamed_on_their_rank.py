@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import strategies as st
 
 from app.rows import Cause
@@ -54,6 +55,7 @@ def test_the_culprit_is_named_in_time_and_nobody_else_ever(
     drop, delay_s = road
     sim = SimCluster(seed=seed, noise=0.4, drop=drop, delay_s=delay_s, hangs_on_death=hangs_on_death)
     sim.run_to_step(step)
+    sim.run_until(lambda: not np.isnan(sim.cluster.jobs["demo"].report_at_s).any(), 10, "a report of every rank")
     inject(sim, fault, rank)
     cause, within_s = FAULTS[fault]
 

@@ -13,10 +13,12 @@ from ddpcore.checkpoint.sharded import as_placed, is_sharded
 from ddpcore.errors import ArgumentError, CheckpointMismatchError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from torch.distributed.tensor import DTensor
 
-_WRAPPER = "module."
-"""What DistributedDataParallel puts before every name of its model."""
+_WRAPPERS = ("module.", "_orig_mod.")
+"""What DistributedDataParallel and torch.compile put before every name of their model."""
 
 
 class Stateful(Protocol):
@@ -36,8 +38,8 @@ def restore(state: object, objects: Mapping[str, Stateful], *, strict: bool = Tr
     optimizers' groups. So a checkpoint of another model changes nothing. Objects that only check their state themselves
     are loaded before modules and optimizers.
 
-    A module may be wrapped in DistributedDataParallel here, there or both, and its parameters be sharded (DTensor)
-    here, there, differently, or not at all: each rank takes its rows of them and of the optimizer's moments.
+    A module may be wrapped in DistributedDataParallel or compiled here, there or both, and its parameters be sharded
+    (DTensor) here, there, differently, or not at all: each rank takes its rows of them and of the optimizer's moments.
 
     Args:
         state: What was saved, a dict.
@@ -165,18 +167,22 @@ def _like(value: Any, target: DTensor) -> Any:
 
 
 def _unwrapped(part: object, module: nn.Module) -> object:
-    """Return a module's part with the names that this module gives, where only the wrapper's prefix differs."""
+    """Return a module's part with the names that this module gives, where only wrappers' prefixes differ."""
     if not isinstance(part, dict):
         return part
-    wanted = list(module.state_dict())
-    if not wanted or not part or set(part) == set(wanted):
+    wanted = module.state_dict()
+    saved, own = _prefix_of(part), _prefix_of(wanted)
+    if saved == own or not wanted or set(part) == set(wanted):
         return part
-    if all(name.startswith(_WRAPPER) for name in wanted) and not any(_is_wrapped(name) for name in part):
-        return {f"{_WRAPPER}{name}": value for name, value in part.items()}
-    if all(_is_wrapped(name) for name in part) and not any(name.startswith(_WRAPPER) for name in wanted):
-        return {name.removeprefix(_WRAPPER): value for name, value in part.items()}
-    return part
+    return {own + name.removeprefix(saved): value for name, value in part.items()}
 
 
-def _is_wrapped(name: object) -> bool:
-    return isinstance(name, str) and name.startswith(_WRAPPER)
+def _prefix_of(names: Collection[object]) -> str:
+    """Return what wrappers have put before all of these names."""
+    prefix = ""
+    while names:
+        longer = [f"{prefix}{one}" for one in _WRAPPERS if all(str(name).startswith(prefix + one) for name in names)]
+        if not longer:
+            break
+        prefix = longer[0]
+    return prefix

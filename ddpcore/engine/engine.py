@@ -49,6 +49,7 @@ from ddpcore.engine.stop_signals import monotonic_deadline_s
 from ddpcore.engine.updates import Updates, moving_average
 from ddpcore.errors import EngineUseError, WrapError
 from ddpcore.parallel.comm_hooks import weights_refused_by
+from ddpcore.parallel.fully_sharded import is_fully_sharded
 from ddpcore.parallel.wrapping import WrapOptions, accumulate, unwrap, wrap
 from ddpcore.process_group.open_group import TIMEOUT_S, GroupOptions, open_process_group
 from ddpcore.samplers.arguments import check_order, num_samples_of_dataset
@@ -189,14 +190,17 @@ class Engine(Measuring):
         """Bring a model to the device and wrap it for this job; without other ranks it stays as it is.
 
         Args:
-            model: With equal weights on all ranks or not: rank 0's count.
+            model: With equal weights on all ranks or not: rank 0's count. Compiled by `torch.compile` or not. One that
+                `fully_shard` has sharded stays as it is.
             options: Of `ddpcore.parallel.wrap`: `sync_batchnorm`, `comm_hook`, `static_graph` and all of DDP's.
         """
         check_is(WrapError, "model", model, nn.Module, "a torch.nn.Module")
         wrapped = wrap(model.to(self.device), device=self.device, **options)
         self._models.append(wrapped)
         self._weights.refused = self._weights.refused or weights_refused_by(options.get("comm_hook"))
-        self._is_static = self._is_static or bool(options.get("static_graph"))
+        # Ranks that ran forward differently often would hang.
+        is_sharded = is_fully_sharded(unwrap(wrapped))
+        self._is_static = self._is_static or is_sharded or bool(options.get("static_graph"))
         return wrapped
 
     def ema(self, model: nn.Module, decay: float = 0.999) -> AveragedModel:
@@ -208,6 +212,8 @@ class Engine(Measuring):
         check_is(EngineUseError, "model", model, nn.Module, "a torch.nn.Module")
         check_number(EngineUseError, "decay", decay, range_=(BELOW_ZERO, 1.0), wanted="a number from 0 to 1")
         source = unwrap(model)
+        if is_fully_sharded(source):
+            raise EngineUseError("a fully sharded model cannot be copied: an average of it is not kept")
         average = moving_average(source, decay)
         self._updates.follow(average, source)
         return average

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, Subset
 from ddpcore.engine.loader_options import LoaderOptions, make_loader
 from ddpcore.errors import EngineUseError
 from ddpcore.nested import map_tensors, named_leaves, num_samples_of, zip_leaves
+from ddpcore.parallel.fully_sharded import is_fully_sharded
 from ddpcore.parallel.wrapping import unwrap
 from ddpcore.samplers.evaluation import EvaluationSampler
 
@@ -128,7 +129,8 @@ class _ShareBatch(NamedTuple):
         module: In eval mode.
         content: On the module's device.
         num_samples: In it.
-        counts: False for the stand-in of a rank without a share: it shows what the others measure.
+        counts: False for a stand-in: of a rank without a share, which learns so what the others measure, or of one
+            with fewer batches of a sharded model.
     """
 
     module: nn.Module
@@ -156,16 +158,29 @@ def _share_of(
     share: Dataset[Any] = dataset if len(sampler) else Subset(dataset, [0])
     own = {"batch_size": batch_size, "sampler": sampler if len(sampler) else None}
     loader = make_loader(share, own, loader_options)
+    # A sharded model's forward gathers parameters from all ranks: each comes as often as the one with the most.
+    num_forwards = _most(len(loader), group) if is_fully_sharded(module) else len(loader)
 
     def batches() -> Iterator[_ShareBatch]:
+        batch: Any = None
         for content in loader:
             batch = map_tensors(lambda tensor: tensor.to(device, non_blocking=True), content)
             yield _ShareBatch(module, batch, num_samples_of(batch), bool(len(sampler)))
+        for _ in range(num_forwards - len(loader)):
+            yield _ShareBatch(module, batch, num_samples_of(batch), counts=False)
 
     try:
         yield batches()
     finally:
         module.train(was_training)
+
+
+def _most(number: int, group: ProcessGroup | None) -> int:
+    """Return the largest of all ranks' numbers. Every rank calls it; blocks."""
+    largest = torch.tensor(number)
+    if group is not None:
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    return int(largest)
 
 
 def _share_buffers(module: nn.Module, group: ProcessGroup | None) -> None:

@@ -11,6 +11,8 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from ddpcore.checkpoint.sharded import is_sharded
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
@@ -62,6 +64,8 @@ class Updates:
         if clip_norm is not None:
             self.scaler.unscale_(optimizer)
             norm = clip_grad_norm_(parameters, clip_norm)
+            if is_sharded(norm):
+                norm = norm.full_tensor()
         self.scaler.step(optimizer)
         optimizer.zero_grad()
         self._has_updated = True

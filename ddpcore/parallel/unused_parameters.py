@@ -23,7 +23,11 @@ _MAX_NAMES = 20
 def reduced_parameters(module: nn.Module) -> list[str]:
     """Return the names of the parameters that DDP reduces, in the order of its indices."""
     ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
-    return [name for name, parameter in module.named_parameters() if parameter.requires_grad and name not in ignored]
+    return [
+        name.removeprefix("_orig_mod.")
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad and name not in ignored
+    ]
 
 
 def explain_unused(ddp: DistributedDataParallel) -> None:

@@ -11,7 +11,7 @@ For one process with several devices there is `ddpcore.parallel.balanced`.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 from weakref import WeakSet
 
 import torch
@@ -24,6 +24,7 @@ from ddpcore.arguments import check_flag, check_is, refuse
 from ddpcore.errors import WrapError
 from ddpcore.parallel.comm_hooks import CommHook, PowerSGD, parse_comm_hook, register
 from ddpcore.parallel.ddp_arguments import DdpArguments, construct, shared_settings, supported
+from ddpcore.parallel.fully_sharded import check_sharding, is_fully_sharded
 from ddpcore.parallel.model_check import agree, check_group, check_model, listing_of
 from ddpcore.parallel.unused_parameters import explain_unused
 
@@ -51,8 +52,13 @@ def wrap(
     Alone (no process group, or a group of one) it is the model itself. Every rank of the group must call, in the same
     order for several models; blocks until all have. The optimizer may be made before or after.
 
+    A model that `torch.distributed.fsdp.fully_shard` has sharded is checked and returned as it is: it averages its
+    gradients itself. One that `torch.compile` has compiled is compiled around DDP, as torch recommends: so that
+    reductions begin within backward, bucket by bucket. A model whose class is torch's own (`nn.Sequential`) is compiled
+    within DDP: behind DDP torch 2.13 compiles no code of its own.
+
     Args:
-        model: On its device already; not wrapped yet.
+        model: On its device already; not wrapped yet. Compiled or not.
         device: Where this rank trains: a model that is elsewhere is refused. None: wherever the model is.
         sync_batchnorm: Replace BatchNorm layers by torch's SyncBatchNorm, whose statistics are over all ranks' samples:
             worth its two collectives a layer where a rank has few samples. Accelerators only. The model is changed.
@@ -63,6 +69,8 @@ def wrap(
         WrapError: Something about the model or an argument is wrong, on any rank: all raise it, with the same text.
         ModelMismatchError: The ranks' models or settings differ.
         BarrierTimeoutError: Some ranks did not come.
+
+    Source: https://docs.pytorch.org/docs/stable/notes/ddp.html#torchdynamo-ddpoptimizer
     """
     group = _group_of(arguments)
     if _group_size(group) < 1:
@@ -73,22 +81,31 @@ def wrap(
         check_flag(WrapError, "sync_batchnorm", sync_batchnorm)
         hook = parse_comm_hook(comm_hook)
         given = supported(arguments)
-        check_model(model, _parsed(device))
+        inner, shells = _taken_out(model)
+        asked = {
+            *arguments,
+            *(["sync_batchnorm"] if sync_batchnorm else []),
+            *(["comm_hook"] if hook != "none" else []),
+        }
+        is_sharded = check_sharding(inner, asked)
+        check_model(inner, _parsed(device))
         if not is_alone:
-            check_group(model, group, sync_batchnorm=sync_batchnorm)
+            check_group(inner, group, sync_batchnorm=sync_batchnorm)
     except WrapError as error:
         agree(str(error), {}, group)
         raise
     settings = shared_settings(given) | {"comm_hook": repr(hook), "sync_batchnorm": str(sync_batchnorm)}
-    agree("", listing_of(model, settings, has_buffers=given.get("broadcast_buffers") is not False), group)
-    if is_alone:
+    settings |= {"fully sharded": str(is_sharded), "compiled": str(bool(shells))}
+    agree("", listing_of(inner, settings, has_buffers=given.get("broadcast_buffers") is not False), group)
+    if is_alone or is_sharded:
         return model
     if sync_batchnorm:
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)  # type: ignore[no-untyped-call]
-    ddp = construct(model, given)
+        inner = nn.SyncBatchNorm.convert_sync_batchnorm(inner, group)  # type: ignore[no-untyped-call]
+    is_inside = bool(shells) and type(inner).__module__.partition(".")[0] == "torch"
+    ddp = construct(_compiled_as(shells, inner) if is_inside else inner, given)
     register(ddp, hook)
     explain_unused(ddp)
-    return ddp
+    return ddp if is_inside else _compiled_as(shells, ddp)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -118,7 +135,8 @@ def accumulate(*models: nn.Module, is_last: bool) -> AbstractContextManager[None
     """Keep gradients on this rank until the last micro-batch of a step, whose backward averages them all at once.
 
     The forward must be inside as well as the backward: DDP decides in the forward. Gradients add up; divide each
-    micro-batch's loss so that the sum is what you mean. Models that are not wrapped are passed over.
+    micro-batch's loss so that the sum is what you mean. Models that are not wrapped are passed over. Of a fully sharded
+    model every rank needs equally many micro-batches.
 
     With `static_graph` the first micro-batch of all is averaged too (torch 2.13 fails an internal assertion if it is
     not); the result is the same, since an average of averages and local rests is the average. So every rank needs more
@@ -128,6 +146,10 @@ def accumulate(*models: nn.Module, is_last: bool) -> AbstractContextManager[None
         models: All models whose gradients the backward reaches.
         is_last: Whether this is the last micro-batch of the step.
     """
+    for model in models:
+        sharded, _ = _taken_out(model)
+        if is_fully_sharded(sharded):
+            sharded.set_requires_gradient_sync(is_last)
     wrapped = [ddp for model in models if (ddp := _ddp_of(model)) is not None]
     if is_last and not any(ddp.static_graph for ddp in wrapped):
         return nullcontext()
@@ -194,7 +216,22 @@ def _compiled(model: nn.Module) -> nn.Module | None:
     return inner if isinstance(inner, nn.Module) else None
 
 
-def _ddp_of(model: nn.Module) -> DistributedDataParallel | None:
+def _taken_out(model: nn.Module) -> tuple[nn.Module, list[Any]]:
+    """Return a model without torch.compile's shells, and these, the outermost first."""
+    shells = []
     while (inner := _compiled(model)) is not None:
+        shells.append(model)
         model = inner
-    return model if isinstance(model, DistributedDataParallel) else None
+    return model, shells
+
+
+def _compiled_as(shells: list[Any], model: nn.Module) -> nn.Module:
+    """Return a model in shells like these: the same compiler with the same options, nothing compiled yet."""
+    for shell in reversed(shells):
+        model = type(shell)(model, shell.dynamo_ctx)
+    return model
+
+
+def _ddp_of(model: nn.Module) -> DistributedDataParallel | None:
+    inner, _ = _taken_out(model)
+    return inner if isinstance(inner, DistributedDataParallel) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import site
 import sys
 import sysconfig
@@ -46,7 +47,9 @@ def _library_paths() -> list[Path]:
     paths = sysconfig.get_paths()
     installed = [path for entry in sys.path if (path := Path(entry)).name in {"site-packages", "dist-packages"}]
     known = (Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    return [*known, Path(site.getusersitepackages()), *installed]
+    # What torch.compile writes is no program of the user's.
+    compiled = [Path(cache)] if (cache := os.environ.get("TORCHINDUCTOR_CACHE_DIR")) else []
+    return [*known, Path(site.getusersitepackages()), *installed, *compiled]
 
 
 def caller_line() -> StackLine:

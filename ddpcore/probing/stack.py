@@ -5,6 +5,7 @@ Pure. Asked several times a second in every rank, so each (file, function) is cl
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
 
 MAX_REMEMBERED_FRAMES = 4096
 """Programs that compile code at run time make new file names for ever; the memory of them is bounded."""
+
+_COMPILED = "/torchinductor_"
+"""In the path of what torch.compile has written, TORCHINDUCTOR_CACHE_DIR aside. Source: torch 2.13,
+`torch._inductor.runtime.cache_dir_utils.default_cache_dir`."""
+
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
+"""What torch.compile calls the rest of a function behind a break of its graph. Source: torch 2.13,
+`torch._dynamo.resume_execution.TORCH_DYNAMO_RESUME_IN_PREFIX`."""
 
 _MAX_FILE_CHARS = 4096
 _MAX_FUNCTION_CHARS = 256
@@ -155,9 +164,9 @@ class StackReader:
         if len(self._kinds) >= MAX_REMEMBERED_FRAMES:
             self._kinds.clear()
         weight, phase, is_user = self._judge(file, function)
-        kind = FrameKind(
-            weight, phase, is_user, sendable(file, _MAX_FILE_CHARS), sendable(function, _MAX_FUNCTION_CHARS)
-        )
+        resumed = _RESUMED.fullmatch(function)
+        shown = resumed[1] if resumed else function
+        kind = FrameKind(weight, phase, is_user, sendable(file, _MAX_FILE_CHARS), sendable(shown, _MAX_FUNCTION_CHARS))
         self._kinds[file, function] = kind
         return kind
 
@@ -171,7 +180,8 @@ class StackReader:
             is_example = below_ddpcore.startswith(_EXAMPLES)
             return *_match(_DDPCORE_RULES, below_ddpcore, function), is_example
         # "<string>" and its like are generated code: dataclasses, namedtuple, attrs.
-        is_library = file.startswith("<") or _below(file, self._roots.libraries) is not None
+        is_generated = file.startswith("<") or _COMPILED in file
+        is_library = is_generated or _below(file, self._roots.libraries) is not None
         return 0, Phase.OTHER, not is_library
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpcore.probing.stack import MAX_REMEMBERED_FRAMES, CodeRoots, StackReader, sendable
+from ddpcore.probing.stack import MAX_REMEMBERED_FRAMES, CodeRoots, Reading, StackReader, sendable
 from ddpcore.wire import Phase, Place
 
 TORCH = "/venv/lib/python3.11/site-packages/torch/"
@@ -92,6 +92,21 @@ def test_the_place_is_the_innermost_line_of_the_user_not_of_libraries_or_generat
     ]
 
     assert reader.read(stack).place == Place(file="/home/me/model.py", line=12, function="forward")
+
+
+def test_a_compiled_model_stands_at_the_user_s_lines(reader: StackReader) -> None:
+    compiled = "/tmp/torchinductor_me/ab/cabcdef.py"
+    stack = [
+        (compiled, 84, "call"),
+        torch_frame("_inductor/output_code.py", "__call__"),
+        ("/home/me/train.py", 18, "torch_dynamo_resume_in_forward_at_17"),
+        ("/home/me/train.py", 16, "forward"),
+        torch_frame("_dynamo/eval_frame.py", "compile_wrapper"),
+        torch_frame("nn/modules/module.py", "_call_impl"),
+        ("/home/me/train.py", 40, "<module>"),
+    ]
+
+    assert reader.read(stack) == Reading(Phase.FORWARD, Place(file="/home/me/train.py", line=18, function="forward"))
 
 
 def test_ddpcore_itself_is_no_place_but_its_examples_are(reader: StackReader) -> None:

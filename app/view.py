@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from app.diagnosis.diagnoser import Diagnosis
     from app.diagnosis.rank_pace import RankPace
-    from app.diagnosis.verdicts import Verdict
+    from app.diagnosis.verdicts import Side, Verdict
     from app.diagnosis.waits import Wait
     from app.figure_rows import Figure
     from app.memory_rows import MemoryRow, MemorySummary
@@ -312,7 +312,18 @@ class View:
             where=places.most_common(1)[0][0],
             missing_where=_place_of(job, missing[0]) if missing else "",
             severity=self._wait_severity(wait),
-            text=clean(wait_text(wait), LINE_LIMIT),
+            text=clean(wait_text(wait, self._sides_in(wait)), LINE_LIMIT),
+        )
+
+    def _sides_in(self, wait: Wait) -> Sequence[Side]:
+        """Return the sides of a mismatch whose members all wait here, each in another operation."""
+        here = (wait.job, wait.group, wait.seq)
+        found = (
+            one.sides for one in self._verdicts if (one.job, one.group, one.seq) == here and wait.peer_call is None
+        )
+        waiting = set(wait.waiting.tolist())
+        return next(
+            (sides for sides in found if sides and waiting == {rank for side in sides for rank in side.ranks}), ()
         )
 
     def _wait_severity(self, wait: Wait) -> Severity:

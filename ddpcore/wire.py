@@ -241,7 +241,8 @@ class ExitWait(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What keeps a process whose program is done from ending."""
 
     what: Word
-    """`thread`, `process` (both are joined), `atexit` (an exit handler runs) or empty where it is not known."""
+    """`thread`, `process` (both are joined), `queue` (of multiprocessing, whose items nobody takes), `atexit` (an exit
+    handler runs) or empty where it is not known."""
     name: Name = ""
     """Name of the thread."""
     place: Place | None = None

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
+from agent.wire.digest import checksum
 from app.diagnosis.contradictions import MAX_SEQS, MAX_SIDES, call_counts, odd_ones, side_of, step_of
 from app.diagnosis.exits import ended_by_gloo
 from app.diagnosis.verdicts import Evidence, Side, Verdict, nodes_of
+from app.diagnosis.waits import calls_by_step
 from app.model.call_history import ONE_WAY_OPS
 from app.model.job_model import PHASE_CODE
 from app.rows import Cause
@@ -129,7 +131,7 @@ def _is_here(
 ) -> bool:
     """Return whether gloo may have ended ranks in this call, as far as the length of the message tells.
 
-    One whose own call is not known was sent what the others pass here; one whose call is known has asked for that.
+    It was sent what the others pass here, or has asked for that; one whose call is known has asked for it.
     """
     parts, table = told
     here = [_pieces(call, len(table.members)) for call in past if call.seq == seq]
@@ -137,11 +139,15 @@ def _is_here(
         return True
     known = {rank for part in parts for rank in part.tolist()}
     last_calls = {rank: int(table.enqueued[table.members == rank][0]) for rank in ended if rank not in known}
-    first = min(last_calls.values(), default=seq) + 1
+    # A two-way call before this one is over for who has made this one: all have made it.
+    met = max((call.seq for call in past if call.seq < seq and call.op not in ONE_WAY_OPS), default=-1)
+    first = max(min(last_calls.values(), default=seq), met) + 1
     if any(first <= call.seq < seq and call.op in ONE_WAY_OPS for call in past):
         # It may have come no further than to that one, which others are through with.
         return False
     lengths = {pair.expected if rank in known else pair.sent for rank, pair in ended.items() if pair is not None}
+    if len(known | ended.keys()) < len(table.members):  # another one may have sent it more than the others pass
+        lengths |= {pair.expected for pair in ended.values() if pair is not None}
     return any(lengths & pieces for pieces in here)
 
 
@@ -172,10 +178,13 @@ def _seqs_of_messages(
 def _pieces(call: PastCall, num_members: int) -> set[int]:
     """Return the lengths of the messages in which gloo sends a call's data.
 
-    Source: gloo/allreduce.cc and reduce.cc: each member has two pieces at least, all but the last of one length.
+    Source: gloo/allreduce.cc and reduce.cc: each member has two pieces at least, all but the last of one length;
+    gloo/allgather.cc: two halves.
     """
     element_bytes = DTYPE_BYTES.get(call.dtype, 0)
     num_bytes = call.num_elements * element_bytes
+    if call.op == "all_gather":
+        return {num_bytes // 2, num_bytes - num_bytes // 2} - {0}
     if num_bytes <= 0 or call.op not in RING_OPS:
         return {num_bytes} - {0}
     longest = element_bytes * max(1, MAX_PIECE_BYTES // element_bytes)
@@ -191,16 +200,24 @@ def _rounded_up(number: int, step: int) -> int:
 def _with_messages(
     sides: list[Side], past: Sequence[PastCall], ended: Mapping[int, _Lengths | None], table: GroupTable
 ) -> list[Side]:
-    """Return the sides with the ranks whose calls only the length tells of the messages that they expected."""
+    """Return the sides with the ranks whose calls only the length tells of the messages that they expected.
+
+    One that expected what the others pass has made their call: it was sent more by one of whom nothing is known.
+    """
     known = {rank for side in sides for rank in side.ranks}
-    calls = {(side.op, side.num_elements, side.dtype) for side in sides}
+    if len(sides) != 1:
+        return sides
+    call = (sides[0].op, sides[0].num_elements, sides[0].dtype)
     by_call: dict[tuple[str, int, str], list[int]] = {}
     for rank, lengths in ended.items():
-        if lengths is None or rank in known or len(calls) != 1:
+        if lengths is None or rank in known:
             continue
-        like = {_call(one) for one in past if lengths.expected in _pieces(one, len(table.members))} - calls
+        like = {_call(one) for one in past if lengths.expected in _pieces(one, len(table.members))}
+        like -= {call} if len(like) > 1 or len(known | ended.keys()) == len(table.members) else set()
         if len(like) == 1:
             by_call.setdefault(like.pop(), []).append(rank)
+    alike = by_call.pop(call, [])
+    sides = [msgspec.structs.replace(sides[0], ranks=tuple(sorted({*sides[0].ranks, *alike})))]
     found = [
         Side(tuple(ranks), table.name, sides[0].seq, op, "", num_elements, None, dtype=dtype)
         for (op, num_elements, dtype), ranks in by_call.items()
@@ -220,13 +237,11 @@ def _parts_of_abort(
         compared = table.compare(seq)
         if compared is not None and not compared.is_alike:
             return compared.parts(), seq
-    # What is over for one was the same for all. For who lost the others, its last call is over though it was not
-    # finished, and of DDP's, which it makes ahead, any may be; who was ended has reported before.
-    job, members = evidence.job, table.members
-    is_out = (job.has_raised | evidence.facts.is_dead)[members] & ~np.isin(members, list(ended))
-    over = np.where(is_out, np.minimum(table.completed, table.enqueued - 1), table.completed)
-    over = np.where(is_out & np.isin(job.phase[members], CALLS_AHEAD), -1, over)
-    seqs = range(max(int(over.max()) + 1, seqs.start), newest + 1)
+    over = max(_last_over(evidence, table, ended), seqs.start - 1)
+    first = over + 1
+    while first > seqs.start and _is_one_way(table, first - 1):  # its source is through with it at once
+        first -= 1
+    seqs = range(first, newest + 1)
     if not seqs:
         return [], newest
     sent, expected = (_seqs_of_messages(past, ended, len(table.members), which) for which in (0, 1))
@@ -234,11 +249,34 @@ def _parts_of_abort(
     if likely and sent.isdisjoint(likely[:1]) and not sent.isdisjoint(likely):
         # It may have expected there what the others did, and another rank have sent more; or it is one call behind.
         return [], newest
+    if first <= over and sum(seq in sent for seq in seqs) > 1:
+        return [], newest
     seq = next((seq for seq in seqs if seq in sent), newest)
     ops, _ = table.history.calls_at(seq)
     known = table.members[(ops != 0) & (table.enqueued >= seq)]
     # Where all are known to have called the same, it was a later call.
     return ([known] if 0 < len(known) < len(table.members) else []), seq
+
+
+def _last_over(evidence: Evidence, table: GroupTable, ended: Mapping[int, _Lengths | None]) -> int:
+    """Return the last call that is over for one, and was the same for all.
+
+    For who lost the others, its last call is over though it was not finished; and of DDP's, which it makes ahead, any
+    since its last step may be. Who was ended has reported before.
+    """
+    job, members = evidence.job, table.members
+    is_out = (job.has_raised | evidence.facts.is_dead)[members] & ~np.isin(members, list(ended))
+    over = np.where(is_out, np.minimum(table.completed, table.enqueued - 1), table.completed)
+    is_ahead = is_out & np.isin(job.phase[members], CALLS_AHEAD)
+    by_step = [calls_by_step(job, table.name, rank) for rank in members[is_ahead][:MAX_SPEAKERS].tolist()]
+    return max([int(np.where(is_ahead, -1, over).max()), *(seq for seqs in by_step for seq in seqs.values())])
+
+
+def _is_one_way(table: GroupTable, seq: int) -> bool:
+    """Return whether a call is one that may be over for some and not for others."""
+    assert table.history is not None
+    made = set(table.history.calls_at(seq)[0].tolist())
+    return any(checksum(op) in made for op in ONE_WAY_OPS)
 
 
 def _with_victims(sides: list[Side], victims: Ranks) -> list[Side]:

@@ -127,13 +127,21 @@ def odd_ones(sides: Sequence[Side], num_unknown: int) -> list[Side]:
 
 
 def _awaited_side(evidence: Evidence, sides: Sequence[Side]) -> list[Side]:
-    """Return the smallest side where none but its ranks has left others waiting in a send or a receive."""
-    awaited = [wait.missing for wait in evidence.waits if wait.peer_call is not None]
-    if not awaited or len(sides) < 2 or len(sides[0].ranks) == len(sides[1].ranks):
+    """Return the smallest side where none but its ranks has left others waiting in a send or a receive.
+
+    Of two that are as small: where those wait for it before they come to this call, to which it has come without them.
+    """
+    waits = [wait for wait in evidence.waits if wait.peer_call is not None]
+    if not waits or len(sides) < 2:
         return []
     known = {rank for side in sides for rank in side.ranks}
-    left = known.intersection(np.concatenate(awaited).tolist())
-    return [sides[0]] if left and left <= set(sides[0].ranks) else []
+    if len(sides[0].ranks) == len(sides[1].ranks):
+        table = evidence.job.groups[sides[0].group]
+        to_come = table.members[table.enqueued < sides[0].seq]
+        waits = [wait for wait in waits if np.isin(wait.waiting, to_come).all()]
+    left = known & {rank for wait in waits for rank in wait.missing.tolist()}
+    smallest = [side for side in sides if len(side.ranks) == len(sides[0].ranks)]
+    return [side for side in smallest if left and left <= set(side.ranks)]
 
 
 def side_of(evidence: Evidence, table: GroupTable, ranks: Ranks, seq: int) -> Side:

@@ -240,8 +240,9 @@ def _do_sides_stand(job: JobModel, verdict: Verdict) -> bool:
 
 
 def _is_absent(table: GroupTable, verdict: Verdict) -> bool:
-    """Return whether the culprits have not made the call in which others waited."""
-    calls = table.enqueued[np.isin(table.members, verdict.culprits)]
+    """Return whether the culprits, or those that stand elsewhere, have not made the call in which others waited."""
+    absent = verdict.culprits or [rank for side in verdict.sides for rank in side.ranks]
+    calls = table.enqueued[np.isin(table.members, absent)]
     return verdict.seq is not None and len(calls) > 0 and bool((calls < verdict.seq).all())
 
 
@@ -401,6 +402,9 @@ def _aftermath(bad: Sequence[Death], context: ExitContext, until_s: float) -> Af
     lost = tuple(sorted(death.rank for death in near if has_lost_peer(death)))
     if lost:
         return Aftermath(lost)
+    gave_up = [death for death in near if death.exit.signal is None and death.exit.code]
+    if gave_up:
+        return Aftermath(tuple(sorted(death.rank for death in gave_up)), code=gave_up[0].exit.code)
     number = next((death.exit.signal for death in near if death.exit.signal is not None), None)
     ranks = tuple(sorted(death.rank for death in near))
     return Aftermath(ranks, signal=number, is_with_launcher=context.with_launcher.issuperset(ranks))

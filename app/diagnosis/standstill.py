@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from ddpcore.wire import Phase
 if TYPE_CHECKING:
     from app.diagnosis.known_phases import KnownPhases
     from app.diagnosis.rank_facts import Flags, Ranks
+    from app.diagnosis.waits import Wait
 
 BUSY_CORES = 0.5
 """A rank that keeps more of a core busy than this may compute at one line for long."""
@@ -30,25 +31,42 @@ MAX_PLACES = 8
 
 
 def standstill(evidence: Evidence, known: KnownPhases) -> list[Verdict]:
-    """Tell of a job that makes no steps while no rank waits for another, and no rank moves."""
+    """Tell of a job that makes no steps while no rank moves, and at most a few wait for the others."""
     job, facts, thresholds = evidence.job, evidence.facts, evidence.thresholds
     alive = np.flatnonzero(facts.is_alive)
-    if evidence.waits or len(alive) < job.world_size or not facts.is_fresh.all() or facts.is_frozen.any():
+    if len(alive) < job.world_size or not facts.is_fresh.all() or facts.is_frozen.any():
         return []
-    if _is_excused(evidence, known):
+    wait = max(evidence.waits, key=lambda wait: wait.waited_s, default=None)
+    standing = _standing(evidence)
+    if len(standing) <= job.world_size - len(standing) or _is_excused(evidence, known):
         return []
     has_steps = ~np.isnan(job.stepped_at_s)
     if has_steps.any():
         age_s = float(evidence.now_s - job.stepped_at_s[has_steps].max())
         limit_s = max(thresholds.stall_s, float(job.step_limit_s[has_steps].max()))
+    elif wait is not None:
+        age_s, limit_s = wait.waited_s, thresholds.stall_s
     elif job.groups:
         # A first step that never comes: a data set may be read, or downloaded, for minutes before it.
         age_s, limit_s = _shortest_stand_s(evidence), thresholds.patience_s
     else:
         return []
-    if age_s < limit_s or not _all_stand(evidence):
+    if age_s < limit_s or not _all_stand(evidence, standing) or (wait is not None and wait.waited_s < limit_s):
         return []
-    return [_standstill(evidence, age_s, has_steps)]
+    return [_standstill(evidence, age_s, has_steps, (standing, wait))]
+
+
+def _standing(evidence: Evidence) -> Ranks:
+    """Return the ranks that wait in no call, where each wait is for some of them; else nobody.
+
+    What those few that wait wait for may depend on them: a lock that one holds, a file that it has yet to write.
+    """
+    everybody = np.arange(evidence.job.world_size)
+    waiting = np.concatenate([np.zeros(0, np.int64), *(wait.waiting for wait in evidence.waits)])
+    standing = np.setdiff1d(everybody, waiting)
+    can_be_followed = all(wait.is_settled and len(wait.missing) for wait in evidence.waits)
+    is_held = bool(evidence.job.has_open_transfers[standing].any()) and bool(evidence.waits)
+    return standing if can_be_followed and not is_held else standing[:0]
 
 
 def _is_excused(evidence: Evidence, known: KnownPhases) -> bool:
@@ -77,23 +95,32 @@ def _shortest_stand_s(evidence: Evidence) -> float:
     return float(_stood_s(evidence).min())
 
 
-def _all_stand(evidence: Evidence) -> bool:
-    """Return whether no rank has moved for a while; one that computes may do so at one line."""
+def _all_stand(evidence: Evidence, standing: Ranks) -> bool:
+    """Return whether none of some ranks has moved for a while; one that computes may do so at one line."""
     least_s = evidence.thresholds.stall_s / 2
     is_busy: Flags = evidence.job.cpu_cores > BUSY_CORES
-    return bool((_stood_s(evidence) >= np.where(is_busy, BUSY_FACTOR * evidence.thresholds.stall_s, least_s)).all())
+    enough_s = np.where(is_busy, BUSY_FACTOR * evidence.thresholds.stall_s, least_s)
+    return bool((_stood_s(evidence) >= enough_s)[standing].all())
 
 
-def _standstill(evidence: Evidence, age_s: float, has_steps: Flags) -> Verdict:
-    job = evidence.job
-    sides = _places(evidence)
+def _standstill(evidence: Evidence, age_s: float, has_steps: Flags, found: tuple[Ranks, Wait | None]) -> Verdict:
+    (standing, wait), job = found, evidence.job
+    sides = _places(evidence, standing)
     odd = [rank for side in sides[1:] for rank in side.ranks]
-    culprits = np.array(sorted(odd) if 0 < len(odd) <= ODD_SHARE * job.world_size else [], np.int64)
-    is_mild = not has_steps.any() or bool((job.phase == PHASE_CODE[Phase.DATA]).all())
+    is_odd = 0 < len(odd) <= ODD_SHARE * job.world_size and wait is None
+    culprits = np.array(sorted(odd) if is_odd else [], np.int64)
+    is_mild = not has_steps.any() or bool((job.phase[standing] == PHASE_CODE[Phase.DATA]).all())
     others = np.setdiff1d(np.arange(job.world_size), culprits)
-    first = int(culprits[0]) if len(culprits) else 0
+    first = int(culprits[0]) if len(culprits) else int(standing[0])
     worker = job.worker(first)
     report = None if worker is None else worker.report
+    facts: dict[str, Any] = evidence.child_of(first)
+    if wait is not None:
+        waiting = np.setdiff1d(np.arange(job.world_size), standing).tolist()
+        here = wait.waiting.tolist()
+        facts |= {"waiting": tuple(waiting), "waiting_here": tuple(here) if len(here) < len(waiting) else ()}
+        facts |= {"group": wait.group, "seq": wait.seq, "op": wait.op, "label": wait.label, "waited_s": wait.waited_s}
+        facts["called_seq"] = wait.called_seq
     return Verdict(
         cause=Cause.STANDSTILL,
         culprits=tuple(culprits.tolist()),
@@ -106,16 +133,16 @@ def _standstill(evidence: Evidence, age_s: float, has_steps: Flags) -> Verdict:
         phase=None if report is None else report.phase,
         step=job.lowest_step(),
         sides=tuple(sides[:MAX_PLACES]),
-        **evidence.child_of(first),
+        **facts,
     )
 
 
-def _places(evidence: Evidence) -> list[Side]:
-    """Return which ranks stand at which place, the most common one first."""
-    places, counts = np.unique(evidence.job.place, return_counts=True)
+def _places(evidence: Evidence, standing: Ranks) -> list[Side]:
+    """Return which of some ranks stand at which place, the most common one first."""
+    places, counts = np.unique(evidence.job.place[standing], return_counts=True)
     sides = []
     for place in places[np.argsort(-counts, kind="stable")].tolist():
-        ranks = np.flatnonzero(evidence.job.place == place)
+        ranks = standing[evidence.job.place[standing] == place]
         sides.append(Side(tuple(ranks.tolist()), "", 0, "", "", -1, evidence.place_of(int(ranks[0]))))
         if len(sides) > MAX_PLACES:
             break

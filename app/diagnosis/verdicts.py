@@ -15,7 +15,7 @@ import numpy as np
 from agent.wire.reports import ProcessState
 from app.diagnosis.memory import is_out_of_memory, last_growth, near_growths
 from app.diagnosis.rank_facts import NOWHERE, is_in_known_phase, unheard_nodes
-from app.diagnosis.waits import is_root_unknown
+from app.diagnosis.waits import is_common, is_root_unknown, that_go_on
 from app.model.job_model import PHASE_CODE
 from app.rows import Cause, Severity
 from ddpcore.wire import FIRST_GROUP, Phase
@@ -93,6 +93,8 @@ class Aftermath(msgspec.Struct, frozen=True):
     """The time-out, where they say which."""
     signal: int | None = None
     """The signal that ended them."""
+    code: int | None = None
+    """The exit code of those that gave up themselves."""
     is_with_launcher: bool = False
     """Their launcher was ended from outside."""
 
@@ -104,6 +106,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     culprits: tuple[int, ...]
     waiting: tuple[int, ...] = ()
     """Ranks that wait for the culprits, directly or through others."""
+    waiting_here: tuple[int, ...] = ()
+    """Those of `waiting` that wait in the call that is named, where others wait in other calls; else empty."""
     nodes: tuple[str, ...] = ()
     """Of the culprits, sorted."""
     job: str
@@ -259,6 +263,8 @@ def name(evidence: Evidence, cause: Cause, culprits: Iterable[int], **known: obj
     if wait is not None:
         facts |= {"group": wait.group, "seq": wait.seq, "op": wait.op, "label": wait.label, "waited_s": wait.waited_s}
         facts["called_seq"] = _last_call(evidence, wait, waiting)
+        here = tuple(np.intersect1d(wait.waiting, waiting).tolist())
+        facts["waiting_here"] = here if len(here) < len(waiting) else ()
     facts |= known
     job = evidence.job
     return Verdict(cause=cause, job=job.job_id, attempt=job.attempt, **facts)  # type: ignore[arg-type]
@@ -379,6 +385,7 @@ def stalled(evidence: Evidence, excused_s: Ranks, known: KnownPhases, whereabout
     is_late &= ~evidence.job.is_ending
     # A GPU that waits in a send or a receive is held up by a peer that no report names.
     is_late &= ~evidence.job.has_open_transfers
+    is_late &= ~that_go_on(evidence.job, evidence.waits, evidence.now_s - thresholds.stall_s)
     is_known = is_in_known_phase(evidence.job, facts) | facts.is_starting
     roots = roots_of(evidence, is_late, thresholds.stall_s)
     if len(roots) > 1 and len(roots) > sum(len(wait.waiting) for wait in evidence.waits):
@@ -437,21 +444,6 @@ def complete_waits(evidence: Evidence) -> list[Wait]:
     return [wait for wait in closed if wait.is_settled and len(wait.missing) == 0]
 
 
-def _is_common(evidence: Evidence, wait: Wait) -> bool:
-    """Return whether all members are in this call, which is the same for all, as far as is known."""
-    table = evidence.job.groups.get(wait.group)
-    if table is None or wait.peer_call is not None or table.name.startswith(FIRST_GROUP):
-        return True
-    is_here, is_further = table.enqueued == wait.seq, table.enqueued > wait.seq
-    if (table.completed >= wait.seq).any() or len(set(table.code[is_here].tolist())) != 1:
-        return False
-    if not is_further.any():
-        return bool(is_here.all())
-    # NCCL's calls return at once: the recorder tells what those are that ranks have made since.
-    ops = table.history.calls_at(wait.seq)[0] if table.history is not None else None
-    return ops is not None and bool((ops != 0).all() and (ops == ops[0]).all())
-
-
 def transport(evidence: Evidence, waits: Iterable[Wait]) -> list[Verdict]:
     """Tell of collectives that every member has called and that do not complete for longer than a stall.
 
@@ -480,7 +472,7 @@ def _incomplete(evidence: Evidence, wait: Wait) -> Verdict:
         label=wait.label,
         waited_s=wait.waited_s,
         place=evidence.place_of(int(wait.waiting[0])),
-        num_hosts=len(hosts_of(evidence, wait.waiting)) if _is_common(evidence, wait) else 0,
+        num_hosts=len(hosts_of(evidence, wait.waiting)) if is_common(evidence.job, wait) else 0,
         is_root_unknown=is_root_unknown(evidence.job, wait),
     )
 

@@ -341,6 +341,34 @@ def calls_by_step(job: JobModel, group: str, rank: int) -> dict[int, int]:
     return {known.step: known.seq for told in groups if told.group == group for known in told.steps}
 
 
+def that_go_on(job: JobModel, waits: Sequence[Wait], since_s: float) -> Flags:
+    """Return which ranks have made a step, or a call, since some moment: all, where it is the few that wait for others.
+
+    An evaluator, or a server, waits by design for those that train.
+    """
+    waiting = np.unique(np.concatenate([np.zeros(0, np.int64), *(wait.waiting for wait in waits)]))
+    go_on: Flags = job.stepped_at_s > since_s
+    go_on[waiting] = False
+    num_more = int(go_on.sum()) - len(waiting)
+    are_few = num_more > 0 or (num_more == 0 and all(wait.peer_call is not None for wait in waits))
+    return go_on if are_few else np.zeros_like(go_on)
+
+
+def is_common(job: JobModel, wait: Wait) -> bool:
+    """Return whether all members are in this call, which is the same for all, as far as is known."""
+    table = job.groups.get(wait.group)
+    if table is None or wait.peer_call is not None or table.name.startswith(FIRST_GROUP):
+        return True
+    is_here, is_further = table.enqueued == wait.seq, table.enqueued > wait.seq
+    if (table.completed >= wait.seq).any() or len(set(table.code[is_here].tolist())) != 1:
+        return False
+    if not is_further.any():
+        return bool(is_here.all())
+    # NCCL's calls return at once: the recorder tells what those are that ranks have made since.
+    ops = table.history.calls_at(wait.seq)[0] if table.history is not None else None
+    return ops is not None and bool((ops != 0).all() and (ops == ops[0]).all())
+
+
 def is_root_unknown(job: JobModel, wait: Wait) -> bool:
     """Return whether it is not known what source or destination each rank that waits has passed."""
     table = job.groups.get(wait.group)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from app.diagnosis.diagnoser import Diagnosis, JobDiagnosis
     from app.diagnosis.node_facts import AllNodes
+    from app.diagnosis.verdicts import Side
     from app.diagnosis.waits import Wait
     from app.model.absence import Absence
     from app.model.cluster import Cluster
@@ -188,13 +189,16 @@ def _outside(job: JobModel, row: JobRow, found: JobDiagnosis, now_s: float) -> H
     return _line(Severity.OK, f"{_ranks(job)}{how}; watched from outside, without a probe: last output {quiet} ago")
 
 
-def wait_text(wait: Wait) -> str:
-    """Return `ranks 0-1, 3 wait in all_reduce #57 for rank 2, 1.7 s`."""
+def wait_text(wait: Wait, sides: Sequence[Side] = ()) -> str:
+    """Return `ranks 0-1, 3 wait in all_reduce #57 for rank 2, 1.7 s`; each of several sides with its own call."""
     waiting, missing = wait.waiting.tolist(), wait.missing.tolist()
-    verb = "waits" if len(waiting) == 1 else "wait"
-    call = call_text(wait.group, wait.seq, wait.op, wait.label)
+    calls = [(side.ranks, call_text(side.group, side.seq, side.op, side.label)) for side in sides]
+    calls = calls or [(waiting, call_text(wait.group, wait.seq, wait.op, wait.label))]
+    verb = "waits" if len(calls[0][0]) == 1 else "wait"
+    first, *others = [f"{ranks_text(ranks)} {{}} in {call}" for ranks, call in calls]
+    text = ", ".join([first.format(verb), *(other.replace(" {}", "") for other in others)])
     for_whom = f" for {ranks_text(missing)}" if missing else "" if wait.is_settled else " for others"
-    return f"{ranks_text(waiting)} {verb} in {call}{for_whom}, {seconds_text(wait.waited_s)}"
+    return f"{text}{for_whom}, {seconds_text(wait.waited_s)}"
 
 
 def _doing(job: JobModel, wait: Wait) -> str:

@@ -20,16 +20,17 @@ def peer_text(call: PeerCall | None) -> str:
     return f" {direction} {peer}" + (f" with tag {call.tag}" if call.tag else "")
 
 
-def standstill_parts(verdict: Verdict, who: str) -> list[str]:
-    """Return since when no rank has moved, and which ranks stand where."""
+def standstill_parts(verdict: Verdict, who: str, victims: str) -> list[str]:
+    """Return since when no rank has moved, which ranks stand where, and who waits for them."""
     step = "" if verdict.step is None else f" after step {verdict.step}"
-    head = f"no rank has moved for {seconds_text(verdict.for_s)}{step}, and none waits in a collective"
+    others = "" if verdict.waiting else ", and none waits in a collective"
+    head = f"no rank has moved for {seconds_text(verdict.for_s)}{step}{others}"
     # Who stands elsewhere comes first: a narrow screen cuts the end.
     sides = sorted(
         (side for side in verdict.sides if side.place), key=lambda side: side.ranks[0] not in verdict.culprits
     )
     places = [f"{_standing(side, verdict, who)} at {place_text(side.place)}" for side in sides]
-    return [head, ", ".join(places), child_text(verdict)]
+    return [head, ", ".join(places), victims, child_text(verdict)]
 
 
 def _standing(side: Side, verdict: Verdict, who: str) -> str:
@@ -50,6 +51,7 @@ def not_exiting_parts(verdict: Verdict, who: str, victims: str) -> list[str]:
     why = {
         "thread": f'{its} non-daemon thread "{wait.name}" still runs{place}',
         "process": f"{its} child process{pid} still runs",
+        "queue": f"{its} multiprocessing.Queue holds what nobody takes",
         "atexit": f"{its} exit handler {wait.name} still runs{place}",
     }.get(wait.what, "what keeps it is not known")
     return [head, why, victims, child_text(verdict)]

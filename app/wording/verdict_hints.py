@@ -9,7 +9,7 @@ from app.diagnosis.memory import is_of_gpu
 from app.rows import Cause
 from app.safe_text import clean_name
 from app.wording.growth_words import growth_hint
-from app.words import nodes_text
+from app.words import nodes_text, ranks_text
 from ddpcore.wire import FIRST_GROUP, MONITORED_BARRIER, NEW_GROUP, Phase
 
 if TYPE_CHECKING:
@@ -50,8 +50,11 @@ def hint(verdict: Verdict, pid: int | None) -> str:
         else f"is {node or 'the node'} up, and its agent running? the other ranks cannot go on without it",
         Cause.FEWER_CALLS: "every rank must make the same calls: look for uneven inputs or an early return",
         Cause.NOT_JOINED: "see its launcher's log and its own; the others begin when it comes",
-        Cause.STANDSTILL: "look at these lines: a file system, lock or server may not answer",
-        Cause.NOT_EXITING: "end that thread, handler or process first, or make it a daemon",
+        Cause.STANDSTILL: "look at these lines: a file system, lock or server may not answer"
+        + (f", or {ranks_text(verdict.waiting)} may hold what the others need" if verdict.waiting else ""),
+        Cause.NOT_EXITING: "empty the queue before the end, or call its cancel_join_thread()"
+        if verdict.exit_wait is not None and verdict.exit_wait.what == "queue"
+        else "end that thread, handler or process first, or make it a daemon",
         Cause.INPUT_BOUND: "more loader workers, prefetching or a faster disk make every step shorter",
         Cause.CHECKPOINTING: "nothing is wrong while it takes its usual time; an asynchronous one does not block",
         Cause.EVALUATING: "nothing is wrong while it takes its usual time; all ranks may share an evaluation",

@@ -76,13 +76,14 @@ VERDICT_RULES = (
     VerdictRule(
         "standstill",
         "the few ranks that stand elsewhere than most; else nobody. No rank waits for another, none moves, and the "
-        "next step is overdue by 10 s and by ten usual steps. The lines of all ranks are said",
+        "next step is overdue by 10 s and by ten usual steps. The lines of all ranks are said. Where most stand and"
+        " a few wait for them, nobody is named: the few may hold what the others need, as a lock",
         "which of the lines is at fault; a rank that computes at one line for long is given six times as long",
     ),
     VerdictRule(
         "not_exiting",
-        "a rank whose program is done and whose process does not end for 10 s: the thread, exit handler or child "
-        "process that keeps it, with its line",
+        "a rank whose program is done and whose process does not end for 10 s: the thread, exit handler, child "
+        "process or full queue that keeps it, with its line",
         'where it is none of these: "what keeps it is not known"',
     ),
     VerdictRule(
@@ -101,7 +102,7 @@ VERDICT_RULES = (
         "a rank that keeps the others waiting for 10 s: a warning while it moves from line to line, an alarm once "
         "it has stood at one for 5 s. The first one of a first-block is shown without a warning until it has stood "
         "at one line for 10 s. Where it waits for a child process or DataLoader worker: its pid and, of Python, its"
-        " line",
+        " line. Ranks that go on making steps while a few wait for them, as an evaluator does, are not named",
         "why that line takes long",
     ),
     VerdictRule(

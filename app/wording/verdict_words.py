@@ -82,6 +82,8 @@ def _aftermath(verdict: Verdict) -> str:
     one = len(after.ranks) == 1
     if after.is_timeout:
         how = "timed out" + ("" if after.timeout_s is None else f" after {seconds_text(after.timeout_s)}")
+    elif after.code is not None:
+        how = f"exited with code {after.code}"
     elif after.signal is not None:
         how = f"{'was' if one else 'were'} ended by {signal_text(after.signal)}"
         how += f" with {'its' if one else 'their'} launcher" if after.is_with_launcher else ""
@@ -112,10 +114,13 @@ def _victims(verdict: Verdict, idle: str = "") -> str:
     """Return `ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s`."""
     if not verdict.waiting:
         return idle
-    verb = "waits" if len(verdict.waiting) == 1 else "wait"
+    here = [rank for rank in verdict.waiting_here if rank in verdict.waiting] or verdict.waiting
+    elsewhere = [rank for rank in verdict.waiting if rank not in here]
+    verb = "waits" if len(here) == 1 else "wait"
     call = _call(verdict) or verdict.op
     where = f" in {call}" if call else ""
-    return f"{ranks_text(verdict.waiting)} {verb} for {_it(verdict)}{where} for {seconds_text(verdict.waited_s)}"
+    text = f"{ranks_text(here)} {verb} for {_it(verdict)}{where} for {seconds_text(verdict.waited_s)}"
+    return f"{text}, {ranks_text(elsewhere)} in other calls" if elsewhere else text
 
 
 def _past_victims(verdict: Verdict) -> list[str]:
@@ -133,7 +138,8 @@ def _past_victims(verdict: Verdict) -> list[str]:
 def _last_seen(verdict: Verdict) -> str:
     if verdict.place is None:
         return ""
-    seen = "py-spy sees it" if verdict.is_seen_outside else "last seen"
+    first = "it" if len(verdict.culprits) == 1 else ranks_text(verdict.culprits[:1])
+    seen = f"py-spy sees {first}" if verdict.is_seen_outside else "last seen"
     return f"{seen} at {place_text(verdict.place)}"
 
 
@@ -370,7 +376,7 @@ def _straggler(verdict: Verdict) -> list[str]:
 
 
 def _standstill(verdict: Verdict) -> list[str]:
-    return standstill_parts(verdict, who(verdict))
+    return standstill_parts(verdict, who(verdict), _victims(verdict))
 
 
 def _not_exiting(verdict: Verdict) -> list[str]:

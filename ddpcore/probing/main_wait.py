@@ -138,6 +138,8 @@ class MainWaits:
         if ("threading.py", "_shutdown") in named:
             return self._joined_thread() or ExitWait("")
         if ("util.py", "_exit_function") in named:
+            if ("queues.py", "_finalize_join") in named:
+                return ExitWait("queue")
             child = self._child_wait(frames)
             return ExitWait("process", pid=child.pid if child else 0)
         return ExitWait("atexit", sendable(outermost.co_name, _MAX_NAME_CHARS), self._walk.read(self._thread_id).place)

@@ -287,6 +287,47 @@ def test_of_calls_that_ddp_makes_ahead_the_one_that_gloo_ended_is_not_guessed() 
     assert (verdict.culprits, verdict.aborted, verdict.seq, verdict.sides) == ((), (1,), None, ())
 
 
+def killed_early(rank: int, num_ranks: int, last_seq: int) -> WorkerReport:
+    """Return a rank that its launcher ended before it reported its last calls."""
+    report = rank_report(rank, num_ranks, groups=[group_report(last_seq)])
+    return dead_worker(rank, report, age_s=0.5, signal=15)
+
+
+@pytest.mark.parametrize("num_unknown", [1, 2])
+def test_a_dead_rank_that_expected_what_the_others_pass_counts_with_them(num_unknown: int) -> None:
+    made = [LARGE, SMALL, LARGE, SMALL]
+    overflow = OVERFLOW.replace("88 vs 4", "16 vs 4. Received data size doesn't match expected size.")
+    num_ranks = 2 + num_unknown
+    dead = dead_worker(0, rank_report(0, num_ranks, groups=[group_report(17)]), signal=6, error=overflow, age_s=1.0)
+    others = [killed_early(rank, num_ranks, 17) for rank in range(1, num_ranks - 1)]
+    verdict = only(judged(dead, *others, lost(num_ranks - 1, num_ranks, made), looks=3))
+
+    assert (verdict.aborted, verdict.seq) == ((0,), 23)
+    assert verdict.culprits == ((1,) if num_unknown == 1 else ())
+
+
+def test_gloo_sends_what_all_gather_in_halves() -> None:
+    assert _pieces(PastCall(1, "all_gather", 363, "Float"), 3) == {726}
+    assert _pieces(PastCall(1, "all_gather", 5, "Byte"), 3) == {2, 3}
+    overflow = OVERFLOW.replace("88 vs 4", "726 vs 66. Received data size doesn't match expected size.")
+    made: list[Made] = [("all_gather", 33, "Float"), ("all_gather", 363, "Float"), ("all_gather", 363, "Float")]
+    dead = dead_worker(1, rank_report(1, 3, groups=[group_report(17)]), signal=6, error=overflow, age_s=1.0)
+    verdict = only(judged(lost(0, 3, made), dead, lost(2, 3, made), looks=3))
+
+    assert verdict.culprits == (1,)
+    assert [(side.ranks, side.num_elements) for side in verdict.sides] == [((1,), 33), ((0, 2), 363)]
+
+
+def test_a_broadcast_that_its_source_is_through_with_is_where_a_receiver_was_sent_too_much() -> None:
+    made: list[Made] = [LARGE, ("broadcast", 256, "Float"), ("broadcast", 32, "Float")]
+    overflow = OVERFLOW.replace("88 vs 4", "1024 vs 128. Received data size doesn't match expected size.")
+    dead = dead_worker(1, rank_report(1, 3, groups=[group_report(17)]), signal=6, error=overflow, age_s=1.0)
+    verdict = only(judged(lost(0, 3, made), dead, killed_early(2, 3, 17), looks=3))
+
+    assert (verdict.culprits, verdict.seq, verdict.op) == ((), 21, "broadcast")
+    assert [(side.ranks, side.num_elements) for side in verdict.sides] == [((0,), 256), ((1,), 32)]
+
+
 def test_what_the_first_report_of_an_abort_tells_gives_way_to_what_all_tell() -> None:
     cluster, diagnoser = Cluster(["n0"]), Diagnoser()
     status = job_status(0, world_size=3, num_nodes=1, local_world_size=3)

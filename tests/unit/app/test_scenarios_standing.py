@@ -129,6 +129,105 @@ def test_a_rank_that_stands_while_the_others_wait_for_it_is_named_by_them_as_eve
     assert verdict.child.pid == 77
 
 
+@pytest.mark.parametrize("num_steps", [0, 60])
+def test_most_that_stand_while_a_few_wait_for_them_are_told_with_their_lines_and_nobody_is_blamed(
+    num_steps: int,
+) -> None:
+    def program(rank: int) -> Iterator[Action]:
+        yield Call("broadcast", 88, "main", sizes=((1000,),))
+        yield from steps(num_steps)
+        if rank != 0:
+            yield Work(Phase.OTHER, 30, "take_lock", LONG_S, is_standing=True)
+        yield Call("barrier", 31, "hold_lock")
+
+    sim = SimCluster(1, 3, program=program)
+    sim.run_until(lambda: bool(sim.causes()), 60 + HANG_S, "a verdict")
+    sim.run(20)
+
+    assert blamed(sim) == {(Cause.STANDSTILL, ())}
+    (verdict,) = sim.diagnosis.verdicts
+    assert [(side.ranks, side.place.line if side.place else 0) for side in verdict.sides] == [((1, 2), 30)]
+    assert (verdict.waiting, verdict.op) == ((0,), "barrier")
+    assert verdict.severity is (Severity.CRITICAL if num_steps else Severity.WARNING)
+
+
+def test_most_that_stand_are_told_without_a_gap_when_the_few_time_out() -> None:
+    def program(rank: int) -> Iterator[Action]:
+        yield Call("broadcast", 88, "main", sizes=((1000,),))
+        yield from steps(60)
+        if rank != 0:
+            yield Work(Phase.OTHER, 30, "read", LONG_S, is_standing=True)
+        yield Call("all_reduce", 31, "main", sizes=((1000,),))
+
+    sim = SimCluster(1, 3, program=program, timeout_s=16.0)
+    sim.run_until(lambda: bool(sim.causes()), 60, "a verdict")
+    sim.run_until(lambda: not sim.ranks[0].is_alive, 30, "the end")
+    sim.run(3)
+
+    assert blamed(sim) == {(Cause.STANDSTILL, ())}
+    (verdict,) = sim.diagnosis.verdicts
+    assert verdict.aftermath is not None
+    assert verdict.aftermath.ranks == (0,)
+
+
+def test_of_two_in_different_calls_the_one_that_has_left_out_its_message_before_is_named() -> None:
+    def program(rank: int) -> Iterator[Action]:
+        for iteration in range(20):
+            yield Call("broadcast", 88, "main", sizes=((1000,),))
+            if rank == 0:
+                yield from (Peer("recv", actor, 40, "learn") for actor in (1, 2, 3))
+                continue
+            yield Work(Phase.OTHER, 30, "act", 0.2)
+            if rank == 2 and iteration == 12:
+                break
+            yield Peer("send", 0, 35, "act")
+        yield Call("barrier", 60, "main")
+
+    sim = SimCluster(1, 4, program=program)
+    sim.run_until(lambda: bool(sim.causes()), 30, "a verdict")
+    sim.run(10)
+
+    assert blamed(sim) == {(Cause.MISMATCH, (2,))}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_that_waits_for_a_message_of_one_that_trains_on_is_no_trouble(ranks: int) -> None:
+    trainers = tuple(range(ranks - 1))
+
+    def program(rank: int) -> Iterator[Action]:
+        yield Call("broadcast", 88, "main", sizes=((1000,),))
+        if rank == ranks - 1:
+            yield Peer("recv", 0, 40, "evaluate")
+        for step in range(1, 300 if rank < ranks - 1 else 0):
+            yield BeginStep(step)
+            yield Work(Phase.FORWARD, 138, "train_step", 0.1)
+            yield Call("all_reduce", 142, "train_step", sizes=((1000,),), phase=Phase.BACKWARD, group="1")
+            yield EndStep(step, 1.0, 0)
+        if rank == 0:
+            yield Peer("send", ranks - 1, 50, "main")
+        yield Call("barrier", 60, "main")
+
+    sim = SimCluster(1, ranks, program=program, groups={"1": trainers})
+    sim.run(50)
+
+    assert sim.alarms == []
+
+
+def test_most_that_still_move_while_one_waits_for_them_are_no_standstill() -> None:
+    def program(rank: int) -> Iterator[Action]:
+        yield Call("broadcast", 88, "main", sizes=((1000,),))
+        yield from steps(60)
+        if rank != 0:
+            yield Work(Phase.OTHER, 30, "evaluate", 25.0)
+        yield Call("barrier", 31, "main")
+        yield from steps(60)
+
+    sim = SimCluster(1, 3, program=program)
+    sim.run(60)
+
+    assert Cause.STANDSTILL not in {cause for _, cause, _ in sim.alarms}
+
+
 def test_two_ranks_that_receive_from_each_other_are_both_named() -> None:
     def exchange(rank: int) -> Iterator[Action]:
         yield Peer("recv", 1 - rank, 30 + rank, "exchange")

@@ -300,6 +300,29 @@ def growth(kind: LimitKind, ranks: tuple[int, ...] = (2,), **fields: Any) -> Gro
             ),
         ),
         (
+            verdict(Cause.NOT_EXITING, waiting=(), seq=None, for_s=11.0, exit_wait=ExitWait("queue")),
+            (
+                "rank 2 on demo-1 has finished its program, but its process has not ended for 11 s; "
+                "its multiprocessing.Queue holds what nobody takes"
+            ),
+        ),
+        (
+            verdict(
+                Cause.STANDSTILL, culprits=(), waiting=(3,), for_s=11.0, sides=(replace(STANDING, ranks=(0, 1, 2)),)
+            ),
+            (
+                "no rank has moved for 11 s; ranks 0-2 stand at train.py:42 in train_step; "
+                "rank 3 waits for them in all_reduce #57 for 1.7 s"
+            ),
+        ),
+        (
+            verdict(Cause.FROZEN, waiting_here=(1,), for_s=2.0),
+            (
+                "rank 2 on demo-1 is frozen (SIGSTOP) for 2.0 s; rank 1 waits for it in all_reduce #57 for 1.7 s, "
+                "ranks 0, 3 in other calls; last seen at train.py:42 in train_step"
+            ),
+        ),
+        (
             verdict(Cause.NOT_EXITING, waiting=(), seq=None, for_s=11.0, exit_wait=ExitWait("process", pid=77)),
             (
                 "rank 2 on demo-1 has finished its program, but its process has not ended for 11 s; "
@@ -361,7 +384,9 @@ def test_each_cause_has_its_sentence(told: Verdict, text: str) -> None:
         (verdict(Cause.MISMATCH, sides=(MEETS, RECEIVES)), None, "calls monitored_barrier as often"),
         (verdict(Cause.MISMATCH, sides=(GROUP_1, replace(GROUP_1, group="2"))), None, "the groups in the same order"),
         (verdict(Cause.STANDSTILL), None, "a file system, lock or server"),
+        (verdict(Cause.STANDSTILL, waiting=(3,)), None, "rank 3 may hold what the others need"),
         (verdict(Cause.NOT_EXITING), None, "make it a daemon"),
+        (verdict(Cause.NOT_EXITING, exit_wait=ExitWait("queue")), None, "cancel_join_thread()"),
         (verdict(Cause.MEMORY_GROWTH, growth=growth(LimitKind.CGROUP)), None, "losses without .item()"),
         (verdict(Cause.FEWER_CALLS), None, "uneven inputs"),
         (verdict(Cause.TRANSPORT, num_hosts=2), None, "firewall"),

@@ -292,6 +292,21 @@ def test_a_barrier_row_tells_both_sides_with_their_lines() -> None:
     assert view.headline().severity is Severity.WARNING
 
 
+def test_ranks_that_wait_at_one_place_in_different_calls_are_told_apart() -> None:
+    console = Console()
+    reports = [
+        worker_report(
+            rank, rank_report(rank, groups=[group_report(5, 3.0, op="barrier" if rank == 2 else "all_reduce")])
+        )
+        for rank in range(4)
+    ]
+    console.hear("b", *reports[2:])
+    view = console.hear("a", *reports[:2])
+
+    (row,) = view.barriers()
+    assert row.text == "rank 2 waits in barrier #5, ranks 0-1, 3 in all_reduce #5, 3.0 s"
+
+
 def test_a_wait_of_which_nothing_is_known_yet_is_for_others() -> None:
     view = Console().hear("a", worker_report(0, rank_report(0, groups=[group_report(5, 1.5)], step=1)))
 

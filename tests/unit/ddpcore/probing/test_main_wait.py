@@ -6,7 +6,9 @@ import contextlib
 import subprocess
 import sys
 import threading
+import weakref
 from multiprocessing import get_context
+from multiprocessing.queues import Queue
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +18,7 @@ from ddpcore.probing.main_wait import MainWaits, called_method
 from ddpcore.probing.peer_calls import PeerCalls
 from ddpcore.probing.samples import NOTHING
 from ddpcore.probing.stack import CodeRoots
-from ddpcore.wire import StoreMeeting
+from ddpcore.wire import ExitWait, StoreMeeting
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -131,6 +133,20 @@ def test_a_process_of_multiprocessing_that_is_joined_is_named() -> None:
 
     assert wait is not None
     assert (wait.pid, wait.what) == (child.pid, "process")
+
+
+def test_a_queue_of_multiprocessing_that_nobody_empties_is_no_child_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter's end joins the thread that feeds it, in frames like these."""
+    monkeypatch.setattr("ddpcore.probing.main_wait.PROGRAMS", frozenset({"<module>"}))  # a thread stands for the end
+    names: dict[str, Any] = {}
+    exec(compile("def _exit_function(join, feeder): join(feeder)", "/lib/multiprocessing/util.py", "exec"), names)
+    is_taken = threading.Event()
+    feeder = threading.Thread(target=is_taken.wait)
+    feeder.start()
+    join = vars(Queue)["_finalize_join"].__func__
+
+    with standing(lambda: names["_exit_function"](join, weakref.ref(feeder)), is_taken.set) as thread_id:
+        until(lambda: looker(thread_id).look(is_still=True).exit_wait == ExitWait("queue"), 5, "the wait")
 
 
 def test_the_mark_is_the_same_while_a_thread_stands_and_another_once_it_has_moved() -> None:

@@ -54,6 +54,13 @@ def agent() -> Iterator[RunningAgent]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def asked() -> Iterator[RunningAgent]:
+    """An agent of all tests that do nothing but look at it and ask."""
+    with RunningAgent("--private") as running:
+        yield running
+
+
 @pytest.fixture
 def spec(tmp_path: Path) -> JobSpec:
     (tmp_path / "train.py").write_text("print('never run')")
@@ -65,17 +72,17 @@ def reason(reply: Reply) -> RefusalReason:
     return reply.reason
 
 
-def test_its_directory_and_sockets_are_its_users_alone(agent: RunningAgent) -> None:
-    assert agent.ready["ready"] is True
-    assert agent.ready["node"] == "here"
+def test_its_directory_and_sockets_are_its_users_alone(asked: RunningAgent) -> None:
+    assert asked.ready["ready"] is True
+    assert asked.ready["node"] == "here"
     for name in (TELEMETRY_SOCKET, REPORTS_SOCKET, CONTROL_SOCKET, INBOX_SOCKET):
-        mode = (agent.directory / name).lstat().st_mode
+        mode = (asked.directory / name).lstat().st_mode
         assert stat.S_ISSOCK(mode)
         assert stat.S_IMODE(mode) == 0o600, name
 
 
-def test_it_listens_on_no_network_port(agent: RunningAgent) -> None:
-    assert psutil.Process(agent.process.pid).net_connections("inet") == []
+def test_it_listens_on_no_network_port(asked: RunningAgent) -> None:
+    assert psutil.Process(asked.process.pid).net_connections("inet") == []
 
 
 def test_it_publishes_whole_reports_in_one_frame_five_times_a_second(agent: RunningAgent) -> None:
@@ -107,13 +114,13 @@ def test_it_is_light(agent: RunningAgent) -> None:
 @pytest.mark.parametrize(
     "line", [b"\n", b"{}\n", b'{"type":"kill"}\n', b'{"type":"kill","job_id":"../x"}\n', b"\xff\n"]
 )
-def test_malformed_commands_are_refused_and_the_next_one_is_served(agent: RunningAgent, line: bytes) -> None:
-    assert reason(agent.ask_raw(line)) is RefusalReason.MALFORMED
-    assert agent.report().node == "here"
+def test_malformed_commands_are_refused_and_the_next_one_is_served(asked: RunningAgent, line: bytes) -> None:
+    assert reason(asked.ask_raw(line)) is RefusalReason.MALFORMED
+    assert asked.report().node == "here"
 
 
-def test_an_endless_command_is_refused_and_hung_up_on(agent: RunningAgent) -> None:
-    with agent.connect() as road, road.makefile("rb") as replies:
+def test_an_endless_command_is_refused_and_hung_up_on(asked: RunningAgent) -> None:
+    with asked.connect() as road, road.makefile("rb") as replies:
         try:
             road.sendall(b"x" * (2 * MAX_COMMAND_BYTES + 1))
         except ConnectionError:
@@ -122,8 +129,8 @@ def test_an_endless_command_is_refused_and_hung_up_on(agent: RunningAgent) -> No
         assert replies.readline() == b""
 
 
-def test_several_connections_are_served_at_once(agent: RunningAgent) -> None:
-    roads = [agent.connect() for _ in range(8)]
+def test_several_connections_are_served_at_once(asked: RunningAgent) -> None:
+    roads = [asked.connect() for _ in range(8)]
     for road in roads:
         road.sendall(encode_command(GetStatus()) * 2)
     for road in roads:
@@ -170,11 +177,12 @@ def test_a_taken_port_is_refused_and_names_its_holder(agent: RunningAgent, spec:
     ],
 )
 def test_a_job_that_cannot_run_is_refused(
-    agent: RunningAgent, spec: JobSpec, changes: dict[str, object], expected: RefusalReason
+    asked: RunningAgent, spec: JobSpec, changes: dict[str, object], expected: RefusalReason
 ) -> None:
-    assert reason(agent.ask(Prepare(msgspec.structs.replace(spec, **changes)))) is expected
-    assert agent.report().jobs == []
-    assert isinstance(agent.ask(Prepare(spec)), Accepted)
+    assert reason(asked.ask(Prepare(msgspec.structs.replace(spec, **changes)))) is expected
+    assert asked.report().jobs == []
+    assert isinstance(asked.ask(Prepare(spec)), Accepted)
+    assert asked.ask(Abort(spec.job_id)) == Accepted()
 
 
 def test_a_private_agent_takes_no_directory_that_holds_anything(tmp_path: Path) -> None:
@@ -220,8 +228,8 @@ def test_a_job_is_not_prepared_twice(agent: RunningAgent, spec: JobSpec) -> None
 @pytest.mark.parametrize(
     "command", [Commit("x"), Abort("x"), Stop("x"), Kill("x"), InjectFault("x", FaultKind.KILL, 0)]
 )
-def test_unknown_jobs_are_refused(agent: RunningAgent, command: Command) -> None:
-    assert reason(agent.ask(command)) is RefusalReason.UNKNOWN_JOB
+def test_unknown_jobs_are_refused(asked: RunningAgent, command: Command) -> None:
+    assert reason(asked.ask(command)) is RefusalReason.UNKNOWN_JOB
 
 
 def test_datagrams_that_are_no_reports_are_counted(agent: RunningAgent) -> None:
@@ -231,8 +239,8 @@ def test_datagrams_that_are_no_reports_are_counted(agent: RunningAgent) -> None:
     until(lambda: agent.report().malformed_reports == 3, END_S, "the datagrams are counted")
 
 
-def test_logs_of_nothing_are_empty(agent: RunningAgent) -> None:
-    assert agent.ask(PullLogs(0)) == Logs(epoch=agent.ready["epoch"], first_seq=1, lines=[])
+def test_logs_of_nothing_are_empty(asked: RunningAgent) -> None:
+    assert asked.ask(PullLogs(0)) == Logs(epoch=asked.ready["epoch"], first_seq=1, lines=[])
 
 
 def assert_nothing_is_left(agent: RunningAgent) -> None:

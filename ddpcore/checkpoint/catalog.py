@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 from typing import TYPE_CHECKING, Any
 
 from ddpcore.checkpoint.directory import (
@@ -15,12 +17,15 @@ from ddpcore.checkpoint.directory import (
 )
 from ddpcore.checkpoint.listing import list_checkpoints
 from ddpcore.checkpoint.marker import marker_tail
-from ddpcore.checkpoint.retention import Published, victims
-from ddpcore.errors import CheckpointDirectoryError
+from ddpcore.checkpoint.reading import read_manifest
+from ddpcore.checkpoint.retention import Published, best_first, victims
+from ddpcore.errors import CheckpointDirectoryError, CheckpointInvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
     from pathlib import Path
+
+    from ddpcore.checkpoint.retention import Retention
 
 _log = logging.getLogger(__name__)
 
@@ -32,18 +37,16 @@ class Catalog:
 
     Args:
         root: The directory; it exists.
-        keep_last: As of `Checkpointer`.
-        keep_every: As of `Checkpointer`.
+        retention: Which checkpoints stay.
         patience_s: How long to wait for such writers.
 
     Raises:
         CheckpointDirectoryError: It cannot be used, or another run uses it.
     """
 
-    def __init__(self, root: Path, *, keep_last: int | None, keep_every: int | None, patience_s: float) -> None:
+    def __init__(self, root: Path, *, retention: Retention, patience_s: float) -> None:
         self._root = root
-        self._keep_last = keep_last
-        self._keep_every = keep_every
+        self._retention = retention
         self._invalid: set[str] = set()
         self._in_flight: Published | None = None
         self._temporary: Path | None = None
@@ -51,6 +54,7 @@ class Catalog:
         try:
             collect_leftovers(root, patience_s)
             self._published = list_checkpoints(root).published
+            self._metrics = self._read_metrics()
         except CheckpointDirectoryError:
             self.lock.release()
             raise
@@ -60,8 +64,25 @@ class Catalog:
         """The highest sequence number of any checkpoint here, 0 without one."""
         return max((one.sequence for one in self._published), default=0)
 
-    def begin(self, step: int, sequence: int, checkpoint_id: str) -> str:
+    @property
+    def metrics(self) -> list[float]:
+        """The metric of each checkpoint here that has it."""
+        return [self._metrics[one.name] for one in self._published if one.name in self._metrics]
+
+    @property
+    def best_steps(self) -> list[int]:
+        """Steps of the checkpoints with a metric, the best first."""
+        sound = [one for one in self._published if one.name not in self._invalid]
+        return list(dict.fromkeys(one.step for one in best_first(sound, self._metrics, self._retention.mode)))
+
+    def begin(self, step: int, sequence: int, checkpoint_id: str, metrics: Mapping[str, float]) -> str:
         """Make the temporary directory of a new checkpoint; return its name.
+
+        Args:
+            step: Of the checkpoint.
+            sequence: Of the checkpoint.
+            checkpoint_id: Of the checkpoint.
+            metrics: What was measured of it.
 
         Raises:
             CheckpointDirectoryError: It cannot be made.
@@ -74,15 +95,16 @@ class Catalog:
         except OSError as error:
             raise directory_error(self._root, error) from error
         self._in_flight = Published(name, step, sequence, checkpoint_id)
+        self._metrics.pop(name, None)
+        if (metric := self._retention.metric) is not None and metric in metrics:
+            self._metrics[name] = metrics[metric]
         return self._temporary.name
 
     def order(self, files: list[str], body_bytes: int) -> dict[str, Any]:
         """Return what a writer needs to publish the checkpoint that was begun."""
         assert self._in_flight is not None
         new = self._in_flight
-        doomed = victims(
-            [*self._published, new], keep_last=self._keep_last, keep_every=self._keep_every, invalid=self._invalid
-        )
+        doomed = victims([*self._published, new], self._retention, metrics=self._metrics, invalid=self._invalid)
         return {
             "root": str(self._root),
             "name": new.name,
@@ -98,7 +120,7 @@ class Catalog:
             _log.warning("in %s: %s", self._root, problem)
         if self._in_flight is not None:
             known = [*self._published, self._in_flight]
-            gone = victims(known, keep_last=self._keep_last, keep_every=self._keep_every, invalid=self._invalid)
+            gone = victims(known, self._retention, metrics=self._metrics, invalid=self._invalid)
             self._published = [one for one in known if one.name not in gone]
         self._in_flight = self._temporary = None
 
@@ -111,3 +133,12 @@ class Catalog:
     def mark_invalid(self, names: Collection[str]) -> None:
         """Take note of damaged ones: they do not count among those to keep."""
         self._invalid.update(names)
+
+    def _read_metrics(self) -> dict[str, float]:
+        """Return the metric that retention goes by of each checkpoint that has it: it stands in the manifest."""
+        metric, found = self._retention.metric, {}
+        for one in self._published if metric is not None else []:
+            # One that cannot be read is refused where it would be loaded.
+            with contextlib.suppress(CheckpointInvalidError):
+                found[one.name] = read_manifest(self._root / one.name).metrics.get(metric or "", math.nan)
+        return {name: value for name, value in found.items() if not math.isnan(value)}

@@ -16,15 +16,18 @@ rank.
 
 from __future__ import annotations
 
+import math
 import secrets
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from ddpcore.arguments import check_path, check_seconds, check_whole
+from ddpcore.arguments import check_is, check_number, check_path, check_seconds, check_text
 from ddpcore.checkpoint.catalog import Catalog
 from ddpcore.checkpoint.loading import Loader
 from ddpcore.checkpoint.meeting import Meeting
+from ddpcore.checkpoint.retention import Mode, Retention, check_retention, is_among_best
 from ddpcore.checkpoint.saving import Saver, check_step
 from ddpcore.checkpoint.sites import find_site
 from ddpcore.errors import CheckpointCallError, CheckpointDirectoryError, CheckpointInvalidError
@@ -42,6 +45,8 @@ LEFTOVER_PATIENCE_S = 60.0
 """For writers that have outlived their trainers: what they are about to publish is worth waiting for."""
 
 OPENING = "Checkpointer()"
+
+MAX_METRIC = 1e300
 
 
 class Checkpoint(NamedTuple):
@@ -75,6 +80,9 @@ class Checkpointer:
             each node keeps a whole copy. Made if it is not there.
         keep_last: How many of the newest stay; None keeps all.
         keep_every: Checkpoints of steps that are a multiple of this stay for good.
+        keep_best: How many with the best `metric` stay besides; None for none.
+        metric: Which of a save's `metrics` that is.
+        mode: "min" if the least is best, or "max". Of equal ones the earlier.
         timeout_s: How long a call waits for ranks that do not make it.
 
     Raises:
@@ -82,24 +90,27 @@ class Checkpointer:
         CheckpointCallError: An argument makes no sense, or some ranks did not come.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what can stay, with defaults
         self,
         directory: str | Path,
         *,
         keep_last: int | None = 3,
         keep_every: int | None = None,
+        keep_best: int | None = None,
+        metric: str | None = None,
+        mode: Mode = "min",
         timeout_s: float = MEETING_TIMEOUT_S,
     ) -> None:
         check_path(CheckpointCallError, "directory", directory)
-        for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
-            if value is not None:
-                check_whole(CheckpointCallError, name, value, wanted="a number above 0, or None")
+        self._retention = Retention(keep_last, keep_every, keep_best, metric, mode)
+        check_retention(CheckpointCallError, self._retention)
         check_seconds(CheckpointCallError, "timeout_s", timeout_s)
         self._root = Path(directory).expanduser().absolute()
         self._placement = current_placement()
         self._meeting = Meeting(timeout_s)
         self._site = find_site(self._root, self._meeting, OPENING)
-        self._keep_last, self._keep_every = keep_last, keep_every
+        self._metrics: list[float] = []
+        self._unsettled: list[float] = []
         self._catalog, self._saver = self._open()
         # Also at the interpreter's end: a container may vanish with its trainer, and the writer with it.
         self._end = weakref.finalize(self, *self._saver.finalizer())
@@ -124,7 +135,9 @@ class Checkpointer:
         self._check_usable("prepare()")
         self._saver.prepare(state, per_rank)
 
-    def save(self, step: int, state: object, per_rank: object = None) -> None:
+    def save(
+        self, step: int, state: object, per_rank: object = None, metrics: Mapping[str, float] | None = None
+    ) -> None:
         """Take a checkpoint. Every rank calls it; blocks until this rank's share is copied, not until it is written.
 
         Numbers and small tensors are rank 0's (BatchNorm's statistics may differ between ranks), large tensors come
@@ -135,6 +148,8 @@ class Checkpointer:
             state: Nested dicts, lists and tuples of tensors on any device, numbers, texts, booleans and None; of the
                 same structure on all ranks.
             per_rank: The same for what differs between ranks, such as random states.
+            metrics: What has been measured of this state, by name: rank 0's numbers stand in the manifest, where
+                `keep_best` and `python -m ddpcore.checkpoint ls` find them.
 
         Raises:
             StateNotStorableError: A part of it cannot be stored; the message says where it is.
@@ -145,7 +160,24 @@ class Checkpointer:
         """
         with probe.phase("checkpoint"):
             self._check_usable(f"save(step={step})")
-            self._saver.save(step, state, per_rank)
+            measured = checked_metrics(metrics)
+            before, self._unsettled = self._unsettled, []
+            self._saver.save(step, state, per_rank, measured)
+            self._metrics += before
+            self._unsettled = [value for name, value in measured.items() if name == self._retention.metric]
+
+    def would_keep(self, metrics: Mapping[str, float]) -> bool:
+        """Say whether a checkpoint with such metrics would now be among the best: the same on every rank.
+
+        Args:
+            metrics: As of `save`.
+
+        Raises:
+            CheckpointCallError: They are no finite numbers by name.
+        """
+        check_is(CheckpointCallError, "metrics", metrics, Mapping, "numbers by name")
+        value = checked_metrics(metrics).get(self._retention.metric or "")
+        return value is not None and is_among_best(value, [*self._metrics, *self._unsettled], self._retention)
 
     def wait(self) -> None:
         """Wait until what was saved is published: from then on nothing but its disk can lose it. Every rank calls it.
@@ -193,6 +225,34 @@ class Checkpointer:
             )
         return self._checkpoint(loaded)
 
+    def load_best(self) -> Checkpoint | None:
+        """Return the sound checkpoint with the best metric; None if none has it. Else like `load_latest`.
+
+        Raises:
+            CheckpointInvalidError: Some have it, and none of them is sound.
+            CheckpointCallError: This Checkpointer has no `metric`, or some ranks did not come.
+            CheckpointDirectoryError: The directory cannot be read.
+            RankFailedError: Some have died, or raised.
+        """
+        call = "load_best()"
+        if self._retention.metric is None:
+            raise CheckpointCallError(f"{call} wants to know what is best: Checkpointer(keep_best=1, metric=...)")
+        self._check_usable(call)
+        self._saver.settle(call, None, {})
+        own = {"steps": self._catalog.best_steps if self._catalog else []}
+        steps = self._meeting.agree(call, None, own)[0]["steps"]
+        problems = []
+        for step in steps:
+            try:
+                checkpoint = self.load(step)
+            except CheckpointInvalidError as error:
+                problems.append(str(error))
+            else:
+                return checkpoint._replace(skipped=(*problems, *checkpoint.skipped))
+        if problems:
+            raise CheckpointInvalidError(f"no checkpoint with {self._retention.metric} is sound: {'; '.join(problems)}")
+        return None
+
     def close(self) -> None:
         """Wait as `wait` does, and let go of the directory. Every rank calls it; a second time it does nothing.
 
@@ -230,13 +290,16 @@ class Checkpointer:
             try:
                 catalog = Catalog(
                     self._root,
-                    keep_last=self._keep_last,
-                    keep_every=self._keep_every,
+                    retention=self._retention,
                     patience_s=LEFTOVER_PATIENCE_S,
                 )
             except CheckpointDirectoryError as problem:
                 error = problem
-        own = {"sequence": catalog.last_sequence if catalog else 0, "run": secrets.token_hex(4)}
+        own = {
+            "sequence": catalog.last_sequence if catalog else 0,
+            "run": secrets.token_hex(4),
+            "metrics": catalog.metrics if catalog else [],
+        }
         is_open = False
         try:
             answers = self._meeting.agree(OPENING, error, own, extra_s=LEFTOVER_PATIENCE_S)
@@ -245,6 +308,7 @@ class Checkpointer:
             if catalog is not None and not is_open:
                 catalog.lock.release()
         last_sequence = max(answer["sequence"] for answer in answers)
+        self._metrics = answers[0]["metrics"]
         return catalog, Saver(
             self._root,
             self._site,
@@ -274,3 +338,18 @@ class Checkpointer:
             raise CheckpointCallError(
                 f"{call}: the process group is not the one this Checkpointer was made in: make it after the group"
             )
+
+
+def checked_metrics(metrics: Mapping[str, float] | None) -> dict[str, float]:
+    """Return metrics as floats by name.
+
+    Raises:
+        CheckpointCallError: They are something else, or not finite.
+    """
+    if metrics is None:
+        return {}
+    check_is(CheckpointCallError, "metrics", metrics, Mapping, "numbers by name, or None")
+    for name, value in metrics.items():
+        check_text(CheckpointCallError, "a metric's name", name)
+        check_number(CheckpointCallError, name, value, range_=(-math.inf, MAX_METRIC), wanted="a finite number")
+    return {name: float(value) for name, value in metrics.items()}

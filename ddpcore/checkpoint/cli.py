@@ -53,7 +53,8 @@ def list_(directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click passe
             click.echo(f"{row['name']:<22} DAMAGED: {row['problem']}")
         else:
             size, ranks = _size(row["num_bytes"]), f"{row['world_size']} rank{'s' * (row['world_size'] != 1)}"
-            click.echo(f"{row['name']:<22} step {row['step']:<10} {size:>9}  {ranks:<9} {row['saved_at']}")
+            metrics = "".join(f"  {name} {value:.6g}" for name, value in row["metrics"].items())
+            click.echo(f"{row['name']:<22} step {row['step']:<10} {size:>9}  {ranks:<9} {row['saved_at']}{metrics}")
     for name in in_work:
         click.echo(f"{name}  being written, or left by a dead run")
     if not rows:
@@ -138,6 +139,7 @@ def _row(path: Path) -> dict[str, Any]:
         "world_size": manifest.world_size,
         "saved_at": manifest.saved_at,
         "torch": manifest.torch,
+        "metrics": manifest.metrics,
     }
 
 

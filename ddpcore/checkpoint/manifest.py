@@ -84,6 +84,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tensors: dict[str, TensorRecord]
     state: Any
     """Everything but the tensors' bytes (`state_tree`)."""
+    metrics: dict[str, float] = {}
+    """What the program has measured of it, finite, by name; left out where there is nothing, for earlier versions."""
 
 
 def file_name(rank: int) -> str:
@@ -111,6 +113,8 @@ def tensor_records(specs: Sequence[Spec], shares: Mapping[int, Sequence[Piece]])
 def encode_body(manifest: Manifest) -> bytes:
     """Return the manifest's text but for its files, which are known only once they are written."""
     fields = {name: getattr(manifest, name) for name in manifest.__struct_fields__ if name != "files"}
+    if not manifest.metrics:
+        del fields["metrics"]
     fields["tensors"] = msgspec.to_builtins(manifest.tensors)
     # Not msgspec's encoder: in the state a text may hold a lone surrogate, and an integer more than 64 bits.
     return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()

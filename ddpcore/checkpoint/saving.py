@@ -21,6 +21,7 @@ from ddpcore.errors import CheckpointCallError, CheckpointDirectoryError, Checkp
 from ddpcore.placement import current_placement
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from ddpcore.checkpoint.catalog import Catalog
@@ -77,7 +78,7 @@ class Saver:
         except (OSError, MemoryError) as error:
             _log.warning("memory for checkpoints could not be made ready: %s", error)
 
-    def save(self, step: int, state: object, per_rank: object) -> None:
+    def save(self, step: int, state: object, per_rank: object, metrics: Mapping[str, float]) -> None:
         """Save; see `Checkpointer.save`."""
         call = f"save(step={step})"
         plan, error = None, None
@@ -87,16 +88,19 @@ class Saver:
             self._start_writer()
         except CheckpointError as problem:
             error = problem
-        answers = self.settle(call, error, {"digest": plan.digest if plan else ""})
+        own = {"digest": plan.digest if plan else "", "metrics": dict(metrics)}
+        answers = self.settle(call, error, own)
         assert plan is not None
         self._meeting.compare(call, [answer["digest"] for answer in answers], plan.flat.listing)
         self._sequence += 1
         checkpoint_id = f"{self._run}.{self._sequence}"
-        temporary = self._begin(call, step, checkpoint_id)
+        # Rank 0's on all sites, which are to keep the same checkpoints.
+        measured: dict[str, float] = answers[0]["metrics"]
+        temporary = self._begin(call, step, checkpoint_id, measured)
         self._step_in_flight = step
         failure = "its share could not be copied"
         try:
-            self._take(plan, temporary, checkpoint_id)
+            self._take(plan, temporary, checkpoint_id, measured)
             failure = ""
         except (OSError, MemoryError, CheckpointDirectoryError) as error:
             failure += f": {error}"
@@ -154,12 +158,12 @@ class Saver:
         except OSError as error:
             raise CheckpointDirectoryError(f"no process can be started to write checkpoints: {error}") from error
 
-    def _begin(self, call: str, step: int, checkpoint_id: str) -> str:
+    def _begin(self, call: str, step: int, checkpoint_id: str, metrics: Mapping[str, float]) -> str:
         """Return the name of the new checkpoint's temporary directory, once all ranks know that there is one."""
         name, error = "", None
         if self._catalog is not None:
             try:
-                name = self._catalog.begin(step, self._sequence, checkpoint_id)
+                name = self._catalog.begin(step, self._sequence, checkpoint_id, metrics)
             except CheckpointDirectoryError as problem:
                 error = problem
         has_met = False
@@ -171,12 +175,12 @@ class Saver:
                 self._catalog.drop()
         return str(answers[self._site.ranks[0]]["temporary"])
 
-    def _take(self, plan: SavePlan, temporary: str, checkpoint_id: str) -> None:
+    def _take(self, plan: SavePlan, temporary: str, checkpoint_id: str, metrics: Mapping[str, float]) -> None:
         """Copy this rank's share and give it to the writer."""
         assert self._step_in_flight is not None
         share, body = plan.share(), b""
         if self._catalog is not None:
-            body = plan.manifest_body(self._step_in_flight, self._sequence, checkpoint_id, self._world_size)
+            body = plan.manifest_body(self._step_in_flight, self._sequence, checkpoint_id, self._world_size, metrics)
         self._snapshot.reserve(share.num_bytes + len(body))
         self._snapshot.write(0, share.header)
         self._snapshot.copy(share.items)

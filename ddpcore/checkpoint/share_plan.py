@@ -18,7 +18,7 @@ from ddpcore.checkpoint.tensor_files import PER_RANK
 from ddpcore.errors import StateNotStorableError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -82,7 +82,9 @@ class SavePlan:
         items = [(len(header) + entry.begin, tensors[entry.spec.name]) for entry in entries]
         return Share(header, items, len(header) + (entries[-1].end if entries else 0))
 
-    def manifest_body(self, step: int, sequence: int, checkpoint_id: str, world_size: int) -> bytes:
+    def manifest_body(
+        self, step: int, sequence: int, checkpoint_id: str, world_size: int, metrics: Mapping[str, float]
+    ) -> bytes:
         """Return the manifest of this site's copy, but for its files."""
         shares = dict(zip(self._site.ranks, self._shares, strict=True))
         return encode_body(
@@ -99,6 +101,7 @@ class SavePlan:
                 saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
                 tensors=tensor_records(self._specs, shares),
                 state=self.flat.skeleton,
+                metrics=dict(metrics),
             )
         )
 

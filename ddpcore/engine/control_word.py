@@ -56,6 +56,8 @@ class StopReason(IntEnum):
     """SIGTERM or SIGUSR1 has come."""
     DEADLINE = 3
     """The scheduler's time is nearly over."""
+    EARLY = 4
+    """A metric has not improved for too long: `Engine.early_stopping`."""
 
     def __str__(self) -> str:
         return self.name.lower()

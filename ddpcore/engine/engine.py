@@ -36,6 +36,7 @@ from ddpcore.arguments import (
     check_whole,
 )
 from ddpcore.barriers.failure_notice import leave_notice
+from ddpcore.checkpoint.retention import Mode, Retention, check_retention
 from ddpcore.engine.batches import Batch, Batches
 from ddpcore.engine.cadence import Unit, parse_cadence
 from ddpcore.engine.control_word import StopReason, new_group_of_all
@@ -47,6 +48,7 @@ from ddpcore.engine.saving import CheckpointOptions, Saving
 from ddpcore.engine.seeds import seed_everything
 from ddpcore.engine.stop_signals import monotonic_deadline_s
 from ddpcore.engine.updates import Updates, moving_average
+from ddpcore.engine.watched_metrics import EarlyStopping
 from ddpcore.errors import EngineUseError, WrapError
 from ddpcore.parallel.comm_hooks import weights_refused_by
 from ddpcore.parallel.fully_sharded import is_fully_sharded
@@ -274,13 +276,16 @@ class Engine(Measuring):
         self._loop.add_part(f"{BATCHES}{name}", sampler)
         return Batches(dataset, sampler, device=self.device, placement=self.placement, seed=self._seed, **options)
 
-    def checkpoint(
+    def checkpoint(  # noqa: PLR0913 - what can stay, with defaults
         self,
         directory: str | Path,
         *,
         every: str,
         keep_last: int | None = 3,
         keep_every: int | None = None,
+        keep_best: int | None = None,
+        metric: str | None = None,
+        mode: Mode = "min",
         resume: bool = True,
         **objects: Stateful,
     ) -> bool:
@@ -294,6 +299,11 @@ class Engine(Measuring):
             every: "100 steps", "1 epoch" or "10 min".
             keep_last: Newest checkpoints that stay; None keeps all.
             keep_every: Checkpoints whose step is a multiple of it stay for ever.
+            keep_best: Checkpoints with the best `metric` that stay besides, for `load_best`; None for none. A step that
+                logs the metric is saved at once if it is among them.
+            metric: Name of what `log` is given in the steps that measure it, as in
+                `engine.log(**engine.evaluate(...))`; the ranks meet there to agree on its mean.
+            mode: "min" if the least value is best, or "max".
             resume: False starts anew; what lies there stays until it is too old.
             objects: Models, optimizers, schedules, averages, by the name they get in the checkpoint.
 
@@ -307,10 +317,44 @@ class Engine(Measuring):
         """
         self._loop.check_takes_saving()
         check_flag(EngineUseError, "resume", resume)
-        options = CheckpointOptions(keep_last=keep_last, keep_every=keep_every, timeout_s=self._timeout_s)
+        options = CheckpointOptions(Retention(keep_last, keep_every, keep_best, metric, mode), self._timeout_s)
         saving = Saving(directory, every=every, options=options, objects=objects)
         self._closing.enter_context(saving)
+        if metric is not None:
+            self._loop.watched.watch(metric)
         return self._loop.set_saving(saving, resume=resume)
+
+    def load_best(self) -> int:
+        """Set the objects of `checkpoint` back to the one with the best metric; return its step. Every rank calls it.
+
+        Blocks. For what comes after the loop, such as a last evaluation; `step` stays as it is.
+
+        Raises:
+            EngineUseError: `checkpoint` was not called with `keep_best`, or no step has logged the metric.
+            CheckpointInvalidError: None of those with the metric is sound.
+        """
+        return self._loop.load_best()
+
+    def early_stopping(self, metric: str, *, patience: int, mode: Mode = "min", min_delta: float = 0.0) -> None:
+        """Stop all ranks once a metric has not improved so many times. Call it before `steps`.
+
+        The count is in every checkpoint: a resumed run goes on with it, and one that had stopped does no more steps.
+        `stop_reason` is then `StopReason.EARLY`.
+
+        Args:
+            metric: Name of what `log` is given in the steps that measure it.
+            patience: Values in a row, each no better than the best, after which training stops.
+            mode: "min" if the least value is best, or "max".
+            min_delta: By how much more a value has to be better to count.
+
+        Raises:
+            EngineUseError: It comes too late, or a second time for this metric, or an argument makes no sense.
+        """
+        check_text(EngineUseError, "metric", metric)
+        check_whole(EngineUseError, "patience", patience)
+        check_retention(EngineUseError, Retention(mode=mode))
+        check_number(EngineUseError, "min_delta", min_delta, range_=(BELOW_ZERO, 1e300), wanted="a number, 0 or more")
+        self._loop.stop_early(metric, EarlyStopping(patience, mode, min_delta))
 
     def steps(self, batches: Batches, *, until: str) -> Generator[Batch, None, None]:
         """Yield a batch for each step until training is over, the same number of times on every rank.

@@ -17,6 +17,7 @@ from ddpcore.engine.loop_meetings import Leaving, agree_to_begin, agree_to_end
 from ddpcore.engine.metric_lines import MetricLines
 from ddpcore.engine.seeds import random_state, restore_random_state, seed_everything
 from ddpcore.engine.stop_signals import StopSignals
+from ddpcore.engine.watched_metrics import WatchedMetrics
 from ddpcore.errors import EngineUseError, SamplerStateError
 from ddpcore.probing import probe
 from ddpcore.probing.code_places import caller_line
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ddpcore.engine.batches import Batches
     from ddpcore.engine.metric_log import MetricLog
     from ddpcore.engine.saving import Resumed, Saving
+    from ddpcore.engine.watched_metrics import EarlyStopping
 
 BATCHES = "batches "
 """How the name of a loader's part begins; its own name follows."""
@@ -74,6 +76,7 @@ class Loop:
     Attributes:
         stop_reason: Why training ended before its time, once it did.
         wants_stop: True asks all ranks to stop; one rank's wish is enough.
+        watched: Metrics that the ranks agree on at once.
 
     Args:
         options: See there.
@@ -90,6 +93,9 @@ class Loop:
         self._lines = MetricLines(options.control_group, options.log, options.log_every)
         self._goodput = Goodput(_wall_time())
         self._parts: dict[str, Stateful] = {"goodput": self._goodput}
+        self.watched = WatchedMetrics(options.timeout_s)
+        self._early: list[EarlyStopping] = []
+        self._measured: dict[str, float] = {}
         self._saving: Saving | None = None
         self._resumed: Resumed | None = None
         self._taken_s: float | None = None
@@ -124,6 +130,25 @@ class Loop:
             raise EngineUseError(f"there is a part called {name!r} already: give each loader a name of its own")
         self._parts[name] = part
 
+    def stop_early(self, metric: str, early: EarlyStopping) -> None:
+        """Stop once a metric has not improved for long enough.
+
+        Raises:
+            EngineUseError: The steps have begun, or this metric is waited for already.
+        """
+        if self._has_begun:
+            raise EngineUseError("early_stopping comes too late: call it before steps, which go on with its count")
+        self.add_part(f"early stopping {metric}", early)
+        self.watched.watch(metric, early.observe)
+        self._early.append(early)
+
+    def load_best(self) -> int:
+        """Set what is saved back to its best checkpoint; see `Engine.load_best`."""
+        if self._saving is None:
+            raise EngineUseError("load_best without checkpoints: call engine.checkpoint(..., keep_best=1, metric=...)")
+        with self.aside():
+            return self._saving.load_best()
+
     def check_takes_saving(self) -> None:
         """Refuse what `set_saving` could not make good.
 
@@ -155,6 +180,7 @@ class Loop:
     def take(self, name: str, value: Tensor | float, weight: int) -> None:
         """Take a metric of the running step."""
         self._lines.take(name, value, weight)
+        self.watched.take(name, value, weight)
 
     def is_due(self, every: Cadence) -> bool:
         """Say whether the running step completes a multiple of a cadence in steps or epochs: equal on all ranks."""
@@ -234,6 +260,8 @@ class Loop:
         elif resumed is not None or self.step == 0:
             # At another world size there is no state of this rank: begin anew, and differently at each resumption.
             seed_everything(self._options.seed, self.step, 1 + self._options.rank)
+        if any(early.is_over for early in self._early):
+            self.stop_reason = StopReason.EARLY
         self._now = Progress(self.step, batches.epoch, time.monotonic())
         self._step_began_s = self._now.elapsed_s
         self._lines.begin(self._now)
@@ -252,15 +280,18 @@ class Loop:
         self._signals.step_done(step_s)
         wants_save = self._saving is not None and self._saving.is_time_up(now)
         agreed = self._control.at_boundary(Wishes(self._wished_stop(now), wants_save))
-        if agreed.stop:
-            self.stop_reason = agreed.stop
+        self._measured = self.watched.at_boundary()
+        if agreed.stop or any(early.is_over for early in self._early):
+            self.stop_reason = agreed.stop or StopReason.EARLY
             self._signals.stop_reached()
         self._lines.at_boundary(before, now, self._goodput_frac)
         if self._saving is not None and not self._is_prepared:
             self._is_prepared = True
             self._saving.prepare(self._own_state(), random_state(self._options.device))
-        if agreed.save or (self._saving is not None and self._saving.is_due(now)):
-            self._save(now)
+        if self._saving is not None:
+            is_best = bool(self._measured) and self._saving.is_among_best(self._measured)
+            if agreed.save or self._saving.is_due(now) or is_best:
+                self._save(now)
         self._tell_probe(batches, until)
         # What the boundary itself took, a checkpoint's snapshot above all, is not training.
         self._step_began_s, self._aside_s = time.monotonic(), 0.0
@@ -277,7 +308,7 @@ class Loop:
         if self._saving is None:
             return
         with self._signals.aside(), probe.phase(Phase.CHECKPOINT):
-            if self._saving.save(now, self._own_state(), random_state(self._options.device)):
+            if self._saving.save(now, self._own_state(), random_state(self._options.device), self._measured):
                 self._taken_s = time.monotonic()
                 self._marked_s = -math.inf
 

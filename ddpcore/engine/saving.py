@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from torch import nn
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ddpcore.checkpoint import Stateful
+    from ddpcore.checkpoint.retention import Retention
 
 _log = logging.getLogger(__name__)
 
@@ -29,8 +31,7 @@ ENGINE = "engine"
 class CheckpointOptions(NamedTuple):
     """Arguments of `Checkpointer`."""
 
-    keep_last: int | None
-    keep_every: int | None
+    retention: Retention
     timeout_s: float
 
 
@@ -75,9 +76,7 @@ class Saving:
         self._objects = {
             name: unwrap(object_) if isinstance(object_, nn.Module) else object_ for name, object_ in objects.items()
         }
-        self._checkpointer = Checkpointer(
-            directory, keep_last=options.keep_last, keep_every=options.keep_every, timeout_s=options.timeout_s
-        )
+        self._checkpointer = Checkpointer(directory, **options.retention._asdict(), timeout_s=options.timeout_s)
         self._saved_at = Progress(0, 0)
         self.last_step: int | None = None
 
@@ -127,7 +126,26 @@ class Saving:
         """Have memory for a snapshot made ready behind the next steps, once all states have their size."""
         self._checkpointer.prepare(self._state(own), per_rank)
 
-    def save(self, now: Progress, own: dict[str, Any], per_rank: dict[str, Any]) -> bool:
+    def is_among_best(self, metrics: Mapping[str, float]) -> bool:
+        """Say whether a checkpoint of this boundary would stay for its metric: the same on all ranks."""
+        return self._checkpointer.would_keep(_finite(metrics))
+
+    def load_best(self) -> int:
+        """Set the objects back to the checkpoint with the best metric; return its step. Blocks.
+
+        Raises:
+            EngineUseError: There is none.
+            CheckpointMismatchError: It is one of other objects; none of them has been touched.
+        """
+        checkpoint = self._checkpointer.load_best()
+        if checkpoint is None:
+            raise EngineUseError(
+                "there is no checkpoint with the metric yet: log it with engine.log in the steps that measure it"
+            )
+        restore({name: part for name, part in checkpoint.state.items() if name != ENGINE}, self._objects)
+        return checkpoint.step
+
+    def save(self, now: Progress, own: dict[str, Any], per_rank: dict[str, Any], metrics: Mapping[str, float]) -> bool:
         """Take a checkpoint of this boundary, unless there is one: then it returns False.
 
         Blocks for the snapshot; the files are written behind. A disk that is full is no reason to end a training: what
@@ -137,10 +155,10 @@ class Saving:
             return False
         state = self._state(own)
         try:
-            self._checkpointer.save(now.step, state, per_rank)
+            self._checkpointer.save(now.step, state, per_rank, _finite(metrics))
         except CheckpointWriteError as error:
             _log.error("training goes on without its last checkpoint: %s", error)
-            self._checkpointer.save(now.step, state, per_rank)
+            self._checkpointer.save(now.step, state, per_rank, _finite(metrics))
         self._saved_at = now
         self.last_step = now.step
         return True
@@ -163,6 +181,10 @@ class Saving:
 
     def _state(self, own: dict[str, Any]) -> dict[str, Any]:
         return {**{name: object_.state_dict() for name, object_ in self._objects.items()}, ENGINE: own}
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def _check(objects: Mapping[str, Stateful]) -> None:

@@ -232,6 +232,7 @@ CALLS: list[Call] = [
         in_engine("checkpoint"),
         {"model": ""},
     ),
+    Call(ddpcore.Engine.early_stopping, {"metric": "loss", "patience": 2}, in_engine("early_stopping")),
     Call(ddpcore.Engine.steps, {"until": "2 steps"}, steps),
     Call(ddpcore.Engine.backward, {}, in_step("backward")),
     Call(ddpcore.Engine.update, {}, in_step("update")),
@@ -255,6 +256,7 @@ CALLS: list[Call] = [
     Call(Checkpointer, {"directory": "checkpoints"}, open_checkpointer),
     Call(Checkpointer.save, {"step": 2, "state": {"a": 1}}, with_checkpointer("save")),
     Call(Checkpointer.prepare, {"state": {"a": 1}}, with_checkpointer("prepare")),
+    Call(Checkpointer.would_keep, {"metrics": {"a": 1.0}}, with_checkpointer("would_keep")),
     Call(Checkpointer.load, {"step": 1}, with_checkpointer("load")),
     Call(ddpcore.checkpoint.restore, {"state": {}, "objects": {}}),
     Call(ddpcore.load_checkpoint, {"path": "checkpoints"}, load_from(ddpcore.load_checkpoint), {"model": ""}),
@@ -309,6 +311,7 @@ MEANING: dict[tuple[str, str], list[Any] | str] = {
     ("Engine", "stop_patience_s"): [0],
     ("Engine.ema", "decay"): [0],
     ("Engine.backward", "weight"): [0],
+    ("Engine.early_stopping", "min_delta"): [0],
     ("Engine.evaluate", "num_workers"): [0],
     ("Engine.evaluate", "timeout"): [0],
     ("Engine.loader", "num_workers"): [0],
@@ -324,6 +327,8 @@ MEANING: dict[tuple[str, str], list[Any] | str] = {
     ("Checkpointer.save", "step"): [0],
     ("Checkpointer.save", "state"): STATE,
     ("Checkpointer.save", "per_rank"): STATE,
+    ("Checkpointer.save", "metrics"): [{}],
+    ("Checkpointer.would_keep", "metrics"): [{}],
     ("Checkpointer.prepare", "state"): STATE,
     ("Checkpointer.prepare", "per_rank"): STATE,
     ("ElasticBatchSampler", "rank"): [0],
@@ -454,4 +459,4 @@ def test_weights_of_samples_are_not_taken_for_weights_of_ranks() -> None:
 
 
 def test_why_training_has_stopped_is_printed_in_words() -> None:
-    assert [str(reason) for reason in StopReason] == ["none", "request", "signal", "deadline"]
+    assert [str(reason) for reason in StopReason] == ["none", "request", "signal", "deadline", "early"]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpcore.checkpoint.assignment import SMALL_BYTES, assign, num_rows
-from ddpcore.checkpoint.retention import Published, victims
+from ddpcore.checkpoint.retention import Mode, Published, Retention, best_first, is_among_best, victims
 from ddpcore.checkpoint.safetensors_header import ITEM_BYTES, Spec
 
 shapes = st.lists(st.one_of(st.integers(0, 8), st.integers(0, 3000)), max_size=3).map(tuple)
@@ -66,34 +66,62 @@ def test_a_tensor_larger_than_a_fair_share_is_cut() -> None:
     ]
 
 
-published_lists = st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=20).map(
-    lambda drawn: [(Published(f"c{n}", step, n + 1, f"id{n}"), sound) for n, (step, sound) in enumerate(drawn)]
+published_lists = st.lists(
+    st.tuples(st.integers(0, 12), st.booleans(), st.none() | st.sampled_from([0.5, 1.0, 2.0, math.nan])), max_size=20
+).map(lambda drawn: [(Published(f"c{n}", row[0], n + 1, f"id{n}"), *row[1:]) for n, row in enumerate(drawn)])
+
+
+@given(
+    published_lists,
+    st.none() | st.integers(1, 5),
+    st.none() | st.integers(1, 4),
+    st.none() | st.tuples(st.integers(1, 4), st.sampled_from(["min", "max"])),
 )
-
-
-@given(published_lists, st.none() | st.integers(1, 5), st.none() | st.integers(1, 4))
 def test_retention_keeps_what_it_says_and_never_deletes_the_newest_sound_one(
-    drawn: list[tuple[Published, bool]], keep_last: int | None, keep_every: int | None
+    drawn: list[tuple[Published, bool, float | None]],
+    keep_last: int | None,
+    keep_every: int | None,
+    best: tuple[int, Mode] | None,
 ) -> None:
-    published = [one for one, _ in drawn]
-    invalid = {one.name for one, is_sound in drawn if not is_sound}
+    published = [one for one, *_ in drawn]
+    invalid = {one.name for one, is_sound, _ in drawn if not is_sound}
+    metrics = {one.name: metric for one, _, metric in drawn if metric is not None}
+    keep_best, mode = best or (None, "min")
+    retention = Retention(keep_last, keep_every, keep_best, "loss" if best else None, mode)
 
-    doomed = set(victims(published, keep_last=keep_last, keep_every=keep_every, invalid=invalid))
+    doomed = set(victims(published, retention, metrics=metrics, invalid=invalid))
 
     sound = [one for one in published if one.name not in invalid]
     left = [one for one in sound if one.name not in doomed]
     if sound:
         assert sound[-1].name not in doomed
+    newest = {one.step: one for one in sound}
     steps = list(dict.fromkeys(one.step for one in reversed(sound)))
     wanted = set(steps if keep_last is None else steps[:keep_last])
     if keep_every is not None:
         wanted |= {step for step in steps if step % keep_every == 0}
+    if keep_best is not None:
+        measured = [one for one in newest.values() if metrics.get(one.name, math.nan) == metrics.get(one.name)]
+        sign = 1 if mode == "min" else -1
+        measured.sort(key=lambda one: (sign * metrics[one.name], one.sequence))
+        wanted |= {one.step for one in measured[:keep_best]}
     assert {one.step for one in left} == wanted
     assert len(left) == len(wanted), "two of one step"
+
+
+@given(st.lists(st.floats(0, 3).map(round) | st.just(math.nan), max_size=8), st.integers(1, 3), st.booleans())
+def test_a_checkpoint_is_taken_for_its_metric_if_it_would_stay_for_it(
+    values: list[float], keep_best: int, is_max: bool
+) -> None:
+    retention = Retention(1, None, keep_best, "loss", "max" if is_max else "min")
+    *others, value = [*values, 1.0]
+    published = [Published(f"c{n}", n, n, "") for n in range(len(values) + 1)]
+    kept = best_first(published, {f"c{n}": one for n, one in enumerate([*others, value])}, retention.mode)[:keep_best]
+    assert is_among_best(value, others, retention) == (published[-1] in kept)
 
 
 def test_a_damaged_checkpoint_among_the_last_stays_for_people_to_look_at_until_it_is_old() -> None:
     published = [Published(f"c{n}", n, n, "") for n in range(1, 6)]
 
-    assert victims(published, keep_last=2, keep_every=None, invalid={"c4"}) == ["c1", "c2"]
-    assert victims(published, keep_last=2, keep_every=None, invalid={"c2"}) == ["c1", "c2", "c3"]
+    assert victims(published, Retention(2), invalid={"c4"}) == ["c1", "c2"]
+    assert victims(published, Retention(2), invalid={"c2"}) == ["c1", "c2", "c3"]

@@ -39,7 +39,7 @@ def write_checkpoint(
     temporary.mkdir()
     for rank in reversed(range(num_ranks)):
         plan = SavePlan(state, per_rank, Site(tuple(range(num_ranks)), rank, (0,)))
-        share, body = plan.share(), plan.manifest_body(step, sequence, f"test.{sequence}", num_ranks)
+        share, body = plan.share(), plan.manifest_body(step, sequence, f"test.{sequence}", num_ranks, {})
         order = {
             "root": str(root),
             "name": name,

@@ -1,0 +1,140 @@
+"""Metrics that decide something: which checkpoints are best, when training stops early, how a schedule goes on.
+
+A decision is the same on all ranks, so they agree on the value: at the boundary behind the step that has logged such a
+metric they meet at a gate, and take the mean over samples and ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ddpcore.barriers.gates import exchange
+from ddpcore.checkpoint.retention import is_better
+from ddpcore.errors import CheckpointContentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from ddpcore.checkpoint.retention import Mode
+
+
+class WatchedMetrics:
+    """One rank's part in the agreement. Main thread.
+
+    Args:
+        timeout_s: How long to wait for ranks that have not logged what this one has.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._watchers: dict[str, list[Callable[[float], None]]] = {}
+        self._logged: dict[str, list[tuple[Tensor | float, float]]] = {}
+
+    def watch(self, name: str, watcher: Callable[[float], None] | None = None) -> None:
+        """Agree on a metric from now on.
+
+        Args:
+            name: As it is logged.
+            watcher: Is given each value, on all ranks at the same boundary.
+        """
+        watchers = self._watchers.setdefault(name, [])
+        if watcher is not None:
+            watchers.append(watcher)
+
+    def take(self, name: str, value: Tensor | float, weight: float) -> None:
+        """Take a value of the running step, if somebody watches this metric."""
+        if name in self._watchers:
+            self._logged.setdefault(name, []).append((value, weight))
+
+    def at_boundary(self) -> dict[str, float]:
+        """Return what all ranks have agreed on of the step that ends here: nothing at most boundaries.
+
+        Blocks for the others where this rank has logged such a metric, and for an accelerator that holds it.
+
+        Raises:
+            BarrierTimeoutError: Some ranks have not logged it in this step; it names them.
+        """
+        logged, self._logged = self._logged, {}
+        agreed = {}
+        for name, entries in logged.items():
+            # What a rank without samples has logged does not count.
+            kept = [(float(value), weight) for value, weight in entries if weight]
+            own = [math.fsum(value * weight for value, weight in kept), math.fsum(weight for _, weight in kept)]
+            of_ranks = exchange(
+                f"engine.log({name}=...)", json.dumps([*own, [value for value, _ in kept]]), self._timeout_s
+            )
+            agreed[name] = _mean([json.loads(text) for text in of_ranks])
+        for name, value in agreed.items():
+            for watcher in self._watchers[name]:
+                watcher(value)
+        return agreed
+
+
+def _mean(of_ranks: list[tuple[float, float, list[float]]]) -> float:
+    """Return the mean over all ranks, NaN without any sample; of equal values their value, to the last digit."""
+    values = [value for *_, values in of_ranks for value in values]
+    if values and all(value == values[0] for value in values):
+        return float(values[0])
+    total, weight = (math.fsum(numbers) for numbers in zip(*(one[:2] for one in of_ranks), strict=True))
+    return total / weight if weight else math.nan
+
+
+class EarlyStoppingState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a checkpoint keeps."""
+
+    best: float | None = None
+    """The best value so far; None before the first."""
+    num_without: int = 0
+    """Values since the best one."""
+
+
+class EarlyStopping:
+    """Counts how long a metric has not improved: pure.
+
+    Args:
+        patience: Values without a better one after which training is over.
+        mode: Whether the least or the greatest is best.
+        min_delta: What counts as better has to be better by more than this.
+    """
+
+    def __init__(self, patience: int, mode: Mode, min_delta: float) -> None:
+        self._patience = patience
+        self._mode: Mode = mode
+        self._min_delta = min_delta
+        self._state = EarlyStoppingState()
+
+    @property
+    def is_over(self) -> bool:
+        """True once patience has run out."""
+        return self._state.num_without >= self._patience
+
+    def observe(self, value: float) -> None:
+        """Take the next value; NaN is none that is better."""
+        best = self._state.best
+        goal = math.nan if best is None else best - self._min_delta if self._mode == "min" else best + self._min_delta
+        if is_better(value, goal, self._mode):
+            self._state = EarlyStoppingState(value, 0)
+        else:
+            self._state = EarlyStoppingState(best, self._state.num_without + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        state: dict[str, Any] = msgspec.to_builtins(self._state)
+        return state
+
+    def load_state_dict(self, state: object) -> None:
+        """Go on from an earlier count.
+
+        Raises:
+            CheckpointContentError: The state is not one of `state_dict`.
+        """
+        try:
+            self._state = msgspec.convert(state, EarlyStoppingState)
+        except msgspec.ValidationError as error:
+            raise CheckpointContentError(f"the checkpoint's early stopping makes no sense: {error}") from error

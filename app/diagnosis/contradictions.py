@@ -275,7 +275,8 @@ def _circles(evidence: Evidence) -> list[Verdict]:
         waits = [evidence.waits[index] for index in knot.chain]
         if not knot.is_closed or told & set(knot.chain) or not any(len(wait.missing) for wait in waits):
             continue
-        is_lasting = min(wait.waited_s for wait in waits) >= evidence.thresholds.deadlock_s
+        stands_otherwise = evidence.facts.is_immobile[np.concatenate([wait.waiting for wait in waits])].any()
+        is_lasting = min(wait.waited_s for wait in waits) >= evidence.thresholds.deadlock_s and not stands_otherwise
         if is_lasting and all(wait.is_settled and len(wait.missing) for wait in waits):
             told |= set(knot.chain)
             waits = _shortest_circle(evidence, knot.chain)

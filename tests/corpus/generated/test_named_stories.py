@@ -407,6 +407,27 @@ RIGHT: dict[str, Story] = {
         faults=(Fault(kind=Kind.RECEIVE_ANY, rank=13, step=116, place=13, value=1000000000.0),),
         seed=804,
     ),
+    "nccl: a stopped rank stands in a receive for no other reason": Story(
+        shape=Shape(
+            semantics=Semantics.NCCL,
+            ranks_per_node=4,
+            step_s=0.4,
+            buckets=3,
+            sizes_differ=True,
+            groups=Groups.HALVES,
+            metrics_every=5,
+            pipes=Pipes.PIPELINE,
+            evaluation=Evaluation.RANK_0,
+            evaluate_every=15,
+            late_s=4.0,
+            averages=True,
+            first_s=1.0,
+            spread_s=3.0,
+        ),
+        faults=(Fault(kind=Kind.STOP, rank=2, step=5, place=18, value=1000000000.0),),
+        seed=1,
+        mismatch_hangs=False,
+    ),
 }
 NOT_WRONG: dict[str, Story] = {
     "gloo: the sender was named for its receiver's extra all_reduce": Story(

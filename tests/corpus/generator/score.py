@@ -183,8 +183,8 @@ def _may_blame_nobody(told: Told) -> bool:
 
 def _names_operation(told: Told) -> bool:
     verdict = told.verdict
-    if verdict.op in ("send", "recv", MONITORED_BARRIER, NEW_GROUP):
-        # Counted by themselves.
+    if verdict.op in ("send", "recv", MONITORED_BARRIER, NEW_GROUP) or verdict.cause is Cause.MEMORY_GROWTH:
+        # Counted by themselves; and memory grows in no operation.
         return True
     if any(group == NEW_GROUP for group, _ in told.pending):
         # It is in no order with the others.

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from agent.wire.digest import checksum
 from app.diagnosis.contradictions import MAX_SEQS, MAX_SIDES, call_counts, odd_ones, side_of, step_of
 from app.diagnosis.exits import ended_by_gloo
 from app.diagnosis.verdicts import Evidence, Side, Verdict, nodes_of
@@ -237,19 +236,13 @@ def _parts_of_abort(
         compared = table.compare(seq)
         if compared is not None and not compared.is_alike:
             return compared.parts(), seq
-    over = max(_last_over(evidence, table, ended), seqs.start - 1)
-    first = over + 1
-    while first > seqs.start and _is_one_way(table, first - 1):  # its source is through with it at once
-        first -= 1
-    seqs = range(first, newest + 1)
+    seqs = range(max(_last_over(evidence, table, ended) + 1, seqs.start), newest + 1)
     if not seqs:
         return [], newest
     sent, expected = (_seqs_of_messages(past, ended, len(table.members), which) for which in (0, 1))
     likely = [seq for seq in seqs if seq in sent | expected]
-    if likely and sent.isdisjoint(likely[:1]) and not sent.isdisjoint(likely):
-        # It may have expected there what the others did, and another rank have sent more; or it is one call behind.
-        return [], newest
-    if first <= over and sum(seq in sent for seq in seqs) > 1:
+    if len(likely) > 1 and not sent.isdisjoint(likely):
+        # It may have expected what the others did, and another rank have sent more; or it is one call behind.
         return [], newest
     seq = next((seq for seq in seqs if seq in sent), newest)
     ops, _ = table.history.calls_at(seq)
@@ -270,13 +263,6 @@ def _last_over(evidence: Evidence, table: GroupTable, ended: Mapping[int, _Lengt
     is_ahead = is_out & np.isin(job.phase[members], CALLS_AHEAD)
     by_step = [calls_by_step(job, table.name, rank) for rank in members[is_ahead][:MAX_SPEAKERS].tolist()]
     return max([int(np.where(is_ahead, -1, over).max()), *(seq for seqs in by_step for seq in seqs.values())])
-
-
-def _is_one_way(table: GroupTable, seq: int) -> bool:
-    """Return whether a call is one that may be over for some and not for others."""
-    assert table.history is not None
-    made = set(table.history.calls_at(seq)[0].tolist())
-    return any(checksum(op) in made for op in ONE_WAY_OPS)
 
 
 def _with_victims(sides: list[Side], victims: Ranks) -> list[Side]:

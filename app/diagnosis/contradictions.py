@@ -98,6 +98,7 @@ def _of_comparison(
 ) -> Verdict:
     sides = [side_of(evidence, table, part, compared.seq) for part in compared.parts()][:MAX_SIDES]
     odd = odd_ones(sides, len(table.members) - len(compared.members)) or _awaited_side(evidence, sides)
+    sides = [*odd, *(side for side in sides if side not in odd)]
     culprits = sorted(rank for side in odd for rank in side.ranks)
     wait = sides[-1]
     return Verdict(

@@ -392,6 +392,8 @@ class _JobDiagnoser:
         is_failed = job.state() in {JobState.FAILED, JobState.RESTARTING, JobState.LOST}
         # A failed job is stopped too, on the nodes where it still runs.
         is_stopping = job.stop_began_s < now_s and not has_ended_badly
+        stood = [standing.verdict for standing in self._standing.values()]
+        found = [verdict for verdict in found if not any(is_part_of(verdict, one) for one in stood)]
         has_event = any(verdict.cause in STICKY for verdict in found)
         roots = [] if has_event else self._last_looks.before(self._exits, job, self._thresholds)
         if not roots and not has_event:
@@ -403,8 +405,6 @@ class _JobDiagnoser:
             found = roots + [verdict for verdict in found if verdict.cause is Cause.NODE_LOST]
         before, self._standing = self._standing, {}
         for verdict in found:
-            if any(is_part_of(verdict, standing.verdict) for standing in before.values()):
-                continue
             key = (verdict.cause, verdict.culprits)
             known = before.pop(key, None)
             first_s = now_s if known is None else known.first_s

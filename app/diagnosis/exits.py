@@ -459,9 +459,16 @@ def not_at_barrier(evidence: Evidence, aftermath: Aftermath | None) -> list[Verd
 
 
 def is_part_of(verdict: Verdict, before: Verdict) -> bool:
-    """Return whether ranks have left of whom more were named before, when more was to be seen."""
-    both_left = verdict.cause is before.cause is Cause.FEWER_CALLS
-    return both_left and set(verdict.culprits) < set(before.culprits)
+    """Return whether ranks have left of whom more was told before, when more was to be seen.
+
+    So it is of those that kept others waiting, and are interrupted: until their end is known, they leave by no choice.
+    """
+    if verdict.cause is not Cause.FEWER_CALLS:
+        return False
+    if before.cause is Cause.STRAGGLER and is_root_of_a_hang(before):
+        is_known = verdict.exit is not None and (verdict.exit.code, verdict.exit.signal) != (None, None)
+        return not is_known and verdict.culprits == before.culprits
+    return before.cause is Cause.FEWER_CALLS and set(verdict.culprits) < set(before.culprits)
 
 
 def with_end(verdict: Verdict, job: JobModel) -> Verdict:

@@ -34,8 +34,8 @@ MEETING_S = 0.05
 def not_joined(evidence: Evidence) -> list[Verdict]:
     """Name ranks that others have been waiting for in `init_process_group`, or for whose launchers others' wait."""
     job = evidence.job
-    if job.groups or bool((job.step >= 0).any()):
-        return []  # it has begun: who is late now is late in a collective
+    if (job.groups or bool((job.step >= 0).any())) and not job.is_outside.all():
+        return []  # it has begun: who is late now is late in a collective, unless all have ended the group for another
     is_joining = evidence.facts.is_fresh & (job.phase == PHASE_CODE[Phase.JOINING])
     if not is_joining.any():
         return _not_launched(evidence)

@@ -90,6 +90,8 @@ OTHER_ARGUMENTS = (
         EXIT_S,
         in_ci=True,
     ),
+    Program("arguments.layer_dropped", 3, MISMATCH, ((1,), ()), ("all_gather",), EXIT_S, ends_itself=True),
+    Program("arguments.norm_left_out", 3, MISMATCH, ((1,), ()), ("all_reduce",), EXIT_S, ends_itself=True),
     Program("arguments.different_models", 3, EXITED | MISMATCH, ((1,),), (), EXIT_S, ends_itself=True),
     Program("arguments.new_group_on_some", 3, MISMATCH, ((2,), (0, 1, 2)), ("new_group", "{victims}"), in_ci=True),
     Program("arguments.groups_in_other_order", 2, MISMATCH, ((0, 1), ()), ("all_reduce",), EXIT_S),
@@ -100,6 +102,7 @@ MESSAGES = (
     Program("messages.send_nobody_receives", 3, MISMATCH, ((0,), (0, 2), (2,)), ("send", "{culprit}")),
     Program("messages.ring", 4, MISMATCH, ((0, 1, 2, 3),), ("recv", "{culprit}")),
     Program("messages.one_micro_batch_more", 2, MISMATCH, ((0, 1), (0,), (1,)), ("recv", "{culprit}")),
+    Program("messages.actor_gives_up", 4, MISMATCH, ((2,),), ("barrier", "{culprit}")),
     Program("messages.batch_of_other_order", 2, MISMATCH, ((0, 1),), ("{culprit}",)),
 )
 
@@ -107,6 +110,7 @@ STANDING = (
     Program("standing.all_in_open", 3, HELD_UP, ((0, 1, 2), ()), ("{culprit}|pathlib",), in_ci=True),
     Program("standing.one_in_open", 2, HELD_UP, ((1,),), ("{culprit}", "all_reduce")),
     Program("standing.lock", 2, HELD_UP, ((1,),), ("{culprit}", "all_reduce")),
+    Program("standing.lock_across_ranks", 3, HELD_UP, ((), (1, 2)), ("{culprit}", "barrier")),
     Program("standing.loader_worker_stuck", 2, HELD_UP, ((1,),), ("{culprit}", r"pid \d+|process \d+", "all_reduce")),
     Program(
         "standing.loader_worker_killed",
@@ -143,6 +147,7 @@ STARTS = (
     Program("starting.same_rank", 2, MISMATCH, ((1,),), ("as rank 0", "{culprit}"), 6.0),
     Program("starting.larger_world", 2, MISMATCH, ((),), ("for 3", "{culprit}"), 6.0),
     Program("starting.own_ports", 2, MISMATCH, ((), (0, 1)), (r"rank 0 to .*:\d+", "{culprit}"), 6.0),
+    Program("starting.second_group", 3, frozenset({Cause.TRANSPORT}), ((),), ("init_process_group", r"127.0.0.1:\d+")),
     Program("starting.spawned", 1, HELD_UP | {Cause.NOT_JOINED}, ((1,), (), (0,)), (), is_optional=True),
 )
 
@@ -167,6 +172,8 @@ ENDINGS = (
     Program("endings.cancelled", 2, HELD_UP, ((1,),), ("{culprit}", "barrier"), ends_itself=True),
     Program("endings.out_of_memory", 2, frozenset({Cause.OOM}), ((1,),), ("memory",), EXIT_S, ends_itself=True),
     Program("endings.thread_left", 2, NOT_EXITING, ((1,),), ("{culprit}",), in_ci=True),
+    Program("endings.full_queue", 2, NOT_EXITING, ((0,),), ("Queue",)),
+    Program("endings.interrupted_hang", 3, HELD_UP, ((1,),), ("{culprit}", "barrier"), ends_itself=True),
     Program("endings.exit_handler", 2, NOT_EXITING, ((0,),), ("join|atexit",)),
 )
 

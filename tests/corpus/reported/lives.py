@@ -20,6 +20,7 @@ HEALTHY = (
     Program("healthy.uneven_work", 3),
     Program("healthy.pauses", 2),
     Program("healthy.checkpoint_in_background", 2),
+    Program("healthy.evaluator_waits", 4),
     Program("healthy.ends_one_after_another", 3),
     Program("starting.spawned_and_well", 1),
 )

@@ -85,6 +85,36 @@ SOURCES = {
     "healthy.ends_one_after_another": Source(
         "Only calls destroy_process_group if the trainer exists successfully", f"{GITHUB}/pytorch/torchtitan/pull/1342"
     ),
+    "arguments.layer_dropped": Source(
+        "layerdrop would cause model training to hang when used with fsdp backend",
+        f"{GITHUB}/facebookresearch/fairscale/issues/796",
+    ),
+    "arguments.norm_left_out": Source(
+        "Handle torch AMP auto skip inf/nan steps: some ranks could skip and others try to step",
+        f"{GITHUB}/facebookresearch/fairscale/issues/180",
+    ),
+    "messages.actor_gives_up": Source(
+        "Dead lock in distributed inference when ray worker raises an exception",
+        f"{GITHUB}/vllm-project/vllm/issues/3455",
+    ),
+    "standing.lock_across_ranks": Source(
+        "Prefer using distributed mode to avoid being blocked by file locks",
+        f"{GITHUB}/modelscope/ms-swift/pull/5763",
+    ),
+    "starting.second_group": Source(
+        "Only honor TORCHELASTIC_USE_AGENT_STORE at the agent's own address", f"{TORCH}/pull/191957"
+    ),
+    "endings.full_queue": Source(
+        "hang on python exit when has iter ref and sampler yields large indices: the queue's thread is joined",
+        f"{TORCH}/issues/48666",
+    ),
+    "endings.interrupted_hang": Source(
+        "my get model stuck here, after I interrupt it: Received 2 death signal, shutting down workers",
+        f"{GITHUB}/MCG-NJU/RTD-Action/issues/31",
+    ),
+    "healthy.evaluator_waits": Source(
+        "Add a Trainer hook for scheduled asynchronous evaluation", f"{GITHUB}/pytorch/rl/pull/4415"
+    ),
     "uneven.unused_parameters": Source(
         "Expected to have finished reduction in the prior iteration before starting a new one", f"{TORCH}/issues/43259"
     ),

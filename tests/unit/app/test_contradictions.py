@@ -318,16 +318,6 @@ def test_gloo_sends_what_all_gather_in_halves() -> None:
     assert [(side.ranks, side.num_elements) for side in verdict.sides] == [((1,), 33), ((0, 2), 363)]
 
 
-def test_a_broadcast_that_its_source_is_through_with_is_where_a_receiver_was_sent_too_much() -> None:
-    made: list[Made] = [LARGE, ("broadcast", 256, "Float"), ("broadcast", 32, "Float")]
-    overflow = OVERFLOW.replace("88 vs 4", "1024 vs 128. Received data size doesn't match expected size.")
-    dead = dead_worker(1, rank_report(1, 3, groups=[group_report(17)]), signal=6, error=overflow, age_s=1.0)
-    verdict = only(judged(lost(0, 3, made), dead, killed_early(2, 3, 17), looks=3))
-
-    assert (verdict.culprits, verdict.seq, verdict.op) == ((), 21, "broadcast")
-    assert [(side.ranks, side.num_elements) for side in verdict.sides] == [((0,), 256), ((1,), 32)]
-
-
 def test_what_the_first_report_of_an_abort_tells_gives_way_to_what_all_tell() -> None:
     cluster, diagnoser = Cluster(["n0"]), Diagnoser()
     status = job_status(0, world_size=3, num_nodes=1, local_world_size=3)

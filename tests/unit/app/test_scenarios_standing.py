@@ -170,6 +170,22 @@ def test_most_that_stand_are_told_without_a_gap_when_the_few_time_out() -> None:
     assert verdict.aftermath.ranks == (0,)
 
 
+def test_a_rank_that_is_interrupted_while_others_wait_for_it_has_not_left_them() -> None:
+    def stand(rank: int) -> Iterator[Action]:
+        if rank == 1:
+            yield Work(Phase.OTHER, 30, "read", LONG_S, is_standing=True)
+        yield from steps(60)
+
+    sim = SimCluster(1, 3, program=then(stand))
+    until_named(sim)
+    sim.leave(1, teardown_s=2.0)
+    sim.run(1.5)
+    sim.kill(1, signal=2)
+    sim.run(5)
+
+    assert blamed(sim) == {(Cause.STRAGGLER, (1,))}
+
+
 def test_of_two_in_different_calls_the_one_that_has_left_out_its_message_before_is_named() -> None:
     def program(rank: int) -> Iterator[Action]:
         for iteration in range(20):

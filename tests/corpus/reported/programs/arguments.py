@@ -9,6 +9,8 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.corpus.reported.programs.training import fault_begins, make_batch, make_model, train
@@ -122,6 +124,38 @@ def thread_of_metrics() -> None:
         train(model, 1)
     thread.join()
     train(model, 100)
+
+
+def layer_dropped() -> None:
+    """Each rank drops layers of its sharded model by its own dice, and its next parameters are those of another."""
+    mesh = init_device_mesh("cpu", (world_size,))
+    layers = nn.ModuleList([nn.Linear(32, 32), nn.Linear(32, 1)])
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    optimizer = torch.optim.SGD(layers.parameters(), 1e-3)
+    for step in range(60):
+        x = torch.randn(4, 32)
+        if rank == 1 and step == 40:
+            fault_begins()
+        else:
+            x = layers[0](x)
+        layers[1](x).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.05)
+
+
+def norm_left_out() -> None:
+    """Rank 1's gradients are not finite: it goes on with the next batch, and leaves out the norm that all add up."""
+    for step in range(100):
+        time.sleep(0.05)
+        model(make_batch()).sum().backward()
+        if rank == 1 and step == 20:
+            fault_begins()
+            model.zero_grad()
+            continue
+        dist.all_reduce(torch.ones(1))
+        model.zero_grad()
 
 
 def begin() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import datetime
+import multiprocessing
 import os
 import queue
 import resource
@@ -154,6 +155,25 @@ def thread_left() -> None:
 def send_metrics() -> None:
     while True:
         time.sleep(0.5)  # culprit: thread_left
+
+
+def full_queue() -> None:
+    """Rank 0 is done, and what it has put into a queue for its evaluation is taken by nobody."""
+    if rank == 0:
+        results: multiprocessing.Queue[bytes] = multiprocessing.Queue()
+        for _ in range(1000):
+            results.put(bytes(10_000))
+        fault_begins()
+
+
+def interrupted_hang() -> None:
+    """Rank 1 hangs, and after 14 s somebody presses Ctrl-C."""
+    if rank == 1:
+        fault_begins()
+        time.sleep(14)  # culprit: interrupted_hang
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(60)
+    dist.barrier()  # victims: interrupted_hang
 
 
 def exit_handler() -> None:

@@ -14,6 +14,7 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from tests.corpus.reported.programs.training import make_batch, make_model, train, train_step
@@ -169,6 +170,23 @@ def checkpoint_in_background() -> None:
             threading.Thread(target=time.sleep, args=(3.0,)).start()
         if len(cache) < 100:
             cache.append(torch.ones(200_000))
+
+
+def evaluator_waits() -> None:
+    """The last rank evaluates weights that it receives now and then, while the others train in a group of their own."""
+    trainers = dist.new_group(range(world_size - 1))
+    weights = torch.zeros(32)
+    if rank == world_size - 1:
+        for _ in range(2):
+            dist.recv(weights, src=0)
+            time.sleep(2.0)
+    else:
+        model = DistributedDataParallel(nn.Linear(8, 1), process_group=trainers)
+        for _ in range(2):
+            train(model, 220)
+            if rank == 0:
+                dist.send(weights, dst=world_size - 1)
+    dist.barrier()
 
 
 def ends_one_after_another() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -56,6 +57,23 @@ def batch_of_other_order() -> None:
     begin(0)
     for work in dist.batch_isend_irecv(operations):
         work.wait()  # culprit: batch_of_other_order
+
+
+def actor_gives_up() -> None:
+    """Rank 0 learns from what the others have seen; rank 2 catches an exception of its own and is done."""
+    for iteration in range(40):
+        weights = [iteration if rank == 0 else None]
+        dist.broadcast_object_list(weights, src=0)
+        if rank == 0:
+            for actor in range(1, world_size):
+                dist.recv(torch.zeros(32), src=actor)  # victims: actor_gives_up
+            continue
+        time.sleep(0.1)
+        if rank == 2 and iteration == 15:
+            fault_begins()
+            break
+        dist.send(torch.ones(32), dst=0)
+    dist.barrier()  # culprit: actor_gives_up
 
 
 def begin(by_rank: int) -> None:

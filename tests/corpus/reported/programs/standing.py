@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import signal
@@ -122,6 +123,16 @@ def tracker() -> None:
         begin(0)
         connection.recv(1)  # culprit: tracker
     dist.barrier()  # victims: tracker
+
+
+def lock_across_ranks() -> None:
+    """Rank 0 prepares a cache under a file's lock, and meets the others in a barrier before it lets go of it."""
+    if rank != 0:
+        time.sleep(1.0)
+    with Path(tempfile.gettempdir(), "cache.lock").open("w", encoding="utf-8") as file:
+        begin(1)
+        fcntl.flock(file, fcntl.LOCK_EX)  # culprit: lock_across_ranks
+        dist.barrier()  # victims: lock_across_ranks
 
 
 def begin(by_rank: int) -> None:

@@ -70,6 +70,17 @@ def own_ports() -> None:
     dist.init_process_group("gloo")  # culprit: own_ports
 
 
+def second_group() -> None:
+    """The group is made anew at a port of the program's own, at which torchrun's ranks start no server."""
+    dist.init_process_group("gloo")
+    train(make_model(), 40)
+    dist.barrier()
+    dist.destroy_process_group()
+    url = f"tcp://127.0.0.1:{20_000 + os.getppid() % 20_000}"
+    fault_begins()
+    dist.init_process_group("gloo", init_method=url, rank=rank, world_size=3)  # culprit: second_group
+
+
 def keep_mute(server: socket.socket) -> None:
     connections = []
     while True:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from ddpcore.arguments import (
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from torch.optim.lr_scheduler import LRScheduler
     from torch.optim.swa_utils import AveragedModel
     from torch.utils.data import Dataset
 
@@ -145,7 +147,7 @@ class Engine(Measuring):
             stop_patience_s=stop_patience_s,
             timeout_s=self._timeout_s,
         )
-        self._loop = Loop(options, lambda: self._updates.finish_step(self.step + 1))
+        self._loop = Loop(options, lambda: self._updates.finish_step(self.step + 1, self._loop.is_due))
         self._seed = seed
         self._dtype = _DTYPES[precision]
         self._weights = LossWeights(self.device, self.placement.world_size, self._control_group, self._timeout_s)
@@ -403,6 +405,42 @@ class Engine(Measuring):
                 f"backward wants the mean loss of a micro-batch, this one has shape {tuple(loss.shape)}"
             )
         self._updates.backward(loss, weight, micro_batch)
+
+    def schedule(
+        self, schedule: LRScheduler, *, every: str | None = None, metric: str | None = None, name: str = "schedule"
+    ) -> None:
+        """Have a learning rate's schedule step by itself, and its state saved with every checkpoint.
+
+        It steps in each `update` of its optimizer, unless fp16's overflow has left out that step. Do not call its
+        `step`, and name its optimizer in `checkpoint`, which holds the present learning rate.
+
+        Args:
+            schedule: One of torch.optim.lr_scheduler, with its optimizer.
+            every: "1 epoch" or "10 steps" for one that counts these instead of updates.
+            metric: For `ReduceLROnPlateau`: what `log` is given in the steps that measure it. The schedule steps with
+                each value, the same on all ranks.
+            name: Under which a checkpoint keeps it: give each of several schedules its own.
+
+        Raises:
+            CadenceError: `every` is no such text.
+            EngineUseError: There is a schedule of this name, or `every` and `metric` do not go with it.
+        """
+        members = ("step", "optimizer", "state_dict", "load_state_dict")
+        check_has(EngineUseError, "schedule", schedule, members, "a schedule of torch.optim.lr_scheduler")
+        check_text(EngineUseError, "name", name)
+        cadence = None if every is None else parse_cadence(every, Unit.STEP, Unit.EPOCH)
+        if metric is not None:
+            check_text(EngineUseError, "metric", metric)
+        plateau = schedule if isinstance(schedule, ReduceLROnPlateau) else None
+        if (plateau is None) != (metric is None) or (metric is not None and cadence is not None):
+            raise EngineUseError(
+                'schedule(plateau, metric="val_loss") is for ReduceLROnPlateau alone, which steps with each value of it'
+            )
+        self._loop.add_part(f"schedule {name}", schedule)
+        if plateau is not None and metric is not None:
+            self._loop.watched.watch(metric, plateau.step)
+        else:
+            self._updates.schedule(schedule, cadence)
 
     def update(self, optimizer: torch.optim.Optimizer, *, clip_norm: float | None = None) -> Tensor | None:
         """Unscale and clip the gradients, take the optimizer's step and clear them.

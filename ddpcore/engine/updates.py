@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +17,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from torch.optim.lr_scheduler import LRScheduler
     from torch.utils.hooks import RemovableHandle
 
     from ddpcore.engine.batches import MicroBatch
+    from ddpcore.engine.cadence import Cadence
     from ddpcore.engine.loss_weights import LossWeights
 
 _log = logging.getLogger(__name__)
 
 _Tensors: TypeAlias = tuple[Tensor, ...] | list[Tensor]
+
+
+class _Scheduled(NamedTuple):
+    """A schedule of learning rates.
+
+    Attributes:
+        schedule: Steps behind its optimizer.
+        every: In steps or epochs; None for each update of its optimizer.
+    """
+
+    schedule: LRScheduler
+    every: Cadence | None
 
 
 class Updates:
@@ -43,12 +57,17 @@ class Updates:
         self.scaler = torch.amp.GradScaler(device.type, enabled=is_scaled)
         self._weights = weights
         self._averages: list[tuple[AveragedModel, nn.Module]] = []
+        self._schedules: list[_Scheduled] = []
         self._handle: RemovableHandle | None = None
         self._has_gradients = self._has_updated = self._has_stepped = self._has_warned = False
 
     def follow(self, average: AveragedModel, source: nn.Module) -> None:
         """Have an average follow a model from now on."""
         self._averages.append((average, source))
+
+    def schedule(self, schedule: LRScheduler, every: Cadence | None) -> None:
+        """Have a schedule step from now on; see `Engine.schedule`."""
+        self._schedules.append(_Scheduled(schedule, every))
 
     def backward(self, loss: Tensor, weight: Tensor | float | None, micro_batch: MicroBatch) -> None:
         """Add a micro-batch's gradients; see `Engine.backward`."""
@@ -66,16 +85,23 @@ class Updates:
             norm = clip_grad_norm_(parameters, clip_norm)
             if is_sharded(norm):
                 norm = norm.full_tensor()
+        has_stepped, self._has_stepped = self._has_stepped, False
         self.scaler.step(optimizer)
+        if self._has_stepped and not self._has_overflown(optimizer):
+            for schedule, every in self._schedules:
+                if every is None and schedule.optimizer is optimizer:
+                    schedule.step()
+        self._has_stepped = self._has_stepped or has_stepped
         optimizer.zero_grad()
         self._has_updated = True
         return norm
 
-    def finish_step(self, step: int) -> None:
+    def finish_step(self, step: int, is_due: Callable[[Cadence], bool]) -> None:
         """End a step of training: averages follow, the loss's scale is set for the next one.
 
         Args:
             step: Its number.
+            is_due: Says whether it completes a multiple of so many steps or epochs.
 
         Raises:
             EngineUseError: As of `LossWeights.finish_step`.
@@ -91,6 +117,9 @@ class Updates:
                 step,
             )
         self._has_gradients = False
+        for schedule, every in self._schedules:
+            if every is not None and is_due(every):
+                schedule.step()
         if not has_updated:
             return
         self.scaler.update()
@@ -106,6 +135,16 @@ class Updates:
     ) -> None:
         if self._handle is not None:
             self._handle.remove()
+
+    def _has_overflown(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Say whether a fused optimizer was called and has left out its step itself: then torch's hook is no sign.
+
+        Source: torch.amp.GradScaler.step, `_step_supports_amp_scaling`.
+        """
+        if not self.scaler.is_enabled() or not getattr(optimizer, "_step_supports_amp_scaling", False):
+            return False
+        found = self.scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]  # noqa: SLF001 - no other way
+        return any(bool(one.item()) for one in found.values())
 
     def _note(self, *_: Any) -> None:
         """Note a step of any optimizer, whoever calls it: torch's own hook."""

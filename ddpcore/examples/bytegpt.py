@@ -133,12 +133,10 @@ def train(engine: ddpcore.Engine, args: argparse.Namespace) -> None:
     model = ByteGPT()
     ddp = engine.wrap(model)
     optimizer = torch.optim.AdamW(ddp.parameters(), PEAK_LR, betas=(0.9, 0.95), fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step, args.steps))
+    engine.schedule(torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step, args.steps)))
     batches = engine.loader(windows, global_batch_size=GLOBAL_BATCH)
     if args.checkpoint_dir:
-        resumed = engine.checkpoint(
-            args.checkpoint_dir, every=SAVE_EVERY, model=model, optimizer=optimizer, schedule=schedule
-        )
+        resumed = engine.checkpoint(args.checkpoint_dir, every=SAVE_EVERY, model=model, optimizer=optimizer)
         if resumed and engine.is_first:
             print(f"goes on from step {engine.step}", flush=True)
 
@@ -150,7 +148,6 @@ def train(engine: ddpcore.Engine, args: argparse.Namespace) -> None:
             engine.backward(loss)
             engine.log(loss=loss)
         engine.update(optimizer)
-        schedule.step()
         step = engine.step + 1
         if engine.is_first and (step % args.log_every == 0 or step == 1):
             ms = 1000 * (time.monotonic() - began_s) / (step - began_step)

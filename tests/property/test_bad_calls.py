@@ -232,6 +232,11 @@ CALLS: list[Call] = [
         in_engine("checkpoint"),
         {"model": ""},
     ),
+    Call(
+        ddpcore.Engine.schedule,
+        {"schedule": torch.optim.lr_scheduler.ConstantLR(torch.optim.SGD([torch.ones(1)], 0.1))},
+        in_engine("schedule"),
+    ),
     Call(ddpcore.Engine.early_stopping, {"metric": "loss", "patience": 2}, in_engine("early_stopping")),
     Call(ddpcore.Engine.steps, {"until": "2 steps"}, steps),
     Call(ddpcore.Engine.backward, {}, in_step("backward")),

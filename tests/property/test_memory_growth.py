@@ -4,12 +4,12 @@ import math
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.state.memory_growth import NEAR_S, Held, Limit, MemoryGrowth
 from agent.wire.memory import LimitKind, LimitReport
 from ddpcore.wire import Phase
+from tests.support.examples import few_and_many
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,6 @@ BASE_BYTES = GIB
 FREE_BYTES = LIMIT_BYTES - BASE_BYTES
 LOOK_S = 1.0
 STEPS_HZ = 4
-SLOW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SEEDS = st.integers(0, 2**16)
 NOISES = st.sampled_from([0, 5 * MIB, 40 * MIB])
 
@@ -59,8 +58,7 @@ def play(
     return Story(None, warned_s, first, is_kept)
 
 
-@SLOW
-@given(life_s=st.floats(60.0, 3600.0), noise=NOISES, seed=SEEDS)
+@few_and_many(3, 10, life_s=st.floats(60.0, 3600.0), noise=NOISES, seed=SEEDS)
 def test_a_leak_of_any_rate_is_warned_of_before_the_limit_and_until_then(
     life_s: float, noise: float, seed: int
 ) -> None:
@@ -76,8 +74,7 @@ def test_a_leak_of_any_rate_is_warned_of_before_the_limit_and_until_then(
     assert abs(story.first.rate_bytes_hz / rate_hz - 1.0) <= 0.35
 
 
-@SLOW
-@given(epoch_s=st.floats(5.0, 120.0), num_epochs=st.integers(26, 60), noise=NOISES, seed=SEEDS)
+@few_and_many(3, 10, epoch_s=st.floats(5.0, 120.0), num_epochs=st.integers(26, 60), noise=NOISES, seed=SEEDS)
 def test_a_leak_of_every_epoch_is_warned_of_before_the_limit(
     epoch_s: float, num_epochs: int, noise: float, seed: int
 ) -> None:
@@ -91,8 +88,7 @@ def test_a_leak_of_every_epoch_is_warned_of_before_the_limit(
     assert story.warned_s is not None
 
 
-@SLOW
-@given(fill_s=st.floats(1.0, 1500.0), part=st.floats(0.05, 0.4), noise=NOISES, seed=SEEDS)
+@few_and_many(3, 10, fill_s=st.floats(1.0, 1500.0), part=st.floats(0.05, 0.4), noise=NOISES, seed=SEEDS)
 def test_a_model_that_loads_or_a_cache_that_fills_evenly_is_no_leak(
     fill_s: float, part: float, noise: float, seed: int
 ) -> None:
@@ -105,8 +101,7 @@ def test_a_model_that_loads_or_a_cache_that_fills_evenly_is_no_leak(
     assert story.warned_s is None
 
 
-@SLOW
-@given(tau_s=st.floats(2.0, 900.0), part=st.floats(0.05, 0.85), noise=NOISES, seed=SEEDS)
+@few_and_many(3, 10, tau_s=st.floats(2.0, 900.0), part=st.floats(0.05, 0.85), noise=NOISES, seed=SEEDS)
 def test_a_cache_that_fills_ever_more_slowly_is_no_leak(tau_s: float, part: float, noise: float, seed: int) -> None:
     story = play(
         lambda now_s: BASE_BYTES + part * FREE_BYTES * (1.0 - math.exp(-now_s / tau_s)),
@@ -117,8 +112,7 @@ def test_a_cache_that_fills_ever_more_slowly_is_no_leak(tau_s: float, part: floa
     assert story.warned_s is None
 
 
-@SLOW
-@given(epoch_s=st.floats(2.0, 900.0), part=st.floats(0.05, 0.4), noise=NOISES, seed=SEEDS)
+@few_and_many(3, 10, epoch_s=st.floats(2.0, 900.0), part=st.floats(0.05, 0.4), noise=NOISES, seed=SEEDS)
 def test_memory_that_is_given_back_at_the_end_of_each_epoch_is_no_leak(
     epoch_s: float, part: float, noise: float, seed: int
 ) -> None:
@@ -131,8 +125,7 @@ def test_memory_that_is_given_back_at_the_end_of_each_epoch_is_no_leak(
     assert story.warned_s is None
 
 
-@SLOW
-@given(period_s=st.floats(20.0, 600.0), for_s=st.floats(1.0, 15.0), part=st.floats(0.1, 0.9), seed=SEEDS)
+@few_and_many(3, 10, period_s=st.floats(20.0, 600.0), for_s=st.floats(1.0, 15.0), part=st.floats(0.1, 0.9), seed=SEEDS)
 def test_a_checkpoint_that_takes_much_memory_for_a_moment_is_no_leak(
     period_s: float, for_s: float, part: float, seed: int
 ) -> None:
@@ -145,8 +138,7 @@ def test_a_checkpoint_that_takes_much_memory_for_a_moment_is_no_leak(
     assert story.warned_s is None
 
 
-@SLOW
-@given(level=st.floats(0.1, 0.9), walk=st.sampled_from([0, MIB, 5 * MIB]), seed=SEEDS)
+@few_and_many(3, 10, level=st.floats(0.1, 0.9), walk=st.sampled_from([0, MIB, 5 * MIB]), seed=SEEDS)
 def test_memory_that_goes_up_and_down_by_chance_is_no_leak(level: float, walk: float, seed: int) -> None:
     random, held = Random(seed), BASE_BYTES + level * FREE_BYTES
 

@@ -29,6 +29,7 @@ from ddpcore.wire_stacks import (
     encode_stack_dump,
     fitting,
 )
+from tests.support.examples import few_and_many
 from tests.support.stacks import answer
 
 texts = st.text(max_size=40) | st.sampled_from(
@@ -132,7 +133,9 @@ def test_the_odd_one_of_many_deep_ranks_is_still_odd() -> None:
     assert groups[0].ranks == [3]
 
 
-@given(st.lists(entries, max_size=8, unique_by=lambda entry: entry.rank), st.randoms(use_true_random=False))
+@few_and_many(
+    30, 100, st.lists(entries, max_size=8, unique_by=lambda entry: entry.rank), st.randoms(use_true_random=False)
+)
 def test_every_rank_is_in_one_group_whatever_comes_in_whatever_order(ranks: list[RankStacks], random: Any) -> None:
     picture = picture_of([answer("n", *ranks)])
     shuffled = list(ranks)
@@ -144,7 +147,7 @@ def test_every_rank_is_in_one_group_whatever_comes_in_whatever_order(ranks: list
     assert picture_of([answer("n", *shuffled)]).groups == picture.groups
 
 
-@given(st.lists(entries, max_size=4, unique_by=lambda entry: entry.rank), texts, st.booleans())
+@few_and_many(30, 100, st.lists(entries, max_size=4, unique_by=lambda entry: entry.rank), texts, st.booleans())
 def test_every_line_is_clean(ranks: list[RankStacks], trouble: str, is_whole: bool) -> None:
     picture = picture_of([answer("n", *ranks), NodeStacks(trouble, None, clean(trouble) or "no reply")])
 

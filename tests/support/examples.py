@@ -2,8 +2,6 @@
 
     @few_and_many(10, 40, rank=st.integers(0, 3))
     def test_it_holds(rank: int) -> None: ...
-
-Where examples are derived from the test, as in CI, the few are the first of the many.
 """
 
 from __future__ import annotations

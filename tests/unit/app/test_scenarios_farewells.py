@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.rows import Cause
+from tests.support.examples import few_and_many
 from tests.support.sim import SimCluster
 from tests.support.sim_program import Training
 
@@ -80,8 +80,9 @@ def test_ranks_that_end_well_at_different_times_are_no_alarm() -> None:
     assert ever_told(sim) == set()
 
 
-@settings(max_examples=40, deadline=None)
-@given(
+@few_and_many(
+    10,
+    40,
     st.integers(0, 1000),
     st.integers(0, 3),
     st.sampled_from(["fail", "leave", "leave with 1"]),

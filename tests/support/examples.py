@@ -1,7 +1,7 @@
 """A property with a few examples in every run, and with many where the slow tests run.
 
-    @few_and_many(10, 40, rank=st.integers(0, 3))
-    def test_it_holds(rank: int) -> None: ...
+@few_and_many(10, 40, rank=st.integers(0, 3))
+def test_it_holds(rank: int) -> None: ...
 """
 
 from __future__ import annotations

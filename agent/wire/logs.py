@@ -25,7 +25,7 @@ LOST_PEER = re.compile(
     r"|(wait|barrier) timeout( after)?|client socket has timed out|socket \S+ timed out|before timing out"
     r"|(failed to pass|reached) monitoredbarrier|remote (process|peer|worker)|peers? (exited|failed|crash)"
     r"|communicator (was )?abort|watchdog|taking the entire process down"
-    r"|ncclremoteerror|diststoreerror|distnetworkerror"
+    r"|ncclremoteerror|diststoreerror|distnetworkerror(?!: the server socket has failed)"
     r"|\b(masterfailed|masterunreachable|rankfailed|ranksmissing|storelost|barriertimeout|barrierdeadlock)error\b",
     re.IGNORECASE,
 )

@@ -155,14 +155,17 @@ def side_of(evidence: Evidence, table: GroupTable, ranks: Ranks, seq: int) -> Si
     group = None if report is None else next((group for group in report.groups if group.group == table.name), None)
     call = None if group is None else next((call for call in group.past if call.seq == seq), None)
     is_newest = group is not None and group.enqueued_seq == seq
+    op = call.op if call is not None else _op_of(evidence, table, speaker, seq)
+    # The main thread that has called more since is in no barrier: another thread is.
+    is_seen = is_there.any() and (is_newest or op != "barrier")
     return Side(
         tuple(ranks.tolist()),
         table.name,
         seq,
-        call.op if call is not None else _op_of(evidence, table, speaker, seq),
+        op,
         "",
         call.num_elements if call is not None else -1,
-        evidence.place_of(speaker) if is_there.any() else None,
+        evidence.place_of(speaker) if is_seen else None,
         dtype=call.dtype if call is not None else "",
         root=_root_of(group, call, is_newest=is_newest),
         reduce_op=group.reduce_op if group is not None and is_newest else "",

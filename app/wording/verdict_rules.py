@@ -120,8 +120,8 @@ VERDICT_RULES = (
     VerdictRule(
         "transport",
         "nobody: every member has called, no rank is missing anywhere, and it does not complete. Before the first "
-        "collective: all have come to init_process_group and do not meet, as with a stranger on MASTER_PORT: its "
-        "pid and command are in the sentence where it runs on a node of the job",
+        "collective, or at a second group: all have come to init_process_group and do not meet, as with a stranger "
+        "on MASTER_PORT: its pid and command are in the sentence where it runs on a node of the job",
         'which link fails. "Check the network" is said only where two machines or more take part, and no source or '
         "destination is unknown that may differ",
     ),

@@ -147,6 +147,7 @@ STARTS = (
     Program("starting.same_rank", 2, MISMATCH, ((1,),), ("as rank 0", "{culprit}"), 6.0),
     Program("starting.larger_world", 2, MISMATCH, ((),), ("for 3", "{culprit}"), 6.0),
     Program("starting.own_ports", 2, MISMATCH, ((), (0, 1)), (r"rank 0 to .*:\d+", "{culprit}"), 6.0),
+    Program("starting.port_in_use", 2, EXITED, ((0,),), ("failed to listen",), EXIT_S, ends_itself=True),
     Program("starting.second_group", 3, frozenset({Cause.TRANSPORT}), ((),), ("init_process_group", r"127.0.0.1:\d+")),
     Program("starting.spawned", 1, HELD_UP | {Cause.NOT_JOINED}, ((1,), (), (0,)), (), is_optional=True),
 )

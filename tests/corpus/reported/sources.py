@@ -101,6 +101,10 @@ SOURCES = {
         "Prefer using distributed mode to avoid being blocked by file locks",
         f"{GITHUB}/modelscope/ms-swift/pull/5763",
     ),
+    "starting.port_in_use": Source(
+        "The server socket has failed to listen on any local network address: address already in use",
+        f"{GITHUB}/NVIDIA/Megatron-LM/issues/1371",
+    ),
     "starting.second_group": Source(
         "Only honor TORCHELASTIC_USE_AGENT_STORE at the agent's own address", f"{TORCH}/pull/191957"
     ),

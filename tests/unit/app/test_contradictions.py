@@ -94,6 +94,17 @@ def test_a_forward_through_ddp_on_one_rank_is_named_though_that_rank_is_one_call
     assert "model.module" in hint(verdict, None)
 
 
+def test_the_line_of_a_main_thread_that_has_gone_on_is_not_that_of_another_thread_s_barrier() -> None:
+    others = in_call([ALL_REDUCE, ALL_REDUCE], completed=20)
+    ahead = in_call([ALL_REDUCE, BARRIER, ALL_REDUCE], completed=20)
+    verdict = only(judged(rank_in(0, 3, others), rank_in(1, 3, ahead), rank_in(2, 3, others)))
+
+    assert [(side.ranks, side.op, side.place is None) for side in verdict.sides] == [
+        ((1,), "barrier", True),
+        ((0, 2), "all_reduce", False),
+    ]
+
+
 @given(
     num_ranks=st.integers(2, 6),
     data=st.data(),

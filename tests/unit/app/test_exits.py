@@ -175,7 +175,16 @@ def test_who_waited_in_vain_and_ends_without_an_exception_is_no_cause(how: dict[
     assert (culprits(found), found.early_leavers) == ([], [])
 
 
-@pytest.mark.parametrize("error", ["", "ValueError: boom", "RuntimeError: CUDA out of memory", "KeyError: 'peer'"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        "",
+        "ValueError: boom",
+        "RuntimeError: CUDA out of memory",
+        "KeyError: 'peer'",
+        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address.",
+    ],
+)
 def test_other_errors_are_a_rank_s_own(error: str) -> None:
     assert not has_lost_peer(end(0, 1.0, code=1, error=error))
 

@@ -81,6 +81,20 @@ def second_group() -> None:
     dist.init_process_group("gloo", init_method=url, rank=rank, world_size=3)  # culprit: second_group
 
 
+def port_in_use() -> None:
+    """The program opens its own store at a port that another server has."""
+    port = 20_000 + os.getppid() % 20_000
+    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+    if rank == 0:
+        server = socket.create_server(("", port))
+        fault_begins()
+    else:
+        time.sleep(0.5)
+        server = None
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    assert server is None
+
+
 def keep_mute(server: socket.socket) -> None:
     connections = []
     while True:

@@ -17,6 +17,7 @@ Source: a division after the reduction is also what torchtune's recipes do, with
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -68,25 +69,33 @@ class LossWeights:
         world_size: Ranks over which DDP takes the mean.
         control_group: A gloo group of all ranks that serves nothing but the engine; None for one rank.
         timeout_s: How long to wait for ranks that do not come.
+        is_on_host: Add up in the host's memory: right without an accelerator. None: as the device has it.
     """
 
     def __init__(
-        self, device: torch.device, world_size: int, control_group: ProcessGroup | None, timeout_s: float
+        self,
+        device: torch.device,
+        world_size: int,
+        control_group: ProcessGroup | None,
+        timeout_s: float,
+        *,
+        is_on_host: bool | None = None,
     ) -> None:
         self.refused = ""
         """Why this training takes no weights; "" if it does."""
         self._device = device
+        self._is_on_host = device.type == "cpu" if is_on_host is None else is_on_host
         self._world_size = world_size
         self._group = control_group
         self._timeout_s = timeout_s
-        self._reference: Tensor | None = None
+        self._reference: Tensor | float | None = None
         self._is_weighted: bool | None = None
         self._latest: MicroBatch | None = None
         self._own: Tensor | float = 0.0
         self._num_bad: Tensor | float = 0.0
         self._pending: list[tuple[Work | None, Tensor]] = []
         self._has_open_part = False
-        self._scale: Tensor | None = None
+        self._scale: Tensor | float | None = None
         self._checks: deque[_Check] = deque()
 
     def apply(self, loss: Tensor, weight: Tensor | float | None, micro_batch: MicroBatch) -> Tensor:
@@ -110,7 +119,10 @@ class LossWeights:
             if self._reference is None:
                 self._reference = self._first_reference(float(weight))
             self._own = self._own + weight
-            factor = (weight / self._reference).to(loss.device, loss.dtype)
+            factor = weight / self._reference
+            if isinstance(factor, torch.Tensor):
+                # Else the product with a loss without dimensions would be of the factor's type.
+                factor = factor.to(loss.device, loss.dtype)
         self._has_open_part = not micro_batch.is_last
         if micro_batch.is_last and self._reference is not None:
             self._launch()
@@ -166,11 +178,11 @@ class LossWeights:
         self._latest, self._is_weighted = micro_batch, is_weighted
 
     def _checked(self, weight: Tensor | float) -> Tensor | float:
-        """Return a weight as a number, or as a tensor on an accelerator, whose value is looked at later."""
+        """Return a weight as a number; one on an accelerator as it is, its value is looked at later."""
         if isinstance(weight, torch.Tensor):
             if weight.numel() != 1 or weight.dtype == torch.bool or weight.is_complex():
                 raise refuse(EngineUseError, "weight", weight, WANTED)
-            if weight.device.type != "cpu":
+            if weight.device.type != "cpu" or not self._is_on_host:
                 on_device = weight.detach().reshape(()).to(self._device, torch.float64)
                 self._num_bad = self._num_bad + ~(on_device.isfinite() & (on_device >= 0))
                 return on_device
@@ -178,52 +190,57 @@ class LossWeights:
         check_number(EngineUseError, "weight", weight, range_=(BELOW_ZERO, LARGEST), wanted=WANTED)
         return float(weight)
 
-    def _first_reference(self, weight: float) -> Tensor:
+    def _first_reference(self, weight: float) -> Tensor | float:
         """Meet the other ranks in the first step with weights."""
         total = weight
         if self._group is not None:
             total = sum(json.loads(text) for text in exchange("weights of losses", json.dumps(weight), self._timeout_s))
-            if self._device.type != "cpu":
+            if not self._is_on_host:
                 # On the accelerator's own backend, so that no host waits for it.
                 self._group = new_group_of_all(self._timeout_s, WEIGHTS_GROUP, backend=None)
-        return _power_of_two(torch.tensor(total / self._world_size, dtype=torch.float64, device=self._device))
+        reference = _power_of_two(total / self._world_size)
+        return reference if self._is_on_host else self._on_device(reference)
 
     def _launch(self) -> None:
         """Begin to add up the weights of what backward has been through on all ranks."""
-        own = torch.stack([self._on_device(value) for value in (self._own, bool(self._is_weighted), self._num_bad)])
+        own = self._as_vector(self._own, bool(self._is_weighted), self._num_bad)
         work = None if self._group is None else dist.all_reduce(own, group=self._group, async_op=True)
         self._pending.append((work, own))
         self._own = self._num_bad = 0.0
+
+    def _as_vector(self, *values: Tensor | float) -> Tensor:
+        if self._is_on_host:
+            return torch.tensor([float(value) for value in values], dtype=torch.float64)
+        return torch.stack([self._on_device(value) for value in values])
 
     def _on_device(self, value: Tensor | float) -> Tensor:
         if isinstance(value, torch.Tensor):
             return value.to(torch.float64)
         return torch.full((), float(value), dtype=torch.float64, device=self._device)
 
-    def _finished(self) -> Tensor:
+    def _finished(self) -> Tensor | float:
         """Return what gradients are multiplied with."""
         if self._has_open_part and self._is_weighted:
             raise EngineUseError("update before the last micro-batch: call it behind the loop over micro_batches")
         pending, self._pending = self._pending, []
-        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        total: Tensor | float = 0.0
         for work, sums in pending:
             if work is not None:
                 work.wait()
-            total = total + sums[0]
-            self._check_later(sums)
+            self._checks.append(_on_its_way(sums))
+            total = total + (sums[0].item() if self._is_on_host else sums[0])
         self._check_arrived()
         reference = self._reference
         assert reference is not None, "without one there is nothing to finish"
+        if not isinstance(total, torch.Tensor):
+            if self._is_weighted and total:
+                self._reference = _power_of_two(total / self._world_size)
+            return self._world_size * reference / total if total else 0.0
         if self._is_weighted:
-            self._reference = torch.where(total > 0, _power_of_two(total / self._world_size), reference)
+            _, exponent = torch.frexp(total / self._world_size)
+            power = torch.ldexp(torch.ones_like(total), exponent - 1)
+            self._reference = torch.where(total > 0, power, reference)
         return torch.where(total > 0, self._world_size * reference / total, 0.0)
-
-    def _check_later(self, sums: Tensor) -> None:
-        arrived = None
-        if sums.device.type == "cuda":
-            sums = sums.to("cpu", non_blocking=True)
-            arrived = torch.cuda.current_stream(self._device).record_event()
-        self._checks.append(_Check(sums, arrived))
 
     def _check_arrived(self) -> None:
         """Refuse what the ranks have brought, as soon as it can be known without waiting for an accelerator."""
@@ -237,21 +254,32 @@ class LossWeights:
                 raise EngineUseError(f"{problem or 'some ranks called backward without a weight'}: {_MIXED}")
 
 
-def _power_of_two(value: Tensor) -> Tensor:
+def _on_its_way(sums: Tensor) -> _Check:
+    if sums.device.type != "cuda":
+        return _Check(sums, None)
+    # Into pinned memory: a copy into any other would make the host wait.
+    copy = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True).copy_(sums, non_blocking=True)
+    return _Check(copy, torch.cuda.current_stream(sums.device).record_event())
+
+
+def _power_of_two(value: float) -> float:
     """Return the power of two below a positive number; 1 for 0."""
-    _, exponent = torch.frexp(value)
-    return torch.ldexp(torch.ones_like(value), torch.where(value > 0, exponent - 1, 0))
+    return math.ldexp(1.0, math.frexp(value)[1] - 1) if value > 0 else 1.0
 
 
 @torch.no_grad()
-def _multiply(gradients: Iterable[Tensor], scale: Tensor) -> None:
+def _multiply(gradients: Iterable[Tensor], scale: Tensor | float) -> None:
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
-        by_kind.setdefault((gradient.device, gradient.dtype), []).append(gradient)
+        # Of a sharded one what this rank holds, in place. Its class is not imported: that takes a second.
+        local: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+        by_kind.setdefault((local.device, local.dtype), []).append(local)
     for (device, dtype), group in by_kind.items():
-        if dtype.itemsize >= 4:
-            torch._foreach_mul_(group, scale.to(device, dtype))
+        # In half precision the scale alone would be off by up to 0.4 %.
+        is_half = dtype.itemsize < 4
+        factor = scale.to(device, torch.float32 if is_half else dtype) if isinstance(scale, torch.Tensor) else scale
+        if not is_half:
+            torch._foreach_mul_(group, factor)
             continue
-        for gradient in group:
-            # In half precision the scale alone would be off by up to 0.4 %.
-            gradient.copy_(gradient.float() * scale.to(device, torch.float32))
+        for local in group:
+            local.copy_(local.float() * factor)

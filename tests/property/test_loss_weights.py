@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,11 +16,12 @@ micro_batches = st.lists(st.tuples(weights, kinds, st.floats(-10, 10), st.boolea
 dtypes = st.sampled_from([(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 
 
-@given(st.lists(micro_batches, min_size=1, max_size=4), dtypes)
+@pytest.mark.parametrize("is_on_host", [True, False], ids=["host", "as on an accelerator"])
+@given(updates=st.lists(micro_batches, min_size=1, max_size=4), dtype=dtypes)
 def test_an_updates_gradient_is_the_weighted_mean(
-    updates: list[list[tuple[float, type, float, bool]]], dtype: tuple[torch.dtype, float]
+    updates: list[list[tuple[float, type, float, bool]]], dtype: tuple[torch.dtype, float], *, is_on_host: bool
 ) -> None:
-    own = LossWeights(torch.device("cpu"), 1, None, 1.0)
+    own = LossWeights(torch.device("cpu"), 1, None, 1.0, is_on_host=is_on_host)
     kind, accuracy = dtype
     for parts in updates:
         parameter = torch.zeros(2, dtype=kind, requires_grad=True)

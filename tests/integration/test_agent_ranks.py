@@ -127,6 +127,7 @@ def test_the_store_listens_on_loopback_alone(agent: RunningAgent, spec: JobSpec)
     assert {ip for ip, _ in listening} == {"127.0.0.1"}
 
 
+@pytest.mark.slow
 def test_a_rank_is_frozen_thawed_and_slowed(agent: RunningAgent, spec: JobSpec) -> None:
     started(agent, spec)
     assert agent.ask(InjectFault("train", FaultKind.FREEZE, 1)) == Accepted()

@@ -33,6 +33,7 @@ def test_the_readme_shows_the_quickstart_as_it_is() -> None:
     assert len([line for line in code.splitlines() if line]) <= 25
 
 
+@pytest.mark.slow
 def test_the_quickstart_learns_and_leaves_metrics_and_checkpoints() -> None:
     with RealRanks([EXAMPLES / "quickstart.py"], 2) as job:
         log = run_to_end(job)

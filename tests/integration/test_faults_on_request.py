@@ -97,6 +97,7 @@ def held(spec: JobSpec) -> Iterator[int]:
         (workdir / "hold").unlink()
 
 
+@pytest.mark.slow
 def test_a_rank_holds_its_interpreter_freezes_at_a_step_and_slows_at_another(
     agent: RunningAgent, spec: JobSpec
 ) -> None:

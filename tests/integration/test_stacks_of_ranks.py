@@ -179,6 +179,7 @@ def test_ranks_that_wait_stand_together_behind_the_one_that_does_not(agent: Runn
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_a_frozen_rank_is_seen_from_outside_and_stays_frozen(agent: RunningAgent, spec: JobSpec) -> None:
     start(agent, with_ranks(spec, 3, "loop.py"))
     assert agent.ask(InjectFault("train", FaultKind.FREEZE, 1)) == Accepted()
@@ -239,6 +240,7 @@ def test_a_program_without_torch_is_seen_from_outside(agent: RunningAgent, spec:
     assert groups_of(stacks) == [[0, 1]]
 
 
+@pytest.mark.slow
 def test_a_hostile_answer_is_refused_and_the_rank_is_seen_from_outside(agent: RunningAgent, spec: JobSpec) -> None:
     start(agent, with_ranks(spec, 2, "loop.py"))
     directory = next(agent.directory.rglob("rank-1.sock")).parent

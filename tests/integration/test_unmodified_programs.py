@@ -228,6 +228,7 @@ def test_under_debug_detail_lines_are_seen_and_a_frozen_rank_is_named(agent: Run
     assert view.verdicts()[0].culprits == [1]
 
 
+@pytest.mark.slow
 def test_a_process_group_opened_twice_counts_anew_and_the_late_rank_is_named(
     agent: RunningAgent, tmp_path: Path
 ) -> None:

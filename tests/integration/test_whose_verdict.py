@@ -87,6 +87,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
             desk.run("down", "localhost", "--kill-jobs")
 
 
+@pytest.mark.slow
 def test_after_a_job_that_failed_a_healthy_one_returns_0_and_after_down_and_up_nothing_old_is_an_alarm(
     desk: Desk, tmp_path: Path
 ) -> None:

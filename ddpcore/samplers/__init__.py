@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from ddpcore.samplers.evaluation import EvaluationSampler
     from ddpcore.samplers.length_order import LengthGroupedOrder
     from ddpcore.samplers.order import Order, SequentialOrder, ShuffledOrder, sample_seed
+    from ddpcore.samplers.sharded_dataset import ShardedDataset
+    from ddpcore.samplers.sharded_order import ShardedOrder
     from ddpcore.samplers.shares import RankMemory, Share, fit_memory, loss_factor, suggest_weights
     from ddpcore.samplers.weighted_order import WeightedOrder
 
@@ -25,6 +27,8 @@ __all__ = [
     "Order",
     "RankMemory",
     "SequentialOrder",
+    "ShardedDataset",
+    "ShardedOrder",
     "Share",
     "ShuffledOrder",
     "WeightedOrder",
@@ -45,6 +49,8 @@ __getattr__ = lazy_names(
         "Order": "order",
         "RankMemory": "shares",
         "SequentialOrder": "order",
+        "ShardedDataset": "sharded_dataset",
+        "ShardedOrder": "sharded_order",
         "Share": "shares",
         "ShuffledOrder": "order",
         "WeightedOrder": "weighted_order",

@@ -63,7 +63,8 @@ def num_samples_of_dataset(dataset: object) -> int:
         length = len(dataset)  # type: ignore[arg-type] # what has no length raises TypeError
     except (TypeError, NotImplementedError) as error:
         raise SamplerArgumentError(
-            f"{type(dataset).__name__} has no length ({error}): give it __len__, or make an order of known length"
+            f"{type(dataset).__name__} has no length ({error}): give it __len__, make an order of known length, "
+            "or give its files and their lengths to ShardedDataset"
         ) from error
     return checked_num_samples(length)
 

@@ -118,7 +118,7 @@ class Measuring:
                 group=self._control_group,
                 **loader_options,
             )
-        return gather(own, group=self._control_group, timeout_s=self._timeout_s)
+            return gather(own, group=self._control_group, timeout_s=self._timeout_s)
 
     def gather(self, tree: Tree) -> Tree:
         """Return the ranks' tensors one behind the other in dimension 0, the same on every rank, without gradients.

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,10 +18,11 @@ import ddpcore
 from ddpcore.checkpoint import Checkpointer
 from ddpcore.engine.control_word import StopReason
 from ddpcore.errors import CheckpointInvalidError, EngineUseError
-from tests.support.warm_ranks import run_ranks, try_ranks
+from tests.support.warm_ranks import WarmRanks, run_ranks, try_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 DATA = TensorDataset(torch.ones(64, 1))
 
@@ -170,19 +168,14 @@ def test_a_damaged_best_one_is_passed_over(tmp_path: Path) -> None:
 
 # ---- kill -9 at any moment
 
-KILLED = """
-import sys, torch
-from ddpcore.checkpoint import Checkpointer
-sys.path.insert(0, sys.argv[2])
-from tests.integration.test_best_checkpoints import value_of
-checkpointer = Checkpointer(sys.argv[1], keep_last=2, keep_best=3, metric="val")
-loaded = checkpointer.load_latest()
-step = loaded.step if loaded else 0
-print("begun", flush=True)
-while True:
-    step += 1
-    checkpointer.save(step, {"a": torch.full((1000,), float(step))}, metrics={"val": value_of(step)})
-"""
+
+def save_until_killed(directory: str) -> None:
+    checkpointer = Checkpointer(directory, keep_last=2, keep_best=3, metric="val")
+    loaded = checkpointer.load_latest()
+    step = loaded.step if loaded else 0
+    while True:
+        step += 1
+        checkpointer.save(step, {"a": torch.full((1000,), float(step))}, metrics={"val": value_of(step)})
 
 
 def value_of(step: int) -> float:
@@ -204,18 +197,14 @@ def expected_steps(newest: int) -> set[int]:
 
 @pytest.mark.parametrize("num_rounds", [4, pytest.param(100, marks=[pytest.mark.chaos, pytest.mark.timeout(3600)])])
 def test_no_kill_ever_costs_one_of_the_best(tmp_path: Path, num_rounds: int) -> None:
-    root = Path(__file__).parents[2]
     generator = torch.Generator().manual_seed(0)
     newest = 0
-    for _ in range(num_rounds):
-        program = [sys.executable, "-c", KILLED, str(tmp_path), str(root)]
-        with subprocess.Popen(program, stdout=subprocess.PIPE, cwd=root) as trainer:
-            assert trainer.stdout is not None
-            assert trainer.stdout.readline() == b"begun\n"
-            wanted = newest + 1 + int(torch.randint(3, (), generator=generator))
-            wait_for_step(tmp_path, wanted)
+    for number in range(num_rounds):
+        with WarmRanks(save_until_killed, 1 + number % 2, str(tmp_path)) as ranks:
+            wait_for_step(tmp_path, newest + 1 + int(torch.randint(3, (), generator=generator)))
             time.sleep(0.02 * float(torch.rand((), generator=generator)))  # when the kill comes is what is tried here
-            os.kill(trainer.pid, signal.SIGKILL)
+            for rank in range(len(ranks.pids)):
+                ranks.kill(rank)
         # The writer may finish what it has; opening waits for it.
         with Checkpointer(tmp_path, keep_last=2, keep_best=3, metric="val") as checkpointer:
             latest = checkpointer.load_latest()

@@ -104,13 +104,23 @@ def _of_abort(evidence: Evidence, table: GroupTable, victims: Ranks, ended: Mapp
         attempt=job.attempt,
         group=table.name,
         seq=seq if sides else None,
-        op=sides[0].op if sides else "",
+        op=sides[0].op if sides else _op_of_messages(past, ended, len(table.members)),
         place=evidence.place_of(culprits[0]) if culprits else None,
         step=step_of(evidence, culprits),
         sides=tuple(sides),
         counts=call_counts(evidence, table.name, sides) if len(sides) > 1 else None,
         is_shifted=len(sides) > 1 and all(_is_usual(side, past, seq) for side in sides),
     )
+
+
+def _op_of_messages(past: Sequence[PastCall], ended: Mapping[int, _Lengths | None], num_members: int) -> str:
+    """Return the one operation whose messages are as long as those that did not fit; empty where several are."""
+    ops = set[str]()
+    for which in (0, 1):
+        seqs = _seqs_of_messages(past, ended, num_members, which)
+        found = {call.op for call in past if call.seq in seqs}
+        ops |= found or {""}
+    return ops.pop() if len(ops) == 1 else ""
 
 
 def _past_calls(evidence: Evidence, table: GroupTable) -> list[PastCall]:

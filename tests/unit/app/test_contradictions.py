@@ -296,6 +296,7 @@ def test_of_calls_that_ddp_makes_ahead_the_one_that_gloo_ended_is_not_guessed() 
     verdict = only(judged(others[0], dead, others[1], looks=3))
 
     assert (verdict.culprits, verdict.aborted, verdict.seq, verdict.sides) == ((), (1,), None, ())
+    assert "different sizes or types to one all_reduce" in sentence(verdict)
 
 
 def killed_early(rank: int, num_ranks: int, last_seq: int) -> WorkerReport:

@@ -275,9 +275,8 @@ def _mismatch(verdict: Verdict) -> list[str]:
         told.append(f"{ranks_text(others)} with another size or type")
     unclear = "" if verdict.culprits else "; whose call differs is not known"
     is_part = len(told) > 1
-    head = (
-        ", ".join(told) if is_part else f"the ranks pass different sizes or types to one {verdict.op or 'collective'}"
-    )
+    op = "" if told else verdict.op  # that of a call that may be another one is no better than none
+    head = ", ".join(told) if is_part else f"the ranks pass different sizes or types to one {op or 'collective'}"
     single = "" if is_part or not told else told[0]
     ended = f"gloo ended {ranks_text(verdict.aborted)} (SIGABRT), which received more than expected{unclear}"
     return [f"{head}: {ended}", single, _counts(verdict) or _shifted(verdict)]

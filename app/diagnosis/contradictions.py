@@ -18,7 +18,7 @@ from app.diagnosis.exits import has_lost_peer
 from app.diagnosis.point_to_point import odd_in_circle
 from app.diagnosis.verdicts import CallCounts, Evidence, Side, Verdict, name, nodes_of
 from app.diagnosis.waits import Wait, calls_by_step, circle_from, find_out_of_order
-from app.model.farewells import is_clean, is_leaving
+from app.model.farewells import have_lost_peers, is_clean, is_leaving
 from app.rows import Cause
 from ddpcore.wire import Place
 
@@ -325,13 +325,16 @@ def fewer_calls(evidence: Evidence, leavers: Sequence[Death], lost_connection: S
 
     They ended with code 0, or are about to end.
     """
-    culprits = {death.rank for death in leavers}
-    end = leavers[0].exit if leavers else None
+    deaths = evidence.job.deaths
+    # Who has lost its peer may take seconds to end.
+    early = [*leavers] or [deaths[rank] for rank in sorted(called_less(evidence)) if rank in deaths]
+    culprits = {death.rank for death in early}
+    end = early[0].exit if early else None
     for knot in evidence.knots:
         waiters_at_s = float(evidence.job.report_at_s[knot.wait.waiting].max())
         is_out = evidence.facts.is_dead | is_leaving(evidence.job)
         for rank in knot.roots[is_out[knot.roots]].tolist():
-            death = evidence.job.deaths.get(rank)
+            death = deaths.get(rank)
             left_s = float(evidence.job.report_at_s[rank]) if death is None else death.at_s
             has_left = (death is None or is_clean(death)) and waiters_at_s - left_s > evidence.thresholds.confirm_s
             if has_left and any(_holds_up(evidence, rank, evidence.waits[index]) for index in knot.chain):
@@ -339,7 +342,7 @@ def fewer_calls(evidence: Evidence, leavers: Sequence[Death], lost_connection: S
                 end = end or (ExitReport() if death is None else death.exit)
     if not culprits:
         return []
-    victims = tuple(rank for rank in sorted(lost_connection) if rank not in culprits)
+    victims = tuple(sorted((have_lost_peers(evidence.job) | set(lost_connection)) - culprits))
     verdict = name(evidence, Cause.FEWER_CALLS, culprits, lost_connection=victims, exit=end)
     if verdict.seq is None:
         verdict = msgspec.structs.replace(verdict, **_missed_call(evidence, sorted(culprits), victims))
@@ -421,9 +424,13 @@ def _wait_at_end(evidence: Evidence, table: GroupTable, has_timed_out: Flags, af
 
 
 def called_less(evidence: Evidence) -> frozenset[int]:
-    """Return the ranks that left with code 0, or are about to end, and had called less than one that ended badly."""
+    """Return the ranks that left with code 0, or are about to end, and had called less than one that ended badly.
+
+    So does one whose program has ended since it lost another.
+    """
     deaths = evidence.job.deaths
-    bad = np.array([rank for rank, death in deaths.items() if not is_clean(death)], np.int64)
+    badly = {rank for rank, death in deaths.items() if not is_clean(death)}
+    bad = np.array(sorted(badly | have_lost_peers(evidence.job)), np.int64)
     clean = np.array([rank for rank, death in deaths.items() if is_clean(death)], np.int64)
     clean = np.union1d(clean, np.flatnonzero(is_leaving(evidence.job)))
     found: set[int] = set()

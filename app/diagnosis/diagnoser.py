@@ -299,7 +299,8 @@ class _JobDiagnoser:
         hindered = is_in_known_phase(job, facts) | facts.is_starting | facts.is_immobile
         hindered |= now_s - self._excused_s < self._thresholds.silent_s
         longest_s = max((wait.waited_s for wait in evidence.waits), default=0.0)
-        self._share.sample(job, longest_s, now_s, is_clean=not bool(hindered.any()))
+        crowding = float(evidence.cluster.crowding.max(initial=1.0))
+        self._share.sample(job, longest_s, now_s, is_clean=not bool(hindered.any()), crowding=crowding)
 
     def _judge(self, evidence: Evidence) -> list[Verdict]:
         job, exits = evidence.job, self._exits

@@ -51,7 +51,7 @@ class Thresholds(msgspec.Struct, frozen=True):
     from a network file system takes its time. Whom they wait for is on the first line at once."""
     patience_s: float = 300.0
     """For the first checkpoint, or evaluation, of a job, of which nobody knows how long it takes."""
-    deadlock_s: float = 2.0
+    deadlock_s: float = 1.5
     """Ranks that wait for each other in different groups do so for this long before it is told."""
     instant_s: float = 0.3
     """Deaths closer than this have no order: the ages that tell their times are sampled."""

@@ -72,6 +72,8 @@ class Recent(NamedTuple):
     """The first two of them by slot: (2, slots, ranks)."""
     longest_wait_s: float = 0.0
     """The longest single wait."""
+    samples_hz: float = SAMPLES_HZ
+    """How often probes look: more rarely where nodes have too much to do."""
 
 
 class LostTime(NamedTuple):
@@ -156,7 +158,7 @@ def lost_time(recent: Recent, owners: NDArray[np.int64]) -> LostTime | None:
     # A collective takes a while itself, for everybody: what some ranks wait beyond that, calls do not tell of.
     unseen = sampled - by_calls[known]
     unseen -= unseen.min()
-    error = np.sqrt(np.maximum(sampled * (1.0 - sampled), MIN_VARIANCE) / np.maximum(SAMPLES_HZ * observed, 1.0))
+    error = np.sqrt(np.maximum(sampled * (1.0 - sampled), MIN_VARIANCE) / np.maximum(recent.samples_hz * observed, 1.0))
     is_sure = unseen > np.maximum(MIN_UNSEEN, UNSEEN_SIGMAS * error)
     frac[known] = by_calls[known] + np.where(is_sure, unseen - error, 0.0)
     return LostTime(frac, doubt, node_doubt, by_calls)
@@ -178,7 +180,7 @@ def _between_nodes(
     observed_s = float(observed.mean())
     num_ranks = np.maximum(np.bincount(owners[known]), 1)
     by_samples = np.bincount(owners[known], np.clip(total[1, known] / observed - frac[known], 0.0, 1.0)) / num_ranks
-    num_samples = SAMPLES_HZ * observed_s * num_ranks[owners[known]].min()
+    num_samples = recent.samples_hz * observed_s * num_ranks[owners[known]].min()
     middle = float(np.clip(by_samples.max(), 0.1, 0.5))
     # Samples of one wait are one: it may be long, and there may be several such.
     _, error, _ = _node_means(recent.samples[:, :, known], owners[known])

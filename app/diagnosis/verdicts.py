@@ -439,8 +439,8 @@ def input_bound(evidence: Evidence, frac: float, place: Place | None) -> Verdict
 
 
 def complete_waits(evidence: Evidence) -> list[Wait]:
-    """Return the waits in collectives that every member has called."""
-    closed = [knot.wait for knot in evidence.knots if knot.is_closed]
+    """Return the waits in collectives that every member has called, and none has given up."""
+    closed = [knot.wait for knot in evidence.knots if knot.is_closed and not evidence.job.has_raised.any()]
     return [wait for wait in closed if wait.is_settled and len(wait.missing) == 0]
 
 

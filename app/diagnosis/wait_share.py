@@ -22,6 +22,7 @@ from agent.wire.digest import LATENESS
 from app.diagnosis.rank_pace import (
     NUM_SAMPLED_ROWS,
     PHASES,
+    SAMPLES_HZ,
     Habit,
     RankPace,
     Recent,
@@ -183,6 +184,7 @@ class WaitShare:
         """The end of the last clean piece, None once a longer break has followed."""
         self._clean_since_s: float | None = None
         self._longest_wait_s = 0.0
+        self._crowding = 1.0
         self._followed = np.zeros((2, world_size))
         self._followed_s = -np.inf
         self._laggards: Laggards | None = None
@@ -214,7 +216,9 @@ class WaitShare:
         window_s = min(self._num_filled, NUM_SLOTS) * SLOT_S + self._slot_s
         return rank_pace(self._window.sum(axis=1), window_s, lost_time(self._recent(NUM_SLOTS), self._owners))
 
-    def sample(self, job: JobModel, longest_wait_s: float, now_s: float, *, is_clean: bool) -> None:
+    def sample(
+        self, job: JobModel, longest_wait_s: float, now_s: float, *, is_clean: bool, crowding: float = 1.0
+    ) -> None:
         """Look at the counters; once a slot is full, judge anew.
 
         Args:
@@ -222,7 +226,9 @@ class WaitShare:
             longest_wait_s: The longest single wait now.
             now_s: Now.
             is_clean: Whether nothing but slowness can explain waiting now.
+            crowding: Of the node that has most to do (`Cluster.crowding`).
         """
+        self._crowding = crowding
         if now_s - self._followed_s >= SLOT_S:
             self._follow(job, now_s)
         if not is_clean:
@@ -305,7 +311,9 @@ class WaitShare:
             total[:4] += self._window[:4, slot]
             total[4:] += self._window[EXACT_ROWS, slot]
         longest_s = float(self._longest[newest].max(initial=0.0))
-        return Recent(total, self._window[-2:, newest], self._window[:2, newest], longest_s)
+        return Recent(
+            total, self._window[-2:, newest], self._window[:2, newest], longest_s, SAMPLES_HZ / self._crowding
+        )
 
     def _window_s(self, num_slots: int) -> float:
         """Return how much clean time the newest slots hold, 0 where there are fewer."""

@@ -82,6 +82,11 @@ def _raised(job: JobModel, rank: int) -> str:
     return worker.report.raised if worker is not None and worker.report is not None else ""
 
 
+def have_lost_peers(job: JobModel) -> set[int]:
+    """Return the ranks whose programs have ended by an exception that says that they lost another rank."""
+    return {rank for rank in np.flatnonzero(job.has_raised).tolist() if names_lost_peer(_raised(job, rank))}
+
+
 def is_leaving(job: JobModel) -> NDArray[np.bool_]:
     """Return which ranks end without an exception that nobody has caught, and whose processes have not ended yet."""
     leaving: NDArray[np.bool_] = job.is_ending & ~job.has_raised & (job.process != Process.EXITED)

@@ -27,6 +27,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 import zlib
 from typing import Any
@@ -45,6 +46,18 @@ NICENESS = 19
 """The most modest: while two writers worked beside two ranks on two cores, steps of 18 ms took 20; with 10 they took
 24, with 0 they took 40. A save that waits for its writers leaves them the cores."""
 
+PIECE_BYTES = 1 << 20
+"""Summed up between two looks at the clock: 0.5 ms of a processor."""
+
+LEAST_SHARE = 0.06
+"""Of a core, where others want all: with less a checkpoint is not written for minutes on a crowded machine."""
+
+AMPLE_SHARE = 0.1
+"""Of a core: who gets so much may stand back further."""
+
+LEVEL_S = 0.2
+"""How long a niceness is kept at least; the kernel takes ten changes of sessions' own a second."""
+
 NAME = "rankdeck-writer"
 """What the kernel calls this process: whoever ends a job's processes knows by it who may finish first. Source: proc(5),
 at most 15 characters."""
@@ -57,6 +70,56 @@ SILENT_S = 60.0
 
 Job = dict[str, Any]
 """A job's JSON: {"number", "directory", "file", "bytes", "publish": None or see `_publish`}."""
+
+
+class Modesty:
+    """How far this process stands back behind others: wholly, until it gets less than LEAST_SHARE of a core.
+
+    Where the kernel shares the cores between sessions first, niceness counts only within one, and a session's own may
+    go up and down again. Elsewhere only a privileged process gets its niceness back. Source: sched(7), setpriority(2).
+    """
+
+    def __init__(self) -> None:
+        self._level = self._last_level = NICENESS
+        self._seen_s = self._ran_s = 0.0
+        self._set(NICENESS)
+
+    def begin(self) -> None:
+        """Take the place that the last job needed. In the thread that does nothing but compute."""
+        self._set(self._last_level)
+        self._seen_s, self._ran_s = time.monotonic(), time.thread_time()
+
+    def rest(self) -> None:
+        """Stand back wholly: what is left to do is the disk's."""
+        self._last_level = self._level
+        self._set(NICENESS)
+
+    def look(self) -> None:
+        """Come forward, or stand back again, by the share of a core that the calling thread has had."""
+        seen_s, ran_s = time.monotonic(), time.thread_time()
+        if seen_s - self._seen_s < LEVEL_S:
+            return
+        share = (ran_s - self._ran_s) / (seen_s - self._seen_s)
+        self._seen_s, self._ran_s = seen_s, ran_s
+        if share < LEAST_SHARE and self._level > 0:
+            self._set(self._level // 2)
+        elif share > AMPLE_SHARE and self._level < NICENESS:
+            self._set(min(NICENESS, 2 * self._level + 1))
+
+    def _set(self, level: int) -> None:
+        with contextlib.suppress(OSError):
+            # Niceness is each thread's own.
+            for thread in {0, os.getpid()}:
+                os.setpriority(os.PRIO_PROCESS, thread, level)
+        try:
+            with open("/proc/self/autogroup", "w", encoding="ascii") as autogroup:
+                autogroup.write(str(level))
+        except BlockingIOError:
+            # Somebody's session was changed less than 0.1 s ago: the next look tries again.
+            return
+        except OSError:
+            pass
+        self._level = level
 
 
 class FailedError(Exception):
@@ -114,11 +177,7 @@ def main() -> None:
         # Whoever stops a whole service or session says so to its writers too: these end with their trainers, which save
         # once more before they do.
         signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
-        os.nice(NICENESS)
-    # Where the kernel shares the cores between sessions first, niceness counts only within one. Source: sched(7).
-    with contextlib.suppress(OSError), open("/proc/self/autogroup", "w", encoding="ascii") as autogroup:
-        autogroup.write(str(NICENESS))
+    modesty = Modesty()
     with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as comm:
         comm.write(NAME)
     channel = Channel(socket.socket(fileno=0), parent_pid)
@@ -127,20 +186,20 @@ def main() -> None:
         was_orphaned = channel.is_orphaned
         job = channel.next_message(0.0 if was_orphaned else PARENT_POLL_S)
         if job is not None and "abandon" not in job:
-            serve(job, memory, channel)
+            serve(job, memory, channel, modesty)
         elif job is None and was_orphaned:
             return
 
 
-def serve(job: Job, memory: int, channel: Channel) -> None:
-    """Do one job and say how it went."""
+def serve(job: Job, memory: int, channel: Channel, modesty: Modesty | None = None) -> None:
+    """Do one job and say how it went. Without `modesty` this process keeps the niceness that it has."""
     directory = job["directory"]
     lock = -1
     try:
         lock = os.open(f"{directory}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         with contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        write_share(job, memory)
+        write_share(job, memory, modesty)
         if job["publish"]:
             publish(job, memory, channel, lock)
     except (OSError, FailedError) as error:
@@ -170,7 +229,7 @@ def leave_word(path: str, problem: str) -> None:
         os.rename(f"{path}.part", path)
 
 
-def write_share(job: Job, memory: int) -> None:
+def write_share(job: Job, memory: int, modesty: Modesty | None) -> None:
     """Write this rank's file from the memfd, and its report."""
     path = f"{job['directory']}/{job['file']}"
     if os.fstat(memory).st_size < job["bytes"]:
@@ -179,7 +238,7 @@ def write_share(job: Job, memory: int) -> None:
     is_whole = False
     try:
         with mmap.mmap(memory, job["bytes"], prot=mmap.PROT_READ) as mapped, memoryview(mapped) as content:
-            checksum = copy(content, fd)
+            checksum = copy(content, fd, modesty)
         os.fsync(fd)
         is_whole = True
     finally:
@@ -212,26 +271,73 @@ def set_direct(fd: int, *, is_direct: bool) -> None:
     fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT if is_direct else flags & ~os.O_DIRECT)
 
 
-def copy(content: memoryview, fd: int) -> int:
-    """Write all of a page-aligned memory to the beginning of a file; return its checksum."""
-    checksum = 0
-    num_direct = len(content) - len(content) % BLOCK_BYTES
-    for begin in range(0, num_direct, CHUNK_BYTES):
-        with content[begin : min(begin + CHUNK_BYTES, num_direct)] as chunk:
-            checksum = zlib.crc32(chunk, checksum)
-            try:
-                write_all(fd, chunk)
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
-                # Other rules of alignment than the usual ones: then through the cache, from where it stands.
-                set_direct(fd, is_direct=False)
-                with chunk[os.lseek(fd, 0, os.SEEK_CUR) - begin :] as rest:
-                    write_all(fd, rest)
-    set_direct(fd, is_direct=False)
-    with content[num_direct:] as tail:
-        write_all(fd, tail)
-        return zlib.crc32(tail, checksum)
+def copy(content: memoryview, fd: int, modesty: Modesty | None = None) -> int:
+    """Write all of a page-aligned memory to the beginning of a file; return its checksum, taken at the same time."""
+    checksum = Checksum(content, modesty)
+    try:
+        num_direct = len(content) - len(content) % BLOCK_BYTES
+        for begin in range(0, num_direct, CHUNK_BYTES):
+            with content[begin : min(begin + CHUNK_BYTES, num_direct)] as chunk:
+                write_chunk(fd, chunk, begin)
+        set_direct(fd, is_direct=False)
+        with content[num_direct:] as tail:
+            write_all(fd, tail)
+        return checksum.result()
+    finally:
+        checksum.give_up()
+        if modesty is not None:
+            modesty.rest()
+
+
+def write_chunk(fd: int, chunk: memoryview, begin: int) -> None:
+    """Write a part of a file past the page cache, or through it where its file system wants that."""
+    try:
+        write_all(fd, chunk)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        # Other rules of alignment than the usual ones: then through the cache, from where it stands.
+        set_direct(fd, is_direct=False)
+        with chunk[os.lseek(fd, 0, os.SEEK_CUR) - begin :] as rest:
+            write_all(fd, rest)
+
+
+class Checksum:
+    """A checksum that is taken in a thread of its own, beside the disk's work.
+
+    Args:
+        content: What it is of; it must stay until `result` or `give_up` has returned.
+        modesty: Of this process, if it is to have any.
+    """
+
+    def __init__(self, content: memoryview, modesty: Modesty | None) -> None:
+        self._content = content
+        self._modesty = modesty
+        self._checksum = 0
+        self._is_given_up = False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def result(self) -> int:
+        """Return the checksum; blocks until it is there."""
+        self._thread.join()
+        return self._checksum
+
+    def give_up(self) -> None:
+        """Stop, if there is anything left to do; blocks for a moment."""
+        self._is_given_up = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        if self._modesty is not None:
+            self._modesty.begin()
+        for begin in range(0, len(self._content), PIECE_BYTES):
+            if self._is_given_up:
+                return
+            with self._content[begin : begin + PIECE_BYTES] as piece:
+                self._checksum = zlib.crc32(piece, self._checksum)
+            if self._modesty is not None:
+                self._modesty.look()
 
 
 def publish(job: Job, memory: int, channel: Channel, lock: int) -> None:

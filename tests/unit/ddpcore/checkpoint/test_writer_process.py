@@ -28,6 +28,25 @@ WAIT_S = 60.0
 """A writer is as modest as a process can be: where others work it gets little of a core, and is waited for long."""
 CONTENT = bytes(range(256)) * 100
 
+STARVED = """
+import os, time
+from ddpcore.checkpoint.writer import LEVEL_S, Modesty
+
+def level():
+    return os.getpriority(os.PRIO_PROCESS, 0)
+
+modesty = Modesty()
+modesty.begin()
+for _ in range(3):
+    time.sleep(LEVEL_S)  # what a thread sees of cores that it does not get
+    modesty.look()
+print(level())
+modesty.rest()
+print(level())
+modesty.begin()
+print(level())
+"""
+
 
 @pytest.fixture
 def memory() -> Iterator[Snapshot]:
@@ -282,3 +301,23 @@ def test_a_program_that_just_ends_has_its_last_checkpoint_on_the_disk(tmp_path: 
 
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "step_00000001" / "COMMITTED").exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gets a niceness back")
+def test_a_writer_that_is_starved_comes_forward_while_it_works(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STARVED],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])},
+        # Its session's niceness changes too.
+        start_new_session=True,
+    )
+
+    starved, resting, again = (int(level) for level in done.stdout.split())
+    assert starved < 19
+    assert resting == 19
+    assert again == starved

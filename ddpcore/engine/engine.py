@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from ddpcore.checkpoint import Stateful
     from ddpcore.engine.batches import MicroBatch
     from ddpcore.engine.loader_options import TrainingLoaderOptions
+    from ddpcore.engine.metric_log import Logger
     from ddpcore.placement import Placement
     from ddpcore.samplers.order import Order
 
@@ -459,6 +460,17 @@ class Engine(Measuring):
         if clip_norm is not None:
             check_number(EngineUseError, "clip_norm", clip_norm, wanted="a number above 0, or None not to clip")
         return self._updates.update(optimizer, clip_norm)
+
+    def add_logger(self, logger: Logger) -> None:
+        """Send this rank's lines of metrics, means over all ranks, to `wandb.Run.log` or `mlflow.log_metrics` too.
+
+        As a rule on the first rank alone: `if engine.is_first: engine.add_logger(wandb.init().log)`. It is called on
+        the main thread between two steps; what it raises ends the training.
+
+        Raises:
+            EngineUseError: It is no function.
+        """
+        self._loop.add_logger(logger)
 
     def is_due(self, every: str) -> bool:
         """Say whether the running step completes a multiple of so many steps or epochs: the same on every rank.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ddpcore.checkpoint import Stateful
     from ddpcore.engine.batches import Batches
-    from ddpcore.engine.metric_log import MetricLog
+    from ddpcore.engine.metric_log import Logger, MetricLog
     from ddpcore.engine.saving import Resumed, Saving
     from ddpcore.engine.watched_metrics import EarlyStopping
 
@@ -119,6 +119,10 @@ class Loop:
         if self._leaving is not None:
             return f"in step {self._leaving.step}"
         return f"in step {self.step + 1}" if self._running is not None else ""
+
+    def add_logger(self, logger: Logger) -> None:
+        """Have this rank's lines of metrics go there too."""
+        self._lines.add_logger(logger)
 
     def add_part(self, name: str, part: Stateful) -> None:
         """Have a part of the engine saved with every checkpoint, and set back before the next step.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, SupportsFloat
 
 import torch
 
+from ddpcore.arguments import refuse
 from ddpcore.engine.metric_means import MetricMeans
 from ddpcore.errors import EngineUseError
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from ddpcore.engine.cadence import Cadence, Progress
-    from ddpcore.engine.metric_log import MetricLog
+    from ddpcore.engine.metric_log import Logger, MetricLog
 
 
 def _kept(name: str, value: Tensor | float) -> Tensor | float:
@@ -51,6 +52,7 @@ class MetricLines:
 
     def __init__(self, group: ProcessGroup | None, log: MetricLog | None, every: Cadence) -> None:
         self.loss: Tensor | float | None = None
+        self._loggers: list[Logger] = []
         self._means = MetricMeans(group)
         self._log = log
         self._every = every
@@ -61,6 +63,16 @@ class MetricLines:
     def begin(self, now: Progress) -> None:
         """Count time from here on."""
         self._began_s = now.elapsed_s
+
+    def add_logger(self, logger: Logger) -> None:
+        """Have this rank's lines go there too.
+
+        Raises:
+            EngineUseError: It is no function.
+        """
+        if isinstance(logger, type) or not callable(logger):
+            raise refuse(EngineUseError, "logger", logger, "a function of metrics and step, such as wandb's run.log")
+        self._loggers.append(logger)
 
     def take(self, name: str, value: Tensor | float, weight: int) -> None:
         """Take a metric of the running step.
@@ -101,5 +113,8 @@ class MetricLines:
         self.loss = means.get("loss", self.loss)
         if heading.step_ms is not None:
             means["step_ms"] = heading.step_ms
+        line = {**means, "goodput_frac": goodput_frac}
         if self._log is not None:
-            self._log.write(heading.at.step, heading.at.epoch, {**means, "goodput_frac": goodput_frac})
+            self._log.write(heading.at.step, heading.at.epoch, line)
+        for logger in self._loggers:
+            logger({**line, "epoch": float(heading.at.epoch)}, step=heading.at.step)

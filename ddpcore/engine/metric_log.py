@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ddpcore.agreement import common_problem
 from ddpcore.barriers.gates import exchange
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 METRICS_FILE = "metrics.jsonl"
 
 _log = logging.getLogger(__name__)
+
+
+class Logger(Protocol):
+    """What takes a line of metrics: `wandb.Run.log` and `mlflow.log_metrics` do, as they are."""
+
+    def __call__(self, metrics: dict[str, float], /, *, step: int) -> object:
+        """Take a line."""
 
 
 class MetricLog:

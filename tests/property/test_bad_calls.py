@@ -242,6 +242,7 @@ CALLS: list[Call] = [
     Call(ddpcore.Engine.backward, {}, in_step("backward")),
     Call(ddpcore.Engine.update, {}, in_step("update")),
     Call(ddpcore.Engine.log, {"loss": 1.0}, in_step("log"), {"loss": "float"}),
+    Call(ddpcore.Engine.add_logger, {}, in_engine("add_logger")),
     Call(ddpcore.Engine.is_due, {"every": "1 step"}, in_engine("is_due")),
     Call(
         ddpcore.Engine.evaluate,

@@ -361,7 +361,10 @@ def _missed_call(evidence: Evidence, culprits: Sequence[int], victims: Sequence[
         left, lost = np.isin(table.members, culprits), np.isin(table.members, victims)
         if left.sum() < len(culprits) or not lost.any():
             continue
-        is_ahead = lost & (table.enqueued > table.enqueued[left].min())
+        # What is over for one who goes on, the culprit has called since its last report.
+        goes_on = ~(evidence.job.has_raised | evidence.facts.is_dead)[table.members]
+        over = max(int(table.enqueued[left].min()), int(table.completed[goes_on].max(initial=-1)))
+        is_ahead = lost & (table.enqueued > over)
         if is_ahead.any():
             slot = int(np.flatnonzero(is_ahead)[int(table.enqueued[is_ahead].argmin())])
             op, label = evidence.job.calls[table.code[slot]]

@@ -354,12 +354,15 @@ def publish(job: Job, memory: int, channel: Channel, lock: int) -> None:
         raise FailedError("the snapshot is shorter than its manifest")
     manifest = b'{"files":' + json.dumps(records, separators=(",", ":")).encode() + b"," + body[1:]
     write_file(f"{directory}/manifest.json", manifest)
-    for name in [*(f"{file}.json" for file in order["files"]), "lock"]:
-        os.unlink(f"{directory}/{name}")
+    for file in order["files"]:
+        os.unlink(f"{directory}/{file}.json")
     marker = f"rankdeck-commit/2 {zlib.crc32(manifest):08x} {len(manifest)} {order['marker']}".encode()
     write_file(f"{directory}/COMMITTED", marker + f" {zlib.crc32(marker):08x}\n".encode())
     fsync_directory(directory)
-    os.rename(directory, f"{order['root']}/{order['name']}")
+    published = f"{order['root']}/{order['name']}"
+    os.rename(directory, published)
+    # Until it has its name, the lock keeps a new run from clearing it away.
+    os.unlink(f"{published}/lock")
     fsync_directory(order["root"])
 
 

@@ -145,15 +145,17 @@ def _block_lows(lows: Sequence[float], span: int) -> list[float]:
 
 
 def _is_growth(lows: Sequence[float]) -> bool:
-    """Return whether the lowest figures of consecutive blocks rise all along, and not by one jump."""
+    """Return whether the lowest figures of blocks rise all along, from the first one, and not by one jump."""
     increments = [after - before for before, after in pairwise(lows)]
     total = lows[-1] - lows[0]
     mean = total / len(increments)
     if total <= 0:
         return False
-    num_grown = sum(increment >= MIN_INCREMENT * mean for increment in increments)
+    has_grown = [increment >= MIN_INCREMENT * mean for increment in increments]
     return (
-        num_grown >= len(increments) - 1
+        # Growth that begins within the window has not lasted so long, and may slow down all the while.
+        has_grown[0]
+        and sum(has_grown) >= len(increments) - 1
         and min(increments) >= -MAX_SETBACK * mean
         and max(increments) <= MAX_INCREMENT * total
     )

@@ -251,14 +251,24 @@ def _parts_of_abort(
         return [], newest
     sent, expected = (_seqs_of_messages(past, ended, len(table.members), which) for which in (0, 1))
     likely = [seq for seq in seqs if seq in sent | expected]
+    if newest in sent and _all_others_known(table, newest, ended):
+        # They have called the same all along: it is the odd one, wherever it was before.
+        likely = [newest]
     if len(likely) > 1 and not sent.isdisjoint(likely):
         # It may have expected what the others did, and another rank have sent more; or it is one call behind.
         return [], newest
-    seq = next((seq for seq in seqs if seq in sent), newest)
+    seq = next((seq for seq in likely if seq in sent), newest)
     ops, _ = table.history.calls_at(seq)
     known = table.members[(ops != 0) & (table.enqueued >= seq)]
     # Where all are known to have called the same, it was a later call.
     return ([known] if 0 < len(known) < len(table.members) else []), seq
+
+
+def _all_others_known(table: GroupTable, seq: int, ended: Mapping[int, _Lengths | None]) -> bool:
+    """Return whether gloo has ended one rank, and the call of every other member is known."""
+    assert table.history is not None
+    is_known = (table.history.calls_at(seq)[0] != 0) & (table.enqueued >= seq)
+    return len(ended) == 1 and bool((is_known | np.isin(table.members, list(ended))).all())
 
 
 def _last_over(evidence: Evidence, table: GroupTable, ended: Mapping[int, _Lengths | None]) -> int:

@@ -292,10 +292,13 @@ def test_of_calls_that_ddp_makes_ahead_the_one_that_gloo_ended_is_not_guessed() 
     made = [SMALL, LARGE, LARGE]
     overflow = OVERFLOW.replace("88 vs 4", "16 vs 4. Received data size doesn't match expected size.")
     dead = dead_worker(1, rank_report(1, 3, groups=[group_report(17)]), signal=6, error=overflow, age_s=1.0)
-    others = [lost(rank, 3, made, Phase.BACKWARD) for rank in (0, 2)]
-    verdict = only(judged(others[0], dead, others[1], looks=3))
+    one, other = (lost(rank, 3, made, Phase.BACKWARD) for rank in (0, 2))
+    before = rank_in(2, 3, group_report(18))
+    verdict = only(judged(one, dead, before, looks=3))
 
     assert (verdict.culprits, verdict.aborted, verdict.seq, verdict.sides) == ((), (1,), None, ())
+    # Where the others have called the same all along, it is the odd one.
+    assert only(judged(one, dead, other, looks=3)).culprits == (1,)
     assert "different sizes or types to one all_reduce" in sentence(verdict)
 
 

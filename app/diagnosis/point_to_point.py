@@ -55,10 +55,8 @@ def find_peer_waits(
             waits.append(_wait_of(job, rank, report, facts, (thresholds, now_s, is_waiting)))
         elif call.group == DEFAULT_GROUP:
             met[call.op][rank] = float(job.report_at_s[rank]) - report.peer_wait.waiting_s
-    waits = [_with_all_that_could_send(job, wait, (*in_collectives, *waits)) for wait in waits]
-    for op, since_s in met.items():
-        waits += _meeting(job, op, since_s, (facts, now_s))
-    return waits
+    meetings = [wait for op, since_s in met.items() for wait in _meeting(job, op, since_s, (facts, now_s))]
+    return [_with_all_that_could_send(job, wait, (*in_collectives, *waits, *meetings)) for wait in waits] + meetings
 
 
 def odd_in_circle(job: JobModel, waits: Sequence[Wait]) -> list[int] | None:

@@ -491,6 +491,27 @@ RIGHT: dict[str, Story] = {
         mismatch_hangs=False,
         root_runs_ahead=True,
     ),
+    "gloo: who receives from any rank, while all others wait for it in monitored_barrier": Story(
+        shape=Shape(
+            num_nodes=4,
+            ranks_per_node=1,
+            step_s=0.1,
+            sizes_differ=True,
+            has_buffers=True,
+            groups=Groups.HALVES,
+            metrics_every=5,
+            save_every=45,
+            noise=0.3,
+            late_s=4.0,
+            drop=0.1,
+            averages=True,
+            monitored_every=10,
+            spread_s=3.0,
+        ),
+        faults=(Fault(kind=Kind.RECEIVE_ANY, rank=3, step=70, place=11, value=1000000000.0),),
+        seed=397,
+        root_runs_ahead=True,
+    ),
 }
 NOT_WRONG: dict[str, Story] = {
     "gloo: the sender was named for its receiver's extra all_reduce": Story(

@@ -15,7 +15,7 @@ STEP_S = 0.05
 
 def fault_begins() -> None:
     """Write the moment down: the clock is the same for all processes of a machine."""
-    unfinished = Path(f"{os.environ['FAULT_AT']}.part")
+    unfinished = Path(f"{os.environ['FAULT_AT']}.{os.getpid()}")
     unfinished.write_text(str(time.monotonic()))
     unfinished.rename(os.environ["FAULT_AT"])
 

@@ -22,8 +22,9 @@ MIN_COST = 0.1
 KEEP_COST = 0.04
 MIN_NODE_COST = 0.16
 """Nodes may differ by a little, and a job is as fast as the slowest."""
+MIN_EARLY_NODE_COST = 0.2
 MIN_NODE_SPANNED_S = 4.0
-"""Of steps, before less than a quarter more is a node's: where calls are many, a look holds few of them."""
+"""With less of steps it takes the higher cost: where calls are many, a look holds few of them."""
 MIN_LAST = 0.75
 """Share of the compared collectives to which stragglers of a node come last, all together. Of four healthy gloo ranks
 on two busy cores none came last to more than half of them, in 116 windows of 5 s; one that takes 20 % longer does so to
@@ -206,7 +207,7 @@ def _last_frac(
             costs = np.median(lost.by_calls[others]) - lost.frac[here]
             doubts = limits.doubt * np.hypot(lost.node_doubt, lost.doubt[here]) if limits.doubt else 0.0
             is_early = window[SPANNED, here] < MIN_NODE_SPANNED_S
-            least = limits.node_cost * np.where(is_early & (limits.doubt >= 1.0), 1.25, 1.0)
+            least = np.where(is_early & (limits.doubt >= 1.0), MIN_EARLY_NODE_COST, limits.node_cost)
             if (costs < np.maximum(least, doubts)).any():
                 return None
             lowest = -1.0

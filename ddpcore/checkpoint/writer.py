@@ -361,8 +361,9 @@ def publish(job: Job, memory: int, channel: Channel, lock: int) -> None:
     fsync_directory(directory)
     published = f"{order['root']}/{order['name']}"
     os.rename(directory, published)
-    # Until it has its name, the lock keeps a new run from clearing it away.
-    os.unlink(f"{published}/lock")
+    # Until it has its name, the lock keeps a new run from clearing it away; afterwards it harms nobody.
+    with contextlib.suppress(OSError):
+        os.unlink(f"{published}/lock")
     fsync_directory(order["root"])
 
 

@@ -2,7 +2,8 @@
 
 `pytest -m "slow or chaos"` runs all of these two kinds, and a test that is named (`pytest FILE::TEST`) runs whatever
 it is. `.ci/run` sets RANKDECK_SLOW_SHARE to the commit: then a fifth of the slow and chaos tests runs with the rest,
-another one for another commit, and besides it all that test code which the commit changes (RANKDECK_CHANGED_FILES).
+another one for another commit, and besides it all that test code which the commit changes (RANKDECK_CHANGED_FILES),
+and all stories and programs that say how right the verdicts are.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ LONG = frozenset({"slow", "chaos", "reported"})
 SHARED = frozenset({"slow", "chaos"})
 """Marks of tests of which a commit runs a share. Programs that users report take half an hour by themselves."""
 NUM_SHARES = 5
+WHOLE = ("tests/corpus/generated/", "tests/corpus/reported/")
+"""Beginnings of tests' names of which each commit runs all: 300 drawn stories, twelve reported programs."""
 CODE_OF_TESTS = {
     "tests/chaos/test_agent_kills": ("agent/jobs/", "agent/processes/", "agent/daemon.py"),
     "tests/chaos/test_checkpoint_": ("ddpcore/checkpoint/",),
@@ -61,7 +64,7 @@ class Share:
 
     def takes(self, nodeid: str) -> bool:
         """Whether this test is of the commit's fifth, or tests what it changes, or is itself changed."""
-        if zlib.crc32(nodeid.encode()) % NUM_SHARES == self.number:
+        if nodeid.startswith(WHOLE) or zlib.crc32(nodeid.encode()) % NUM_SHARES == self.number:
             return True
         return any(file.startswith(_watched_by(nodeid)) for file in self.changed_files)
 

@@ -45,6 +45,15 @@ def test_a_commit_runs_all_that_test_what_it_changes() -> None:
     assert not is_taken("tests/e2e/test_install.py::test_x", {"slow"}, "", of_ssh)
 
 
+def test_every_commit_runs_all_stories_that_say_how_right_the_verdicts_are() -> None:
+    nodeids = [f"tests/corpus/generated/test_generated.py::test_x[{number}]" for number in range(30)]
+    share = Share(0, ())
+
+    assert all(is_taken(nodeid, {"slow"}, "", share) for nodeid in nodeids)
+    assert not any(is_taken(nodeid, {"slow"}, "", None) for nodeid in nodeids)
+    assert not is_taken("tests/corpus/reported/test_reported.py::test_x", {"reported"}, "", share)
+
+
 def test_programs_that_users_report_are_of_no_share() -> None:
     taken = [is_taken(nodeid, {"reported"}, "", share_of("00000001", "")) for nodeid in NODEIDS]
     assert not any(taken)

@@ -512,6 +512,22 @@ RIGHT: dict[str, Story] = {
         seed=397,
         root_runs_ahead=True,
     ),
+    "gloo: of two ranks that an abort has ended each may have been sent too much by the other": Story(
+        shape=Shape(
+            num_nodes=2,
+            step_s=0.8,
+            buckets=6,
+            sizes_differ=True,
+            loss_every=10,
+            groups=Groups.HALVES,
+            metrics_every=5,
+            save_every=45,
+            uneven=0.04,
+        ),
+        faults=(Fault(kind=Kind.MOVED, rank=2, step=3, place=10),),
+        seed=800,
+        root_runs_ahead=True,
+    ),
 }
 NOT_WRONG: dict[str, Story] = {
     "gloo: the sender was named for its receiver's extra all_reduce": Story(

@@ -6,6 +6,7 @@ import contextlib
 import mmap
 import os
 import signal
+import socket
 import subprocess
 import sys
 import zlib
@@ -16,7 +17,7 @@ import psutil
 import pytest
 
 from ddpcore.checkpoint.snapshot import Snapshot
-from ddpcore.checkpoint.writer import CHUNK_BYTES, copy, leave_word, open_direct
+from ddpcore.checkpoint.writer import CHUNK_BYTES, Channel, copy, leave_word, open_direct, publish
 from ddpcore.checkpoint.writer_process import WriterProcess
 from tests.support.ranks import is_alive
 from tests.support.waiting import until
@@ -321,3 +322,28 @@ def test_a_writer_that_is_starved_comes_forward_while_it_works(tmp_path: Path) -
     assert starved < 19
     assert resting == 19
     assert again == starved
+
+
+def test_a_checkpoint_is_locked_until_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, body = tmp_path / ".tmp", b"{}"
+    directory.mkdir()
+    for name in ("share.json", "lock"):
+        (directory / name).write_text("{}")
+    memory = os.memfd_create("state")
+    os.pwrite(memory, body, 0)
+    was_locked: list[bool] = []
+    rename = os.rename
+
+    def renamed(source: str, target: str) -> None:
+        was_locked.append((Path(source) / "lock").exists())
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", renamed)
+    order = {"root": str(tmp_path), "name": "step", "files": ["share"], "body_bytes": len(body), "marker": "id"}
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        publish({"directory": str(directory), "bytes": 0, "publish": order}, memory, Channel(ours, os.getpid()), -1)
+    os.close(memory)
+
+    assert was_locked == [True]
+    assert sorted(path.name for path in (tmp_path / "step").iterdir()) == ["COMMITTED", "manifest.json"]

@@ -14,7 +14,7 @@ from ddpcore.errors import EngineUseError
 
 
 class WandbRun:
-    """Like `wandb.Run`. Source: wandb 0.21, sdk/wandb_run.py, `Run.log`."""
+    """Like `wandb.Run`. Source: wandb, sdk/wandb_run.py, `Run.log`."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[int | None, dict[str, Any]]] = []
@@ -30,15 +30,17 @@ class Mlflow:
     def __init__(self) -> None:
         self.lines: list[tuple[int | None, dict[str, float]]] = []
 
-    def log_metrics(
+    def log_metrics(  # noqa: PLR0917 - as MLflow has it
         self,
         metrics: dict[str, float],
         step: int | None = None,
         synchronous: bool | None = None,
         run_id: str | None = None,
         timestamp: int | None = None,
+        model_id: str | None = None,
+        dataset: object = None,
     ) -> None:
-        assert (synchronous, run_id, timestamp) == (None, None, None)
+        assert (synchronous, run_id, timestamp, model_id, dataset) == (None,) * 5
         self.lines.append((step, metrics))
 
 

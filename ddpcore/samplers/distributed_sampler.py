@@ -32,8 +32,9 @@ class ElasticDistributedSampler(DistributedSampler[int]):
 
     Which rank gets which position is as in torch: rank, rank + world size, and so on, padded from the beginning or,
     with `drop_last`, cut off, so that all ranks get equally many. Without shuffle it is torch's sampler index for
-    index. Three things differ on purpose: the permutation is that of `ShuffledOrder`, a pass that was read to its end
-    is followed by the next epoch, and a state of another data set, seed or order is refused.
+    index in every epoch. On purpose, the permutation is that of `ShuffledOrder`, a pass that was read to its end is
+    followed by the next epoch, and a state of another data set, seed or order is refused; ddpcore/README.md lists all
+    differences.
 
     `yielded` counts what was handed to the loader, as in torchdata: workers of a plain DataLoader are ahead of training
     by their prefetch. torchdata's StatefulDataLoader puts that right; without it, use an `ElasticBatchSampler`.

@@ -1,4 +1,4 @@
-"""The drop-in: torch's sampler index for index, torchdata's state, and what both lack."""
+"""In place of torch's DistributedSampler: torch's sampler index for index, torchdata's state, and what both lack."""
 
 from __future__ import annotations
 

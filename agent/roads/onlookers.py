@@ -89,8 +89,8 @@ class Onlookers:
             if len(self._consoles) == 1:
                 self._on_watched()
             await self._serve(reader, writer, console)
-        except (ConnectionError, asyncio.CancelledError):
-            return  # it is gone, or we are about to be
+        except (ConnectionError, MemoryError, asyncio.CancelledError):
+            return  # it is gone, or we are about to be; or there is no memory for it now, and it asks again
         finally:
             self._tasks.discard(task)
             writer.close()

@@ -93,7 +93,9 @@ class SshConnection:
                 within(channel, CHANNEL_TIMEOUT_S, lambda: channel.invoke_subsystem("sftp"))
                 channel.settimeout(CHANNEL_TIMEOUT_S)
                 client = paramiko.SFTPClient(channel)
-            except (paramiko.SSHException, paramiko.SFTPError, EOFError) as error:
+            except TimeoutError:
+                raise
+            except (*CHANNEL_ERRORS, paramiko.SFTPError) as error:  # an OSError: it has ended before we say a word
                 self._transport.join(END_OF_CONNECTION_S)
                 if not self.is_alive:
                     raise

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import paramiko
 import psutil
 import pytest
 
@@ -205,11 +206,25 @@ def test_a_file_goes_over_sftp_and_where_there_is_none_another_way(host: Host, p
             link.send_file(near, str(tmp_path / "far"))
 
 
-def test_an_sftp_that_prints_a_greeting_is_gone_around(host: Host, python: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ends_at_once", [False, True])
+def test_an_sftp_that_prints_a_greeting_is_gone_around(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, ends_at_once: bool
+) -> None:
     near = tmp_path / "near"
     near.touch()
-    configure(host, f"Subsystem sftp {script(tmp_path / 'greeting', 'echo Welcome to h1')}")
-    with link_to(host, python) as link:
+    greeting = "echo Welcome to h1" if ends_at_once else "echo Welcome to h1; cat >/dev/null"
+    configure(host, f"Subsystem sftp {script(tmp_path / 'greeting', greeting)}")
+
+    class LateClient(paramiko.SFTPClient):
+        """A client that is slower than the host, as on a machine with other work."""
+
+        def __init__(self, channel: paramiko.Channel) -> None:
+            until(lambda: channel.closed, 30, "the greeting is over")
+            super().__init__(channel)
+
+    if ends_at_once:
+        monkeypatch.setattr(paramiko, "SFTPClient", LateClient)
+    with link_to(host, sys.executable) as link:
         link.connect()
         assert link.send_file(near, str(tmp_path / "far")) is False
 

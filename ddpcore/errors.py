@@ -226,6 +226,10 @@ class SamplerArgumentError(DdpcoreError, ValueError):
     """No sampler can be made of these arguments."""
 
 
+class SamplerIndexError(SamplerArgumentError, IndexError):
+    """A position or a sample's number is outside of the epoch or the data set."""
+
+
 class SamplerStateError(DdpcoreError, ValueError):
     """A saved sampler state does not belong to this sampler, or is none; the sampler is as it was."""
 

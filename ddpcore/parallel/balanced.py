@@ -7,12 +7,13 @@ one process for other reasons.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import parallel_apply
 
+from ddpcore.arguments import check_is, check_whole, refuse
 from ddpcore.errors import WrapError
 from ddpcore.nested import map_tensors, num_samples_of, split_sizes, zip_leaves
 from ddpcore.parallel.balanced_split import balanced_sizes
@@ -50,6 +51,9 @@ class BalancedDataParallel(nn.DataParallel[nn.Module]):
 
     Attributes:
         devices: Empty without an accelerator.
+
+    Raises:
+        WrapError: An argument makes no sense.
     """
 
     def __init__(
@@ -62,8 +66,14 @@ class BalancedDataParallel(nn.DataParallel[nn.Module]):
         accumulation_steps: int = 1,
         scalars: Scalars = "mean",
     ) -> None:
+        check_is(WrapError, "module", module, nn.Module, "a torch.nn.Module")
+        _check_devices(device_ids, output_device)
+        if first_device_batch is not None:
+            check_whole(WrapError, "first_device_batch", first_device_batch, least=0)
+        check_whole(WrapError, "accumulation_steps", accumulation_steps)
+        if scalars not in get_args(Scalars):
+            raise refuse(WrapError, "scalars", scalars, '"mean" or "sum"')
         super().__init__(module, device_ids, output_device)
-        balanced_sizes(0, 1, first_device_batch, accumulation_steps)
         self.first_device_batch = first_device_batch
         self.accumulation_steps = accumulation_steps
         self.scalars: Scalars = scalars
@@ -116,6 +126,22 @@ class BalancedDataParallel(nn.DataParallel[nn.Module]):
                     f"{name!r} is on {tensor.device}: data parallel copies a module from its first device, "
                     f"module.to({str(self.devices[0])!r}) before the forward"
                 )
+
+
+def _check_devices(device_ids: Sequence[int | torch.device] | None, output_device: int | torch.device | None) -> None:
+    """Refuse what names no devices: without an accelerator torch would not look at them."""
+    if device_ids is not None:
+        if not isinstance(device_ids, list | tuple) or not device_ids:
+            raise refuse(WrapError, "device_ids", device_ids, "a list of devices, or None for all")
+        for index in device_ids:
+            _check_device("device_ids", index)
+    if output_device is not None:
+        _check_device("output_device", output_device)
+
+
+def _check_device(name: str, device: int | torch.device) -> None:
+    if not isinstance(device, torch.device):
+        check_whole(WrapError, name, device, least=0, most=1 << 15, wanted="devices by number, or as torch.device")
 
 
 def gathered(outputs: Sequence[Any], sizes: Sequence[int], device: torch.device, scalars: Scalars) -> Any:

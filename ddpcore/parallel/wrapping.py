@@ -145,8 +145,13 @@ def accumulate(*models: nn.Module, is_last: bool) -> AbstractContextManager[None
     Args:
         models: All models whose gradients the backward reaches.
         is_last: Whether this is the last micro-batch of the step.
+
+    Raises:
+        WrapError: One is no model, or `is_last` is not True or False.
     """
+    check_flag(WrapError, "is_last", is_last)
     for model in models:
+        check_is(WrapError, "model", model, nn.Module, "a torch.nn.Module")
         sharded, _ = _taken_out(model)
         if is_fully_sharded(sharded):
             sharded.set_requires_gradient_sync(is_last)
@@ -186,8 +191,15 @@ def joined(
             much as before. False divides by those that still have batches: late samples weigh more.
         throw_on_early_termination: Raise on every rank as soon as one is through, at the price of a collective a step.
 
+    Raises:
+        WrapError: One is no model, or an option is not True or False.
+
     Source: https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html
     """
+    check_flag(WrapError, "divide_by_initial_world_size", divide_by_initial_world_size)
+    check_flag(WrapError, "throw_on_early_termination", throw_on_early_termination)
+    for model in models:
+        check_is(WrapError, "model", model, nn.Module, "a torch.nn.Module")
     wrapped = [ddp for model in models if (ddp := _ddp_of(model)) is not None]
     with ExitStack() as stack:
         if wrapped:

@@ -11,6 +11,7 @@ import numpy as np
 from ddpcore.errors import SamplerArgumentError
 from ddpcore.samplers.order import (
     ShuffledOrder,
+    checked_epoch,
     checked_int,
     checked_positions,
     key_of,
@@ -75,7 +76,7 @@ class LengthGroupedOrder:
     def take(self, epoch: int, positions: Indices) -> Indices:
         """Return the samples at these positions of an epoch; sorts the blocks they fall into."""
         flat = checked_positions(positions, self.num_samples).reshape(-1)
-        taken = np.empty_like(flat)
+        epoch, taken = checked_epoch(epoch), np.empty_like(flat)
         numbers, offsets = np.divmod(flat, self.global_batch_size * self.batches_per_block)
         for number in np.unique(numbers).tolist():
             is_here = numbers == number
@@ -84,7 +85,7 @@ class LengthGroupedOrder:
 
     def indices(self, epoch: int, begin: int, end: int) -> Indices:
         """Return the samples at positions `begin` to `end - 1` of an epoch."""
-        return self.take(epoch, position_range(begin, end))
+        return self.take(epoch, position_range(begin, end, self.num_samples))
 
     def fingerprint(self) -> dict[str, int | str]:
         """Return what a saved cursor must match, the lengths as their checksum."""
@@ -116,9 +117,9 @@ class LengthGroupedOrder:
         samples = self._shuffled.indices(epoch, begin, min(begin + size, self.num_samples))
         by_length = np.argsort(self._lengths[samples], kind="stable")
         num_full = samples.size // self.global_batch_size
-        words = random_words(key_of(self._shuffled.seed, epoch, number), position_range(0, num_full))
+        words = random_words(key_of(self._shuffled.seed, epoch, number), np.arange(num_full, dtype=np.int64))
         turn_of_batch = np.argsort(np.append(words, np.uint64(2**64 - 1)), kind="stable").argsort(kind="stable")
         turn = np.empty(samples.size, np.int64)
-        turn[by_length] = turn_of_batch[position_range(0, samples.size) // self.global_batch_size]
+        turn[by_length] = turn_of_batch[np.arange(samples.size, dtype=np.int64) // self.global_batch_size]
         # Stable: within its batch a sample keeps its place in the shuffled order.
         return samples[np.argsort(turn, kind="stable")]

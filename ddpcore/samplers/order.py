@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ddpcore.errors import SamplerArgumentError
+from ddpcore.arguments import refuse
+from ddpcore.errors import SamplerArgumentError, SamplerIndexError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -60,10 +61,18 @@ class Order(Protocol):
         """Positions of an epoch."""
 
     def take(self, epoch: int, positions: Indices) -> Indices:
-        """Return the samples at these positions (int64, 0 to num_samples - 1, in any order), in the same shape."""
+        """Return the samples at these positions (int64, 0 to num_samples - 1, in any order), in the same shape.
+
+        Raises:
+            SamplerArgumentError: The epoch or the positions are none, or one is out of range (SamplerIndexError).
+        """
 
     def indices(self, epoch: int, begin: int, end: int) -> Indices:
-        """Return the samples at positions `begin` to `end - 1` of an epoch: `take` of that range."""
+        """Return the samples at positions `begin` to `end - 1` of an epoch: `take` of that range.
+
+        Raises:
+            SamplerArgumentError: As of `take`, or `begin` is behind `end`.
+        """
 
     def fingerprint(self) -> dict[str, int | str]:
         """Return what a saved cursor must match to mean the same samples: JSON-able, with the kind and its version."""
@@ -85,13 +94,14 @@ class SequentialOrder:
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_samples", checked_num_samples(self.num_samples))
 
-    def take(self, epoch: int, positions: Indices) -> Indices:  # noqa: ARG002 - every epoch is the same
+    def take(self, epoch: int, positions: Indices) -> Indices:
         """Return the positions themselves."""
+        checked_epoch(epoch)
         return checked_positions(positions, self.num_samples).copy()
 
     def indices(self, epoch: int, begin: int, end: int) -> Indices:
         """Return `begin` to `end - 1`."""
-        return self.take(epoch, position_range(begin, end))
+        return self.take(epoch, position_range(begin, end, self.num_samples))
 
     def fingerprint(self) -> dict[str, int | str]:
         """Return what a saved cursor must match."""
@@ -126,7 +136,7 @@ class ShuffledOrder:
         """Return the samples at these positions of an epoch."""
         flat = checked_positions(positions, self.num_samples).reshape(-1)
         taken = np.empty(flat.shape, np.uint64)
-        rounds = _rounds(self.seed, epoch, self.num_samples)
+        rounds = _rounds(self.seed, checked_epoch(epoch), self.num_samples)
         for begin in range(0, flat.size, BLOCK):
             block = taken[begin : begin + BLOCK]
             block[:] = flat[begin : begin + BLOCK]
@@ -135,7 +145,7 @@ class ShuffledOrder:
 
     def indices(self, epoch: int, begin: int, end: int) -> Indices:
         """Return the samples at positions `begin` to `end - 1` of an epoch."""
-        return self.take(epoch, position_range(begin, end))
+        return self.take(epoch, position_range(begin, end, self.num_samples))
 
     def fingerprint(self) -> dict[str, int | str]:
         """Return what a saved cursor must match."""
@@ -244,19 +254,29 @@ def checked_int(name: str, value: object) -> int:
     raise SamplerArgumentError(f"{name}={value!r} is not an integer")
 
 
-def position_range(begin: int, end: int) -> Indices:
-    """Return positions `begin` to `end - 1`."""
+def position_range(begin: int, end: int, num_samples: int) -> Indices:
+    """Return positions `begin` to `end - 1`.
+
+    Raises:
+        SamplerIndexError: They are not all in the epoch.
+    """
+    if not 0 <= checked_int("begin", begin) <= checked_int("end", end) <= num_samples:
+        raise SamplerIndexError(f"positions {begin} to {end} - 1 are no part of an epoch of {num_samples}")
     return np.arange(begin, end, dtype=np.int64)
 
 
-def checked_positions(positions: Indices, num_samples: int) -> Indices:
+def checked_positions(positions: object, num_samples: int) -> Indices:
     """Return the positions.
 
     Raises:
-        IndexError: One is not in the epoch.
+        SamplerArgumentError: They are no array of integers.
+        SamplerIndexError: One is not in the epoch.
     """
+    if not isinstance(positions, np.ndarray) or positions.dtype.kind not in "iu":
+        raise refuse(SamplerArgumentError, "positions", positions, "a numpy array of integers")
     if positions.size and not (positions.min() >= 0 and positions.max() < num_samples):
-        raise IndexError(f"positions {positions.min()} to {positions.max()} are not all within 0 to {num_samples - 1}")
+        lowest, highest = positions.min(), positions.max()
+        raise SamplerIndexError(f"positions {lowest} to {highest} are not all within 0 to {num_samples - 1}")
     return positions
 
 

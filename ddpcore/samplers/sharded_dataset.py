@@ -9,7 +9,8 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from ddpcore.arguments import check_has, check_whole, refuse
-from ddpcore.errors import SamplerArgumentError
+from ddpcore.errors import SamplerArgumentError, SamplerIndexError
+from ddpcore.samplers.order import checked_int
 from ddpcore.samplers.sharded_order import checked_lengths
 
 if TYPE_CHECKING:
@@ -110,11 +111,11 @@ class ShardedDataset(Dataset[Any], Generic[Shard]):
         """Return a sample by its number.
 
         Raises:
-            IndexError: There is no such sample.
-            SamplerArgumentError: The shard has fewer samples than `lengths` says.
+            SamplerIndexError: There is no such sample.
+            SamplerArgumentError: This is no number, or the shard has fewer samples than `lengths` says.
         """
-        if not 0 <= index < len(self):
-            raise IndexError(f"there is no sample {index}, there are {len(self)}")
+        if not 0 <= checked_int("index", index) < len(self):
+            raise SamplerIndexError(f"there is no sample {index}, there are {len(self)}")
         shard = int(np.searchsorted(self._ends, index, side="right"))
         offset = int(index - self._ends[shard]) + self.lengths[shard]
         _, position, samples = self._reader(shard, offset)

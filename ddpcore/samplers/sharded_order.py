@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddpcore.errors import SamplerArgumentError
-from ddpcore.samplers.order import ShuffledOrder, checked_int, checked_positions, position_range
+from ddpcore.samplers.order import ShuffledOrder, checked_epoch, checked_int, checked_positions, position_range
 from ddpcore.samplers.shares import split
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class ShardedOrder:
     def take(self, epoch: int, positions: Indices) -> Indices:
         """Return the samples at these positions of an epoch."""
         flat = checked_positions(positions, self.num_samples).reshape(-1)
-        shards, ends = self._shards_of(epoch)
+        shards, ends = self._shards_of(checked_epoch(epoch))
         places = self._places(flat)
         turns = np.searchsorted(ends, places, side="right")
         found = shards[turns]
@@ -77,7 +77,7 @@ class ShardedOrder:
 
     def indices(self, epoch: int, begin: int, end: int) -> Indices:
         """Return the samples at positions `begin` to `end - 1` of an epoch."""
-        return self.take(epoch, position_range(begin, end))
+        return self.take(epoch, position_range(begin, end, self.num_samples))
 
     def fingerprint(self) -> dict[str, int | str]:
         """Return what a saved cursor must match, the lengths as their checksum."""

@@ -12,12 +12,15 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddpcore.arguments import check_has, refuse
+from ddpcore.arguments import BELOW_ZERO, MAX_WHOLE, check_has, check_is, check_number, check_whole, refuse
 from ddpcore.errors import SamplerArgumentError
 from ddpcore.samplers.order import checked_int
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+_MOST_BYTES = float(MAX_WHOLE)
 
 
 class Share(NamedTuple):
@@ -38,13 +41,27 @@ class RankMemory:
 
     Attributes:
         capacity_bytes: What the rank may use: the device's memory less what other processes hold of it.
-        fixed_bytes: Used whatever the batch: CUDA context, weights, gradients, optimizer state.
-        bytes_per_sample: Used for each sample of the rank's batch, mostly activations.
+        fixed_bytes: Used whatever the batch: CUDA context, weights, gradients, optimizer state; 0 or more.
+        bytes_per_sample: Used for each sample of the rank's batch, mostly activations; 0 or more.
+
+    Raises:
+        SamplerArgumentError: A number is out of its range, or none.
     """
 
     capacity_bytes: int
     fixed_bytes: int
     bytes_per_sample: float
+
+    def __post_init__(self) -> None:
+        check_whole(SamplerArgumentError, "capacity_bytes", self.capacity_bytes)
+        check_whole(SamplerArgumentError, "fixed_bytes", self.fixed_bytes, least=0)
+        check_number(
+            SamplerArgumentError,
+            "bytes_per_sample",
+            self.bytes_per_sample,
+            range_=(BELOW_ZERO, _MOST_BYTES),
+            wanted="a finite number of bytes, 0 or more",
+        )
 
 
 def split(num: int, weights: Sequence[int]) -> list[int]:
@@ -111,10 +128,10 @@ def fit_memory(capacity_bytes: int, smaller: tuple[int, int], larger: tuple[int,
         larger: The same for a larger batch.
 
     Raises:
-        SamplerArgumentError: The peaks do not grow with the batch.
+        SamplerArgumentError: The peaks do not grow with the batch, or an argument is none.
     """
-    (few, low_bytes), (many, high_bytes) = smaller, larger
-    if not (0 <= few < many and 0 <= low_bytes <= high_bytes):
+    (few, low_bytes), (many, high_bytes) = _checked_peak("smaller", smaller), _checked_peak("larger", larger)
+    if few >= many or low_bytes > high_bytes:
         raise SamplerArgumentError(
             f"{low_bytes} bytes at {few} samples and {high_bytes} at {many} give no line that rises: "
             "measure the peak of a whole step at two different batch sizes, the smaller one first"
@@ -146,8 +163,11 @@ def suggest_weights(
         One weight for each rank; they add up to `global_batch_size`.
 
     Raises:
-        SamplerArgumentError: The batch does not fit; the message says how many samples do.
+        SamplerArgumentError: The batch does not fit, and the message says how many samples do; or an argument is none.
     """
+    _check_list("memory", memory, "a RankMemory for each rank, in a list")
+    reserve = "a number from 0 to below 1, of each capacity"
+    check_number(SamplerArgumentError, "reserve_frac", reserve_frac, range_=(BELOW_ZERO, 1 - 2**-53), wanted=reserve)
     rooms = [_room(rank, of_rank, reserve_frac) for rank, of_rank in enumerate(memory)]
     rates = _checked_speeds(speeds, len(rooms))
     if checked_int("global_batch_size", global_batch_size) < 1:
@@ -184,11 +204,7 @@ def checked_weights(weights: Sequence[int]) -> tuple[int, ...]:
     Raises:
         SamplerArgumentError: One is negative or no integer, there is none, or all are 0.
     """
-    check_has(
-        SamplerArgumentError, "weights", weights, ("__len__", "__getitem__"), "a whole number for each rank, in a list"
-    )
-    if isinstance(weights, str | bytes | dict):
-        raise refuse(SamplerArgumentError, "weights", weights, "a whole number for each rank, in a list")
+    _check_list("weights", weights, "a whole number for each rank, in a list")
     checked = tuple(checked_int(f"weights[{rank}]", weight) for rank, weight in enumerate(weights))
     if not checked or min(checked) < 0 or not any(checked):
         raise SamplerArgumentError(
@@ -198,18 +214,37 @@ def checked_weights(weights: Sequence[int]) -> tuple[int, ...]:
     return checked
 
 
-def _checked_speeds(speeds: Sequence[float] | None, num_ranks: int) -> list[float]:
-    rates = [1.0] * num_ranks if speeds is None else [float(speed) for speed in speeds]
-    if len(rates) != num_ranks or not all(0 < rate < math.inf for rate in rates):
-        raise SamplerArgumentError(f"speeds={rates}: give one above 0 for each of the {num_ranks} ranks")
-    return rates
+def _check_list(name: str, value: object, wanted: str) -> None:
+    check_has(SamplerArgumentError, name, value, ("__len__", "__getitem__"), wanted)
+    if isinstance(value, str | bytes | dict):
+        raise refuse(SamplerArgumentError, name, value, wanted)
+
+
+def _checked_peak(name: str, peak: tuple[int, int]) -> tuple[int, int]:
+    wanted = "the samples of a step and the peak of used bytes, two whole numbers"
+    _check_list(name, peak, wanted)
+    if len(peak) != 2:
+        raise refuse(SamplerArgumentError, name, peak, wanted)
+    for place, number in enumerate(peak):
+        check_whole(SamplerArgumentError, f"{name}[{place}]", number, least=0, wanted=wanted)
+    return peak
+
+
+def _checked_speeds(speeds: Sequence[float] | None, num_ranks: int) -> Sequence[float]:
+    if speeds is None:
+        return [1.0] * num_ranks
+    wanted = f"one above 0 for each of the {num_ranks} ranks, in a list"
+    _check_list("speeds", speeds, wanted)
+    if len(speeds) != num_ranks:
+        raise refuse(SamplerArgumentError, "speeds", speeds, wanted)
+    for rank, speed in enumerate(speeds):
+        check_number(SamplerArgumentError, f"speeds[{rank}]", speed, range_=(0.0, _MOST_BYTES), wanted=wanted)
+    return speeds
 
 
 def _room(rank: int, memory: RankMemory, reserve_frac: float) -> int:
     """Return how many samples this rank can hold."""
-    numbers = (memory.capacity_bytes, memory.fixed_bytes, memory.bytes_per_sample)
-    if not (0 <= reserve_frac < 1 and all(0 <= number < math.inf for number in numbers) and memory.capacity_bytes):
-        raise SamplerArgumentError(f"rank {rank}: {memory} with {reserve_frac=} is no memory of a device")
+    check_is(SamplerArgumentError, f"memory[{rank}]", memory, RankMemory, "a RankMemory for each rank, in a list")
     free_bytes = memory.capacity_bytes * (1 - reserve_frac) - memory.fixed_bytes
     if free_bytes < 0:
         return 0

@@ -16,6 +16,7 @@ import numpy as np
 from ddpcore.arguments import check_flag
 from ddpcore.errors import SamplerArgumentError
 from ddpcore.samplers.order import (
+    checked_epoch,
     checked_num_samples,
     checked_positions,
     checked_seed,
@@ -75,6 +76,7 @@ class WeightedOrder:
     def take(self, epoch: int, positions: Indices) -> Indices:
         """Return the samples at these positions of an epoch."""
         checked_positions(positions, self.num_samples)
+        epoch = checked_epoch(epoch)
         if not self.replacement:
             drawn: Indices = self._draws_without_replacement(epoch)[positions]
             return drawn
@@ -83,7 +85,7 @@ class WeightedOrder:
 
     def indices(self, epoch: int, begin: int, end: int) -> Indices:
         """Return the samples at positions `begin` to `end - 1` of an epoch."""
-        return self.take(epoch, position_range(begin, end))
+        return self.take(epoch, position_range(begin, end, self.num_samples))
 
     def fingerprint(self) -> dict[str, int | str]:
         """Return what a saved cursor must match, the weights as their checksum."""

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -189,6 +190,46 @@ def in_block(block: Callable[..., Any]) -> Callable[..., None]:
     return run
 
 
+def on_models(function: Callable[..., Any]) -> Callable[..., None]:
+    """Models are the arguments without a name."""
+
+    def run(_: Path, /, *, model: object, **arguments: Any) -> None:
+        with function(model, **arguments):
+            pass
+
+    return run
+
+
+ORDERS: list[Any] = [
+    ddpcore.samplers.SequentialOrder(12),
+    ShuffledOrder(12),
+    ddpcore.samplers.LengthGroupedOrder([1, 2, 3] * 4, 2),
+    ddpcore.samplers.ShardedOrder([5, 7], 2),
+    WeightedOrder([1.0, 2.0, 3.0] * 4),
+    WeightedOrder([1.0, 2.0, 3.0] * 4, replacement=False),
+]
+
+
+def on_orders(name: str) -> list[Call]:
+    arguments: dict[str, Any] = {"begin": 2, "end": 5} if name == "indices" else {"positions": np.arange(3)}
+    return [
+        Call(
+            getattr(type(order), name),
+            {"epoch": 1, **arguments},
+            lambda _, /, order=order, **given: getattr(order, name)(**given),
+        )
+        for order in ORDERS
+    ]
+
+
+def sample_of(_: Path, /, index: Any) -> object:
+    dataset: Any = ddpcore.samplers.ShardedDataset(["a"], [12], lambda shard, start: [shard] * (12 - start))
+    return dataset[index]
+
+
+MEMORY = ddpcore.samplers.RankMemory(10**9, 10**8, 10.0)
+
+
 def close_group(_: Path, /, **arguments: Any) -> None:
     ddpcore.open_process_group().close(**arguments)
 
@@ -308,6 +349,25 @@ CALLS: list[Call] = [
     Call(ddpcore.wrap, {"model": nn.Linear(2, 1)}, extra=options_of(DdpArguments, but=DDP_CHECKED)),
     Call(ddpcore.unwrap, {"model": nn.Linear(2, 1)}),
     Call(ddpcore.parallel.PowerSGD, {}),
+    Call(
+        ddpcore.parallel.accumulate,
+        {"model": nn.Linear(2, 1), "is_last": False},
+        on_models(ddpcore.parallel.accumulate),
+        {"model": "nn.Module"},
+    ),
+    Call(
+        ddpcore.parallel.joined,
+        {"model": nn.Linear(2, 1)},
+        on_models(ddpcore.parallel.joined),
+        {"model": "nn.Module"},
+    ),
+    Call(ddpcore.parallel.BalancedDataParallel, {"module": nn.Linear(2, 1)}),
+    Call(ddpcore.samplers.RankMemory, {"capacity_bytes": 10**9, "fixed_bytes": 0, "bytes_per_sample": 1.0}),
+    Call(ddpcore.samplers.fit_memory, {"capacity_bytes": 10**9, "smaller": (4, 400), "larger": (8, 800)}),
+    Call(ddpcore.samplers.suggest_weights, {"memory": [MEMORY], "global_batch_size": 4}),
+    Call(ddpcore.samplers.ShardedDataset.__getitem__, {"index": 1}, sample_of),
+    *on_orders("indices"),
+    *on_orders("take"),
 ]
 
 ANYTHING = "anything"
@@ -371,6 +431,14 @@ MEANING: dict[tuple[str, str], list[Any] | str] = {
     ("restore", "state"): [{}],
     ("restore", "objects"): [{}],
     ("open_process_group", "rank"): [0],
+    ("BalancedDataParallel", "first_device_batch"): [0],
+    ("BalancedDataParallel", "output_device"): [0],
+    ("RankMemory", "fixed_bytes"): [0],
+    ("RankMemory", "bytes_per_sample"): [0],
+    ("suggest_weights", "reserve_frac"): [0],
+    ("ShardedDataset.__getitem__", "index"): [0],
+    **{(f"{type(order).__name__}.{name}", "epoch"): [0] for order in ORDERS for name in ("take", "indices")},
+    **{(f"{type(order).__name__}.indices", "begin"): [0] for order in ORDERS},
     ("PowerSGD", "start_iter"): [0],
     ("PowerSGD", "orthogonalization_epsilon"): [0],
     ("PowerSGD", "random_seed"): [0],
@@ -406,6 +474,58 @@ def has_meaning(call: Call, name: str, value: object) -> bool:
         is_number = any(type(value) in TYPES[kind] for kind in kinds if kind in ("int", "float"))
         return is_number and value > 0 and math.isfinite(value)
     return isinstance(value, str) and bool(value) and ("str" in kinds)
+
+
+PACKAGES = (
+    ddpcore,
+    ddpcore.barriers,
+    ddpcore.checkpoint,
+    ddpcore.parallel,
+    ddpcore.process_group,
+    ddpcore.samplers,
+)
+
+NOT_CALLED = {
+    "Order": "a protocol",
+    "Stateful": "a protocol",
+    "Checkpoint": "returned",
+    "Cursor": "returned",
+    "Fit": "returned",
+    "LoadedCheckpoint": "returned",
+    "OpenGroup": "returned",
+    "Share": "returned",
+    "BalancedDataParallel.forward": "its arguments are the module's",
+    "BalancedDataParallel.apply_replicas": "for classes that override it",
+}
+"""Public names that no program calls with arguments of this package, and why."""
+
+
+def public_calls() -> set[str]:
+    """Return what is public and takes arguments: functions, constructors, methods of public classes."""
+    found = set()
+    for package in PACKAGES:
+        for thing in (getattr(package, name) for name in package.__all__):
+            methods = [] if thing.__name__ in ("Order", "Stateful") else public_methods(thing)
+            found |= {one.__qualname__ for one in (thing, *methods) if takes_arguments(one)}
+    return found
+
+
+def public_methods(thing: Any) -> list[Any]:
+    return [
+        method
+        for name, method in inspect.getmembers(thing, inspect.isfunction)
+        if (name == "__getitem__" or not name.startswith("_")) and method.__module__.startswith("ddpcore.")
+    ]
+
+
+def takes_arguments(thing: Any) -> bool:
+    return any(name != "self" for name in inspect.signature(thing).parameters)
+
+
+def test_everything_public_is_called() -> None:
+    called = {call.function.__qualname__ for call in CALLS}
+
+    assert public_calls() - called == set(NOT_CALLED)
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator:UserWarning")

@@ -172,9 +172,9 @@ def test_a_module_elsewhere_is_named() -> None:
 
 
 def test_nonsense_is_refused_when_it_is_made() -> None:
-    with pytest.raises(ValueError, match="first_device_batch is -1"):
+    with pytest.raises(ValueError, match="first_device_batch=-1"):
         BalancedDataParallel(nn.Identity(), first_device_batch=-1)
-    with pytest.raises(ValueError, match="accumulation_steps is 0"):
+    with pytest.raises(ValueError, match="accumulation_steps=0"):
         BalancedDataParallel(nn.Identity(), accumulation_steps=0)
 
 

@@ -48,9 +48,11 @@ def test_ranks_that_are_full_before_the_first_sample_get_none() -> None:
 
 def test_peaks_of_two_batch_sizes_give_the_line_between_them() -> None:
     assert fit_memory(80, (4, 18), (8, 26)) == RankMemory(capacity_bytes=80, fixed_bytes=10, bytes_per_sample=2.0)
-    for smaller, larger in (((8, 26), (4, 18)), ((4, 26), (8, 18)), ((4, 18), (4, 18)), ((-1, 18), (4, 20))):
+    for smaller, larger in (((8, 26), (4, 18)), ((4, 26), (8, 18)), ((4, 18), (4, 18))):
         with pytest.raises(SamplerArgumentError, match="two different batch sizes, the smaller one first"):
             fit_memory(80, smaller, larger)
+    with pytest.raises(SamplerArgumentError, match=r"smaller\[0\]=-1 makes no sense"):
+        fit_memory(80, (-1, 18), (4, 20))
 
 
 def test_uneven_shares_weigh_in_proportion_and_an_empty_one_not_at_all() -> None:
@@ -80,10 +82,15 @@ def test_a_negative_number_of_samples_is_refused() -> None:
         split(-1, [1])
 
 
-@pytest.mark.parametrize("memory", [RankMemory(0, 0, 1.0), RankMemory(10, -1, 1.0), RankMemory(10, 1, float("nan"))])
-def test_memory_that_is_none_is_refused_by_rank(memory: RankMemory) -> None:
-    with pytest.raises(SamplerArgumentError, match=r"rank 1: .* no memory of a device"):
-        suggest_weights([RankMemory(10, 1, 1.0), memory], 2)
+@pytest.mark.parametrize("numbers", [(0, 0, 1.0), (10, -1, 1.0), (10, 1, float("nan"))])
+def test_memory_that_no_device_has_is_refused(numbers: tuple[int, int, float]) -> None:
+    with pytest.raises(SamplerArgumentError, match=r"_bytes=0|_bytes=-1|bytes_per_sample=nan"):
+        RankMemory(*numbers)
+
+
+def test_what_is_no_memory_is_refused_by_rank() -> None:
+    with pytest.raises(SamplerArgumentError, match=r"memory\[1\]=10 makes no sense"):
+        suggest_weights([RankMemory(10, 1, 1.0), 10], 2)  # type: ignore[list-item] # that is the point
 
 
 @pytest.mark.parametrize("speeds", [[1.0], [1.0, 0.0], [1.0, float("inf")]])

@@ -44,12 +44,12 @@ from ddpcore.engine.control_word import StopReason, new_group_of_all
 from ddpcore.engine.loop import BATCHES, Loop, LoopOptions
 from ddpcore.engine.loss_weights import LossWeights
 from ddpcore.engine.measuring import Measuring
-from ddpcore.engine.metric_log import open_log
+from ddpcore.engine.metrics.log import open_log
+from ddpcore.engine.metrics.watched import EarlyStopping
 from ddpcore.engine.saving import CheckpointOptions, Saving
 from ddpcore.engine.seeds import seed_everything
 from ddpcore.engine.stop_signals import monotonic_deadline_s
 from ddpcore.engine.updates import Updates, moving_average
-from ddpcore.engine.watched_metrics import EarlyStopping
 from ddpcore.errors import EngineUseError, WrapError
 from ddpcore.parallel.comm_hooks import weights_refused_by
 from ddpcore.parallel.fully_sharded import is_fully_sharded
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from ddpcore.checkpoint import Stateful
     from ddpcore.engine.batches import MicroBatch
     from ddpcore.engine.loader_options import TrainingLoaderOptions
-    from ddpcore.engine.metric_log import Logger
+    from ddpcore.engine.metrics.log import Logger
     from ddpcore.placement import Placement
     from ddpcore.samplers.order import Order
 

@@ -14,10 +14,10 @@ from ddpcore.engine.cadence import Cadence, Progress
 from ddpcore.engine.control_word import ControlWord, StopReason, Wishes
 from ddpcore.engine.goodput import Goodput
 from ddpcore.engine.loop_meetings import Leaving, agree_to_begin, agree_to_end
-from ddpcore.engine.metric_lines import MetricLines
+from ddpcore.engine.metrics.lines import MetricLines
+from ddpcore.engine.metrics.watched import WatchedMetrics
 from ddpcore.engine.seeds import random_state, restore_random_state, seed_everything
 from ddpcore.engine.stop_signals import StopSignals
-from ddpcore.engine.watched_metrics import WatchedMetrics
 from ddpcore.errors import EngineUseError, SamplerStateError
 from ddpcore.probing import probe
 from ddpcore.probing.code_places import caller_line
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     from ddpcore.checkpoint import Stateful
     from ddpcore.engine.batches import Batches
-    from ddpcore.engine.metric_log import Logger, MetricLog
+    from ddpcore.engine.metrics.log import Logger, MetricLog
+    from ddpcore.engine.metrics.watched import EarlyStopping
     from ddpcore.engine.saving import Resumed, Saving
-    from ddpcore.engine.watched_metrics import EarlyStopping
 
 BATCHES = "batches "
 """How the name of a loader's part begins; its own name follows."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, SupportsFloat
 import torch
 
 from ddpcore.arguments import refuse
-from ddpcore.engine.metric_means import MetricMeans
+from ddpcore.engine.metrics.means import MetricMeans
 from ddpcore.errors import EngineUseError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from ddpcore.engine.cadence import Cadence, Progress
-    from ddpcore.engine.metric_log import Logger, MetricLog
+    from ddpcore.engine.metrics.log import Logger, MetricLog
 
 
 def _kept(name: str, value: Tensor | float) -> Tensor | float:

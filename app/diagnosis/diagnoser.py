@@ -381,6 +381,7 @@ class _JobDiagnoser:
             wait_frac=laggards.wait_frac,
             last_frac=laggards.last_frac,
             is_in_turns=laggards.is_in_turns,
+            is_at_times=laggards.is_at_times,
             habit=self._share.habit,
             earlier_cost=self._share.trend.earlier(evidence.now_s),
         )

@@ -69,6 +69,8 @@ class Laggards(msgspec.Struct, frozen=True):
     """Share of the collectives to which they came last, together, where that is known and they are no whole node."""
     is_in_turns: bool = False
     """They are not slow at the same time."""
+    is_at_times: bool = False
+    """They are not slow in all steps, as far as it took long to tell."""
 
 
 class Limits(NamedTuple):
@@ -80,9 +82,13 @@ class Limits(NamedTuple):
     doubt: float
     """Times what chance may do."""
     seen_waiting: float = MAX_SEEN_WAITING
+    seen_gap: float = 0.0
+    """Of what lies between slow ranks and others of their nodes: so much is also seen where they are sampled."""
 
 
 NEW = Limits(MIN_COST, MIN_NODE_COST, MIN_LAST, 1.0)
+RARELY = Limits(MIN_SURE_GAP, MIN_NODE_COST, 0.01, 1.0, seen_gap=0.5)
+"""For ranks that are slow in some steps: to the calls of the other steps anybody comes last."""
 KEEP = Limits(KEEP_COST, MIN_NODE_COST / 2, 0.5, 0.3)
 ANYBODY = Limits(KEEP_COST, MIN_NODE_COST / 4, 0.0, 0.0, 1.0)
 
@@ -221,6 +227,7 @@ def _last_frac(
         is_always_last = gap >= MIN_SURE_GAP and is_habit and _are_always_last(window, here, len(beside))
         if (
             gap < MIN_SPREAD * limits.cost
+            or (limits.seen_gap and _seen_gap(window, here, beside) < limits.seen_gap * gap)
             or (gap < limits.doubt * doubt and not is_always_last)
             or num_last < least_last * compared.max()
         ):
@@ -247,6 +254,12 @@ def _is_awaited(window: NDArray[np.float32], slow: NDArray[np.int64], others: ND
         return False
     waits = shares(window[1], window[0])
     return bool(waits[slow].max() <= HARDLY and waits[others].min() >= OFTEN)
+
+
+def _seen_gap(window: NDArray[np.float32], slow: NDArray[np.int64], others: NDArray[np.int64]) -> float:
+    """Return how much more of their time others are seen waiting, by samples, than the slow ranks of their node."""
+    waits = shares(window[1], window[0])
+    return float(waits[others].min() - waits[slow].max())
 
 
 def find_laggards(

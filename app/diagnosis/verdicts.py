@@ -171,6 +171,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """For STRAGGLER: the share of the collectives to which they come last, where that is known."""
     is_in_turns: bool = False
     """For STRAGGLER: they are not slow at the same time."""
+    is_at_times: bool = False
+    """For STRAGGLER: they are slow in some steps only."""
     slow_factor: float = 1.0
     is_blocked: bool = False
     """For SILENT: its process is in uninterruptible sleep."""

@@ -31,7 +31,7 @@ from app.diagnosis.rank_pace import (
     rank_pace,
     shares,
 )
-from app.diagnosis.slow_ranks import ANYBODY, KEEP, NEW, Laggards, Limits, find_laggards, find_slow
+from app.diagnosis.slow_ranks import ANYBODY, KEEP, NEW, RARELY, Laggards, Limits, find_laggards, find_slow
 from ddpcore.wire import Phase
 
 if TYPE_CHECKING:
@@ -55,9 +55,13 @@ EXACT_ROWS = slice(NUM_SAMPLED_ROWS, NUM_SAMPLED_ROWS + len(LATENESS))
 MAX_SLOT_S = 120.0
 STALE_PACE_S = 10.0
 """What the pace told is not repeated when nothing has borne it out for so long."""
-NUM_SLOTS = 12
+WINDOW_SLOTS = 12
 """A window of 12 s of clean time: a slowed rank is named within 15 s while steps take less than about 1.5 s, and one
 hiccup does not fill it."""
+LONG_LOOKS = (24, 36)
+"""What is slow in some of its steps alone (a rank that logs in each tenth one, two that take turns of seconds) differs
+so much from step to step that it takes longer to tell from chance."""
+NUM_SLOTS = LONG_LOOKS[-1]
 NUM_RECENT_SLOTS = 3
 """The part in which a cure must show."""
 SMOOTHING = 0.4
@@ -72,7 +76,7 @@ MAX_LOW = 0.25
 MIN_HIGH = 0.55
 KEEP_GAP = 0.25
 """A named straggler stays one until the recent gap falls below this."""
-LOOKS = (3, 4, 5, 6, 8, NUM_SLOTS)
+LOOKS = (3, 4, 5, 6, 8, WINDOW_SLOTS)
 """Newest slots that are looked at, the fewest first: what is exact needs less time."""
 MANY_RANKS = 4096
 """Of so many, one look is taken at a time: a slot later each."""
@@ -213,8 +217,9 @@ class WaitShare:
 
     def pace(self) -> RankPace:
         """Return how each rank spent the window."""
-        window_s = min(self._num_filled, NUM_SLOTS) * SLOT_S + self._slot_s
-        return rank_pace(self._window.sum(axis=1), window_s, lost_time(self._recent(NUM_SLOTS), self._owners))
+        window_s = min(self._num_filled, WINDOW_SLOTS) * SLOT_S + self._slot_s
+        lost = lost_time(self._recent(WINDOW_SLOTS), self._owners)
+        return rank_pace(self._sums(slice(None)), window_s, lost)
 
     def sample(
         self, job: JobModel, longest_wait_s: float, now_s: float, *, is_clean: bool, crowding: float = 1.0
@@ -304,7 +309,7 @@ class WaitShare:
         self._longest[:] = 0.0
 
     def _recent(self, num_slots: int) -> Recent:
-        """Return the sums over the newest filled slots, but for the phases."""
+        """Return the sums over the newest slots, but for the phases."""
         newest = self._newest(num_slots)
         total = np.zeros((4 + len(LATENESS), self._window.shape[2]), np.float32)
         for slot in newest:
@@ -315,18 +320,24 @@ class WaitShare:
             total, self._window[-2:, newest], self._window[:2, newest], longest_s, SAMPLES_HZ / self._crowding
         )
 
+    def _sums(self, rows: slice) -> NDArray[np.float32]:
+        """Return the sums of some rows over the window."""
+        sums: NDArray[np.float32] = self._window[rows, self._newest(WINDOW_SLOTS)].sum(axis=1)
+        return sums
+
     def _window_s(self, num_slots: int) -> float:
         """Return how much clean time the newest slots hold, 0 where there are fewer."""
         return float(self._lengths[self._newest(num_slots)].sum()) if self._num_filled >= num_slots else 0.0
 
     def _newest(self, num_slots: int) -> list[int]:
-        """Return the places of the newest filled slots."""
-        return [index % NUM_SLOTS for index in range(max(0, self._num_filled - num_slots), self._num_filled)]
+        """Return the places of the newest slots, with the one that is being filled."""
+        end = self._num_filled + self._is_slot_begun
+        return [index % NUM_SLOTS for index in range(max(0, end - num_slots), end)]
 
     def _judge(self, now_s: float) -> None:
         self._judge_pace(now_s)
-        self._judge_input(self._window[0].sum(axis=0))
-        self.habit = None if self._laggards is None else habit_of(self._window.sum(axis=1), self._laggards.ranks)
+        self._judge_input(self._sums(slice(1))[0])
+        self.habit = None if self._laggards is None else habit_of(self._sums(slice(None)), self._laggards.ranks)
 
     def _judge_input(self, observed: NDArray[np.float32]) -> None:
         """See whether the input decides the pace, slot by slot: one long pause for it is not a habit."""
@@ -335,9 +346,9 @@ class WaitShare:
         self.input_frac = None
         if not self._has_steps or self._num_filled < LATE_SLOTS or judged.sum() < 0.9 * len(judged):
             return
-        filled = min(self._num_filled, NUM_SLOTS)
-        at_input = self._window[4 + PHASES.index(Phase.DATA), :filled][:, judged]
-        of_all = self._window[0, :filled][:, judged]
+        newest = self._newest(WINDOW_SLOTS)
+        at_input = self._window[4 + PHASES.index(Phase.DATA), newest][:, judged]
+        of_all = self._window[0, newest][:, judged]
         # Half of the shares must be as large for the median to be; to count them is cheap.
         if 2 * np.count_nonzero(at_input >= (least - TINY) * of_all) < at_input.size:
             return
@@ -368,12 +379,20 @@ class WaitShare:
         for num_slots in (LOOKS[self._num_filled % len(LOOKS)],) if is_large else LOOKS:
             if self._window_s(num_slots) >= LATE_S and (found := self._find_exact(num_slots, NEW)):
                 # The longer ranks have been slow, the more is known of what they cost.
-                longer = min(NUM_SLOTS, num_slots + self._slow_slots)
+                longer = min(WINDOW_SLOTS, num_slots + self._slow_slots)
                 better = self._find_exact(longer, KEEP) if longer > num_slots else None
                 return better if better is not None and _is_more_of(better, found) else found
-        whole = self._window[:2].sum(axis=1)
+        for num_slots in LONG_LOOKS:
+            if (
+                self._window_s(num_slots)
+                and (found := self._find_exact(num_slots, RARELY))
+                and self._is_borne_out(found)
+            ):
+                return msgspec.structs.replace(found, is_at_times=True)
+        whole = self._sums(slice(2))
         by_share = find_laggards(whole[1], whole[0], MIN_OBSERVED_S, (MIN_GAP, MAX_LOW, MIN_HIGH))
-        is_habit = by_share is not None and float(whole[1].max()) >= MIN_WAITS * float(self._longest.max())
+        longest_s = float(self._longest[self._newest(WINDOW_SLOTS)].max(initial=0.0))
+        is_habit = by_share is not None and float(whole[1].max()) >= MIN_WAITS * longest_s
         return by_share if is_habit else None
 
     def _find_exact(self, num_slots: int, limits: Limits) -> Laggards | None:
@@ -389,8 +408,12 @@ class WaitShare:
         # At a change of turns nobody is slow for long enough to be named: that somebody costs as much is enough.
         looks = [num for num in LOOKS if lost_time(self._recent(num), self._owners) is not None]
         if looks:
-            # At a change of turns a look holds more of one than of the other: a longer one, with some of each, tells.
-            found = (self._find_exact(num, ANYBODY) for num in (looks if named.is_in_turns else looks[:1]))
+            # At a change of turns a look holds more of one than of the other, and of slow steps one or none: a longer
+            # one, with some of each, tells.
+            found = (
+                self._find_exact(num, ANYBODY)
+                for num in (looks if named.is_in_turns or named.is_at_times else looks[:1])
+            )
             if any(anybody is not None and anybody.cost_frac >= named.cost_frac / 2 for anybody in found):
                 return True
             # The shortest look may hold too few steps.

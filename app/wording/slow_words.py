@@ -32,8 +32,10 @@ def slow_parts(verdict: Verdict, ranks: str) -> list[str]:
     slow = "is slow and costs" if is_one else "are slow and cost"
     if verdict.is_in_turns:
         slow = "are slow in turns and cost"
+    elif verdict.is_at_times:
+        slow = slow.replace("slow", "slow in some steps", 1)
     comes = f"{'it waits' if is_one else 'they wait'} {percent_text(verdict.wait_frac)} of the time"
-    if verdict.last_frac is not None:
+    if verdict.last_frac is not None and not verdict.is_at_times:
         comes = "it comes" if is_one else "they come"
         comes += f" last to {percent_text(verdict.last_frac)} of the collectives"
     asked = f"slowed {verdict.slow_factor:g}x on request" if verdict.slow_factor > 1 else ""

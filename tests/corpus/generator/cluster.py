@@ -113,7 +113,9 @@ class StoryCluster(SimCluster):
             self._launch_late_s[shape.num_nodes - 1] = shape.launch_late_s
         for fault in story.faults:
             if fault.kind is Kind.NEVER_LAUNCHED:
-                self.struck.append((IMPORT_S + JOINED_S, shape.world_size - 1, "never launched"))
+                launched = range(shape.world_size - shape.ranks_per_node)
+                first_s = min(self._late_s.get(rank, 0.0) for rank in launched)
+                self.struck.append((IMPORT_S + JOINED_S + first_s, shape.world_size - 1, "never launched"))
             if fault.kind is Kind.ABSENT:
                 self._late_s[fault.rank] = ABSENT_S
                 others = [self._late_s.get(rank, 0.0) for rank in range(shape.world_size) if rank != fault.rank]

@@ -83,6 +83,8 @@ class Kind(StrEnum):
     LEAK = "memory of a rank leaks"
     LEAK_OF_ALL = "memory of all ranks leaks"
     GPU_LEAK = "GPU memory of a rank leaks"
+    # Time.
+    SLOW_RARELY = "slow in each tenth step"
     # Lives of a job.
     RESTARTS = "attempt fails, the next one trains"
     FAILS_AGAIN = "attempt fails, the next one hangs"
@@ -129,7 +131,9 @@ IN_OPENING = frozenset({Kind.OTHER_MEMBERS, Kind.NEW_GROUP_LEFT_OUT, Kind.FIRST_
 KEPT = frozenset({Kind.KEPT_BY_THREAD, Kind.KEPT_BY_HANDLER, Kind.KEPT_BY_PROCESS})
 LEAKS = frozenset({Kind.LEAK, Kind.LEAK_OF_ALL, Kind.GPU_LEAK})
 ENDS = frozenset({Kind.EXIT, Kind.RAISE, Kind.KILL, Kind.TERMINATE, Kind.OOM})
-SLOWNESS = frozenset({Kind.SLOW, Kind.SLOW_NODE, Kind.SLOW_IN_TURNS, Kind.SLOW_BACKWARD, Kind.SLOW_INPUT})
+SLOWNESS = frozenset(
+    {Kind.SLOW, Kind.SLOW_NODE, Kind.SLOW_IN_TURNS, Kind.SLOW_BACKWARD, Kind.SLOW_INPUT, Kind.SLOW_RARELY}
+)
 HEALTHY = frozenset(
     {
         Kind.NONE,

@@ -71,6 +71,8 @@ HARMS: dict[Kind, str] = {
 VALUES: dict[Kind, float] = {Kind.KILL: 9.0, Kind.FAILS_AGAIN: 9.0, Kind.TERMINATE: 15.0, Kind.EXIT: 0.0}
 TURN_STEPS = 4
 """How long each of two ranks that are slow in turns is slow."""
+RARE_STEPS = 10
+"""Of so many steps one is slow, by so much that all take as long as with a rank that always is."""
 AT_THE_END = KEPT | {Kind.SLOW_END}
 INPUT_FACTOR = 8.0
 """Input is a twelfth of a step: a factor on it alone has to be larger to show."""
@@ -112,6 +114,8 @@ def strikes(fault: Fault, shape: Shape, rank: int) -> bool:
 def _struck(shape: Shape, events: list[Event], fault: Fault, rank: int, step: int) -> list[Event]:
     if fault.kind in IN_OPENING | AT_THE_END:
         return events
+    if fault.kind is Kind.SLOW_RARELY:
+        return _rarely(events, fault, step)
     if fault.kind is Kind.SLOW_IN_TURNS:
         return _in_turns(shape, events, fault, rank, step)
     if step != fault.step:
@@ -155,6 +159,13 @@ def _in_turns(shape: Shape, events: list[Event], fault: Fault, rank: int, step: 
     whose = (step - fault.step) // TURN_STEPS % 2
     is_mine = rank == (fault.rank + whose) % shape.world_size
     return [events[0], Harm("slow", fault.value if is_mine else 1.0), *events[1:]]
+
+
+def _rarely(events: list[Event], fault: Fault, step: int) -> list[Event]:
+    if step < fault.step:
+        return events
+    is_slow = (step - fault.step) % RARE_STEPS == 0
+    return [events[0], Harm("slow", 1.0 + RARE_STEPS * (fault.value - 1.0) if is_slow else 1.0), *events[1:]]
 
 
 def _calls(events: list[Event]) -> list[int]:

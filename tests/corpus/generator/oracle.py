@@ -26,7 +26,7 @@ from tests.corpus.generator.kinds import (
     STANDS_AT_A_CALL,
     Kind,
 )
-from tests.corpus.generator.mutations import strikes
+from tests.corpus.generator.mutations import RARE_STEPS, strikes
 from tests.corpus.generator.program import Evaluation, Pipes, Semantics
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ STALL_S = 12.0
 """For the rest."""
 PACE_S = 15.0
 """How slow a rank is shows over a window of 12 s of steps (as in the other corpus)."""
+LONG_PACE_S = 40.0
+"""Where few steps tell it takes a window of 36 s."""
+RARE_S = 1.3
 SLACK_S = 0.6
 """Reports are up to 0.3 s old, frames 0.2 s: what holds since a moment can be known so much later."""
 TERMINATED_S = 4.0
@@ -191,6 +194,8 @@ def _within_s(story: Story, fault: Fault) -> float:
     elif fault.kind in LEAKS:
         # Half of what was free is gone.
         bound_s = WARM_UP_S + fault.value / 2
+    elif fault.kind is Kind.SLOW_RARELY:
+        bound_s = LONG_PACE_S
     elif fault.kind in SLOWNESS:
         # A pace needs some steps to be known.
         bound_s = max(PACE_S, 20 * story.shape.step_s) * (1 if fault.value >= 2 else 2)
@@ -211,6 +216,9 @@ def _is_scored(story: Story, fault: Fault) -> bool:
         # TORCH_NCCL_ENABLE_TIMING.
         if fault.kind in SLOWNESS - {Kind.SLOW_INPUT}:
             return False
+    # A rank that pauses once in some seconds differs from chance after minutes.
+    if fault.kind is Kind.SLOW_RARELY and RARE_STEPS * story.shape.step_s * fault.value > RARE_S:
+        return False
     # Of two ranks that wait for each other in turns neither is slower than the other.
     if fault.kind is Kind.SLOW_IN_TURNS and story.shape.world_size == 2:
         return False

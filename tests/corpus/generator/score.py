@@ -30,6 +30,8 @@ STRIKE_S = 60.0
 HEALTHY_S = 40.0
 SHOWS_S = 20.0
 """So long is waited for a call that does not fit to have an effect."""
+SLOW_S = 50.0
+"""Who is slow in turns, or by little, may be named late: that is graded otherwise than silence."""
 AFTER_S = 5.0
 """Played on behind the last moment in which a verdict is due: it has to stand."""
 
@@ -86,6 +88,10 @@ def watch(cluster: StoryCluster, story: Story, truths: tuple[Truth, ...]) -> Non
             cluster.run(SLICE_S)
     within_s = max(truth.within_s for truth in truths)
     cluster.run(max(0.0, within_s + AFTER_S - (STANDS_S if kinds <= CALL_FAULTS else 0.0)))
+    due_s = (shown_s(cluster, story) or 0.0) + within_s
+    cluster.run(max(0.0, due_s + AFTER_S - cluster.elapsed_s))
+    if kinds & SLOWNESS and not cluster.told_alarms:
+        cluster.run(max(0.0, due_s - within_s + SLOW_S - cluster.elapsed_s))
     timeout_s = story.shape.timeout_s
     stands_s = cluster.stood_s(STANDS_S)
     if timeout_s and stands_s is not None and not kinds & SLOWNESS:

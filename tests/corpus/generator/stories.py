@@ -257,6 +257,7 @@ NEEDED: dict[Kind, dict[str, object]] = {
     Kind.FIRST_TAKES_LONG: {"first_s": 8.0},
     Kind.LATE_IMPORTS: {"spread_s": 30.0},
     Kind.CROWDED: {"late_probes_s": 2.0, "noise": 0.3},
+    Kind.SLOW_RARELY: {"step_s": 0.1},
     Kind.EPOCH_MEMORY: {"evaluation": Evaluation.ALL, "evaluate_every": 30},
 }
 

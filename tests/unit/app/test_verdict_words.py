@@ -273,6 +273,13 @@ def growth(kind: LimitKind, ranks: tuple[int, ...] = (2,), **fields: Any) -> Gro
             ),
         ),
         (
+            verdict(Cause.STRAGGLER, cost_frac=0.3, wait_frac=0.02, last_frac=0.2, is_at_times=True, place=None),
+            (
+                "rank 2 on demo-1 is slow in some steps and costs the others about 30 % of the step time: "
+                "it waits 2 % of the time"
+            ),
+        ),
+        (
             verdict(Cause.STRAGGLER, cost_frac=0.8, wait_frac=0.02, culprits=(2, 3), place=None),
             "ranks 2-3 on demo-1 are slow and cost the others about 80 % of the step time: they wait 2 % of the time",
         ),

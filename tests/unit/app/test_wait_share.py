@@ -7,7 +7,7 @@ import pytest
 
 from agent.wire.digest import LATENESS
 from app.diagnosis.slow_ranks import find_laggards
-from app.diagnosis.wait_share import NUM_SLOTS, WaitShare
+from app.diagnosis.wait_share import WINDOW_SLOTS, WaitShare
 from app.model.job_model import JobModel
 from ddpcore.wire import Phase
 
@@ -38,7 +38,7 @@ class Watched:
         is_clean: bool = True,
         last: tuple[float, ...] = (),
         lost: tuple[float, ...] = (),
-        spread: float = 0.02,
+        spread: float | tuple[float, ...] = 0.02,
         pieces: float = 4.0,
         beyond: tuple[float, ...] = (),
     ) -> tuple[int, ...]:
@@ -51,7 +51,7 @@ class Watched:
             is_clean: Whether nothing else explains waiting.
             last: Share of the collectives to which each comes last.
             lost: Exact shares of time that each waits for later ranks of its node.
-            spread: By how much these vary from piece to piece.
+            spread: By how much these vary from piece to piece, all or each.
             pieces: Pieces in a second.
             beyond: Exact shares of time behind the node's last call.
         """
@@ -66,7 +66,7 @@ class Watched:
                 waited = np.array(lost) / pieces
                 self.job.lateness[LATE["spanned_s"]] += 1.0
                 self.job.lateness[LATE["waited_s"]] += pieces * waited
-                self.job.lateness[LATE["squared_s2"]] += pieces * (waited**2 + (spread / pieces) ** 2)
+                self.job.lateness[LATE["squared_s2"]] += pieces * (waited**2 + (np.array(spread) / pieces) ** 2)
                 self.job.lateness[LATE["num_pieces"]] += pieces
             if beyond:
                 self.job.lateness[LATE["stepped_s"]] += 1.0
@@ -134,7 +134,7 @@ def test_one_long_hiccup_is_not_a_habit() -> None:
     for second in range(9):
         watched.live(1, 1.0, 1.0, 0.0, 1.0, longest_wait_s=second + 1.0)
 
-    assert watched.live(NUM_SLOTS + 5, 0.3, 0.4, 0.3, 0.5) == ()
+    assert watched.live(WINDOW_SLOTS + 5, 0.3, 0.4, 0.3, 0.5) == ()
 
 
 def test_time_that_something_else_explains_is_left_out_and_still_shown() -> None:
@@ -191,7 +191,27 @@ def test_a_rank_that_is_a_little_slower_is_named_by_what_the_others_lose_and_its
 def test_one_sign_alone_is_not_enough(
     lost: tuple[float, ...], last: tuple[float, ...], spread: float, pieces: float
 ) -> None:
-    assert Watched().live(60, lost=lost, last=last, spread=spread, pieces=pieces) == ()
+    assert Watched().live(60, *[0.15] * 4, lost=lost, last=last, spread=spread, pieces=pieces) == ()
+
+
+def test_a_rank_that_is_slow_in_each_tenth_step_alone_takes_longer_to_be_told_from_chance() -> None:
+    watched, lost, last, spread = Watched(), (0.3, 0.02, 0.3, 0.3), (0.23, 0.31, 0.23, 0.23), (0.6, 0.05, 0.6, 0.6)
+    assert watched.live(15, lost=lost, last=last, spread=spread) == ()
+    assert watched.live(25, lost=lost, last=last, spread=spread) == (1,)
+
+    found = watched.share.laggards
+    assert found is not None
+    assert found.cost_frac == pytest.approx(0.28)
+    assert watched.live(14, lost=(0.05,) * 4, last=(0.25,) * 4) == ()
+
+
+def test_a_rank_that_was_slow_for_too_short_a_time_to_be_named_is_not_named_afterwards() -> None:
+    watched = Watched()
+    assert (
+        watched.live(15, lost=(0.45, 0.02, 0.45, 0.45), last=(0.23, 0.31, 0.23, 0.23), spread=(0.9, 0.05, 0.9, 0.9))
+        == ()
+    )
+    assert watched.live(30, lost=(0.05,) * 4, last=(0.25,) * 4, spread=0.1) == ()
 
 
 def test_two_ranks_that_are_equally_slow_are_named_both() -> None:
@@ -261,7 +281,7 @@ def test_a_node_that_waits_long_and_rarely_has_no_slow_one_beside_it(num_waits: 
         for second in range(4):
             waited = [1.0] * 4 + [0.1] * 4
             assert watched.live(1, *waited, lost=(0.02,) * 8, longest_wait_s=second + 1.0) == ()
-    assert watched.live(NUM_SLOTS, *[0.1] * 8, lost=(0.02,) * 8) == ()
+    assert watched.live(WINDOW_SLOTS, *[0.1] * 8, lost=(0.02,) * 8) == ()
 
 
 def test_one_long_step_in_which_a_node_waits_is_one_step_however_long() -> None:
@@ -282,7 +302,7 @@ def test_a_node_is_not_slow_while_what_its_ranks_lose_to_each_other_is_uncertain
     watched.job.node_of[:] = (0, 0, 1, 1)
     lost, beyond = (0.1,) * 4, (0.4, 0.4, 0.05, 0.05)
     assert watched.live(12, lost=lost, beyond=beyond, spread=1.0, pieces=1.0) == ()
-    assert watched.live(NUM_SLOTS, lost=lost, beyond=beyond) == (2, 3)
+    assert watched.live(WINDOW_SLOTS, lost=lost, beyond=beyond) == (2, 3)
 
 
 def test_a_rank_that_is_late_on_a_node_which_waits_for_another_one_costs_nothing() -> None:

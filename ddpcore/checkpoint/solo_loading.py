@@ -2,6 +2,7 @@
 
     loaded = load_checkpoint("runs/gpt/checkpoints", model=model)             # the newest sound one, into the model
     state = load_checkpoint("checkpoints/step_00000100", device="cuda").state  # all of this one
+    loaded = load_checkpoint("checkpoints", metric="val_loss", model=model)   # the best one of those that are there
     weight = load_tensors("checkpoints", ["model.head.weight"])["model.head.weight"]
 
 The directory may be read-only, a copy, or that of a run which saves and deletes at the same moment: a checkpoint that
@@ -11,6 +12,7 @@ checks is checked here: names, commit marker, manifest, every byte that is retur
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
@@ -24,7 +26,9 @@ from ddpcore.checkpoint.directory import step_of
 from ddpcore.checkpoint.fitting import Fit
 from ddpcore.checkpoint.listing import list_checkpoints
 from ddpcore.checkpoint.marker import COMMITTED
+from ddpcore.checkpoint.reading import read_manifest
 from ddpcore.checkpoint.restoring import restore
+from ddpcore.checkpoint.retention import Retention, best_first, check_retention
 from ddpcore.checkpoint.saving import check_step
 from ddpcore.checkpoint.tensor_files import read_checkpoint, read_tensors
 from ddpcore.errors import (
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 
     from ddpcore.checkpoint.manifest import Manifest
     from ddpcore.checkpoint.restoring import Stateful
+    from ddpcore.checkpoint.retention import Mode, Published
 
 _T = TypeVar("_T")
 
@@ -71,6 +76,8 @@ def load_checkpoint(
     path: str | Path,
     *,
     step: int | None = None,
+    metric: str | None = None,
+    mode: Mode = "min",
     device: torch.device | str = "cpu",
     strict: bool = True,
     **objects: Stateful,
@@ -85,6 +92,9 @@ def load_checkpoint(
         path: The directory of a run: its newest sound checkpoint is loaded. Or the directory of one checkpoint, then
             that one or none.
         step: Of the checkpoint, instead of the newest.
+        metric: Load the sound checkpoint with the best value of it, instead of the newest: as given to
+            `Engine.checkpoint` or in `Checkpointer.save(metrics=...)`.
+        mode: "min" if the least value is best, or "max". Of equal ones the earlier.
         device: Where the tensors of the returned state are brought to. The objects stay where they are.
         strict: False loads what fits, see `restore`; the rest is in `LoadedCheckpoint.fit`. Objects that were added
             after the checkpoint was made stay as they are.
@@ -96,7 +106,7 @@ def load_checkpoint(
         CheckpointMismatchError: The checkpoint is of other objects. Nothing has been loaded.
         CheckpointCallError: An argument makes no sense.
     """
-    root = _check_where(path, step)
+    search = _Search(_check_where(path, step), step, _check_best(step, metric, mode))
     target = _check_device(device)
     check_flag(CheckpointCallError, "strict", strict)
     for name, one in objects.items():
@@ -113,7 +123,7 @@ def load_checkpoint(
         contents = read_checkpoint(one, parts=parts, device=target)
         return contents.manifest, contents.state
 
-    found = _Search(root, step).run(read)
+    found = search.run(read)
     fit = restore(found.content, objects, strict=strict) if objects else Fit()
     return LoadedCheckpoint(found.step, found.path, found.content, fit, found.skipped)
 
@@ -123,6 +133,8 @@ def load_tensors(
     names: Collection[str],
     *,
     step: int | None = None,
+    metric: str | None = None,
+    mode: Mode = "min",
     device: torch.device | str = "cpu",
 ) -> dict[str, Tensor]:
     """Return single tensors of a checkpoint; else like `load_checkpoint`. Takes memory for these alone.
@@ -133,6 +145,8 @@ def load_tensors(
         path: The directory of a run, or of one checkpoint.
         names: Places in the state, keys joined by dots: "model.layers.0.weight".
         step: Of the checkpoint, instead of the newest.
+        metric: As of `load_checkpoint`.
+        mode: As of `load_checkpoint`.
         device: Where they are brought to.
 
     Raises:
@@ -141,13 +155,13 @@ def load_tensors(
         CheckpointDirectoryError: The directory is not there or cannot be read.
         CheckpointCallError: An argument makes no sense.
     """
-    root = _check_where(path, step)
+    search = _Search(_check_where(path, step), step, _check_best(step, metric, mode))
     target = _check_device(device)
     wanted = "a list of tensors' names"
     check_is(CheckpointCallError, "names", names, list | tuple | set | frozenset | type({}.keys()), wanted)
     if not names or not all(isinstance(name, str) for name in names):
         raise refuse(CheckpointCallError, "names", names, wanted)
-    found = _Search(root, step).run(lambda one: read_tensors(one, names))
+    found = search.run(lambda one: read_tensors(one, names))
     return {name: tensor.to(target) for name, tensor in found.content.items()}
 
 
@@ -161,13 +175,20 @@ class _Found(NamedTuple):
 
 
 class _Search:
-    """One search for the newest sound checkpoint below a path, or at it."""
+    """One search for the newest sound checkpoint below a path, or at it.
 
-    def __init__(self, path: Path, step: int | None) -> None:
+    Args:
+        path: As given.
+        step: Of the only one that counts.
+        best: With a metric, the best one of those that have it is searched for.
+    """
+
+    def __init__(self, path: Path, step: int | None, best: Retention) -> None:
         # A link such as `latest` leads to a checkpoint whose own name counts.
         self._path = Path(os.path.realpath(path))
         self._is_one = step_of(self._path.name) is not None or (self._path / COMMITTED).is_file()
         self._step = step
+        self._best = best
         self._skipped: list[str] = []
         self._num_vanished = 0
 
@@ -201,6 +222,10 @@ class _Search:
         own_step = step_of(self._path.name)
         if self._step not in (None, own_step):
             raise CheckpointCallError(f"step={self._step}: {self._path} is the checkpoint of step {own_step}")
+        if self._best.metric is not None:
+            raise CheckpointCallError(
+                f"metric={self._best.metric!r}: {self._path} is one checkpoint, not those of a run"
+            )
         if own_step is None:
             raise CheckpointInvalidError(f"{self._path} was renamed, or copied: its name is not that of a checkpoint")
         content = self._try(self._path, None, read)
@@ -211,7 +236,7 @@ class _Search:
         raise CheckpointInvalidError(f"{self._path} cannot be used: {self._skipped[0]}", self._skipped)
 
     def _look(self, read: Callable[[Path], tuple[Manifest, _T]]) -> _Found | None:
-        """Try what is there now, newest first."""
+        """Try what is there now, newest or best first."""
         try:
             listing = list_checkpoints(self._path)
         except CheckpointDirectoryError as error:
@@ -223,13 +248,25 @@ class _Search:
         for name, why in listing.refused.items():
             if self._step in (None, step_of(name)):
                 self._pass_over(self._path / name, why)
-        for one in listing.published:
+        for one in self._best_first(listing.published):
             if self._step not in (None, one.step):
                 continue
             content = self._try(self._path / one.name, one[1:], read)
             if content is not None:
                 return _Found(one.step, self._path / one.name, content[0], tuple(self._skipped))
         return None
+
+    def _best_first(self, published: list[Published]) -> list[Published]:
+        """Return those with the metric, the best first; all as they are where none is asked for."""
+        if self._best.metric is None:
+            return published
+        metrics = {}
+        for one in published:
+            try:
+                metrics[one.name] = read_manifest(self._path / one.name).metrics.get(self._best.metric, math.nan)
+            except CheckpointInvalidError as error:
+                self._pass_over(self._path / one.name, str(error))
+        return best_first(published, metrics, self._best.mode)
 
     def _try(
         self, path: Path, identity: tuple[int, int, str] | None, read: Callable[[Path], tuple[Manifest, _T]]
@@ -255,6 +292,8 @@ class _Search:
 
     def _nothing(self) -> CheckpointInvalidError:
         what = "no checkpoint" if self._step is None else f"no checkpoint of step {self._step}"
+        if self._best.metric is not None:
+            what = f"no checkpoint with {self._best.metric}"
         if not self._skipped:
             return CheckpointInvalidError(
                 f"there is {what} in {self._path}: `python -m ddpcore.checkpoint ls` lists them"
@@ -274,6 +313,14 @@ def _check_where(path: str | Path, step: int | None) -> Path:
         return Path(path).expanduser().absolute()
     except RuntimeError as error:
         raise refuse(CheckpointCallError, "path", path, "a path whose home directory exists") from error
+
+
+def _check_best(step: int | None, metric: str | None, mode: Mode) -> Retention:
+    best = Retention(keep_best=None if metric is None else 1, metric=metric, mode=mode)
+    check_retention(CheckpointCallError, best)
+    if step is not None and metric is not None:
+        raise CheckpointCallError(f"step={step} and metric={metric!r} name two checkpoints: give one of them")
+    return best
 
 
 def _check_device(device: torch.device | str) -> torch.device:

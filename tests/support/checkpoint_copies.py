@@ -16,11 +16,19 @@ from ddpcore.checkpoint.sites import Site
 from ddpcore.checkpoint.snapshot import Snapshot
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 
 def write_checkpoint(
-    root: Path, state: Any, num_ranks: int, *, step: int = 0, sequence: int | None = None, per_rank: Any = None
+    root: Path,
+    state: Any,
+    num_ranks: int,
+    *,
+    step: int = 0,
+    sequence: int | None = None,
+    per_rank: Any = None,
+    metrics: Mapping[str, float] | None = None,
 ) -> Path:
     """Write one checkpoint and return its directory.
 
@@ -31,6 +39,7 @@ def write_checkpoint(
         step: Of the checkpoint.
         sequence: Its place among those of `root`; the highest so far without one.
         per_rank: Every rank's own.
+        metrics: What was measured of it.
     """
     existing = [path.name for path in root.iterdir()]
     sequence = len(existing) + 1 if sequence is None else sequence
@@ -39,7 +48,7 @@ def write_checkpoint(
     temporary.mkdir()
     for rank in reversed(range(num_ranks)):
         plan = SavePlan(state, per_rank, Site(tuple(range(num_ranks)), rank, (0,)))
-        share, body = plan.share(), plan.manifest_body(step, sequence, f"test.{sequence}", num_ranks, {})
+        share, body = plan.share(), plan.manifest_body(step, sequence, f"test.{sequence}", num_ranks, metrics or {})
         order = {
             "root": str(root),
             "name": name,

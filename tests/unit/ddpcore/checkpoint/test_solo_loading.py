@@ -14,6 +14,7 @@ from torch import nn
 
 from ddpcore import load_checkpoint, load_tensors
 from ddpcore.checkpoint import Checkpointer, Fit
+from ddpcore.checkpoint.directory import MANIFEST
 from ddpcore.checkpoint.solo_loading import NUM_LOOKS
 from ddpcore.errors import (
     CheckpointCallError,
@@ -334,3 +335,55 @@ def test_a_state_on_a_gpu_goes_into_a_model_there_and_shares_no_memory_with_it(r
     assert loaded.state["optimizer"]["state"][0]["exp_avg"].is_cuda
     on_cpu = load_checkpoint(root).state
     assert is_same(loaded.state["optimizer"]["state"][0]["exp_avg"].cpu(), on_cpu["optimizer"]["state"][0]["exp_avg"])
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Path:
+    """Checkpoints 10 to 40: 20 and 30 have the least loss, 40 was not measured."""
+    for step, loss in ((10, 0.9), (20, 0.3), (30, 0.3)):
+        write_checkpoint(tmp_path, state_of(step), 1, step=step, metrics={"val_loss": loss, "accuracy": 1 - loss})
+    write_checkpoint(tmp_path, state_of(40), 1, step=40)
+    return tmp_path
+
+
+def test_the_best_of_a_metric_is_loaded_instead_of_the_newest(measured: Path) -> None:
+    model = net()
+
+    assert load_checkpoint(measured).step == 40
+    assert load_checkpoint(measured, metric="val_loss", model=model).step == 20
+    assert is_same(model.state_dict(), net_of(20))
+    assert load_checkpoint(measured, metric="val_loss", mode="max").step == 10
+    assert load_checkpoint(measured, metric="accuracy", mode="max").step == 20
+    bias = load_tensors(measured, ["model.0.bias"], metric="val_loss")["model.0.bias"]
+    assert torch.equal(bias, net_of(20)["0.bias"])
+
+
+def net_of(step: int) -> dict[str, Any]:
+    state: dict[str, Any] = state_of(step)["model"]
+    return state
+
+
+def test_a_damaged_best_one_is_passed_over_and_named(measured: Path) -> None:
+    flip(next((measured / "step_00000020").glob("*.safetensors")))
+    assert load_checkpoint(measured, metric="val_loss").step == 30
+
+    flip(measured / "step_00000030" / MANIFEST)
+    loaded = load_checkpoint(measured, metric="val_loss")
+
+    assert loaded.step == 10
+    assert sorted(why.partition(":")[0] for why in loaded.skipped) == ["step_00000020", "step_00000030"]
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def test_a_metric_that_no_checkpoint_has_is_said(measured: Path) -> None:
+    with pytest.raises(CheckpointInvalidError, match="there is no checkpoint with f1 in "):
+        load_checkpoint(measured, metric="f1")
+    with pytest.raises(CheckpointCallError, match="step=10 and metric='val_loss' name two checkpoints"):
+        load_checkpoint(measured, step=10, metric="val_loss")
+    with pytest.raises(CheckpointCallError, match="is one checkpoint, not those of a run"):
+        load_checkpoint(measured / "step_00000010", metric="val_loss")

@@ -29,7 +29,7 @@ def main() -> None:
 
         batches = engine.loader(train_set, global_batch_size=96, shuffle=SHUFFLE)
 
-        if engine.checkpoint("runs/moved", every="10 steps", model=model, optimizer=optimizer) and engine.is_first:
+        if engine.checkpoint("runs/moved", every="25 steps", model=model, optimizer=optimizer) and engine.is_first:
             print(f"goes on from step {engine.step}")
 
         for batch in engine.steps(batches, until=f"{NUM_EPOCHS} epochs"):

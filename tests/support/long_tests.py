@@ -43,6 +43,7 @@ CODE_OF_TESTS = {
     "tests/integration/test_engine": ("ddpcore/engine",),
     "tests/integration/test_examples": ("ddpcore/engine", "ddpcore/examples/"),
     "tests/integration/test_faults_": ("ddpcore/probing/faults",),
+    "tests/integration/test_moved_": ("ddpcore/engine", "ddpcore/examples/"),
     "tests/integration/test_opening": ("ddpcore/process_group/",),
     "tests/integration/test_stacks_": ("app/stacks/", "agent/processes/", "ddpcore/probing/stack"),
     "tests/integration/test_unmodified_": ("ddpcore/launch_plugin/", "ddpcore/probing/"),

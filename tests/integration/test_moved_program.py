@@ -42,11 +42,34 @@ def test_every_python_block_of_the_page_is_one_of_a_program() -> None:
     assert page.count("```python") == len(re.findall(r"<!-- (?:classic|moved) -->\n```python", page))
 
 
-def classic_weights(options: Sequence[str]) -> Weights:
-    with RealRanks([EXAMPLES / "classic.py", *options], 2) as job:
+def classic_weights(options: Sequence[str], program: Path = EXAMPLES / "classic.py") -> Weights:
+    with RealRanks([program, *options], 2) as job:
         assert job.wait_for_end(RUN_S) == 0, job.logs()
         model = torch.load(job.directory / "classic.pt")["model"]
     return {f"model.{name}": tensor for name, tensor in model.items()}
+
+
+SWAPS = [
+    ("import torch\n", "import torch\nimport ddpcore\nfrom ddpcore.samplers import ElasticDistributedSampler\n"),
+    ("with torch_distributed_zero_first(local_rank):", 'with ddpcore.local_master_first("data"):'),
+    ('dist.init_process_group("nccl" if device.type == "cuda" else "gloo")', "group = ddpcore.open_process_group()"),
+    ("dist.destroy_process_group()", "group.close()"),
+    (".to(device))\n    optimizer", ".to(device), device=device)\n    optimizer"),
+    ("= DistributedDataParallel(", "= ddpcore.wrap("),
+    ("model.module", "ddpcore.unwrap(model)"),
+    ("= DistributedSampler(", "= ElasticDistributedSampler("),
+]
+"""Of the page's table, those that are one line."""
+
+
+def swapped_program(directory: Path) -> Path:
+    code = (EXAMPLES / "classic.py").read_text()
+    for old, new in SWAPS:
+        assert old in code
+        code = code.replace(old, new)
+    path = directory / "swapped.py"
+    path.write_text(code)
+    return path
 
 
 def moved_weights(options: Sequence[str], num_ranks: int = 2) -> Weights:
@@ -82,6 +105,15 @@ def test_both_programs_end_with_the_same_weights_after_the_same_samples() -> Non
     classic = classic_weights(["--in-order"])
 
     assert_close(moved_weights(["--in-order"]), classic)
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.timeout(2 * RUN_S)
+def test_lines_that_are_changed_one_by_one_leave_the_program_as_it_was(tmp_path: Path) -> None:
+    swapped = classic_weights(["--in-order"], swapped_program(tmp_path))
+
+    assert_close(swapped, classic_weights(["--in-order"]))
 
 
 @pytest.mark.ranks

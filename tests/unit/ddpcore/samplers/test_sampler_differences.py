@@ -96,6 +96,13 @@ def _() -> None:
         samples += [10, 11]
         with pytest.raises(AssertionError):
             list(sampler)
+        cut = theirs(samples[:10], 2, 0, drop_last=True)
+        cut.dataset += [10, 11]
+        drawn = set()
+        for epoch in range(20):
+            cut.set_epoch(epoch)
+            drawn |= set(cut)
+        assert drawn == set(range(12))
     samples = list(range(10))
     ours = Ours(samples, 1, 0)
     samples += [10, 11]

@@ -62,6 +62,9 @@ counts the calls of it. All members wait for the lowest one, and for nobody else
 FIRST_LABEL = "first: "
 """Its label begins so."""
 
+ONE_WAY_OPS = frozenset({"broadcast", "gather", "scatter", "reduce"})
+"""Collectives that are over for one member before every member has called them."""
+
 MONITORED_BARRIER = "monitored_barrier"
 NEW_GROUP = "new_group"
 """Operation of a `PeerCall` that is no call of two ranks: all of the group take part, and no recorder holds it."""
@@ -272,6 +275,8 @@ class ArrivalsReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Ascending."""
     called_us: Annotated[list[Count], msgspec.Meta(max_length=64)]
     """One for each of `seqs`, in microseconds."""
+    one_way_seqs: Annotated[list[Count], msgspec.Meta(max_length=64)] = []
+    """Those of `ONE_WAY_OPS`."""
 
 
 class GpuMemoryReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -7,6 +7,8 @@ split by what the others did:
 - Else it waits from its own call to the node's last one, when the program waits in its collectives.
 - DDP's reductions run behind backward. There only the last one before the end of a step holds the rank up, and any
   other only by as much as the rank is behind its lead afterwards.
+- A broadcast, and what else goes one way, does not wait for all. Before a collective that does, it held the rank up
+  only by as much as the rank is behind its lead at that one.
 - From the node's last call, or the first of those in a row, to the end of the step it waits for other nodes, and does
   what is left of the step.
 """
@@ -33,6 +35,8 @@ class Call(NamedTuple):
     called_us: int
     last_us: int | None
     """When the node's last rank called it, None where that is not known."""
+    is_one_way: bool = False
+    """It is over for one member before all have called it: a broadcast."""
 
 
 class Waited(NamedTuple):
@@ -162,7 +166,8 @@ def _waited_us(call: Call, following: Call, end_us: int | None, *, is_overlapped
     if call.last_us is None or following.called_us < call.last_us:
         return 0
     lag_us = call.last_us - call.called_us
-    if not is_overlapped:
+    is_passing = call.is_one_way and not following.is_one_way and end_us is None
+    if not (is_overlapped or is_passing):
         return lag_us
     if end_us is not None:
         return min(lag_us, end_us - call.called_us)

@@ -36,6 +36,8 @@ class _Told(msgspec.Struct):
 
     calls: list[tuple[int, str, int]] = []
     """Microseconds, group and seq of each call."""
+    one_way: set[tuple[str, int]] = set()
+    """Group and seq of those that not all members wait in."""
     step_ends_us: list[int] = []
     is_overlapped: bool = False
 
@@ -75,6 +77,7 @@ class Lateness:
         for arrivals in report.arrivals:
             calls = zip(arrivals.called_us, arrivals.seqs, strict=False)
             told.calls += [(called_us, arrivals.group, seq) for called_us, seq in calls]
+            told.one_way |= {(arrivals.group, seq) for seq in arrivals.one_way_seqs}
         if self._tellers and self._tellers <= self._told.keys():
             self._compare()
 
@@ -109,7 +112,10 @@ class Lateness:
             if len(callers[group]) > 1:
                 self._count_last(group, max(calls), whole[group], least_us)
         for rank, told in self._told.items():
-            calls_of_rank = [Call(called_us, last_us.get((group, seq))) for called_us, group, seq in sorted(told.calls)]
+            calls_of_rank = [
+                Call(called_us, last_us.get((group, seq)), (group, seq) in told.one_way)
+                for called_us, group, seq in sorted(told.calls)
+            ]
             waits = self._waits.setdefault(rank, CallWaits())
             waits.take(calls_of_rank, told.step_ends_us, is_overlapped=told.is_overlapped)
 

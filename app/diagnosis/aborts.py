@@ -17,10 +17,9 @@ from app.diagnosis.contradictions import MAX_SEQS, MAX_SIDES, call_counts, odd_o
 from app.diagnosis.exits import ended_by_gloo
 from app.diagnosis.verdicts import Evidence, Side, Verdict, nodes_of
 from app.diagnosis.waits import calls_by_step
-from app.model.call_history import ONE_WAY_OPS
 from app.model.job_model import PHASE_CODE
 from app.rows import Cause
-from ddpcore.wire import Phase
+from ddpcore.wire import ONE_WAY_OPS, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from app.model.call_history import ONE_WAY_OPS
 from app.model.farewells import has_final_calls
 from app.model.job_model import PHASE_CODE
-from ddpcore.wire import FIRST_GROUP, Phase
+from ddpcore.wire import FIRST_GROUP, ONE_WAY_OPS, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

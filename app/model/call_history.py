@@ -12,9 +12,6 @@ from agent.wire.digest import NUM_PAST
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-ONE_WAY_OPS = frozenset({"broadcast", "gather", "scatter", "reduce"})
-"""Operations that are over for one member before every member has called them."""
-
 
 class CallHistory:
     """What each member of a group has called last, as checksums, of which 0 is unknown.

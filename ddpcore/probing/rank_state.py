@@ -18,11 +18,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from ddpcore.probing.gpu_order import NCCL, GpuTransfers, first_open, with_batches
-from ddpcore.probing.group_track import GroupTrack
+from ddpcore.probing.group_track import GroupTrack, operation
 from ddpcore.probing.pace import SLOW_BEAT_S
 from ddpcore.probing.stack import sendable
 from ddpcore.probing.standing import Standing
-from ddpcore.wire import DEFAULT_GROUP, WIRE_VERSION, ArrivalsReport, GroupReport, Phase, RankReport, TrainingReport
+from ddpcore.wire import (
+    DEFAULT_GROUP,
+    ONE_WAY_OPS,
+    WIRE_VERSION,
+    ArrivalsReport,
+    GroupReport,
+    Phase,
+    RankReport,
+    TrainingReport,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -413,11 +422,20 @@ class RankState:
         latest = sorted((entry.called_us for entries in named.values() for entry in entries), reverse=True)
         oldest_us = latest[MAX_ARRIVALS] if len(latest) > MAX_ARRIVALS else 0
         told = {
-            name: sorted((entry.seq, entry.called_us) for entry in entries if entry.called_us > oldest_us)
+            name: sorted(
+                (entry.seq, entry.called_us, operation(entry) in ONE_WAY_OPS)
+                for entry in entries
+                if entry.called_us > oldest_us
+            )
             for name, entries in named.items()
         }
         return [
-            ArrivalsReport(name, [seq for seq, _ in calls], [called_us for _, called_us in calls])
+            ArrivalsReport(
+                name,
+                seqs=[seq for seq, _, _ in calls],
+                called_us=[called_us for _, called_us, _ in calls],
+                one_way_seqs=[seq for seq, _, is_one_way in calls if is_one_way],
+            )
             for name, calls in told.items()
             if calls
         ]

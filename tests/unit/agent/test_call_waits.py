@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
 from agent.state.call_waits import Call, CallWaits, Waited
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 MS = 1000
 STEP = 300 * MS
 
 
 def counted(
-    calls: list[tuple[int, int | None]], step_ends_us: list[int] | None = None, *, is_overlapped: bool = False
+    calls: Sequence[tuple[int, int | None] | tuple[int, int | None, bool]],
+    step_ends_us: list[int] | None = None,
+    *,
+    is_overlapped: bool = False,
 ) -> Waited:
     waits = CallWaits()
     waits.take([Call(*call) for call in calls], step_ends_us or [], is_overlapped=is_overlapped)
@@ -48,6 +56,18 @@ def test_one_that_has_called_the_next_collective_did_not_wait_for_this_one() -> 
 def test_each_collective_that_is_waited_in_counts() -> None:
     total = counted(steps(11, [20, 20, 20], 50)[0])
     assert total.waited_s == pytest.approx(10 * 0.06)
+
+
+def test_a_lead_that_lasts_from_a_broadcast_to_the_next_collective_was_waited_for_there() -> None:
+    calls = [(*call, place % 2 == 0) for place, call in enumerate(steps(11, [40, 40], 80)[0])]
+    assert counted(calls).waited_s == pytest.approx(10 * 0.04, abs=0.01)
+    held_up = [(*call, place % 2 == 0) for place, call in enumerate(steps(11, [40, 10], 80)[0])]
+    assert counted(held_up).waited_s == pytest.approx(10 * 0.04, abs=0.01)
+
+
+def test_where_all_goes_one_way_each_rank_waits_for_its_source() -> None:
+    calls = [(*call, True) for call in steps(11, [40], 0)[0]]
+    assert counted(calls).waited_s == pytest.approx(10 * 0.04)
 
 
 def test_behind_backward_only_the_last_reduction_of_a_step_holds_the_rank_up() -> None:

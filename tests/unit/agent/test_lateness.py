@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import msgspec
+import pytest
 from hypothesis import given
 
 from agent.state.lateness import Lateness
@@ -148,3 +150,17 @@ def test_whatever_ranks_say_the_counts_hold_together(said: list[tuple[int, int, 
     known = [one for one in found if one is not None]
     assert all(one.num_last <= one.num_compared for one in known)
     assert sum(one.num_last for one in known) <= max((one.num_compared for one in known), default=0) * 4
+
+
+def test_a_rank_that_passes_a_broadcast_waits_in_the_next_collective_alone() -> None:
+    lateness = Lateness()
+    calls = {seq: 100_000 * seq for seq in range(1, 40)}
+    for rank, late_us in ((0, 0), (1, 60_000)):
+        told = report(rank, 5, g0={seq: called_us + late_us for seq, called_us in calls.items()})
+        one_way = [msgspec.structs.replace(told.arrivals[0], one_way_seqs=[seq for seq in calls if seq % 2])]
+        lateness.take(msgspec.structs.replace(told, arrivals=one_way))
+    lateness.take(report(0, 6, g0={41: 100}))
+
+    found = lateness.of(0)
+    assert found is not None
+    assert found.waited_s == pytest.approx(0.06 / 0.2 * found.spanned_s, rel=0.1)

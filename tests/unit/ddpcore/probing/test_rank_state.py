@@ -314,9 +314,12 @@ def test_a_program_that_has_made_a_step_since_does_not_wait_for_what_was_pending
 
 def test_the_latest_calls_of_a_beat_are_told_until_the_next_one(rank: Rank) -> None:
     rank.see({GLOO: (9, 9)})
-    rank.learn([entry(8, called_us=800), entry(9, called_us=900), entry(0, called_us=950, is_p2p=True)], {GLOO: (9, 9)})
+    rank.learn(
+        [entry(8, called_us=800, op="gloo:broadcast"), entry(9, called_us=900), entry(0, called_us=950, is_p2p=True)],
+        {GLOO: (9, 9)},
+    )
     first = rank.state.report()
-    assert first.arrivals == [ArrivalsReport(DEFAULT_GROUP, [8, 9], [800, 900])]
+    assert first.arrivals == [ArrivalsReport(DEFAULT_GROUP, [8, 9], [800, 900], [8])]
 
     rank.see({GLOO: (10, 10)})
     rank.learn([entry(10, called_us=1000)], {GLOO: (10, 10)})  # quiet, within the same beat

@@ -175,7 +175,7 @@ def default_store() -> Store:
 
 
 def _open(store: Store) -> GateSession:
-    global _session, _last_journal  # noqa: PLW0603 - one for the process's default group, which is as global
+    global _session, _last_journal
     if any(store is known for known in _inherited):
         raise BarrierUseError(
             f"process {os.getpid()} is a forked child (of a DataLoader?) of rank {dist.get_rank()}: "
@@ -192,12 +192,12 @@ def _open(store: Store) -> GateSession:
         is_used = store.check([used_key])
         number = store.add(used_key, 1)
         Neighbours(placement).tell(store)
+        session = GateSession(store, placement, journal=_last_journal if is_used else None, number=number)
+        session.heart.start(store)
     except dist.DistNetworkError as error:
         raise store_lost("where ranks meet") from error
-    _session = GateSession(store, placement, journal=_last_journal if is_used else None, number=number)
-    _last_journal = _session.journal
-    _session.heart.start()
-    return _session
+    _session, _last_journal = session, session.journal
+    return session
 
 
 def _forget() -> None:

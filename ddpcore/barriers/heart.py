@@ -1,9 +1,10 @@
 """One daemon thread a process, from its first gate on: it tells the others where this rank is, and looks after waits.
 
 It beats into the job's store every two seconds, slower in jobs of over 2,000 ranks, so that all beats together cost the
-store at most 1,000 small writes a second; and at once when the main thread begins to wait. While that waits, the thread
-looks for ranks that can never come (`ddpcore.barriers.examiner`); it deletes the keys of past gates, and watches the
-process of the next rank on this machine, whose death other machines cannot see.
+store at most 1,000 small writes a second; once before the thread begins, so that every rank is known from the opening
+of its group on; and at once when the main thread begins to wait. While that waits, the thread looks for ranks that can
+never come (`ddpcore.barriers.examiner`); it deletes the keys of past gates, and watches the process of the next rank on
+this machine, whose death other machines cannot see.
 
 Source: no call to the store is made with a time-out as a timer. Each that runs out writes two warnings to stderr, and
 resolves host names for them, which takes up to 5 s where DNS does not answer (torch 2.13, `SocketImpl::waitForInput`).
@@ -81,8 +82,13 @@ class Heart:
         self.cpu_s = 0.0
         """CPU time that the thread has taken."""
 
-    def start(self) -> None:
-        """Start the thread."""
+    def start(self, store: Store) -> None:
+        """Tell the others of this rank, and start the thread: of a rank that dies at once they know its process.
+
+        Args:
+            store: The calling thread's connection.
+        """
+        self._beat(store, time.monotonic())
         self._thread.start()
 
     def end(self) -> None:

@@ -17,8 +17,6 @@ from torch.utils.data import TensorDataset
 import ddpcore
 from ddpcore.nested import named_leaves
 from ddpcore.samplers import EvaluationSampler
-from tests.support.hearts import told_function
-from tests.support.waiting import until
 from tests.support.warm_ranks import run_ranks, try_ranks
 
 if TYPE_CHECKING:
@@ -166,11 +164,6 @@ def test_a_perplexity_is_a_quotient_of_two_sums() -> None:
 DIFFER = "MetricMismatchError: engine.gather: the ranks do not bring the same: "
 
 
-def die_once_others_know_of_this_rank() -> None:
-    until(told_function, 30, "the first word of this rank")
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def collect_badly(how: str) -> None:
     with ddpcore.Engine(timeout_s=15.0 if how == "did not come" else 60.0) as engine:
         rank, is_odd = engine.placement.rank, engine.placement.rank == 1
@@ -186,7 +179,7 @@ def collect_badly(how: str) -> None:
             "nothing": lambda: engine.gather([]),
             "other call": lambda: engine.reduce(1.0) if is_odd else engine.gather(1.0),
             "did not come": lambda: time.sleep(40) if is_odd else engine.gather(1.0),
-            "dead": lambda: die_once_others_know_of_this_rank() if is_odd else engine.gather(1.0),
+            "dead": lambda: os.kill(os.getpid(), signal.SIGKILL) if is_odd else engine.gather(1.0),
             "in evaluation": lambda: engine.evaluate(
                 nn.Linear(1, 1),
                 TensorDataset(torch.ones(4, 1)),

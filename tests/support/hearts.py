@@ -10,8 +10,8 @@ from ddpcore.barriers.whereabouts import decode_beat
 def told_function() -> str:
     """Return the function in which this rank stands as far as the others know, or "" while they know nothing of it.
 
-    They hear of it every two seconds at most: of a rank that is killed or stopped before its first word nobody can say
-    what has become of it, and of any other only where it stood at its last one.
+    They hear of it when it opens the group, and every two seconds at most: of a rank that is killed or stopped they
+    know where it stood at its last word.
     """
     session = current_session()
     assert session is not None

@@ -156,7 +156,7 @@ def test_the_heart_deletes_the_keys_of_gates_that_everybody_has_left(
     server: TCPStore, threads: ThreadPoolExecutor, sessions: list[GateSession]
 ) -> None:
     for session in sessions:
-        session.heart.start()
+        session.heart.start(server)
     for number in range(200):
         meet(threads, sessions, f"epoch {number % 2}")
         pass_gates = [threads.submit(pass_gate, one, GateKind.EXCHANGE, "x", 60.0, "text") for one in sessions]
@@ -213,8 +213,7 @@ def test_what_raises_in_a_block_without_a_job_is_not_changed() -> None:
 
 def test_a_heart_beats_at_once_and_says_goodbye_at_its_end(server: TCPStore) -> None:
     session = session_of(server, 0, machine=None)  # type: ignore[arg-type] # as in a real process
-    session.heart.start()
-    until(lambda: session.observer.look_at(server, 0, 0.0).beat, 60, "a beat")
+    session.heart.start(server)
 
     seen = session.observer.look_at(server, 0, 0.0)
     assert seen.process is ProcessState.RUNNING
@@ -229,7 +228,7 @@ def test_a_process_that_dies_without_a_word_is_told_to_other_machines_by_its_nei
         beat = Beat(1.0, 2.0, "here", "here", sleeper.pid, started_ticks(sleeper.pid))
         server.set(beat_key(1), encode_beat(beat))
         neighbour, far_away = session_of(server, 0), session_of(server, 2, machine="elsewhere")
-        neighbour.heart.start()
+        neighbour.heart.start(server)
         assert not far_away.observer.look_at(server, 1, 0.0).has_ended
         assert far_away.observer.look_at(server, 1, 0.0).process is ProcessState.UNKNOWN
         sleeper.kill()
@@ -280,7 +279,7 @@ def test_a_thread_that_does_not_get_through_to_the_store_is_counted_once_however
 
 def test_what_a_rank_said_in_an_earlier_process_group_is_past(server: TCPStore) -> None:
     session = session_of(server, 0)
-    session.heart.start()
+    session.heart.start(server)
     session.heart.end()
     second = GateSession(server, session.placement, machine="here", number=2, is_open=lambda: True)
 

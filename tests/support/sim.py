@@ -324,6 +324,10 @@ class SimCluster:
         for node in self.nodes:
             if node.state is JobState.PREPARED and age_s >= LAUNCH_S + self._launch_late_s.get(node.node_rank, 0.0):
                 node.go(JobState.RUNNING, self.now_s)
+        if self.ranks[0].has_joined:
+            for rank in self.ranks:
+                self._probe(rank)
+            return
         late_s = [self._launch_late_s.get(rank.rank // self._ranks_per_node, 0.0) for rank in self.ranks]
         imported_s = [
             IMPORT_S + 0.5 * ((7 * rank.rank) % 8) / 8 + launched_s
@@ -333,7 +337,7 @@ class SimCluster:
             is_due = age_s >= due_s + self._late_s.get(rank.rank, 0.2)
             rank.has_come = rank.has_come or (is_due and not rank.is_stuck)
         have_all_come = all(rank.has_come and not rank.is_stuck for rank in self.ranks)
-        if have_all_come and not self.ranks[0].has_joined and not self._meetings.is_cut:
+        if have_all_come and not self._meetings.is_cut:
             for rank in self.ranks:
                 rank.begin(self.now_s)
         for rank, due_s in zip(self.ranks, imported_s, strict=True):
@@ -366,9 +370,9 @@ class SimCluster:
             meeting = rank.meeting
             if rank.failure is not None and rank.end is None and self.now_s >= rank.failure[0]:
                 rank.end = rank.failure[1]
-            if meeting is None or rank.is_stuck or meeting.is_agreed():
+            if meeting is None or self.now_s - meeting.arrived_s[rank.rank] < self.timeout_s:
                 continue
-            if self.now_s - meeting.arrived_s[rank.rank] < self.timeout_s:
+            if rank.is_stuck or meeting.is_agreed():
                 continue
             if self.hangs_on_death:
                 rank.end = (None, 6, WATCHDOG_ERROR.format(ms=ms, rank=rank.rank))
@@ -381,7 +385,7 @@ class SimCluster:
         if self.hangs_on_death:
             return
         gone = {rank.rank for rank in self.ranks if rank.end is not None}
-        for rank in self.ranks:
+        for rank in self.ranks if gone else ():
             meeting = rank.meeting
             if meeting is None or rank.is_stuck or not gone.intersection(meeting.members) or meeting.is_agreed():
                 continue

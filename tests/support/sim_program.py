@@ -200,12 +200,24 @@ class Meeting:
     is_cut: bool = False
     is_of_peers: bool = False
     """It is a send and its receive, which need no more than to be there."""
+    last_s: float = 0.0
+    """When the last of those came that are there."""
+    _meant: set[tuple[object, ...]] = field(default_factory=set)
+    _is_first_block: bool = False
+
+    def join(self, rank: int, now_s: float, call: Call | None = None) -> None:
+        """Let a rank come, with its call unless it is of peers. All else is asked in each tick, by each rank."""
+        self.last_s = max(self.last_s, now_s) if self.arrived_s else now_s
+        self.arrived_s[rank] = now_s
+        if call is not None:
+            self.calls[rank] = call
+            self._meant.add((call.op, call.label, call.sizes, call.dtype, call.root))
+            self._is_first_block |= call.group.startswith(FIRST_GROUP)
 
     def is_agreed(self) -> bool:
         """Return whether all members have come and mean the same; in a first-block, whether its first one has."""
         if self.is_of_peers:
             return not self.is_cut and len(self.arrived_s) == len(self.members)
-        if any(call.group.startswith(FIRST_GROUP) for call in self.calls.values()):
+        if self._is_first_block:
             return self.members[0] in self.calls
-        meant = {(call.op, call.label, call.sizes, call.dtype, call.root) for call in self.calls.values()}
-        return not self.is_cut and len(meant) == 1 and len(self.calls) == len(self.members)
+        return not self.is_cut and len(self._meant) == 1 and len(self.calls) == len(self.members)

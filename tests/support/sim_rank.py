@@ -102,14 +102,14 @@ class Meetings:
         pair = (rank, call.peer) if call.op == "send" else (call.peer, rank)
         meeting = self._open.setdefault((f"peers {pair} {call.tag}", number), Meeting(pair, is_of_peers=True))
         meeting.is_cut |= self.is_cut
-        meeting.arrived_s[rank] = now_s
+        meeting.join(rank, now_s)
         return meeting
 
     def join(self, rank: int, seq: int, call: Call, now_s: float) -> Meeting:
         """Let a rank make its call."""
         meeting = self._open.setdefault((call.group, seq), Meeting(self.members(call.group)))
         meeting.is_cut |= self.is_cut
-        meeting.calls[rank], meeting.arrived_s[rank] = call, now_s
+        meeting.join(rank, now_s, call)
         return meeting
 
 
@@ -240,7 +240,7 @@ class SimRank:
         assert isinstance(call, Call | Peer)
         if not meeting.is_agreed():
             return False
-        over_s = max(meeting.arrived_s.values()) + LATENCY_S
+        over_s = meeting.last_s + LATENCY_S
         if over_s > now_s:
             return False
         self._free_s = max(self._free_s, over_s)
@@ -267,7 +267,7 @@ class SimRank:
         """Take what is over behind the work, and the time at which the last of it was."""
         while self._behind:
             call, seq, meeting = self._behind[0]
-            over_s = max(meeting.arrived_s.values()) + LATENCY_S
+            over_s = meeting.last_s + LATENCY_S
             if not meeting.is_agreed() or over_s > now_s:
                 return False
             if isinstance(self._doing, WaitBehind):

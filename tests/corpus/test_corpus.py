@@ -12,7 +12,7 @@ from tests.corpus.scenarios import ALL, FAULTS, HEALTHY, Scenario, play
 if TYPE_CHECKING:
     from pathlib import Path
 
-IN_EACH_RUN = ("freeze", "kill", "an all-reduce against a broadcast")
+IN_EACH_RUN = ("freeze",)
 """Of those on real ranks; the others are slow."""
 PATIENCE = 6.0
 """For a machine with other work, which also stands still now and then."""

@@ -38,15 +38,15 @@ def house() -> Iterator[DemoHouse]:
 
 
 def test_a_person_freezes_a_rank_sees_it_named_thaws_it_and_quits(house: DemoHouse) -> None:
-    terminal = Terminal(house.directory, house.environment, house.argv(), 120, 35)
+    terminal = Terminal(house.directory, house.environment, house.argv("--ranks", "2"), 120, 35)
     terminal.until_it_shows("step", START_S)
-    until(lambda: len(house.ranks()) == 4, START_S, "four ranks")
+    until(lambda: len(house.ranks()) == 2, START_S, "two ranks")
     terminal.until_it_shows("training", START_S)
 
-    house.ranks()[2].send_signal(signal.SIGSTOP)
-    terminal.until_it_shows("rank 2 on demo-1 is frozen", LOOK_S, "bytegpt.py:")
+    house.ranks()[1].send_signal(signal.SIGSTOP)
+    terminal.until_it_shows("rank 1 on demo-1 is frozen", LOOK_S, "bytegpt.py:")
 
-    house.ranks()[2].send_signal(signal.SIGCONT)
+    house.ranks()[1].send_signal(signal.SIGCONT)
     terminal.until_it_no_longer_shows("is frozen", LOOK_S)
 
     terminal.keys("q")

@@ -55,12 +55,12 @@ def test_a_clean_run_ends_well_with_a_falling_loss_and_no_verdict(house: DemoHou
 
 
 def test_a_frozen_rank_is_named_with_its_node_its_victims_and_its_line(house: DemoHouse) -> None:
-    done = house.run("--json", "--fault", "freeze:2@10")
+    done = house.run("--json", "--ranks", "2", "--fault", "freeze:1@10")
 
     assert done.code == 10, f"{done.stderr}{done.stdout}"
     (verdict,) = done.summary["verdicts"]
     assert verdict["cause"] == "frozen"
-    assert verdict["culprits"] == [2]
+    assert verdict["culprits"] == [1]
     assert verdict["node"] == "demo-1"
     assert verdict["where"].startswith("bytegpt.py:")
     house.assert_nothing_is_left()

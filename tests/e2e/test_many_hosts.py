@@ -71,6 +71,7 @@ def test_what_keeps_a_job_from_several_hosts_is_said_of_each_and_nothing_starts(
     desk.json("down", "h1", "h2")
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_ranks_that_a_failure_elsewhere_leaves_hanging_are_ended_while_somebody_looks_on(
     desk: Desk, network: Network, project: Path

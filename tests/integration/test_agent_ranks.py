@@ -69,6 +69,17 @@ def started(agent: RunningAgent, spec: JobSpec) -> NodeReport:
     return agent.wait_until(lambda report: is_training(report, 2), START_S, "both ranks report")
 
 
+def idling(agent: RunningAgent, spec: JobSpec, tmp_path: Path) -> None:
+    """Start a job of ranks without torch, which takes most of the time, and wait until both are there."""
+    (tmp_path / "idle.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(600)\n")
+    agent.start_job(msgspec.structs.replace(spec, command=["idle.py"]))
+
+    def are_both_there(report: NodeReport) -> bool:
+        return [worker.pid > 0 for worker in report.workers] == [True, True] and report.log_seq >= 2
+
+    agent.wait_until(are_both_there, START_S, "both ranks are there")
+
+
 def is_training(report: NodeReport, num_ranks: int) -> bool:
     reports = [worker.report for worker in report.workers if worker.report]
     return len(reports) == num_ranks and all(any(group.enqueued_seq for group in one.groups) for one in reports)
@@ -247,8 +258,10 @@ def test_an_exception_of_a_rank_is_in_its_exit_and_in_the_jobs_detail(agent: Run
     assert report.jobs[0].detail == "rank 1 exited with code 1: ValueError: bad luck"
 
 
-def test_a_stop_ends_even_a_frozen_rank_and_leaves_no_process(agent: RunningAgent, spec: JobSpec) -> None:
-    started(agent, spec)
+def test_a_stop_ends_even_a_frozen_rank_and_leaves_no_process(
+    agent: RunningAgent, spec: JobSpec, tmp_path: Path
+) -> None:
+    idling(agent, spec, tmp_path)
     agent.ask(InjectFault("train", FaultKind.FREEZE, 1))
     assert agent.ask(Stop("train")) == Accepted()
     report = agent.wait_until(has_ended, spec.grace_s + END_S, "it has ended, long before torchrun's 30 s")
@@ -306,8 +319,10 @@ def test_a_killed_agent_takes_its_private_job_along(agent: RunningAgent, spec: J
     until(lambda: not any(map(is_alive, pids)), 10.0, "nothing of the job survives")
 
 
-def test_the_end_of_the_console_leaves_no_process_and_no_file(agent: RunningAgent, spec: JobSpec) -> None:
-    started(agent, spec)
+def test_the_end_of_the_console_leaves_no_process_and_no_file(
+    agent: RunningAgent, spec: JobSpec, tmp_path: Path
+) -> None:
+    idling(agent, spec, tmp_path)
     agent.ask(InjectFault("train", FaultKind.FREEZE, 0))
     pids = [process.pid for process in job_processes(agent)]
     agent.close_stdin()

@@ -56,6 +56,18 @@ if rank == 1 and attempt < good_attempt:
 dist.barrier()
 """
 
+WAITS = """
+import os, subprocess, sys, time
+subprocess.Popen(["sleep", "600"], start_new_session=True)
+rank, attempt = int(os.environ["RANK"]), int(os.environ["RANKDECK_ATTEMPT"])
+print("attempt", attempt, "rank", rank, flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+if rank == 1 and attempt < int(sys.argv[2]):
+    raise ValueError(f"bad luck in attempt {attempt}")
+"""
+"""The same without torch, which takes most of the time: for tests in which nobody looks into the ranks."""
+
 
 class House:
     """A directory for one agent after another, and a file whose existence ends the job's program."""
@@ -66,6 +78,7 @@ class House:
         self.agents: list[RunningAgent] = []
         self.over = tmp_path / "over"
         (tmp_path / "rounds.py").write_text(ROUNDS)
+        (tmp_path / "waits.py").write_text(WAITS)
 
     def agent(self, preamble: str = "") -> RunningAgent:
         """Start another agent in the same directory."""
@@ -73,9 +86,9 @@ class House:
         self.agents.append(self._stack.enter_context(RunningAgent(directory=directory, preamble=preamble)))
         return self.agents[-1]
 
-    def spec(self, good_attempt: int = 0, **changes: Any) -> JobSpec:
+    def spec(self, good_attempt: int = 0, program: str = "rounds.py", **changes: Any) -> JobSpec:
         """Return a job of two ranks that goes on until `over` exists, and fails then before the good attempt."""
-        command = ["rounds.py", str(self.over), str(good_attempt)]
+        command = [program, str(self.over), str(good_attempt)]
         return make_local_spec(self._tmp_path, command=command, **changes)
 
     def left(self) -> list[psutil.Process]:
@@ -90,6 +103,17 @@ class House:
             with contextlib.suppress(psutil.NoSuchProcess):
                 names.add(process.name())
         return name in names
+
+    def set_off(self, good_attempt: int = 0) -> NodeReport:
+        """Start a job whose ranks only wait, and return the first report after both have begun to."""
+        agent = self.agents[-1]
+        assert isinstance(agent.start_job(self.spec(good_attempt, "waits.py")), Accepted)
+        logs = [self.job_dir() / f"rank-{rank}.stdout.log" for rank in (0, 1)]
+
+        def do_both_wait(report: NodeReport) -> bool:
+            return are_there(report) and all(log.exists() and log.stat().st_size for log in logs)
+
+        return agent.wait_until(do_both_wait, START_S, "both ranks wait")
 
     def job_dir(self, attempt: int = 0) -> Path:
         """Return the place of an attempt."""
@@ -112,6 +136,10 @@ def started(agent: RunningAgent, spec: JobSpec) -> NodeReport:
     """Start a job and return the first report in which both ranks train."""
     assert isinstance(agent.start_job(spec), Accepted)
     return agent.wait_until(is_training, START_S, "both ranks report")
+
+
+def are_there(report: NodeReport) -> bool:
+    return [worker.pid > 0 for worker in report.workers] == [True, True]
 
 
 def is_training(report: NodeReport) -> bool:
@@ -156,7 +184,7 @@ def test_how_a_job_ended_while_no_agent_ran_is_told_by_the_next_one(
     house: House, good_attempt: int, state: JobState, code: int
 ) -> None:
     first = house.agent()
-    started(first, house.spec(good_attempt))
+    house.set_off(good_attempt)
     kill(first)
     house.over.touch()
     until(lambda: not house.left(), END_S, "the job has ended by itself")
@@ -214,7 +242,7 @@ def test_an_agent_that_is_killed_between_two_attempts_has_a_successor_that_begin
 
 def test_a_job_whose_shim_is_killed_without_an_agent_is_lost_and_nothing_of_it_is_left(house: House) -> None:
     first = house.agent()
-    started(first, house.spec())
+    house.set_off()
     kill(first)
     shim_pid = msgspec.json.decode((house.job_dir() / "run.json").read_bytes())["shim_pid"]
     os.kill(shim_pid, signal.SIGKILL)
@@ -255,7 +283,7 @@ def test_after_a_reboot_a_job_is_lost_unless_its_end_was_recorded(
     house: House, *, is_recorded: bool, state: JobState, code: int | None, detail: str
 ) -> None:
     first = house.agent()
-    started(first, house.spec())
+    house.set_off()
     first.ask(Kill("train"))
     until(lambda: not house.left(), END_S, "nothing runs")
     kill(first)
@@ -296,7 +324,7 @@ def test_a_prepared_job_is_forgotten_with_its_agent_and_can_be_prepared_again(ho
 )
 def test_an_agent_that_ends_leaves_its_job_to_the_next_one(house: House, how: signal.Signals | str) -> None:
     first = house.agent()
-    before = started(first, house.spec())
+    before = house.set_off()
     if isinstance(how, str):
         assert isinstance(first.ask(Shutdown()), Accepted)
     else:
@@ -304,7 +332,7 @@ def test_an_agent_that_ends_leaves_its_job_to_the_next_one(house: House, how: si
     assert first.process.wait(END_S) == 0
 
     second = house.agent()
-    after = second.wait_until(is_training, START_S, "both ranks report to the new agent")
+    after = second.wait_until(are_there, START_S, "the new agent has found both ranks")
 
     assert [worker.pid for worker in after.workers] == [worker.pid for worker in before.workers]
 
@@ -356,7 +384,7 @@ def test_an_older_generation_is_refused_also_by_the_next_agent(house: House) -> 
 
 def test_a_shim_that_has_not_said_yet_who_it_is_is_waited_for_and_not_killed(house: House) -> None:
     first = house.agent()
-    before = started(first, house.spec())
+    before = house.set_off()
     kill(first)
     record = house.job_dir() / "run.json"
     hidden = record.rename(record.with_suffix(".hidden"))
@@ -366,7 +394,7 @@ def test_a_shim_that_has_not_said_yet_who_it_is_is_waited_for_and_not_killed(hou
     assert job(second.report()).state is JobState.RUNNING
     hidden.rename(record)
 
-    after = second.wait_until(is_training, START_S, "both ranks report to the new agent")
+    after = second.wait_until(are_there, START_S, "the new agent has found both ranks")
     assert [worker.pid for worker in after.workers] == [worker.pid for worker in before.workers]
 
 
@@ -404,7 +432,7 @@ def test_a_job_between_two_attempts_begins_again_also_after_a_reboot(house: Hous
 
 def test_the_secrets_of_an_ended_job_are_not_kept(house: House) -> None:
     agent = house.agent()
-    agent.start_job(house.spec(env={"HF_TOKEN": "abc"}))
+    agent.start_job(house.spec(program="waits.py", env={"HF_TOKEN": "abc"}))
     path = house.job_dir().parent / "job.json"
     assert b'"HF_TOKEN":"abc"' in path.read_bytes()
     house.over.touch()

@@ -71,6 +71,15 @@ while True:
     time.sleep(0.05)
 """
 
+MEETS = """
+import os, pathlib, sys, time
+print("rank", os.environ["RANK"], "is here", flush=True)
+pathlib.Path("rank" + os.environ["RANK"]).touch()
+while not all(pathlib.Path(one).exists() for one in ("rank0", "rank1")):
+    time.sleep(0.01)  # no rank is ended before it has said so
+sys.exit(3)
+"""
+
 
 @pytest.fixture(scope="module")
 def agent() -> Iterator[RunningAgent]:
@@ -133,7 +142,11 @@ def failed(agent: RunningAgent, spec: JobSpec, kind: str) -> RootCause:
         pytest.param(
             "say", ("exited with code 1; its last line: train.py: no data", "", "", ""), marks=pytest.mark.slow
         ),
-        ("abort", ("was killed by SIGABRT", "Fatal Python error: Aborted", "", "train.py:27 in fail")),
+        pytest.param(
+            "abort",
+            ("was killed by SIGABRT", "Fatal Python error: Aborted", "", "train.py:27 in fail"),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -188,17 +201,20 @@ def test_a_program_that_is_no_python_is_told_with_its_line(agent: RunningAgent, 
     assert (cause.rank in (0, 1), cause.exception, cause.where) == (True, "SyntaxError: invalid syntax", "train.py:2")
 
 
-def test_any_piece_of_a_log_can_be_read_by_hand_and_by_a_console(agent: RunningAgent, spec: JobSpec) -> None:
-    failed(agent, spec, "exit")
-    reply = agent.ask(ReadLog("fails-by-exit", 0, LogStream.STDOUT))
+def test_any_piece_of_a_log_can_be_read_by_hand_and_by_a_console(
+    agent: RunningAgent, spec: JobSpec, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(MEETS)
+    failed(agent, spec, "itself")
+    reply = agent.ask(ReadLog("fails-by-itself", 0, LogStream.STDOUT))
     assert isinstance(reply, LogChunk)
     assert reply.text == "rank 0 is here\n"
     road = ("--dir", str(agent.directory))
-    where = ("--job", "fails-by-exit", "--rank", "1", "--stream", "stdout", "--offset", "-5")
+    where = ("--job", "fails-by-itself", "--rank", "1", "--stream", "stdout", "--offset", "-5")
     by_hand = run_agent_verb("logs", *road, *where)
     assert by_hand.returncode == 0, by_hand.stderr
     assert json.loads(by_hand.stdout)["text"] == "here\n"
-    by_pipe = run_agent_verb("read-log", *road, stdin='{"job_id": "fails-by-exit", "rank": -1}')
+    by_pipe = run_agent_verb("read-log", *road, stdin='{"job_id": "fails-by-itself", "rank": -1}')
     assert by_pipe.returncode == 0, by_pipe.stderr
     assert json.loads(by_pipe.stdout)["offset"] == 0
     assert run_agent_verb("logs", *road, "--rank", "1").returncode == 2

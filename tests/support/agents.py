@@ -18,7 +18,7 @@ import psutil
 from agent.wire.commands import Command, Commit, GetStatus, Prepare, encode_command
 from agent.wire.fields import CONTROL_SOCKET
 from agent.wire.replies import Reply, Status, decode_reply
-from tests.support.ranks import still_runs
+from tests.support.ranks import descendants, still_runs
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -141,9 +141,8 @@ class RunningAgent:
 
     def processes(self) -> list[psutil.Process]:
         """Return what is alive of all that this agent has ever been seen to run, itself included."""
-        for process in tuple(self._seen):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                self._seen.update(process.children(recursive=True))
+        alive = [process for process in self._seen if still_runs(process)]
+        self._seen.update(descendants(*(process.pid for process in alive)))
         return [process for process in self._seen if still_runs(process)]
 
     def logs(self) -> str:

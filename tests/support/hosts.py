@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Self
 import psutil
 import pytest
 
-from tests.support.ranks import still_runs
+from tests.support.ranks import descendants, still_runs
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class Host:
         """What runs there besides init and sshd."""
         assert self._init
         found = []
-        for process in self._init.children(recursive=True):
+        for process in descendants(self._init.pid):
             with contextlib.suppress(psutil.NoSuchProcess):
                 is_init_waiting = process.ppid() == self._init.pid and process.name() == "sleep"
                 if (
@@ -189,7 +189,7 @@ class Host:
     def _sshds(self, *, are_listening: bool) -> list[psutil.Process]:
         assert self._init
         found = []
-        for process in self._init.children(recursive=True):
+        for process in descendants(self._init.pid):
             with contextlib.suppress(psutil.NoSuchProcess):
                 listens = "[listener]" in " ".join(process.cmdline())
                 if process.name() in SSHD_NAMES and listens is are_listening and still_runs(process):

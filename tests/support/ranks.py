@@ -161,14 +161,11 @@ class RealRanks:
 
     def processes(self) -> list[psutil.Process]:
         """Return what is alive of the job: launcher, ranks, and their children."""
-        found: dict[int, psutil.Process] = {}
-        for pid in {self.launcher.pid, *self._pids}:
-            try:
-                process = psutil.Process(pid)
-                for one in (process, *process.children(recursive=True)):
-                    found[one.pid] = one
-            except psutil.NoSuchProcess:
-                continue
+        roots = {self.launcher.pid, *self._pids}
+        found = {process.pid: process for process in descendants(*roots)}
+        for pid in roots - found.keys():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found[pid] = psutil.Process(pid)
         return [process for process in found.values() if still_runs(process)]
 
     def take_reports(self, timeout_s: float = 0.0) -> None:
@@ -227,6 +224,26 @@ class RealRanks:
             f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}"
             for path in sorted(self.directory.rglob("*.log"))
         )
+
+
+def descendants(*pids: int) -> list[psutil.Process]:
+    """Return what runs below some processes, as the kernel lists it: psutil would read all of /proc for each.
+
+    A test that waits looks every few milliseconds. Source: proc_pid_task(5), `children`.
+    """
+    found: dict[int, psutil.Process] = {}
+    waiting = list(pids)
+    while waiting:
+        pid = waiting.pop()
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                children = thread.joinpath("children").read_bytes().split()
+                for child in map(int, children):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        if child not in found:
+                            found[child] = psutil.Process(child)
+                            waiting.append(child)
+    return list(found.values())
 
 
 def is_alive(pid: int) -> bool:

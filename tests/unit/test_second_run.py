@@ -71,6 +71,7 @@ def test_whose_worker_dies_once():
     assert not [line for line in lines if line.startswith(("FAILED", "ERROR"))]
 
 
+@pytest.mark.slow
 def test_what_fails_before_or_after_its_call_is_flaky_too(suite: pytest.Pytester) -> None:
     suite.makepyfile(f"""{FAILS_ONCE}
 @pytest.fixture
@@ -134,6 +135,7 @@ def test_that_fails_once(name):
     assert result.outlines[-1].startswith("3 failed in ")
 
 
+@pytest.mark.slow
 def test_where_much_fails_nothing_is_run_again(suite: pytest.Pytester) -> None:
     suite.makepyfile(f"""{FAILS_ONCE}
 @pytest.mark.parametrize("name", range(11))
@@ -148,6 +150,7 @@ def test_that_fails_once(name):
     assert result.outlines[-1].startswith("11 failed in ")
 
 
+@pytest.mark.slow
 def test_what_fails_without_others_beside_it_has_failed(suite: pytest.Pytester) -> None:
     suite.makepyfile(f"""{FAILS_ONCE}
 def test_that_fails_once():
@@ -160,6 +163,7 @@ def test_that_fails_once():
     assert result.outlines[-1].startswith("1 failed in ")
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_at_its_first_failure_has_no_second(suite: pytest.Pytester) -> None:
     suite.makepyfile(f"""{FAILS_ONCE}
 def test_that_fails_once():
@@ -172,6 +176,7 @@ def test_that_fails_once():
     assert result.outlines[-1].startswith("1 failed in ")
 
 
+@pytest.mark.slow
 def test_only_what_the_run_was_to_take_is_run_again(suite: pytest.Pytester) -> None:
     suite.makepyfile(f"""{FAILS_ONCE}
 pytestmark = pytest.mark.filterwarnings("error")

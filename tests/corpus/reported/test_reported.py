@@ -1,4 +1,4 @@
-"""What users see of the programs that users report: four in each run, eight are slow, the rest is for `-m reported`."""
+"""What users see of the programs that users report: two in each run, ten are slow, the rest is for `-m reported`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PATIENCE = 6.0
 """For a machine with other work, which also stands still now and then."""
 IN_CI = [program for program in PROGRAMS if program.in_ci]
-IN_EACH_RUN = ("arguments.new_group_on_some", "endings.exception", "healthy.rank_0_evaluates_alone", "standing.stopped")
+IN_EACH_RUN = ("arguments.new_group_on_some", "healthy.rank_0_evaluates_alone")
 REST = [program for program in PROGRAMS if not program.in_ci]
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from agent.wire.codec import MalformedMessageError
@@ -28,6 +27,7 @@ from app.roads.fleet import Fleet
 from app.rows import Severity
 from app.sessions import looking_back
 from app.sessions.looking_back import MAX_REPORTS, MIN_AGE_S, look_back, plan
+from tests.support.examples import few_and_many
 from tests.support.memories import one_long_story, remembered
 from tests.support.sim import SimCluster
 
@@ -148,12 +148,18 @@ def test_a_straggler_that_takes_a_while_to_be_seen_again_is_not_told_twice() -> 
     assert said(joined.events) == [(EventKind.VERDICT, (1,))]
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(after_s=st.floats(2, 70), seam_s=st.floats(3, 20), period_s=st.sampled_from([0.5, 1.0]))
-@example(after_s=55.25, seam_s=20.0, period_s=0.5)  # the past's last look is the later one
+def test_where_the_last_look_of_the_past_is_the_later_one_past_and_present_are_one() -> None:
+    assert_past_and_present_are_one(after_s=55.25, seam_s=20.0, period_s=0.5)
+
+
+@few_and_many(3, 12, after_s=st.floats(2, 70), seam_s=st.floats(3, 20), period_s=st.sampled_from([0.5, 1.0]))
 def test_wherever_a_console_attaches_its_past_and_its_present_are_one(
     after_s: float, seam_s: float, period_s: float
 ) -> None:
+    assert_past_and_present_are_one(after_s, seam_s, period_s)
+
+
+def assert_past_and_present_are_one(after_s: float, seam_s: float, period_s: float) -> None:
     sim, _ = one_long_story()
     begun_s = sim.heard[0][0]
     whole = seen(sim, begun_s, sim.now_s)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from app.diagnosis.contradictions import MAX_SEQS, MAX_SIDES, call_counts, odd_ones, side_of, step_of
+from app.diagnosis.contradictions import MAX_SEQS, MAX_SIDES, MAX_SPEAKERS, call_counts, odd_ones, side_of, step_of
 from app.diagnosis.exits import ended_by_gloo
 from app.diagnosis.verdicts import Evidence, Side, Verdict, nodes_of
 from app.diagnosis.waits import calls_by_step
@@ -44,10 +44,6 @@ CALLS_AHEAD = [PHASE_CODE[Phase.BACKWARD], PHASE_CODE[Phase.FORWARD]]
 """Phases in which DDP makes calls before those are over that it has made."""
 _LENGTHS = re.compile(r"op\.preamble\.length <= op\.nbytes\. (?P<sent>\d{1,18}) vs (?P<expected>\d{1,18})")
 """Bytes of the message that came, and of the one that a rank expected. Source: gloo/transport/tcp/pair.cc."""
-
-
-MAX_SPEAKERS = 8
-"""Members whose last calls are read."""
 
 
 class _Lengths(NamedTuple):
@@ -93,7 +89,9 @@ def _of_abort(evidence: Evidence, table: GroupTable, victims: Ranks, ended: Mapp
     is_guessed = len(sides) > num_known
     sides = _with_victims(sides, victims)
     unknown = np.setdiff1d(table.members, [rank for side in sides for rank in side.ranks])
-    culprits = _odd_in_abort(table, sides, unknown, victims) if is_known and not (is_guessed and len(unknown)) else []
+    misfits = [rank for rank, pair in ended.items() if pair is not None and not _was_sent(pair, past, seq, table)]
+    is_told = is_known and not (is_guessed and len(unknown)) and not np.isin(misfits, unknown).any()
+    culprits = _odd_in_abort(table, sides, unknown, victims) if is_told else []
     job = evidence.job
     return Verdict(
         cause=Cause.MISMATCH,
@@ -157,6 +155,11 @@ def _is_here(
     if len(known | ended.keys()) < len(table.members):  # another one may have sent it more than the others pass
         lengths |= {pair.expected for pair in ended.values() if pair is not None}
     return any(lengths & pieces for pieces in here)
+
+
+def _was_sent(lengths: _Lengths, past: Sequence[PastCall], seq: int, table: GroupTable) -> bool:
+    """Return whether a rank was sent what others pass in a call."""
+    return any(lengths.sent in _pieces(call, len(table.members)) for call in past if call.seq == seq)
 
 
 def _is_usual(side: Side, past: Sequence[PastCall], seq: int) -> bool:

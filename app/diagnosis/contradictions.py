@@ -30,10 +30,12 @@ if TYPE_CHECKING:
     from app.model.call_history import Comparison
     from app.model.group_table import GroupTable
     from app.model.job_model import Death
-    from ddpcore.wire import GroupReport, PastCall
+    from ddpcore.wire import GroupReport, PastCall, RankReport
 
 _WHERE = re.compile(r"(?P<file>[^:]+):(?P<line>\d{1,9})(?: in (?P<function>.+))?")
 """How a node writes the line at which a rank failed."""
+MAX_SPEAKERS = 8
+"""Members whose last reports are read for what all of them have called."""
 MAX_SIDES = 8
 """Different calls told apart in one sentence and one row."""
 MAX_SEQS = 16
@@ -149,11 +151,12 @@ def side_of(evidence: Evidence, table: GroupTable, ranks: Ranks, seq: int) -> Si
     """Return what ranks have called at a seq, as one of them reports it that is there still."""
     slots = _slots(table, ranks)
     is_there = (table.completed[slots] < seq) & (table.enqueued[slots] >= seq)
-    speaker = int(ranks[is_there][0]) if is_there.any() else int(ranks[0])
-    worker = evidence.job.worker(speaker)
-    report = None if worker is None else worker.report
-    group = None if report is None else next((group for group in report.groups if group.group == table.name), None)
-    call = None if group is None else next((call for call in group.past if call.seq == seq), None)
+    speakers = ranks[is_there] if is_there.any() else ranks[:1]
+    speaker = int(speakers[0])
+    report, group = _report_of(evidence, table, speaker)
+    reported = (_report_of(evidence, table, rank)[1] for rank in speakers[:MAX_SPEAKERS].tolist())
+    past = (call for one in reported if one is not None for call in one.past)
+    call = next((call for call in past if call.seq == seq), None)
     is_newest = group is not None and group.enqueued_seq == seq
     op = call.op if call is not None else _op_of(evidence, table, speaker, seq)
     # The main thread that has called more since is in no barrier: another thread is.
@@ -171,6 +174,14 @@ def side_of(evidence: Evidence, table: GroupTable, ranks: Ranks, seq: int) -> Si
         reduce_op=group.reduce_op if group is not None and is_newest else "",
         phase=report.phase if report is not None and is_there.any() else None,
     )
+
+
+def _report_of(evidence: Evidence, table: GroupTable, rank: int) -> tuple[RankReport | None, GroupReport | None]:
+    """Return a rank's last report, and what it has of a group."""
+    worker = evidence.job.worker(rank)
+    report = None if worker is None else worker.report
+    group = None if report is None else next((group for group in report.groups if group.group == table.name), None)
+    return report, group
 
 
 def _root_of(group: GroupReport | None, call: PastCall | None, *, is_newest: bool) -> int | None:

@@ -64,8 +64,13 @@ def odd_in_circle(job: JobModel, waits: Sequence[Wait]) -> list[int] | None:
 
     A send, or a receive, that two ranks have made before in the same way may be in its place, and the peer too early in
     a collective: nobody is named. One that they make for the first time is the odd call. A job of two ranks has no
-    third one. Where all others wait, who receives from whoever sends is the odd one.
+    third one. Where all others wait, who receives from whoever sends is the odd one, and so are fewer than half of all
+    in a call that all have to make.
     """
+    for wait in waits:
+        is_meeting = wait.peer_call is not None and wait.peer_call.op in MEETINGS
+        if is_meeting and len(wait.waiting) < len(wait.missing) and _waiting_ranks(job)[wait.missing].all():
+            return sorted(wait.waiting.tolist())
     calls = [wait.peer_call for wait in waits if wait.peer_call is not None]
     if job.world_size > 2 and 0 < len(calls) < len(waits) and not any(call.number <= 1 for call in calls):
         return []

@@ -528,6 +528,41 @@ RIGHT: dict[str, Story] = {
         seed=800,
         root_runs_ahead=True,
     ),
+    "gloo: an unknown rank was named that was sent what no other passes in the call": Story(
+        shape=Shape(
+            ranks_per_node=4,
+            step_s=0.1,
+            buckets=2,
+            sizes_differ=True,
+            accumulation=2,
+            pipes=Pipes.RING,
+            evaluation=Evaluation.RANK_0,
+            evaluate_every=15,
+            save_every=45,
+            noise=0.0,
+            uneven=0.04,
+        ),
+        faults=(Fault(kind=Kind.MOVED, rank=2, step=30, place=18),),
+        seed=582,
+        root_runs_ahead=True,
+    ),
+    "gloo: one of two in a circle is in a barrier of all, which all others wait for elsewhere": Story(
+        shape=Shape(
+            num_nodes=4,
+            ranks_per_node=4,
+            buckets=6,
+            has_buffers=True,
+            loss_every=10,
+            pipes=Pipes.PIPELINE,
+            evaluation=Evaluation.ALL,
+            evaluate_every=30,
+            late_s=4.0,
+            monitored_every=10,
+            makes_group=True,
+        ),
+        faults=(Fault(kind=Kind.SWALLOWED, rank=10, step=31),),
+        seed=812,
+    ),
 }
 NOT_WRONG: dict[str, Story] = {
     "gloo: the sender was named for its receiver's extra all_reduce": Story(

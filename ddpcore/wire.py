@@ -355,8 +355,7 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     stood_s: Seconds = 0.0
     """How long no frame of the main thread's stack has moved; 0 while the rank makes steps."""
     step_age_s: Seconds = 0.0
-    """Time since the last step that was seen, or since the last collective of a program that makes no steps; 0 before
-    there were a few of them."""
+    """Time since the last step, or the last collective of a program without steps; 0 before there were a few."""
     step_limit_s: Seconds = 0.0
     """Ten usual steps, or twice the longest so far, whichever is longer: later than that a step is overdue."""
     peer_calls: Annotated[list[PeerCall], msgspec.Meta(max_length=64)] = []
@@ -371,8 +370,7 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     is_ending: bool = False
     """True of the last report: the interpreter ends, which may take a while."""
     raised: ErrorText = ""
-    """The exception that ends the program, since nothing catches it: the first of its chain. `place` is then where it
-    was raised."""
+    """The exception that ends the program, the first of its chain; `place` is then where it was raised."""
     can_stop: bool = False
     """True when the program takes part in an agreed stop (the engine is in use)."""
     training: TrainingReport | None = None
@@ -418,10 +416,7 @@ class StrikeAt(msgspec.Struct, frozen=True, tag="strike_at", forbid_unknown_fiel
 
 
 class StopTraining(msgspec.Struct, frozen=True, tag="stop_training", forbid_unknown_fields=True):
-    """Ask a rank whose report says `can_stop` to end training at the next step boundary that all ranks agree on.
-
-    One rank is enough: the ranks reduce their wishes.
-    """
+    """Ask one rank whose report says `can_stop` to end training at the next step boundary that all ranks agree on."""
 
     request_id: Count
 

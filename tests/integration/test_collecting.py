@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 import signal
-import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 import ddpcore
 from ddpcore.nested import named_leaves
 from ddpcore.samplers import EvaluationSampler
+from tests.support.waiting import until
 from tests.support.warm_ranks import run_ranks, try_ranks
 
 if TYPE_CHECKING:
@@ -164,8 +165,19 @@ def test_a_perplexity_is_a_quotient_of_two_sums() -> None:
 DIFFER = "MetricMismatchError: engine.gather: the ranks do not bring the same: "
 
 
+def give_up(engine: ddpcore.Engine) -> None:
+    try:
+        engine.gather(1.0)
+    finally:
+        Path("has given up").touch()
+
+
+def come_too_late() -> None:
+    until(Path("has given up").exists, 60, "the other rank gives up")
+
+
 def collect_badly(how: str) -> None:
-    with ddpcore.Engine(timeout_s=15.0 if how == "did not come" else 60.0) as engine:
+    with ddpcore.Engine(timeout_s=8.0 if how == "did not come" else 60.0) as engine:
         rank, is_odd = engine.placement.rank, engine.placement.rank == 1
         calls: dict[str, Callable[[], Any]] = {
             "dtype": lambda: engine.gather({"a": torch.ones(rank + 1).to(torch.float64 if is_odd else torch.float32)}),
@@ -178,7 +190,7 @@ def collect_badly(how: str) -> None:
             "no op": lambda: engine.reduce(1.0, "median"),  # type: ignore[arg-type] # that is the point
             "nothing": lambda: engine.gather([]),
             "other call": lambda: engine.reduce(1.0) if is_odd else engine.gather(1.0),
-            "did not come": lambda: time.sleep(40) if is_odd else engine.gather(1.0),
+            "did not come": lambda: come_too_late() if is_odd else give_up(engine),
             "dead": lambda: os.kill(os.getpid(), signal.SIGKILL) if is_odd else engine.gather(1.0),
             "in evaluation": lambda: engine.evaluate(
                 nn.Linear(1, 1),
@@ -230,7 +242,7 @@ def test_what_does_not_fit_is_one_error_on_every_rank(how: str, message: str) ->
     ("how", "name", "words"),
     [
         ("other call", "BarrierDeadlockError", "rank 1 waits in its 1st call of exchange 'engine.reduce'"),
-        ("did not come", "BarrierTimeoutError", "rank 1 did not reach exchange 'engine.gather' in 15 s"),
+        ("did not come", "BarrierTimeoutError", "rank 1 did not reach exchange 'engine.gather' in 8 s"),
         ("dead", "BarrierDeadlockError", "rank 1 has died, last heard of at "),
     ],
 )

@@ -14,6 +14,21 @@ if TYPE_CHECKING:
 
 IN_EACH_RUN = ("freeze",)
 """Of those on real ranks; the others are slow."""
+ALSO_IN_UNIT = frozenset(
+    {
+        "training, checkpoints and evaluations",
+        "noise, loss and disorder",
+        "ranks that share cores",
+        "slow checkpoints",
+        "long evaluations",
+        "rank 0 does a little more",
+        "nodes that differ a little",
+        "one hiccup",
+        "a slow import",
+    }
+)
+"""Minutes of healthy lives, of which tests/unit/app/test_scenarios_healthy.py and test_scenarios_standing.py have their
+own in each run: here they are slow."""
 PATIENCE = 6.0
 """For a machine with other work, which also stands still now and then."""
 
@@ -21,9 +36,13 @@ PATIENCE = 6.0
 def test_the_corpus_is_wide() -> None:
     assert len(FAULTS) >= 30
     assert len(HEALTHY) >= 8
+    assert {scenario.name for scenario in HEALTHY} > ALSO_IN_UNIT
 
 
-@pytest.mark.parametrize("scenario", ALL, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize(
+    "scenario",
+    [pytest.param(one, id=one.name, marks=pytest.mark.slow if one.name in ALSO_IN_UNIT else ()) for one in ALL],
+)
 def test_the_verdict_is_right(scenario: Scenario) -> None:
     outcome = play(scenario, seed=7)
     assert outcome.is_right, outcome

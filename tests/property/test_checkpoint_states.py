@@ -15,14 +15,14 @@ from ddpcore.checkpoint.manifest import file_name
 from ddpcore.checkpoint.state_tree import MalformedStateError, flatten, unflatten
 from ddpcore.checkpoint.tensor_files import read_checkpoint
 from tests.support.checkpoint_copies import write_checkpoint
+from tests.support.examples import few_and_many
 from tests.support.training_states import is_same, scalars, states
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-@given(states())
-@settings(max_examples=300)
+@few_and_many(100, 300, states())
 def test_a_state_taken_apart_and_put_together_is_the_same(state: Any) -> None:
     flat = flatten(state)
 
@@ -60,7 +60,9 @@ def test_tensors_large_enough_to_be_cut_come_back_whole(
     assert is_same(read_checkpoint(path).state, state)
 
 
-@given(
+@few_and_many(
+    100,
+    300,
     st.recursive(
         scalars.filter(lambda it: not isinstance(it, float)),
         lambda it: (
@@ -70,9 +72,8 @@ def test_tensors_large_enough_to_be_cut_come_back_whole(
                 it | st.sampled_from(["tensor", "dict", "ordered", "tuple", "float", "0" * 16]),
             )
         ),
-    )
+    ),
 )
-@settings(max_examples=300)
 def test_a_skeleton_that_makes_no_sense_is_refused_and_never_crashes(skeleton: Any) -> None:
     try:
         unflatten(skeleton, {"": torch.zeros(1)})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import msgspec
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.wire.digest import (
@@ -191,7 +190,7 @@ node_reports = st.builds(
 events = st.tuples(st.sampled_from([*NODES, "stranger"]), node_reports, st.floats(0, 12))
 
 
-@few_and_many(40, 150, st.lists(events, max_size=12))
+@few_and_many(20, 150, st.lists(events, max_size=12))
 def test_arbitrary_reports_become_state_or_are_counted(heard: list[tuple[str, NodeReport, float]]) -> None:
     cluster, diagnoser, now_s = Cluster(NODES), Diagnoser(), 1000.0
     for node, report, pause_s in heard:
@@ -256,7 +255,7 @@ digests = st.builds(
 )
 
 
-@few_and_many(40, 150, st.lists(st.tuples(events, digests), max_size=8))
+@few_and_many(20, 150, st.lists(st.tuples(events, digests), max_size=8))
 def test_a_digest_that_has_nothing_to_do_with_the_workers_becomes_state_or_is_counted(
     heard: list[tuple[tuple[str, NodeReport, float], Digest]],
 ) -> None:
@@ -275,8 +274,7 @@ def test_a_digest_that_has_nothing_to_do_with_the_workers_becomes_state_or_is_co
         view.progress()
 
 
-@settings(max_examples=50)
-@given(st.lists(node_reports, min_size=2, max_size=3))
+@few_and_many(20, 50, st.lists(node_reports, min_size=2, max_size=3))
 def test_reports_that_are_taken_together_tell_what_they_tell_one_by_one(reports: list[NodeReport]) -> None:
     together, in_turn = Cluster(NODES), Cluster(NODES)
     heard = [(node, frame_of(report), 1000.0) for node, report in zip(NODES, reports, strict=False)]

@@ -32,6 +32,7 @@ from app.preflight.findings import Answers, ClockDifference, TelemetryLook, Tele
 from app.preflight.mesh import routes
 from app.preflight.report_lines import report_lines
 from app.safe_text import clean
+from tests.support.examples import few_and_many
 
 HOSTS = ["h1", "h2", "h3"]
 words = st.sampled_from(["", "a", "b", "\x1b[2J", "\u202e", "127.0.0.1", "10.0.0.1", "fd00::1", "{usual}", "%s"])
@@ -106,8 +107,7 @@ def is_safe(text: str) -> bool:
     return clean(text, len(text) + 1) == text
 
 
-@settings(max_examples=80, deadline=None)
-@given(asked(), st.integers(1, 200), st.booleans())
+@few_and_many(30, 80, asked(), st.integers(1, 200), st.booleans())
 def test_whatever_hosts_say_is_told_in_lines_that_are_safe(hosts: list[Answers], width: int, shows_all: bool) -> None:
     found = compare(hosts)
 

@@ -30,6 +30,7 @@ from ddpcore.wire import (
     encode_report,
     encode_request,
 )
+from tests.support.examples import few_and_many
 
 any_int = st.integers(min_value=-(2**70), max_value=2**70)
 any_text = st.text(st.characters(codec=None), max_size=400)
@@ -79,7 +80,7 @@ barriers = st.none() | st.tuples(any_text, st.booleans(), st.booleans())
 dumps = st.none() | st.tuples(st.lists(entries, max_size=6), counters, members)
 
 
-@given(st.lists(st.tuples(ticks, barriers, dumps), max_size=12))
+@few_and_many(40, 100, st.lists(st.tuples(ticks, barriers, dumps), max_size=12))
 def test_any_sequence_of_samples_keeps_the_invariants_and_fits_the_wire(
     history: list[tuple[tuple[Any, ...], tuple[Any, ...] | None, tuple[Any, ...] | None]],
 ) -> None:

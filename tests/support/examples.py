@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
     from hypothesis.strategies import SearchStrategy
 
+UNCHECKED = (HealthCheck.too_slow, HealthCheck.data_too_large)
+"""How fast examples are drawn, and how many are too large, depends on other tests: on the machine's load, and on the
+constants that Hypothesis finds in whatever modules this worker has imported."""
+
 
 def few_and_many(
     few: int, many: int, *strategies: SearchStrategy[Any], **named: SearchStrategy[Any]
@@ -25,7 +29,7 @@ def few_and_many(
 
     def decorate(check: Callable[..., None]) -> Callable[[int], None]:
         def run(num_examples: int) -> None:
-            a_number = settings(max_examples=num_examples, suppress_health_check=[HealthCheck.too_slow])
+            a_number = settings(max_examples=num_examples, suppress_health_check=UNCHECKED)
             a_number(given(*strategies, **named)(check))()
 
         functools.update_wrapper(run, check)

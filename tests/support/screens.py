@@ -54,6 +54,18 @@ async def until_at_rest(app: App[Any]) -> None:
             app.screen._on_timer_update()
 
 
+async def until_the_loop_rests(_min_sleep_s: float = 0.0, _max_sleep_s: float = 0.0) -> None:
+    """Let what is ready run: in place of Textual's `wait_for_idle`, which sleeps for 20 ms twice a key, and longer.
+
+    Whoever presses a key waits until the app is at rest besides, which is exact (`until_at_rest`).
+    """
+    ready = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]
+    num_quiet = 0
+    while num_quiet < QUIET_TURNS:
+        await asyncio.sleep(0)
+        num_quiet = 0 if ready else num_quiet + 1
+
+
 def screen_strips(app: App[Any]) -> list[Strip]:
     """Return the painted lines of the screen on top, notifications included."""
     return app.screen._compositor.render_strips()

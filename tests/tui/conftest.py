@@ -1,5 +1,16 @@
 """Fixtures of the console's tests."""
 
-from tests.support.screens import fail_what_is_written_anew
+import pytest
+import textual.app
+import textual.pilot
 
-__all__ = ["fail_what_is_written_anew"]
+from tests.support.screens import fail_what_is_written_anew, until_the_loop_rests
+
+__all__ = ["fail_what_is_written_anew", "keys_wait_for_no_clock"]
+
+
+@pytest.fixture(autouse=True)
+def keys_wait_for_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a key be over when the loop has nothing more to do, not when this process has been idle for a while."""
+    for module in (textual.app, textual.pilot):
+        monkeypatch.setattr(module, "wait_for_idle", until_the_loop_rests)

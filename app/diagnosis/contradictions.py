@@ -135,7 +135,9 @@ def _awaited_side(evidence: Evidence, sides: Sequence[Side]) -> list[Side]:
     Of two that are as small: where those wait for it before they come to this call, to which it has come without them.
     """
     waits = [wait for wait in evidence.waits if wait.peer_call is not None]
-    if not waits or len(sides) < 2:
+    # Who is awaited tells who is too early, not who has passed another source to the same call.
+    have_other_roots = len({side.op for side in sides}) == 1 and len({side.root for side in sides}) > 1
+    if not waits or len(sides) < 2 or have_other_roots:
         return []
     known = {rank for side in sides for rank in side.ranks}
     if len(sides[0].ranks) == len(sides[1].ranks):
@@ -298,6 +300,8 @@ def _circles(evidence: Evidence) -> list[Verdict]:
             if not waits:
                 continue
             odd = odd_in_circle(evidence.job, waits)
+            if odd is None or not any(set(odd) <= set(wait.waiting.tolist()) for wait in waits):
+                odd = _awaited_in_circle(evidence, waits, _led_to(evidence, knot.chain)) or odd
             waits.sort(key=lambda wait: (not np.isin(odd or [], wait.waiting).any(), len(wait.waiting), *wait.waiting))
             verdict = _mismatch(evidence, waits[0], [_waiting_side(evidence, wait) for wait in waits[:MAX_SIDES]])
             victims = _led_to(evidence, knot.chain)
@@ -305,6 +309,20 @@ def _circles(evidence: Evidence) -> list[Verdict]:
                 verdict = msgspec.structs.replace(verdict, culprits=tuple(odd))
             verdicts.append(msgspec.structs.replace(verdict, waiting=tuple(sorted(victims - set(verdict.culprits)))))
     return verdicts
+
+
+def _awaited_in_circle(evidence: Evidence, waits: Sequence[Wait], led: set[int]) -> list[int] | None:
+    """Return the ranks of the one call for which all others wait that do so in sends and receives.
+
+    They have come to the call without what the others are at. Where a rank does something else yet, that may change.
+    """
+    here = {rank for wait in waits for rank in wait.waiting.tolist()}
+    if len(here | led) < evidence.job.world_size or any(wait.peer_call is not None for wait in waits):
+        return None
+    peers = [wait for wait in evidence.waits if wait.peer_call is not None]
+    awaited = here & {rank for wait in peers for rank in wait.missing.tolist()}
+    sides = [wait.waiting.tolist() for wait in waits if not awaited.isdisjoint(wait.waiting.tolist())]
+    return sides[0] if len(sides) == 1 else None
 
 
 def _shortest_circle(evidence: Evidence, chain: Sequence[int]) -> list[Wait]:

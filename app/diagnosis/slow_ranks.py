@@ -49,6 +49,8 @@ MIN_SPREAD = 1 / 3
 MIN_BESIDE = 0.5
 """Of what a rank costs: the ranks beside it lose at least so much more than it does. What lies only between nodes is
 not its doing: it passes on the broadcasts of a slow rank elsewhere, and comes last to what follows them."""
+SEEN_WAITING_TOO = 0.5
+"""Of what a rank costs: so much more than another slow one it is not seen waiting."""
 IN_TURNS = 0.25
 """Of what others lose: ranks that lose less at the same time are slow together."""
 MAX_IN_TURNS = 1.25
@@ -138,7 +140,8 @@ def _judge_split(
         slow, others = slow[~is_held_up], np.append(slow[is_held_up], others)
         usual = float(np.median(lost.frac[others]))
     if limits.last > 0.0:
-        is_held_up = _are_held_up(lost, owners, (slow, others), usual)
+        is_held_up = _are_held_up(lost, owners, (slow, others), usual, limits.doubt)
+        is_held_up |= _are_seen_waiting(window, lost, (slow, others), usual)
         slow, others = slow[~is_held_up], np.append(slow[is_held_up], others)
         if not len(slow):
             return None
@@ -168,16 +171,42 @@ def _are_held_up(
     owners: NDArray[np.int64],
     ranks: tuple[NDArray[np.int64], NDArray[np.int64]],
     usual: float,
+    doubt: float,
 ) -> NDArray[np.bool_]:
-    """Return which of the slow ranks lose less than the others for what lies between their nodes, mainly."""
+    """Return which of the slow ranks lose less than the others for what lies between their nodes, mainly.
+
+    Where that is not known well, those of all nodes but one may: who leads on its node, and waits for another one.
+    """
     slow, others = ranks
-    found = np.zeros(len(slow), np.bool_)
+    own, usual_beside = lost.frac[slow], np.full(len(slow), np.nan)
     for node in np.unique(owners[slow]).tolist():
         is_here, beside = owners[slow] == node, others[owners[others] == node]
         if len(beside):
-            own = lost.frac[slow]
-            found |= is_here & (lost.by_calls[beside].min() - own < MIN_BESIDE * (usual - own))
+            usual_beside[is_here] = lost.by_calls[beside].min()
+    gaps = usual_beside - own
+    found: NDArray[np.bool_] = gaps < MIN_BESIDE * (usual - own)
+    if not np.isnan(gaps).all():
+        found |= (owners[slow] != owners[slow[np.nanargmax(gaps)]]) & (gaps < doubt * lost.node_doubt)
     return found
+
+
+def _are_seen_waiting(
+    window: NDArray[np.float32], lost: LostTime, ranks: tuple[NDArray[np.int64], NDArray[np.int64]], usual: float
+) -> NDArray[np.bool_]:
+    """Return which of the slow ranks wait by samples, though by their calls they do not.
+
+    The parent of a slow rank in a broadcast's tree is held up by it, and comes late to what follows: it is seen waiting
+    more than the slow one, or as much as another one that loses less, or of which it is not known what it loses.
+    """
+    slow, others = ranks
+    waits = shares(window[1], window[0])
+    by_calls = lost.by_calls
+    found = waits[slow] - waits[slow].min() > SEEN_WAITING_TOO * (usual - by_calls[slow])
+    is_less = (by_calls[others] < by_calls[slow][:, None]) & (waits[others] <= waits[slow][:, None])
+    found |= is_less.any(axis=1)
+    unknown = np.isnan(lost.frac) & (window[2] > 0) & (window[3] >= MIN_LAST * window[2])
+    seen: NDArray[np.bool_] = found | (waits[slow] > waits[unknown].min(initial=1.0))
+    return seen
 
 
 def _cost(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING
 
@@ -32,13 +33,20 @@ START_S = 60.0
 END_S = 15.0
 
 
-@pytest.fixture
-def serving(tmp_path: Path) -> Iterator[RunningAgent]:
-    """Return an agent whose job has one rank, without torch."""
-    (tmp_path / "serve.py").write_text("import time; time.sleep(600)")
+@contextlib.contextmanager
+def agent_that_runs_one(directory: Path) -> Iterator[RunningAgent]:
+    """Make an agent whose job has one rank, without torch."""
+    (directory / "serve.py").write_text("import time; time.sleep(600)")
     with RunningAgent("--private") as agent:
-        agent.start_job(make_local_spec(tmp_path, 1, command=["serve.py"]))
+        agent.start_job(make_local_spec(directory, 1, command=["serve.py"]))
         agent.wait_until(lambda report: len(report.workers) == 1, START_S, "the rank is found")
+        yield agent
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
+    """Return such an agent, for tests that only ask it."""
+    with agent_that_runs_one(tmp_path_factory.mktemp("serving")) as agent:
         yield agent
 
 
@@ -66,13 +74,14 @@ async def test_a_job_that_nobody_knows_is_refused(serving: RunningAgent) -> None
         await fetch_stacks({"a": serving.directory}, sys.executable, "nobody", is_native=False)
 
 
-async def test_a_job_that_has_ended_has_none(serving: RunningAgent) -> None:
-    serving.ask(InjectFault("train", FaultKind.KILL, 0))
-    serving.wait_until(lambda report: report.workers[0].process is ProcessState.EXITED, END_S, "it is killed")
-    until(lambda: serving.report().jobs[0].state == "failed", END_S, "the job has failed")
+async def test_a_job_that_has_ended_has_none(tmp_path: Path) -> None:
+    with agent_that_runs_one(tmp_path) as serving:
+        serving.ask(InjectFault("train", FaultKind.KILL, 0))
+        serving.wait_until(lambda report: report.workers[0].process is ProcessState.EXITED, END_S, "it is killed")
+        until(lambda: serving.report().jobs[0].state == "failed", END_S, "the job has failed")
 
-    with pytest.raises(AgentRefusedError, match="job train does not run: it has no stacks"):
-        await fetch_stacks({"a": serving.directory}, sys.executable, "train", is_native=False)
+        with pytest.raises(AgentRefusedError, match="job train does not run: it has no stacks"):
+            await fetch_stacks({"a": serving.directory}, sys.executable, "train", is_native=False)
 
 
 async def test_a_session_asks_about_the_job_that_is_shown(serving: RunningAgent) -> None:

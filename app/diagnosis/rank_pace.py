@@ -190,9 +190,9 @@ def _between_nodes(
         return by_samples, samples_doubt
     by_steps, error, num_slots = _node_means(recent.steps[:, :, known], owners[known])
     by_steps -= by_steps[owners[known]].min()
-    least = by_samples - by_samples[owners[known]].min() - UNSEEN_SIGMAS * by_chance
-    if (by_steps < least).any():
-        # They wait for other nodes elsewhere than at the end of a step.
+    apart = by_steps - (by_samples - by_samples[owners[known]].min())
+    if (np.abs(apart) > UNSEEN_SIGMAS * by_chance).any():
+        # They wait for other nodes elsewhere than at the end of a step, or do something else there.
         return by_samples, samples_doubt
     return by_steps, float(_num_sigmas(np.float64(max(num_slots, 1)))) * error
 

@@ -680,6 +680,23 @@ RIGHT: dict[str, Story] = {
         mismatch_hangs=False,
         root_runs_ahead=True,
     ),
+    "gloo: what nodes spend behind their last calls is no waiting where nobody is seen waiting": Story(
+        shape=Shape(
+            num_nodes=2,
+            ranks_per_node=1,
+            step_s=0.05,
+            buckets=2,
+            sizes_differ=True,
+            has_buffers=True,
+            accumulation=4,
+            noise=0.3,
+            uneven=0.04,
+            late_s=4.0,
+            reports_steps=False,
+        ),
+        faults=(Fault(kind=Kind.LOADS, rank=1, step=177, place=5),),
+        seed=61,
+    ),
 }
 NOT_WRONG: dict[str, Story] = {
     "gloo: the sender was named for its receiver's extra all_reduce": Story(

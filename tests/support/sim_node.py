@@ -129,9 +129,7 @@ class SimNode:
             self._core.apply(GpusSampled(sample), now_s)
         for rank in () if self.has_rebooted else self.ranks:
             if rank.end is None or rank.rank not in self._seen:
-                if rank.rank not in self._seen:
-                    self._seen.add(rank.rank)
-                    self._core.apply(WorkerSeen(job_id, rank.rank, rank.pid), now_s)
+                self._see(rank, now_s)
                 self._cpu_s[rank.rank] += SAMPLE_S * (0.0 if rank.is_idle else 0.86 + 0.04 * rank.local_rank)
                 memory = None if rank.memory is None else rank.memory(now_s)
                 rss = (300 + 4 * rank.rank) * 2**20 if memory is None else memory.tree_bytes
@@ -140,6 +138,12 @@ class SimNode:
                     WorkerSampled(job_id, rank.rank, rank.process, rss, cpu_s, rss * 3 // 4, memory), now_s
                 )
 
+    def _see(self, rank: SimRank, now_s: float) -> None:
+        """Find a rank's process, as an agent does before it knows anything else of it."""
+        if rank.rank not in self._seen:
+            self._seen.add(rank.rank)
+            self._core.apply(WorkerSeen(self.job[0], rank.rank, rank.pid), now_s)
+
     def watch(self, now_s: float) -> None:
         """Notice ends, and do what torchrun does about a bad one: end the others."""
         if self.has_rebooted:
@@ -147,6 +151,7 @@ class SimNode:
         for rank in self.ranks:
             if rank.end is not None and rank.rank not in self._ended:
                 self._ended.add(rank.rank)
+                self._see(rank, now_s)
                 code, signal, error = rank.end
                 self._core.apply(
                     WorkerEnded(self.job[0], rank.rank, code, signal, error, oom_kills=rank.oom_kills), now_s

@@ -202,8 +202,10 @@ def _are_seen_waiting(
     waits = shares(window[1], window[0])
     by_calls = lost.by_calls
     found = waits[slow] - waits[slow].min() > SEEN_WAITING_TOO * (usual - by_calls[slow])
-    is_less = (by_calls[others] < by_calls[slow][:, None]) & (waits[others] <= waits[slow][:, None])
-    found |= is_less.any(axis=1)
+    # The least that is waited by any of the others that lose less than a slow one.
+    others = others[np.argsort(by_calls[others])]
+    least = np.minimum.accumulate(np.append(np.inf, waits[others]))
+    found |= waits[slow] >= least[np.searchsorted(by_calls[others], by_calls[slow])]
     unknown = np.isnan(lost.frac) & (window[2] > 0) & (window[3] >= MIN_LAST * window[2])
     seen: NDArray[np.bool_] = found | (waits[slow] > waits[unknown].min(initial=1.0))
     return seen

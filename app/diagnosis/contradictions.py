@@ -15,7 +15,7 @@ import numpy as np
 from agent.wire.digest import SIZED_OPS, checksum
 from agent.wire.reports import ExitReport
 from app.diagnosis.exits import has_lost_peer
-from app.diagnosis.point_to_point import odd_in_circle
+from app.diagnosis.point_to_point import is_transfer, odd_in_circle
 from app.diagnosis.verdicts import CallCounts, Evidence, Side, Verdict, name, nodes_of
 from app.diagnosis.waits import Wait, calls_by_step, circle_from, find_out_of_order
 from app.model.farewells import have_lost_peers, is_clean, is_leaving
@@ -299,30 +299,18 @@ def _circles(evidence: Evidence) -> list[Verdict]:
             waits = _shortest_circle(evidence, knot.chain)
             if not waits:
                 continue
-            odd = odd_in_circle(evidence.job, waits)
-            if odd is None or not any(set(odd) <= set(wait.waiting.tolist()) for wait in waits):
-                odd = _awaited_in_circle(evidence, waits, _led_to(evidence, knot.chain)) or odd
+            has_transfers = any(is_transfer(wait) for wait in evidence.waits)
+            odd = odd_in_circle(evidence.job, waits, has_transfers=has_transfers)
             waits.sort(key=lambda wait: (not np.isin(odd or [], wait.waiting).any(), len(wait.waiting), *wait.waiting))
             verdict = _mismatch(evidence, waits[0], [_waiting_side(evidence, wait) for wait in waits[:MAX_SIDES]])
             victims = _led_to(evidence, knot.chain)
             if odd is not None:
                 verdict = msgspec.structs.replace(verdict, culprits=tuple(odd))
+            if has_transfers and not any(set(verdict.culprits) <= set(wait.waiting.tolist()) for wait in waits):
+                # Who is held up in a send or a receive may be early or late for either call.
+                verdict = msgspec.structs.replace(verdict, culprits=())
             verdicts.append(msgspec.structs.replace(verdict, waiting=tuple(sorted(victims - set(verdict.culprits)))))
     return verdicts
-
-
-def _awaited_in_circle(evidence: Evidence, waits: Sequence[Wait], led: set[int]) -> list[int] | None:
-    """Return the ranks of the one call for which all others wait that do so in sends and receives.
-
-    They have come to the call without what the others are at. Where a rank does something else yet, that may change.
-    """
-    here = {rank for wait in waits for rank in wait.waiting.tolist()}
-    if len(here | led) < evidence.job.world_size or any(wait.peer_call is not None for wait in waits):
-        return None
-    peers = [wait for wait in evidence.waits if wait.peer_call is not None]
-    awaited = here & {rank for wait in peers for rank in wait.missing.tolist()}
-    sides = [wait.waiting.tolist() for wait in waits if not awaited.isdisjoint(wait.waiting.tolist())]
-    return sides[0] if len(sides) == 1 else None
 
 
 def _shortest_circle(evidence: Evidence, chain: Sequence[int]) -> list[Wait]:

@@ -59,16 +59,16 @@ def find_peer_waits(
     return [_with_all_that_could_send(job, wait, (*in_collectives, *waits, *meetings)) for wait in waits] + meetings
 
 
-def odd_in_circle(job: JobModel, waits: Sequence[Wait]) -> list[int] | None:
+def odd_in_circle(job: JobModel, waits: Sequence[Wait], *, has_transfers: bool) -> list[int] | None:
     """Return who may be to blame of ranks that wait for each other; None where the fewest are.
 
     A send, or a receive, that two ranks have made before in the same way may be in its place, and the peer too early in
     a collective: nobody is named. One that they make for the first time is the odd call. A job of two ranks has no
     third one. Where all others wait, who receives from whoever sends is the odd one, and so are fewer than half of all
-    in a call that all have to make.
+    in a call that all have to make, where none of the others waits in a send or a receive (`has_transfers`).
     """
     for wait in waits:
-        is_meeting = wait.peer_call is not None and wait.peer_call.op in MEETINGS
+        is_meeting = not has_transfers and wait.peer_call is not None and wait.peer_call.op in MEETINGS
         if is_meeting and len(wait.waiting) < len(wait.missing) and _waiting_ranks(job)[wait.missing].all():
             return sorted(wait.waiting.tolist())
     calls = [wait.peer_call for wait in waits if wait.peer_call is not None]
@@ -78,6 +78,11 @@ def odd_in_circle(job: JobModel, waits: Sequence[Wait]) -> list[int] | None:
     if receivers and job.world_size > 2:
         return receivers
     return odd_of_two_groups(job, waits)
+
+
+def is_transfer(wait: Wait) -> bool:
+    """Return whether a wait is for another rank's send or receive."""
+    return wait.peer_call is not None and wait.peer_call.op not in MEETINGS
 
 
 def is_receive_from_any(wait: Wait) -> bool:

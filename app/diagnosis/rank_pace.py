@@ -53,6 +53,8 @@ MIN_SAMPLED_S = 4.5
 """Of samples, before they tell nodes apart."""
 MIN_STEPPED = 0.5
 """Of the time between calls: steps in which the time behind the last call is known."""
+MIN_SEEN = 1 / 3
+"""Of what a node spends behind its last calls: less that is seen as waiting is none."""
 MIN_FULL_SLOTS = 3
 MIN_HABIT = 0.05
 """Less of a straggler's time beyond what others spend says nothing of why it is slow."""
@@ -190,8 +192,10 @@ def _between_nodes(
         return by_samples, samples_doubt
     by_steps, error, num_slots = _node_means(recent.steps[:, :, known], owners[known])
     by_steps -= by_steps[owners[known]].min()
-    apart = by_steps - (by_samples - by_samples[owners[known]].min())
-    if (np.abs(apart) > UNSEEN_SIGMAS * by_chance).any():
+    seen = by_samples - by_samples[owners[known]].min()
+    is_less = by_steps < seen - UNSEEN_SIGMAS * by_chance
+    is_more = (by_steps > seen + UNSEEN_SIGMAS * by_chance) & (seen < MIN_SEEN * by_steps)
+    if (is_less | is_more).any():
         # They wait for other nodes elsewhere than at the end of a step, or do something else there.
         return by_samples, samples_doubt
     return by_steps, float(_num_sigmas(np.float64(max(num_slots, 1)))) * error

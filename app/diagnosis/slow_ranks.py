@@ -50,7 +50,7 @@ MIN_BESIDE = 0.5
 """Of what a rank costs: the ranks beside it lose at least so much more than it does. What lies only between nodes is
 not its doing: it passes on the broadcasts of a slow rank elsewhere, and comes last to what follows them."""
 SEEN_WAITING_TOO = 0.5
-"""Of what a rank costs: so much more than another slow one it is not seen waiting."""
+"""Of what a rank costs: so much more than its calls tell it is not seen waiting, beside another slow one."""
 IN_TURNS = 0.25
 """Of what others lose: ranks that lose less at the same time are slow together."""
 MAX_IN_TURNS = 1.25
@@ -201,7 +201,8 @@ def _are_seen_waiting(
     slow, others = ranks
     waits = shares(window[1], window[0])
     by_calls = lost.by_calls
-    found = waits[slow] - waits[slow].min() > SEEN_WAITING_TOO * (usual - by_calls[slow])
+    unseen = waits[slow] - by_calls[slow]
+    found = unseen - unseen.min() > SEEN_WAITING_TOO * (usual - by_calls[slow])
     # The least that is waited by any of the others that lose less than a slow one.
     others = others[np.argsort(by_calls[others])]
     least = np.minimum.accumulate(np.append(np.inf, waits[others]))

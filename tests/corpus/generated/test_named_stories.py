@@ -563,26 +563,6 @@ RIGHT: dict[str, Story] = {
         faults=(Fault(kind=Kind.SWALLOWED, rank=10, step=31),),
         seed=812,
     ),
-    "nccl: of two in a circle one has left all others waiting in sends and receives": Story(
-        shape=Shape(
-            semantics=Semantics.NCCL,
-            num_nodes=4,
-            step_s=0.05,
-            sizes_differ=True,
-            accumulation=2,
-            pipes=Pipes.PIPELINE,
-            timeout_s=30.0,
-            uneven=0.04,
-            gates_every=5,
-            averages=True,
-            makes_group=True,
-            spread_s=3.0,
-            late_probes_s=0.3,
-        ),
-        faults=(Fault(kind=Kind.RETRIED, rank=2, step=125, place=13),),
-        seed=837,
-        mismatch_hangs=False,
-    ),
     "gloo: who is awaited in receives was named for the source that another one has passed": Story(
         shape=Shape(
             num_nodes=16,
@@ -697,6 +677,27 @@ RIGHT: dict[str, Story] = {
         faults=(Fault(kind=Kind.LOADS, rank=1, step=177, place=5),),
         seed=61,
     ),
+    "gloo: in a circle beside sends and receives who is awaited may be held up itself": Story(
+        shape=Shape(
+            num_nodes=2,
+            ranks_per_node=4,
+            step_s=0.4,
+            buckets=6,
+            sizes_differ=True,
+            has_buffers=True,
+            accumulation=4,
+            loss_every=10,
+            groups=Groups.PAIRS,
+            metrics_every=1,
+            pipes=Pipes.PIPELINE,
+            evaluation=Evaluation.ALL,
+            evaluate_every=15,
+            timeout_s=30.0,
+        ),
+        faults=(Fault(kind=Kind.DOUBLED, step=25, place=14),),
+        seed=931,
+        root_runs_ahead=True,
+    ),
 }
 NOT_WRONG: dict[str, Story] = {
     "gloo: the sender was named for its receiver's extra all_reduce": Story(
@@ -731,6 +732,26 @@ NOT_WRONG: dict[str, Story] = {
         seed=937,
         mismatch_hangs=False,
         root_runs_ahead=True,
+    ),
+    "nccl: of two in a circle, each alone in a call of all, one was named beside the other": Story(
+        shape=Shape(
+            semantics=Semantics.NCCL,
+            num_nodes=4,
+            step_s=0.05,
+            sizes_differ=True,
+            accumulation=2,
+            pipes=Pipes.PIPELINE,
+            timeout_s=30.0,
+            uneven=0.04,
+            gates_every=5,
+            averages=True,
+            makes_group=True,
+            spread_s=3.0,
+            late_probes_s=0.3,
+        ),
+        faults=(Fault(kind=Kind.RETRIED, rank=2, step=125, place=13),),
+        seed=837,
+        mismatch_hangs=False,
     ),
 }
 """Nobody can tell who is to blame, or not to the end: what counts is that no victim is named."""

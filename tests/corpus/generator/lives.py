@@ -29,7 +29,7 @@ TRAINS_S = 25.0
 ENDS_S = 12.0
 """By then all ranks of an attempt that has failed have ended: launchers end them."""
 RESTART_S = 1.0
-GONE_S = 1.0
+GONE_S = 2.0
 """Later than this after the restart, nothing of the former attempt is said."""
 SIGTERM = 15
 

@@ -50,7 +50,8 @@ VERDICT_RULES = (
         "mismatch",
         "ranks whose calls at one place of a group's order differ: operation, size, element type, source, reduction"
         " or name. The first such place among their last 16 calls, with what each passes. The smaller side is "
-        "named; of two equal sides both. A rank that gloo aborts is a victim of it",
+        "named; of two equal sides both, but nobody where two wait for each other while others wait in sends and "
+        "receives. A rank that gloo aborts is a victim of it",
         "source and reduction of calls by DDP's C++, reductions of NCCL's calls, sources of gloo's that are over: "
         'torch\'s recorder does not hold them. An abort that fits several ranks: "whose call differs is not known"',
     ),

@@ -306,7 +306,8 @@ def _circles(evidence: Evidence) -> list[Verdict]:
             victims = _led_to(evidence, knot.chain)
             if odd is not None:
                 verdict = msgspec.structs.replace(verdict, culprits=tuple(odd))
-            if has_transfers and not any(set(verdict.culprits) <= set(wait.waiting.tolist()) for wait in waits):
+            are_beside = has_transfers and not any(is_transfer(wait) for wait in waits)
+            if are_beside and not any(set(verdict.culprits) <= set(wait.waiting.tolist()) for wait in waits):
                 # Who is held up in a send or a receive may be early or late for either call.
                 verdict = msgspec.structs.replace(verdict, culprits=())
             verdicts.append(msgspec.structs.replace(verdict, waiting=tuple(sorted(victims - set(verdict.culprits)))))

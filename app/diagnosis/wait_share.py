@@ -268,6 +268,7 @@ class WaitShare:
         if not self._is_slot_begun:
             self._is_slot_begun = True
             self._window[:, slot] = 0.0
+            self._longest[slot] = 0.0
         if exact is not None:
             grown = np.maximum(mark.counters[EXACT_ROWS] - exact.counters[EXACT_ROWS], 0.0)
             if not self._has_exact and grown.any():
@@ -382,7 +383,9 @@ class WaitShare:
                 longer = min(WINDOW_SLOTS, num_slots + self._slow_slots)
                 better = self._find_exact(longer, KEEP) if longer > num_slots else None
                 return better if better is not None and _is_more_of(better, found) else found
-        for num_slots in LONG_LOOKS:
+        # A long look at a rank that is slow without a pause would still find it after its cure.
+        is_steady = self._laggards is not None and not self._laggards.is_at_times
+        for num_slots in () if is_steady else LONG_LOOKS:
             if (
                 self._window_s(num_slots)
                 and (found := self._find_exact(num_slots, RARELY))

@@ -109,10 +109,12 @@ VERDICT_RULES = (
     VerdictRule(
         "straggler, that is slow",
         "a rank, several, or a node, for which the others lose a tenth of their time or more (of a node: a sixth), "
-        "within 15 s; who is slow in some steps alone (one that logs in each tenth, two in turns of seconds) from a"
-        " sixth on, within 40 s: what it costs, whether that grows, and what it does more than they do",
-        "slow ranks where nobody records calls: only one that is slower by far. With NCCL, slow GPUs of ranks that "
-        "queue steps ahead: a rank that is seen waiting for more than 80 % of its time is not named",
+        "mostly within 15 s; who is slow in some steps alone (one that logs in each tenth, two in turns of seconds)"
+        " from a sixth on, mostly within 40 s: what it costs, whether that grows, and what it does more than they "
+        "do",
+        "a rank that pauses once in some seconds, unless its pauses are long. Slow ranks where nobody records "
+        "calls: only one that is slower by far. With NCCL, slow GPUs of ranks that queue steps ahead: a rank that "
+        "is seen waiting for more than 80 % of its time is not named",
     ),
     VerdictRule(
         "input_bound",

@@ -43,6 +43,7 @@ PACE_S = 15.0
 LONG_PACE_S = 40.0
 """Where few steps tell it takes a window of 36 s."""
 RARE_S = 1.3
+"""Seconds between two pauses of a rank that is slow in some steps alone, up to which it must be named."""
 SLACK_S = 0.6
 """Reports are up to 0.3 s old, frames 0.2 s: what holds since a moment can be known so much later."""
 TERMINATED_S = 4.0

@@ -185,9 +185,21 @@ def _are_held_up(
             usual_beside[is_here] = lost.by_calls[beside].min()
     gaps = usual_beside - own
     found: NDArray[np.bool_] = gaps < MIN_BESIDE * (usual - own)
-    if not np.isnan(gaps).all():
-        found |= (owners[slow] != owners[slow[np.nanargmax(gaps)]]) & (gaps < doubt * lost.node_doubt)
+    is_doubtful = gaps < doubt * lost.node_doubt
+    if is_doubtful.any():
+        found |= is_doubtful & (owners[slow] != _widest_node(lost, owners))
     return found
+
+
+def _widest_node(lost: LostTime, owners: NDArray[np.int64]) -> int:
+    """Return the index of the node whose first few ranks lose less than the others there by most."""
+    known = np.flatnonzero(~np.isnan(lost.frac))
+    order = known[np.lexsort((lost.by_calls[known], owners[known]))]
+    nodes, begins, counts = np.unique(owners[order], return_index=True, return_counts=True)
+    places = np.arange(len(order)) - np.repeat(begins, counts)
+    gaps = np.diff(lost.by_calls[order])
+    gaps[places[:-1] >= np.repeat(counts, counts)[:-1] // 2] = 0.0
+    return int(np.repeat(nodes, counts)[gaps.argmax()])
 
 
 def _are_seen_waiting(

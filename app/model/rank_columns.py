@@ -179,10 +179,18 @@ class RankColumns:
             self.lateness[:, ranks[is_compared]] = records["lateness"].T[:, is_compared]
         has_report = flags & HAS_REPORT != 0
         self.report_age_s[ranks[has_report]] = seconds[SECOND["report_age_s"], has_report]
-        key = np.where(has_report, counts[[COUNT["pid"], COUNT["report_seq"]]], -1)
+        for at in np.flatnonzero(~has_report & ~np.isnan(self.report_at_s[ranks])).tolist():
+            self._put_untold(int(ranks[at]), float(at_s[at]))
+        key = counts[[COUNT["pid"], COUNT["report_seq"]]]
         is_new: NDArray[np.bool_] = has_report & (self._report_key[:, ranks] != key).any(axis=0)
-        self._report_key[:, ranks] = key
+        self._report_key[:, ranks[has_report]] = key[:, has_report]
         return is_new
+
+    def _put_untold(self, rank: int, now_s: float) -> None:
+        """Take that an agent which began anew has not heard a rank of which an earlier report is known."""
+        worker = self.worker(rank)
+        if worker is not None and worker.pid == self._report_key[0, rank]:
+            self.report_age_s[rank] = min(worker.seen_s, now_s - self.report_at_s[rank])
 
     def put_reports(self, ranks: NDArray[np.int64], records: NDArray[np.void], at_s: NDArray[np.float64]) -> None:
         """Take what ranks' own probes say, of those who say something new."""

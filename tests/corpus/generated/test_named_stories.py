@@ -698,6 +698,48 @@ RIGHT: dict[str, Story] = {
         seed=931,
         root_runs_ahead=True,
     ),
+    "gloo: the source of a broadcast waits for a slow rank below it, at moments that samples miss": Story(
+        shape=Shape(
+            num_nodes=8,
+            step_s=0.8,
+            buckets=12,
+            has_buffers=True,
+            accumulation=4,
+            groups=Groups.HALVES,
+            metrics_every=5,
+            evaluation=Evaluation.RANK_0,
+            timeout_s=30.0,
+            noise=0.0,
+        ),
+        faults=(Fault(kind=Kind.SLOW_BACKWARD, rank=8, step=7, place=9, value=1.5),),
+        seed=802,
+        root_runs_ahead=True,
+    ),
+    "a rank that holds the GIL since before the new agent of its node has heard it": Story(
+        shape=Shape(
+            semantics=Semantics.NCCL,
+            ranks_per_node=4,
+            step_s=0.1,
+            buckets=6,
+            sizes_differ=True,
+            loss_every=10,
+            shares=True,
+            evaluation=Evaluation.ALL,
+            evaluate_every=15,
+            save_every=45,
+            noise=0.0,
+            gates_every=15,
+            averages=True,
+            first_s=1.0,
+            late_probes_s=0.3,
+        ),
+        faults=(
+            Fault(kind=Kind.AGENT_ANEW, rank=2, step=76, place=5),
+            Fault(kind=Kind.GIL, rank=1, step=77, place=2, value=1000000000.0),
+        ),
+        seed=717,
+        mismatch_hangs=False,
+    ),
 }
 NOT_WRONG: dict[str, Story] = {
     "gloo: the sender was named for its receiver's extra all_reduce": Story(

@@ -36,6 +36,10 @@ MOST_EXACT = 1 << 53
 """Numbers that are no tensors travel as float64, in which whole ones are exact up to this."""
 
 
+ALONE = "the value"
+"""What errors call a leaf that is the whole tree."""
+
+
 class _Leaf(NamedTuple):
     """A leaf of this rank's tree.
 
@@ -85,7 +89,7 @@ def gather(tree: Tree, *, group: ProcessGroup | None, timeout_s: float) -> Tree:
         timeout_s: How long to wait for the others.
     """
     leaves, problem = _leaves_of(tree)
-    listing = {name: f"{leaf.kind} of shape {_any_length(leaf.host)}" for name, leaf in leaves.items()}
+    listing = {name or ALONE: f"{leaf.kind} of shape {_any_length(leaf.host)}" for name, leaf in leaves.items()}
     brought = _meet("engine.gather", leaves, listing, problem, timeout_s)
     names = sorted(leaves)
     rows = {name: leaves[name].rows for name in names}
@@ -118,7 +122,8 @@ def reduce(tree: Tree, op: ReduceOp, *, group: ProcessGroup | None, timeout_s: f
     if op not in tuple(get_args(ReduceOp)):
         raise refuse(EngineUseError, "op", op, " or ".join(f'"{one}"' for one in get_args(ReduceOp)))
     leaves, problem = _leaves_of(tree, op)
-    listing = {name: f"{leaf.kind} of shape {tuple(leaf.host.shape)}" for name, leaf in leaves.items()} | {"op": op}
+    listing = {name or ALONE: f"{leaf.kind} of shape {tuple(leaf.host.shape)}" for name, leaf in leaves.items()}
+    listing["op"] = op
     brought = _meet("engine.reduce", leaves, listing, problem, timeout_s)
     reduced: dict[str, Any] = {}
     for wide in (torch.float64, torch.int64):
@@ -138,12 +143,10 @@ def _leaves_of(tree: object, op: str = "") -> tuple[dict[str, _Leaf], str]:
     leaves: dict[str, _Leaf] = {}
     for name, value in named_leaves(tree):
         if isinstance(value, Tensor):
-            kind = f"a {type(value).__name__}" if type(value).__name__ == "DTensor" else f"a {value.layout} tensor"
-            if type(value).__name__ == "DTensor" or value.layout != torch.strided or value.is_quantized:
-                return {}, f"the value{name and ' at '}{name} is {kind}: make it a plain dense one first"
-            if op in ("min", "max") and value.is_complex():
-                return {}, f"the value{name and ' at '}{name} is complex, and has no {op}"
-            leaves[name] = _Leaf(value.detach().to("cpu").contiguous(), value.device, None)
+            if problem := _problem_of(value, op):
+                return {}, f"the value{name and ' at '}{name} is {problem}"
+            host = value.detach().to("cpu").contiguous().resolve_conj().resolve_neg()
+            leaves[name] = _Leaf(host, value.device, None)
         elif isinstance(value, int | float):
             if isinstance(value, int) and abs(value) > MOST_EXACT:
                 return {}, f"the number{name and ' at '}{name} is too large to be exact: give it as a tensor"
@@ -151,6 +154,21 @@ def _leaves_of(tree: object, op: str = "") -> tuple[dict[str, _Leaf], str]:
         else:
             return {}, f"the value{name and ' at '}{name} is of type {type(value).__name__}: give tensors or numbers"
     return leaves, "" if leaves else "there is nothing in it: give tensors or numbers"
+
+
+def _problem_of(tensor: Tensor, op: str) -> str:
+    """Return what of a tensor cannot be collected, or ""."""
+    if type(tensor).__name__ == "DTensor":
+        return "a DTensor: make it a plain dense one first"
+    if tensor.is_nested or tensor.is_meta:
+        return f"a {'nested' if tensor.is_nested else 'meta'} tensor: give one with plain values"
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return f"a {tensor.layout} tensor: make it a plain dense one first"
+    if op in ("min", "max") and tensor.is_complex():
+        return f"complex, and has no {op}"
+    if op and tensor.dtype == torch.uint64:
+        return "uint64, which int64 does not hold: give it as another type"
+    return ""
 
 
 def _meet(
@@ -227,7 +245,8 @@ def _result(leaf: _Leaf, total: Tensor, op: ReduceOp, num_ranks: int, *, is_whol
         total = torch.view_as_complex(total.reshape(*own.shape, 2))
     value = total.reshape(own.shape)
     if op == "mean":
-        value = value / num_ranks
+        # A quotient of whole tensors would be of torch's default type, which does not hold them.
+        value = (value if own.is_complex() else value.to(torch.float64)) / num_ranks
     if leaf.number is not None:
         return int(value) if is_whole and op != "mean" else float(value)
     is_kept = own.is_floating_point() or own.is_complex() or op in ("min", "max")

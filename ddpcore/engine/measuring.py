@@ -146,7 +146,8 @@ class Measuring:
 
         Args:
             tree: As of `gather`, but of one shape on all ranks.
-            op: "sum", "mean" (in which each rank counts the same, with however many samples), "min" or "max".
+            op: "sum", "mean" (in which each rank counts the same, with however many samples; of whole numbers it is
+                float64), "min" or "max".
 
         Raises:
             EngineUseError: As of `gather`, or there is no such `op`.

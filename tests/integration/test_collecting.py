@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import ddpcore
+from ddpcore.errors import EngineUseError
 from ddpcore.nested import named_leaves
 from ddpcore.samplers import EvaluationSampler
 from tests.support.waiting import until
@@ -87,6 +88,32 @@ def reduce_trees() -> dict[str, Any]:
         reduced["number"] = engine.reduce(rank)
         reduced["empty"] = engine.reduce(torch.empty(0, 3), "max")
         return reduced
+
+
+def test_what_lies_in_memory_in_another_way_is_what_it_stands_for() -> None:
+    with ddpcore.Engine() as engine:
+        conjugate = torch.tensor([1 + 2j, 3 + 4j], dtype=torch.complex128).conj()
+        for tensor in (conjugate, conjugate.imag, conjugate.real, torch.eye(3)[:, 1]):
+            assert torch.equal(engine.gather(tensor), tensor)
+            assert torch.equal(engine.reduce(tensor), tensor)
+
+
+def test_a_mean_of_whole_numbers_keeps_their_digits() -> None:
+    with ddpcore.Engine() as engine:
+        mean = engine.reduce(torch.tensor([100_000_001, 3]), "mean")
+    assert (mean.dtype, mean.tolist()) == (torch.float64, [100_000_001.0, 3.0])
+
+
+@pytest.mark.parametrize(
+    ("tensor", "words"),
+    [
+        (torch.tensor([2**63 + 5], dtype=torch.uint64), "uint64, which int64 does not hold"),
+        (torch.empty(2, device="meta"), "a meta tensor"),
+    ],
+)
+def test_tensors_that_cannot_be_reduced_are_refused(tensor: Tensor, words: str) -> None:
+    with ddpcore.Engine() as engine, pytest.raises(EngineUseError, match=words):
+        engine.reduce({"a": tensor}, "max")
 
 
 def test_trees_are_reduced_element_by_element() -> None:
@@ -181,6 +208,7 @@ def collect_badly(how: str) -> None:
         rank, is_odd = engine.placement.rank, engine.placement.rank == 1
         calls: dict[str, Callable[[], Any]] = {
             "dtype": lambda: engine.gather({"a": torch.ones(rank + 1).to(torch.float64 if is_odd else torch.float32)}),
+            "bare": lambda: engine.gather(torch.ones(1) if is_odd else torch.tensor(1)),
             "shape": lambda: engine.gather({"a": torch.ones(3, 4 if is_odd else 5)}),
             "names": lambda: engine.gather({"b" if is_odd else "a": 1.0}),
             "text": lambda: engine.gather({"a": [1.0, "text" if is_odd else 2.0]}),
@@ -216,6 +244,7 @@ def collect_badly(how: str) -> None:
             "shape",
             DIFFER + "['a'] is float32 of shape (any, 5) on rank 0, float32 of shape (any, 4) on rank 1",
         ),
+        ("bare", DIFFER + "the value is int64 of shape () on rank 0, float32 of shape (any) on rank 1"),
         ("names", DIFFER + "['a'] is "),
         (
             "text",

@@ -69,7 +69,7 @@ def check_text(kind: type[Exception], name: str, value: object) -> None:
 def check_path(kind: type[Exception], name: str, value: object) -> None:
     """Refuse all but paths: an empty one would be the working directory, bytes are another world."""
     text = value if isinstance(value, str | type) else getattr(value, "__fspath__", str)()
-    if not isinstance(text, str) or not text:
+    if not isinstance(text, str) or not text or "\0" in text:
         raise refuse(kind, name, value, "a path, as a text or a Path")
 
 

@@ -19,6 +19,8 @@ _BACKWARD_FILE = "/torch/autograd/graph.py"
 _BUFFERS = "_distributed_broadcast_coalesced"
 _BUFFERS_FILE = "/torch/nn/parallel/distributed.py"
 """Where DDP takes the first rank's buffers, before a forward."""
+_REBUILDING = "_pre_forward"
+"""Where it takes the first rank's order of buckets, in its second step: a broadcast that C++ calls and waits for."""
 
 _NOT_COLLECTIVE = frozenset({"init_process_group", "new_group", "destroy_process_group"})
 
@@ -52,6 +54,8 @@ class OwnCollectives:
         newest = pending[-1]
         members = self._recorder.members().get(newest.group)
         operation = newest.op.partition(":")[2] or newest.op
+        if stack[0][2] == _REBUILDING and operation != "broadcast":
+            return None
         return Wait(
             GateKind.COLLECTIVE,
             operation,
@@ -71,7 +75,7 @@ def _waits_visibly(innermost: StackLine) -> bool:
     if file.endswith(_BACKWARD_FILE):
         return function == _BACKWARD
     if file.endswith(_BUFFERS_FILE):
-        return function == _BUFFERS
+        return function in (_BUFFERS, _REBUILDING)
     return file.endswith(_BLOCKING_FILE) and function not in _NOT_COLLECTIVE
 
 

@@ -57,7 +57,9 @@ def is_same_kind(saved: object, wanted: object) -> bool:
     """Say whether a module can take what was saved in place of what it has."""
     if not isinstance(wanted, Tensor):
         return True
-    return isinstance(saved, Tensor) and (saved.shape, saved.dtype) == (wanted.shape, wanted.dtype)
+    # What is loaded into a meta tensor is lost without an error.
+    is_alike = isinstance(saved, Tensor) and (saved.shape, saved.dtype) == (wanted.shape, wanted.dtype)
+    return is_alike and not wanted.is_meta
 
 
 def parameters_of(optimizer: optim.Optimizer) -> list[Tensor]:
@@ -88,6 +90,8 @@ def _fit_module(name: str, part: object, module: nn.Module) -> Fit:
 def _difference(place: str, saved: object, wanted: Tensor) -> str:
     if not isinstance(saved, Tensor):
         return f"{place} is of type {type(saved).__name__} there and a tensor here"
+    if wanted.is_meta:
+        return f"{place} is a meta tensor here, which takes no values (module.to_empty gives it memory)"
     return f"{place} is {_kind(saved)} there and {_kind(wanted)} here"
 
 

@@ -173,7 +173,7 @@ class Engine(Measuring):
             self._closing.__exit__(kind, error, trace)
             return
         with self._closing:
-            self._loop.settle()
+            self._loop.leave()
             self._loop.write_metrics()
 
     @property
@@ -305,7 +305,8 @@ class Engine(Measuring):
             keep_best: Checkpoints with the best `metric` that stay besides, for `load_best`; None for none. A step that
                 logs the metric is saved at once if it is among them.
             metric: Name of what `log` is given in the steps that measure it, as in
-                `engine.log(**engine.evaluate(...))`; the ranks meet there to agree on its mean.
+                `engine.log(**engine.evaluate(...))`; the ranks meet there to agree on its mean. What is logged between
+                two `steps` decides nothing, and is an error in the second.
             mode: "min" if the least value is best, or "max".
             resume: False starts anew; what lies there stays until it is too old.
             objects: Models, optimizers, schedules, averages, by the name they get in the checkpoint.
@@ -371,14 +372,16 @@ class Engine(Measuring):
 
         Raises:
             CadenceError: `until` is no such text.
-            EngineUseError: `until` differs between ranks.
+            EngineUseError: `until` differs between ranks, or a metric that decides was logged between two `steps`.
             SamplerStateError: The checkpoint's cursor belongs to other data, or to a loader of another name.
         """
         check_is(EngineUseError, "batches", batches, Batches, "what engine.loader has returned")
-        for content in self._loop.run(batches, until):
+        contents = self._loop.run(batches, until)
+        for content in contents:
             batch = Batch(content, batches, self._in_micro_batch, is_static=self._is_static)
             self._num_local = batch.num_samples
             yield batch
+        self._loop.check_not_left(contents)
 
     def backward(self, loss: Tensor, *, weight: Tensor | float | None = None) -> None:
         """Add a micro-batch's gradients, weighted so that the step's gradient is the mean over the global batch.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
+import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -105,6 +107,8 @@ class Loop:
         self._marked_s = -math.inf
         self._running: Batches | None = None
         self._leaving: Leaving | None = None
+        self._contents: Callable[[], Generator[Any, None, None] | None] = lambda: None
+        self._ended: Generator[Any, None, None] | None = None
         self._has_begun = False
         self._is_prepared = False
 
@@ -204,8 +208,39 @@ class Loop:
         self._aside_s += time.monotonic() - began_s
 
     def run(self, batches: Batches, until_text: str) -> Generator[Any, None, None]:
-        """Yield this rank's batches until training is over; see `Engine.steps`."""
+        """Return this rank's batches until training is over; see `Engine.steps`."""
+        self.leave()
+        contents = self._run(batches, until_text)
+        # Weakly: `break` tells itself by the generator's end.
+        self._contents = weakref.ref(contents)
+        return contents
+
+    def leave(self) -> None:
+        """Do as `settle`, also where the program holds a loop that it has left: in a variable, or in a progress bar.
+
+        Raises:
+            EngineUseError: As of `settle`.
+            BarrierTimeoutError: As of `settle`.
+        """
+        contents = self._contents()
+        if contents is not None and inspect.getgeneratorstate(contents) == inspect.GEN_SUSPENDED:
+            self._ended = contents
+            contents.close()
         self.settle()
+
+    def check_not_left(self, contents: Generator[Any, None, None]) -> None:
+        """Refuse to take a loop for one that has come to its end.
+
+        Raises:
+            EngineUseError: `leave` has ended it.
+        """
+        if contents is self._ended:
+            raise EngineUseError(
+                "engine.steps goes on after another one has begun, or the engine has ended: end each loop first"
+            )
+
+    def _run(self, batches: Batches, until_text: str) -> Generator[Any, None, None]:
+        self.watched.begin(is_first=not self._has_begun)
         until = self._begin(batches, until_text)
         self._running = batches
         with self._signals, _stoppable():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from torch import nn
 
 from ddpcore.checkpoint import Checkpointer, restore
+from ddpcore.checkpoint.checkpointer import MAX_METRIC
 from ddpcore.engine.cadence import Cadence, Progress, Unit, parse_cadence
 from ddpcore.errors import CheckpointContentError, CheckpointWriteError, EngineUseError
 from ddpcore.parallel.wrapping import unwrap
@@ -184,7 +184,8 @@ class Saving:
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+    """Return what a checkpoint can keep: not NaN, nor what a training that diverges measures."""
+    return {name: value for name, value in metrics.items() if abs(value) <= MAX_METRIC}
 
 
 def _check(objects: Mapping[str, Stateful]) -> None:

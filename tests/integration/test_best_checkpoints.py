@@ -132,6 +132,49 @@ def test_a_rank_that_does_not_log_the_metric_is_named() -> None:
     assert "rank 1" in outcome.error
 
 
+def train_epoch_by_epoch(directory: str, *, is_between: bool) -> tuple[int, int]:
+    """Train two epochs in a loop each, with a metric behind each loop, or in its last step."""
+    with ddpcore.Engine() as engine:
+        counter = nn.Linear(1, 1, bias=False)
+        engine.checkpoint(directory, every="1 epoch", keep_best=1, metric="val", counter=counter)
+        batches = engine.loader(DATA, global_batch_size=16)
+        engine.log(val=0.0)
+        for epoch in range(2):
+            for _ in engine.steps(batches, until=f"{epoch + 1} epochs"):
+                nn.init.constant_(counter.weight, engine.step + 1)
+                if not is_between and engine.is_due("1 epoch"):
+                    engine.log(val=float(epoch + 1))
+            if is_between:
+                engine.log(val=float(epoch + 1))
+        return engine.load_best(), int(counter.weight.item())
+
+
+def test_what_is_measured_between_two_loops_is_not_taken_for_the_next_steps(tmp_path: Path) -> None:
+    assert train_epoch_by_epoch(str(tmp_path / "within"), is_between=False) == (4, 4)
+    with pytest.raises(EngineUseError, match=r"val was logged after the last finished step: log it in the step"):
+        train_epoch_by_epoch(str(tmp_path / "between"), is_between=True)
+
+
+def log_what_diverges(directory: str) -> tuple[StopReason, int]:
+    """Log two metrics, in another order on each rank: one of no finite mean, one too large to be kept."""
+    with ddpcore.Engine() as engine:
+        rank = engine.placement.rank
+        engine.early_stopping("odd", patience=3)
+        engine.checkpoint(
+            directory, every="100 steps", keep_best=1, metric="huge", mode="max", counter=nn.Linear(1, 1, bias=False)
+        )
+        for _ in engine.steps(engine.loader(DATA, global_batch_size=8), until="5 steps"):
+            values = {"odd": math.inf if rank else -math.inf, "huge": 1e302 if engine.step else 2.0}
+            engine.log(**dict(sorted(values.items(), reverse=bool(rank))))
+        return engine.stop_reason, engine.load_best()
+
+
+def test_metrics_of_a_training_that_diverges_end_it_as_nan_would(tmp_path: Path) -> None:
+    # Neither is better than anything; what was finite in the first step stays the best.
+    outcome = (StopReason.EARLY, 1)
+    assert run_ranks(log_what_diverges, 2, str(tmp_path), has_group=False) == [outcome] * 2
+
+
 def test_what_is_called_without_sense_is_said(tmp_path: Path) -> None:
     with ddpcore.Engine() as engine:
         with pytest.raises(EngineUseError, match="load_best without checkpoints"):

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import ddpcore
+from ddpcore.errors import EngineUseError
 from tests.support.warm_ranks import run_ranks, try_ranks
 
 if TYPE_CHECKING:
@@ -115,6 +116,53 @@ def test_a_rank_that_breaks_out_alone_is_named_on_every_rank(how: str, moment: s
 def test_ranks_that_all_break_out_in_the_same_step_may() -> None:
     # The step that they have left is not finished.
     assert run_ranks(train, 3, "break", [0, 1, 2], ["8 steps"], "after", has_group=False) == [(3, "none")] * 3
+
+
+STEPS = {"second": 2, "last": 4}
+
+
+def train_held(how: str) -> int:
+    """Leave a loop that a variable holds, as a progress bar would: `break` alone does not end it."""
+    with ddpcore.Engine() as engine:
+        is_mine = engine.placement.rank == (0 if how == "second" else 1) or how == "all"
+        batches = engine.loader(TensorDataset(torch.ones(16, 2)), global_batch_size=4)
+        model = engine.wrap(nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        held = engine.steps(batches, until="4 steps")
+        for batch in held:
+            if is_mine and engine.step + 1 == STEPS.get(how, 3):
+                break
+            for (inputs,) in batch.micro_batches():
+                engine.backward(model(inputs).mean())
+            engine.update(optimizer)
+        if how == "again":
+            for _ in engine.steps(batches, until="4 steps"):
+                pass
+        return engine.step
+
+
+@pytest.mark.parametrize("how", ["second", "third", "last", "again"])
+def test_a_rank_that_leaves_a_loop_which_it_holds_is_named_on_every_rank(how: str) -> None:
+    outcomes = try_ranks(train_held, 2, how, has_group=False, timeout_s=40)
+
+    for outcome in outcomes:
+        assert f"left engine.steps in step {STEPS.get(how, 3)} at test_loop_meetings.py:" in outcome.error
+    assert outcomes[0 if how == "second" else 1].error.startswith("EngineUseError: ")
+
+
+def test_ranks_that_all_leave_a_loop_which_they_hold_may() -> None:
+    assert run_ranks(train_held, 2, "all", has_group=False) == [2, 2]
+
+
+def test_a_loop_that_another_one_has_ended_does_not_end_in_silence() -> None:
+    with ddpcore.Engine() as engine:
+        batches = engine.loader(TensorDataset(torch.ones(16, 2)), global_batch_size=4)
+        steps = engine.steps(batches, until="4 steps")
+        next(steps)
+        for _ in engine.steps(batches, until="2 steps"):
+            pass
+        with pytest.raises(EngineUseError, match="goes on after another one has begun"):
+            next(steps)
 
 
 def break_in_the_last_step() -> None:

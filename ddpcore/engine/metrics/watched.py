@@ -14,10 +14,10 @@ import msgspec
 
 from ddpcore.barriers.gates import exchange
 from ddpcore.checkpoint.retention import is_better
-from ddpcore.errors import CheckpointContentError
+from ddpcore.errors import CheckpointContentError, EngineUseError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor
 
@@ -52,6 +52,22 @@ class WatchedMetrics:
         if name in self._watchers:
             self._logged.setdefault(name, []).append((value, weight))
 
+    def begin(self, *, is_first: bool) -> None:
+        """Begin a loop.
+
+        Args:
+            is_first: There was no loop before: what was logged is of no step.
+
+        Raises:
+            EngineUseError: Something was logged in no step that has come to its end: it would count for the next one.
+        """
+        names, self._logged = ", ".join(sorted(self._logged)), {}
+        if names and not is_first:
+            raise EngineUseError(
+                f"{names} was logged after the last finished step: log it in the step that it is of, "
+                '`if engine.is_due("1 epoch")` for one. It decides about checkpoints, early stopping or a schedule'
+            )
+
     def at_boundary(self) -> dict[str, float]:
         """Return what all ranks have agreed on of the step that ends here: nothing at most boundaries.
 
@@ -62,10 +78,11 @@ class WatchedMetrics:
         """
         logged, self._logged = self._logged, {}
         agreed = {}
-        for name, entries in logged.items():
+        # Ranks may log in different orders.
+        for name, entries in sorted(logged.items()):
             # What a rank without samples has logged does not count.
             kept = [(float(value), weight) for value, weight in entries if weight]
-            own = [math.fsum(value * weight for value, weight in kept), math.fsum(weight for _, weight in kept)]
+            own = [_sum(value * weight for value, weight in kept), _sum(weight for _, weight in kept)]
             of_ranks = exchange(
                 f"engine.log({name}=...)", json.dumps([*own, [value for value, _ in kept]]), self._timeout_s
             )
@@ -81,8 +98,18 @@ def _mean(of_ranks: list[tuple[float, float, list[float]]]) -> float:
     values = [value for *_, values in of_ranks for value in values]
     if values and all(value == values[0] for value in values):
         return float(values[0])
-    total, weight = (math.fsum(numbers) for numbers in zip(*(one[:2] for one in of_ranks), strict=True))
+    total, weight = (_sum(numbers) for numbers in zip(*(one[:2] for one in of_ranks), strict=True))
     return total / weight if weight else math.nan
+
+
+def _sum(numbers: Iterable[float]) -> float:
+    """Return an exact sum; infinite or NaN where there is none."""
+    terms = list(numbers)
+    try:
+        return math.fsum(terms)
+    except (OverflowError, ValueError):
+        # Too large, or of both infinities.
+        return sum(terms)
 
 
 class EarlyStoppingState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -247,6 +247,19 @@ def test_another_model_changes_nothing_unless_a_part_is_enough(root: Path) -> No
     assert is_same(dict(model.state_dict()), wanted)
 
 
+def test_a_model_without_memory_is_refused_since_nothing_would_be_loaded(root: Path) -> None:
+    for strict in (True, False):
+        with pytest.raises(CheckpointMismatchError):
+            load_checkpoint(root, model=net(99).to("meta"), strict=strict)
+    with pytest.raises(CheckpointMismatchError, match=r"model\.0\.weight is a meta tensor here, which takes no values"):
+        load_checkpoint(root, model=net(99).to("meta"))
+
+
+def test_a_path_that_no_system_has_is_refused(root: Path) -> None:
+    with pytest.raises(CheckpointCallError, match="makes no sense: give a path"):
+        load_checkpoint(f"{root}\0")
+
+
 def test_objects_and_layers_that_were_added_since_stay_as_they_are(root: Path) -> None:
     model = net(99).append(nn.Linear(2, 2))
     head = {name: tensor.clone() for name, tensor in model[2].state_dict().items()}

@@ -22,6 +22,11 @@ _BUFFERS_FILE = "/torch/nn/parallel/distributed.py"
 _REBUILDING = "_pre_forward"
 """Where it takes the first rank's order of buckets, in its second step: a broadcast that C++ calls and waits for."""
 
+_CONTROL_GROUP = "rankdeck.control"
+_CONTROL = "_read"
+_CONTROL_FILE = "/ddpcore/engine/control_word.py"
+"""Where the engine takes what the ranks have agreed on at a step's end, in a group of its own."""
+
 _NOT_COLLECTIVE = frozenset({"init_process_group", "new_group", "destroy_process_group"})
 
 
@@ -38,9 +43,9 @@ class OwnCollectives:
     def blocking(self, stack: Sequence[StackLine], place: Place | None) -> Wait | None:
         """Return the collective that the main thread is blocked in, if that can be told for certain.
 
-        It can of the functions of torch.distributed, in which a thread waits visibly, and of a backward that DDP's
-        reductions are under way in: it returns when all of them are done. It cannot of `Work.wait()`, and of NCCL,
-        whose calls return at once.
+        It can of the functions of torch.distributed, in which a thread waits visibly, of the engine's own agreement
+        at a step's end, and of a backward that DDP's reductions are under way in: it returns when all of them are done.
+        It cannot of other `Work.wait()`, and of NCCL, whose calls return at once.
 
         Args:
             stack: Of the main thread, innermost frame first.
@@ -49,10 +54,17 @@ class OwnCollectives:
         if not stack or not _waits_visibly(stack[0]):
             return None
         pending = [entry for entry in self._entries() if not entry.is_retired]
+        groups = self._recorder.members()
+        if stack[0][0].endswith(_CONTROL_FILE):
+            pending = [
+                entry
+                for entry in pending
+                if entry.group in groups and groups[entry.group].description == _CONTROL_GROUP
+            ]
         if not pending:
             return None
         newest = pending[-1]
-        members = self._recorder.members().get(newest.group)
+        members = groups.get(newest.group)
         operation = newest.op.partition(":")[2] or newest.op
         if stack[0][2] == _REBUILDING and operation != "broadcast":
             return None
@@ -76,6 +88,8 @@ def _waits_visibly(innermost: StackLine) -> bool:
         return function == _BACKWARD
     if file.endswith(_BUFFERS_FILE):
         return function in (_BUFFERS, _REBUILDING)
+    if file.endswith(_CONTROL_FILE):
+        return function == _CONTROL
     return file.endswith(_BLOCKING_FILE) and function not in _NOT_COLLECTIVE
 
 

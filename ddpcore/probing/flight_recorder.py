@@ -124,7 +124,9 @@ class FlightRecorder:
             for group, name in list(world.pg_names.items()):
                 backends = str(world.pg_backend_config.get(group, ""))
                 members[name] = GroupMembers(
-                    ranks=tuple(sorted(world.pg_group_ranks[group])), is_mixed="gloo" in backends and "nccl" in backends
+                    ranks=tuple(sorted(world.pg_group_ranks[group])),
+                    is_mixed="gloo" in backends and "nccl" in backends,
+                    description=str(getattr(group, "group_desc", "")),
                 )
         except (AttributeError, KeyError, RuntimeError, TypeError):
             # Another torch, or a group that the main thread makes or destroys right now: the next dump asks again.

@@ -103,6 +103,8 @@ class GroupMembers(msgspec.Struct, frozen=True):
     """Sorted global ranks."""
     is_mixed: bool = False
     """True when gloo and NCCL both serve the group, each with its own count of collectives."""
+    description: str = ""
+    """What the program calls it: `group_desc`."""
 
 
 class Recorder(Protocol):

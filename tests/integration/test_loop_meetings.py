@@ -237,3 +237,27 @@ def test_ranks_that_all_fail_keep_their_own_errors() -> None:
     errors = [outcome.error for outcome in try_ranks(fail_everywhere, 3, has_group=False)]
 
     assert errors == [f"OutOfLuckError: of rank {rank}" for rank in range(3)]
+
+
+LEFT_AFTER = 3
+
+
+def train_without_collectives(_how: str) -> int:
+    """Leave a loop on one rank, in whose steps the ranks meet nowhere but in the engine's own agreement."""
+    with ddpcore.Engine() as engine:
+        batches = engine.loader(TensorDataset(torch.ones(40, 2)), global_batch_size=4)
+        for batch in engine.steps(batches, until="10 steps"):
+            if engine.placement.rank == 1 and engine.step == LEFT_AFTER:
+                break
+            for (inputs,) in batch.micro_batches():
+                inputs.sum()
+        return engine.step
+
+
+def test_a_rank_that_leaves_a_loop_without_collectives_is_named_on_every_rank() -> None:
+    outcomes = try_ranks(train_without_collectives, 2, "", has_group=False, timeout_s=40)
+
+    left = f"left engine.steps in step {LEFT_AFTER + 1} at test_loop_meetings.py:"
+    assert outcomes[1].error.startswith(f"EngineUseError: this rank {left}")
+    assert outcomes[0].error.startswith("RankFailedError: rank 1 has raised EngineUseError")
+    assert left in outcomes[0].error

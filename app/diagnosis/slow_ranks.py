@@ -49,7 +49,7 @@ MIN_SPREAD = 1 / 3
 MIN_BESIDE = 0.5
 """Of what a rank costs: the ranks beside it lose at least so much more than it does. What lies only between nodes is
 not its doing: it passes on the broadcasts of a slow rank elsewhere, and comes last to what follows them."""
-SEEN_WAITING_TOO = 0.5
+SEEN_WAITING_TOO = 0.4
 """Of what a rank costs: so much more than its calls tell it is not seen waiting, beside another slow one."""
 IN_TURNS = 0.25
 """Of what others lose: ranks that lose less at the same time are slow together."""

@@ -364,7 +364,7 @@ class WaitShare:
             return
         self._misses = 0
         found = self._find()
-        if found is None:
+        if found is None or not self._is_sure_of(found):
             return
         is_same = self._laggards is not None and set(found.ranks) <= self._slow_s.keys()
         self._slow_slots = self._slow_slots + 1 if is_same else 0
@@ -373,6 +373,17 @@ class WaitShare:
         ranks = tuple(sorted(self._slow_s))
         is_in_turns = found.is_in_turns or len(ranks) > len(found.ranks)
         self._laggards = msgspec.structs.replace(found, ranks=ranks, is_in_turns=is_in_turns)
+
+    def _is_sure_of(self, found: Laggards) -> bool:
+        """Return whether nobody comes to those that are named and still slow, or the whole window finds them too.
+
+        Who waits for a slow rank in a broadcast and comes late by it seems slow itself, while few samples show its wait.
+        """
+        ranks, named = set(found.ranks), self._slow_s.keys()
+        if ranks <= named or ranks.isdisjoint(named):
+            return True
+        whole = self._find_exact(WINDOW_SLOTS, NEW)
+        return whole is not None and ranks - named <= set(whole.ranks)
 
     def _find(self) -> Laggards | None:
         """Return who is slow by what a new verdict needs."""

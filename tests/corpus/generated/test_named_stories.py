@@ -740,6 +740,23 @@ RIGHT: dict[str, Story] = {
         seed=717,
         mismatch_hangs=False,
     ),
+    "gloo: the parent of a slow rank in a broadcast's tree, on another node, of which calls tell little waiting": Story(
+        shape=Shape(
+            num_nodes=2,
+            ranks_per_node=4,
+            step_s=0.1,
+            has_buffers=True,
+            accumulation=4,
+            loss_every=10,
+            shares=True,
+            timeout_s=30.0,
+            reports_steps=False,
+            gathers=True,
+            launch_late_s=5.0,
+        ),
+        faults=(Fault(kind=Kind.SLOW, rank=6, step=98, place=4, value=1.5),),
+        seed=729,
+    ),
 }
 NOT_WRONG: dict[str, Story] = {
     "gloo: the sender was named for its receiver's extra all_reduce": Story(

@@ -107,8 +107,8 @@ def rank_facts(job: JobModel, cluster: Cluster, nodes: AllNodes, thresholds: Thr
     has_report = ~np.isnan(job.report_at_s)
     # A probe on a machine with too much to do is late, not silent.
     patience_s = thresholds.silent_s * np.append(cluster.crowding, 1.0)
-    if is_frozen.any():
-        # A frozen rank explains why others wait; of another one some reports may have been lost.
+    if (is_frozen | is_dead | job.has_raised).any():
+        # Such a rank explains why others wait; of another one some reports may have been lost.
         patience_s *= 2
     is_quiet = has_report & (job.report_age_s > patience_s[job.node_of])
     was_frozen = now_s - job.last_frozen_s <= thresholds.silent_s

@@ -757,6 +757,29 @@ RIGHT: dict[str, Story] = {
         faults=(Fault(kind=Kind.SLOW, rank=6, step=98, place=4, value=1.5),),
         seed=729,
     ),
+    "a rank that has failed, while some reports of another one are lost": Story(
+        shape=Shape(
+            semantics=Semantics.NCCL,
+            num_nodes=16,
+            ranks_per_node=1,
+            step_s=0.1,
+            buckets=6,
+            has_buffers=True,
+            loss_every=10,
+            groups=Groups.PAIRS,
+            metrics_every=1,
+            evaluation=Evaluation.RANK_0,
+            evaluate_every=30,
+            noise=0.0,
+            drop=0.1,
+            gates_every=15,
+            averages=True,
+            first_s=4.0,
+            gathers=True,
+        ),
+        faults=(Fault(kind=Kind.RAISE_SLOWLY, rank=8, step=44, place=7, value=1.0),),
+        seed=88,
+    ),
 }
 NOT_WRONG: dict[str, Story] = {
     "gloo: the sender was named for its receiver's extra all_reduce": Story(

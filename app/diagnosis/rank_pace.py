@@ -162,7 +162,9 @@ def lost_time(recent: Recent, owners: NDArray[np.int64]) -> LostTime | None:
     unseen -= unseen.min()
     error = np.sqrt(np.maximum(sampled * (1.0 - sampled), MIN_VARIANCE) / np.maximum(recent.samples_hz * observed, 1.0))
     is_sure = unseen > np.maximum(MIN_UNSEEN, UNSEEN_SIGMAS * error)
-    frac[known] = by_calls[known] + np.where(is_sure, unseen - error, 0.0)
+    # Nobody waits more than is seen of it, also where samples happen to miss what others wait.
+    most = np.maximum(sampled - by_calls[known], 0.0)
+    frac[known] = by_calls[known] + np.where(is_sure, np.minimum(unseen - error, most), 0.0)
     return LostTime(frac, doubt, node_doubt, by_calls)
 
 

@@ -780,6 +780,27 @@ RIGHT: dict[str, Story] = {
         faults=(Fault(kind=Kind.RAISE_SLOWLY, rank=8, step=44, place=7, value=1.0),),
         seed=88,
     ),
+    "gloo: a slow rank that is never seen waiting, while samples miss what others wait": Story(
+        shape=Shape(
+            ranks_per_node=4,
+            step_s=0.05,
+            buckets=2,
+            sizes_differ=True,
+            has_buffers=True,
+            shares=True,
+            evaluation=Evaluation.ALL,
+            noise=0.0,
+            drop=0.1,
+            reports_steps=False,
+            gates_every=15,
+            first_s=4.0,
+            gathers=True,
+            launch_late_s=5.0,
+        ),
+        faults=(Fault(kind=Kind.SLOW, rank=2, step=106, place=10, value=1.3),),
+        seed=50,
+        mismatch_hangs=False,
+    ),
 }
 NOT_WRONG: dict[str, Story] = {
     "gloo: the sender was named for its receiver's extra all_reduce": Story(

@@ -377,7 +377,7 @@ class WaitShare:
     def _is_sure_of(self, found: Laggards) -> bool:
         """Return whether nobody comes to those that are named and still slow, or the whole window finds them too.
 
-        Who waits for a slow rank in a broadcast and comes late by it seems slow itself, while few samples show its wait.
+        Who waits for a slow rank in a broadcast, and comes late by it, seems slow while few samples show its wait.
         """
         ranks, named = set(found.ranks), self._slow_s.keys()
         if ranks <= named or ranks.isdisjoint(named):

@@ -9,8 +9,9 @@ split by what the others did:
   other only by as much as the rank is behind its lead afterwards.
 - A broadcast, and what else goes one way, does not wait for all. Before a collective that does, it held the rank up
   only by as much as the rank is behind its lead at that one.
-- From the node's last call, or the first of those in a row, to the end of the step it waits for other nodes, and does
-  what is left of the step.
+- From the node's last call to the end of the step it waits for other nodes, and does what is left of the step. Of
+  several in a row it waits in the first one, unless it works on behind them: the time from the first to the last counts
+  by the share of it that it does not work.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ PIECE_US = 250_000
 """Shorter steps are taken together, and what follows each other where nobody reports steps."""
 MAX_BURST = 0.25
 """Of a step: collectives within it are waited for as one."""
+MIN_OVERLAPPED = 0.2
+"""Of the time in which collectives are under way: a rank that works through more of it works behind them as a rule."""
 
 
 class Call(NamedTuple):
@@ -68,14 +71,15 @@ class CallWaits:
         self._is_torn = False
         """Calls are missing before the next one: what is left of their step is no step."""
 
-    def take(self, calls: Sequence[Call], step_ends_us: Sequence[int], *, is_overlapped: bool) -> None:
+    def take(self, calls: Sequence[Call], step_ends_us: Sequence[int], overlap_frac: float = 0.0) -> None:
         """Count the time between calls, up to the newest one.
 
         Args:
             calls: The latest calls of the rank, ascending; some may have been counted before.
             step_ends_us: When its latest steps ended, ascending.
-            is_overlapped: It works on behind its collectives.
+            overlap_frac: Share of the time in which collectives are under way that the rank works on behind them.
         """
+        is_overlapped = overlap_frac > MIN_OVERLAPPED
         if calls and calls[-1].called_us < self._counted_us:
             self._counted_us = 0  # the clock was set back
         ends = sorted(step_ends_us)
@@ -100,8 +104,8 @@ class CallWaits:
             self._count(following.called_us - call.called_us, waited_us, is_whole=end_us is not None or not ends)
             if first > 0 and end_us is not None:
                 began_us = ends[first - 1]
-                opening = call if is_overlapped else calls[bisect_left(calls, (began_us,))]
-                self._count_step(ends[beyond - 1] - began_us, end_us, opening, call.called_us - opening.called_us)
+                opening = calls[bisect_left(calls, (began_us,))]
+                self._count_step(ends[beyond - 1] - began_us, end_us, (opening, call), overlap_frac)
         if calls:
             self._counted_us = calls[min(known, len(calls) - 1)].called_us
 
@@ -127,22 +131,28 @@ class CallWaits:
             num_pieces=total.num_pieces + 1,
         )
 
-    def _count_step(self, step_us: int, end_us: int, opening: Call, burst_us: int) -> None:
+    def _count_step(self, step_us: int, end_us: int, burst: tuple[Call, Call], overlap_frac: float) -> None:
         """Count what follows the last calls of a step, if that is where a node waits.
 
         Args:
             step_us: Length of the step.
             end_us: When it ended.
-            opening: The first of the calls: what is called in a row is waited for there.
-            burst_us: From the first to the last of them.
+            burst: The first and the last of them.
+            overlap_frac: How much of the time between them counts as work.
         """
-        if opening.last_us is None or step_us >= MAX_SPAN_US or burst_us > MAX_BURST * step_us:
+        first, last = burst
+        if first.last_us is None or last.called_us - first.called_us > MAX_BURST * step_us:
+            if overlap_frac <= MIN_OVERLAPPED:
+                return
+            first = last
+        first_us, last_us = first.last_us, last.last_us
+        if first_us is None or last_us is None or step_us >= MAX_SPAN_US:
             return
-        beyond_us = end_us - opening.last_us
+        beyond_us = end_us - first_us - overlap_frac * max(0, last_us - first_us)
         total = self.total
         self.total = total._replace(
             stepped_s=total.stepped_s + step_us / 1e6,
-            beyond_s=total.beyond_s + min(max(0, beyond_us), step_us) / 1e6,
+            beyond_s=total.beyond_s + min(max(0.0, beyond_us), step_us) / 1e6,
         )
 
 

@@ -22,8 +22,10 @@ MAX_LATE_BEATS = 8
 MIN_SPREAD = 0.25
 """Of the longest time between the first and the last caller of one collective in a beat: what is called right behind
 another collective is called by all at once, and who is the last to that means nothing."""
-MIN_OVERLAPPED = 0.2
-"""Of the time in which collectives are under way: a rank that works through more of it works behind them as a rule."""
+USUAL_OVERLAP = 0.15
+USUAL_S = 2.0
+"""A rank is taken to work so much behind its collectives as if it had been seen to for so long: where these are short,
+a few samples say nothing, and ranks that are alike would be judged by different rules."""
 
 
 class _Count(msgspec.Struct):
@@ -39,7 +41,8 @@ class _Told(msgspec.Struct):
     one_way: set[tuple[str, int]] = set()
     """Group and seq of those that not all members wait in."""
     step_ends_us: list[int] = []
-    is_overlapped: bool = False
+    overlap_frac: float = 0.0
+    """Share of the time in which collectives are under way that it works on behind them."""
 
 
 class Lateness:
@@ -70,10 +73,7 @@ class Lateness:
             self._tellers, self._told, self._is_compared = set(self._told), {}, False
         if report.rank in self._told:
             return
-        under_way_s = report.waited_s + report.overlapped_s
-        told = self._told[report.rank] = _Told(
-            step_ends_us=report.step_ends_us, is_overlapped=report.overlapped_s > MIN_OVERLAPPED * under_way_s
-        )
+        told = self._told[report.rank] = _Told(step_ends_us=report.step_ends_us, overlap_frac=_overlap_frac(report))
         for arrivals in report.arrivals:
             calls = zip(arrivals.called_us, arrivals.seqs, strict=False)
             told.calls += [(called_us, arrivals.group, seq) for called_us, seq in calls]
@@ -117,7 +117,7 @@ class Lateness:
                 for called_us, group, seq in sorted(told.calls)
             ]
             waits = self._waits.setdefault(rank, CallWaits())
-            waits.take(calls_of_rank, told.step_ends_us, is_overlapped=told.is_overlapped)
+            waits.take(calls_of_rank, told.step_ends_us, told.overlap_frac)
 
     def _count_last(self, group: str, newest_seq: int, calls: dict[int, dict[int, int]], least_us: float) -> None:
         before = self._compared_seq.get(group, 0)
@@ -136,6 +136,12 @@ class Lateness:
         lead_us = called_us[last] - called_us[second]
         if 0 < lead_us < MAX_LEAD_US:
             self._counts[last].num_last += 1
+
+
+def _overlap_frac(report: RankReport) -> float:
+    """Return which share of the time in which collectives are under way a rank works, as far as samples tell."""
+    under_way_s = report.waited_s + report.overlapped_s
+    return (report.overlapped_s + USUAL_OVERLAP * USUAL_S) / (under_way_s + USUAL_S)
 
 
 def _spread_us(called_us: dict[int, int]) -> int:

@@ -28,6 +28,8 @@ STATE_CODE = {state: code for code, state in enumerate(STATES)}
 
 KNOWN_PHASES = (Phase.STARTING, Phase.JOINING, Phase.CHECKPOINT, Phase.EVAL)
 """Phases in which a rank may rightly keep the others waiting for a while."""
+MAX_PATIENCE = 5.0
+"""Times `silent_s`: a rank that does not report is named after 10 s at the latest."""
 _KNOWN_PHASE_CODES = np.array([PHASE_CODE[phase] for phase in KNOWN_PHASES], np.int8)
 
 
@@ -105,11 +107,12 @@ def rank_facts(job: JobModel, cluster: Cluster, nodes: AllNodes, thresholds: Thr
     is_alive = (job.process != Process.UNSEEN) & ~is_dead & ~is_lost
     is_frozen = is_alive & (job.process == Process.FROZEN)
     has_report = ~np.isnan(job.report_at_s)
-    # A probe on a machine with too much to do is late, not silent.
-    patience_s = thresholds.silent_s * np.append(cluster.crowding, 1.0)
+    # A probe on a machine with too much to do is late, not silent, and of its few reports one may be lost.
+    patience = 2.0 * np.append(cluster.crowding, 1.0) - 1.0
     if (is_frozen | is_dead | job.has_raised).any():
         # Such a rank explains why others wait; of another one some reports may have been lost.
-        patience_s *= 2
+        patience *= 2
+    patience_s = thresholds.silent_s * np.minimum(patience, MAX_PATIENCE)
     is_quiet = has_report & (job.report_age_s > patience_s[job.node_of])
     was_frozen = now_s - job.last_frozen_s <= thresholds.silent_s
     is_silent = is_alive & ~is_frozen & is_quiet & node_is_settled[job.node_of] & ~was_frozen

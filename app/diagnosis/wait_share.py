@@ -404,7 +404,9 @@ class WaitShare:
             ):
                 return msgspec.structs.replace(found, is_at_times=True)
         whole = self._sums(slice(2))
-        by_share = find_laggards(whole[1], whole[0], MIN_OBSERVED_S, (MIN_GAP, MAX_LOW, MIN_HIGH))
+        # On crowded machines the same time holds fewer samples.
+        min_observed_s = MIN_OBSERVED_S * self._crowding
+        by_share = find_laggards(whole[1], whole[0], min_observed_s, (MIN_GAP, MAX_LOW, MIN_HIGH))
         longest_s = float(self._longest[self._newest(WINDOW_SLOTS)].max(initial=0.0))
         is_habit = by_share is not None and float(whole[1].max()) >= MIN_WAITS * longest_s
         return by_share if is_habit else None

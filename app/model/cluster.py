@@ -36,7 +36,7 @@ CROWDED_LOAD = 2.0
 """Threads that want to run, for each CPU: with more of them a healthy probe is late. A gloo rank on two CPUs was
 2.3 s late at a load of 7.5 a CPU."""
 MAX_CROWDING = 4.0
-"""A rank that does not report is named after 8 s at the latest."""
+"""A machine with more to do than that is not taken to be later still."""
 MAX_OLD_EPOCHS = 8
 """Earlier lives of an agent whose late reports are recognised."""
 

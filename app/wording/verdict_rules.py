@@ -71,7 +71,7 @@ VERDICT_RULES = (
     VerdictRule(
         "silent",
         "a rank whose process lives and that reports nothing: the GIL is held, or it sleeps in the kernel; after 2 "
-        "s (4 s beside a rank that is frozen, or has failed or ended), after up to 8 s on a machine with far more "
+        "s (4 s beside a rank that is frozen, or has failed or ended), after up to 10 s on a machine with far more "
         "to do than it bears",
         "its line, without py-spy on the node: the last one seen is said",
     ),

@@ -22,7 +22,8 @@ _BUFFERS_FILE = "/torch/nn/parallel/distributed.py"
 _REBUILDING = "_pre_forward"
 """Where it takes the first rank's order of buckets, in its second step: a broadcast that C++ calls and waits for."""
 
-_CONTROL_GROUP = "rankdeck.control"
+CONTROL_GROUP = "rankdeck.control"
+"""c10d's description of the engine's own group."""
 _CONTROL = "_read"
 _CONTROL_FILE = "/ddpcore/engine/control_word.py"
 """Where the engine takes what the ranks have agreed on at a step's end, in a group of its own."""
@@ -57,9 +58,7 @@ class OwnCollectives:
         groups = self._recorder.members()
         if stack[0][0].endswith(_CONTROL_FILE):
             pending = [
-                entry
-                for entry in pending
-                if entry.group in groups and groups[entry.group].description == _CONTROL_GROUP
+                entry for entry in pending if entry.group in groups and groups[entry.group].description == CONTROL_GROUP
             ]
         if not pending:
             return None

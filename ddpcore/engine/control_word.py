@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 import torch.distributed as dist
 
+from ddpcore.barriers.own_collectives import CONTROL_GROUP
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch.distributed import ProcessGroup, Work
-
-CONTROL_GROUP = "rankdeck.control"
-"""c10d's description of the group."""
 
 BEAT_S = 1.0
 """Least time between two reductions. Each wakes a thread of gloo: where all cores compute, the main thread loses a

@@ -21,10 +21,10 @@ def counted(
     calls: Sequence[tuple[int, int | None] | tuple[int, int | None, bool]],
     step_ends_us: list[int] | None = None,
     *,
-    is_overlapped: bool = False,
+    overlap_frac: float = 0.0,
 ) -> Waited:
     waits = CallWaits()
-    waits.take([Call(*call) for call in calls], step_ends_us or [], is_overlapped=is_overlapped)
+    waits.take([Call(*call) for call in calls], step_ends_us or [], overlap_frac)
     return waits.total
 
 
@@ -73,13 +73,13 @@ def test_where_all_goes_one_way_each_rank_waits_for_its_source() -> None:
 def test_behind_backward_only_the_last_reduction_of_a_step_holds_the_rank_up() -> None:
     calls, ends = steps(11, [20, 30, 40], 50)
     # What is left of the first step is no step.
-    assert counted(calls, ends, is_overlapped=True).waited_s == pytest.approx(9 * 0.04)
-    assert counted(calls, [], is_overlapped=True).waited_s == pytest.approx(10 * 0.09, abs=0.05)
+    assert counted(calls, ends, overlap_frac=1.0).waited_s == pytest.approx(9 * 0.04)
+    assert counted(calls, [], overlap_frac=1.0).waited_s == pytest.approx(10 * 0.09, abs=0.05)
 
 
 def test_a_lead_that_is_lost_within_a_step_was_waited_for() -> None:
     calls, ends = steps(11, [60, 1, 1], 70)
-    assert counted(calls, ends, is_overlapped=True).waited_s == pytest.approx(9 * 0.06, abs=0.001)
+    assert counted(calls, ends, overlap_frac=1.0).waited_s == pytest.approx(9 * 0.06, abs=0.001)
 
 
 def test_from_the_last_call_of_the_node_to_the_end_of_the_step_other_nodes_are_waited_for() -> None:
@@ -89,12 +89,21 @@ def test_from_the_last_call_of_the_node_to_the_end_of_the_step_other_nodes_are_w
     assert total.beyond_s == pytest.approx(9 * (0.3 - 0.001 - 0.05 - 0.06))
 
 
+def test_between_calls_in_a_row_the_node_waits_for_others_as_much_as_it_does_not_work() -> None:
+    calls, ends = steps(11, [60, 60], 40)
+    burst_s = 0.04
+    waiting, half, working = (counted(calls, ends, overlap_frac=frac) for frac in (0.0, 0.5, 1.0))
+    assert waiting.stepped_s == half.stepped_s == working.stepped_s == pytest.approx(9 * 0.3)
+    assert waiting.beyond_s - working.beyond_s == pytest.approx(9 * burst_s)
+    assert waiting.beyond_s - half.beyond_s == pytest.approx(9 * burst_s / 2)
+
+
 def test_calls_that_are_told_again_count_once() -> None:
     calls = [Call(*call) for call in steps(30, [60], 0)[0]]
     at_once, again = CallWaits(), CallWaits()
-    at_once.take(calls, [], is_overlapped=False)
+    at_once.take(calls, [])
     for newest in range(1, 31):
-        again.take(calls[max(0, newest - 8) : newest], [], is_overlapped=False)
+        again.take(calls[max(0, newest - 8) : newest], [])
     assert again.total == at_once.total
 
 
@@ -106,16 +115,18 @@ moments = st.integers(0, 2**63 - 1)
 
 
 @given(
-    st.lists(st.tuples(st.lists(st.tuples(moments, st.none() | moments)), st.lists(moments), st.booleans()), max_size=5)
+    st.lists(
+        st.tuples(st.lists(st.tuples(moments, st.none() | moments)), st.lists(moments), st.floats(0.0, 1.0)), max_size=5
+    )
 )
 def test_whatever_ranks_say_the_parts_are_no_more_than_the_whole(
-    beats: list[tuple[list[tuple[int, int | None]], list[int], bool]],
+    beats: list[tuple[list[tuple[int, int | None]], list[int], float]],
 ) -> None:
     waits = CallWaits()
-    for calls, ends, is_overlapped in beats:
+    for calls, ends, overlap_frac in beats:
         told = [Call(at_us, None if last_us is None else max(at_us, last_us)) for at_us, last_us in calls]
         told.sort(key=lambda call: call.called_us)
-        waits.take(told, ends, is_overlapped=is_overlapped)
+        waits.take(told, ends, overlap_frac)
         total = waits.total
         assert 0.0 <= total.waited_s <= total.spanned_s * (1 + 1e-9)
         assert 0.0 <= total.beyond_s <= total.stepped_s * (1 + 1e-9)

@@ -48,8 +48,9 @@ def needs(wait: Wait, rank: int, own: OwnCalls) -> bool:
         own: What this one has called.
     """
     if wait.kind is GateKind.COLLECTIVE:
-        is_member = not wait.ranks or rank in wait.ranks
-        is_needed = is_member and wait.label in SYMMETRIC_OPS if wait.source is None else wait.source == rank
+        is_needed = rank in wait.needed
+        if wait.label in SYMMETRIC_OPS:
+            is_needed = not wait.ranks or rank in wait.ranks
         return is_needed and own.collectives(wait.group) < wait.count
     if wait.kind in (GateKind.FIRST, GateKind.LOCAL_FIRST):
         return wait.master == rank and own.finished(wait.kind, wait.label) < wait.count

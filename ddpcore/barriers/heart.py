@@ -71,7 +71,7 @@ class Heart:
         self._thread = threading.Thread(target=self._run, name="rankdeck-heart", daemon=True)
         self._main_id = threading.main_thread().ident or 0
         self._reader = StackReader(code_roots())
-        self._collectives = OwnCollectives()
+        self._collectives = OwnCollectives(self._rank)
         self._began_s = time.monotonic()
         self._beat_due_s = 0.0
         self._told: OpenWait | None = None

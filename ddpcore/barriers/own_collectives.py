@@ -32,9 +32,14 @@ _NOT_COLLECTIVE = frozenset({"init_process_group", "new_group", "destroy_process
 
 
 class OwnCollectives:
-    """Reads the flight recorder. Any thread; a reading costs 0.6 ms."""
+    """Reads the flight recorder. Any thread; a reading costs 0.6 ms.
 
-    def __init__(self) -> None:
+    Args:
+        rank: This process's.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
         self._recorder = FlightRecorder()
 
     def called(self, group: str) -> int:
@@ -63,7 +68,7 @@ class OwnCollectives:
         if not pending:
             return None
         newest = pending[-1]
-        members = groups.get(newest.group)
+        ranks = groups[newest.group].ranks if newest.group in groups else ()
         operation = newest.op.partition(":")[2] or newest.op
         if stack[0][2] == _REBUILDING and operation != "broadcast":
             return None
@@ -73,9 +78,25 @@ class OwnCollectives:
             newest.seq,
             place=place,
             group=newest.group,
-            ranks=members.ranks if members else (),
-            source=_source(stack[0], members.ranks if members else ()),
+            ranks=ranks,
+            needed=self._needed(newest, operation, _source(stack[0], ranks), ranks),
         )
+
+    def _needed(
+        self, entry: RecorderEntry, operation: str, source: int | None, ranks: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Return who has to call a broadcast before it ends here, as far as that is certain."""
+        if operation != "broadcast" or self._rank not in ranks:
+            return ()
+        if entry.key[0] != "gloo":
+            return () if source in (None, self._rank) else (source,)
+        if len(ranks) == 2:
+            return tuple(rank for rank in ranks if rank != self._rank)
+        if source is None:
+            return ()
+        first = ranks.index(source)
+        places = gloo_tree((ranks.index(self._rank) - first) % len(ranks), len(ranks))
+        return tuple(ranks[(place + first) % len(ranks)] for place in places)
 
     def _entries(self) -> list[RecorderEntry]:
         return [entry for entry in self._recorder.dump().entries if not entry.is_p2p and entry.seq > 0]
@@ -94,3 +115,20 @@ def _waits_visibly(innermost: StackLine) -> bool:
 
 def _source(innermost: StackLine, ranks: tuple[int, ...]) -> int | None:
     return min(ranks, default=0) if innermost[0].endswith(_BUFFERS_FILE) else None
+
+
+def gloo_tree(place: int, size: int) -> list[int]:
+    """Return for whom one place of gloo's broadcast waits: all above it, which pass the data on, and those right below.
+
+    Places count from the source on. A send ends only when its receiver has come, even for four bytes.
+
+    Source: gloo/broadcast.cc; measured with torch 2.13.
+
+    Args:
+        place: Of the one that waits, 0 for the source.
+        size: Of the group.
+    """
+    bits = range(size.bit_length())
+    above = [place & ((1 << bit) - 1) for bit in bits if place >> bit & 1]
+    below = [place + (1 << bit) for bit in bits if place < 1 << bit and place + (1 << bit) < size]
+    return above + below

@@ -66,8 +66,8 @@ class Wait(msgspec.Struct, frozen=True, omit_defaults=True):
     """A collective's group, by c10d's name."""
     ranks: tuple[int, ...] = ()
     """A collective's members; empty means every rank."""
-    source: int | None = None
-    """Whom alone a receiver of a broadcast waits for; None where that is not known."""
+    needed: tuple[int, ...] = ()
+    """Who has to call a broadcast before it ends here; empty where that is not known."""
 
 
 class Beat(msgspec.Struct, frozen=True, omit_defaults=True):

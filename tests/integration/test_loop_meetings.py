@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 AT_STEP = 4
+"""Where a rank leaves a loop or fails, if nothing else is meant."""
 SOON_S = 60.0
 """Far below the group's time-out of 30 minutes; the ranks need five seconds on cores of their own."""
 
@@ -43,8 +44,10 @@ def misbehave(how: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train(how: str, ranks: list[int], until: list[str], moment: str = "before", directory: str = "") -> tuple[int, str]:
-    """Train; the ranks named do something else in the fourth step, before or after its collectives."""
+def train(
+    how: str, ranks: list[int], until: list[str], moment: str = "before", directory: str = "", at_step: int = AT_STEP
+) -> tuple[int, str]:
+    """Train; the ranks named do something else in one step, before or after its collectives."""
     with ddpcore.Engine(seed=1) as engine:
         rank = engine.placement.rank
         model = engine.wrap(nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1)) if "norm" in how else nn.Linear(2, 1))
@@ -53,7 +56,7 @@ def train(how: str, ranks: list[int], until: list[str], moment: str = "before", 
         if directory:
             engine.checkpoint(directory, every="1 step", model=model)
         for batch in engine.steps(batches, until=until[rank % len(until)]):
-            is_mine = rank in ranks and engine.step == AT_STEP - 1
+            is_mine = rank in ranks and engine.step == at_step - 1
             if is_mine and moment == "before":
                 misbehave(how)
                 if "break" in how:
@@ -111,6 +114,20 @@ def test_a_rank_that_breaks_out_alone_is_named_on_every_rank(how: str, moment: s
         if number != rank:
             assert outcome.error.startswith(f"RankFailedError: rank {rank} has raised EngineUseError"), outcome.error
             assert left in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "how"),
+    [(2, "break"), (2, "break, with batch norm"), pytest.param(4, "break", marks=pytest.mark.slow)],
+)
+def test_a_rank_that_breaks_out_is_named_where_the_others_stand_in_broadcasts_only(num_ranks: int, how: str) -> None:
+    # In its second step DDP broadcasts the order of its buckets, and before each forward what batch norm keeps. The
+    # source waits too.
+    outcomes = try_ranks(train, num_ranks, how, [1], ["8 steps"], "before", "", 2, has_group=False, timeout_s=20)
+
+    assert outcomes[1].error.startswith("EngineUseError: this rank left engine.steps in step 2 at ")
+    for outcome in (outcomes[0], *outcomes[2:]):
+        assert outcome.error.startswith("RankFailedError: rank 1 has raised EngineUseError"), outcome.error
 
 
 def test_ranks_that_all_break_out_in_the_same_step_may() -> None:

@@ -10,7 +10,7 @@ from ddpcore.probing.flight_recorder import FlightRecorder
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpcore.probing.samples import RecorderEntry, StackLine
+    from ddpcore.probing.samples import GroupMembers, RecorderEntry, StackLine
     from ddpcore.wire import Place
 
 _BLOCKING_FILE = "/torch/distributed/distributed_c10d.py"
@@ -28,7 +28,10 @@ _CONTROL = "_read"
 _CONTROL_FILE = "/ddpcore/engine/control_word.py"
 """Where the engine takes what the ranks have agreed on at a step's end, in a group of its own."""
 
-_NOT_COLLECTIVE = frozenset({"init_process_group", "new_group", "destroy_process_group"})
+_NOT_COLLECTIVE = frozenset(
+    {"init_process_group", "new_group", "destroy_process_group", "send", "recv", "monitored_barrier"}
+)
+"""gloo's recorder holds none of these: the newest collective in it may be another one, under way behind them."""
 
 
 class OwnCollectives:
@@ -36,11 +39,12 @@ class OwnCollectives:
 
     Args:
         rank: This process's.
+        recorder: What to read; this process's own one if None.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, recorder: FlightRecorder | None = None) -> None:
         self._rank = rank
-        self._recorder = FlightRecorder()
+        self._recorder = recorder or FlightRecorder()
 
     def called(self, group: str) -> int:
         """Return the number of the last collective called in a group, 0 before the first."""
@@ -68,7 +72,8 @@ class OwnCollectives:
         if not pending:
             return None
         newest = pending[-1]
-        ranks = groups[newest.group].ranks if newest.group in groups else ()
+        members = groups.get(newest.group)
+        ranks = members.ranks if members else ()
         operation = newest.op.partition(":")[2] or newest.op
         if stack[0][2] == _REBUILDING and operation != "broadcast":
             return None
@@ -79,7 +84,7 @@ class OwnCollectives:
             place=place,
             group=newest.group,
             ranks=ranks,
-            needed=self._needed(newest, operation, _source(stack[0], ranks), ranks),
+            needed=() if members is None else self._needed(newest, operation, _source(stack[0], members), ranks),
         )
 
     def _needed(
@@ -113,8 +118,9 @@ def _waits_visibly(innermost: StackLine) -> bool:
     return file.endswith(_BLOCKING_FILE) and function not in _NOT_COLLECTIVE
 
 
-def _source(innermost: StackLine, ranks: tuple[int, ...]) -> int | None:
-    return min(ranks, default=0) if innermost[0].endswith(_BUFFERS_FILE) else None
+def _source(innermost: StackLine, members: GroupMembers) -> int | None:
+    is_first = innermost[0].endswith(_BUFFERS_FILE) and members.is_sorted
+    return min(members.ranks, default=None) if is_first else None
 
 
 def gloo_tree(place: int, size: int) -> list[int]:

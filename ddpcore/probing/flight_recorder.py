@@ -123,10 +123,13 @@ class FlightRecorder:
         try:
             for group, name in list(world.pg_names.items()):
                 backends = str(world.pg_backend_config.get(group, ""))
+                places = world.pg_group_ranks[group]
+                ranks = tuple(sorted(places))
                 members[name] = GroupMembers(
-                    ranks=tuple(sorted(world.pg_group_ranks[group])),
+                    ranks=ranks,
                     is_mixed="gloo" in backends and "nccl" in backends,
                     description=str(getattr(group, "group_desc", "")),
+                    is_sorted=ranks == tuple(sorted(places, key=places.__getitem__)),
                 )
         except (AttributeError, KeyError, RuntimeError, TypeError):
             # Another torch, or a group that the main thread makes or destroys right now: the next dump asks again.

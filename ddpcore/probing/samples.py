@@ -105,6 +105,8 @@ class GroupMembers(msgspec.Struct, frozen=True):
     """True when gloo and NCCL both serve the group, each with its own count of collectives."""
     description: str = ""
     """What the program calls it: `group_desc`."""
+    is_sorted: bool = True
+    """Its members are numbered within it in the order of their global ranks."""
 
 
 class Recorder(Protocol):

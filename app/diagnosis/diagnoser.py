@@ -276,6 +276,7 @@ class _JobDiagnoser:
         if key != self._exits_key or self._exits_at_s < self._exits_open_until_s:
             called_less = contradictions.called_less(evidence)
             leaving = called_less.intersection(np.flatnonzero(is_leaving(job)).tolist())
+            ends = ends_of(job)
             context = ExitContext(
                 job.stop_began_s,
                 has_other_cause,
@@ -287,8 +288,8 @@ class _JobDiagnoser:
                 launcher_ended,
                 is_over,
                 tuple(Death(rank, float(job.report_at_s[rank]), ExitReport()) for rank in sorted(leaving)),
+                {rank: int(job.node_of[rank]) for rank in ends},
             )
-            ends = ends_of(job)
             self._exits = sort_out(ends, context, self._thresholds)
             newest_s = max((death.at_s for death in ends.values()), default=now_s)
             self._exits_key, self._exits_at_s = key, now_s

@@ -334,6 +334,7 @@ class ExitContext(msgspec.Struct, frozen=True):
         with_launcher: Ranks that a signal ended when their launcher was ended from outside.
         is_over: The launchers of all dead ranks have ended.
         leaving: Ranks that are about to end without an exception, and have called less than one that ended badly.
+        node_of: Index of each dead rank's node.
     """
 
     stop_began_s: float
@@ -346,6 +347,7 @@ class ExitContext(msgspec.Struct, frozen=True):
     with_launcher: frozenset[int] = frozenset()
     is_over: bool = False
     leaving: tuple[Death, ...] = ()
+    node_of: Mapping[int, int] = {}
 
 
 def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thresholds) -> Exits:
@@ -389,7 +391,22 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
     # that waited in vain, and lost a connection.
     is_no_cause = after.is_timeout or (are_victims and any(has_lost_peer(death) for death in first))
     is_early = now_s - first_s < patience_s or context.has_other_cause or is_no_cause
-    return Exits([] if is_early else first[:1], lost_connection, [], first_s, after)
+    return Exits([] if is_early else [_earliest(first, context)], lost_connection, [], first_s, after)
+
+
+def _earliest(first: Sequence[Death], context: ExitContext) -> Death:
+    """Return the first of deaths that have no order: one that lost another comes behind one that may be that one.
+
+    A signal may be its launcher's, for a rank that has failed before on its node. A node's own deaths have an order.
+    """
+    nodes_that_lost: set[int | None] = set()
+    for death in sorted(first, key=lambda death: (death.at_s, not has_lost_peer(death))):
+        node = context.node_of.get(death.rank)
+        if has_lost_peer(death):
+            nodes_that_lost.add(node)
+        elif node not in nodes_that_lost and death.rank not in context.with_launcher:
+            return death
+    return first[0]
 
 
 def _aftermath(bad: Sequence[Death], context: ExitContext, until_s: float) -> Aftermath:

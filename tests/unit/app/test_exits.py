@@ -165,6 +165,14 @@ def test_ranks_that_end_with_their_launcher_have_no_cause_of_their_own() -> None
     assert found.aftermath == Aftermath((0, 1, 2), signal=9, is_with_launcher=True)
 
 
+@pytest.mark.parametrize(("nodes", "culprit"), [((0, 0, 1, 1), 0), ((0, 1, 0, 0), 3), ((0, 1, 1, 0), 2)])
+def test_of_deaths_that_have_no_order_one_that_lost_another_comes_last(nodes: tuple[int, ...], culprit: int) -> None:
+    deaths = {0: end(0, 10.05, signal=15), 2: end(2, 10.2, signal=15), 3: end(3, 10.0, code=1, error=LOST)}
+    context = ExitContext(NEVER, False, frozenset(), 20.0, 4, node_of=dict(enumerate(nodes)))
+
+    assert culprits(sort_out(deaths, context, Thresholds())) == [culprit]
+
+
 @pytest.mark.parametrize("how", [{"code": 3}, {"signal": 6}, {"code": 0}])
 def test_who_waited_in_vain_and_ends_without_an_exception_is_no_cause(how: dict[str, Any]) -> None:
     deaths = {0: end(0, 10.0, **how), 2: end(2, 10.1, code=1, error=LOST)}

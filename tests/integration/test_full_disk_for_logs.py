@@ -30,6 +30,8 @@ DISK_BYTES = 24 * 2**20
 PROGRAM = """
 import os, pathlib, sys, time
 if os.environ["RANK"] == "1":
+    while not pathlib.Path("fill").exists():
+        time.sleep(0.05)
     try:
         while True:
             os.write(1, b"x" * 999 + b"\\n")
@@ -56,6 +58,7 @@ def test_the_agent_says_that_the_disk_is_full_and_all_goes_on(directory: Path, t
     spec = make_local_spec(tmp_path, grace_s=2.0)
     with RunningAgent(directory=directory) as agent:
         agent.start_job(spec)
+        (tmp_path / "fill").touch()
         report = agent.wait_until(lambda report: "disk full" in report.jobs[0].detail, START_S, "the disk is full")
         assert str(directory) in report.jobs[0].detail
         assert report.jobs[0].state is JobState.RUNNING
@@ -73,12 +76,18 @@ def test_the_agent_says_that_the_disk_is_full_and_all_goes_on(directory: Path, t
         assert agent.process.poll() is None
 
 
-@pytest.mark.slow
+def are_seen(report: NodeReport) -> bool:
+    return [worker.pid > 0 for worker in report.workers] == [True, True]
+
+
 def test_a_rank_that_ends_of_a_full_disk_is_told_though_it_could_not_write_why(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     spec = make_local_spec(tmp_path, grace_s=20.0)  # torchrun ends by itself, however slow
     with RunningAgent(directory=directory) as agent:
         agent.start_job(msgspec.structs.replace(spec, command=["train.py", "fail"]))
+        # The end of a process that nobody has seen is told by the launcher, which has no room for it either.
+        agent.wait_until(are_seen, START_S, "the ranks are seen")
+        (tmp_path / "fill").touch()
         report = agent.wait_until(lambda report: report.jobs[0].state in ENDED_STATES, START_S, "the job has ended")
         (job,) = report.jobs
         assert (job.state, job.exit_code) == (JobState.FAILED, 1)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from app.model.job_model import PHASE_CODE
+from app.model.job_model import PHASE_CODE, which_phases
 from ddpcore.wire import Phase
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ USUAL_FACTOR = 2.0
 """The longest one so far, this many times over, is still nothing to speak of: data sets and disks vary."""
 SHORT_DIVISOR = 10
 """What lasts no longer than this part of the patience for a first one is always usual."""
-_CODES = np.array([PHASE_CODE[phase] for phase in LEARNED], np.int8)
+_IS_LEARNED = which_phases(*LEARNED)
 
 
 class Whereabouts:
@@ -62,13 +62,13 @@ class KnownPhases:
     def watch(self, job: JobModel, awaited: Iterable[int]) -> None:
         """Look at the phases; one that a rank has left, and in which others waited for it, is learned."""
         has_changed = self._phase != job.phase
-        is_left = np.isin(self._phase, _CODES) & has_changed
+        is_left = _IS_LEARNED[self._phase] & has_changed
         self._left_s[is_left] = job.report_at_s[is_left]
         is_left &= self._is_awaited
         self._is_awaited[has_changed] = False
         self._is_awaited[list(awaited)] = True
-        for phase, code in zip(LEARNED, _CODES.tolist(), strict=True):
-            lasted_s = self._lasted_s[is_left & (self._phase == code)]
+        for phase in LEARNED:
+            lasted_s = self._lasted_s[is_left & (self._phase == PHASE_CODE[phase])]
             if len(lasted_s):
                 self._longest_s[phase] = max(self._longest_s.get(phase, 0.0), float(lasted_s.max()))
         np.copyto(self._phase, job.phase)
@@ -76,7 +76,7 @@ class KnownPhases:
 
     def have_just_left(self, job: JobModel, since_s: float) -> NDArray[np.bool_]:
         """Return which ranks have been in such a phase since some moment, and may be on the way to the others now."""
-        return (self._left_s > since_s) & ~np.isin(job.phase, _CODES)
+        return (self._left_s > since_s) & ~_IS_LEARNED[job.phase]
 
     def usual_s(self, phase: Phase) -> float | None:
         """Return the longest that such a phase has taken; None before the first has ended."""

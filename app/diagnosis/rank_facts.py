@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from app.diagnosis.node_facts import LOST
-from app.model.job_model import PHASE_CODE, Process
+from app.model.job_model import Process, which_phases
 from app.rows import RankState
 from ddpcore.wire import Phase
 
@@ -30,7 +30,7 @@ KNOWN_PHASES = (Phase.STARTING, Phase.JOINING, Phase.CHECKPOINT, Phase.EVAL)
 """Phases in which a rank may rightly keep the others waiting for a while."""
 MAX_PATIENCE = 5.0
 """Times `silent_s`: a rank that does not report is named after 10 s at the latest."""
-_KNOWN_PHASE_CODES = np.array([PHASE_CODE[phase] for phase in KNOWN_PHASES], np.int8)
+_IS_KNOWN_PHASE = which_phases(*KNOWN_PHASES)
 
 
 class Thresholds(msgspec.Struct, frozen=True):
@@ -134,4 +134,4 @@ def rank_facts(job: JobModel, cluster: Cluster, nodes: AllNodes, thresholds: Thr
 
 def is_in_known_phase(job: JobModel, facts: RankFacts) -> Flags:
     """Return which live ranks start, save a checkpoint or evaluate."""
-    return facts.is_alive & np.isin(job.phase, _KNOWN_PHASE_CODES)
+    return facts.is_alive & _IS_KNOWN_PHASE[job.phase]

@@ -16,7 +16,7 @@ from app.model.job_shares import NodeShare, SharesTogether, is_news
 from app.model.oddities import PROBE_PATIENCE_S, UNPROBED_BIT, Oddities
 from app.model.outside import Output
 from app.model.rank_batch import COUNT, SECOND
-from app.model.rank_columns import PHASE_CODE, Death, Process, RankColumns
+from app.model.rank_columns import PHASE_CODE, Death, Process, RankColumns, which_phases
 from app.model.step_rate import StepRate
 from ddpcore.wire import Phase
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from app.model.group_table import GroupTable
     from app.model.rank_batch import RankBatch
 
-__all__ = ["PHASES", "PHASE_CODE", "Death", "JobModel", "NodeShare", "Process"]
+__all__ = ["PHASES", "PHASE_CODE", "Death", "JobModel", "NodeShare", "Process", "which_phases"]
 
 STOP_MARGIN_S = 0.5
 """A death this long before a stop may have come of it: its age is sampled."""
@@ -35,6 +35,7 @@ STEP_SAMPLE_S = 0.5
 """Between two looks at the step: often enough to know when a step was done, seldom enough for 16,384 ranks."""
 HEARD_S = 2.0
 """A rank that its node has not spoken of for longer, ten of its reports, is not asked for its step."""
+_OUTSIDE = which_phases(Phase.STARTING, Phase.JOINING)
 
 
 class JobModel(RankColumns):
@@ -185,8 +186,7 @@ class JobModel(RankColumns):
     @property
     def is_outside(self) -> NDArray[np.bool_]:
         """Which ranks have not opened their process group, as far as they have told."""
-        is_outside: NDArray[np.bool_] = np.isin(self.phase, (PHASE_CODE[Phase.STARTING], PHASE_CODE[Phase.JOINING]))
-        return is_outside
+        return _OUTSIDE[self.phase]
 
     def notes(self) -> dict[str, str]:
         """Return what limits what can be seen of the ranks, a sentence for each, by what it is."""

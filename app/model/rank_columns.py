@@ -52,6 +52,11 @@ class Process(IntEnum):
 PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
 
 
+def which_phases(*phases: Phase) -> NDArray[np.bool_]:
+    """Return by phase code whether the phase is one of these: an index is many times cheaper than `np.isin`."""
+    return np.array([phase in phases for phase in PHASES])
+
+
 class Death(NamedTuple):
     """How and when a worker's process ended."""
 

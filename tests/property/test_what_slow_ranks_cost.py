@@ -125,7 +125,7 @@ def test_a_cure_shows_within_seconds() -> None:
     "program",
     [
         pytest.param(Paced(0.05, 12, factors={0: 1.05}), marks=pytest.mark.slow),
-        Paced(1.0, 4, factors={0: 1.05}),
+        pytest.param(Paced(1.0, 4, factors={0: 1.05}), marks=pytest.mark.slow),
         Paced(0.2, 3, is_behind=False, reports_steps=False, factors={0: 1.05}),
         pytest.param(Paced(1.0, 1, factors={0: lambda step: 4.0 if step % 20 == 0 else 1.0}), marks=pytest.mark.slow),
     ],

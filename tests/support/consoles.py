@@ -16,7 +16,7 @@ from app.tui.stage import FRAMES_PER_VIEW
 from app.tui.theme import Look
 from app.words import nodes_text
 from tests.support.screens import screen_lines, screen_strips, until_at_rest
-from tests.support.sim import SimCluster
+from tests.support.sim import SimCluster, played_once
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
@@ -288,6 +288,15 @@ async def desk(
         yield opened
 
 
+@played_once
+def training_source(for_s: float) -> TalkingSource:
+    """Return a training of four ranks on two nodes that has run for some seconds."""
+    source = TalkingSource(SimCluster())
+    source.run(for_s)
+    return source
+
+
+@played_once
 def frozen_source() -> TalkingSource:
     """Return a training of four ranks of which rank 2 has been frozen for six seconds."""
     source = TalkingSource(SimCluster())
@@ -298,6 +307,7 @@ def frozen_source() -> TalkingSource:
     return source
 
 
+@played_once
 def starting_source() -> TalkingSource:
     """Return a training whose ranks are importing torch."""
     source = TalkingSource(SimCluster())
@@ -307,6 +317,7 @@ def starting_source() -> TalkingSource:
     return source
 
 
+@played_once
 def never_reached_source() -> TalkingSource:
     """Return a job over four nodes, of which one could not be reached since the console began."""
     source = TalkingSource(SimCluster(num_nodes=4, ranks_per_node=4))

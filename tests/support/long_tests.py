@@ -2,8 +2,7 @@
 
 `pytest -m "slow or chaos"` runs all of these two kinds, and a test that is named (`pytest FILE::TEST`) runs whatever
 it is. `.ci/run` sets RANKDECK_SLOW_SHARE to the commit: then a fifth of the slow and chaos tests runs with the rest,
-another one for another commit, and besides it all that test code which the commit changes (RANKDECK_CHANGED_FILES),
-and all stories and programs that say how right the verdicts are.
+another one for another commit, and besides it all that test code which the commit changes (RANKDECK_CHANGED_FILES).
 """
 
 from __future__ import annotations
@@ -11,20 +10,23 @@ from __future__ import annotations
 import os
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
     from collections.abc import Set as AbstractSet
+
+    from _pytest.mark.structures import ParameterSet
+
+T = TypeVar("T")
 
 LONG = frozenset({"slow", "chaos", "reported"})
 """Marks of tests that do not run unless `-m` names the mark."""
 SHARED = frozenset({"slow", "chaos"})
 """Marks of tests of which a commit runs a share. Programs that users report take half an hour by themselves."""
 NUM_SHARES = 5
-WHOLE = ("tests/corpus/generated/", "tests/corpus/reported/")
-"""Beginnings of tests' names of which each commit runs all: 300 drawn stories, twelve reported programs."""
 CODE_OF_TESTS = {
     "tests/chaos/test_agent_kills": ("agent/jobs/", "agent/processes/", "agent/daemon.py"),
     "tests/chaos/test_checkpoint_": ("ddpcore/checkpoint/",),
@@ -65,7 +67,7 @@ class Share:
 
     def takes(self, nodeid: str) -> bool:
         """Whether this test is of the commit's fifth, or tests what it changes, or is itself changed."""
-        if nodeid.startswith(WHOLE) or zlib.crc32(nodeid.encode()) % NUM_SHARES == self.number:
+        if zlib.crc32(nodeid.encode()) % NUM_SHARES == self.number:
             return True
         return any(file.startswith(_watched_by(nodeid)) for file in self.changed_files)
 
@@ -90,6 +92,12 @@ def is_taken(nodeid: str, marks: AbstractSet[str], mark_expression: str, share: 
     if not long or any(mark in mark_expression for mark in long):
         return True
     return share is not None and long <= SHARED and share.takes(nodeid)
+
+
+def one_in(number: int, cases: Iterable[T], id_of: Callable[[T], str] = str) -> list[ParameterSet]:
+    """Return the cases of a test, of which the first of each `number` is in every run and the others are slow."""
+    slow = [pytest.mark.slow]
+    return [pytest.param(case, id=id_of(case), marks=slow if at % number else []) for at, case in enumerate(cases)]
 
 
 @pytest.hookimpl(tryfirst=True)

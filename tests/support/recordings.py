@@ -10,7 +10,7 @@ from agent.wire.reports import WIRE_VERSION
 from app.diagnosis.verdicts import Verdict
 from app.recording.records import FORMAT_VERSION, LinesHeard, NoticeHeard, Opening, Recording, ReportHeard, StacksHeard
 from app.rows import Cause, Severity
-from tests.support.sim import SimCluster
+from tests.support.sim import SimCluster, played_once
 from tests.support.stacks import one_frozen
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def recording_of(sim: SimCluster, *others: Record) -> Recording:
 
 
 @cache
+@played_once
 def frozen_recording() -> Recording:
     """Return a training of four ranks of which rank 2 is frozen some seconds before the end, with its stacks."""
     sim = SimCluster()

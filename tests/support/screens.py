@@ -76,9 +76,9 @@ def screen_lines(app: App[Any]) -> list[str]:
     return [strip.text.rstrip() for strip in screen_strips(app)]
 
 
-def assert_looks_as_before(name: str, lines: list[str]) -> None:
-    """Compare lines with the kept ones of that name."""
-    path = SNAPSHOTS / f"{name}.txt"
+def assert_looks_as_before(name: str, lines: list[str], directory: Path | None = None) -> None:
+    """Compare lines with the kept ones of that name; those of screens lie beside the tests of the console."""
+    path = (directory or SNAPSHOTS) / f"{name}.txt"
     before = path.read_text().splitlines() if path.exists() else []
     if lines == before:
         return
@@ -87,7 +87,7 @@ def assert_looks_as_before(name: str, lines: list[str]) -> None:
         path.write_text("\n".join(lines) + "\n")
         _written.append(f"{path.name} is written anew; look at it, and run again without the update:\n{difference}")
         return
-    pytest.fail(f"the screen is not as in {path.name} (RANKDECK_UPDATE_SNAPSHOTS=1 writes it anew):\n{difference}")
+    pytest.fail(f"it is not as in {path.name} (RANKDECK_UPDATE_SNAPSHOTS=1 writes it anew):\n{difference}")
 
 
 def fail_if_written() -> None:

@@ -11,9 +11,11 @@ may be dropped and delayed, and end in the real model, diagnosis and view. All r
 
 from __future__ import annotations
 
+import copy
+import functools
 import heapq
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from agent.wire.digest import decode_frame
 from agent.wire.jobs import JobState
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from app.rows import Cause, VerdictRow
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 TICK_S = 0.01
 NODE_PERIOD_S = 0.2
@@ -60,6 +65,17 @@ WATCHDOG_ERROR = (
     "NumelIn=1, NumelOut=1, Timeout(ms)={ms}) ran for {ms} milliseconds before timing out."
 )
 """Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp."""
+
+
+def played_once(play: Callable[P, T]) -> Callable[P, T]:
+    """Return a function that plays a simulation the first time, and hands out copies of how that ended."""
+    played: Callable[..., T] = functools.cache(play)
+
+    @functools.wraps(play)
+    def copied(*args: P.args, **kwargs: P.kwargs) -> T:
+        return copy.deepcopy(played(*args, **kwargs))
+
+    return copied
 
 
 class SimCluster:

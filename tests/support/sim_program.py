@@ -99,6 +99,26 @@ Action = Work | Peer | Linger | Call | WaitBehind | BeginStep | EndStep
 Program = Callable[[int], Iterator[Action]]
 
 
+class Actions:
+    """The actions of one rank; a copy goes on where the other stands, which a generator's cannot."""
+
+    def __init__(self, program: Program, rank: int) -> None:
+        self._program, self._rank = program, rank
+        self._actions = program(rank)
+        self._num_taken = 0
+
+    def take(self) -> Action | None:
+        """Return the next action; None at the end."""
+        self._num_taken += 1
+        return next(self._actions, None)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Actions:
+        copied = Actions(self._program, self._rank)
+        while copied._num_taken < self._num_taken:
+            copied.take()
+        return copied
+
+
 @dataclass(frozen=True)
 class Training:
     """A DDP training: each step ends in an all_reduce inside backward, each epoch in a named barrier.

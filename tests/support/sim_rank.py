@@ -47,6 +47,7 @@ from ddpcore.wire import (
 from ddpcore.wire import RankReport as RankReport  # noqa: PLC0414 - for the simulation's other half
 from tests.support.sim_program import (
     PROGRAM_FILE,
+    Actions,
     BeginStep,
     Call,
     EndStep,
@@ -151,7 +152,7 @@ class SimRank:
         """It stands in init_process_group."""
         self.has_joined = False
         self.oom_kills = 0
-        self._actions = program(rank)
+        self._actions = Actions(program, rank)
         self._doing: Work | Peer | Linger | Call | WaitBehind | None = None
         self._behind: list[tuple[Call, int, Meeting]] = []
         """Calls that are under way behind the work, with their seqs."""
@@ -290,7 +291,7 @@ class SimRank:
         self.meeting, self._doing, self.failure = None, None, (ends_s, end)
 
     def _next_action(self, meetings: Meetings, noise: float) -> bool:
-        action = next(self._actions, None)
+        action = self._actions.take()
         if action is None:
             self.finished_s = self._free_s
         elif isinstance(action, Work):

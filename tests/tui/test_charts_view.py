@@ -13,7 +13,7 @@ from app.recording.replay import Replay
 from app.tui.theme import Look
 from app.tui.views.charts import ChartsView
 from ddpcore.wire import Phase
-from tests.support.consoles import SimSource, TalkingSource, desk
+from tests.support.consoles import SimSource, TalkingSource, desk, training_source
 from tests.support.hostile_text import PAYLOADS, assert_is_harmless
 from tests.support.recordings import Watch, frozen_recording
 from tests.support.screens import assert_looks_as_before, screen_strips
@@ -160,8 +160,7 @@ async def test_what_does_not_fit_is_scrolled_to_by_whole_charts() -> None:
 
 @pytest.mark.slow
 async def test_keys_choose_the_span_which_follows_the_newest() -> None:
-    source = TalkingSource(SimCluster())
-    source.run(400)
+    source = training_source(400)
     async with desk(source, (120, 35)) as console:
         await console.show("charts")
         assert "[5 min]" in heading(console)
@@ -263,8 +262,7 @@ async def test_figures_that_patterns_find_have_charts_of_their_own() -> None:
 
 @pytest.mark.parametrize("look", [Look(), Look(has_colour=False, is_ascii=True)], ids=["colours", "plain"])
 async def test_hostile_names_and_values_of_metrics_are_text(look: Look) -> None:
-    source = TalkingSource(SimCluster())
-    source.run(8)
+    source = training_source(8)
     let_print(source.sim, **{f"{number}{payload}": 1e300 for number, payload in enumerate(PAYLOADS)}, x=-math.inf)
     source.run(5)
     async with desk(source, (80, 40), look) as console:

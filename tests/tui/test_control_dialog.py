@@ -8,7 +8,7 @@ import pytest
 from textual.widgets import Button, Input
 
 from app.errors import AgentRefusedError
-from tests.support.consoles import TalkingSource, desk
+from tests.support.consoles import TalkingSource, desk, training_source
 from tests.support.screens import assert_looks_as_before
 from tests.support.sim import SimCluster
 
@@ -19,9 +19,7 @@ SIZES = ((80, 24), (120, 35))
 
 
 def training() -> TalkingSource:
-    source = TalkingSource(SimCluster())
-    source.run(12)
-    return source
+    return training_source(12)
 
 
 def control_of(source: TalkingSource) -> SimControl:

@@ -20,11 +20,10 @@ from app.tui.actions import ACTIONS
 from app.tui.doctor_screen import DoctorScreen
 from app.tui.question_dialog import QuestionScreen
 from app.tui.theme import Look
-from tests.support.consoles import SimStarter, TalkingSource, desk, frozen_source
+from tests.support.consoles import SimStarter, TalkingSource, desk, frozen_source, training_source
 from tests.support.examinations import answers, failed, meshed
 from tests.support.hostile_text import PAYLOADS, assert_is_harmless
 from tests.support.screens import assert_looks_as_before
-from tests.support.sim import SimCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,8 +81,7 @@ def unwell() -> SimDoctor:
 
 def training(doctor: SimDoctor) -> TalkingSource:
     """Return a job that runs over two hosts."""
-    source = TalkingSource(SimCluster())
-    source.run(12)
+    source = training_source(12)
     source.doctor = doctor
     return source
 

@@ -9,7 +9,7 @@ import pytest
 from agent.wire.machine import GpuCondition, HostReport, ThrottleReason, Xid
 from tests.support.consoles import TalkingSource, desk
 from tests.support.screens import assert_looks_as_before
-from tests.support.sim import SimCluster
+from tests.support.sim import SimCluster, played_once
 from tests.support.sim_gpus import GIB, SimGpus, give_gpus
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 SIZES = ((80, 24), (120, 35))
 
 
+@played_once
 def gpu_source(spoil: Callable[[list[SimGpus]], object], ranks_per_node: int = 4) -> TalkingSource:
     """Return a training with a GPU for each rank, of which some are spoilt."""
     source = TalkingSource(SimCluster(2, ranks_per_node))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.tui.theme import Look
-from tests.support.consoles import Desk, TalkingSource, desk
-from tests.support.sim import SimCluster
+from tests.support.consoles import Desk, TalkingSource, desk, training_source
+from tests.support.sim import SimCluster, played_once
 
 if TYPE_CHECKING:
     from rich.style import Style
@@ -19,6 +19,7 @@ LOST_S = 9.0
 LOOK = Look()
 
 
+@played_once
 def lost_source() -> TalkingSource:
     """Return a training of three nodes, of which demo-1 with its ranks 2 and 3 is not heard of any more."""
     source = TalkingSource(SimCluster(num_nodes=3))
@@ -71,8 +72,7 @@ async def test_memory_says_whose_figures_are_old_and_how_old() -> None:
 
 
 async def test_the_age_of_the_oldest_report_turns_to_a_warning() -> None:
-    source = TalkingSource(SimCluster())
-    source.run(TRAINING_S)
+    source = training_source(TRAINING_S)
     fresh, old = LOOK.palette.bar_muted, LOOK.palette.warning + LOOK.palette.raised
     async with desk(source) as console:
         assert styles_in(console, "reports", r"reports 0\.\ds old") == {fresh}

@@ -13,9 +13,10 @@ from app.tui.theme import Look
 from app.tui.views.ranks import RanksView
 from tests.support.consoles import SimSource, desk, frozen_source
 from tests.support.screens import assert_looks_as_before, screen_strips
-from tests.support.sim import SimCluster
+from tests.support.sim import SimCluster, played_once
 
 
+@played_once
 def many(num_nodes: int = 40, ranks_per_node: int = 8) -> SimSource:
     sim = SimCluster(num_nodes=num_nodes, ranks_per_node=ranks_per_node)
     sim.run_to_step(5)

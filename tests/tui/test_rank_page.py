@@ -11,7 +11,7 @@ from app.tui.log_store import CHUNK_LINES
 from app.tui.views.logs import LogsView
 from app.tui.views.rank import RankPage
 from app.tui.views.ranks import RanksView
-from tests.support.consoles import Desk, SimSource, TalkingSource, desk, frozen_source
+from tests.support.consoles import Desk, SimSource, TalkingSource, desk, frozen_source, training_source
 from tests.support.screens import assert_looks_as_before
 from tests.support.sim import SimCluster
 
@@ -48,8 +48,7 @@ async def test_enter_opens_the_selected_rank_and_escape_goes_back_to_where_it_wa
 
 
 async def test_what_happened_to_several_ranks_is_told_of_each() -> None:
-    source = TalkingSource(SimCluster())
-    source.run(12)
+    source = training_source(12)
     source.sim.freeze(2)
     source.sim.freeze(3)
     source.run(5)
@@ -155,8 +154,7 @@ async def test_the_page_follows_what_happens_to_its_rank() -> None:
 
 
 async def test_a_second_culprit_has_its_verdict_on_its_page() -> None:
-    source = TalkingSource(SimCluster())
-    source.run(3)
+    source = training_source(3)
     source.sim.freeze(0)
     source.sim.lose_node(1)
     source.run(9)

@@ -7,9 +7,8 @@ import pytest
 from agent.jobs.root_cause import Failure
 from agent.wire.logs import RootCause
 from app.tui.views.logs import LogsView
-from tests.support.consoles import Desk, TalkingSource, desk
+from tests.support.consoles import Desk, TalkingSource, desk, training_source
 from tests.support.screens import assert_looks_as_before
-from tests.support.sim import SimCluster
 
 TRACEBACK = """Traceback (most recent call last):
   File "/home/me/train.py", line 41, in load
@@ -30,8 +29,7 @@ RuntimeError: shard 17 cannot be read"""
 
 def failed_source(cause: RootCause | None = None) -> TalkingSource:
     """Return a training of four ranks of which rank 2 has failed."""
-    source = TalkingSource(SimCluster())
-    source.run(20)
+    source = training_source(20)
     source.sim.ranks[2].end = (1, None, "FileNotFoundError: [Errno 2] No such file or directory: 'shards/00017.bin'")
     source.run(1)
     cause = cause or RootCause(
@@ -87,8 +85,7 @@ async def test_the_line_that_was_read_is_there_again_after_the_traceback() -> No
 
 
 async def test_without_a_failure_there_is_nothing_to_show() -> None:
-    source = TalkingSource(SimCluster())
-    source.run(10)
+    source = training_source(10)
     async with desk(source, (80, 24)) as console:
         await console.press("r")
         assert console.console.active == "overview"

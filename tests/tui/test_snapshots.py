@@ -11,7 +11,7 @@ from ddpcore.wire import Phase
 from tests.support import screens
 from tests.support.consoles import TalkingSource, desk, frozen_source, starting_source
 from tests.support.screens import assert_looks_as_before
-from tests.support.sim import SimCluster
+from tests.support.sim import SimCluster, played_once
 from tests.support.sim_memory import GIB, leak
 from tests.support.sim_program import Action, BeginStep, Call, EndStep, Linger, Peer, Work
 
@@ -43,6 +43,7 @@ def until_then(last: Callable[[int], Action]) -> SimCluster:
     return SimCluster(program=program)
 
 
+@played_once
 def timed_out() -> SimCluster:
     """Return a cluster of which a rank froze, and whose other ranks died of the process group's time-out."""
     sim = SimCluster(timeout_s=8.0)
@@ -50,6 +51,7 @@ def timed_out() -> SimCluster:
     return sim
 
 
+@played_once
 def leaking() -> SimCluster:
     """Return a cluster of which a rank leaks."""
     sim = SimCluster()

@@ -16,10 +16,9 @@ from app.settings.loading import load
 from app.tui.actions import ACTIONS, VIEW_NAMES
 from app.tui.program_form import ORDER
 from app.view import View
-from tests.support.consoles import SimSource, SimStarter, TalkingSource, desk
+from tests.support.consoles import SimSource, SimStarter, TalkingSource, desk, training_source
 from tests.support.node_reports import node_report
 from tests.support.screens import assert_looks_as_before
-from tests.support.sim import SimCluster
 from tests.support.waiting import until_async
 
 if TYPE_CHECKING:
@@ -44,8 +43,7 @@ def idle() -> tuple[SimSource, SimStarter]:
 
 def ended(*past: Program) -> tuple[TalkingSource, SimStarter]:
     """A training that has failed, on a host where another program can be started."""
-    source = TalkingSource(SimCluster())
-    source.run(12)
+    source = training_source(12)
     source.sim.kill(2)
     source.run(20)
     source.starter = starter = SimStarter(*past)
@@ -234,8 +232,7 @@ async def test_on_several_hosts_restarts_are_not_asked_for() -> None:
 async def test_beside_a_job_that_runs_the_key_is_called_as_the_person_has_set_it() -> None:
     for assignment, told in (("keys.control=F9", "end it first (F9), then"), ("keys.control=", "end it first, then")):
         settings = load(ACTIONS, [assignment], has_files=False, environ={}).settings().console
-        source = TalkingSource(SimCluster())
-        source.run(12)
+        source = training_source(12)
         source.starter = SimStarter(LAST)
         async with desk(source, settings=settings) as console:
             await console.console.run_action("start_program")
@@ -265,8 +262,7 @@ async def test_what_was_hidden_as_a_secret_must_be_typed_again() -> None:
 
 
 async def test_beside_a_job_that_runs_nothing_is_started_and_it_is_said_what_to_do() -> None:
-    source = TalkingSource(SimCluster())
-    source.run(12)
+    source = training_source(12)
     source.starter = starter = SimStarter(LAST)
     async with desk(source) as console:
         await console.press("x", *["down"] * 5)

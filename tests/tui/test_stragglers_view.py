@@ -11,7 +11,7 @@ from app.tui.theme import Look
 from app.wording.pace_words import JobPace
 from tests.support.consoles import SimSource, TalkingSource, desk, starting_source
 from tests.support.screens import assert_looks_as_before
-from tests.support.sim import SimCluster
+from tests.support.sim import SimCluster, played_once
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SIZES = ((80, 24), (120, 35))
 
 
+@played_once
 def slowed_source() -> TalkingSource:
     """A training of 8 ranks of which rank 6 has been slow for a while."""
     source = TalkingSource(SimCluster(num_nodes=2, ranks_per_node=4))

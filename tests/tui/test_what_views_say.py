@@ -7,7 +7,7 @@ import re
 import pytest
 
 from app.tui.actions import VIEW_NAMES
-from tests.support.consoles import SimSource, TalkingSource, desk, frozen_source, starting_source
+from tests.support.consoles import SimSource, TalkingSource, desk, frozen_source, starting_source, training_source
 from tests.support.sim import SimCluster
 
 VERDICT = re.compile(
@@ -180,8 +180,7 @@ async def test_the_node_of_the_culprit_is_shown_even_where_most_nodes_are_not() 
 
 
 async def test_of_ranks_that_are_gone_the_overview_tells_how_each_ended() -> None:
-    source = TalkingSource(SimCluster())
-    source.run(20)
+    source = training_source(20)
     source.sim.kill(2)
     source.run(8)
     async with desk(source, (120, 35)) as console:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.long_tests import CODE_OF_TESTS, NUM_SHARES, Share, is_taken, share_of
+from tests.support.long_tests import CODE_OF_TESTS, NUM_SHARES, Share, is_taken, one_in, share_of
 
 ROOT = Path(__file__).parents[2]
 NODEIDS = [f"tests/chaos/test_agent_kills.py::test_whoever_is_killed[{number}]" for number in range(100)]
@@ -45,13 +45,23 @@ def test_a_commit_runs_all_that_test_what_it_changes() -> None:
     assert not is_taken("tests/e2e/test_install.py::test_x", {"slow"}, "", of_ssh)
 
 
-def test_every_commit_runs_all_stories_that_say_how_right_the_verdicts_are() -> None:
+def test_a_commit_that_changes_the_diagnosis_runs_all_stories_and_another_one_a_fifth() -> None:
     nodeids = [f"tests/corpus/generated/test_generated.py::test_x[{number}]" for number in range(30)]
-    share = Share(0, ())
+    of_diagnosis, of_another = Share(0, ("app/diagnosis/waits.py",)), Share(0, ("app/ssh/login.py",))
 
-    assert all(is_taken(nodeid, {"slow"}, "", share) for nodeid in nodeids)
-    assert not any(is_taken(nodeid, {"slow"}, "", None) for nodeid in nodeids)
-    assert not is_taken("tests/corpus/reported/test_reported.py::test_x", {"reported"}, "", share)
+    assert all(is_taken(nodeid, {"slow"}, "", of_diagnosis) for nodeid in nodeids)
+    assert 3 <= sum(is_taken(nodeid, {"slow"}, "", of_another) for nodeid in nodeids) <= 9
+    assert not is_taken("tests/corpus/reported/test_reported.py::test_x", {"reported"}, "", of_diagnosis)
+
+
+def test_of_cases_one_in_so_many_is_in_every_run() -> None:
+    cases = one_in(3, ["a", "b", "c", "d"], str.upper)
+    assert [(case.id, case.values, [mark.name for mark in case.marks]) for case in cases] == [
+        ("A", ("a",), []),
+        ("B", ("b",), ["slow"]),
+        ("C", ("c",), ["slow"]),
+        ("D", ("d",), []),
+    ]
 
 
 def test_programs_that_users_report_are_of_no_share() -> None:

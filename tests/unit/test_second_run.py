@@ -98,6 +98,7 @@ def test_with_the_fixture_at_its_end(shaky):
     assert result.outlines[-1].startswith("2 flaky in ")
 
 
+@pytest.mark.slow
 def test_what_fails_again_fails_the_run_and_both_failures_are_shown(suite: pytest.Pytester) -> None:
     suite.makepyfile(f"""{FAILS_ONCE}
 def test_that_is_wrong():
@@ -120,6 +121,7 @@ def test_that_fails_once():
     assert result.outlines[-1].startswith("1 failed, 1 flaky in ")
 
 
+@pytest.mark.slow
 def test_three_that_are_flaky_fail_the_run(suite: pytest.Pytester) -> None:
     suite.makepyfile(f"""{FAILS_ONCE}
 @pytest.mark.parametrize("name", ["a", "b", "c"])

@@ -15,6 +15,7 @@ import pytest
 
 from tests.corpus.generator.command import describe, play_seed, seeds_of
 from tests.corpus.generator.score import Grade
+from tests.support.long_tests import one_in
 
 SEED = int(os.environ.get("RANKDECK_STORIES_SEED", "0"))
 NUM_STORIES = int(os.environ.get("RANKDECK_STORIES", "300"))
@@ -29,15 +30,7 @@ MAX_NOT_RIGHT = 2
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "seeds",
-    [
-        pytest.param(
-            seeds,
-            id=f"seed {SEED}, stories {seeds[0]} to {seeds[-1]}",
-            marks=() if number % EACH_RUN_EVERY == 0 else pytest.mark.slow,
-        )
-        for number, seeds in enumerate(BATCHES)
-    ],
+    "seeds", one_in(EACH_RUN_EVERY, BATCHES, lambda seeds: f"seed {SEED}, stories {seeds[0]} to {seeds[-1]}")
 )
 def test_stories_are_told_right(seeds: range) -> None:
     played = [play_seed(seed) for seed in seeds]

@@ -9,6 +9,7 @@ from tests.corpus.generator.lives import play
 from tests.corpus.generator.program import Evaluation, Groups, Pipes, Semantics, Shape
 from tests.corpus.generator.score import Grade
 from tests.corpus.generator.stories import Fault, Story
+from tests.support.long_tests import one_in
 
 RIGHT: dict[str, Story] = {
     "nccl: all stand in a lock, and no time was the ranks' own": Story(
@@ -933,9 +934,9 @@ NOT_WRONG: dict[str, Story] = {
 """Nobody can tell who is to blame, or not to the end: what counts is that no victim is named."""
 
 
-@pytest.mark.parametrize("story", RIGHT.values(), ids=RIGHT.keys())
-def test_a_story_that_was_told_wrong_is_told_right(story: Story) -> None:
-    result = play(story)
+@pytest.mark.parametrize("name", one_in(5, RIGHT))
+def test_a_story_that_was_told_wrong_is_told_right(name: str) -> None:
+    result = play(RIGHT[name])
     assert result.grade is Grade.RIGHT, (result.said, result.why)
 
 

@@ -138,7 +138,7 @@ def run(tmp_path: Path, program: str) -> FailureText | None:
             "",
             "train.py:2 in g",
         ),
-        (
+        pytest.param(
             (
                 "import torch.multiprocessing as mp\ndef g(i): raise ValueError('in spawned')\n"
                 "if __name__ == '__main__': mp.spawn(g, nprocs=1)"
@@ -146,6 +146,7 @@ def run(tmp_path: Path, program: str) -> FailureText | None:
             "ValueError: in spawned",
             "torch.multiprocessing.spawn.ProcessRaisedException:",
             "train.py:2 in g",
+            marks=pytest.mark.slow,  # it imports torch twice
         ),
         (
             (

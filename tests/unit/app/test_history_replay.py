@@ -8,6 +8,7 @@ import pytest
 
 from app.rows import Severity
 from tests.corpus.scenarios import ALL, Scenario
+from tests.support.long_tests import one_in
 from tests.support.memories import replayed
 from tests.support.sim import SimCluster
 
@@ -15,22 +16,12 @@ if TYPE_CHECKING:
     from app.rows import Cause
 
 
-NUM_SHARES = 4
-"""One scenario in so many is in every run; all are in tests/corpus/test_corpus.py."""
-
-
 def alarms_of_who_has_just_come(sim: SimCluster) -> set[tuple[Cause, tuple[int, ...]]]:
     verdicts = replayed(sim).verdicts
     return {(verdict.cause, verdict.culprits) for verdict in verdicts if verdict.severity is not Severity.QUIET}
 
 
-@pytest.mark.parametrize(
-    "scenario",
-    [
-        pytest.param(one, id=one.name, marks=() if number % NUM_SHARES == 0 else pytest.mark.slow)
-        for number, one in enumerate(ALL)
-    ],
-)
+@pytest.mark.parametrize("scenario", one_in(12, ALL, lambda one: one.name))
 def test_who_has_just_come_says_what_is_said_by_who_looked_on(scenario: Scenario) -> None:
     sim = SimCluster(seed=7, **scenario.cluster)  # type: ignore[arg-type]
     if scenario.step:

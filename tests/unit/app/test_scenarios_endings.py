@@ -9,6 +9,7 @@ import pytest
 from agent.wire.jobs import JobState
 from app.rows import Cause, JobRow, Severity
 from ddpcore.wire import Phase
+from tests.support.long_tests import one_in
 from tests.support.sim import SimCluster
 from tests.support.sim_program import Action, Call, Training, Work
 
@@ -57,7 +58,7 @@ def blamed(sim: SimCluster) -> set[tuple[Cause, tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize("hangs_on_death", [GLOO, NCCL])
-@pytest.mark.parametrize("timeout_s", [5.0, 20.0])
+@pytest.mark.parametrize("timeout_s", one_in(2, [5.0, 20.0]))
 @pytest.mark.parametrize("kind", HANGS)
 def test_what_stood_before_a_time_out_is_the_cause_for_good(
     kind: str, timeout_s: float, *, hangs_on_death: bool

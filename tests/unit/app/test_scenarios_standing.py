@@ -46,7 +46,7 @@ def blamed(sim: SimCluster) -> set[tuple[Cause, tuple[int, ...]]]:
     return {(cause, culprits) for _, cause, culprits in sim.told}
 
 
-@pytest.mark.parametrize("ranks", [1, 3, 64])
+@pytest.mark.parametrize("ranks", [1, 3, pytest.param(64, marks=pytest.mark.slow)])
 def test_ranks_that_all_stand_at_one_line_are_told_with_that_line_and_nobody_is_blamed(ranks: int) -> None:
     sim = SimCluster(1, ranks, program=then(lambda _: iter([Work(Phase.OTHER, 30, "shard", LONG_S, is_standing=True)])))
     until_named(sim)

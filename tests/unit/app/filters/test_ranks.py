@@ -11,7 +11,7 @@ from app.filters.language import read_filter
 from app.filters.ranks import MAX_TEXTS, RANK_KEYS, REFRESH_S, RankOrder, RankSelection, RankWish, rank_mask
 from app.filters.terms import Filter
 from app.rows import RankState, Severity
-from tests.support.sim import SimCluster
+from tests.support.sim import SimCluster, played_once
 
 if TYPE_CHECKING:
     from app.view import View
@@ -23,6 +23,7 @@ def wish(text: str = "", order: RankOrder = RankOrder.RANK, *, is_problems_only:
     return RankWish(read, order, is_problems_only)
 
 
+@played_once
 def frozen() -> SimCluster:
     """Return a training of four ranks on two nodes, of which rank 2 has been frozen for seconds."""
     sim = SimCluster()

@@ -89,10 +89,10 @@ class Prefetcher(Generic[Batch]):
         self._batches = batches
         try:
             self._device = with_index(torch.device(device))
+            self._stream = copy_stream or copy_stream_of(self._device)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise refuse(ArgumentError, "device", device, "a torch.device, or its name") from error
+            raise refuse(ArgumentError, "device", device, "a torch.device of this machine, or its name") from error
         self._depth = depth
-        self._stream = copy_stream or copy_stream_of(self._device)
         self._being_read: deque[tuple[Any, list[Tensor]]] = deque()
 
     def __len__(self) -> int:

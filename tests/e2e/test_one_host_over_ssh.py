@@ -13,27 +13,28 @@ import pytest
 
 from tests.support.desk import IMPORT_S, Desk, read_until, told_of
 from tests.support.hosts import Host, Network, require_hosts
+from tests.support.ranks import PROGRAMS
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TWO_RANKS = ("--nproc-per-node", "2", "--name", "gpt")
-BYTEGPT = ("-m", "ddpcore.examples.bytegpt", "--steps", "100000")
 PLAIN = """
-import torch, torch.distributed as dist
+import time, torch, torch.distributed as dist
 import ddpcore
 dist.init_process_group("gloo")
 tensor = torch.ones(1000)
 for step in range(1, 1_000_000):
     dist.all_reduce(tensor)
     tensor /= dist.get_world_size()
+    time.sleep(0.005)
     ddpcore.report_step(step, loss=1.0 / step)
-    if step % 100 == 0:
+    if step % 50 == 0:
         print("step", step, "\\x1b[2J", flush=True)
 """
-LEISURELY = PLAIN.replace("import torch,", "import os, time, torch,").replace(
-    "    ddpcore", "    time.sleep(0 if os.path.exists('hurry') else 0.2)\n    ddpcore"
+LEISURELY = PLAIN.replace("import time,", "import os, time,").replace(
+    "sleep(0.005)", "sleep(0.005 if os.path.exists('hurry') else 0.2)"
 )
 """Five steps a second at most until it is told to hurry: a step to come has not gone by when a command arrives."""
 SOON_S = 60.0
@@ -118,7 +119,7 @@ def test_jobs_outlive_the_agent_and_are_stopped_at_a_step_by_the_next_one(desk: 
     checkpoints = host.home / "checkpoints"
     options = ("--nproc-per-node", "2", "--name", "gpt", "--detach")
     code, stdout, stderr = desk.run(
-        "run", "--host", "h1", *options, "--", *BYTEGPT, "--checkpoint-dir", str(checkpoints)
+        "run", "--host", "h1", *options, "--", str(PROGRAMS / "paced_engine.py"), str(checkpoints)
     )
     assert (code, stdout) == (0, "gpt\n")
     assert "rankdeck stop gpt --host h1" in stderr

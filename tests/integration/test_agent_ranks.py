@@ -22,7 +22,7 @@ from ddpcore.checkpoint import Checkpointer
 from ddpcore.wire import FaultKind
 from tests.support.agents import RunningAgent
 from tests.support.jobs import make_local_spec
-from tests.support.ranks import EXAMPLES, is_alive
+from tests.support.ranks import PROGRAMS, is_alive
 from tests.support.subscriber import Subscriber
 from tests.support.waiting import until
 
@@ -275,7 +275,7 @@ def test_ranks_of_the_engine_finish_a_step_and_a_checkpoint(agent: RunningAgent,
     agent.start_job(
         msgspec.structs.replace(
             spec,
-            command=[str(EXAMPLES / "bytegpt.py"), "--steps", "100000", "--checkpoint-dir", "checkpoints"],
+            command=[str(PROGRAMS / "paced_engine.py"), "checkpoints"],
             save_s=START_S,  # ranks and torchrun end by themselves, however slow
             grace_s=START_S,
         )

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -26,15 +25,15 @@ from ddpcore.wire import (
     RankReport,
     SlowDown,
 )
-from tests.support.ranks import RealRanks, Reports, group, is_alive
+from tests.support.ranks import PROGRAMS, RealRanks, Reports, group, is_alive
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.ranks
 
-PROGRAMS = Path(__file__).parents[1] / "support" / "programs"
 MEETINGS = PROGRAMS / "meetings.py"
 NAMED_BARRIERS = PROGRAMS / "named_barriers.py"
 

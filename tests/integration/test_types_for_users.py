@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.ranks import PROGRAMS
+
 ROOT = Path(__file__).parents[2]
-PROGRAMS = ROOT / "tests/support/programs"
 
 WRONG_CALLS = """
 import torch

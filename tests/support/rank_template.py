@@ -5,6 +5,7 @@ It opens no process group and computes nothing itself: a fork must not inherit t
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import importlib
@@ -28,7 +29,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
+    from types import ModuleType
 
 _PR_SET_PDEATHSIG = 1
 
@@ -41,6 +43,7 @@ def main() -> None:
         request = json.loads(line)
         if "done" in request:
             continue
+        _import_for_ranks(request["file"])
         store_pid, port = _fork_store_host(request["world_size"])
         pids = [_fork_rank(request, rank, port, requests) for rank in range(request["world_size"])]
         _say(requests, {"pids": pids})
@@ -122,7 +125,7 @@ def _run_rank(request: Mapping[str, Any], rank: int, port: int) -> int:
     }
     result: dict[str, object] = {}
     try:
-        function = _load(request["file"], request["name"])
+        function = getattr(_load(request["file"]), request["name"])
         args = pickle.loads((directory / "args.pickle").read_bytes())
         if request["group_timeout_s"]:
             dist.init_process_group("gloo", timeout=timedelta(seconds=request["group_timeout_s"]))
@@ -140,17 +143,29 @@ def _run_rank(request: Mapping[str, Any], rank: int, port: int) -> int:
     return 0
 
 
-def _load(file: str, name: str) -> Callable[..., object]:
+def _import_for_ranks(file: str) -> None:
+    """Import a test's file here, once for the ranks of all its tests; what is wrong with it, each rank says itself."""
+    with contextlib.suppress(Exception):
+        _load(file)
+
+
+def _load(file: str) -> ModuleType:
     """Import a test's file as pytest does, by path."""
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None
     assert spec.loader is not None
+    loaded = sys.modules.get(spec.name)
+    if loaded is not None and loaded.__file__ == file:
+        return loaded
     module = importlib.util.module_from_spec(spec)
     # Where pickle and dataclasses look for it.
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    function: Callable[..., object] = getattr(module, name)
-    return function
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[spec.name]
+        raise
+    return module
 
 
 def _die_with_parent() -> None:

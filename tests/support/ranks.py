@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 EXAMPLES = Path(__file__).parents[2] / "ddpcore" / "examples"
+PROGRAMS = Path(__file__).parent / "programs"
 
 START_S = 60.0
 """Four ranks that import torch on two busy cores."""

@@ -164,6 +164,12 @@ def test_a_depth_without_prefetch_is_refused() -> None:
         Prefetcher(batches(1), "cpu", 0)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has that device")
+def test_a_device_that_the_machine_lacks_is_refused() -> None:
+    with pytest.raises(ValueError, match="device='cuda:0' makes no sense: give a torch"):
+        Prefetcher(batches(1), "cuda:0")
+
+
 def test_a_data_loader_goes_through() -> None:
     loader = DataLoader(TensorDataset(torch.arange(10)), batch_size=4)
 

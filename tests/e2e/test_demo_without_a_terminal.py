@@ -166,6 +166,7 @@ def test_a_signal_ends_everything_and_is_exit_code_130(house: DemoHouse, number:
     house.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_a_console_killed_outright_leaves_nothing_after_ten_seconds(house: DemoHouse) -> None:
     demo = house.start("--headless", "--steps", "100000")
     until(lambda: len(house.ranks()) == 4, START_S, "four ranks")

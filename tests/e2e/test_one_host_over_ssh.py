@@ -58,12 +58,13 @@ def host(network: Network) -> Host:
     return host
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     "network",
     [
         pytest.param((), id="forwarding"),
-        pytest.param(("AllowStreamLocalForwarding no",), id="no forwarding", marks=pytest.mark.slow),
+        pytest.param(("AllowStreamLocalForwarding no",), id="no forwarding"),
     ],
     indirect=True,
 )

@@ -155,6 +155,7 @@ def test_a_rank_is_frozen_thawed_and_slowed(agent: RunningAgent, spec: JobSpec) 
     agent.wait_until(is_slow, END_S, "rank 0 is slow")
 
 
+@pytest.mark.slow
 def test_a_hang_that_nobody_watches_is_ended(agent: RunningAgent, spec: JobSpec) -> None:
     abandon_s = 3.0
     console = Subscriber(agent.directory / TELEMETRY_SOCKET)

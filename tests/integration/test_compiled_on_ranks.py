@@ -87,7 +87,12 @@ def take_steps(backend: str, is_own: bool, is_static: bool) -> tuple[float, list
 
 @pytest.mark.parametrize(
     ("backend", "is_own", "is_static"),
-    [("eager", True, False), ("aot_eager", True, False), ("eager", True, True), ("eager", False, False)],
+    [
+        ("eager", True, False),
+        pytest.param("aot_eager", True, False, marks=pytest.mark.slow),
+        pytest.param("eager", True, True, marks=pytest.mark.slow),
+        pytest.param("eager", False, False, marks=pytest.mark.slow),
+    ],
 )
 def test_gradients_are_those_of_one_process_and_the_model_is_compiled(
     backend: str, *, is_own: bool, is_static: bool
@@ -113,6 +118,7 @@ def train(root: str, until: str, is_compiled: bool) -> list[list[float]]:
         return [parameter.tolist() for parameter in unwrap(model).parameters()]
 
 
+@pytest.mark.slow
 def test_a_compiled_model_trains_saves_and_resumes_as_one_that_is_not(tmp_path: Path) -> None:
     wanted = train(str(tmp_path / "alone"), "8 steps", False)
 

@@ -55,6 +55,7 @@ def desk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Desk]:
             desk.type("down", "localhost", "--kill-jobs")
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_all_that_is_done_to_a_job_and_an_agent_is_written_down(desk: Desk) -> None:
     here = ("--host", "localhost")

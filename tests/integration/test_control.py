@@ -176,6 +176,7 @@ async def test_a_kill_takes_the_place_of_a_restart_that_waits_for_the_end(sessio
     assert {status.attempt for status in (await ended(session)).values()} == {0}
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 async def test_what_is_not_there_is_refused_with_what_is(session: Session) -> None:
     for wish in (

@@ -110,6 +110,7 @@ def _job(agent: RunningAgent) -> JobStatus:
     return agent.report().jobs[0]
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_is_begun_again_with_all_others_and_no_console(pair: Pair) -> None:
     pair.start(local_world_size=1, world_size=2)
     before = pair.wait_for_attempt(1)

@@ -90,6 +90,7 @@ def test_a_stop_that_one_rank_is_asked_for_stops_all_with_a_checkpoint(tmp_path:
         assert {report.steps_done for report in job.reports.values()} == {2}
 
 
+@pytest.mark.slow
 def test_lines_of_different_lengths_are_learnt_on_two_ranks() -> None:
     with RealRanks([EXAMPLES / "lines.py", "--steps", "100"], 2) as job:
         losses = [float(loss) for loss in re.findall(r"step \d+: ([\d.]+) nats", run_to_end(job))]

@@ -125,10 +125,11 @@ def test_a_rank_holds_its_interpreter_freezes_at_a_step_and_slows_at_another(
     assert (rank_report(report).step or 0) >= step + 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "op"),
     [
-        pytest.param(FaultKind.SKIP_BARRIER, "broadcast", id="skip", marks=pytest.mark.slow),
+        pytest.param(FaultKind.SKIP_BARRIER, "broadcast", id="skip"),
         pytest.param(FaultKind.MISMATCH, "barrier", id="mismatch"),
     ],
 )

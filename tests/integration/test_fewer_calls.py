@@ -39,6 +39,7 @@ def rank_1_waits_in_the_block(reports: Reports) -> bool:
     return waiting is not None and waiting.is_waiting and is_there and group(reports[0], BLOCK) is not None
 
 
+@pytest.mark.slow
 def test_the_one_left_waiting_names_rank_count_and_lines_and_the_block_before_was_shown(job: RealRanks) -> None:
     reports = job.wait_until(rank_1_waits_in_the_block, "rank 1 waits for the master")
     waiting, master = group(reports[1], BLOCK), group(reports[0], BLOCK)

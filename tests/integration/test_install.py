@@ -79,6 +79,7 @@ def site_packages(python: str) -> Path:
     return Path(python).parents[1] / f"lib/python3.{sys.version_info.minor}/site-packages"
 
 
+@pytest.mark.slow
 def test_the_same_is_installed_once_and_other_content_of_the_same_version_over_it(python: str, tmp_path: Path) -> None:
     wheel = write_wheel(tmp_path, "rankdeck", "9.1", source="text = 'one'")
 

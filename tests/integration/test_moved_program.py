@@ -99,6 +99,7 @@ def assert_close(some: Weights, other: Weights) -> None:
         torch.testing.assert_close(some[name], other[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.timeout(2 * RUN_S)
 def test_both_programs_end_with_the_same_weights_after_the_same_samples() -> None:

@@ -195,6 +195,7 @@ def test_the_end_of_a_launcher_from_outside_is_the_cause_and_not_its_ranks(
     assert "launcher" in job.detail
 
 
+@pytest.mark.slow
 def test_a_program_that_is_no_python_is_told_with_its_line(agent: RunningAgent, spec: JobSpec, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import os\ndef f(:\n")
     cause = failed(agent, spec, "syntax")

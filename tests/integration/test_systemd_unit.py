@@ -98,6 +98,7 @@ def home() -> Iterator[Home]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+@pytest.mark.slow
 def test_the_unit_keeps_an_agent_and_the_agent_its_job(home: Home) -> None:
     home.systemctl("daemon-reload")
     home.systemctl("start", UNIT)  # returns once the agent has said that it is ready

@@ -105,8 +105,10 @@ def test_programs_pass_in_strict_mode_and_wrong_calls_are_refused(tmp_path: Path
     ("program", "output"),
     [
         ("typed_engine", "16 False ['error'] 0 none\n"),
-        ("typed_parts", "training of parts\n4 5 ['4']\n"),
-        ("typed_loading", "CheckpointMismatchError\n5 step_00000005 ['optimizer'] 2 ()\n"),
+        pytest.param("typed_parts", "training of parts\n4 5 ['4']\n", marks=pytest.mark.slow),
+        pytest.param(
+            "typed_loading", "CheckpointMismatchError\n5 step_00000005 ['optimizer'] 2 ()\n", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_the_programs_that_are_checked_also_run(program: str, output: str, tmp_path: Path) -> None:

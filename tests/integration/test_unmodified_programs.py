@@ -88,6 +88,7 @@ def states(view: View) -> set[RankState]:
     return {row.state for row in view.ranks()}
 
 
+@pytest.mark.slow
 def test_steps_are_counted_and_the_loss_is_read_from_the_log(agent: RunningAgent, tmp_path: Path) -> None:
     console = start(agent, tmp_path, "ddp", metrics=["loss=([0-9.e+-]+)", r"step (?P<line>\d+)"])
 

@@ -114,6 +114,7 @@ def test_after_a_job_that_failed_a_healthy_one_returns_0_and_after_down_and_up_n
     assert desk.json("status", "bad")[1]["jobs"][0]["state"] == "failed", "who asks for it is answered"
 
 
+@pytest.mark.slow
 def test_of_two_jobs_that_run_each_is_judged_alone_and_a_name_that_is_not_there_is_refused(desk: Desk) -> None:
     desk.start("first", SLEEPS)
     desk.start("second", SLEEPS)

@@ -15,7 +15,7 @@ POLL_S = 0.02
 PAUSE = 4.0
 """Times as long as the last look took is waited before the next: looks that start a program, or read all of /proc,
 would else take from a busy machine what they wait for."""
-LONGEST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 1.5
 
 
 def _pause_s(look_s: float) -> float:

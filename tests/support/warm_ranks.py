@@ -1,4 +1,4 @@
-"""Ranks in a fifth of a second: each is forked from a process that has imported torch already.
+"""Ranks in a tenth of a second: each is forked from a process that has imported torch, and the test, already.
 
     def add_up(value: int) -> float:            # runs in every rank, with torchrun's variables and a gloo group
         total = torch.tensor([float(value + dist.get_rank())])

@@ -23,13 +23,13 @@ def test_what_the_expression_names_runs(mark: str, is_in: bool) -> None:
     assert is_taken("a", {mark}, "slow or chaos", None) is is_in
 
 
-def test_five_commits_run_each_test_once() -> None:
+def test_ten_commits_run_each_test_once() -> None:
     shares = [share_of(f"{number:08x}abc", "") for number in range(NUM_SHARES)]
 
     taken = [[nodeid for nodeid in NODEIDS if is_taken(nodeid, {"slow"}, "", share)] for share in shares]
 
     assert sorted(nodeid for each in taken for nodeid in each) == sorted(NODEIDS)
-    assert min(len(each) for each in taken) > 5
+    assert min(len(each) for each in taken) > 2
     assert share_of("", "a.py") is None
 
 
@@ -45,12 +45,12 @@ def test_a_commit_runs_all_that_test_what_it_changes() -> None:
     assert not is_taken("tests/e2e/test_install.py::test_x", {"slow"}, "", of_ssh)
 
 
-def test_a_commit_that_changes_the_diagnosis_runs_all_stories_and_another_one_a_fifth() -> None:
+def test_a_commit_that_changes_the_diagnosis_runs_all_stories_and_another_one_a_tenth() -> None:
     nodeids = [f"tests/corpus/generated/test_generated.py::test_x[{number}]" for number in range(30)]
     of_diagnosis, of_another = Share(0, ("app/diagnosis/waits.py",)), Share(0, ("app/ssh/login.py",))
 
     assert all(is_taken(nodeid, {"slow"}, "", of_diagnosis) for nodeid in nodeids)
-    assert 3 <= sum(is_taken(nodeid, {"slow"}, "", of_another) for nodeid in nodeids) <= 9
+    assert 1 <= sum(is_taken(nodeid, {"slow"}, "", of_another) for nodeid in nodeids) <= 6
     assert not is_taken("tests/corpus/reported/test_reported.py::test_x", {"reported"}, "", of_diagnosis)
 
 

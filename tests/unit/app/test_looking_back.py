@@ -126,6 +126,7 @@ def test_a_verdict_that_stands_at_the_attach_keeps_its_begin_and_ends_once() -> 
     assert 20 <= stood_s < 40
 
 
+@pytest.mark.slow
 def test_a_straggler_that_takes_a_while_to_be_seen_again_is_not_told_twice() -> None:
     sim = SimCluster()
     sim.run(20)

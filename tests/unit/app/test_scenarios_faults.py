@@ -254,6 +254,7 @@ def test_a_rank_that_is_a_little_slower_is_named_within_15_seconds_with_its_plac
     assert blamed(sim) == {(Cause.STRAGGLER, (6,))}
 
 
+@pytest.mark.slow
 def test_of_a_rank_that_gets_slower_it_is_told_what_it_cost_before() -> None:
     sim = SimCluster(num_nodes=2, ranks_per_node=4)
     sim.run_to_step(100)

@@ -199,6 +199,7 @@ def test_a_run_that_keeps_one_and_replaces_it_under_the_reader_is_followed(tmp_p
     assert num_replaced >= NUM_LOOKS - 1
 
 
+@pytest.mark.slow
 def test_what_is_loaded_while_a_run_saves_and_deletes_is_whole(tmp_path: Path) -> None:
     steps = []
     with subprocess.Popen([sys.executable, "-c", SAVE_OFTEN, str(tmp_path)], stdout=subprocess.PIPE) as run:

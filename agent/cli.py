@@ -89,25 +89,17 @@ def doctor(directory: Path, python: str, workdir: str) -> None:
 
 
 @cli.command()
-@directory_option
-@click.option("--address", default="", help="Of this node.")
-@click.option("--interface", default="", help="Instead: all addresses of one, by its name, an address or a network.")
+@click.option("--address", required=True, help="Of this node.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Without it, a free one.")
-@click.option("--last-port", type=click.IntRange(0, 65535), default=0, help="With --interface: any from --port to it.")
-def listen(*, directory: Path, address: str, interface: str, port: int, last_port: int) -> None:
+def listen(*, address: str, port: int) -> None:
     """Let other machines try to reach this one, until standard input ends; to each line there it says the time of day.
 
     Nothing is taken from whoever connects.
     """
-    if bool(address) == bool(interface):
-        raise click.UsageError("name either --address or --interface")
     from agent.doctor.reach import attend, hold_port  # noqa: PLC0415
-    from agent.doctor.telemetry_port import hold_ports  # noqa: PLC0415
 
-    held, where = (
-        hold_port(address, port) if address else hold_ports(interface, (port, max(port, last_port)), directory)
-    )
-    attend(held, where, sys.stdin.fileno(), sys.stdout.fileno())
+    listener, where = hold_port(address, port)
+    attend(listener, where, sys.stdin.fileno(), sys.stdout.fileno())
 
 
 @cli.command()

@@ -21,7 +21,6 @@ import msgspec
 from agent.jobs.all_jobs import Jobs
 from agent.jobs.lifecycle import AbortReceived, CommitReceived, FaultReceived, KillReceived, StopReceived
 from agent.logs.log_reader import read_log
-from agent.machine.addresses import addresses_of, outward_addresses
 from agent.machine.gpu_watch import LOG_FILE, GpuWatch
 from agent.machine.host_sampler import HostSampler
 from agent.processes.leftover_search import chosen, clean, find_leftovers
@@ -54,7 +53,6 @@ from agent.wire.commands import (
     Stop,
 )
 from agent.wire.digest import encode_frame
-from agent.wire.direct import ListenForTelemetry, Listening, StopListening
 from agent.wire.fields import CONTROL_SOCKET, INBOX_SOCKET, REPORTS_SOCKET, TELEMETRY_SOCKET
 from agent.wire.jobs import ENDED_STATES, JobState
 from agent.wire.logs import MAX_PULLED_LINES, Logs, PullLogs, ReadLog
@@ -174,10 +172,8 @@ class Daemon:
             await asyncio.sleep(max(0.0, PUBLISH_PERIOD_S - (time.monotonic() - now_s)))
 
     def _beat_once(self, now_s: float) -> None:
-        if self._publisher:
-            self._publisher.beat()  # first of all: it may give back the descriptors that the others want
-            if self._publisher.has_listeners() or self._reports.has_listeners:
-                self._attended_at_s = now_s
+        if self._reports.has_listeners or (self._publisher and self._publisher.has_listeners()):
+            self._attended_at_s = now_s
         if now_s >= self._next_host_s:
             self._next_host_s = now_s + HOST_PERIOD_S
             self._state.apply(self._host.sample(), now_s)
@@ -275,12 +271,6 @@ class Daemon:
                 return read_log(self._state_dir.jobs_dir / command.job_id, command)
             case GetStatus():
                 return Status(self._report())
-            case ListenForTelemetry():
-                return self._listen(command)
-            case StopListening(client_key=client_key):
-                if self._publisher:
-                    self._publisher.stop_listening(client_key)
-                return Accepted()
             case Shutdown(kill_jobs=kill_jobs):
                 self._kills_jobs = self._kills_jobs or kill_jobs
                 self.end_soon()
@@ -298,14 +288,6 @@ class Daemon:
             return Refused(RefusalReason.NO_SPACE, f"the claim cannot be kept: {error.strerror}: make room")
         self._publish_soon()
         return Accepted()
-
-    def _listen(self, command: ListenForTelemetry) -> Listening | Refused:
-        assert self._publisher is not None
-        try:
-            addresses = addresses_of(outward_addresses(), command.interface)
-        except ValueError as error:
-            return Refused(RefusalReason.NO_INTERFACE, f"{error}: name one by telemetry_interface")
-        return self._publisher.listen(command, addresses)
 
     def _on_rank_report(self, report: RankReport) -> None:
         self._state.apply(RankReported(report), time.monotonic())

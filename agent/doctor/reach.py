@@ -14,7 +14,6 @@ import select
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,9 +21,6 @@ from agent.jobs.preflight import reserve_port
 from agent.machine.addresses import interface_of
 from agent.wire.examination import Clock, Listening, Reached, ReachReport
 from agent.wire.replies import Refused
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 LISTEN_S = 120.0
 """At most, whatever becomes of whoever asked for it."""
@@ -34,41 +30,39 @@ _TOKEN_CHARS = 16
 _IPV6 = 6
 
 
-def hold_port(address: str, port: int) -> tuple[list[socket.socket], Listening]:
+def hold_port(address: str, port: int) -> tuple[socket.socket | None, Listening]:
     """Listen at an address of this node, and return where; or nowhere, and why. Port 0 is a free one."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     held = reserve_port((family, address), port)
     if isinstance(held, Refused):
-        return [], Listening(1, address, port, error=held.message[:1024])
-    return [held], Listening(1, address, held.getsockname()[1])
+        return None, Listening(1, address, port, error=held.message[:1024])
+    return held, Listening(1, address, held.getsockname()[1])
 
 
 def attend(
-    held: Sequence[socket.socket], where: Listening, stdin: int, stdout: int, listen_s: float = LISTEN_S
+    listener: socket.socket | None, where: Listening, stdin: int, stdout: int, listen_s: float = LISTEN_S
 ) -> None:
     """Say where one listens, until standard input ends; answer each line there with the time of day.
 
     Args:
-        held: The sockets that listen, which are closed in the end; without any, all that is said is why.
+        listener: The socket that listens, which is closed in the end; without it, all that is said is why.
         where: What is said of them; the token is given here.
         stdin: Descriptor that lines come from.
         stdout: Descriptor that answers go to.
         listen_s: At most.
     """
-    if not held:
+    if listener is None:
         _say(stdout, where)
         return
-    with contextlib.ExitStack() as listeners:
-        for listener in held:
-            listeners.enter_context(listener).settimeout(0)
+    with listener:
+        listener.settimeout(0)
         token = secrets.token_hex(_TOKEN_CHARS // 2)
         _say(stdout, msgspec.structs.replace(where, token=token))
         deadline_s = time.monotonic() + listen_s
         while (left_s := deadline_s - time.monotonic()) > 0:
-            ready, _, _ = select.select([*(listener.fileno() for listener in held), stdin], [], [], left_s)
-            for listener in held:
-                if listener.fileno() in ready:
-                    _greet(listener, token)
+            ready, _, _ = select.select([listener.fileno(), stdin], [], [], left_s)
+            if listener.fileno() in ready:
+                _greet(listener, token)
             if stdin in ready:
                 lines = os.read(stdin, 4096)
                 if not lines:

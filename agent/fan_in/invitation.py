@@ -15,9 +15,9 @@ import msgspec
 
 from agent.errors import StateDirError
 from agent.regular_file import open_regular
-from agent.roads.curve import KeyPair, PublicKey
+from agent.roads.curve import KeyPair
 from agent.wire.fan_in import RELAY_VERSION
-from agent.wire.fields import Port  # noqa: TC001 - msgspec looks at the annotations
+from agent.wire.fields import Port, PublicKey  # noqa: TC001 - msgspec looks at the annotations
 from ddpcore.wire import DECODE_ERRORS, Name
 
 if TYPE_CHECKING:

@@ -112,17 +112,12 @@ def reserve_port(address: Address, port: int) -> socket.socket | Refused:
     port between the check and the start.
     """
     try:
-        return listen_at(address, port)
+        return _listen_at(address, port)
     except OSError as error:
         return _no_port(error, address[1], port)
 
 
-def listen_at(address: Address, port: int) -> socket.socket:
-    """Return a socket that listens on `port` (0: a free one) of one address.
-
-    Raises:
-        OSError: It cannot be had.
-    """
+def _listen_at(address: Address, port: int) -> socket.socket:
     family, host = address
     listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
-from agent.wire.direct import network_of
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -54,30 +52,6 @@ def is_outward(address: str) -> bool:
         return False
     # One with a zone is of one link only.
     return not (parsed.is_loopback or parsed.is_link_local or parsed.is_multicast or parsed.is_unspecified)
-
-
-def addresses_of(found: Iterable[OutwardAddress], interface: str) -> list[str]:
-    """Return the addresses of one interface, by its name, or by an address or a network of it.
-
-    Raises:
-        ValueError: That would be every interface, or loopback.
-    """
-    network = network_of(interface)
-    if network is None:
-        return [one.address for one in found if one.interface == interface]
-    return [one.address for one in found if ip_address(one.address) in network]
-
-
-def why_no_address(interface: str) -> str:
-    """Return why `addresses_of` an interface returns none."""
-    if network_of(interface) is not None:
-        return f"it has no address in {interface}"
-    stats = psutil.net_if_stats()
-    if interface not in stats:
-        return f"it has no interface {interface}, but {', '.join(sorted(stats))}"
-    if not stats[interface].isup:
-        return f"its interface {interface} is down"
-    return f"its interface {interface} has no address that others can reach"
 
 
 def interface_of(address: str) -> str:

@@ -23,7 +23,6 @@ from agent.wire.commands import (
     Shutdown,
     Stop,
 )
-from agent.wire.direct import ListenForTelemetry, Listening, StopListening
 from agent.wire.replies import Leftovers, Refused, Reply
 from agent.wire.secret_mask import masked_argv
 
@@ -48,17 +47,14 @@ _FIELDS: dict[type[Command], tuple[str, ...]] = {
     Kill: ("job_id",),
     InjectFault: ("job_id", "kind", "rank", "at_step", "factor", "duration_s"),
     CleanLeftovers: ("is_confirmed",),
-    ListenForTelemetry: ("client_key", "interface"),
-    StopListening: ("client_key",),
     Shutdown: ("kill_jobs",),
 }
 _SPEC_FIELDS = ("job_id", *_SHARE, "workdir", "max_restarts", "allow_faults")
 
 
-def changes_something(command: Command, reply: Reply | None = None) -> bool:
-    """Return whether a command is written down; those that only look are not, nor leases that are renewed."""
-    is_renewal = isinstance(reply, Listening) and reply.is_renewal
-    return type(command) in _FIELDS and not is_renewal
+def changes_something(command: Command) -> bool:
+    """Return whether a command is written down; those that only look are not."""
+    return type(command) in _FIELDS
 
 
 def audit_line(command: Command, reply: Reply | None, peer: Peer, user: str, node: str, at: datetime) -> bytes:
@@ -111,8 +107,6 @@ def _outcome(reply: Reply | None) -> dict[str, Any]:
         return {"outcome": "refused", "reason": reply.reason}
     if isinstance(reply, Leftovers):
         return {"outcome": "accepted", "num_cleaned": len(reply.items), "cleaned": _few(i.name for i in reply.items)}
-    if isinstance(reply, Listening):
-        return {"outcome": "accepted", "addresses": _few(reply.addresses), "port": reply.port}
     return {"outcome": "accepted"}
 
 

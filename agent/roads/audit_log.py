@@ -45,7 +45,7 @@ class AuditLog:
 
     def add(self, command: Command, reply: Reply | None, peer: Peer) -> None:
         """Write a command down if it changes something; `reply` None is one that nobody answers any more."""
-        if not changes_something(command, reply):
+        if not changes_something(command):
             return
         now = datetime.now(UTC)
         line = audit_line(command, reply, peer, self._user if peer.uid == self._uid else "", self._node, now)

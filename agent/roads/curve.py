@@ -1,7 +1,6 @@
-"""Who may come in over TCP: sockets that encrypt with CURVE, and a list of the keys they know. Nobody else is heard.
+"""Who may come in over TCP: sockets that encrypt with CURVE, and the one key they know. Nobody else is heard.
 
-A key is made where it is used and lives as long as its process; only its public half travels, over a road that is
-trusted already. A gate that has no list of keys lets nobody in, nor one whose thread has died.
+A gate whose thread has died lets nobody in.
 
 Sources: RFC 26 (CurveZMQ), RFC 27 (ZAP); zmq_setsockopt(3), ZMQ_ZAP_ENFORCE_DOMAIN: without it a server whose handler
 is missing accepts anyone.
@@ -9,22 +8,12 @@ is missing accepts anyone.
 
 from __future__ import annotations
 
-import threading
-import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from agent.wire import fields
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-PublicKey = fields.PublicKey
 DOMAIN = "rankdeck"
-MAX_KEYS = 256
-"""That one gate knows; the one that was let in first makes room."""
 
 
 class KeyPair(NamedTuple):
@@ -44,52 +33,25 @@ def new_key() -> KeyPair:
     return KeyPair(public.decode(), secret)
 
 
-class KnownKeys:
-    """The public keys that may come in, each until its time is up; any thread may ask and tell."""
+class _OneKey(NamedTuple):
+    """What `zmq.auth` asks whether a key may come in."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._until_s: dict[str, float] = {}
-        self._lock = threading.Lock()
-        self._clock = clock
-
-    def let_in(self, public: str, for_s: float) -> None:
-        """Know a key for so long from now on; one that is known has its time renewed."""
-        with self._lock:
-            self._until_s.pop(public, None)
-            self._forget_old()
-            while len(self._until_s) >= MAX_KEYS:
-                del self._until_s[next(iter(self._until_s))]
-            self._until_s[public] = self._clock() + for_s
-
-    def forget(self, public: str) -> None:
-        """Know a key no more; whoever has come in with it stays until the gate's socket is closed."""
-        with self._lock:
-            self._until_s.pop(public, None)
-
-    def names(self) -> frozenset[str]:
-        """Return the keys that are known now."""
-        with self._lock:
-            self._forget_old()
-            return frozenset(self._until_s)
+    public: str
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Return whether somebody with a key may come in; the name is what `zmq.auth` calls."""
-        return domain == DOMAIN and key.decode("ascii", "replace") in self.names()
-
-    def _forget_old(self) -> None:
-        now_s = self._clock()
-        self._until_s = {key: until_s for key, until_s in self._until_s.items() if until_s > now_s}
+        """Return whether it may; the name is what `zmq.auth` calls."""
+        return domain == DOMAIN and key.decode("ascii", "replace") == self.public
 
 
 class CurveGate:
-    """The one gate of a ZeroMQ context: sockets that it guards take nobody but those whose keys are known."""
+    """The one gate of a ZeroMQ context: sockets that it guards take nobody but who has one key."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], known: KnownKeys) -> None:
-        """Begin to answer libzmq's questions, in a thread of `zmq.auth`."""
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], client_key: str) -> None:
+        """Begin to answer libzmq's questions, in a thread of `zmq.auth`; `client_key` is the public half."""
         self.key = new_key()
         self._authenticator = ThreadAuthenticator(context)
         self._authenticator.start()
-        self._authenticator.configure_curve_callback(DOMAIN, known)
+        self._authenticator.configure_curve_callback(DOMAIN, _OneKey(client_key))
 
     def guard(self, socket: zmq.Socket[bytes]) -> None:
         """Make a socket a server that asks this gate; call it before `bind`."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import zmq
 
-from agent.roads.curve import CurveGate, KeyPair, KnownKeys, knock_with, new_key
+from agent.roads.curve import CurveGate, KeyPair, knock_with, new_key
 from agent.wire.fan_in import MAX_FAN_IN_BYTES
 
 if TYPE_CHECKING:
@@ -81,9 +81,7 @@ class RelaySocket:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.node_key: KeyPair = new_key()
         """Of agents, both halves: whoever is given them may come in."""
-        known = KnownKeys()
-        known.let_in(self.node_key.public, float("inf"))
-        self._gate = CurveGate(self._context, known)
+        self._gate = CurveGate(self._context, self.node_key.public)
         self._socket = self._context.socket(zmq.ROUTER)
         self._gate.guard(self._socket)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)

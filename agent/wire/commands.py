@@ -8,7 +8,6 @@ from typing import Annotated
 import msgspec
 
 from agent.wire.codec import decode_line
-from agent.wire.direct import ListenForTelemetry, StopListening
 from agent.wire.fields import JobId, Port
 from agent.wire.jobs import JobSpec, LocalWorldSize
 from agent.wire.logs import PullLogs, ReadLog
@@ -191,8 +190,6 @@ Command = (
     | GetStacks
     | FindLeftovers
     | CleanLeftovers
-    | ListenForTelemetry
-    | StopListening
     | Shutdown
 )
 

@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 import msgspec
 
 from agent.wire.codec import decode_line
-from agent.wire.direct import MAX_DIRECT_ADDRESSES
 from agent.wire.fields import LongText, Port
 from agent.wire.machine import MAX_GPUS, Sentence
 from ddpcore.wire import Count, FilePath, Name, Seconds, Word
@@ -113,10 +112,6 @@ class Listening(msgspec.Struct, frozen=True, omit_defaults=True):
     """What whoever connects is told: no other listener says the same."""
     error: Sentence = ""
     """Why nobody listens."""
-    addresses: Annotated[list[Word], msgspec.Meta(max_length=MAX_DIRECT_ADDRESSES)] = []
-    """All of the interface that was asked for, with the same port; empty where an address was."""
-    is_agents: bool = False
-    """Whether the node's agent listens there itself, for a console: then it says no token."""
 
 
 class Clock(msgspec.Struct, frozen=True):

@@ -7,7 +7,6 @@ from enum import StrEnum
 import msgspec
 
 from agent.wire.codec import decode_line
-from agent.wire.direct import Listening
 from agent.wire.fields import LongText, Port
 from agent.wire.jobs import JobSpec
 from agent.wire.logs import LogChunk, Logs
@@ -34,8 +33,6 @@ class RefusalReason(StrEnum):
     """`master_addr` is not an address of the node that is to listen there."""
     UNREACHABLE = "unreachable"
     """This node cannot connect to where the first one listens."""
-    NO_INTERFACE = "no_interface"
-    """The node has no such network interface, or no address on it."""
     TOO_FEW_GPUS = "too_few_gpus"
     NO_SPACE = "no_space"
     CANNOT_SPAWN = "cannot_spawn"
@@ -130,7 +127,7 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     report: NodeReport
 
 
-Reply = Accepted | Refused | Shown | Logs | LogChunk | History | PackedHistory | Leftovers | Listening | Status | Stacks
+Reply = Accepted | Refused | Shown | Logs | LogChunk | History | PackedHistory | Leftovers | Status | Stacks
 
 
 _encoder = msgspec.json.Encoder()

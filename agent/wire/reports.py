@@ -19,8 +19,9 @@ from agent.wire.machine import GpusReport, HostReport
 from agent.wire.memory import MemoryReport
 from ddpcore.wire import DECODE_ERRORS, Count, Name, Place, Rank, RankReport, Seconds, Word
 
-WIRE_VERSION = 3
-"""Of reports, commands and the sockets on which they go. In 1 no console asked for reports; 2 has shorter digests."""
+WIRE_VERSION = 4
+"""Of reports, commands and the sockets on which they go. In 1 no console asked for reports; 2 has shorter digests; 4
+has no commands to listen over TCP."""
 
 
 MAX_NODE_REPORT_BYTES = 1_048_576

@@ -17,7 +17,7 @@ from app.commands.up_down import lists_hosts
 from app.headless import print_line
 from app.open_files import make_room_for_nodes
 from app.preflight.asking import preflight
-from app.preflight.findings import Wanted, telemetry_wish
+from app.preflight.findings import Wanted
 from app.preflight.report_lines import Tone, report_lines
 from app.sessions.workdir import workdir_on
 from app.ssh.link_group import LinkGroup
@@ -75,7 +75,7 @@ def doctor(
 def _wanted(entry: HostEntry, workdir: str, job_python: str) -> Wanted:
     workdir = workdir or entry.workdir
     where = workdir and workdir_on(entry.host, workdir)
-    return Wanted(entry.host, entry.num_ranks, job_python, where, telemetry_wish(entry))
+    return Wanted(entry.host, entry.num_ranks, job_python, where)
 
 
 def _print(found: Preflight, *, shows_all: bool) -> None:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from app.view import View
 
 POLL_S = 0.1
+FIRST_REPORTS_S = 5.0
+"""Waited for the first report of a node whose agent serves."""
 STATUS_REPORTS_S = 1.0
 """A second of reports: rates need two, and a wait must have been seen twice to be one."""
 
@@ -120,7 +122,7 @@ async def _look(session: RemoteSession) -> View:
         await session.connect()
         await session.check_job()
         await session.session.replay_history()
-        deadline_s = time.monotonic() + session.first_reports_s
+        deadline_s = time.monotonic() + FIRST_REPORTS_S
         enough_s = deadline_s
         while True:
             view = session.view()
@@ -129,7 +131,7 @@ async def _look(session: RemoteSession) -> View:
             if not silent:
                 enough_s = min(enough_s, now_s + STATUS_REPORTS_S)
             elif now_s > deadline_s:
-                raise AgentUnreachableError(nodes_text(silent), f"no report in {session.first_reports_s:.0f} s")
+                raise AgentUnreachableError(nodes_text(silent), f"no report in {FIRST_REPORTS_S:.0f} s")
             if now_s >= enough_s:
                 return view
             await asyncio.sleep(POLL_S)

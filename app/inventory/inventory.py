@@ -5,13 +5,11 @@ Tables that hold settings are those of `app.settings`.
 
 from __future__ import annotations
 
-import re
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import msgspec
 
-from agent.wire.direct import is_interface, network_of
 from app.errors import UsageError
 from app.inventory.jobs import JobEntry, read_jobs
 from app.inventory.tables import TableReader, WrongValueError, text
@@ -26,20 +24,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from app.inventory.tables import Fields
-    from app.settings.toml_lines import Path
 
 MAX_HOSTS = 4096
 MAX_RANKS = 4096
 """Of one host."""
-MAX_PORT = 65535
 GPU = "gpu"
 """What `nproc` says for one rank for each GPU."""
 LOCAL = "local"
 """Another name of this machine."""
 NO_RELAY = "none"
 """What `--relay` says where SSH goes to each host, whatever the inventory says."""
-SSH, CURVE = "ssh", "curve"
-"""What `telemetry` says."""
 
 
 class HostEntry(msgspec.Struct, frozen=True):
@@ -52,17 +46,6 @@ class HostEntry(msgspec.Struct, frozen=True):
     python: str = ""
     """The one there that has rankdeck; may begin with `~/`."""
     workdir: str = ""
-    telemetry: str = SSH
-    """How its reports come: `ssh`, or `curve` straight over TCP."""
-    telemetry_interface: str = ""
-    """On which its agent listens then: a name, or an address or a network of it."""
-    telemetry_ports: tuple[int, int] = (0, 0)
-    """The first and the last that it may choose; 0 is any."""
-
-    @property
-    def tells_directly(self) -> bool:
-        """Whether its reports are to come straight over TCP; those of this machine never do."""
-        return self.telemetry == CURVE and self.host != THIS_MACHINE
 
 
 class Inventory(msgspec.Struct, frozen=True):
@@ -168,8 +151,6 @@ def _read_hosts(tables: object, cluster: Mapping[str, Any], reader: TableReader)
         reader.complain(("node",), f"{len(tables)} hosts are more than {MAX_HOSTS}")
     seen: dict[str, int] = {}
     hosts = []
-    without: set[Path] = set()
-    """Where `curve` is said without where to listen."""
     for number, table in enumerate(tables[:MAX_HOSTS]):
         path = ("node", str(number))
         values = reader.values(table, _NODE, path, "[[node]]")
@@ -183,37 +164,14 @@ def _read_hosts(tables: object, cluster: Mapping[str, Any], reader: TableReader)
             continue
         seen[host] = reader.line((*path, "host"))
         shared: dict[str, Any] = {key: cluster[key] for key in _SHARED if key in cluster}
-        hosts.append(entry := HostEntry(**(shared | values)))
-        if entry.telemetry == CURVE and not entry.telemetry_interface:
-            without.add((*(path if "telemetry" in values else ("cluster",)), "telemetry"))
-    for place in without:
-        reader.complain(place, _NO_INTERFACE)
+        hosts.append(HostEntry(**(shared | values)))
     return tuple(hosts)
 
 
-def _telemetry(value: object) -> str:
-    if value not in (SSH, CURVE):
-        raise WrongValueError(f'{repeated(value)} is neither "{SSH}" nor "{CURVE}"')
-    return str(value)
-
-
-def _interface(value: object) -> str:
-    name = text(value)
-    if not is_interface(name):
-        raise WrongValueError(f"{repeated(value)} is neither a network interface nor an address or network of one")
-    try:
-        network_of(name)
-    except ValueError as error:
-        raise WrongValueError(str(error)) from None
-    return name
-
-
-def _ports(value: object) -> tuple[int, int]:
-    found = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", str(value)) if isinstance(value, (int, str)) else None
-    first, last = (int(found[1]), int(found[2] or found[1])) if found and not isinstance(value, bool) else (-1, -1)
-    if (first, last) != (0, 0) and not 1 <= first <= last <= MAX_PORT:
-        raise WrongValueError(f'{repeated(value)} is no port from 1 to {MAX_PORT}, nor a range: "47000-47009"')
-    return first, last
+def _telemetry(_value: object) -> Never:
+    raise WrongValueError(
+        'no longer a key: reports come by SSH; for hundreds of hosts start a relay and name its host: relay = "HOST"'
+    )
 
 
 def _host(value: object) -> str:
@@ -233,12 +191,8 @@ def _num_ranks(value: object) -> int | None:
     return value
 
 
-_NO_INTERFACE = f'telemetry = "{CURVE}" needs an interface to listen on: telemetry_interface = "eth0", or "10.0.0.0/24"'
-_TELEMETRY: Fields = {
-    "telemetry": ("telemetry", _telemetry),
-    "telemetry_interface": ("telemetry_interface", _interface),
-    "telemetry_port": ("telemetry_ports", _ports),
-}
+_TELEMETRY: Fields = dict.fromkeys(("telemetry", "telemetry_interface", "telemetry_port"), ("", _telemetry))
+"""Written for a transport that is gone."""
 _CLUSTER: Fields = {
     "name": ("name", text),
     "python": ("python", text),
@@ -254,7 +208,7 @@ _NODE: Fields = {
     "workdir": ("workdir", text),
     **_TELEMETRY,
 }
-_SHARED = ("python", "workdir", *(field for field, _ in _TELEMETRY.values()))
+_SHARED = ("python", "workdir")
 """What holds for each host that does not say otherwise."""
 _TABLES = ("cluster", "node", "job")
 """Beside those of settings."""

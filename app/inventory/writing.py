@@ -18,8 +18,6 @@ _HEAD = """\
 _HINTS = """\
 # python = "~/venvs/train/bin/python"   # on the hosts: the one that has rankdeck
 # workdir = "~/project"
-# telemetry = "curve"                   # many hundred hosts: reports past SSH, over TCP with CURVE
-# telemetry_interface = "eth0"          # and where agents listen then
 """
 
 

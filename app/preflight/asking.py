@@ -1,8 +1,7 @@
 """Asks hosts what a job over them would meet, over connections that are there: all at once, each within bounds.
 
 First each looks at itself. Then each listens at a free port of its address, says what time it is, and tries to reach
-others that listen: as the store and the ranks of a job will. Last, those whose reports are to come straight over TCP
-listen where they would come from, and this machine tries to reach them. No agent needs to serve.
+others that listen: as the store and the ranks of a job will. No agent needs to serve.
 """
 
 from __future__ import annotations
@@ -20,6 +19,8 @@ from agent.wire.examination import (
     Reached,
     decode_clock,
     decode_examination,
+    decode_listening,
+    decode_reach_report,
 )
 from app.at_once import at_once
 from app.errors import (
@@ -32,9 +33,7 @@ from app.errors import (
 )
 from app.preflight.comparison import compare
 from app.preflight.findings import Answers, ClockDifference, Failure, FailureKind, Preflight, Step, Wanted, cleaned
-from app.preflight.listeners import begin_listening, try_to_reach
 from app.preflight.mesh import routes, target_text
-from app.preflight.telemetry_way import look_at_telemetry
 from app.safe_text import LINE_LIMIT, clean
 from app.ssh.config import LOOPBACK, THIS_MACHINE
 
@@ -83,16 +82,12 @@ def preflight(
         else:
             answers[host] = msgspec.structs.replace(answers[host], examination=examination)
     fit = {host: link for host, (_, link) in connected.items() if answers[host].examination is not None}
-    listening_for_us = {host: link for host, link in fit.items() if answers[host].wanted.telemetry is not None}
     with ExitStack() as talks:
         for step, ask in ((Step.LISTENING, partial(_listen, port=port, talks=talks)), (Step.REACHING, _reach)):
             for host in fit:
                 tell(host, step)
             ask(fit, answers)
     for host in fit:
-        tell(host, Step.KNOCKING if host in listening_for_us else Step.DONE)
-    look_at_telemetry(listening_for_us, answers)
-    for host in listening_for_us:
         tell(host, Step.DONE)
     return compare([*answers.values()])
 
@@ -128,8 +123,10 @@ def _listen(links: Mapping[str, AgentLink], answers: dict[str, Answers], port: i
         assert examination is not None
         # With no address of its own it still tells the time.
         address = examination.facts.address or LOOPBACK
-        talk, listening = begin_listening(links[host], talks, "--address", address, "--port", str(port))
+        talk = links[host].begin_verb("listen", "--address", address, "--port", str(port))
+        talks.callback(talk.close)
         try:
+            listening = cleaned(decode_listening(talk.line()))
             return listening, None if listening.error else _clock(talk)
         except MalformedMessageError as error:
             raise AgentUnreachableError(host, clean(str(error))) from error
@@ -167,10 +164,21 @@ def _reach(links: Mapping[str, AgentLink], answers: dict[str, Answers]) -> None:
 
     def ask(host: str) -> dict[str, Reached]:
         hosts = {targets[other]: other for other in wanted[host]}
-        return {hosts[target]: reached for target, reached in try_to_reach(links[host], [*hosts]).items()}
+        return {hosts[target]: reached for target, reached in _tried(links[host], [*hosts]).items()}
 
     for host, found in zip(wanted, at_once([*wanted], ask), strict=True):
         if isinstance(found, AppError):
             answers[host] = msgspec.structs.replace(answers[host], reach_error=failure_of(host, found).message)
         else:
             answers[host] = msgspec.structs.replace(answers[host], reached=found)
+
+
+def _tried(link: AgentLink, targets: Sequence[str]) -> dict[str, Reached]:
+    """Have a host connect to others that listen; return how each connection went, in the order of the targets."""
+    try:
+        report = cleaned(decode_reach_report(link.ask_verb("reach", *targets)))
+    except MalformedMessageError as error:
+        raise AgentUnreachableError(link.host, clean(str(error))) from error
+    found = {one.target: one for one in report.reached}
+    unsaid = Reached("", error="nothing was said of it")
+    return {target: found.get(target, unsaid) for target in targets}

@@ -9,7 +9,6 @@ from app.preflight.code_comparison import code_remarks
 from app.preflight.findings import Answers, FailureKind, HostFindings, Preflight
 from app.preflight.mesh import reach_remarks
 from app.preflight.oddity import MAX_HOSTS_NAMED, odd_ones
-from app.preflight.telemetry_remarks import telemetry_remarks
 from app.words import nodes_text, seconds_text, short_seconds_text
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ def compare(answers: Sequence[Answers]) -> Preflight:
         *_mtu_remarks(answers),
         *_clock_remarks(answers),
         *reach_remarks(answers),
-        *telemetry_remarks(answers),
     ]
     hosts = []
     for one in answers:

@@ -6,16 +6,13 @@ What a host says is decoded by its schema and then cleaned: from here on it is s
 from __future__ import annotations
 
 from enum import Enum, StrEnum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from agent.wire.examination import Examination, Facts, Health, Listening, Reached, Row
 from app.errors import ExitCode
 from app.safe_text import LINE_LIMIT, NAME_LIMIT, clean
-
-if TYPE_CHECKING:
-    from app.inventory.inventory import HostEntry
 
 _LONG_FIELDS = frozenset({"detail", "todo", "path", "workdir"})
 _WORD_LIMIT = 64
@@ -29,22 +26,8 @@ class Step(StrEnum):
     WAITING = "waits for the others"
     LISTENING = "listens, and tells the time"
     REACHING = "tries to reach the others"
-    KNOCKING = "listens where its reports would come from"
     DONE = "has answered"
     FAILED = "does not answer"
-
-
-class TelemetryWish(msgspec.Struct, frozen=True):
-    """Where the inventory has a host's agent listen for consoles."""
-
-    interface: str
-    ports: tuple[int, int]
-    """The first and the last that it may choose; 0 is any."""
-
-
-def telemetry_wish(entry: HostEntry) -> TelemetryWish | None:
-    """Return what the inventory says of it; None where a host's reports come by SSH."""
-    return TelemetryWish(entry.telemetry_interface, entry.telemetry_ports) if entry.tells_directly else None
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -58,8 +41,6 @@ class Wanted(msgspec.Struct, frozen=True):
     """Of the job; empty is the one that has rankdeck."""
     workdir: str = ""
     """Empty: what is there is not compared."""
-    telemetry: TelemetryWish | None = None
-    """None where its reports come by SSH."""
 
 
 class ClockDifference(msgspec.Struct, frozen=True):
@@ -86,16 +67,6 @@ class Failure(msgspec.Struct, frozen=True):
     exit_code: ExitCode
 
 
-class TelemetryLook(msgspec.Struct, frozen=True):
-    """What became of the way that a host's reports are to take: nothing was tried where nobody listens."""
-
-    listening: Listening | None = None
-    reached: tuple[Reached, ...] = ()
-    """From this machine: its addresses that a console would try, in that order."""
-    error: str = ""
-    """Why the host, or this machine, could not be asked."""
-
-
 class Answers(msgspec.Struct, frozen=True):
     """What became of asking a host; what was not asked, or not answered, is None."""
 
@@ -109,7 +80,6 @@ class Answers(msgspec.Struct, frozen=True):
     reached: dict[str, Reached] | None = None
     """By host that was to be reached; None is that it could not be asked."""
     reach_error: str = ""
-    telemetry: TelemetryLook | None = None
 
     @property
     def host(self) -> str:

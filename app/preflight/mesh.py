@@ -6,10 +6,10 @@ all-reduce does: that is two connections a host instead of a square.
 
 from __future__ import annotations
 
+from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING
 
 from agent.wire.examination import Health, Row
-from app.roads.direct_addresses import address_elsewhere
 from app.words import short_seconds_text
 
 if TYPE_CHECKING:
@@ -32,19 +32,28 @@ def routes(hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     }
 
 
-def target_text(listening: Listening, address_text: str = "") -> str:
+def target_text(listening: Listening) -> str:
     """Return where a host listens, for another one to connect to; empty if nobody should be sent there.
 
     A host says itself where it listens, and its word is another host's command: only what may be a neighbour counts.
-
-    Args:
-        listening: What it says.
-        address_text: One of its addresses; empty is the first.
     """
-    address = address_elsewhere(address_text or listening.address)
+    address = _address_elsewhere(listening.address)
     if not listening.port or not address:
         return ""
     return f"[{address}]:{listening.port}" if ":" in address else f"{address}:{listening.port}"
+
+
+def _address_elsewhere(text: str) -> str:
+    """Return an address as it is to be used; empty unless it may be one of another machine."""
+    try:
+        parsed = ip_address(text)
+    except ValueError:
+        return ""
+    # Not all Pythons look through ::ffff:127.0.0.1, and the kernel does.
+    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
+        parsed = parsed.ipv4_mapped
+    is_ours = parsed.is_loopback or parsed.is_unspecified or parsed.is_multicast or parsed.is_link_local
+    return "" if is_ours else str(parsed)
 
 
 def reach_remarks(answers: Sequence[Answers]) -> Iterator[tuple[str, Row]]:
@@ -54,10 +63,10 @@ def reach_remarks(answers: Sequence[Answers]) -> Iterator[tuple[str, Row]]:
     tokens = {one.host: one.listening.token for one in answers if one.listening}
     places = {one.host: target_text(one.listening) for one in answers if one.listening}
     failed = [
-        (source, target, why_not_reached(reached, tokens[target]))
+        (source, target, _why_not_reached(reached, tokens[target]))
         for source, found in tried.items()
         for target, reached in found.items()
-        if why_not_reached(reached, tokens[target])
+        if _why_not_reached(reached, tokens[target])
     ]
     came = {target: sum(target in found for found in tried.values()) for target in places}
     # One word for a host that none reaches, or that reaches none, instead of one for each of the others.
@@ -97,7 +106,7 @@ def _count(failed: Sequence[tuple[str, str, str]], place: int, host: str) -> int
     return sum(entry[place] == host for entry in failed)
 
 
-def why_not_reached(reached: Reached, token: str) -> str:
+def _why_not_reached(reached: Reached, token: str) -> str:
     """Return why a host was not reached; empty if it was."""
     if reached.error:
         return reached.error[:1].lower() + reached.error[1:]

@@ -1,11 +1,10 @@
 """Receives the nodes' reports: one thread, one SUB socket per node, the newest report of each.
 
-A node is who its socket says, whatever name its message carries; where that leads may change meanwhile. The sockets
-conflate: a console that was busy continues with the newest state, not with a backlog. Sockets are waited for by their
-descriptors: libzmq's own poll looks at every socket each time, which for 2,048 of them takes 3 ms.
+A node is who its socket says, whatever name its message carries. The sockets conflate: a console that was busy
+continues with the newest state, not with a backlog. Sockets are waited for by their descriptors: libzmq's own poll
+looks at every socket each time, which for 2,048 of them takes 3 ms.
 
-Source: libzmq #3937 (a SUB with heartbeats and a finite queue aborts when its reader stalls; CONFLATE does not);
-zmq_getsockopt(3), ZMQ_FD: it says that a socket wants to be looked at, until nothing more can be received.
+Source: zmq_getsockopt(3), ZMQ_FD: it says that a socket wants to be looked at, until nothing more can be received.
 """
 
 from __future__ import annotations
@@ -24,17 +23,13 @@ from agent.wire.codec import IncompatibleWireError, MalformedMessageError
 from agent.wire.digest import NodeFrame, decode_frame
 from agent.wire.reports import MAX_NODE_REPORT_BYTES
 from app.open_files import make_room_for_nodes
-from app.roads.direct_source import DirectSource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    Source = Path | DirectSource
-    """Where a node is heard: at a Unix socket of this machine, or at its own over TCP."""
-
 POLL_S = 0.2
-"""How long the thread takes to see that it should end, or hear a node elsewhere."""
+"""How long the thread takes to see that it should end."""
 GATHER_S = 0.02
 """Between two looks at the sockets: many nodes are heard at once, instead of waking up for each."""
 SPARE_SOCKETS = 16
@@ -59,18 +54,10 @@ class Telemetry:
     Start it once; `drain` is called from the frame loop and never blocks.
     """
 
-    def __init__(self, sockets: Mapping[str, Path], num_nodes: int = 0) -> None:
-        """Of a fleet.
-
-        Args:
-            sockets: Of the nodes that are heard by one on this machine; `take` is for others.
-            num_nodes: That may be heard by a socket at any time; as many as `sockets` unless more.
-        """
-        self._sockets: dict[str, zmq.Socket[bytes]] = {}
-        self._wishes: dict[str, Source | None] = dict(sockets)
-        """Where nodes are to be heard from now on; the thread has not seen to these yet."""
-        self._num_nodes = max(num_nodes, len(sockets))
-        self._is_started = False
+    def __init__(self, sockets: Mapping[str, Path]) -> None:
+        """`sockets` are those of the nodes that are heard by one on this machine; `take` is for others."""
+        self._unheard = dict(sockets)
+        """Nodes for which there is no socket yet."""
         self._latest: dict[str, tuple[float, bytes]] = {}
         self._lock = threading.Lock()
         self._is_closing = threading.Event()
@@ -85,20 +72,7 @@ class Telemetry:
 
     def start(self) -> None:
         """Begin to receive; a socket that is not there yet is tried again until it is."""
-        with self._lock:
-            self._is_started = True
-            self._begin_if_wanted()
-
-    def hear(self, node: str, where: Source | None) -> None:
-        """Hear a node there from now on, by a new socket in any case; None is nowhere. Any thread may ask."""
-        with self._lock:
-            self._wishes[node] = where
-            self._begin_if_wanted()
-
-    def _begin_if_wanted(self) -> None:
-        """Start the thread once some node is to be heard by a socket."""
-        is_wanted = any(where is not None for where in self._wishes.values())
-        if self._is_started and is_wanted and self._thread.ident is None and not self._is_closing.is_set():
+        if self._unheard:
             self._thread.start()
 
     @property
@@ -129,10 +103,10 @@ class Telemetry:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         selector = selectors.DefaultSelector()
         try:
-            _make_room(context, self._num_nodes)
+            _make_room(context, len(self._unheard))
             while not self._is_closing.is_set():
-                if self._wishes:
-                    self._turn(context, selector)
+                if self._unheard:
+                    self._subscribe(context, selector)
                 for key, _ in selector.select(POLL_S):
                     self._receive(*key.data)
                 self._is_closing.wait(GATHER_S)
@@ -140,28 +114,15 @@ class Telemetry:
             context.destroy(linger=0)
             selector.close()
 
-    def _turn(self, context: zmq.Context[zmq.Socket[bytes]], selector: selectors.BaseSelector) -> None:
-        """Listen where it is wished.
-
-        A new socket also where the place is the same: libzmq never comes back by itself to a peer that has refused it.
-        Where none can be made, for a key or an address that is none or for want of a descriptor, it is tried again:
-        what one host has answered costs no other its reports.
-        """
-        with self._lock:
-            wishes, self._wishes = self._wishes, {}
-        for node, where in wishes.items():
-            if (before := self._sockets.pop(node, None)) is not None:
-                selector.unregister(_descriptor(before))
-                before.close(linger=0)
-            if where is None:
-                continue
+    def _subscribe(self, context: zmq.Context[zmq.Socket[bytes]], selector: selectors.BaseSelector) -> None:
+        """Listen to each node; where there can be no socket, for want of a descriptor, it is tried again."""
+        for node, path in [*self._unheard.items()]:
             try:
-                socket = self._sockets[node] = _subscribe(context, where)
+                socket = _subscribed(context, path)
             except zmq.ZMQError:
-                with self._lock:
-                    self._wishes.setdefault(node, where)
-                continue
-            selector.register(_descriptor(socket), selectors.EVENT_READ, (node, socket))
+                return
+            del self._unheard[node]
+            selector.register(cast("int", socket.get(zmq.FD)), selectors.EVENT_READ, (node, socket))
 
     def _receive(self, node: str, socket: zmq.Socket[bytes]) -> None:
         """Take what a socket has; its descriptor is silent until there is more only once there is nothing."""
@@ -193,16 +154,12 @@ class Telemetry:
 
 
 def _make_room(context: zmq.Context[zmq.Socket[bytes]], num_nodes: int) -> None:
-    """Allow as many sockets as nodes, and as many that are closed meanwhile: a context has 1,023 unless told."""
-    context.set(zmq.MAX_SOCKETS, 2 * num_nodes + SPARE_SOCKETS)
+    """Allow as many sockets as nodes: a context has 1,023 unless told."""
+    context.set(zmq.MAX_SOCKETS, num_nodes + SPARE_SOCKETS)
     make_room_for_nodes(num_nodes)
 
 
-def _descriptor(socket: zmq.Socket[bytes]) -> int:
-    return cast("int", socket.get(zmq.FD))
-
-
-def _subscribe(context: zmq.Context[zmq.Socket[bytes]], where: Source) -> zmq.Socket[bytes]:
+def _subscribed(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> zmq.Socket[bytes]:
     """Return a socket that hears what is said there; raises `zmq.ZMQError`, and leaves none then."""
     socket = context.socket(zmq.SUB)
     try:
@@ -210,12 +167,9 @@ def _subscribe(context: zmq.Context[zmq.Socket[bytes]], where: Source) -> zmq.So
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_NODE_REPORT_BYTES)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SUBSCRIBE, b"")
-        if isinstance(where, DirectSource):
-            where.connect(socket)
-        else:
-            socket.setsockopt(zmq.RECONNECT_IVL, 100)
-            socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-            socket.connect(f"ipc://{where}")
+        socket.setsockopt(zmq.RECONNECT_IVL, 100)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        socket.connect(f"ipc://{path}")
     except zmq.ZMQError:
         socket.close(linger=0)
         raise

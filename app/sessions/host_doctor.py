@@ -13,7 +13,7 @@ from agent.wire.replies import Shown
 from app.daemon_thread import in_daemon_thread
 from app.errors import AppError
 from app.preflight.asking import preflight
-from app.preflight.findings import Step, Wanted, telemetry_wish
+from app.preflight.findings import Step, Wanted
 from app.program import Again, Program
 from app.sessions.shares import even_shares
 
@@ -103,7 +103,7 @@ class HostDoctor:
 
 def wanted_of(hosts: Hosts, job: Program | RunRequest | None = None) -> list[Wanted]:
     """Return what a job would use on each host, by what is said of the job and what the inventory says."""
-    every = [Wanted(entry.host, entry.num_ranks, "", entry.workdir, telemetry_wish(entry)) for entry in hosts.entries]
+    every = [Wanted(entry.host, entry.num_ranks, "", entry.workdir) for entry in hosts.entries]
     if job is None:
         return every
     shares_gpus = not isinstance(job, Program) and job.shares_gpus

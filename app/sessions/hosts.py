@@ -43,12 +43,6 @@ class Hosts(NamedTuple):
         return [link.host for link in self.links]
 
     @property
-    def direct(self) -> list[tuple[AgentLink, HostEntry]]:
-        """Those whose reports are to come straight over TCP: not from this machine, nor where a relay brings them."""
-        both = zip(self.links, self.entries, strict=True)
-        return [(link, entry) for link, entry in both if entry.tells_directly and link.kept is link]
-
-    @property
     def text(self) -> str:
         """Some of them, and how many more."""
         return nodes_text(self.names)
@@ -99,12 +93,9 @@ class Connections:
         Raises:
             AppError: No host can be reached.
         """
-        direct = {link.host for link, _ in self._hosts.direct}
 
         def open_road(link: AgentLink) -> None:
-            link.open_road(
-                lambda frame, age_s=0.0: take_frame(link.host, frame, age_s), has_telemetry=link.host not in direct
-            )
+            link.open_road(lambda frame, age_s=0.0: take_frame(link.host, frame, age_s))
 
         links = self._hosts.links
         opened = await asyncio.to_thread(lambda: list(at_once(links, open_road)))
@@ -114,8 +105,9 @@ class Connections:
             raise next(iter(self._away.values()))
         for link in links:
             if not link.is_forwarded:
-                ways = "`agent proxy`" if link.host in direct else "`agent proxy` and `agent telemetry`"
-                self._tell(f"sshd of {link.host} forwards no sockets: going through {ways}")
+                self._tell(
+                    f"sshd of {link.host} forwards no sockets: going through `agent proxy` and `agent telemetry`"
+                )
         if patience_s:
             kept: dict[int, ConnectionKeeper] = {}
             for link in links:

@@ -18,7 +18,6 @@ from app.errors import AgentRefusedError, AgentUnreachableError, AppError, Usage
 from app.headless import is_over
 from app.model.job_choice import NEVER, JobChoice
 from app.safe_text import NAME_LIMIT, clean, clean_name
-from app.sessions.direct_roads import DirectRoads
 from app.sessions.host_doctor import HostDoctor
 from app.sessions.host_questions import HostQuestions
 from app.sessions.hosts import Connections
@@ -48,9 +47,6 @@ if TYPE_CHECKING:
 
 GPU_PATIENCE_S = 3.0
 """For the first look at the GPUs of a node whose agent has just begun: NVML takes a second or two to start."""
-FIRST_REPORTS_S = 5.0
-DIRECT_REPORTS_S = 20.0
-"""Beyond what `road_choice` takes to give up every address of a node."""
 POLL_S = 0.1
 GUARD_PERIOD_S = 1.0
 END_PATIENCE_S = 120.0
@@ -88,7 +84,6 @@ class RemoteSession(LiveSession):
         self.session.attach_command = hosts.command("attach JOB")
         self.session.choice = JobChoice(request.job_id, NEVER) if request is not None else JobChoice(job_id)
         self._connections = Connections(hosts, self._tell)
-        self._direct: DirectRoads | None = None
         self._job_id = ""
         self._own_job_id = ""
         self._is_certain = True
@@ -134,11 +129,6 @@ class RemoteSession(LiveSession):
     def goes_to_other_machines(self) -> bool:
         """True unless all of it is this machine."""
         return any(link.host != THIS_MACHINE for link in self._hosts.links)
-
-    @property
-    def first_reports_s(self) -> float:
-        """How long to wait for the first report of a node whose agent serves: it may have several ways to try."""
-        return DIRECT_REPORTS_S if self._hosts.direct else FIRST_REPORTS_S
 
     @property
     def away(self) -> set[str]:
@@ -304,11 +294,7 @@ class RemoteSession(LiveSession):
             self.session.is_unheard,
             may_ask=self.questions is not None,
         )
-        if self._hosts.direct:
-            self._direct = DirectRoads(self._hosts, self.session, self._tell)
         await self.session.connect()
-        if self._direct is not None:
-            self._direct.start()
         self._is_open = True
         if self.guards_rest and not self.is_alone and not self.is_read_only:
             self._guarding = asyncio.create_task(self._keep_guard(), name="rankdeck-guard")
@@ -406,8 +392,6 @@ class RemoteSession(LiveSession):
             await asyncio.gather(self._guarding, return_exceptions=True)
             await self._end_what_hangs(math.inf)  # nobody will look on any more
         await self._connections.keep_no_more()
-        if self._direct is not None:
-            await self._direct.close()
         await self.session.close()
         await self._connections.close()
 

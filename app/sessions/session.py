@@ -98,8 +98,8 @@ class Session:
         """What shows another job, with JOB in the place of its id."""
         self._diagnoser = Diagnoser(self._thresholds)
         heard = {node: path / TELEMETRY_SOCKET for node, path in self._directories.items() if node not in told}
-        self.telemetry = Telemetry(heard, len(self._directories))
-        """Hears the nodes; where each is heard may be said at any time."""
+        self.telemetry = Telemetry(heard)
+        """Hears the nodes."""
         self._fleet = Fleet({})
         self._milestones = Milestones()
         self.audit = options.audit
@@ -219,10 +219,6 @@ class Session:
     def put_newcomers(self, newcomers: Newcomers) -> None:
         """Take which nodes have come that this session has not taken in."""
         self._cluster.put_newcomers(newcomers)
-
-    def put_fallback(self, node: str, words: str) -> None:
-        """Take why a node's reports come over SSH that were to come straight over TCP."""
-        self._cluster.nodes[node].fallback = words
 
     def is_unheard(self, node: str) -> bool:
         """Tell whether a node has said nothing for a while."""

@@ -202,20 +202,11 @@ class AgentLink(ABC):
         return reply.num_jobs_left or 0
 
     @abstractmethod
-    def open_road(self, on_frame: TakesFrame, *, has_telemetry: bool = True) -> None:
+    def open_road(self, on_frame: TakesFrame) -> None:
         """Bring the agent's sockets here; of a host that has not been reached yet they come with `reconnect`.
 
         Args:
             on_frame: Called from a thread with each new frame of telemetry, where `tells_reports`; must not block.
-            has_telemetry: False leaves its telemetry there, until `bring_telemetry`.
-
-        Raises:
-            HostUnreachableError: The connection broke.
-        """
-
-    @abstractmethod
-    def bring_telemetry(self) -> None:
-        """Bring the agent's telemetry here too; of a host that is away now it comes with `reconnect`.
 
         Raises:
             HostUnreachableError: The connection broke.

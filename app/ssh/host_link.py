@@ -74,10 +74,6 @@ class HostLink(AgentLink):
         self._parts: list[Tunnel | FrameStream] = []
         self._on_frame: TakesFrame | None = None
         self._reports: FrameStream | None = None
-        self._has_road = False
-        self._has_telemetry = True
-        self._road_lock = threading.Lock()
-        """Held while telemetry begins to come: a lost connection may come back in another thread."""
 
     @property
     def directory(self) -> Path:
@@ -111,21 +107,12 @@ class HostLink(AgentLink):
         connection.close()
         raise HostUnreachableError(self.host, "the link to it is closed")
 
-    def open_road(self, on_frame: TakesFrame, *, has_telemetry: bool = True) -> None:
+    def open_road(self, on_frame: TakesFrame) -> None:
         """Bring the agent's sockets here, or have them come once the host is reached; see `AgentLink.open_road`."""
         self._on_frame = on_frame
-        self._has_telemetry = has_telemetry
         self._hold(self._tunnel())
         if self.place is not None:
             self._find_road()
-
-    def bring_telemetry(self) -> None:
-        """Have the agent's telemetry come too; see `AgentLink.bring_telemetry`."""
-        with self._road_lock:
-            if not self._has_telemetry:
-                self._has_telemetry = True
-                if self._has_road:
-                    self._open_telemetry_road()
 
     def forget_refusals(self) -> None:
         """See `AgentLink.forget_refusals`; of all hosts that share the logins."""
@@ -140,9 +127,9 @@ class HostLink(AgentLink):
             raise IncompatibleAgentError(self.host, f"its agent serves in {clean(place.dir)} now: begin anew")
         if self._on_frame is None:
             return
-        if not self._has_road:
+        if self._reports is None:
             self._find_road()
-        elif self._reports is not None:
+        else:
             self._reports.begin()
 
     def go_again(self, *, asks: bool = False) -> None:
@@ -185,12 +172,6 @@ class HostLink(AgentLink):
             self._open_control().close()
         except ForwardingRefusedError:
             self.is_forwarded = False
-        with self._road_lock:
-            if self._has_telemetry:
-                self._open_telemetry_road()
-            self._has_road = True
-
-    def _open_telemetry_road(self) -> None:
         assert self._on_frame is not None
         if self.is_forwarded:
             reports = FrameStream(self._open_reports, SOCKET_PAUSE_S, self._on_frame)

@@ -58,11 +58,8 @@ class LocalLink(AgentLink):
     def connect(self) -> None:
         """Do nothing: we are here."""
 
-    def open_road(self, on_frame: TakesFrame, *, has_telemetry: bool = True) -> None:
+    def open_road(self, on_frame: TakesFrame) -> None:
         """Do nothing: the sockets are here."""
-
-    def bring_telemetry(self) -> None:
-        """Do nothing: it is here."""
 
     def reconnect(self, *, asks: bool = False) -> None:  # noqa: ARG002 - nothing is asked here
         """Look for the agent: no connection was lost."""

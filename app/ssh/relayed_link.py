@@ -99,7 +99,7 @@ class RelayedLink(AgentLink):
         verb = shlex.join(["python", "-P", "-m", "agent", "shutdown", *(["--kill-jobs"] if kill_jobs else [])])
         raise UsageError(f"the agent on {self.host} is not ended through a relay", f"{BY_ITS_OWN_MEANS}: {verb}")
 
-    def open_road(self, on_frame: TakesFrame, *, has_telemetry: bool = True) -> None:  # noqa: ARG002 - it always comes
+    def open_road(self, on_frame: TakesFrame) -> None:
         """Have the node's reports come, and bring its command socket here."""
         self._hub.follow(self.host, on_frame)
         if self._hub.is_here:
@@ -110,9 +110,6 @@ class RelayedLink(AgentLink):
         except OSError as error:
             words = f"no socket for {self.host} can be opened here: {error.strerror}"
             raise SessionError(words, "for many hosts raise ulimit -n") from error
-
-    def bring_telemetry(self) -> None:
-        """Do nothing: the relay brings it."""
 
     def forget_refusals(self) -> None:
         """See `AgentLink.forget_refusals`; of the relay's connection."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 LINE_TIMEOUT_S = 20.0
 """For a start of Python on a busy machine; also what a channel is to wait for at most."""
 MAX_LINE_BYTES = 65_536
-END_S = 5.0
-"""For a verb that ends with its standard input, unless it falls silent: then as long as a channel waits."""
 _CHANNEL_ERRORS = (OSError, EOFError)
 """Of a channel that is there already, paramiko's own among them: its SSHException is of opening one."""
 
@@ -61,15 +59,6 @@ class Talk:
             self._channel.sendall(line + b"\n")
         except _CHANNEL_ERRORS as error:
             raise self._broken(error) from error
-
-    def end(self, timeout_s: float = END_S) -> None:
-        """End it by the end of its standard input, and wait until what it held there is free; within bounds."""
-        deadline_s = time.monotonic() + timeout_s
-        with contextlib.suppress(*_CHANNEL_ERRORS):
-            self._channel.shutdown_write()
-            while self._channel.recv(MAX_LINE_BYTES) and time.monotonic() < deadline_s:
-                pass
-        self.close()
 
     def close(self) -> None:
         """End it; safe to call twice."""

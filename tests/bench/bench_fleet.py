@@ -1,10 +1,9 @@
-"""What many hosts cost, their reports over SSH and straight over TCP with CURVE: connecting, looking on, a command.
+"""What many hosts cost, their reports over SSH: connecting, looking on, a command.
 
 Run as root where namespaces are: `python -m tests.bench.bench_fleet [NUM_HOSTS]`
 
 Each host is a network namespace with an sshd of its own; their agents' sockets belong to one process that publishes for
-all of them, over TCP at this machine's own address in their network. The machine that is measured holds all of that,
-too. CPU is that of this process, as a share of one core. The two roads are measured in turn, `NUM_ROUNDS` times each.
+all of them. The machine that is measured holds all of that, too. CPU is that of this process, as a share of one core.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from agent.wire.reports import WIRE_VERSION
 from app.at_once import at_once
 from app.cli import START_OBJECTS
 from app.errors import AppError
-from app.inventory.inventory import CURVE, SSH, HostEntry
+from app.inventory.inventory import HostEntry
 from app.sessions.hosts import Hosts
 from app.sessions.options import SessionOptions
 from app.sessions.remote_session import RemoteSession
@@ -58,9 +57,9 @@ def main() -> None:
     num_hosts = int(sys.argv[1]) if len(sys.argv) > 1 else NUM_HOSTS
     gc.set_threshold(START_OBJECTS)  # as the command does
     with Network(*(f"h{index}" for index in range(num_hosts))) as network, fed(network, num_hosts):
-        for telemetry in (SSH, CURVE) * NUM_ROUNDS:
-            print(f'{num_hosts} hosts, telemetry = "{telemetry}"')
-            measure(network, telemetry)
+        for _ in range(NUM_ROUNDS):
+            print(f"{num_hosts} hosts")
+            measure(network)
 
 
 @contextmanager
@@ -68,7 +67,7 @@ def fed(network: Network, num_hosts: int) -> Iterator[None]:
     """Let somebody speak for the agents of all hosts, and let each host's Python say where."""
     directory = network.directory / "fleet"
     argv = [sys.executable, "-m", "tests.bench.fleet_feeder", str(directory), "--lines-s", "0"]
-    argv += ["--address", f"{network.subnet}.1", "--begun-s", str(BEGUN_S)]
+    argv += ["--begun-s", str(BEGUN_S)]
     feeder = subprocess.Popen(
         [*argv, "--nodes", str(num_hosts), "--hz", str(HZ)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -88,7 +87,7 @@ def fed(network: Network, num_hosts: int) -> Iterator[None]:
         feeder.stdout.close()
 
 
-def measure(network: Network, telemetry: str) -> None:
+def measure(network: Network) -> None:
     """Connect, look on, ask, and leave."""
     with LinkGroup() as group:
         logins = Logins()
@@ -100,11 +99,11 @@ def measure(network: Network, telemetry: str) -> None:
             failures += [said for said in at_once(group.links, AgentLink.find) if isinstance(said, AppError)]
         if failures:
             sys.exit(f"{len(failures)} hosts failed: {failures[0]}")
-        asyncio.run(look_on(group, telemetry))
+        asyncio.run(look_on(group))
 
 
-async def look_on(group: LinkGroup, telemetry: str) -> None:
-    entries = tuple(HostEntry(link.host, telemetry=telemetry, telemetry_interface="any") for link in group.links)
+async def look_on(group: LinkGroup) -> None:
+    entries = tuple(HostEntry(link.host) for link in group.links)
     session = RemoteSession(Hosts(tuple(group.links), entries, "", {}), None, SessionOptions(is_read_only=True))
     heard: list[tuple[float, bytes]] = []
     take = session.session.telemetry.take

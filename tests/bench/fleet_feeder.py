@@ -1,6 +1,6 @@
 """A fleet that is only said to be there: what its agents would publish and answer, on as many Unix sockets.
 
-    python -m tests.bench.fleet_feeder DIRECTORY [--nodes 2048] [--hz 2] [--lines-s 2000] [--talkers 128] [--address A]
+    python -m tests.bench.fleet_feeder DIRECTORY [--nodes 2048] [--hz 2] [--lines-s 2000] [--talkers 128]
 
 Each node has an agent's directory with an agent's two sockets: a ZeroMQ publisher, on which a real `NodeReport` of
 eight ranks goes out through the real codec, and a control socket that answers `PullLogs` with real lines. One process
@@ -19,12 +19,11 @@ import time
 from collections import deque
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
 
-from agent.roads.curve import CurveGate, KnownKeys
 from agent.roads.newest import Newest
 from agent.roads.onlookers import Onlookers
 from agent.roads.publisher import SEND_HIGH_WATER_MARK
@@ -32,11 +31,10 @@ from agent.roads.report_stream import ReportStream
 from agent.wire.codec import MAX_COMMAND_BYTES
 from agent.wire.commands import GetStatus, decode_command
 from agent.wire.digest import encode_frame
-from agent.wire.direct import ListenForTelemetry, Listening, StopListening
 from agent.wire.fields import CONTROL_SOCKET, REPORTS_SOCKET, TELEMETRY_SOCKET
 from agent.wire.logs import MAX_PULLED_LINES, LogLine, Logs, PullLogs
 from agent.wire.merged import MERGED_SOCKET, RosterEntry
-from agent.wire.replies import Accepted, RefusalReason, Refused, Reply, Status, encode_reply
+from agent.wire.replies import RefusalReason, Refused, Reply, Status, encode_reply
 from ddpcore.wire import Phase
 from tests.bench.bench_diagnosis import RANKS_PER_NODE, healthy, node_report
 
@@ -47,7 +45,6 @@ SENT_AT_ONCE = 64
 TICK_S = 0.01
 FIRST_S = 60.0
 """The ranks' own clock at the beginning."""
-LEASE_S = 300.0
 KEPT_LINES = 4_000
 """Of a node: an agent keeps more, a console that follows asks for none of those."""
 EPOCH = "bench"
@@ -59,14 +56,6 @@ LINE = (
 """With its figures about 105 characters."""
 
 
-class Door(NamedTuple):
-    """How consoles come to all nodes over TCP: one gate stands for that of each."""
-
-    address: str
-    known: KnownKeys
-    gate: CurveGate
-
-
 class FedNode:
     """One agent: its newest report, and the lines that its ranks have printed."""
 
@@ -76,12 +65,10 @@ class FedNode:
         workers = [_with_shares(worker) for worker in report.workers]
         self._first = msgspec.structs.replace(report, epoch=EPOCH, workers=workers)
         self.report = self._first
-        self.sockets: list[zmq.Socket[bytes]] = []
+        self.socket: zmq.Socket[bytes] | None = None
         """On which its reports go out."""
         self.stream: ReportStream | None = None
         """Where they are handed out for the asking."""
-        self._door: Door | None = None
-        self._port = 0
         self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
         self._num_lines = 0
 
@@ -124,12 +111,6 @@ class FedNode:
             text = LINE.format(step=turn, loss=2.5 + rank * 1e-4, norm=0.8 + count * 1e-3, rate=48_000 + rank)
             self._lines.append(LogLine(self._num_lines, rank, "stdout", text))
 
-    def listen(self, context: zmq.Context[zmq.Socket[bytes]], door: Door) -> None:
-        """Publish over TCP too, for whoever the door lets in."""
-        self.sockets.append(socket := publisher(context))
-        door.gate.guard(socket)
-        self._port, self._door = socket.bind_to_random_port(f"tcp://{door.address}"), door
-
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer a console, line by line."""
         try:
@@ -150,11 +131,6 @@ class FedNode:
                 return Logs(EPOCH, kept_from, wanted)
             case GetStatus():
                 return Status(self.report)
-            case ListenForTelemetry(client_key=client_key) if self._door is not None:
-                self._door.known.let_in(client_key, LEASE_S)
-                return Listening(self._door.gate.key.public, [self._door.address], self._port, LEASE_S)
-            case StopListening():
-                return Accepted()
             case command:
                 return Refused(RefusalReason.UNKNOWN_JOB, f"a fleet on paper takes no {type(command).__name__}")
 
@@ -173,9 +149,7 @@ class Feeder:
         self._options = options
         self._nodes = [FedNode(index, options.nodes) for index in range(options.nodes)]
         context = zmq.Context()
-        context.set(zmq.MAX_SOCKETS, 2 * options.nodes + 64)
-        known = KnownKeys()
-        door = Door(options.address, known, CurveGate(context, known)) if options.address else None
+        context.set(zmq.MAX_SOCKETS, options.nodes + 64)
         self._newest = Newest() if options.is_relay else None
         for node in self._nodes:
             directory = node_directory(options.directory, node.index)
@@ -183,10 +157,8 @@ class Feeder:
             if self._newest is not None:
                 self._newest.put_node(RosterEntry(directory.name, is_here=True), time.monotonic())
                 continue
-            node.sockets.append(said := publisher(context))
-            said.bind(f"ipc://{directory / TELEMETRY_SOCKET}")
-            if door is not None:
-                node.listen(context, door)
+            node.socket = publisher(context)
+            node.socket.bind(f"ipc://{directory / TELEMETRY_SOCKET}")
 
     async def run(self) -> None:
         """Publish until standard input ends."""
@@ -209,8 +181,8 @@ class Feeder:
                     node.print(per_talker, turn)
                     num_printed += per_talker
                 frame = node.frame(turn + 2, time.monotonic() - begun_s + FIRST_S)
-                for said in node.sockets:
-                    said.send(frame, zmq.NOBLOCK)
+                if node.socket is not None:
+                    node.socket.send(frame, zmq.NOBLOCK)
                 if node.stream is not None:
                     node.stream.publish(frame)
                 if self._newest is not None:
@@ -277,7 +249,6 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=2048)
     parser.add_argument("--hz", type=int, default=2)
     parser.add_argument("--lines-s", type=int, default=2000)
-    parser.add_argument("--address", default="", help="let consoles come over TCP there, with CURVE")
     parser.add_argument("--relay", dest="is_relay", action="store_true", help="hand all reports out as a relay does")
     parser.add_argument("--begun-s", type=float, default=time.monotonic(), help="when its clock began, monotonic")
     parser.add_argument("--talkers", type=int, default=128, help="nodes whose ranks print")

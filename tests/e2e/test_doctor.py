@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.hosts import Host
 
 HOSTS = ("h1", "h2", "h3")
 JOB_PYTHON = """#!/bin/sh
@@ -72,19 +70,6 @@ class Desk:
         return done.returncode, done.stdout
 
 
-@contextmanager
-def held(host: Host, port: int) -> Iterator[None]:
-    """Have something else listen at a port of a host."""
-    program = f"import socket, time; held = socket.create_server(('{host.address}', {port})); time.sleep(600)"
-    pid = host.exec("sh", "-c", f'{sys.executable} -c "{program}" > /dev/null 2>&1 & echo $!').strip()
-    try:
-        until(lambda: f"{host.address}:{port} " in host.exec("ss", "-Hltn") + " ", 60, "it listens")
-        yield
-    finally:
-        host.exec("kill", pid)
-    until(lambda: f"{host.address}:{port} " not in host.exec("ss", "-Hltn") + " ", 60, "it listens no more")
-
-
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
     require_hosts()
@@ -132,47 +117,6 @@ def test_roads_that_are_cut_and_hosts_that_are_gone_are_told_of_whom_they_are(de
     assert "no route to host" in told
     assert f"{desk.network['h3'].address} port 22 refuses connections -> is sshd running there?" in told
     assert stdout.splitlines()[-1].endswith("1 could not be examined.")
-
-
-@pytest.mark.slow
-def test_of_hosts_whose_reports_are_to_come_straight_it_is_said_whether_they_can(desk: Desk) -> None:
-    """One well until its ports are taken, one without the interface, one behind a firewall."""
-    inventory = desk.directory / "rankdeck.toml"
-    written = inventory.read_text().replace("[cluster]\n", '[cluster]\ntelemetry = "curve"\n')
-    written = written.replace('"h1"\n', '"h1"\ntelemetry_interface = "eth0"\ntelemetry_port = "47000-47009"\n')
-    written = written.replace('"h2"\n', '"h2"\ntelemetry_interface = "ib7"\n')
-    inventory.write_text(
-        written.replace(
-            '"h3"\n', f'"h3"\ntelemetry_interface = "{desk.network["h3"].address}"\ntelemetry_port = 47000\n'
-        )
-    )
-    desk.network["h3"].drop_what_comes_from(47000)
-
-    def said() -> dict[str, dict[str, str]]:
-        code, stdout = desk.doctor("--json", "--all")
-        assert code == 0, stdout
-        hosts = json.loads(stdout)["hosts"]
-        return {host["host"]: next(row for row in host["rows"] if row["name"] == "telemetry") for host in hosts}
-
-    rows = said()
-
-    at = desk.network["h1"].address
-    assert rows["h1"]["status"] == "ok"
-    assert rows["h1"]["detail"].startswith(f"eth0, {at}, TCP port 47000, is reached from this machine in ")
-    assert rows["h2"]["status"] == "warn"
-    assert rows["h2"]["detail"] == "it has no interface ib7, but eth0, lo"
-    assert "telemetry_interface" in rows["h2"]["todo"]
-    assert rows["h3"]["status"] == "warn"
-    assert "TCP port 47000: no answer within 4 s" in rows["h3"]["detail"]
-    assert rows["h3"]["todo"].startswith("let TCP port 47000 through the firewalls, or name another")
-
-    with held(desk.network["h1"], 47000):
-        assert f"{at}, TCP port 47001, is reached" in said()["h1"]["detail"], "the range has others"
-    inventory.write_text(inventory.read_text().replace("47000-47009", "47000"))
-    with held(desk.network["h1"], 47000):
-        row = said()["h1"]
-        assert (row["status"], f"port 47000 of {at} is taken by pid" in row["detail"]) == ("warn", True), row
-        assert row["todo"].startswith("name other ports by telemetry_port")
 
 
 def test_the_doctor_of_this_machine_needs_no_ssh(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Nobody comes in over TCP whose key is not known, whatever else fails."""
+"""Nobody comes in over TCP who has another key than the gate's, whatever else fails."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from agent.roads.curve import MAX_KEYS, CurveGate, KnownKeys, knock_with, new_key
+from agent.roads.curve import CurveGate, KeyPair, knock_with, new_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,8 +21,8 @@ class Server:
 
     def __init__(self) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.known = KnownKeys()
-        self.gate = CurveGate(self.context, self.known)
+        self.client_key = new_key()
+        self.gate = CurveGate(self.context, self.client_key.public)
         self.socket = self.context.socket(zmq.PUB)
         self.gate.guard(self.socket)
         self.port = self.socket.bind_to_random_port("tcp://127.0.0.1")
@@ -35,13 +35,12 @@ class Server:
 class Client:
     """A subscriber, and what libzmq says of its connection."""
 
-    def __init__(self, server: Server, *, has_key: bool = True, server_key: str = "") -> None:
+    def __init__(self, server: Server, key: KeyPair | None, *, server_key: str = "") -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = self.context.socket(zmq.SUB)
         self.socket.setsockopt(zmq.SUBSCRIBE, b"")
-        self.key = new_key()
-        if has_key:
-            knock_with(self.socket, self.key, server_key or server.gate.key.public)
+        if key is not None:
+            knock_with(self.socket, key, server_key or server.gate.key.public)
         self._monitor = self.socket.get_monitor_socket()
         self._port = server.port
 
@@ -77,37 +76,27 @@ def clients() -> Iterator[list[Client]]:
 
 
 def test_a_known_key_comes_in_and_hears_what_is_said(server: Server, clients: list[Client]) -> None:
-    clients.append(client := Client(server))
-    server.known.let_in(client.key.public, 60.0)
+    clients.append(client := Client(server, server.client_key))
     assert client.knock().startswith("HANDSHAKE_SUCCEEDED")
     while not client.socket.poll(20):
         server.socket.send(b"hello")
     assert client.socket.recv() == b"hello"
 
 
-def test_a_stranger_a_client_without_a_key_and_one_whose_time_is_up_stay_out(
-    server: Server, clients: list[Client]
-) -> None:
-    clients += [Client(server), Client(server, has_key=False), Client(server), Client(server)]
-    stranger, keyless, late, forgotten = clients
-    server.known.let_in(late.key.public, 0.0)
-    server.known.let_in(forgotten.key.public, 60.0)
-    server.known.forget(forgotten.key.public)
+def test_a_stranger_and_a_client_without_a_key_stay_out(server: Server, clients: list[Client]) -> None:
+    clients += [Client(server, new_key()), Client(server, None)]
+    stranger, keyless = clients
     assert stranger.knock() == "HANDSHAKE_FAILED_AUTH 400"
-    assert late.knock() == "HANDSHAKE_FAILED_AUTH 400"
-    assert forgotten.knock() == "HANDSHAKE_FAILED_AUTH 400"
     assert not keyless.knock().startswith("HANDSHAKE_SUCCEEDED")
 
 
 def test_a_server_with_another_key_is_not_believed(server: Server, clients: list[Client]) -> None:
-    clients.append(client := Client(server, server_key=new_key().public))
-    server.known.let_in(client.key.public, 60.0)
+    clients.append(client := Client(server, server.client_key, server_key=new_key().public))
     assert not client.knock().startswith("HANDSHAKE_SUCCEEDED")
 
 
 def test_a_gate_that_has_ended_lets_nobody_in(server: Server, clients: list[Client]) -> None:
-    clients.append(client := Client(server))
-    server.known.let_in(client.key.public, 60.0)
+    clients.append(client := Client(server, server.client_key))
     server.gate.close()
     assert not client.knock().startswith("HANDSHAKE_SUCCEEDED")
 
@@ -117,16 +106,3 @@ def test_the_secret_half_is_never_printed() -> None:
     assert key.secret.decode() not in repr(key)
     assert key.secret.decode() not in f"{key}"
     assert key.public in repr(key)
-
-
-def test_a_gate_knows_so_many_keys_and_forgets_the_oldest() -> None:
-    now_s = 0.0
-    known = KnownKeys(lambda: now_s)
-    keys = [f"{number:040}" for number in range(MAX_KEYS + 1)]
-    for key in keys[:-1]:
-        known.let_in(key, 10.0)
-    known.let_in(keys[0], 20.0)  # renewed: not the oldest any more
-    known.let_in(keys[-1], 10.0)
-    assert known.names() == {*keys} - {keys[1]}
-    now_s = 15.0
-    assert known.names() == {keys[0]}

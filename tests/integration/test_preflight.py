@@ -11,7 +11,7 @@ import pytest
 from agent.wire.examination import Examination, Health
 from app.errors import AgentRefusedError, AppError, ExitCode, HostKeyError, HostUnreachableError, SessionError
 from app.preflight.asking import failure_of, preflight
-from app.preflight.findings import FailureKind, Step, TelemetryWish, Wanted
+from app.preflight.findings import FailureKind, Step, Wanted
 from app.ssh.local_link import LocalLink
 from tests.support.examinations import ROWS, facts, of_host, unwell
 
@@ -125,18 +125,6 @@ def test_each_host_is_told_of_on_its_way(tmp_path: Path) -> None:
         "h2": [Step.EXAMINING, Step.WAITING, Step.LISTENING, Step.REACHING, Step.DONE],
         "h3": [Step.FAILED],
     }
-
-
-def test_a_host_whose_reports_come_by_ssh_has_answered_before_the_others_are_knocked_at(tmp_path: Path) -> None:
-    (_, first), second = pair(tmp_path, listen=[{**LISTENS, "addresses": ["127.0.0.1"]}, *[TIME] * 4])
-    told: list[tuple[str, Step]] = []
-
-    preflight(
-        [(Wanted("h1", telemetry=TelemetryWish("eth0", (0, 0))), first), second],
-        tell=lambda host, step: told.append((host, step)),
-    )
-
-    assert told[-3:] == [("h1", Step.KNOCKING), ("h2", Step.DONE), ("h1", Step.DONE)]
 
 
 def test_a_connection_that_failed_is_a_row(tmp_path: Path) -> None:

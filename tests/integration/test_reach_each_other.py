@@ -165,7 +165,6 @@ class Mouth:
 
     def __init__(self, *pieces: bytes | Exception) -> None:
         self.pieces = list(pieces)
-        self.is_told_to_end = False
 
     def recv(self, nbytes: int) -> bytes:
         piece = self.pieces.pop(0) if self.pieces else b""
@@ -177,7 +176,7 @@ class Mouth:
         raise AssertionError(s)
 
     def shutdown_write(self) -> None:
-        self.is_told_to_end = True
+        raise AssertionError
 
     def close(self) -> None:
         raise OSError
@@ -204,23 +203,3 @@ def test_a_host_that_does_not_answer_is_not_waited_for(piece: bytes | Exception,
 
     with pytest.raises((AgentUnreachableError, HostUnreachableError), match=told):
         Talk("h1", "listen", Mouth(*pieces)).line(timeout_s)
-
-
-@pytest.mark.parametrize(
-    ("pieces", "timeout_s", "num_unread"),
-    [
-        ((b"{}\n", b"bye", b""), 5.0, 0),
-        ((OSError("Socket is closed"), b"more"), 5.0, 1),
-        ((b"and on", b"and on", b"and on"), -1.0, 2),
-    ],
-    ids=["ends", "is gone", "goes on"],
-)
-def test_the_end_of_a_verb_is_waited_for_but_not_for_ever(
-    pieces: tuple[bytes | Exception, ...], timeout_s: float, num_unread: int
-) -> None:
-    mouth = Mouth(*pieces)
-
-    Talk("h1", "listen", mouth).end(timeout_s)
-
-    assert mouth.is_told_to_end
-    assert len(mouth.pieces) == num_unread

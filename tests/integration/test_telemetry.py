@@ -8,9 +8,7 @@ import msgspec
 import pytest
 import zmq
 
-from agent.roads.curve import new_key
 from agent.wire.reports import MAX_NODE_REPORT_BYTES, WIRE_VERSION, NodeReport, encode_node_report
-from app.roads.direct_source import DirectSource
 from app.roads.telemetry import Received, Telemetry
 from tests.support.waiting import until
 
@@ -143,21 +141,3 @@ def test_of_many_nodes_some_are_taken_and_the_others_wait(telemetry: Telemetry) 
 
     assert [(one.node, one.report.report_seq) for one in (first, second)] == [("a", 2), ("b", 2)]
     assert telemetry.drain(1) == []
-
-
-@pytest.mark.parametrize(
-    ("address", "server_key"), [("127.0.0.1", "#" * 40), ("::1%no such", new_key().public)], ids=["key", "address"]
-)
-def test_what_one_host_has_answered_costs_no_other_its_reports(
-    publishers: Publishers, telemetry: Telemetry, address: str, server_key: str
-) -> None:
-    telemetry.hear("b", DirectSource(address, 9, server_key, new_key()))
-
-    received_after(publishers, telemetry, "a", encode_node_report(node_report(1)))
-    telemetry.hear("b", publishers.paths["b"])
-
-    def is_heard() -> bool:
-        publishers.send("b", encode_node_report(node_report(1)))
-        return "b" in telemetry.heard_s
-
-    until(is_heard, 5, "it is heard where it is said next")

@@ -28,7 +28,7 @@ from agent.wire.examination import (
 )
 from app.commands.doctor import json_object
 from app.preflight.comparison import compare
-from app.preflight.findings import Answers, ClockDifference, TelemetryLook, TelemetryWish, Wanted, cleaned
+from app.preflight.findings import Answers, ClockDifference, Wanted, cleaned
 from app.preflight.mesh import routes
 from app.preflight.report_lines import report_lines
 from app.safe_text import clean
@@ -68,12 +68,9 @@ listening = st.builds(
     port=st.integers(0, 65_535),
     token=words,
     error=st.just("") | texts,
-    addresses=st.lists(words, max_size=3),
-    is_agents=st.booleans(),
 )
 reached = st.builds(Reached, target=words, token=words, connect_s=st.floats(0, 1e10), interface=words, error=texts)
 clocks = st.builds(ClockDifference, offset_s=st.floats(-2e11, 2e11), uncertainty_s=st.floats(0, 1e10))
-WISH = TelemetryWish("eth0", (47_000, 47_009))
 
 
 @st.composite
@@ -84,20 +81,12 @@ def asked(draw: st.DrawFn) -> list[Answers]:
         listens = draw(listening)
         hosts.append(
             Answers(
-                wanted=Wanted(host, draw(st.none() | st.integers(1, 8)), telemetry=draw(st.none() | st.just(WISH))),
+                wanted=Wanted(host, draw(st.none() | st.integers(1, 8))),
                 examination=None if heard is None else cleaned(decode_examination(msgspec.json.encode(heard))),
                 clock=draw(st.none() | clocks),
                 listening=cleaned(decode_listening(msgspec.json.encode(listens))),
                 reached=draw(st.none() | st.fixed_dictionaries({other: reached.map(cleaned) for other in others})),
                 reach_error=draw(st.sampled_from(["", "the connection broke"])),
-                telemetry=draw(
-                    st.builds(
-                        TelemetryLook,
-                        st.none() | listening.map(cleaned),
-                        st.lists(reached.map(cleaned), max_size=3).map(tuple),
-                        st.sampled_from(["", "the connection broke"]),
-                    )
-                ),
             )
         )
     return hosts

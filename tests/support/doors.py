@@ -64,9 +64,6 @@ class Door(AgentLink):
     def tells_reports(self) -> bool:
         return False
 
-    def bring_telemetry(self) -> None:
-        pass
-
     def go_again(self, *, asks: bool = False) -> None:
         self.reconnect(asks=asks)
 
@@ -76,7 +73,7 @@ class Door(AgentLink):
     def open_verb(self, *arguments: str) -> NoReturn:
         raise HostUnreachableError(self.host, f"{arguments[0]} is behind a door")
 
-    def open_road(self, on_frame: Callable[[bytes], None], *, has_telemetry: bool = True) -> None:
+    def open_road(self, on_frame: Callable[[bytes], None]) -> None:
         """There is no road."""
 
     def reconnect(self, *, asks: bool = False) -> None:

@@ -246,17 +246,6 @@ class Host:
         """Let what this host sends to another one be refused at once, as by a missing route."""
         _ip("-n", self._netns, "route", "add", "unreachable", other.address)
 
-    def drop_what_comes_from(self, port: int) -> None:
-        """Do what a firewall does: let every packet vanish that a TCP port of this host sends."""
-        _ip("-n", self._netns, "rule", "add", "sport", str(port), "ipproto", "tcp", "blackhole", "priority", "10")
-
-    def add_interface(self, name: str, address: str) -> None:
-        """Add a network that nobody else is in."""
-        _ip("-n", self._netns, "link", "add", name, "type", "veth", "peer", "name", f"{name}-end")
-        _ip("-n", self._netns, "addr", "add", address, "dev", name)
-        for end in (name, f"{name}-end"):
-            _ip("-n", self._netns, "link", "set", end, "up")
-
     def plug_in_cable(self) -> None:
         """Undo `pull_cable`."""
         _ip("-n", self._network.switch, "link", "set", self._port, "master", "br0")

@@ -35,7 +35,6 @@ CODE_OF_TESTS = {
     "tests/corpus/": ("app/diagnosis/", "ddpcore/probing/", "agent/state/"),
     "tests/e2e/test_console_in_tmux": ("app/tui/console.py", "app/presenting.py", "app/commands/demo.py"),
     "tests/e2e/test_demo_": ("app/sessions/", "app/headless.py", "app/commands/demo.py"),
-    "tests/e2e/test_direct_reports": ("app/roads/direct_", "agent/roads/curve"),
     "tests/e2e/test_doctor": ("app/preflight/", "agent/doctor/"),
     "tests/e2e/test_install": ("app/installing/",),
     "tests/e2e/test_relay": ("agent/fan_in/",),

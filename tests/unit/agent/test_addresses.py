@@ -6,7 +6,6 @@ from agent.machine.addresses import (
     MAX_ADDRESSES,
     OutwardAddress,
     address_of_ssh,
-    addresses_of,
     is_outward,
     ordered,
     outward_addresses,
@@ -54,29 +53,3 @@ def test_they_are_not_more_than_a_line_can_hold() -> None:
 def test_this_machine_s_own_can_be_read() -> None:
     assert all(is_outward(one.address) and one.mtu for one in outward_addresses())
     assert len(own_addresses({})) == min(MAX_ADDRESSES, len(outward_addresses()))
-
-
-@pytest.mark.parametrize(
-    ("interface", "addresses"),
-    [
-        ("eth0", ["10.0.0.5", "2001:db8::5"]),
-        ("ib0", ["192.168.7.5"]),
-        ("10.0.0.5", ["10.0.0.5"]),
-        ("10.0.0.0/24", ["10.0.0.5"]),
-        ("192.168.7.5/16", ["192.168.7.5"]),
-        ("2001:db8::/32", ["2001:db8::5"]),
-        ("10.0.1.0/24", []),
-        ("eth", []),
-        ("lo", []),
-    ],
-)
-def test_an_interface_is_named_by_its_name_or_by_an_address_or_network_of_it(
-    interface: str, addresses: list[str]
-) -> None:
-    assert addresses_of([ETH, IB, V6], interface) == addresses
-
-
-@pytest.mark.parametrize("interface", ["0.0.0.0", "::", "0.0.0.0/0", "10.0.0.5/0", "::/0", "127.0.0.1", "::1"])
-def test_neither_every_interface_nor_loopback_is_one(interface: str) -> None:
-    with pytest.raises(ValueError, match=r"would be every interface|is loopback"):
-        addresses_of([ETH, IB, V6], interface)

@@ -4,7 +4,6 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 import pytest
 
 from agent.roads.audit_lines import MAX_NAMES, audit_line, changes_something
@@ -26,7 +25,6 @@ from agent.wire.commands import (
     Shutdown,
     Stop,
 )
-from agent.wire.direct import ListenForTelemetry, Listening, StopListening
 from agent.wire.logs import PullLogs, ReadLog
 from agent.wire.replies import Accepted, Leftover, Leftovers, RefusalReason, Refused, Reply
 from agent.wire.stacks import GetStacks
@@ -130,15 +128,3 @@ def test_what_only_looks_is_not_written_down() -> None:
 
     assert [changes_something(command) for command in lookers] == [False] * len(lookers)
     assert changes_something(Commit("j"))
-
-
-def test_who_has_the_node_listen_is_written_down_once_with_where_and_so_is_the_end() -> None:
-    listening = Listening("s" * 40, ["10.0.0.5"], 47000, 300.0)
-    asked = ListenForTelemetry("c" * 40, "eth0")
-
-    entry = entry_of(asked, listening)
-
-    assert (entry["command"], entry["interface"], entry["client_key"]) == ("listen_for_telemetry", "eth0", "c" * 40)
-    assert (entry["outcome"], entry["addresses"], entry["port"]) == ("accepted", ["10.0.0.5"], 47000)
-    assert changes_something(StopListening("c" * 40), Accepted())
-    assert not changes_something(asked, msgspec.structs.replace(listening, is_renewal=True))

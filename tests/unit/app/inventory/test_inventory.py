@@ -53,24 +53,6 @@ def test_hosts_have_what_is_said_of_them_and_else_what_is_said_of_all() -> None:
     )
 
 
-def test_how_reports_come_is_said_of_all_hosts_or_of_one() -> None:
-    inventory = read_inventory(
-        "[cluster]\ntelemetry = 'curve'\ntelemetry_interface = '10.0.0.0/24'\ntelemetry_port = '47000-47009'\n"
-        "[[node]]\nhost = 'a'\n"
-        "[[node]]\nhost = 'b'\ntelemetry = 'ssh'\n"
-        "[[node]]\nhost = 'c'\ntelemetry_interface = 'ib0'\ntelemetry_port = 47000\n",
-        "rankdeck.toml",
-    )
-
-    told = [(host.telemetry, host.telemetry_interface, host.telemetry_ports) for host in inventory.hosts]
-    assert told == [
-        ("curve", "10.0.0.0/24", (47000, 47009)),
-        ("ssh", "10.0.0.0/24", (47000, 47009)),
-        ("curve", "ib0", (47000, 47000)),
-    ]
-    assert HostEntry("d").telemetry == "ssh"
-
-
 def test_a_file_without_hosts_is_an_empty_inventory() -> None:
     assert read_inventory("[console]\ntheme = 'light'\n", "rankdeck.toml") == Inventory()
 
@@ -97,24 +79,10 @@ def test_a_file_without_hosts_is_an_empty_inventory() -> None:
         ("node = [1]\n", "rankdeck.toml:1: node is a table: write [[node]] above its keys"),
         ("cluster = 'lab'\n", "rankdeck.toml:1: cluster is a table: write [cluster] above its keys"),
         (
-            "[cluster]\ntelemetry = 'udp'\n[[node]]\nhost = 'a'\n",
-            'rankdeck.toml:2: telemetry: \'udp\' is neither "ssh" nor "curve"',
+            "[cluster]\ntelemetry = 'curve'\n[[node]]\nhost = 'a'\n",
+            "rankdeck.toml:2: telemetry: no longer a key: reports come by SSH; for hundreds of hosts start a relay",
         ),
-        (
-            "[cluster]\ntelemetry = 'curve'\n[[node]]\nhost = 'a'\n[[node]]\nhost = 'b'\n",
-            'rankdeck.toml:2: telemetry = "curve" needs an interface to listen on: telemetry_interface = "eth0"',
-        ),
-        ("[[node]]\nhost = 'a'\ntelemetry = 'curve'\n", 'rankdeck.toml:3: telemetry = "curve" needs an interface'),
-        (
-            "[cluster]\ntelemetry_interface = '0.0.0.0'\n",
-            "rankdeck.toml:2: telemetry_interface: 0.0.0.0 would be every interface",
-        ),
-        ("[cluster]\ntelemetry_interface = '*'\n", "rankdeck.toml:2: telemetry_interface: '*' is neither a network"),
-        ("[cluster]\ntelemetry_interface = '127.0.0.1'\n", "rankdeck.toml:2: telemetry_interface: 127.0.0.1 is loop"),
-        ("[cluster]\ntelemetry_port = '5-4'\n", "rankdeck.toml:2: telemetry_port: '5-4' is no port from 1 to 65535"),
-        ("[cluster]\ntelemetry_port = 70000\n", "rankdeck.toml:2: telemetry_port: 70000 is no port"),
-        ("[cluster]\ntelemetry_port = true\n", "rankdeck.toml:2: telemetry_port: true is no port"),
-        ("[cluster]\ntelemetry_port = [1]\n", "rankdeck.toml:2: telemetry_port: [1] is no port"),
+        ("[[node]]\nhost = 'a'\ntelemetry_port = 47000\n", "rankdeck.toml:3: telemetry_port: no longer a key"),
         ("[cluster]\npyton = 'x'\n", "rankdeck.toml:2: pyton: no such key of cluster; the nearest is python"),
     ],
 )

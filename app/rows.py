@@ -203,8 +203,6 @@ class NodeRow(msgspec.Struct, frozen=True):
     """Since its last report."""
     trouble: str = ""
     """Why it cannot be heard from here, as far as that is known; empty while nothing is in the way."""
-    fallback: str = ""
-    """Why its reports come over SSH that were to come straight over TCP; empty where they come as asked."""
 
     @property
     def is_old(self) -> bool:

@@ -152,9 +152,6 @@ def _print_status(view: View, *, is_json: bool) -> ExitCode:
         click.echo(msgspec.json.encode(status_object(view)).decode())
     else:
         click.echo(f"{_nodes_line(view)}; {headline_text(view)}")
-        for row in view.nodes():
-            if row.fallback:
-                click.echo(f"{row.node}: its reports come over SSH: {row.fallback}")
         if view.other_jobs_text:
             click.echo(view.other_jobs_text)
         if view.job() is not None:

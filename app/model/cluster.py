@@ -49,7 +49,6 @@ class Node:
         num_ignored: Reports, or parts of them, that were refused.
         may_have_broken_gpus: Whether its newest report tells of anything that broken GPUs show.
         absence: Why it cannot be heard, as far as that is known; None while nothing is.
-        fallback: Why its reports come over SSH that were to come straight over TCP; empty where they come as asked.
     """
 
     def __init__(self, name: str, index: int) -> None:
@@ -59,7 +58,6 @@ class Node:
         self.num_ignored = 0
         self.may_have_broken_gpus = False
         self.absence: Absence | None = None
-        self.fallback = ""
         self.old_epochs: deque[str] = deque(maxlen=MAX_OLD_EPOCHS)
 
     def is_newer(self, report: NodeFrame) -> bool:
@@ -129,7 +127,6 @@ class Cluster:
     def go_on_from(self, before: Cluster) -> None:
         """Take from another model of these nodes what is newer in it, and what no report tells."""
         for name, node in before.nodes.items():
-            self.nodes[name].fallback = node.fallback
             self.put_absence(name, node.absence)
         self.newcomers = before.newcomers
         for job_id, attempt in before._begun.items():

@@ -62,8 +62,7 @@ def paint_node_name(line: Line, row: NodeRow, width: int) -> None:
 
 def _paint_state(line: Line, row: NodeRow, width: int) -> None:
     style = line.look.severity_style(row.severity)
-    state = f"{row.state} (ssh)" if row.fallback and row.state == "up" else row.state
-    line.cell(f"{line.look.glyphs.severities[row.severity]} {state}", width, style)
+    line.cell(f"{line.look.glyphs.severities[row.severity]} {row.state}", width, style)
 
 
 def _paint_ranks(line: Line, row: NodeRow, width: int) -> None:

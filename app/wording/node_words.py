@@ -79,5 +79,4 @@ def node_row(node: Node, facts: NodeFacts, job: JobModel | None, found: JobDiagn
         **msgspec.structs.asdict(HostReport() if report is None else report.host),
         age_s=facts.age_s,
         trouble="" if facts.state == "up" or node.absence is None else clean(node.absence.beside_name, LINE_LIMIT),
-        fallback=clean(node.fallback, LINE_LIMIT),
     )

@@ -67,20 +67,6 @@ async def test_of_a_host_that_is_lost_later_the_age_of_the_last_report_stays_bes
         assert cells[-1].endswith("s")
 
 
-async def test_a_host_whose_reports_come_over_ssh_for_want_of_better_says_so_beside_its_figures() -> None:
-    source = TalkingSource(SimCluster(num_nodes=3, ranks_per_node=2))
-    source.run(4)
-    source.sim.cluster.nodes["demo-1"].fallback = "no address on ib7"
-    async with desk(source, (120, 35)) as console:
-        await console.play(source, 4)
-        rows = [line.split() for line in console.lines() if "GiB" in line]
-        assert [row[: row.index("2/2")] for row in rows] == [
-            ["demo-0", "●", "up", "0-1"],
-            ["demo-1", "●", "up", "(ssh)", "2-3"],
-            ["demo-2", "●", "up", "4-5"],
-        ]
-
-
 async def test_before_a_job_each_host_says_why_it_is_away_and_the_first_line_too() -> None:
     cluster, diagnoser = Cluster(["gpu1", "gpu2", "gpu3"]), Diagnoser()
     cluster.apply("gpu1", node_report(1, workers=[], jobs=[]), 100.0)

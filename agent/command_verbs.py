@@ -134,13 +134,6 @@ def logs(since_seq: int | None, rank: int | None, *, directory: Path, **piece: A
     _ask(directory, PullLogs(since_seq))
 
 
-@click.command("read-log")
-@directory_option
-def read_log(directory: Path) -> None:
-    """Print a piece of a log file; the command is read from standard input."""
-    _ask(directory, _read_command("read-log"))
-
-
 @click.command()
 @directory_option
 @click.option("--generation", type=click.IntRange(min=1), required=True, help="Above the node's newest.")
@@ -248,7 +241,6 @@ COMMAND_VERBS: tuple[click.Command, ...] = (
     prepare_again,
     fault,
     logs,
-    read_log,
     claim,
     show,
     stacks,

@@ -1,8 +1,6 @@
-"""The road on which commands go down: one JSON line to an agent, one JSON line back.
+"""The road on which commands go down: one JSON line to an agent, one JSON line back, over its command socket.
 
-Two ways lead to the same agent. `StreamRoad` speaks over a byte stream to its command socket (here a Unix socket
-on this machine; an SSH channel has the same shape). `ProcessRoad` runs `python -P -m agent VERB` for each command, for
-hosts that forbid such a stream.
+The socket is the agent's own, or one of this machine that leads to it (`app.ssh.tunnel`).
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
-from agent.wire.codec import MAX_COMMAND_BYTES, MalformedMessageError
+from agent.wire.codec import MAX_COMMAND_BYTES
 from agent.wire.commands import Command, encode_command
 from agent.wire.fields import CONTROL_SOCKET
 from agent.wire.replies import RefusalReason, Refused, Reply, decode_reply
@@ -18,7 +16,6 @@ from app.errors import AgentRefusedError, AgentUnreachableError
 from app.safe_text import LINE_LIMIT, clean
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
     Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -45,9 +42,10 @@ class CommandRoad(Protocol):
 class StreamRoad:
     """A road over one byte stream, opened at the first command and again after it broke."""
 
-    def __init__(self, node: str, open_stream: Callable[[], Awaitable[Stream]]) -> None:
+    def __init__(self, node: str, directory: Path) -> None:
+        """`directory` holds the agent's socket, whether it serves by now or not."""
         self._node = node
-        self._open_stream = open_stream
+        self._path = directory / CONTROL_SOCKET
         self._stream: Stream | None = None
         self._lock = asyncio.Lock()
 
@@ -79,11 +77,17 @@ class StreamRoad:
         if self._stream is not None and self._stream[0].at_eof():
             await self._drop()  # it broke since the last command, so this one may go a new way
         if self._stream is None:
-            self._stream = await self._open_stream()
+            self._stream = await self._open()
         reader, writer = self._stream
         writer.write(encode_command(command))
         await writer.drain()
         return decode_reply(await reader.readuntil(b"\n"))
+
+    async def _open(self) -> Stream:
+        try:
+            return await asyncio.open_unix_connection(str(self._path), limit=MAX_COMMAND_BYTES)
+        except (FileNotFoundError, ConnectionRefusedError):
+            raise AgentUnreachableError(self._node, f"none serves at {self._path}") from None
 
     async def _drop(self) -> None:
         if self._stream is None:
@@ -96,60 +100,6 @@ class StreamRoad:
             await writer.wait_closed()
         except OSError:
             return  # the peer closed first: closed is what was wanted
-
-
-class ProcessRoad:
-    """A road that starts a process for each command; slower by a Python start, needs no socket on this side."""
-
-    def __init__(self, node: str, argv: Sequence[str], directory: str) -> None:
-        """`argv` is `python -P -m agent` in whatever reaches the node; `directory` is the agent's, on that node."""
-        self._node = node
-        self._argv = tuple(argv)
-        self._directory = directory
-
-    async def request(self, command: Command) -> Reply:
-        """See `CommandRoad.request`."""
-        verb = str(command.__struct_config__.tag)
-        process = await asyncio.create_subprocess_exec(
-            *self._argv,
-            verb,
-            "--dir",
-            self._directory,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        try:
-            async with asyncio.timeout(REPLY_TIMEOUT_S):
-                stdout, stderr = await process.communicate(encode_command(command))
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            raise AgentUnreachableError(self._node, f"no reply in {REPLY_TIMEOUT_S:.0f} s") from None
-        try:
-            return decode_reply(stdout)
-        except MalformedMessageError:
-            said = clean(stderr.decode(errors="replace").strip() or f"exit code {process.returncode}", LINE_LIMIT)
-            raise AgentUnreachableError(self._node, said) from None
-
-    async def close(self) -> None:
-        """See `CommandRoad.close`."""
-
-
-async def open_local_road(node: str, directory: Path, python: str) -> CommandRoad:
-    """Return the road to an agent on this machine: its socket, or a process where the socket cannot be opened."""
-    path = directory / CONTROL_SOCKET
-
-    async def open_stream() -> Stream:
-        return await asyncio.open_unix_connection(str(path), limit=MAX_COMMAND_BYTES)
-
-    try:
-        _, writer = await open_stream()
-    except OSError:
-        return ProcessRoad(node, (python, "-P", "-m", "agent"), str(directory))
-    writer.close()
-    await writer.wait_closed()
-    return StreamRoad(node, open_stream)
 
 
 def taken(node: str, reply: Reply) -> Reply:

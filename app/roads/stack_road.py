@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from agent.wire.stacks import GetStacks, Stacks
 from app.errors import AgentRefusedError, AppError, IncompatibleAgentError
-from app.roads.command_road import knows_no_job, open_local_road, taken
+from app.roads.command_road import StreamRoad, knows_no_job, taken
 from app.safe_text import LINE_LIMIT, clean
 from app.stacks.groups import NodeStacks
 
@@ -20,21 +20,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-async def fetch_stacks(
-    directories: Mapping[str, Path], python: str, job_id: str, *, is_native: bool
-) -> list[NodeStacks]:
+async def fetch_stacks(directories: Mapping[str, Path], job_id: str, *, is_native: bool) -> list[NodeStacks]:
     """Return what each node of a job answers; nodes that do not know the job are left out.
 
     Args:
         directories: Of the agents, by node.
-        python: Runs the agent's verb where its socket cannot be opened.
         job_id: The job.
         is_native: With the frames of C and C++.
 
     Raises:
         AppError: No node has stacks of it: the first one's reason.
     """
-    asked = (_of_node(node, path, python, GetStacks(job_id, is_native)) for node, path in directories.items())
+    asked = (_of_node(node, path, GetStacks(job_id, is_native)) for node, path in directories.items())
     answers = await asyncio.gather(*asked)
     errors = [answer for answer in answers if isinstance(answer, AppError)]
     if len(errors) == len(answers):
@@ -52,8 +49,8 @@ def trouble_text(error: AppError) -> str:
     return clean(error.message if isinstance(error, AgentRefusedError) else str(error), LINE_LIMIT)
 
 
-async def _of_node(node: str, directory: Path, python: str, command: GetStacks) -> Stacks | AppError:
-    road = await open_local_road(node, directory, python)
+async def _of_node(node: str, directory: Path, command: GetStacks) -> Stacks | AppError:
+    road = StreamRoad(node, directory)
     try:
         reply = taken(node, await road.request(command))
     except AppError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -50,7 +49,7 @@ class LiveSession:
             SessionError: See `Session`.
         """
         self.is_read_only = options.is_read_only
-        self.session = Session(directories, sys.executable, options, addresses, told)
+        self.session = Session(directories, options, addresses, told)
         """What is seen and done; after `Session.connect`."""
         self.started_at_s = time.monotonic()
         self._notices = notices

@@ -28,7 +28,7 @@ from app.model.job_choice import JobChoice
 from app.recording.past import Past
 from app.recording.recorder import Recorder
 from app.recording.records import NoticeHeard, ReportHeard, StacksHeard
-from app.roads.command_road import open_local_road
+from app.roads.command_road import StreamRoad
 from app.roads.fleet import Fleet
 from app.roads.stack_road import fetch_stacks, trouble_text
 from app.roads.start_progress import Milestones
@@ -71,7 +71,6 @@ class Session:
     def __init__(
         self,
         directories: Mapping[str, Path],
-        python: str,
         options: SessionOptions = DEFAULT_OPTIONS,
         addresses: Callable[[str], Sequence[str]] = lambda _node: (),
         told: Container[str] = (),
@@ -80,7 +79,6 @@ class Session:
 
         Args:
             directories: With the sockets of each node.
-            python: Runs the agent's verbs.
             options: What a person has chosen.
             addresses: For `JobControl`.
             told: Nodes whose reports are given to `take_frame`; those of the others come by their sockets.
@@ -89,7 +87,6 @@ class Session:
             SessionError: What is heard cannot be recorded where it should be.
         """
         self._directories = dict(directories)
-        self._python = python
         self._cluster = Cluster(list(self._directories))
         self._thresholds = options.thresholds
         self.choice = JobChoice()
@@ -136,12 +133,8 @@ class Session:
         return self._thresholds.stall_s
 
     async def connect(self) -> None:
-        """Open the roads to the agents and begin to listen.
-
-        Raises:
-            AgentUnreachableError: An agent does not answer.
-        """
-        roads = {node: await open_local_road(node, path, self._python) for node, path in self._directories.items()}
+        """Begin to listen to the agents."""
+        roads = {node: StreamRoad(node, path) for node, path in self._directories.items()}
         self._fleet = Fleet(roads, self._milestones.take)
         self._keeper = EvidenceKeeper(self, self._evidence_dir) if self._evidence_dir else None
         self.telemetry.start()
@@ -286,7 +279,7 @@ class Session:
         wanted = job_id or (job.job_id if job else "")
         if not wanted:
             raise UsageError("there is no job yet")
-        answers = await fetch_stacks(self._directories, self._python, wanted, is_native=is_native)
+        answers = await fetch_stacks(self._directories, wanted, is_native=is_native)
         for record in _heard(answers):
             self._record(record)
         return answers
@@ -294,7 +287,7 @@ class Session:
     async def take_stacks(self, job_id: str, into: Answers) -> None:
         """Take the stacks of a job, or why there are none."""
         try:
-            answers = await fetch_stacks(self._directories, self._python, job_id, is_native=False)
+            answers = await fetch_stacks(self._directories, job_id, is_native=False)
         except AppError as error:
             answers = [NodeStacks(node, None, trouble_text(error)) for node in self._directories]
         into.stacks = _heard(answers)

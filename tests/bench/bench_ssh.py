@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from agent.wire.commands import GetStatus
-from app.roads.command_road import open_local_road
+from app.roads.command_road import StreamRoad
 from app.ssh.host_link import Access, HostLink
 from tests.support.hosts import Network, why_no_hosts
 
@@ -62,7 +62,7 @@ def connect_once(access: Access) -> None:
 
 
 async def command_times(link: HostLink) -> list[float]:
-    road = await open_local_road("h1", link.directory, sys.executable)
+    road = StreamRoad("h1", link.directory)
     times = []
     for _ in range(REPEATS * 5):
         began_s = time.perf_counter()

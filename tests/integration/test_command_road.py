@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import re
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from agent.wire.commands import Kill, Prepare, decode_command
 from agent.wire.fields import CONTROL_SOCKET
 from agent.wire.replies import Accepted, RefusalReason, Refused, encode_reply
 from app.errors import AgentRefusedError, AgentUnreachableError
-from app.roads.command_road import ProcessRoad, StreamRoad, open_local_road, taken
+from app.roads.command_road import StreamRoad, taken
 from tests.support.jobs import make_spec
 from tests.support.waiting import until_async
 
@@ -50,18 +51,17 @@ async def echo_ports(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
 
 async def test_commands_and_replies_take_turns_on_one_stream(tmp_path: Path) -> None:
     async with listening(tmp_path, echo_ports):
-        road = await open_local_road("demo-0", tmp_path, sys.executable)
+        road = StreamRoad("demo-0", tmp_path)
 
         replies = [await road.request(Kill("demo")) for _ in range(3)]
 
-        assert isinstance(road, StreamRoad)
         assert replies == [Accepted(1), Accepted(2), Accepted(3)]
         await road.close()
 
 
 async def test_concurrent_commands_do_not_mix_their_replies(tmp_path: Path) -> None:
     async with listening(tmp_path, echo_ports):
-        road = await open_local_road("demo-0", tmp_path, sys.executable)
+        road = StreamRoad("demo-0", tmp_path)
 
         replies = await asyncio.gather(*(road.request(Kill("demo")) for _ in range(10)))
 
@@ -80,7 +80,7 @@ async def test_a_peer_that_reads_nothing_holds_nobody_up_however_large_the_comma
         writer.transport.abort()
 
     async with listening(tmp_path, read_nothing):
-        road = await open_local_road("demo-0", tmp_path, sys.executable)
+        road = StreamRoad("demo-0", tmp_path)
         large = Prepare(make_spec(env={f"V{number}": "x" * 4000 for number in range(250)}))
         async with asyncio.timeout(10):
             with pytest.raises(AgentUnreachableError, match="no reply in"):
@@ -100,7 +100,7 @@ async def test_an_agent_that_hangs_up_is_unreachable_and_the_next_command_dials_
                 writer.write(encode_reply(Accepted()))
 
     async with listening(tmp_path, hang_up_once):
-        road = await open_local_road("demo-0", tmp_path, sys.executable)
+        road = StreamRoad("demo-0", tmp_path)
 
         with pytest.raises(AgentUnreachableError, match="demo-0 does not answer: it closed the connection"):
             await road.request(Kill("demo"))
@@ -115,7 +115,7 @@ async def test_a_stream_that_broke_between_two_commands_costs_none_of_them(tmp_p
             writer.write(encode_reply(Accepted()))
 
     async with listening(tmp_path, answer_once):
-        road = StreamRoad("demo-0", lambda: asyncio.open_unix_connection(tmp_path / CONTROL_SOCKET))
+        road = StreamRoad("demo-0", tmp_path)
         assert await road.request(Kill("demo")) == Accepted()
         await until_async(lambda: road._stream is not None and road._stream[0].at_eof(), 5, "the end is heard")
 
@@ -129,7 +129,7 @@ async def test_a_reply_that_is_not_one_is_an_error_that_names_the_node(tmp_path:
         writer.write(b"\x1b[2J\n")
 
     async with listening(tmp_path, babble):
-        road = await open_local_road("demo-0", tmp_path, sys.executable)
+        road = StreamRoad("demo-0", tmp_path)
 
         with pytest.raises(AgentUnreachableError, match="demo-0") as caught:
             await road.request(Kill("demo"))
@@ -138,27 +138,23 @@ async def test_a_reply_that_is_not_one_is_an_error_that_names_the_node(tmp_path:
         await road.close()
 
 
-async def test_without_a_socket_the_road_is_a_process(tmp_path: Path) -> None:
-    road = await open_local_road("demo-0", tmp_path, sys.executable)
-
-    assert isinstance(road, ProcessRoad)
-    with pytest.raises(AgentUnreachableError, match="demo-0"):
+async def test_an_agent_that_serves_later_has_the_next_command(tmp_path: Path) -> None:
+    road = StreamRoad("demo-0", tmp_path)
+    where = re.escape(str(tmp_path / CONTROL_SOCKET))
+    with pytest.raises(AgentUnreachableError, match=f"the agent on demo-0 does not answer: none serves at {where}"):
         await road.request(Kill("demo"))
 
+    async with listening(tmp_path, echo_ports):
+        assert await road.request(Kill("demo")) == Accepted(1)
+        await road.close()
 
-async def test_a_process_that_prints_a_reply_is_a_road(tmp_path: Path) -> None:
-    program = tmp_path / "agent.py"
-    program.write_text(
-        "import json, sys\n"
-        "verb, flag, directory = sys.argv[1:]\n"
-        "assert json.loads(sys.stdin.readline()) == {'type': 'kill', 'job_id': 'demo'}\n"
-        "assert (verb, flag, directory) == ('kill', '--dir', '/d')\n"
-        "print(json.dumps({'type': 'accepted'}))\n"
-    )
-    road = ProcessRoad("demo-0", (sys.executable, str(program)), "/d")
 
-    assert await road.request(Kill("demo")) == Accepted()
-    await road.close()
+async def test_where_an_agent_has_left_its_socket_none_serves(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / CONTROL_SOCKET))
+
+    with pytest.raises(AgentUnreachableError, match="none serves at"):
+        await StreamRoad("demo-0", tmp_path).request(Kill("demo"))
 
 
 def test_a_refusal_becomes_an_error_with_exit_code_4_and_clean_words() -> None:

@@ -63,7 +63,7 @@ async def session(tmp_path: Path) -> AsyncIterator[Session]:
     """A session over two agents that run the job."""
     agents = PrivateAgents(NODES)
     agents.make_directories()
-    session = Session(agents.directories, sys.executable)
+    session = Session(agents.directories)
     try:
         await agents.start()
         await session.connect()

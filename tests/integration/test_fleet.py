@@ -14,7 +14,7 @@ from agent.wire.fields import CONTROL_SOCKET
 from agent.wire.jobs import JobSpec, JobState
 from agent.wire.replies import Reply, Status
 from app.errors import AgentRefusedError, AgentUnreachableError
-from app.roads.command_road import open_local_road
+from app.roads.command_road import StreamRoad
 from app.roads.fleet import Fleet
 from app.sessions.private_agents import PrivateAgents
 
@@ -60,8 +60,8 @@ async def agents() -> AsyncIterator[PrivateAgents]:
         assert [path for path in agents.directories.values() if path.exists()] == []
 
 
-async def roads_to(agents: PrivateAgents) -> dict[str, CommandRoad]:
-    return {node: await open_local_road(node, path, sys.executable) for node, path in agents.directories.items()}
+def roads_to(agents: PrivateAgents) -> dict[str, CommandRoad]:
+    return {node: StreamRoad(node, path) for node, path in agents.directories.items()}
 
 
 async def job_states(roads: Mapping[str, CommandRoad]) -> dict[str, list[JobState]]:
@@ -74,7 +74,7 @@ async def job_states(roads: Mapping[str, CommandRoad]) -> dict[str, list[JobStat
 
 
 async def test_when_one_node_refuses_no_node_keeps_the_job(agents: PrivateAgents) -> None:
-    roads = await roads_to(agents)
+    roads = roads_to(agents)
     fleet = Fleet(roads)
     specs = specs_of(agents.directories)
     specs["n1"] = msgspec.structs.replace(specs["n1"], workdir="/no/such/place")
@@ -91,7 +91,7 @@ async def test_when_one_node_refuses_no_node_keeps_the_job(agents: PrivateAgents
 
 
 async def test_when_one_node_is_gone_no_other_keeps_the_job(agents: PrivateAgents) -> None:
-    roads = await roads_to(agents)
+    roads = roads_to(agents)
     await roads["n1"].request(Shutdown())
     fleet = Fleet(roads)
 
@@ -141,9 +141,9 @@ async def test_a_link_that_is_cut_between_prepare_and_commit_is_given_up_in_time
 ) -> None:
     monkeypatch.setattr("app.roads.command_road.REPLY_TIMEOUT_S", 5.0)  # real agents answer in time, on a busy machine
     told: list[str] = []
-    direct = await roads_to(agents)
+    direct = roads_to(agents)
     async with CutLink(agents.directories["n1"], tmp_path, b'"commit"') as near:
-        cut = await open_local_road("n1", near, sys.executable)
+        cut = StreamRoad("n1", near)
         fleet = Fleet({"n0": direct["n0"], "n1": cut}, lambda progress: told.append(progress.text))
 
         async with asyncio.timeout(60):
@@ -187,7 +187,7 @@ class LosingRoad:
 
 @pytest.mark.parametrize("lost", [AgentUnreachableError("n1", "no reply"), asyncio.CancelledError()], ids=repr)
 async def test_a_node_whose_reply_is_lost_forgets_the_job_too(agents: PrivateAgents, lost: BaseException) -> None:
-    roads = await roads_to(agents)
+    roads = roads_to(agents)
     fleet = Fleet({"n0": roads["n0"], "n1": LosingRoad(roads["n1"], (Prepare,), lost)})
 
     with pytest.raises(type(lost)) as caught:
@@ -199,7 +199,7 @@ async def test_a_node_whose_reply_is_lost_forgets_the_job_too(agents: PrivateAge
 
 
 async def test_a_start_that_is_cancelled_leaves_no_job_and_no_reply_on_the_road(agents: PrivateAgents) -> None:
-    roads = await roads_to(agents)
+    roads = roads_to(agents)
     specs = specs_of(agents.directories)
     specs["n1"] = msgspec.structs.replace(specs["n1"], workdir="/no/such/place")  # no start gets as far as a commit
 
@@ -217,7 +217,7 @@ async def test_a_start_that_is_cancelled_leaves_no_job_and_no_reply_on_the_road(
 @pytest.mark.slow
 @pytest.mark.ranks
 async def test_a_job_that_may_run_on_a_silent_node_is_said_to(agents: PrivateAgents) -> None:
-    roads = await roads_to(agents)
+    roads = roads_to(agents)
     silent = LosingRoad(roads["n1"], (Commit, Abort, Kill), AgentUnreachableError("n1", "no reply"))
     fleet = Fleet({"n0": roads["n0"], "n1": silent})
 
@@ -235,7 +235,7 @@ async def test_a_job_that_may_run_on_a_silent_node_is_said_to(agents: PrivateAge
 async def test_a_start_that_is_refused_or_unheard_leaves_a_running_job_of_that_name_alone(
     agents: PrivateAgents,
 ) -> None:
-    roads = await roads_to(agents)
+    roads = roads_to(agents)
     specs = specs_of(agents.directories)
     await Fleet(roads).start(specs)
     lost = {"n0": LosingRoad(roads["n0"], (Prepare,), AgentUnreachableError("n0", "no reply"))}
@@ -250,7 +250,7 @@ async def test_a_start_that_is_refused_or_unheard_leaves_a_running_job_of_that_n
 
 @pytest.mark.ranks
 async def test_a_started_job_runs_on_every_node_and_a_kill_ends_it_on_every_node(agents: PrivateAgents) -> None:
-    roads = await roads_to(agents)
+    roads = roads_to(agents)
     fleet = Fleet(roads)
     await fleet.start(specs_of(agents.directories))
     assert await job_states(roads) == {"n0": [JobState.RUNNING], "n1": [JobState.RUNNING]}

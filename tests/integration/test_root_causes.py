@@ -215,8 +215,8 @@ def test_any_piece_of_a_log_can_be_read_by_hand_and_by_a_console(
     by_hand = run_agent_verb("logs", *road, *where)
     assert by_hand.returncode == 0, by_hand.stderr
     assert json.loads(by_hand.stdout)["text"] == "here\n"
-    by_pipe = run_agent_verb("read-log", *road, stdin='{"job_id": "fails-by-itself", "rank": -1}')
-    assert by_pipe.returncode == 0, by_pipe.stderr
-    assert json.loads(by_pipe.stdout)["offset"] == 0
+    of_launcher = run_agent_verb("logs", *road, "--job", "fails-by-itself", "--rank", "-1")
+    assert of_launcher.returncode == 0, of_launcher.stderr
+    assert json.loads(of_launcher.stdout)["offset"] == 0
     assert run_agent_verb("logs", *road, "--rank", "1").returncode == 2
     assert run_agent_verb("logs", *road, "--job", "no-such-job", "--rank", "1").returncode == 4

@@ -54,7 +54,7 @@ async def test_nodes_answer_each_for_itself(serving: RunningAgent, tmp_path: Pat
     with RunningAgent("--private") as idle:
         directories = {"a": serving.directory, "idle": idle.directory, "dead": tmp_path / "dead"}
 
-        answers = await fetch_stacks(directories, sys.executable, "train", is_native=False)
+        answers = await fetch_stacks(directories, "train", is_native=False)
 
     assert [(one.node, one.stacks is not None) for one in answers] == [("a", True), ("dead", False)]
     assert "the agent on dead does not answer" in answers[1].trouble
@@ -66,12 +66,12 @@ async def test_a_node_that_is_silent_outweighs_one_that_does_not_know_the_job(tm
     with RunningAgent("--private") as idle:
         directories = {"idle": idle.directory, "dead": tmp_path / "dead"}
         with pytest.raises(AgentUnreachableError, match="the agent on dead does not answer"):
-            await fetch_stacks(directories, sys.executable, "train", is_native=False)
+            await fetch_stacks(directories, "train", is_native=False)
 
 
 async def test_a_job_that_nobody_knows_is_refused(serving: RunningAgent) -> None:
     with pytest.raises(AgentRefusedError, match="there is no job nobody on this node; those here: train"):
-        await fetch_stacks({"a": serving.directory}, sys.executable, "nobody", is_native=False)
+        await fetch_stacks({"a": serving.directory}, "nobody", is_native=False)
 
 
 async def test_a_job_that_has_ended_has_none(tmp_path: Path) -> None:
@@ -81,11 +81,11 @@ async def test_a_job_that_has_ended_has_none(tmp_path: Path) -> None:
         until(lambda: serving.report().jobs[0].state == "failed", END_S, "the job has failed")
 
         with pytest.raises(AgentRefusedError, match="job train does not run: it has no stacks"):
-            await fetch_stacks({"a": serving.directory}, sys.executable, "train", is_native=False)
+            await fetch_stacks({"a": serving.directory}, "train", is_native=False)
 
 
 async def test_a_session_asks_about_the_job_that_is_shown(serving: RunningAgent) -> None:
-    session = Session({"a": serving.directory}, sys.executable)
+    session = Session({"a": serving.directory})
     with pytest.raises(UsageError, match="there is no job yet"):
         await session.stacks(is_native=False)
     await session.connect()

@@ -51,23 +51,22 @@ start at Python's own pace."""
 def rankdeck(context: click.Context, *, assignments: tuple[str, ...], has_no_files: bool) -> None:
     """Watch a PyTorch DDP job live: which rank holds the others up, at which barrier, on which line, and why.
 
-    Alone, in a terminal, it asks what to do; --set and --no-config are for that, and for what is chosen.
+    Alone it opens the console on the hosts of the nearest rankdeck.toml, here or above; --set and --no-config are for
+    that. Without such a file it says what to type first.
     """
     if context.invoked_subcommand is not None:
         if assignments or has_no_files:
             hint = f"rankdeck {context.invoked_subcommand} --help says which it takes"
             raise UsageError("--set and --no-config stand behind the command", hint)
         return
-    # Whoever chose a command does not wait for the choice.
-    from app.commands.start import ask_what_to_do  # noqa: PLC0415
-    from app.presenting import is_terminal  # noqa: PLC0415
-    from app.program import shell_text  # noqa: PLC0415
+    # Whoever types a command does not wait for these.
+    from app.commands.alone import console_argv, first_lines, inventory_text  # noqa: PLC0415
 
-    if not is_terminal():
-        raise click.exceptions.NoArgsIsHelpError(context)
-    if chosen := ask_what_to_do(assignments, has_files=not has_no_files):
-        _say(shell_text(chosen))
-        rankdeck.main(list(chosen), prog_name="rankdeck", standalone_mode=False)
+    if not has_no_files and (argv := console_argv(assignments)):
+        _say(f"the hosts are those of {inventory_text()}")
+        rankdeck.main(list(argv), prog_name="rankdeck", standalone_mode=False)
+    else:
+        click.echo(first_lines(assignments, has_files=not has_no_files))
 
 
 def main() -> NoReturn:
@@ -77,9 +76,6 @@ def main() -> NoReturn:
         rankdeck.main(standalone_mode=False)
     except click.exceptions.Abort:
         code = ExitCode.INTERRUPTED
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        code = ExitCode.USAGE
     except click.ClickException as error:
         _say(f"{error.format_message()} (--help shows what there is)")
         code = ExitCode.USAGE

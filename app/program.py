@@ -1,4 +1,4 @@
-"""A program that a person wants to start: what was typed, judged, and the command of a shell that does the same."""
+"""A program that a person wants to start: what was typed, and judged."""
 
 from __future__ import annotations
 
@@ -130,29 +130,12 @@ def make_job_id(command: tuple[str, ...], salt: str) -> str:
     return f"{stem or 'job'}-{salt}"
 
 
-def run_argv(host: str | None, program: Program) -> tuple[str, ...]:
-    """Return the arguments of `rankdeck` that start a program on a host, or, without one, on all of the inventory."""
-    given = (
-        ("--nproc-per-node", "" if program.num_ranks is None else str(program.num_ranks)),
-        ("--max-restarts", str(program.max_restarts or "")),
-        ("--workdir", program.workdir),
-        ("--job-python", program.python),
-    )
-    options = [word for name, value in given if value for word in (name, value)]
-    return ("run", *(() if host is None else ("--host", host)), *options, "--", *program.command)
-
-
 def usual_workdir(hosts: Sequence[str]) -> str:
     """Return where a program runs on some hosts unless a person says otherwise."""
     if list(hosts) == [THIS_MACHINE]:
         return "the inventory's, else this directory"
     here = f"; on {THIS_MACHINE} this directory" if THIS_MACHINE in hosts else ""
     return f"the inventory's, else home{here}"
-
-
-def shell_text(argv: tuple[str, ...]) -> str:
-    """Return a command of ours for a shell, clean."""
-    return clean(shlex.join(("rankdeck", *argv)), LINE_LIMIT)
 
 
 def start_question(host: str, program: Program) -> str:

@@ -14,7 +14,7 @@ from app.commands.host_options import exclude_option, link_by, named_python, rea
 from app.commands.inventory_file import load_inventory, named_hosts
 from app.commands.relay_options import relay_inventory, relay_options, relayed_hosts, through_relay
 from app.commands.settings_options import NO_FILES_PARAMETER
-from app.errors import AppError, UsageError
+from app.errors import AppError, NoAgentError, UsageError
 from app.headless import print_line
 from app.inventory.inventory import HostEntry, is_meant
 from app.model.newcomers import Newcomers
@@ -23,6 +23,7 @@ from app.sessions.hosts import Hosts
 from app.sessions.workdir import workdir_on
 from app.ssh.config import THIS_MACHINE, parse_destination
 from app.ssh.link_group import LinkGroup
+from app.words import nodes_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -177,6 +178,11 @@ def _tell(away: Mapping[str, AppError], wanted: HostsWanted, *, is_in_the_way: b
     first = next(iter(away.values()))
     if len(wanted.entries) == 1:
         raise first
+    has_no_agents = wanted.hub is None and all(isinstance(error, NoAgentError) for error in away.values())
+    if is_in_the_way and has_no_agents and not wanted.typed:
+        failure = AppError(f"no agent serves on {nodes_text([*away])}", "start them: rankdeck up")
+        failure.exit_code = first.exit_code
+        raise failure
     for error in away.values():
         print_line(f"rankdeck: {error.whole}")
     if is_in_the_way:

@@ -17,16 +17,21 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+def inventory_path() -> Path | None:
+    """Return the nearest file; None where there is none."""
+    try:
+        return project_file(Path.cwd())
+    except OSError:
+        return None  # the directory is gone
+
+
 def load_inventory() -> Inventory:
     """Return what the nearest file says of hosts; an empty inventory where there is none.
 
     Raises:
         UsageError: It cannot be read, or something in it cannot be.
     """
-    try:
-        path = project_file(Path.cwd())
-    except OSError:
-        return Inventory()  # the directory is gone
+    path = inventory_path()
     if path is None:
         return Inventory()
     inventory = read_inventory(text_of(path), clean(str(path), LINE_LIMIT))

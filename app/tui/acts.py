@@ -60,7 +60,7 @@ async def ask_for_control(console: Console) -> None:
 
 async def ask_for_program(console: Console) -> None:
     """Ask which program to start, and start it; not beside a job that runs."""
-    from app.tui.program_form import AnotherProgramScreen  # noqa: PLC0415 - the first frame does not pay for it
+    from app.tui.program_form import ProgramScreen  # noqa: PLC0415 - the first frame does not pay for it
 
     stage = console.stage
     starter, view = stage.source.starter, stage.newest
@@ -78,7 +78,7 @@ async def ask_for_program(console: Console) -> None:
             _say_not_done(console, error)
             return
         asks_look = stage.source.doctor is not None and len(starter.hosts) > 1
-        screen = AnotherProgramScreen(stage.look, starter.where, starter.hosts, past, asks_look=asks_look)
+        screen = ProgramScreen(stage.look, starter.where, starter.hosts, past, asks_look=asks_look)
         program = await console.push_screen_wait(screen)
         if program is not None and (not screen.looks_first or await _is_fit(console, program, "Start it")):
             await _do(console, starter.start(program))

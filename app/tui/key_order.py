@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING
 
-from textual.app import App, ReturnType
+from textual.app import App
 from textual.events import Key, Paste
 from textual.message import Message
 
@@ -34,7 +34,7 @@ class KeyDone(Message, bubble=True):
         self.num_left = num_left
 
 
-class KeysInOrder(App[ReturnType], Generic[ReturnType]):
+class KeysInOrder(App[None]):
     """An app that takes one key, or one paste, after the other."""
 
     def __init__(self) -> None:

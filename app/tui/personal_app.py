@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import SystemCommand
 from textual.binding import Binding
+from textual.filter import NoColor
 
+from app.settings.themes import THEMES
 from app.tui.actions import available
+from app.tui.key_order import KeysInOrder
 from app.tui.keymap import Keymap
 from app.tui.line_view import LineView
 from app.tui.main_screen import keyed_screen
+from app.tui.own_colours import OwnColours
 from app.tui.stage import Stage
 from app.tui.strips import PacedApp
-from app.tui.themed_app import ThemedApp
+from app.tui.theme import textual_theme
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from textual.binding import BindingType
+    from textual.filter import LineFilter
     from textual.screen import Screen
 
     from app.settings.schema import ConsoleSettings
@@ -28,11 +34,12 @@ if TYPE_CHECKING:
     from app.tui.theme import Look
 
 
-class PersonalApp(ThemedApp[None], PacedApp):
+class PersonalApp(KeysInOrder, PacedApp):
     """What of the console a person may choose.
 
     Attributes:
-        stage: What the views read; its look is what they wear, and the stock widgets wear the theme of the same name.
+        look: What the views wear; the stock widgets wear the theme of the same name.
+        stage: What the views read.
     """
 
     ENABLE_COMMAND_PALETTE = False  # Textual's own key for it, not the palette: the key is a person's to give
@@ -40,10 +47,25 @@ class PersonalApp(ThemedApp[None], PacedApp):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c,ctrl+q", "quit", show=False, priority=True, system=True)]
 
     def __init__(self, source: ConsoleSource, look: Look, settings: ConsoleSettings) -> None:
-        super().__init__(look)
+        # The settings have heeded it already; Textual would gray out a theme that a person has named all the same.
+        os.environ.pop("NO_COLOR", None)
+        super().__init__()
+        self.look = look
+        self._no_colours, self._own_colours = NoColor(), OwnColours()
+        for name in THEMES:
+            self.register_theme(textual_theme(name))
+        self._wear(look.theme)
+        self.set_class(look.is_ascii, "ascii")
         self.use_command_palette = True
         self.stage = Stage(look, source, Keymap(settings.keys))
         self._asking: QuestionScreen | None = None
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Take away the colours that a stock widget brings and the theme does not."""
+        filters, theme = super().get_line_filters(), THEMES[self.look.theme]
+        if theme.colours is not None:
+            return filters
+        return [*filters, self._own_colours if theme.has_colour else self._no_colours]
 
     def get_default_screen(self) -> Screen[None]:
         """Return the screen with the person's keys."""
@@ -72,10 +94,15 @@ class PersonalApp(ThemedApp[None], PacedApp):
 
     def action_wear(self, theme: str) -> None:
         """Change the colours of everything."""
-        self.wear(theme)
+        self._wear(theme)
         self.refresh_css(animate=False)
         for screen in self.screen_stack:
             screen.refresh(layout=True)
             for view in screen.query(LineView):
                 if view.display:
                     view.redraw()
+
+    def _wear(self, theme: str) -> None:
+        self.look.wear(theme)
+        self.no_color = not self.look.has_colour
+        self.theme = theme

@@ -1,4 +1,4 @@
-"""The fields of a program that is to be started: on the start screen, and in the console."""
+"""The fields of a program that is to be started from the console."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Static
 
 from app.errors import UsageError
-from app.program import Program, Typed, read_program, shell_text, start_question, typed, usual_workdir
+from app.program import Program, Typed, read_program, start_question, typed, usual_workdir
 from app.tui.look_first import LookFirst
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from textual.app import ComposeResult
 
@@ -30,7 +30,6 @@ PLACEHOLDERS = Typed(
     "",
     "the agent's own",
 )
-SHELL_LEAD = "In a shell:  "
 
 
 class ProgramForm(Vertical):
@@ -41,7 +40,7 @@ class ProgramForm(Vertical):
         Binding("down", "past(-1)", "Newer", show=False),
     ]
 
-    def __init__(self, hosts: Sequence[str], past: Sequence[Program] = (), *, asks_look: bool = False) -> None:
+    def __init__(self, hosts: Sequence[str], past: Sequence[Program], *, asks_look: bool) -> None:
         """Ask for a program on some hosts.
 
         Args:
@@ -117,24 +116,27 @@ class ProgramForm(Vertical):
 
 
 class ProgramScreen(ModalScreen[Program | None]):
-    """Asks which program is to be started on a host; says what is wrong with what is typed."""
+    """Asks which program is to be started on some hosts; whoever only presses Enter starts nothing."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "cancel", "Cancel"),
         Binding("left", "app.focus_previous", "Back", show=False),
         Binding("right", "app.focus_next", "On", show=False),
     ]
-    no_text: ClassVar[str]
-    yes_text: ClassVar[str]
-    last_step: ClassVar[str]
-    """The button that Enter leads to."""
 
-    def __init__(self, look: Look, where: str, form: ProgramForm) -> None:
-        """Ask with a form for a program on hosts that are called `where`."""
+    def __init__(
+        self, look: Look, where: str, hosts: Sequence[str], past: Sequence[Program], *, asks_look: bool
+    ) -> None:
+        """Ask for a program on hosts that are called `where`, where `past` was started before; see `ProgramForm`."""
         super().__init__()
         self._look = look
         self._where = where
-        self._form = form
+        self._form = ProgramForm(hosts, past, asks_look=asks_look)
+
+    @property
+    def looks_first(self) -> bool:
+        """Whether the hosts are to be looked at before."""
+        return self._form.looks_first
 
     def compose(self) -> ComposeResult:
         """Lay out the fields, what they come to, and two buttons."""
@@ -142,14 +144,15 @@ class ProgramScreen(ModalScreen[Program | None]):
             self._form,
             Static("", id="program-told", markup=False),
             Horizontal(
-                Button(self.no_text, id="program-no", compact=True),
-                Button(self.yes_text, id="program-yes", classes="yes", compact=True),
+                Button("Do nothing", id="program-no", compact=True),
+                Button("Start it", id="program-yes", classes="yes", compact=True),
                 classes="buttons",
             ),
-            classes="dialog start",
+            classes="dialog program",
         )
-        body.border_title = Text(self._look.shown(self.title_text))
-        body.border_subtitle = self.subtitle
+        body.border_title = Text(self._look.shown(f"Start a program on {self._where}"))
+        earlier = "up: earlier ones, " if self._form.has_earlier else ""
+        body.border_subtitle = f"{earlier}tab goes round, Enter goes on, Esc does nothing"
         yield body
 
     def on_mount(self) -> None:
@@ -164,12 +167,12 @@ class ProgramScreen(ModalScreen[Program | None]):
     def on_input_submitted(self, _event: Input.Submitted) -> None:
         """Go on to the last step, if it can be taken."""
         if not self._form.trouble:
-            self.query_one(f"#{self.last_step}").focus()
+            self.query_one("#program-no").focus()
 
     def on_look_first_submitted(self, _event: LookFirst.Submitted) -> None:
         """Go on as from a field."""
         if not self._form.trouble:
-            self.query_one(f"#{self.last_step}").focus()
+            self.query_one("#program-no").focus()
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
         """Leave with the program only when it was confirmed."""
@@ -179,83 +182,9 @@ class ProgramScreen(ModalScreen[Program | None]):
         """Leave without a program."""
         self.dismiss(None)
 
-    @property
-    def title_text(self) -> str:
-        """What stands above it all."""
-        raise NotImplementedError
-
-    @property
-    def subtitle(self) -> str:
-        """What the keys do."""
-        raise NotImplementedError
-
-    def told(self, program: Program) -> str:
-        """Return what a sound program comes to."""
-        raise NotImplementedError
-
     def _tell(self) -> None:
         trouble = self._form.trouble
         told = self.query_one("#program-told", Static)
-        told.update(Text(self._look.shown(trouble or self.told(self._form.read()))))
+        told.update(Text(self._look.shown(trouble or start_question(self._where, self._form.read()))))
         told.set_class(bool(trouble), "trouble")
         self.query_one("#program-yes", Button).disabled = bool(trouble)
-
-
-class NewProgramScreen(ProgramScreen):
-    """On the start screen: shows the command that does the same in a shell."""
-
-    no_text, yes_text, last_step = "Back", "Start it", "program-yes"
-    subtitle = "tab goes round, Enter goes on, Esc goes back"
-
-    def __init__(
-        self, look: Look, where: str, hosts: Sequence[str], argv: Callable[[Program], tuple[str, ...]]
-    ) -> None:
-        """Ask for a program on hosts that are called `where`; `argv` is what starts it."""
-        super().__init__(look, where, ProgramForm(hosts))
-        self._argv = argv
-
-    @property
-    def title_text(self) -> str:
-        """What stands above it all."""
-        return f"Which program, on {self._where}?"
-
-    def told(self, program: Program) -> str:
-        """Return the command of a shell."""
-        return SHELL_LEAD + shell_text(self._argv(program))
-
-
-class AnotherProgramScreen(ProgramScreen):
-    """In the console, filled with the last one; whoever only presses Enter starts nothing."""
-
-    no_text, yes_text, last_step = "Do nothing", "Start it", "program-no"
-
-    def __init__(
-        self, look: Look, where: str, hosts: Sequence[str], past: Sequence[Program], *, asks_look: bool = False
-    ) -> None:
-        """Ask for a program on hosts that are called `where`, where `past` was started before; see `ProgramForm`."""
-        super().__init__(look, where, ProgramForm(hosts, past, asks_look=asks_look))
-
-    @property
-    def looks_first(self) -> bool:
-        """Whether the hosts are to be looked at before."""
-        return self._form.looks_first
-
-    @property
-    def title_text(self) -> str:
-        """What stands above it all."""
-        return f"Start a program on {self._where}"
-
-    @property
-    def subtitle(self) -> str:
-        """What the keys do."""
-        earlier = "up: earlier ones, " if self._form.has_earlier else ""
-        return f"{earlier}tab goes round, Enter goes on, Esc does nothing"
-
-    def told(self, program: Program) -> str:
-        """Return the question."""
-        return start_question(self._where, program)
-
-
-def shell_line(look: Look, command: str) -> Text:
-    """Return the line that teaches the command."""
-    return Text(look.shown(SHELL_LEAD + command))

@@ -55,51 +55,23 @@ def test_a_person_freezes_a_rank_sees_it_named_thaws_it_and_quits(house: DemoHou
     house.assert_nothing_is_left()
 
 
-@pytest.mark.slow
-def test_whoever_types_rankdeck_alone_is_led_to_the_demo_and_leaves_nothing_behind(house: DemoHouse) -> None:
+def test_whoever_types_rankdeck_alone_where_no_cluster_is_reads_what_to_type_first(house: DemoHouse) -> None:
     terminal = Terminal(house.directory, house.environment, house.argv()[:-1], 80, 24)
-    terminal.until_it_shows("Watch a demo on this machine", LOOK_S)
-    terminal.until_it_shows("In a shell:  rankdeck demo", LOOK_S)
 
-    terminal.keys("1", "Enter")
-    terminal.until_it_shows("training", START_S)
-    terminal.keys("q")
-    terminal.until_it_shows("exit code 0", LOOK_S, "rankdeck: rankdeck demo")
-    end_terminals(house.directory)
-    house.assert_nothing_is_left()
+    shown = terminal.until_it_shows("exit code 0", LOOK_S, "rankdeck demo").split("exit code")[0]
 
-
-def test_whoever_leaves_the_first_screen_has_done_nothing(house: DemoHouse) -> None:
-    terminal = Terminal(house.directory, house.environment, house.argv()[:-1], 80, 24)
-    terminal.until_it_shows("Watch a demo on this machine", LOOK_S)
-
-    terminal.keys("2", "Enter")
-    terminal.until_it_shows("no agent serves here yet", LOOK_S)
-    terminal.keys("Escape")
-    terminal.until_it_shows("Watch a demo on this machine", LOOK_S)
-    terminal.keys("q")
-
-    terminal.until_it_shows("exit code 0", LOOK_S)
+    assert len(shown.strip().splitlines()) == 10, "no line is broken"
     end_terminals(house.directory)
     house.assert_nothing_is_left()
 
 
 @pytest.mark.slow
-def test_a_person_is_led_to_a_program_on_this_machine_and_starts_another_from_the_console(house: DemoHouse) -> None:
+def test_a_person_runs_a_program_on_this_machine_and_starts_another_from_the_console(house: DemoHouse) -> None:
     (house.home / "first.py").write_text("print('first is here')\n")
     (house.home / "second.py").write_text("import sys; print('second has', sys.argv[1:])\n")
     command = house.argv()[:-1]
-    terminal = Terminal(house.directory, house.environment, [*command], 120, 35)
-    terminal.until_it_shows("Start a program on a host, or here", LOOK_S)
-
-    terminal.keys("3", "Enter")
-    terminal.until_it_shows("Which host?", LOOK_S)
-    terminal.keys("Enter")
-    terminal.until_it_shows("Which program, on localhost?", LOOK_S)
-    terminal.tmux("send-keys", "-l", f"{house.home}/first.py")
-    terminal.until_it_shows("first.py", LOOK_S)
-    terminal.key_that_marks("Enter", "Start it", LOOK_S)
-    terminal.keys("Enter")
+    run = [*command, "run", "--host", "localhost", "--", f"{house.home}/first.py"]
+    terminal = Terminal(house.directory, house.environment, run, 120, 35)
     terminal.until_it_shows("first is here", START_S)
     terminal.until_it_shows("succeeded", LOOK_S)
 
@@ -127,7 +99,7 @@ def test_a_person_is_led_to_a_program_on_this_machine_and_starts_another_from_th
 
 
 @pytest.mark.slow
-def test_a_person_in_the_directory_of_a_cluster_is_led_to_it_and_programs_run_in_that_directory(
+def test_rankdeck_alone_in_the_directory_of_a_cluster_opens_its_console_and_programs_run_in_that_directory(
     house: DemoHouse,
 ) -> None:
     lab = house.home / "lab"
@@ -138,9 +110,6 @@ def test_a_person_in_the_directory_of_a_cluster_is_led_to_it_and_programs_run_in
     subprocess.run([*command, "up", "localhost"], env=house.environment, capture_output=True, check=True)
     inside = ["sh", "-c", f"cd {lab} && exec {shlex.join(command)}"]
     terminal = Terminal(house.directory, house.environment, inside, 120, 35)
-    terminal.until_it_shows("Watch cluster lab: 1 host", LOOK_S)
-
-    terminal.keys("Enter")
     terminal.until_it_shows("x starts a program here; or: rankdeck run -- train.py", LOOK_S)
     terminal.keys("x")
     terminal.until_it_shows("the inventory's, else this directory", LOOK_S)

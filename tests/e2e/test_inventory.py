@@ -129,6 +129,23 @@ def test_a_wrong_inventory_is_said_with_its_line(shell: Shell) -> None:
     assert "rankdeck.toml:3: npro: no such key of node; the nearest is nproc" in stderr
 
 
+def test_alone_it_says_what_to_type_first_and_for_hosts_without_agents_what_starts_them(
+    shell: Shell, short_dir: Path
+) -> None:
+    shell = Shell(shell.directory, XDG_STATE_HOME=str(short_dir))
+    code, stdout, stderr = shell.run()
+    assert (code, len(stdout.splitlines()), stderr) == (0, 10, "")
+
+    (shell.directory / "rankdeck.toml").write_text('[[node]]\nhost = "localhost"\n')
+    code, stdout, stderr = shell.run()
+    assert (code, stdout) == (3, "")
+    assert stderr.endswith("none serves there (rankdeck up localhost)\n")
+
+    (shell.directory / "rankdeck.toml").write_text("[[node]\n")
+    code, stdout, stderr = shell.run()
+    assert (code, stdout, len(stderr.splitlines())) == (2, "", 1)
+
+
 def test_a_program_runs_with_the_ranks_and_where_the_inventory_says(tmp_path: Path, short_dir: Path) -> None:
     shell = Shell(tmp_path, XDG_STATE_HOME=str(short_dir))
     work = shell.directory / "work"
@@ -140,6 +157,9 @@ def test_a_program_runs_with_the_ranks_and_where_the_inventory_says(tmp_path: Pa
         code, stdout, _ = shell.run("run", "--host", "localhost", "--json", "--", "where.py")
         assert (code, json.loads(stdout)["job"]["world_size"]) == (0, 2)
         assert sorted(path.name for path in work.glob("rank-*")) == ["rank-0", "rank-1"]
+        code, stdout, stderr = shell.run()
+        assert (code, f"rankdeck: the hosts are those of {shell.directory}/rankdeck.toml" in stderr) == (0, True)
+        assert "where-" in stdout, "alone it attaches to the job of the inventory's hosts; without a terminal in lines"
 
         (shell.directory / "rankdeck.toml").write_text("[[node]]\n")
         assert shell.run("status", "--host", "localhost")[0] == 2

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.commands.hosts_of_a_job import HostsWanted
+from app.commands.hosts_of_a_job import HostsWanted, _tell
 from app.commands.inventory_file import named_hosts
-from app.errors import UsageError
+from app.errors import AppError, HostUnreachableError, NoAgentError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,3 +47,22 @@ def test_a_pattern_of_a_job_that_matches_no_host_is_a_mistake() -> None:
 def test_directories_are_the_command_s_or_each_host_s_own() -> None:
     assert {entry.workdir for entry in wanted().with_workdirs("~/p").entries} == {"~/p"}
     assert {entry.workdir for entry in wanted().with_workdirs("").entries} == {"~"}
+
+
+def test_where_no_host_has_an_agent_one_line_says_what_starts_them(capsys: pytest.CaptureFixture[str]) -> None:
+    away: dict[str, AppError] = {name: NoAgentError(name, "none serves there", "up") for name in wanted().names}
+
+    with pytest.raises(AppError) as caught:
+        _tell(away, wanted(), is_in_the_way=True)
+
+    assert caught.value.whole == "no agent serves on gpu1, gpu2 and cpu1 (start them: rankdeck up)"
+    assert (caught.value.exit_code, capsys.readouterr().err) == (3, "")
+
+
+def test_where_hosts_are_away_for_several_reasons_each_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    away = {"gpu1": NoAgentError("gpu1", "none serves there"), "gpu2": HostUnreachableError("gpu2", "no route")}
+
+    with pytest.raises(AppError, match="2 of 3 hosts cannot take part"):
+        _tell(away, wanted(), is_in_the_way=True)
+
+    assert len(capsys.readouterr().err.splitlines()) == 2

@@ -1,15 +1,13 @@
-"""A program that a person types: what it is, what is wrong with it, and the command that starts it."""
+"""A program that a person types: what it is, and what is wrong with it."""
 
 from __future__ import annotations
-
-import shlex
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import UsageError
-from app.program import Program, Typed, read_program, run_argv, shell_text, start_question, typed
+from app.program import Program, Typed, read_program, start_question, typed, usual_workdir
 
 WHOLE = Program(("train.py", "--name", "a b"), 8, 3, "~/project", "/opt/python")
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
@@ -57,15 +55,6 @@ def test_what_cannot_be_is_said_with_what_to_type_instead(fields: Typed, said: s
         read_program(fields)
 
 
-def test_the_command_of_a_shell_says_what_is_not_usual_and_nothing_else() -> None:
-    assert shell_text(run_argv("gpu1", Program(("train.py", "-x")))) == "rankdeck run --host gpu1 -- train.py -x"
-    assert shell_text(run_argv("gpu1", WHOLE)) == (
-        "rankdeck run --host gpu1 --nproc-per-node 8 --max-restarts 3 --workdir '~/project' --job-python /opt/python "
-        "-- train.py --name 'a b'"
-    )
-    assert shlex.split(shell_text(run_argv("gpu1", WHOLE)))[-1] == "a b"
-
-
 def test_the_question_names_host_ranks_and_command() -> None:
     assert start_question("gpu1", WHOLE) == (
         "Start train.py --name 'a b' on gpu1 in ~/project? 8 ranks, with /opt/python; after a failure it begins again, "
@@ -74,3 +63,15 @@ def test_the_question_names_host_ranks_and_command() -> None:
     assert start_question("gpu1", Program(("a.py",), 1)) == "Start a.py on gpu1? 1 rank."
     assert "One rank for each GPU" in start_question("gpu1", Program(("a\x1b.py",)))
     assert "\x1b" not in start_question("gpu1", Program(("a\x1b.py",)))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "where"),
+    [
+        (["localhost"], "the inventory's, else this directory"),
+        (["gpu1"], "the inventory's, else home"),
+        (["gpu1", "localhost"], "the inventory's, else home; on localhost this directory"),
+    ],
+)
+def test_it_is_said_where_a_program_runs_unless_it_is_told_otherwise(hosts: list[str], where: str) -> None:
+    assert usual_workdir(hosts) == where

@@ -77,7 +77,7 @@ def test_the_demo_does_not_pay_for_ssh() -> None:
 
 
 @pytest.mark.parametrize("module", ["agent.daemon", "app.sessions.remote_session"])
-def test_who_is_not_asked_to_listen_and_does_not_ask_pays_for_no_gate(module: str) -> None:
+def test_who_serves_no_relay_and_dials_none_pays_for_no_gate(module: str) -> None:
     proof = f"import sys, {module}; sys.exit('zmq.auth' in sys.modules)"
 
     done = subprocess.run([sys.executable, "-P", "-c", proof], capture_output=True, text=True, timeout=60, check=False)
@@ -131,6 +131,25 @@ def test_every_lazy_name_is_there() -> None:
         assert [name for name in module.__all__ if getattr(module, name).__name__ != name] == []
         with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'never'"):
             _ = module.never
+
+
+def ruff_wants_docstrings(file: str) -> bool:
+    command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--select", "D103", "--stdin-filename", file, "-"]
+    text = "def public() -> None:\n    pass\n"
+    done = subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True, timeout=60, check=False)
+    return "D103" in done.stdout
+
+
+def test_what_others_write_against_has_docstrings_on_everything() -> None:
+    packages = [".".join(path.parent.relative_to(ROOT).parts) for path in package_files() if is_lazy(path)]
+    shown = {
+        getattr(module, name).__module__ for module in map(importlib.import_module, packages) for name in module.__all__
+    }
+
+    assert [module for module in sorted(shown) if not ruff_wants_docstrings(f"{module.replace('.', '/')}.py")] == []
+    for file in ("agent/wire/reports.py", "agent/cli.py", "app/cli.py", "app/commands/run.py", "ddpcore/wire.py"):
+        assert ruff_wants_docstrings(file), file
+    assert not ruff_wants_docstrings("app/diagnosis/verdicts.py")
 
 
 def test_the_launch_plug_in_is_never_declared_by_the_distribution() -> None:

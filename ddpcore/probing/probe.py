@@ -67,6 +67,9 @@ exception", half of all runs with 8 ranks on 2 cores that end with a collective)
 EXIT_PATIENCE_S = 0.5
 """How long the interpreter's exit, or an injected fault, waits for the last report."""
 
+FAILURE_PATIENCE_S = 0.2
+"""How long an exception that ends the program waits for the report that tells it: a dump and a datagram take 1 ms."""
+
 REPORT_POLL_S = 0.01
 """Between two looks of an injected fault whether its step has been reported."""
 
@@ -162,6 +165,7 @@ class Probe:
         if self._requests.fd is not None:
             self._wakes.register(self._requests.fd, select.POLLIN)
         self._has_ended = False
+        self._has_reported_failure = threading.Event()
         self._pace = Pace(torchrun.rank)
         self._was_waiting = False
         self._thread = threading.Thread(target=self._run, name="rankdeck-probe", daemon=True)
@@ -184,9 +188,13 @@ class Probe:
         os.close(self._failing)
 
     def fail(self) -> None:
-        """Report the exception that ends the program: the launcher may kill the process before it has ended."""
+        """Report the exception that ends the program; blocks at most `FAILURE_PATIENCE_S`.
+
+        The launcher may kill the process before it has ended.
+        """
         if not self._has_ended:
             os.eventfd_write(self._failing, 1)
+            self._has_reported_failure.wait(FAILURE_PATIENCE_S)
 
     @property
     def has_seen_collectives(self) -> bool:
@@ -276,6 +284,7 @@ class Probe:
         self._pace.begin_sample(now_s)
         wall_s = time.time()  # noqa: TID251 - the clock that the recorder and the ranks beside us share
         state, step, reading = self._state, marks.step, self._walk.read(self._main_thread_id)
+        uncaught = marks.uncaught
         counters = self._recorder.counters()
         has_process_group = self._recorder.has_process_group()
         state.observe(
@@ -304,11 +313,11 @@ class Probe:
                 main=self._main_waits.look(is_still=state.is_still(now_s)),
                 peer_calls=self._peer_calls.latest() if self._peer_calls.is_used else (),
                 num_peer_calls=self._peer_calls.num_calls,
-                uncaught=marks.uncaught,
+                uncaught=uncaught,
             )
         )
         # What this rank called last is all that others have to compare with once it is gone.
-        if state.wants_dump(now_s) or ((is_last or marks.uncaught is not None) and state.has_groups):
+        if state.wants_dump(now_s) or ((is_last or uncaught is not None) and state.has_groups):
             began_s = time.thread_time()
             members = self._recorder.members()
             dump = call_roots.with_roots(self._recorder.dump(), members)
@@ -327,6 +336,8 @@ class Probe:
         report = state.report(probe_cpu_s=time.thread_time(), answered_request_id=answered, is_ending=is_last)
         self._send(encode_report(report))
         self._reported_marks = step
+        if uncaught is not None:
+            self._has_reported_failure.set()
 
     def _main_stack(self) -> list[StackLine]:
         return stack_of(self._main_thread_id)

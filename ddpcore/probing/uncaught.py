@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -20,7 +21,7 @@ from ddpcore.probing.samples import Uncaught
 from ddpcore.probing.stack import CodeRoots, StackReader, sendable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
 _ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -39,7 +40,7 @@ def record_uncaught_errors(roots: CodeRoots, note: Callable[[Uncaught], None]) -
 
     Args:
         roots: Where code lies that is not the user's.
-        note: Takes the exception that ends the program.
+        note: Takes the exception that ends the program; torchrun's SIGTERM takes effect once it has returned.
     """
     path = os.environ.get(_ENV_ERROR_FILE, "")
     previous = sys.excepthook
@@ -51,7 +52,8 @@ def record_uncaught_errors(roots: CodeRoots, note: Callable[[Uncaught], None]) -
         # Whatever an exception's own code does, its traceback is printed.
         with contextlib.suppress(Exception):
             if isinstance(error, Exception) and _ends_program():
-                note(uncaught(error, roots))
+                with _sigterm_waits():
+                    note(uncaught(error, roots))
         previous(kind, error, trace)
 
     sys.excepthook = record
@@ -78,6 +80,25 @@ def uncaught(error: BaseException, roots: CodeRoots) -> Uncaught:
         return Uncaught(text, None)
     reading = StackReader(roots).read(lines)
     return Uncaught(text, reading.place, reading.phase)
+
+
+@contextlib.contextmanager
+def _sigterm_waits() -> Iterator[None]:
+    """Let SIGTERM end the process after the block instead of within it, unless the program handles it by itself.
+
+    When a rank has died, torchrun ends those that have lost it within 0.1 s: what they had called is told before.
+    """
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    has_come = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: has_come.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if has_come.is_set():
+            signal.raise_signal(signal.SIGTERM)
 
 
 def _first_of_chain(error: BaseException) -> BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -86,6 +87,36 @@ def test_the_exception_that_nobody_catches_ends_the_program(tmp_path: Path, prog
 )
 def test_other_exceptions_end_no_program(tmp_path: Path, program: str) -> None:
     assert ended(tmp_path, program) == "nothing"
+
+
+LATE = """
+import os, signal, sys
+from ddpcore.probing.stack import CodeRoots
+from ddpcore.probing.uncaught import record_uncaught_errors
+def note(uncaught):
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("noted", uncaught.text)
+    sys.stdout.flush()
+record_uncaught_errors(CodeRoots((), (), ()), note)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "printed", "code"),
+    [
+        ("", ["noted ValueError: boom"], -signal.SIGTERM),
+        ("signal.signal(signal.SIGTERM, lambda *_: print('its own'))", ["its own", "noted ValueError: boom"], 1),
+        ("signal.signal(signal.SIGTERM, signal.SIG_IGN)", ["noted ValueError: boom"], 1),
+    ],
+    ids=["default", "a handler of its own", "ignored"],
+)
+def test_sigterm_waits_until_the_exception_is_noted(tmp_path: Path, before: str, printed: list[str], code: int) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"{LATE}{before}\nraise ValueError('boom')")
+
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+
+    assert (done.stdout.splitlines(), done.returncode) == (printed, code)
 
 
 def test_words_are_those_of_a_traceback_and_bounded() -> None:

@@ -392,10 +392,24 @@ def rewrite_marker(dice: random.Random, root: Path) -> str:
 
 def two_attacks(dice: random.Random, root: Path) -> str:
     for _ in range(2):
+        # One that reads would wait for ever at a pipe that the first has left, and read /dev/zero without end.
+        is_plain = all(path.is_file() or path.is_dir() for path in root.rglob("*"))
+        possible = [one for one in ATTACKS if one is not two_attacks] if is_plain else WITHOUT_READING
         # The first may have left fewer than the second wants.
         with contextlib.suppress(OSError, ValueError, StopIteration):
-            dice.choice([one for one in ATTACKS if one is not two_attacks])(dice, root)
+            dice.choice(possible)(dice, root)
     return ""
+
+
+WITHOUT_READING: list[Callable[[random.Random, Path], str]] = [
+    rename_directory,
+    swap_directories,
+    link_directory,
+    move_behind_a_link,
+    replace_directory,
+    replace_file,
+    rename_file,
+]
 
 
 ATTACKS: list[Callable[[random.Random, Path], str]] = [

@@ -74,7 +74,7 @@ def is_of_peers(error: BaseException) -> bool:
 def leave_notice(error: BaseException, where: str = "") -> None:
     """Name this rank as the first that has failed, unless one is named already, or the error follows from others.
 
-    Never raises; blocks for two round trips to the store.
+    Never raises; blocks for two round trips to the store, or some `PATIENCE_S` where there is none any more.
 
     Args:
         error: What this rank raises.
@@ -93,7 +93,7 @@ def leave_notice(error: BaseException, where: str = "") -> None:
     trace = "".join(traceback.format_exception(error))
     notice = FailureNotice(rank, sendable(text, MAX_TEXT_CHARS), sendable(trace[-MAX_TRACE_CHARS:], MAX_TRACE_CHARS))
     try:
-        _leave(session, session.connect(), notice)
+        _leave(session, session.connect(PATIENCE_S), notice)
     except (StoreLostError, RuntimeError):
         # The store is gone, and with it whoever could read it.
         return
@@ -102,7 +102,7 @@ def leave_notice(error: BaseException, where: str = "") -> None:
 def explain(error: BaseException) -> RankFailedError | None:
     """Return the error that names who has failed first, where this one only follows from it; None if nobody is known.
 
-    Blocks for at most `PATIENCE_S`; never raises.
+    Blocks for at most some `PATIENCE_S`; never raises.
 
     Args:
         error: Of this rank.
@@ -128,7 +128,7 @@ def first_failure(
     if session is None:
         return None
     try:
-        notice = _find(session, session.connect(), patience_s, among=among, counts_leaving=counts_leaving)
+        notice = _find(session, session.connect(PATIENCE_S), patience_s, among=among, counts_leaving=counts_leaving)
     except (StoreLostError, RuntimeError):
         # The store is gone. Without torchrun's agent rank 0 is its host.
         if session.placement.rank == 0 or has_agent_store():

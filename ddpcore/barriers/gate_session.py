@@ -112,13 +112,16 @@ class GateSession:
                     self.journal.num_threads -= 1
         return lane
 
-    def connect(self) -> Store:
+    def connect(self, timeout_s: float | None = None) -> Store:
         """Return one more connection to the store.
+
+        Args:
+            timeout_s: How long to try; by default as long as the group's time-out.
 
         Raises:
             StoreLostError: There is no store any more.
         """
-        return connect(self.store)
+        return connect(self.store, timeout_s)
 
     def keys_to_delete(self) -> Iterator[str]:
         """Yield the keys that this rank is to delete and that nobody needs any more."""

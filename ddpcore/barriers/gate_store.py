@@ -13,6 +13,8 @@ from ddpcore.barriers.whereabouts import GateKind
 from ddpcore.errors import StoreLostError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch._C._distributed_c10d import Store
 
     from ddpcore.barriers.journal import OpenWait
@@ -21,17 +23,34 @@ MAX_WAIT_S = 1_000_000.0
 """A store's wait counts milliseconds in 31 bits (torch 2.13)."""
 
 
-def connect(store: Store) -> Store:
+def connect(store: Store, timeout_s: float | None = None) -> Store:
     """Return a connection of its own to a store.
+
+    Args:
+        store: Any connection to it; threads may be using it.
+        timeout_s: How long to try, about; by default as long as the group's time-out, which is right where many
+            thousands connect at once.
 
     Raises:
         StoreLostError: There is no store any more.
     """
     clone = getattr(store, "clone", None)
+    if clone is None:
+        return store
     try:
-        return clone() if clone else store
+        return clone() if timeout_s is None else _clone_within(timeout_s, store, clone)
     except dist.DistNetworkError as error:
         raise store_lost("where ranks meet") from error
+
+
+def _clone_within(timeout_s: float, store: Store, clone: Callable[[], Store]) -> Store:
+    usual: timedelta = store.timeout  # type: ignore[attr-defined] # torch's stubs lack it
+    # A clone inherits it: whoever connects to a store that has gone tries again for so long.
+    store.set_timeout(min(usual, timedelta(seconds=timeout_s)))
+    try:
+        return clone()
+    finally:
+        store.set_timeout(usual)
 
 
 def store_lost(where: str) -> StoreLostError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -15,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 import ddpcore
 from ddpcore.errors import EngineUseError
+from tests.support.meeting import FREE, free_port
 from tests.support.warm_ranks import run_ranks, try_ranks
 
 if TYPE_CHECKING:
@@ -242,6 +244,16 @@ def test_a_rank_that_fails_is_named_without_the_engine_too(how: str) -> None:
     others = FAILURES[how][1].replace(" in step 4", "")
     for outcome in (outcomes[0], outcomes[2]):
         assert outcome.error.startswith(f"RankFailedError: rank 1 {others}"), outcome.error
+
+
+@pytest.mark.parametrize("how", ["killed", "raise"])
+def test_ranks_whose_store_dies_with_rank_0_say_so_in_seconds(how: str) -> None:
+    # Without torchrun rank 0 hosts the store: the others' notice of what has happened lies there.
+    env = {**FREE, "MASTER_PORT": str(free_port())}
+    outcomes = try_ranks(train, 3, how, [0], ["8 steps"], has_group=False, env=env, timeout_s=60)
+
+    for outcome in outcomes[1:]:
+        assert re.match("(RankFailedError|StoreLostError): .*rank 0", outcome.error), outcome.error
 
 
 def fail_everywhere() -> None:

@@ -22,7 +22,7 @@ from ddpcore.checkpoint.retention import Published, best_first, victims
 from ddpcore.errors import CheckpointDirectoryError, CheckpointInvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from ddpcore.checkpoint.retention import Retention
@@ -40,6 +40,9 @@ class Catalog:
         retention: Which checkpoints stay.
         patience_s: How long to wait for such writers.
 
+    Attributes:
+        since: Sequence number of the first checkpoint that counts among the best: at first as of the newest one.
+
     Raises:
         CheckpointDirectoryError: It cannot be used, or another run uses it.
     """
@@ -50,6 +53,7 @@ class Catalog:
         self._invalid: set[str] = set()
         self._in_flight: Published | None = None
         self._temporary: Path | None = None
+        self.since = 0
         self.lock = RunLock(root)
         try:
             collect_leftovers(root, patience_s)
@@ -65,15 +69,16 @@ class Catalog:
         return max((one.sequence for one in self._published), default=0)
 
     @property
-    def metrics(self) -> list[float]:
-        """The metric of each checkpoint here that has it."""
-        return [self._metrics[one.name] for one in self._published if one.name in self._metrics]
+    def metrics(self) -> list[tuple[int, float]]:
+        """Sequence number and metric of each checkpoint here that has it."""
+        return [(one.sequence, self._metrics[one.name]) for one in self._published if one.name in self._metrics]
 
     @property
     def best_steps(self) -> list[int]:
         """Steps of the checkpoints with a metric, the best first."""
         sound = [one for one in self._published if one.name not in self._invalid]
-        return list(dict.fromkeys(one.step for one in best_first(sound, self._metrics, self._retention.mode)))
+        metrics = self._counting(self._published)
+        return list(dict.fromkeys(one.step for one in best_first(sound, metrics, self._retention.mode)))
 
     def begin(self, step: int, sequence: int, checkpoint_id: str, metrics: Mapping[str, float]) -> str:
         """Make the temporary directory of a new checkpoint; return its name.
@@ -104,7 +109,7 @@ class Catalog:
         """Return what a writer needs to publish the checkpoint that was begun."""
         assert self._in_flight is not None
         new = self._in_flight
-        doomed = victims([*self._published, new], self._retention, metrics=self._metrics, invalid=self._invalid)
+        doomed = self._victims([*self._published, new])
         return {
             "root": str(self._root),
             "name": new.name,
@@ -120,7 +125,7 @@ class Catalog:
             _log.warning("in %s: %s", self._root, problem)
         if self._in_flight is not None:
             known = [*self._published, self._in_flight]
-            gone = victims(known, self._retention, metrics=self._metrics, invalid=self._invalid)
+            gone = self._victims(known)
             self._published = [one for one in known if one.name not in gone]
         self._in_flight = self._temporary = None
 
@@ -134,11 +139,22 @@ class Catalog:
         """Take note of damaged ones: they do not count among those to keep."""
         self._invalid.update(names)
 
+    def _victims(self, published: Sequence[Published]) -> list[str]:
+        metrics = self._counting(published)
+        return victims(published, self._retention, metrics=metrics, invalid=self._invalid)
+
+    def _counting(self, published: Sequence[Published]) -> dict[str, float]:
+        """Return the metrics of this training's checkpoints, by name."""
+        own = {one.name for one in published if one.sequence >= self.since}
+        return {name: value for name, value in self._metrics.items() if name in own}
+
     def _read_metrics(self) -> dict[str, float]:
         """Return the metric that retention goes by of each checkpoint that has it: it stands in the manifest."""
-        metric, found = self._retention.metric, {}
+        metric, manifests = self._retention.metric, {}
         for one in self._published if metric is not None else []:
             # One that cannot be read is refused where it would be loaded.
             with contextlib.suppress(CheckpointInvalidError):
-                found[one.name] = read_manifest(self._root / one.name).metrics.get(metric or "", math.nan)
+                manifests[one.name] = read_manifest(self._root / one.name)
+        self.since = next((manifest.since for manifest in manifests.values()), 0)
+        found = {name: manifest.metrics.get(metric or "", math.nan) for name, manifest in manifests.items()}
         return {name: value for name, value in found.items() if not math.isnan(value)}

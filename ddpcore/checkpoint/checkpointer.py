@@ -80,7 +80,8 @@ class Checkpointer:
             each node keeps a whole copy. Made if it is not there.
         keep_last: How many of the newest stay; None keeps all.
         keep_every: Checkpoints of steps that are a multiple of this stay for good.
-        keep_best: How many with the best `metric` stay besides; None for none.
+        keep_best: How many of this training with the best `metric` stay besides; None for none. A run that saves
+            without having loaded a checkpoint begins a training anew: what lies there does not count.
         metric: Which of a save's `metrics` that is.
         mode: "min" if the least is best, or "max". Of equal ones the earlier.
         timeout_s: How long a call waits for ranks that do not make it.
@@ -109,8 +110,9 @@ class Checkpointer:
         self._placement = current_placement()
         self._meeting = Meeting(timeout_s)
         self._site = find_site(self._root, self._meeting, OPENING)
-        self._metrics: list[float] = []
-        self._unsettled: list[float] = []
+        self._metrics: list[tuple[int, float]] = []
+        """Sequence number and metric of each checkpoint."""
+        self._unsettled: list[tuple[int, float]] = []
         self._catalog, self._saver = self._open()
         # Also at the interpreter's end: a container may vanish with its trainer, and the writer with it.
         self._end = weakref.finalize(self, *self._saver.finalizer())
@@ -164,7 +166,8 @@ class Checkpointer:
             before, self._unsettled = self._unsettled, []
             self._saver.save(step, state, per_rank, measured)
             self._metrics += before
-            self._unsettled = [value for name, value in measured.items() if name == self._retention.metric]
+            own = self._saver.sequence
+            self._unsettled = [(own, value) for name, value in measured.items() if name == self._retention.metric]
 
     def would_keep(self, metrics: Mapping[str, float]) -> bool:
         """Say whether a checkpoint with such metrics would now be among the best: the same on every rank.
@@ -177,7 +180,9 @@ class Checkpointer:
         """
         check_is(CheckpointCallError, "metrics", metrics, Mapping, "numbers by name")
         value = checked_metrics(metrics).get(self._retention.metric or "")
-        return value is not None and is_among_best(value, [*self._metrics, *self._unsettled], self._retention)
+        since = math.inf if self._saver.since is None else self._saver.since
+        others = [other for sequence, other in (*self._metrics, *self._unsettled) if sequence >= since]
+        return value is not None and is_among_best(value, others, self._retention)
 
     def wait(self) -> None:
         """Wait until what was saved is published: from then on nothing but its disk can lose it. Every rank calls it.
@@ -226,7 +231,9 @@ class Checkpointer:
         return self._checkpoint(loaded)
 
     def load_best(self) -> Checkpoint | None:
-        """Return the sound checkpoint with the best metric; None if none has it. Else like `load_latest`.
+        """Return this training's sound checkpoint with the best metric; None if none has it. Else like `load_latest`.
+
+        Before anything is loaded or saved this training is that of the newest checkpoint.
 
         Raises:
             CheckpointInvalidError: Some have it, and none of them is sound.
@@ -308,7 +315,7 @@ class Checkpointer:
             if catalog is not None and not is_open:
                 catalog.lock.release()
         last_sequence = max(answer["sequence"] for answer in answers)
-        self._metrics = answers[0]["metrics"]
+        self._metrics = [(sequence, value) for sequence, value in answers[0]["metrics"]]
         return catalog, Saver(
             self._root,
             self._site,
@@ -329,6 +336,7 @@ class Checkpointer:
 
     def _checkpoint(self, loaded: Loaded) -> Checkpoint:
         self._saver.last_step = loaded.step
+        self._saver.go_on(loaded.since)
         return Checkpoint(loaded.step, loaded.state, loaded.per_rank, loaded.skipped)
 
     def _check_usable(self, call: str) -> None:

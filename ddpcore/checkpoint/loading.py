@@ -44,6 +44,7 @@ class Loaded(NamedTuple):
         per_rank: This rank's own; None unless every rank has its own.
         skipped: Why newer checkpoints were passed over.
         invalid: Names of this site's damaged checkpoints.
+        since: As of its manifest.
     """
 
     step: int
@@ -51,6 +52,7 @@ class Loaded(NamedTuple):
     per_rank: Any
     skipped: tuple[str, ...]
     invalid: frozenset[str]
+    since: int
 
 
 class Loader:
@@ -133,7 +135,12 @@ class Loader:
         own = contents is not None and contents.per_rank is not None
         answers = self._meeting.meet(
             self._call,
-            {"problem": problem, "has_own": own, "shortage": shortage},
+            {
+                "problem": problem,
+                "has_own": own,
+                "shortage": shortage,
+                "since": contents.manifest.since if contents is not None else 0,
+            },
             extra_s=max(sizes) / READ_BYTES_PER_S,
         )
         shortages = [answer["shortage"] for answer in answers]
@@ -149,7 +156,8 @@ class Loader:
             state = self._fetch(candidate, state, problems)
         all_have_own = all(answer["has_own"] for answer in answers)
         per_rank = contents.per_rank if contents is not None and all_have_own else None
-        return Loaded(candidate.step, state, per_rank, tuple(self._skipped), frozenset(self._invalid))
+        since = answers[problems.index("")]["since"]
+        return Loaded(candidate.step, state, per_rank, tuple(self._skipped), frozenset(self._invalid), since)
 
     def _read(self, candidate: Published, name: str | None) -> tuple[Contents | None, str]:
         if name is None:

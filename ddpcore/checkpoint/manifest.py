@@ -86,6 +86,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything but the tensors' bytes (`state_tree`)."""
     metrics: dict[str, float] = {}
     """What the program has measured of it, finite, by name; left out where there is nothing, for earlier versions."""
+    since: _Count = 0
+    """Sequence number of the first checkpoint of its training, which began anew there; what is older does not count
+    among the best. Left out of a directory's first training, for earlier versions."""
 
 
 def file_name(rank: int) -> str:
@@ -115,6 +118,8 @@ def encode_body(manifest: Manifest) -> bytes:
     fields = {name: getattr(manifest, name) for name in manifest.__struct_fields__ if name != "files"}
     if not manifest.metrics:
         del fields["metrics"]
+    if manifest.since <= 1:
+        del fields["since"]
     fields["tensors"] = msgspec.to_builtins(manifest.tensors)
     # Not msgspec's encoder: in the state a text may hold a lone surrogate, and an integer more than 64 bits.
     return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()

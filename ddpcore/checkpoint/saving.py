@@ -52,6 +52,7 @@ class Saver:
 
     Attributes:
         last_step: Step of the last checkpoint known to be published on every site.
+        since: Sequence number of the first checkpoint of this training; None before it has loaded or saved one.
     """
 
     def __init__(
@@ -68,6 +69,18 @@ class Saver:
         self._writer = WriterProcess(self._snapshot.fd)
         self._step_in_flight: int | None = None
         self.last_step: int | None = None
+        self.since: int | None = None
+
+    @property
+    def sequence(self) -> int:
+        """Sequence number of the last checkpoint that was begun, in this run or before it."""
+        return self._sequence
+
+    def go_on(self, since: int) -> None:
+        """Count what is saved to the training whose first checkpoint has this sequence number."""
+        self.since = since
+        if self._catalog is not None:
+            self._catalog.since = since
 
     def prepare(self, state: object, per_rank: object) -> None:
         """Make ready for a save of such states; see `Checkpointer.prepare`."""
@@ -93,6 +106,8 @@ class Saver:
         assert plan is not None
         self._meeting.compare(call, [answer["digest"] for answer in answers], plan.flat.listing)
         self._sequence += 1
+        if self.since is None:
+            self.go_on(self._sequence)
         checkpoint_id = f"{self._run}.{self._sequence}"
         # Rank 0's on all sites, which are to keep the same checkpoints.
         measured: dict[str, float] = answers[0]["metrics"]
@@ -180,7 +195,9 @@ class Saver:
         assert self._step_in_flight is not None
         share, body = plan.share(), b""
         if self._catalog is not None:
-            body = plan.manifest_body(self._step_in_flight, self._sequence, checkpoint_id, self._world_size, metrics)
+            body = plan.manifest_body(
+                self._step_in_flight, self._sequence, checkpoint_id, self._world_size, metrics, self.since or 0
+            )
         self._snapshot.reserve(share.num_bytes + len(body))
         self._snapshot.write(0, share.header)
         self._snapshot.copy(share.items)

@@ -83,7 +83,13 @@ class SavePlan:
         return Share(header, items, len(header) + (entries[-1].end if entries else 0))
 
     def manifest_body(
-        self, step: int, sequence: int, checkpoint_id: str, world_size: int, metrics: Mapping[str, float]
+        self,
+        step: int,
+        sequence: int,
+        checkpoint_id: str,
+        world_size: int,
+        metrics: Mapping[str, float],
+        since: int = 0,
     ) -> bytes:
         """Return the manifest of this site's copy, but for its files."""
         shares = dict(zip(self._site.ranks, self._shares, strict=True))
@@ -102,6 +108,7 @@ class SavePlan:
                 tensors=tensor_records(self._specs, shares),
                 state=self.flat.skeleton,
                 metrics=dict(metrics),
+                since=since,
             )
         )
 

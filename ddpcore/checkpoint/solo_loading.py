@@ -92,8 +92,8 @@ def load_checkpoint(
         path: The directory of a run: its newest sound checkpoint is loaded. Or the directory of one checkpoint, then
             that one or none.
         step: Of the checkpoint, instead of the newest.
-        metric: Load the sound checkpoint with the best value of it, instead of the newest: as given to
-            `Engine.checkpoint` or in `Checkpointer.save(metrics=...)`.
+        metric: Load the sound checkpoint of the newest training with the best value of it, instead of the newest: as
+            given to `Engine.checkpoint` or in `Checkpointer.save(metrics=...)`.
         mode: "min" if the least value is best, or "max". Of equal ones the earlier.
         device: Where the tensors of the returned state are brought to. The objects stay where they are.
         strict: False loads what fits, see `restore`; the rest is in `LoadedCheckpoint.fit`. Objects that were added
@@ -257,15 +257,21 @@ class _Search:
         return None
 
     def _best_first(self, published: list[Published]) -> list[Published]:
-        """Return those with the metric, the best first; all as they are where none is asked for."""
+        """Return those of the newest training with the metric, the best first; all where none is asked for."""
         if self._best.metric is None:
             return published
-        metrics = {}
+        manifests = {}
         for one in published:
             try:
-                metrics[one.name] = read_manifest(self._path / one.name).metrics.get(self._best.metric, math.nan)
+                manifests[one.name] = read_manifest(self._path / one.name)
             except CheckpointInvalidError as error:
                 self._pass_over(self._path / one.name, str(error))
+        since = next((manifest.since for manifest in manifests.values()), 0)
+        metrics = {
+            name: manifest.metrics.get(self._best.metric, math.nan)
+            for name, manifest in manifests.items()
+            if manifest.sequence >= since
+        }
         return best_first(published, metrics, self._best.mode)
 
     def _try(

@@ -308,7 +308,8 @@ class Engine(Measuring):
                 `engine.log(**engine.evaluate(...))`; the ranks meet there to agree on its mean. What is logged between
                 two `steps` decides nothing, and is an error in the second.
             mode: "min" if the least value is best, or "max".
-            resume: False starts anew; what lies there stays until it is too old, and counts for `keep_best`.
+            resume: False starts anew: what lies there goes when it is too old for `keep_last`, and does not count for
+                `keep_best`.
             objects: Models, optimizers, schedules, averages, by the name they get in the checkpoint.
 
         Returns:

@@ -137,7 +137,8 @@ class Saving:
             EngineUseError: There is none.
             CheckpointMismatchError: It is one of other objects; none of them has been touched.
         """
-        checkpoint = self._checkpointer.load_best()
+        # Before the first save of a training that has begun anew there is nothing but another one's.
+        checkpoint = self._checkpointer.load_best() if self.last_step is not None else None
         if checkpoint is None:
             raise EngineUseError(
                 "there is no checkpoint with the metric yet: log it with engine.log in the steps that measure it"

@@ -46,6 +46,7 @@ def train(directory: str, curve: Sequence[float], until: str, options: dict[str,
             keep_best=options.get("keep_best", 2),
             metric="val",
             mode=options.get("mode", "min"),
+            resume=options.get("resume", True),
             model=model,
             counter=counter,
         )
@@ -98,6 +99,37 @@ def test_the_best_of_earlier_attempts_stay_too(tmp_path: Path) -> None:
     )
     rows = json.loads(listing.stdout)["checkpoints"]
     assert {row["step"]: row["metrics"] for row in rows} == {10: {}, 7: {"val": 4.0}, 6: {"val": 3.0}}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_best_of_a_training_before_this_one_do_not_count(tmp_path: Path, world_size: int) -> None:
+    better = [value - 100.0 for value in CURVE]
+    run_ranks(train, world_size, str(tmp_path), better, "10 steps", {"every": "1 step"}, has_group=False)
+    assert steps_in(tmp_path) == [6, 7, 10]
+
+    anew = {"resume": False}
+    ranks = run_ranks(train, world_size, str(tmp_path), CURVE, "4 steps", anew, has_group=False)
+    assert (ranks[0]["best"], steps_in(tmp_path)) == (3, [3, 4])
+
+    # A run that goes on with the second training does not count the first one's either.
+    ranks = run_ranks(train, world_size, str(tmp_path), CURVE, "9 steps", {}, has_group=False)
+    assert (ranks[0]["best"], steps_in(tmp_path)) == (6, [6, 7, 9])
+    assert ddpcore.load_checkpoint(tmp_path, metric="val").step == 6
+
+
+def test_whoever_only_reads_gets_the_best_of_the_newest_training(tmp_path: Path) -> None:
+    for value in (1.0, 2.0):
+        with Checkpointer(tmp_path, keep_best=1, metric="val") as checkpointer:
+            for step in (int(value), 10 + int(value)):
+                assert checkpointer.would_keep({"val": value + step}) is (step < 10)
+                checkpointer.save(step, {"a": value}, metrics={"val": value + step})
+
+    with Checkpointer(tmp_path, keep_best=1, metric="val") as checkpointer:
+        best = checkpointer.load_best()
+    assert best is not None
+    assert (best.step, best.state) == (2, {"a": 2.0})
+    assert ddpcore.load_checkpoint(tmp_path, metric="val").step == 2
+    assert ddpcore.load_checkpoint(tmp_path, metric="val", mode="max").step == 12
 
 
 def test_training_stops_when_the_metric_improves_no_more(tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ def collect_leftovers(root: Path, patience_s: float) -> None:
                 time.sleep(POLL_S)
             discard(root / entry.name)
         elif entry.name.startswith(f"{DELETED}step_"):
-            shutil.rmtree(root / entry.name, ignore_errors=True)
+            _remove(root / entry.name)
 
 
 def discard(path: Path) -> None:
@@ -221,7 +221,16 @@ def discard(path: Path) -> None:
     doomed = path.with_name(f"{DELETED}{path.name.removeprefix(TEMPORARY)}-{secrets.token_hex(4)}")
     with contextlib.suppress(OSError):
         path.rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+        _remove(doomed)
+
+
+def _remove(path: Path) -> None:
+    """Delete a directory with all that is in it, or whatever else has its name: rmtree would wait at a pipe."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def _entries(root: Path) -> list[os.DirEntry[str]]:

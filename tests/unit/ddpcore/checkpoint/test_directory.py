@@ -48,6 +48,20 @@ def test_leftovers_of_dead_runs_are_deleted_and_nothing_else(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == [".del-mine", ".tmp-mine", "step_00000003"]
 
 
+@pytest.mark.timeout(20)
+def test_leftovers_that_are_no_directories_hold_nobody_up(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    for prefix in (".tmp-", ".del-"):
+        os.mkfifo(tmp_path / f"{prefix}step_00000010-pipe")
+        (tmp_path / f"{prefix}step_00000010-link").symlink_to(kept)
+        (tmp_path / f"{prefix}step_00000010-file").touch()
+
+    collect_leftovers(tmp_path, 1.0)
+
+    assert list(tmp_path.iterdir()) == [kept]
+
+
 def test_a_checkpoint_that_a_writer_is_at_is_waited_for(tmp_path: Path) -> None:
     at_work = make(tmp_path / ".tmp-step_00000001-dead.1")
     fd = os.open(at_work / "lock", os.O_RDWR)

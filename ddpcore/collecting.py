@@ -162,8 +162,10 @@ def _problem_of(tensor: Tensor, op: str) -> str:
         return "a DTensor: make it a plain dense one first"
     if tensor.is_nested or tensor.is_meta:
         return f"a {'nested' if tensor.is_nested else 'meta'} tensor: give one with plain values"
-    if tensor.layout != torch.strided or tensor.is_quantized:
+    if tensor.layout != torch.strided:
         return f"a {tensor.layout} tensor: make it a plain dense one first"
+    if tensor.is_quantized or str(tensor.dtype).startswith("torch.bits"):
+        return f"of {tensor.dtype}, which are no numbers: make it a plain one first"
     if op in ("min", "max") and tensor.is_complex():
         return f"complex, and has no {op}"
     if op and tensor.dtype == torch.uint64:

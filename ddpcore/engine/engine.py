@@ -41,6 +41,7 @@ from ddpcore.checkpoint.retention import Mode, Retention, check_retention
 from ddpcore.engine.batches import Batch, Batches
 from ddpcore.engine.cadence import Unit, parse_cadence
 from ddpcore.engine.control_word import StopReason, new_group_of_all
+from ddpcore.engine.loader_options import check_loader_options
 from ddpcore.engine.loop import BATCHES, Loop, LoopOptions
 from ddpcore.engine.loss_weights import LossWeights
 from ddpcore.engine.measuring import Measuring
@@ -256,10 +257,7 @@ class Engine(Measuring):
         """
         check_text(EngineUseError, "name", name)
         check_flag(EngineUseError, "shuffle", shuffle)
-        if "weights" in options:
-            raise EngineUseError(
-                "loader has no weights: the ranks' are rank_weights=, and those of samples order=WeightedOrder(weights)"
-            )
+        check_loader_options({one: value for one, value in options.items() if one != "prefetch"})
         if isinstance(dataset, DataLoader):
             raise EngineUseError(
                 "loader makes the DataLoader itself, since the ranks' shares must fit each other: give it "
@@ -405,9 +403,9 @@ class Engine(Measuring):
             raise EngineUseError(
                 "backward: this loss depends on no parameter that is trained, or was computed without gradients"
             )
-        if loss.numel() != 1:
+        if loss.numel() != 1 or loss.is_complex():
             raise EngineUseError(
-                f"backward wants the mean loss of a micro-batch, this one has shape {tuple(loss.shape)}"
+                f"backward wants the mean loss of a micro-batch, this one is {loss.dtype} of shape {tuple(loss.shape)}"
             )
         self._updates.backward(loss, weight, micro_batch)
 

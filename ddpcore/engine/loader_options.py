@@ -62,6 +62,9 @@ OWN = {
     "batch_sampler": "order= of loader",
     "drop_last": "drop_last= of loader",
     "generator": "seed= of Engine",
+    "seed": "seed= of Engine",
+    "device": "device= of Engine",
+    "weights": "two things: the ranks' are rank_weights=, and those of samples order=WeightedOrder(weights)",
     "pin_memory_device": "device= of Engine",
 }
 """Options of a DataLoader that stand elsewhere here."""

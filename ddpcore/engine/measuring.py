@@ -11,6 +11,7 @@ from torch import nn
 from ddpcore.arguments import check_is, check_whole, refuse
 from ddpcore.collecting import ReduceOp, gather, reduce
 from ddpcore.engine.evaluation import Measure, Prediction, Tree, evaluate, predict_share
+from ddpcore.engine.loader_options import check_loader_options
 from ddpcore.errors import EngineUseError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Measuring:
         **loader_options: Unpack[LoaderOptions],
     ) -> dict[str, float]:
         """Return the mean of each measure over a data set, exact and the same on every rank; see `evaluate`."""
-        self._check_evaluated(model, batch_size, "measure", measure)
+        self._check_evaluated(model, batch_size, "measure", measure, loader_options)
         with self._evaluating(), self.autocast():
             return evaluate(
                 model,
@@ -107,7 +108,7 @@ class Measuring:
             EngineUseError: The function returned something else, or the ranks have data sets of different sizes.
             MetricMismatchError: The ranks' outputs differ in names, types, or shapes beyond dimension 0.
         """
-        self._check_evaluated(model, batch_size, "function", function)
+        self._check_evaluated(model, batch_size, "function", function, loader_options)
         with self._evaluating(), self.autocast():
             own = predict_share(
                 model,
@@ -173,8 +174,11 @@ class Measuring:
                 "fewer than others: return the values, engine.predict gathers them"
             )
 
-    def _check_evaluated(self, model: object, batch_size: object, name: str, function: object) -> None:
+    def _check_evaluated(
+        self, model: object, batch_size: object, name: str, function: object, options: LoaderOptions
+    ) -> None:
         check_is(EngineUseError, "model", model, nn.Module, "a torch.nn.Module")
         check_whole(EngineUseError, "batch_size", batch_size)
         if isinstance(function, type) or not callable(function):
             raise refuse(EngineUseError, name, function, "a function of a module and a batch")
+        check_loader_options(options)

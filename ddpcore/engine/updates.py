@@ -59,7 +59,7 @@ class Updates:
         self._averages: list[tuple[AveragedModel, nn.Module]] = []
         self._schedules: list[_Scheduled] = []
         self._handle: RemovableHandle | None = None
-        self._has_gradients = self._has_updated = self._has_stepped = self._has_warned = False
+        self._has_gradients = self._has_updated = self._has_stepped = self._has_applied = self._has_warned = False
 
     def follow(self, average: AveragedModel, source: nn.Module) -> None:
         """Have an average follow a model from now on."""
@@ -78,6 +78,7 @@ class Updates:
     def update(self, optimizer: torch.optim.Optimizer, clip_norm: float | None) -> Tensor | None:
         """Take an optimizer's step; see `Engine.update`."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._has_applied = self._has_applied or any(parameter.grad is not None for parameter in parameters)
         self._weights.scale_gradients(parameter.grad for parameter in parameters if parameter.grad is not None)
         norm = None
         if clip_norm is not None:
@@ -109,14 +110,9 @@ class Updates:
         has_stepped, self._has_stepped = self._has_stepped, False
         has_updated, self._has_updated = self._has_updated, False
         self._weights.finish_step(has_updated=has_updated, has_stepped=has_stepped)
-        if self._has_gradients and not has_stepped and not has_updated and not self._has_warned:
-            self._has_warned = True
-            _log.warning(
-                "step %d has computed gradients and changed no weight: call engine.update(optimizer) after the "
-                "micro-batches; right only where gradients are meant to add up over steps",
-                step,
-            )
-        self._has_gradients = False
+        if self._has_gradients and not self._has_warned:
+            self._warn(step, has_updated=has_updated, has_stepped=has_stepped)
+        self._has_gradients = self._has_applied = False
         for schedule, every in self._schedules:
             if every is not None and is_due(every):
                 schedule.step()
@@ -136,6 +132,20 @@ class Updates:
         if self._handle is not None:
             self._handle.remove()
 
+    def _warn(self, step: int, *, has_updated: bool, has_stepped: bool) -> None:
+        """Say, once, that gradients of this step are used for nothing, if so."""
+        if has_updated and not self._has_applied:
+            advice = "engine.update was given an optimizer without any of their parameters, as of another model"
+        elif not has_updated and not has_stepped:
+            advice = (
+                "call engine.update(optimizer) after the micro-batches; right only where gradients are meant to add up "
+                "over steps"
+            )
+        else:
+            return
+        self._has_warned = True
+        _log.warning("step %d has computed gradients and changed no weight: %s", step, advice)
+
     def _has_overflown(self, optimizer: torch.optim.Optimizer) -> bool:
         """Say whether a fused optimizer was called and has left out its step itself: then torch's hook is no sign.
 
@@ -146,9 +156,13 @@ class Updates:
         found = self.scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]  # noqa: SLF001 - no other way
         return any(bool(one.item()) for one in found.values())
 
-    def _note(self, *_: Any) -> None:
+    def _note(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Note a step of any optimizer, whoever calls it: torch's own hook."""
         self._has_stepped = True
+        groups = optimizer.param_groups
+        self._has_applied = self._has_applied or any(
+            one.grad is not None for group in groups for one in group["params"]
+        )
 
 
 def moving_average(source: nn.Module, decay: float) -> AveragedModel:

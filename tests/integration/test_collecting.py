@@ -109,6 +109,7 @@ def test_a_mean_of_whole_numbers_keeps_their_digits() -> None:
     [
         (torch.tensor([2**63 + 5], dtype=torch.uint64), "uint64, which int64 does not hold"),
         (torch.empty(2, device="meta"), "a meta tensor"),
+        (torch.empty(2, dtype=torch.bits8), "bits8, which are no numbers"),
     ],
 )
 def test_tensors_that_cannot_be_reduced_are_refused(tensor: Tensor, words: str) -> None:

@@ -320,7 +320,10 @@ def use_badly(how: str, directory: str) -> None:
         ("checkpoint twice", "EngineUseError: checkpoint was called before"),
         ("checkpoint late", "EngineUseError: checkpoint comes too late"),
         ("backward outside", "EngineUseError: backward outside of a micro-batch"),
-        ("no mean", "EngineUseError: backward wants the mean loss of a micro-batch, this one has shape (6, 1)"),
+        (
+            "no mean",
+            "EngineUseError: backward wants the mean loss of a micro-batch, this one is torch.float64 of shape (6, 1)",
+        ),
         ("a vector", "EngineUseError: loss was logged with shape (3,): log one number"),
         ("metrics", "MetricMismatchError: rank 0 has logged loss0 and other ranks have not"),
         ("no samples", "SamplerArgumentError: "),

@@ -586,6 +586,51 @@ def test_a_forgotten_update_is_said_once(caplog: pytest.LogCaptureFixture, *, is
     assert len(warnings) == is_forgotten
 
 
+def test_an_optimizer_of_another_model_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with ddpcore.Engine() as engine:
+        model, other = engine.wrap(nn.Linear(2, 1)), nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(other.parameters(), 0.1)
+        for batch in engine.steps(engine.loader(DATA, global_batch_size=4), until="3 steps"):
+            for (inputs,) in batch.micro_batches():
+                engine.backward(model(inputs).mean())
+            engine.update(optimizer)
+
+    (message,) = [record.message for record in caplog.records]
+    assert message.startswith(
+        "step 1 has computed gradients and changed no weight: engine.update was given an optimizer"
+    )
+
+
+@pytest.mark.parametrize("name", ["sampler", "batch_sampler", "generator", "seed", "device", "placement", "group"])
+def test_options_that_are_not_the_programs_to_choose_are_refused(name: str) -> None:
+    with ddpcore.Engine() as engine:
+        calls: list[Callable[..., Any]] = [
+            lambda **options: engine.loader(DATA, global_batch_size=4, **options),
+            lambda **options: engine.evaluate(
+                nn.Linear(2, 1), DATA, lambda _, batch: {"a": batch[0]}, batch_size=4, **options
+            ),
+            lambda **options: engine.predict(nn.Linear(2, 1), DATA, lambda _, batch: batch[0], batch_size=4, **options),
+        ]
+        for call in calls:
+            with pytest.raises(EngineUseError, match=f"a loader has no option '{name}' here"):
+                call(**{name: None})
+
+
+@pytest.mark.parametrize("value", [torch.tensor(1j), 10**400])
+def test_what_is_logged_is_a_real_number(value: Any) -> None:
+    with ddpcore.Engine() as engine, pytest.raises(EngineUseError, match="a was logged as"):
+        engine.log(a=value)
+
+
+def test_a_loss_is_a_real_number() -> None:
+    with ddpcore.Engine() as engine:
+        model = engine.wrap(nn.Linear(2, 1))
+        for batch in engine.steps(engine.loader(DATA, global_batch_size=4), until="1 step"):
+            for (inputs,) in batch.micro_batches():
+                with pytest.raises(EngineUseError, match=r"this one is torch\.complex64 of shape \(\)"):
+                    engine.backward(model(inputs).mean() * 1j)
+
+
 def test_weights_of_samples_are_not_taken_for_weights_of_ranks() -> None:
     with ddpcore.Engine() as engine, pytest.raises(EngineUseError, match="the ranks' are rank_weights="):
         engine.loader(DATA, global_batch_size=4, weights=[1.0] * 12)  # type: ignore[call-arg] # that is the point

@@ -25,9 +25,14 @@ def _kept(name: str, value: Tensor | float) -> Tensor | float:
     if not isinstance(value, torch.Tensor):
         if not isinstance(value, SupportsFloat):
             raise EngineUseError(f"{name} was logged as {type(value).__name__}: log a number, or a tensor with one")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise EngineUseError(f"{name} was logged as a number that no float holds: log a smaller one") from error
     if value.numel() != 1:
         raise EngineUseError(f"{name} was logged with shape {tuple(value.shape)}: log one number, such as its mean")
+    if value.is_complex():
+        raise EngineUseError(f"{name} was logged as {value.dtype}: log a real number")
     return value.item() if value.device.type == "cpu" else value.detach().clone()
 
 

@@ -36,6 +36,8 @@ MOST_EXACT = 1 << 53
 """Numbers that are no tensors travel as float64, in which whole ones are exact up to this."""
 
 
+MOST_OF_INT64 = (1 << 63) - 1
+
 ALONE = "the value"
 """What errors call a leaf that is the whole tree."""
 
@@ -170,6 +172,11 @@ def _problem_of(tensor: Tensor, op: str) -> str:
         return f"complex, and has no {op}"
     if op and tensor.dtype == torch.uint64:
         return "uint64, which int64 does not hold: give it as another type"
+    if op in ("sum", "mean") and not tensor.is_floating_point() and not tensor.is_complex() and tensor.numel():
+        least, most = (int(one) for one in torch.aminmax(tensor.to(torch.int64)))
+        world_size = current_placement().world_size
+        if world_size > 1 and max(-least, most) > MOST_OF_INT64 // world_size:
+            return f"so large that int64 may not hold the sum of {world_size} ranks: give it as float64"
     return ""
 
 

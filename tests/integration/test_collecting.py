@@ -215,6 +215,7 @@ def collect_badly(how: str) -> None:
             "text": lambda: engine.gather({"a": [1.0, "text" if is_odd else 2.0]}),
             "sparse": lambda: engine.gather(torch.eye(2).to_sparse()),
             "rows": lambda: engine.reduce([torch.ones(rank + 1)]),
+            "overflow": lambda: engine.reduce({"a": torch.tensor([2**62 + 1])}, "mean"),
             "op": lambda: engine.reduce(1.0, "max" if is_odd else "min"),
             "no op": lambda: engine.reduce(1.0, "median"),  # type: ignore[arg-type] # that is the point
             "nothing": lambda: engine.gather([]),
@@ -253,6 +254,10 @@ def collect_badly(how: str) -> None:
         ),
         ("sparse", "EngineUseError: engine.gather: the value is a torch.sparse_coo tensor"),
         ("rows", DIFFER.replace("gather", "reduce") + "[0] is float32 of shape (1,)"),
+        (
+            "overflow",
+            "EngineUseError: engine.reduce: the value at ['a'] is so large that int64 may not hold the sum of 2",
+        ),
         (
             "op",
             DIFFER.replace("gather", "reduce") + "op is min on rank 0, max on rank 1",

@@ -128,7 +128,9 @@ def first_failure(
     if session is None:
         return None
     try:
-        notice = _find(session, session.connect(PATIENCE_S), patience_s, among=among, counts_leaving=counts_leaving)
+        notice = _kept(session) or _find(
+            session, session.connect(PATIENCE_S), patience_s, among=among, counts_leaving=counts_leaving
+        )
     except (StoreLostError, RuntimeError):
         # The store is gone. Without torchrun's agent rank 0 is its host.
         if session.placement.rank == 0 or has_agent_store():
@@ -144,6 +146,11 @@ def _session() -> GateSession | None:
         return current_session()
     except (BarrierUseError, StoreLostError, RuntimeError, ValueError):
         return None
+
+
+def _kept(session: GateSession) -> FailureNotice | None:
+    """Return what this rank's heart has read already."""
+    return msgspec.json.decode(session.failure_notice, type=FailureNotice) if session.failure_notice else None
 
 
 def _find(

@@ -91,6 +91,8 @@ class GateSession:
         self.neighbours = Neighbours(placement)
         self.deletable: deque[str] = deque()
         """Keys that nobody needs any more: the heart deletes them."""
+        self.failure_notice = b""
+        """Who has failed first, as it stands in the store, where that ends with rank 0; empty while nobody has."""
         self._left: deque[OpenWait] = deque()
         self._local = threading.local()
         self.heart = Heart(self)

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 
 from ddpcore.barriers import one_rank_blocks
 from ddpcore.barriers.examiner import Examiner
-from ddpcore.barriers.gate_keys import beat_key, gone_key
+from ddpcore.barriers.gate_keys import beat_key, failure_key, gone_key
+from ddpcore.barriers.gate_store import has_agent_store
 from ddpcore.barriers.own_collectives import OwnCollectives
 from ddpcore.barriers.process_table import started_ticks
 from ddpcore.barriers.whereabouts import Beat, ProcessState, Wait, encode_beat
@@ -132,6 +133,7 @@ class Heart:
         if is_new or now_s >= self._beat_due_s:
             self._beat(store, now_s)
             self._look_after_ward(store, now_s)
+            self._keep_failure_notice(store)
         self._delete(store)
         if wait is not None:
             examiner.examine(wait, now_s)
@@ -172,6 +174,12 @@ class Heart:
             if sighting is not None and sighting.process is ProcessState.GONE:
                 store.set(gone_key(ward), "")
             self._ward = (self._ward + 1) % placement.local_world_size
+
+    def _keep_failure_notice(self, store: Store) -> None:
+        """Keep what says who has failed first, where it may be gone, with its host, before the main thread can ask."""
+        key = failure_key(self._session.number)
+        if not self._session.failure_notice and not has_agent_store() and store.check([key]):
+            self._session.failure_notice = store.get(key)
 
     def _delete(self, store: Store) -> None:
         for key in islice(self._session.keys_to_delete(), MAX_DELETIONS):

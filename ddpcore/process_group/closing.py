@@ -50,7 +50,8 @@ PENDING_S = 0.2
 """How long a collective may take to be booked as done: 1 ms, with more ranks than cores 20 ms."""
 
 GOODBYE_S = 5.0
-"""How long ranks stay for the others to have left, once all have come to the close."""
+"""How long the host of the store stays for the others to have left: more than two beats of `ddpcore.barriers.heart`, by
+which they read there who has failed."""
 
 EXIT_GRACE_S = 0.1
 """Between the close and the interpreter's end, where gloo's threads are still there."""
@@ -74,7 +75,7 @@ class GroupLinks(NamedTuple):
     hosts_store: bool = False
 
 
-def close_group(links: GroupLinks, *, has_failed: bool, timeout_s: float) -> None:
+def close_group(links: GroupLinks, *, has_failed: bool, timeout_s: float, stays: bool = False) -> None:
     """Meet the others, destroy the group and let go of the store.
 
     Main thread. Blocks at most `timeout_s` for the others and some ten seconds more; never raises for what others do.
@@ -83,6 +84,7 @@ def close_group(links: GroupLinks, *, has_failed: bool, timeout_s: float) -> Non
         links: The group.
         has_failed: Wait for nobody and abort what is under way.
         timeout_s: How long to wait for the others.
+        stays: Where this rank hosts the store, keep it for a moment although it has failed.
     """
     has_met = not has_failed and _meet(links, timeout_s)
     if has_met and not comes_to_rest(links.device, REST_S):
@@ -99,7 +101,7 @@ def close_group(links: GroupLinks, *, has_failed: bool, timeout_s: float) -> Non
     if dist.is_initialized():
         _destroy(links, aborts=not has_met)
     if links.store is not None:
-        _say_goodbye(links, links.store, waits=has_met)
+        _say_goodbye(links, links.store, waits=has_met or stays)
     if _has_gloo_threads():
         atexit.register(_let_gloo_settle, time.monotonic())
 

@@ -74,7 +74,8 @@ class OpenGroup:
         if error is not None and not is_clean and self._links is not None and self._pid == os.getpid():
             leave_notice(error)
             cause = explain(error)
-        self.close(has_failed=not is_clean)
+        # Not where a person ends it: those are not kept waiting.
+        self._close(has_failed=not is_clean, timeout_s=CLOSE_S, stays=isinstance(error, Exception))
         if cause is not None:
             raise cause from error
 
@@ -90,11 +91,14 @@ class OpenGroup:
         """
         check_flag(ContradictoryLaunchError, "has_failed", has_failed)
         check_seconds(ContradictoryLaunchError, "timeout_s", timeout_s)
+        self._close(has_failed=has_failed, timeout_s=timeout_s)
+
+    def _close(self, *, has_failed: bool, timeout_s: float, stays: bool = False) -> None:
         links, self._links = self._links, None
         if links is None or self._pid != os.getpid():
             return
         atexit.unregister(self.close)
-        close_group(links, has_failed=has_failed, timeout_s=timeout_s)
+        close_group(links, has_failed=has_failed, timeout_s=timeout_s, stays=stays)
 
 
 class GroupOptions(TypedDict, total=False):

@@ -254,6 +254,16 @@ def test_ranks_whose_store_dies_with_rank_0_say_so_in_seconds(how: str) -> None:
 
     for outcome in outcomes[1:]:
         assert re.match("(RankFailedError|StoreLostError): .*rank 0", outcome.error), outcome.error
+        assert how == "killed" or "rank 0 has raised OutOfLuckError in step 4" in outcome.error
+
+
+@pytest.mark.parametrize("how", ["break", "raise", "killed"])
+def test_the_host_of_the_store_stays_until_the_others_know_who_has_failed(how: str) -> None:
+    env = {**FREE, "MASTER_PORT": str(free_port())}
+    outcomes = try_ranks(train, 3, how, [2], ["8 steps"], "before", "", 2, has_group=False, env=env, timeout_s=60)
+
+    for outcome in outcomes[:2]:
+        assert outcome.error.startswith("RankFailedError: rank 2 has "), outcome.error
 
 
 def fail_everywhere() -> None:

@@ -17,10 +17,10 @@ from agent.wire.reports import ExitReport
 from app.diagnosis.exits import has_lost_peer
 from app.diagnosis.point_to_point import is_transfer, odd_in_circle
 from app.diagnosis.verdicts import CallCounts, Evidence, Side, Verdict, name, nodes_of
-from app.diagnosis.waits import Wait, calls_by_step, circle_from, find_out_of_order
+from app.diagnosis.waits import Knot, Wait, calls_by_step, circle_from, find_out_of_order, passed_by
 from app.model.farewells import have_lost_peers, is_clean, is_leaving
 from app.rows import Cause
-from ddpcore.wire import Place
+from ddpcore.wire import ONE_WAY_OPS, Place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -289,18 +289,14 @@ def _circles(evidence: Evidence) -> list[Verdict]:
     verdicts: list[Verdict] = []
     told: set[int] = set()
     for knot in sorted(evidence.knots, key=lambda knot: len(knot.chain)):
-        waits = [evidence.waits[index] for index in knot.chain]
-        if not knot.is_closed or told & set(knot.chain) or not any(len(wait.missing) for wait in waits):
+        if told & set(knot.chain):
             continue
-        stands_otherwise = evidence.facts.is_immobile[np.concatenate([wait.waiting for wait in waits])].any()
-        is_lasting = min(wait.waited_s for wait in waits) >= evidence.thresholds.deadlock_s and not stands_otherwise
-        if is_lasting and all(wait.is_settled and len(wait.missing) for wait in waits):
+        if waits := _circle_of(evidence, knot):
             told |= set(knot.chain)
-            waits = _shortest_circle(evidence, knot.chain)
-            if not waits:
-                continue
             has_transfers = any(is_transfer(wait) for wait in evidence.waits)
             odd = odd_in_circle(evidence.job, waits, has_transfers=has_transfers)
+            if not knot.is_closed:
+                odd = passed_by(evidence.job, waits, evidence.now_s - evidence.thresholds.stall_s)
             waits.sort(key=lambda wait: (not np.isin(odd or [], wait.waiting).any(), len(wait.waiting), *wait.waiting))
             verdict = _mismatch(evidence, waits[0], [_waiting_side(evidence, wait) for wait in waits[:MAX_SIDES]])
             victims = _led_to(evidence, knot.chain)
@@ -312,6 +308,26 @@ def _circles(evidence: Evidence) -> list[Verdict]:
                 verdict = msgspec.structs.replace(verdict, culprits=())
             verdicts.append(msgspec.structs.replace(verdict, waiting=tuple(sorted(victims - set(verdict.culprits)))))
     return verdicts
+
+
+def _circle_of(evidence: Evidence, knot: Knot) -> list[Wait]:
+    """Return the waits that a knot ends in, each of which waits for another one of them; none while they may end.
+
+    Where others are awaited beside, who come later or never, the ranks of the circle do not meet all the same.
+    """
+    thresholds = evidence.thresholds
+    waits = [evidence.waits[index] for index in knot.chain]
+    if not any(len(wait.missing) for wait in waits) or not (knot.is_closed or len(waits) > 1):
+        return []
+    circle = _shortest_circle(evidence, knot.chain)
+    least_s = thresholds.deadlock_s
+    if not knot.is_closed:
+        if any(wait.op in ONE_WAY_OPS or wait.peer_call is not None for wait in circle):
+            return []
+        waits, least_s = circle, thresholds.stall_s
+    stands_otherwise = evidence.facts.is_immobile[[rank for wait in waits for rank in wait.waiting.tolist()]].any()
+    is_lasting = min((wait.waited_s for wait in waits), default=0.0) >= least_s and not stands_otherwise
+    return circle if is_lasting and all(wait.is_settled and len(wait.missing) for wait in waits) else []
 
 
 def _shortest_circle(evidence: Evidence, chain: Sequence[int]) -> list[Wait]:

@@ -297,6 +297,15 @@ def odd_of_two_groups(job: JobModel, waits: Sequence[Wait]) -> list[int] | None:
     return [int(rank) for rank in (even if has_begun_again else np.union1d(odd, even))]
 
 
+def passed_by(job: JobModel, waits: Sequence[Wait], since_s: float) -> list[int]:
+    """Return who calls what other members pass by: as many as call it have made steps since some moment without it.
+
+    Nobody where that is so of several calls, or of none.
+    """
+    passed = [wait for wait in waits if int((job.stepped_at_s[wait.missing] > since_s).sum()) >= len(wait.waiting)]
+    return [int(rank) for rank in passed[0].waiting] if len(passed) == 1 else []
+
+
 def _that_call_first(job: JobModel, wait: Wait, other: Wait, of_both: Ranks) -> Ranks:
     """Return the members of both groups that call the one before the other, also where it is over for them.
 

@@ -695,6 +695,28 @@ def test_a_frozen_member_of_a_sub_group_is_blamed_for_those_who_wait_for_its_vic
     assert sim.verdicts()[0].waiting == [0, 1, 3]
 
 
+@pytest.mark.parametrize("trains_on", [True, False])
+def test_two_that_wait_for_each_other_in_two_groups_are_told_and_not_those_that_train_on(*, trains_on: bool) -> None:
+    """Rank 1 calls in the group of all what its pair calls in its own; the other pair, awaited too, need not come."""
+
+    def pairs(rank: int) -> Iterator[Action]:
+        group = "5" if rank < 2 else "6"
+        for step in range(1, 2000):
+            yield BeginStep(step)
+            yield Work(Phase.FORWARD, 20, "train_step", 0.1 if trains_on or rank < 2 or step < 40 else 500.0)
+            is_wrong = rank == 1 and step == 40
+            yield Call("all_reduce", 30, "train_step", "0" if is_wrong else group, sizes=((4,),))
+            yield EndStep(step, 1.0, 0)
+
+    sim = SimCluster(program=pairs, groups={"5": (0, 1), "6": (2, 3)})
+    sim.run_to_step(38)
+    sim.run(30)
+
+    assert {(cause, culprits) for _, cause, culprits in sim.told} == {(Cause.MISMATCH, (1,) if trains_on else ())}
+    (verdict,) = sim.diagnosis.verdicts
+    assert {(side.ranks, side.group) for side in verdict.sides} == {((1,), "0"), ((0,), "5")}
+
+
 def test_a_rank_that_the_kernel_killed_for_memory_is_told_as_that() -> None:
     sim = SimCluster()
     sim.kill_for_memory(2, at_step=40)

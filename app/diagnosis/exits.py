@@ -482,6 +482,9 @@ def is_part_of(verdict: Verdict, before: Verdict) -> bool:
     """
     if verdict.cause is not Cause.FEWER_CALLS:
         return False
+    if before.cause is Cause.MISMATCH:
+        # Who is done has passed by a call that is known to be the odd one, or in the circle.
+        return any((side.group, side.seq) == (verdict.group, verdict.seq) for side in before.sides)
     if before.cause is Cause.STRAGGLER and is_root_of_a_hang(before):
         is_known = verdict.exit is not None and (verdict.exit.code, verdict.exit.signal) != (None, None)
         return not is_known and verdict.culprits == before.culprits

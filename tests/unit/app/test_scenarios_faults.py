@@ -701,7 +701,7 @@ def test_two_that_wait_for_each_other_in_two_groups_are_told_and_not_those_that_
 
     def pairs(rank: int) -> Iterator[Action]:
         group = "5" if rank < 2 else "6"
-        for step in range(1, 2000):
+        for step in range(1, 400):
             yield BeginStep(step)
             yield Work(Phase.FORWARD, 20, "train_step", 0.1 if trains_on or rank < 2 or step < 40 else 500.0)
             is_wrong = rank == 1 and step == 40
@@ -715,6 +715,13 @@ def test_two_that_wait_for_each_other_in_two_groups_are_told_and_not_those_that_
     assert {(cause, culprits) for _, cause, culprits in sim.told} == {(Cause.MISMATCH, (1,) if trains_on else ())}
     (verdict,) = sim.diagnosis.verdicts
     assert {(side.ranks, side.group) for side in verdict.sides} == {((1,), "0"), ((0,), "5")}
+
+    if trains_on:
+        sim.run_until(lambda: sim.ranks[2].end is not None, 60, "the others are done")
+        sim.run(20)
+        assert sim.ranks[1].end is not None, "it has lost them"
+        assert {(cause, culprits) for _, cause, culprits in sim.told} == {(Cause.MISMATCH, (1,))}
+        assert sim.causes() == {(Cause.MISMATCH, (1,))}
 
 
 def test_a_rank_that_the_kernel_killed_for_memory_is_told_as_that() -> None:

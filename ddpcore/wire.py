@@ -108,8 +108,7 @@ class Oddity(StrEnum):
     RECORDER_OFF = "recorder_off"
     """The program's environment has switched torch's flight recorder off (TORCH_FR_BUFFER_SIZE=0)."""
     DEBUG_DETAIL = "debug_detail"
-    """TORCH_DISTRIBUTED_DEBUG=DETAIL: torch compares each collective among the ranks first, by means that its recorder
-    does not see, and records it without the name of its group."""
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL: torch compares each collective first, unseen, records it without its group."""
     GROUPLESS = "groupless"
     """It makes steps, has brothers, and no process group."""
     OWN_RANKS = "own_ranks"
@@ -217,8 +216,7 @@ class PeerCall(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     group: Name = DEFAULT_GROUP
     tag: Count = 0
     number: Count = 0
-    """Number of the last such call of this rank with this peer, group and tag, from 1: sends and receives of one number
-    belong together. 0 where the calls are not counted."""
+    """Number of the last such call with this peer, group and tag, from 1 (0: not counted); equal numbers are a pair."""
 
 
 class PeerWait(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -272,22 +270,19 @@ class ArrivalsReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     group: Name
     seqs: Annotated[list[Count], msgspec.Meta(max_length=64)]
-    """Ascending."""
     called_us: Annotated[list[Count], msgspec.Meta(max_length=64)]
-    """One for each of `seqs`, in microseconds."""
+    """One for each of `seqs`, which ascend, in microseconds."""
     one_way_seqs: Annotated[list[Count], msgspec.Meta(max_length=64)] = []
     """Those of `ONE_WAY_OPS`."""
 
 
 class GpuMemoryReport(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What torch's allocator holds on one GPU for this process; contexts and NCCL's buffers are not in it."""
+    """What torch's allocator holds on one GPU: allocated in tensors, reserved with its cache; no contexts, no NCCL."""
 
     uuid: Name
     """In NVML's form: `GPU-...` or `MIG-...`."""
     allocated_bytes: Count = 0
-    """In tensors."""
     reserved_bytes: Count = 0
-    """In tensors and in the cache."""
     peak_allocated_bytes: Count = 0
     peak_reserved_bytes: Count = 0
     """The highest value since the program began, or reset it."""
@@ -427,12 +422,18 @@ class DumpStacks(msgspec.Struct, frozen=True, tag="dump_stacks", forbid_unknown_
     request_id: Count
 
 
-ProbeRequest = SlowDown | StrikeAt | StopTraining | DumpStacks
+class ReportNow(msgspec.Struct, frozen=True, tag="report_now", forbid_unknown_fields=True):
+    """Ask a probe to report at once, with the recorder's full dump: a rank has died, torchrun will end all."""
+
+    request_id: Count
+
+
+ProbeRequest = SlowDown | StrikeAt | StopTraining | DumpStacks | ReportNow
 """The closed union of what a probe takes."""
 
 _report_encoder = msgspec.msgpack.Encoder()
 _report_decoder = msgspec.msgpack.Decoder(RankReport)
-_request_decoder = msgspec.msgpack.Decoder(ProbeRequest)
+_request_decoder: msgspec.msgpack.Decoder[ProbeRequest] = msgspec.msgpack.Decoder(ProbeRequest)
 _faults_decoder = msgspec.json.Decoder(list[Fault])
 
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeError, RecursionError)
@@ -477,10 +478,9 @@ def decode_request(datagram: bytes) -> ProbeRequest:
         MalformedReportError: The bytes are not a request.
     """
     try:
-        request: ProbeRequest = _request_decoder.decode(datagram)
+        return _request_decoder.decode(datagram)
     except DECODE_ERRORS as error:
         raise MalformedReportError(f"not a probe request: {error}") from error
-    return request
 
 
 def encode_faults(faults: list[Fault]) -> str:

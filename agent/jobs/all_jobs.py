@@ -19,8 +19,8 @@ from agent.jobs.known_jobs import KnownJobs
 from agent.jobs.launch import Launch
 from agent.jobs.lifecycle import (
     Answer,
+    AskAll,
     AskProbe,
-    AskToStop,
     BeginAgain,
     Effect,
     Event,
@@ -55,7 +55,6 @@ from agent.wire.fields import INBOX_SOCKET
 from agent.wire.jobs import ENDED_STATES, JobState, JobStatus
 from agent.wire.replies import Accepted, RefusalReason, Refused, Shown
 from agent.wire.secret_mask import masked_spec
-from ddpcore.wire import StopTraining
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -292,8 +291,8 @@ class Jobs:
                 return self._start(launch, launch.job.spec)
             case BeginAgain(attempt=attempt):
                 self._begin_again(launch, attempt)
-            case AskToStop(request_id=request_id):
-                launch.ask_to_stop(StopTraining(request_id))
+            case AskAll(request=request):
+                launch.ask_all(request)
             case TerminateLauncher():
                 if launch.shim:
                     launch.shim.terminate()

@@ -29,7 +29,7 @@ from agent.jobs.lifecycle import (
     TRANSITIONS,
     AbortReceived,
     Answer,
-    AskToStop,
+    AskAll,
     AttemptFailed,
     BeginAgain,
     CommitReceived,
@@ -58,6 +58,7 @@ from agent.jobs.lifecycle import (
 from agent.jobs.root_cause import Failure, failure_of_launcher, failure_of_worker, first_of
 from agent.wire.jobs import ENDED_STATES, JobSpec, JobState, JobStatus
 from agent.wire.replies import Accepted, RefusalReason, Refused
+from ddpcore.wire import ReportNow, StopTraining
 
 if TYPE_CHECKING:
     from agent.logs.failure_text import FoundFailure
@@ -267,8 +268,7 @@ class Job:
                 self._workers.setdefault(rank, WorkerMemory())
                 return []
             case WorkerExited():
-                self._on_worker_exited(event, now_s)
-                return []
+                return self._on_worker_exited(event, now_s)
             case RoundBegan(round=begun):
                 return self._on_round(begun, now_s)
             case Ticked():
@@ -291,7 +291,7 @@ class Job:
         if before is JobState.RUNNING and event.is_agreed and event.can_agree:
             self._terminate_at_s = now_s + self.spec.save_s
             self._kill_at_s = self._terminate_at_s + self.spec.grace_s
-            return [AskToStop(self.new_request_id()), Answer(Accepted())]
+            return [AskAll(StopTraining(self.new_request_id())), Answer(Accepted())]
         if before is JobState.RUNNING or (self._terminate_at_s is not None and not event.is_agreed):
             return [self._terminate(now_s), Answer(Accepted())]
         return [Answer(Accepted())]
@@ -337,20 +337,25 @@ class Job:
         elif failure.is_launcher_ended and first_of(self._failure, failure) is failure:
             self._failure, self._cause = failure, launcher_end_words(event)
 
-    def _on_worker_exited(self, event: WorkerExited, now_s: float) -> None:
+    def _on_worker_exited(self, event: WorkerExited, now_s: float) -> list[Effect]:
+        is_first = not any(worker.has_failed for worker in self._workers.values())
         worker = self._workers.setdefault(event.rank, WorkerMemory())
         worker.has_exited = True
         worker.has_failed = event.signal is not None or event.code not in {0, None}
         if not worker.has_failed:
-            return
+            return []
         self._blame(event, now_s)
+        # The launcher ends the others at its next look: what they have called is told before.
+        is_asked = is_first and self.state is JobState.RUNNING
+        effects: list[Effect] = [AskAll(ReportNow(self.new_request_id()))] if is_asked else []
         # In an elastic job the launcher has patience of its own, and then gathers the nodes that are left.
         if self.has_ended or (self.spec.elastic_min_nodes and self.state is JobState.RUNNING):
-            return
+            return effects
         if self._kill_at_s is None or self._terminate_at_s is not None:
             # The launcher ends the others now: nobody can agree any more.
             self._terminate_at_s = None
             self._kill_at_s = now_s + max(self.spec.grace_s, LAUNCHER_END_S)
+        return effects
 
     def _blame(self, event: WorkerExited, now_s: float) -> None:
         """Note what a rank failed of, unless the job was told to end or another rank failed first."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agent.jobs.network_path import Address
     from agent.logs.failure_text import FoundFailure
     from agent.wire.jobs import JobSpec
-    from ddpcore.wire import DumpStacks, ProbeRequest, StopTraining
+    from ddpcore.wire import DumpStacks, ProbeRequest, ReportNow, StopTraining
 
 
 class Launch:
@@ -123,8 +123,8 @@ class Launch:
             f"rank {rank} has no probe that listens: it has not imported torch yet, or is frozen",
         )
 
-    def ask_to_stop(self, request: StopTraining) -> None:
-        """Ask the probes of all ranks to end training: one that hears it is enough."""
+    def ask_all(self, request: StopTraining | ReportNow) -> None:
+        """Ask the probes of all ranks; to end training, one that hears it is enough."""
         for rank in self.job.ranks:
             self._ask(rank, request)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from agent.jobs.job_memory import Round
     from agent.logs.failure_text import FoundFailure
     from agent.wire.replies import Accepted, Refused
-    from ddpcore.wire import Fault, SlowDown, StrikeAt
+    from ddpcore.wire import Fault, ReportNow, SlowDown, StopTraining, StrikeAt
 
 
 class CommitReceived(msgspec.Struct, frozen=True):
@@ -186,10 +186,10 @@ class SignalWorker(msgspec.Struct, frozen=True):
     signal: Signals
 
 
-class AskToStop(msgspec.Struct, frozen=True):
-    """Ask the probes of all ranks to end training at the next step that the ranks agree on."""
+class AskAll(msgspec.Struct, frozen=True):
+    """Send a request to the probes of all ranks of this node."""
 
-    request_id: int
+    request: StopTraining | ReportNow
 
 
 class AskProbe(msgspec.Struct, frozen=True):
@@ -208,7 +208,7 @@ class Answer(msgspec.Struct, frozen=True):
 Effect: TypeAlias = (
     StartLauncher
     | BeginAgain
-    | AskToStop
+    | AskAll
     | TerminateLauncher
     | KillTree
     | FollowRanks

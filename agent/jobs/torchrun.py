@@ -37,8 +37,12 @@ ELASTIC_JOIN_TIMEOUT_S = 600
 """How long an elastic job waits for its least number of nodes, also after it has lost some. Source: torch's default."""
 ELASTIC_READ_TIMEOUT_S = 10
 """Of a store that does not answer: torch's own minute is spent for each of several reads."""
-MONITOR_INTERVAL_S = 0.1
-"""How often torchrun looks at its workers; it also is how long a dead one stays a zombie."""
+MONITOR_INTERVAL_S = 0.3
+"""How often torchrun looks at its workers; it also is how long a dead one stays a zombie.
+
+When one has died, so long, and half of it on average, those that have lost it may tell what they had called: then
+torchrun ends them.
+"""
 RECORDER_ENTRIES = 64
 """Entries of torch's flight recorder: a full dump of 64 takes 0.5 ms."""
 

@@ -42,6 +42,7 @@ from ddpcore.wire import (
     DumpStacks,
     FaultKind,
     Phase,
+    ReportNow,
     SlowDown,
     StopTraining,
     StrikeAt,
@@ -168,6 +169,7 @@ class Probe:
         self._has_reported_failure = threading.Event()
         self._pace = Pace(torchrun.rank)
         self._was_waiting = False
+        self._is_dump_asked = False
         self._thread = threading.Thread(target=self._run, name="rankdeck-probe", daemon=True)
         self._answered_request_id = 0
         self._reported_marks: StepMark | None = None
@@ -317,7 +319,9 @@ class Probe:
             )
         )
         # What this rank called last is all that others have to compare with once it is gone.
-        if state.wants_dump(now_s) or ((is_last or uncaught is not None) and state.has_groups):
+        is_near_end = is_last or uncaught is not None or self._is_dump_asked
+        if state.wants_dump(now_s) or (is_near_end and state.has_groups):
+            self._is_dump_asked = False
             began_s = time.thread_time()
             members = self._recorder.members()
             dump = call_roots.with_roots(self._recorder.dump(), members)
@@ -357,6 +361,8 @@ class Probe:
                 marks.is_stop_requested = True
             case DumpStacks():
                 self._stacks.want(request.request_id)
+            case ReportNow():
+                self._is_dump_asked = True
             case _:
                 assert_never(request)
         self._answered_request_id = max(self._answered_request_id, request.request_id)

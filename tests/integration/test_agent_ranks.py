@@ -50,6 +50,25 @@ for _ in range(rounds):
 dist.destroy_process_group()
 """
 
+LAST_CALL = """
+import os, signal, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+pair = dist.new_group([0, 1])
+dist.all_reduce(torch.ones(4))
+store = dist.distributed_c10d._get_default_store()
+if rank < 2:
+    for _ in range(1000):
+        dist.all_reduce(torch.ones(4), group=pair)
+    if rank == 1:
+        time.sleep(600)
+    store.set("calls", "")
+    dist.all_reduce(torch.ones(7), group=pair)
+store.wait(["calls"])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
 
 @pytest.fixture
 def agent() -> Iterator[RunningAgent]:
@@ -237,6 +256,18 @@ def test_a_killed_rank_is_named_with_its_signal_and_the_job_fails(agent: Running
     assert (job.state, job.exit_code, job.detail) == (JobState.FAILED, 1, "rank 1 was killed by SIGKILL")
     assert all(worker.process is ProcessState.EXITED for worker in report.workers)
     assert job_processes(agent) == []
+
+
+def test_a_rank_tells_what_it_calls_at_anothers_death_before_torchrun_ends_it(
+    agent: RunningAgent, spec: JobSpec, tmp_path: Path
+) -> None:
+    (tmp_path / "last_call.py").write_text(LAST_CALL)
+    ranks = {"world_size": 3, "local_world_size": 3}
+    agent.start_job(msgspec.structs.replace(spec, command=["last_call.py"], **ranks))
+    report = agent.wait_until(has_ended, START_S, "the job has ended")
+    told = report.workers[0].report
+    assert told is not None
+    assert 7 in [call.num_elements for group in told.groups for call in group.past]
 
 
 @pytest.mark.slow

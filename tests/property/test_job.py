@@ -12,8 +12,8 @@ from agent.jobs.job_memory import JobMemory, Round
 from agent.jobs.lifecycle import (
     AbortReceived,
     Answer,
+    AskAll,
     AskProbe,
-    AskToStop,
     BeginAgain,
     CommitReceived,
     Effect,
@@ -82,7 +82,7 @@ class JobInTheWorld(RuleBasedStateMachine):
                 assert not self.is_launcher_alive, "two attempts at once"
                 assert attempt == self.job.spec.attempt + 1
                 self.may_begin_again = True
-            case AskToStop():
+            case AskAll():
                 assert self.is_launcher_alive
                 self.patience_s += self.job.spec.save_s
             case TerminateLauncher() | KillTree():

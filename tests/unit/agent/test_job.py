@@ -14,8 +14,8 @@ from agent.jobs.lifecycle import (
     TRANSITIONS,
     AbortReceived,
     Answer,
+    AskAll,
     AskProbe,
-    AskToStop,
     AttemptFailed,
     BeginAgain,
     CommitReceived,
@@ -45,7 +45,7 @@ from agent.jobs.lifecycle import (
 from agent.logs.failure_text import FailureText, FoundFailure
 from agent.wire.jobs import ENDED_STATES, JobState
 from agent.wire.replies import Accepted, RefusalReason, Refused
-from ddpcore.wire import Fault, FaultKind, SlowDown
+from ddpcore.wire import Fault, FaultKind, ReportNow, SlowDown, StopTraining
 from tests.support.jobs import left, make_spec
 
 ACCEPTED = Answer(Accepted())
@@ -211,7 +211,7 @@ AGREED = StopReceived(is_agreed=True, can_agree=True)
 
 def test_ranks_that_can_agree_are_asked_first_and_have_time_to_save() -> None:
     job = job_in(JobState.RUNNING, save_s=60.0)
-    assert job.handle(AGREED, 100.0) == [AskToStop(request_id=1), ACCEPTED]
+    assert job.handle(AGREED, 100.0) == [AskAll(StopTraining(request_id=1)), ACCEPTED]
     assert job.status(115.0).detail == "stopping after a step and a checkpoint; SIGTERM in 45 s"
     assert job.handle(AGREED, 120.0) == [ACCEPTED]
     assert job.handle(StopReceived(is_agreed=True), 121.0) == [ACCEPTED], "they cannot any more: they are saving"
@@ -227,6 +227,17 @@ def test_an_agreed_stop_gives_way_to_one_that_does_not_wait() -> None:
     assert job.handle(StopReceived(), 5.0) == [TerminateLauncher(), ACCEPTED]
     assert job.handle(StopReceived(), 6.0) == [ACCEPTED]
     assert job.handle(Ticked(), 15.0) == [OVERDUE]
+
+
+def test_when_the_first_rank_has_failed_the_others_are_asked_what_they_have_called() -> None:
+    job = job_in(JobState.RUNNING, WorkerFound(2), WorkerFound(3))
+    assert job.handle(WorkerExited(2, None, Signals.SIGABRT), 5.0) == [AskAll(ReportNow(request_id=1))]
+    assert job.handle(WorkerExited(3, None, Signals.SIGTERM), 5.1) == [], "torchrun ends them now"
+
+
+def test_of_a_rank_that_ends_well_or_is_stopped_nobody_is_asked() -> None:
+    assert job_in(JobState.RUNNING, WorkerFound(2)).handle(WorkerExited(2, 0, None), 5.0) == []
+    assert job_in(JobState.STOPPING, WorkerFound(2)).handle(WorkerExited(2, None, Signals.SIGTERM), 5.0) == []
 
 
 def test_a_rank_that_fails_ends_the_patience_with_an_agreed_stop() -> None:
@@ -245,7 +256,7 @@ def test_ranks_that_cannot_agree_get_sigterm_at_once() -> None:
 
 def test_a_launcher_that_lingers_after_a_rank_has_failed_is_ended() -> None:
     job = job_in(JobState.RUNNING, WorkerFound(2), WorkerFound(3), grace_s=0.0)
-    assert job.handle(WorkerExited(3, None, 9), 10.0) == []
+    job.handle(WorkerExited(3, None, 9), 10.0)
     assert job.status(10.0).detail == "rank 3 was killed by SIGKILL; waiting for the launcher to end the others"
     assert job.handle(WorkerExited(2, 1, None, left("RuntimeError: closed")), 11.0) == []
     assert job.handle(Ticked(), 10.0 + LAUNCHER_END_S - 0.1) == []

@@ -28,7 +28,7 @@ def test_the_argv_names_everything_that_torchrun_would_guess() -> None:
         "--node-rank": "1",
         "--rdzv-conf": "timeout=120",
         "--logs-specs": "rankdeck",
-        "--monitor-interval": "0.1",
+        "--monitor-interval": "0.3",
     }
     assert argv[-4:] == ["-m", "pkg.train", "--lr", "1"]
 
@@ -49,7 +49,7 @@ def test_the_argv_of_an_elastic_job_names_what_c10d_would_guess() -> None:
         "--local-addr": "fd00::2",
         "--rdzv-conf": "is_host=0,join_timeout=600,read_timeout=10",
         "--logs-specs": "rankdeck",
-        "--monitor-interval": "0.1",
+        "--monitor-interval": "0.3",
     }
     assert launcher_env(spec, {}, PATHS)["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" not in launcher_env(make_spec(), {}, PATHS)

@@ -6,6 +6,7 @@ manifest, data into its place, checksum over all of it.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import zlib
@@ -195,22 +196,30 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _read_small(path: Path, max_bytes: int) -> bytes:
+    content = bytearray()
     try:
         with _open(path) as file:
-            content = b""
-            while chunk := file.read(min(CHUNK_BYTES, max_bytes + 1 - len(content))):
+            # By its size first: nothing is read of a sparse file of terabytes.
+            num_bytes = os.fstat(file.fileno()).st_size
+            while num_bytes <= max_bytes and (chunk := file.read(min(CHUNK_BYTES, max_bytes + 1 - len(content)))):
                 content += chunk
     except OSError as error:
-        raise CheckpointInvalidError(f"it has no {path.name}: {error.strerror}") from error
+        raise _unread(path, error) from error
     except CheckpointInvalidError:
         raise CheckpointInvalidError(f"its {path.name} is not a regular file") from None
-    if len(content) > max_bytes:
+    if max(num_bytes, len(content)) > max_bytes:
         raise CheckpointInvalidError(f"its {path.name} is too large to be one")
-    return content
+    return bytes(content)
 
 
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError as error:
-        raise CheckpointInvalidError(f"it has no {path.name}: {error.strerror}") from error
+        raise _unread(path, error) from error
+
+
+def _unread(path: Path, error: OSError) -> CheckpointInvalidError:
+    is_missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
+    what = f"it has no {path.name}" if is_missing else f"its {path.name} cannot be read"
+    return CheckpointInvalidError(f"{what}: {error.strerror}")

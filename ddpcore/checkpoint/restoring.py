@@ -31,7 +31,9 @@ class Stateful(Protocol):
         """Set it back."""
 
 
-def restore(state: object, objects: Mapping[str, Stateful], *, strict: bool = True) -> Fit:
+def restore(
+    state: object, objects: Mapping[str, Stateful], *, strict: bool = True, saved: Collection[str] | None = None
+) -> Fit:
     """Load each object's part of a checkpoint into it, on whatever device it is. Blocks, needs no other rank.
 
     Everything that can be compared is compared first: names, shapes and dtypes of modules, sizes and kinds of
@@ -46,6 +48,7 @@ def restore(state: object, objects: Mapping[str, Stateful], *, strict: bool = Tr
         objects: By their keys in the state. Parts of the state that are not asked for stay out.
         strict: False loads what fits: the tensors of a module that have their name, shape and dtype there, and objects
             that are there. An optimizer is loaded as a whole or not at all.
+        saved: Names of all parts that were saved, where `state` has some of them alone; an error lists them.
 
     Returns:
         What fits and what does not; with `strict` it is whole.
@@ -69,7 +72,7 @@ def restore(state: object, objects: Mapping[str, Stateful], *, strict: bool = Tr
         for name, target in objects.items()
     }
     if strict:
-        holds = ", ".join(map(str, state)) or "nothing"
+        holds = ", ".join(map(str, state if saved is None else saved)) or "nothing"
         differences = [f"{name} is not in it (it holds {holds})" for name in objects if name not in parts]
         differences += [difference for name in parts for difference in fits[name].differences]
     else:

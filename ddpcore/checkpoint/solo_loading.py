@@ -30,6 +30,7 @@ from ddpcore.checkpoint.reading import read_manifest
 from ddpcore.checkpoint.restoring import restore
 from ddpcore.checkpoint.retention import Retention, best_first, check_retention
 from ddpcore.checkpoint.saving import check_step
+from ddpcore.checkpoint.state_tree import keys_of
 from ddpcore.checkpoint.tensor_files import read_checkpoint, read_tensors
 from ddpcore.errors import (
     CheckpointCallError,
@@ -121,11 +122,12 @@ def load_checkpoint(
 
     def read(one: Path) -> tuple[Manifest, Any]:
         contents = read_checkpoint(one, parts=parts, device=target)
-        return contents.manifest, contents.state
+        return contents.manifest, contents
 
     found = search.run(read)
-    fit = restore(found.content, objects, strict=strict) if objects else Fit()
-    return LoadedCheckpoint(found.step, found.path, found.content, fit, found.skipped)
+    manifest, state, _ = found.content
+    fit = restore(state, objects, strict=strict, saved=keys_of(manifest.state)) if objects else Fit()
+    return LoadedCheckpoint(found.step, found.path, state, fit, found.skipped)
 
 
 def load_tensors(

@@ -126,6 +126,11 @@ def select(skeleton: object, keys: Container[str]) -> object:
     return {key: value for key, value in skeleton.items() if key in keys}
 
 
+def keys_of(skeleton: object) -> list[str]:
+    """Return the keys of a state by its skeleton; none of one that is no dict of texts."""
+    return list(skeleton) if isinstance(skeleton, dict) and _TAG not in skeleton else []
+
+
 def places(skeleton: object) -> dict[str, str]:
     """Return the name under which each tensor of a state is stored, by its place: the keys to it, joined by dots.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from torch import nn
 from ddpcore import load_checkpoint, load_tensors
 from ddpcore.checkpoint import Checkpointer, Fit
 from ddpcore.checkpoint.directory import MANIFEST
+from ddpcore.checkpoint.marker import COMMITTED
 from ddpcore.checkpoint.solo_loading import NUM_LOOKS
 from ddpcore.errors import (
     CheckpointCallError,
@@ -226,6 +229,34 @@ def test_no_checkpoint_and_no_directory_are_errors_that_name_it(tmp_path: Path, 
     with pytest.raises(CheckpointInvalidError, match="can be used: step_00000030: it has no manifest") as refused:
         load_checkpoint(root)
     assert len(refused.value.reasons) == 3
+
+
+def test_a_part_that_is_not_there_is_refused_with_the_names_of_all_that_are(root: Path) -> None:
+    with pytest.raises(CheckpointMismatchError, match=r"net is not in it \(it holds model, optimizer, step\)"):
+        load_checkpoint(root, net=net())
+
+
+def test_a_marker_or_a_manifest_of_terabytes_is_refused_unread(root: Path) -> None:
+    newest = root / "step_00000030"
+    for name in (COMMITTED, MANIFEST):
+        num_bytes = (newest / name).stat().st_size
+        os.truncate(newest / name, 4 << 40)
+        with pytest.raises(CheckpointInvalidError, match=f"its {name} is too large to be one"):
+            load_checkpoint(newest)
+        os.truncate(newest / name, num_bytes)
+
+
+def test_a_file_that_may_not_be_read_is_not_said_to_be_missing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = os.open
+
+    def refuse(path: Any, *rest: Any) -> int:
+        if str(path).endswith(MANIFEST):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *rest)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(CheckpointInvalidError, match=f"its {MANIFEST} cannot be read: Permission denied"):
+        load_checkpoint(root / "step_00000030")
 
 
 def test_another_model_changes_nothing_unless_a_part_is_enough(root: Path) -> None:

@@ -102,7 +102,8 @@ def _of_abort(evidence: Evidence, table: GroupTable, victims: Ranks, ended: Mapp
         group=table.name,
         seq=seq if sides else None,
         op=sides[0].op if sides else _op_of_messages(past, ended, len(table.members)),
-        place=evidence.place_of(culprits[0]) if culprits else None,
+        # Where the dead were seen last was before this call.
+        place=next((side.place for side in sides if culprits and culprits[0] in side.ranks), None),
         step=step_of(evidence, culprits),
         sides=tuple(sides),
         counts=call_counts(evidence, table.name, sides) if len(sides) > 1 else None,

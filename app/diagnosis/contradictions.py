@@ -153,7 +153,13 @@ def side_of(evidence: Evidence, table: GroupTable, ranks: Ranks, seq: int) -> Si
     """Return what ranks have called at a seq, as one of them reports it that is there still."""
     slots = _slots(table, ranks)
     is_there = (table.completed[slots] < seq) & (table.enqueued[slots] >= seq)
-    speakers = ranks[is_there] if is_there.any() else ranks[:1]
+    # Who lost the others failed in its last call, though that counts as over then.
+    has_failed = np.isin(ranks, list(have_lost_peers(evidence.job))) & (table.enqueued[slots] == seq)
+    has_failed &= ~evidence.job.has_peer_calls[ranks]
+    # The line of a call that has just begun may have been read before it.
+    is_seen = has_failed | (is_there & table.is_waiting[slots])
+    is_there |= has_failed
+    speakers = next((ranks[some] for some in (is_seen, is_there) if some.any()), ranks[:1])
     speaker = int(speakers[0])
     report, group = _report_of(evidence, table, speaker)
     reported = (_report_of(evidence, table, rank)[1] for rank in speakers[:MAX_SPEAKERS].tolist())
@@ -162,7 +168,7 @@ def side_of(evidence: Evidence, table: GroupTable, ranks: Ranks, seq: int) -> Si
     is_newest = group is not None and group.enqueued_seq == seq
     op = call.op if call is not None else _op_of(evidence, table, speaker, seq)
     # The main thread that has called more since is in no barrier: another thread is.
-    is_seen = is_there.any() and (is_newest or op != "barrier")
+    is_told = is_seen.any() and (is_newest or op != "barrier")
     return Side(
         tuple(ranks.tolist()),
         table.name,
@@ -170,7 +176,7 @@ def side_of(evidence: Evidence, table: GroupTable, ranks: Ranks, seq: int) -> Si
         op,
         "",
         call.num_elements if call is not None else -1,
-        evidence.place_of(speaker) if is_seen else None,
+        evidence.place_of(speaker) if is_told else None,
         dtype=call.dtype if call is not None else "",
         root=_root_of(group, call, is_newest=is_newest),
         reduce_op=group.reduce_op if group is not None and is_newest else "",

@@ -16,8 +16,8 @@ from app.model.cluster import Cluster
 from app.rows import Cause
 from app.wording.verdict_hints import hint
 from app.wording.verdict_words import sentence
-from ddpcore.wire import PastCall, Phase, StepCalls
-from tests.support.node_reports import dead_worker, group_report, job_status, node_report, rank_report, worker_report
+from ddpcore.wire import PastCall, Phase, Place, StepCalls
+from tests.support.node_reports import PLACE, dead_worker, group_report, job_status, node_report, rank_report, worker_report
 from tests.support.sim import SimCluster
 from tests.support.sim_program import Action, BeginStep, Call, EndStep, Work
 
@@ -242,6 +242,19 @@ def test_the_only_rank_whose_call_is_unknown_is_the_odd_one_where_all_others_agr
     assert ended(3, small, aborted=0).culprits == (1,)
     assert ended(3, large, aborted=1, lengths="16 vs 4").culprits == (1,)
     assert ended(3, small, aborted=1).culprits == (), "it was sent more than the others pass"
+
+
+def test_where_a_rank_stood_before_it_made_the_call_is_not_told_as_the_place_of_the_call() -> None:
+    before = Place("/job/train.py", 7, "prepare")
+    small = in_call([SMALL], completed=19, is_waiting=False)
+    dead = dead_worker(0, rank_report(0, 3, groups=[small], place=before), signal=6, error=OVERFLOW, age_s=3.0)
+    early = rank_report(1, 3, groups=[group_report(18)], place=before)
+    others = [dead_worker(1, early, age_s=2.9, signal=15), lost(2, 3, [SMALL])]
+    verdict = only(judged(dead, *others, looks=3))
+
+    assert (verdict.culprits, verdict.place) == ((1,), None)
+    assert [(side.ranks, side.place) for side in verdict.sides] == [((0, 2), PLACE)]
+    assert "train.py:7" not in sentence(verdict)
 
 
 def test_of_two_ranks_neither_is_blamed_alone() -> None:

@@ -217,6 +217,8 @@ class PeerCall(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     tag: Count = 0
     number: Count = 0
     """Number of the last such call with this peer, group and tag, from 1 (0: not counted); equal numbers are a pair."""
+    num_bytes: Annotated[tuple[Count, ...], msgspec.Meta(max_length=4)] = ()
+    """Of the tensors of the last such calls, that of `number` last; empty where it is not known."""
 
 
 class PeerWait(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

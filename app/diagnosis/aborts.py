@@ -19,7 +19,7 @@ from app.diagnosis.verdicts import Evidence, Side, Verdict, nodes_of
 from app.diagnosis.waits import calls_by_step
 from app.model.job_model import PHASE_CODE
 from app.rows import Cause
-from ddpcore.wire import ONE_WAY_OPS, Phase
+from ddpcore.wire import ONE_WAY_OPS, PeerCall, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from app.diagnosis.rank_facts import Ranks
     from app.model.group_table import GroupTable
     from app.model.job_model import Death
-    from ddpcore.wire import PastCall
+    from ddpcore.wire import PastCall, Place
 
 DTYPE_BYTES = {
     **dict.fromkeys(("Bool", "Byte", "Char"), 1),
@@ -40,6 +40,8 @@ RING_OPS = frozenset({"all_reduce", "reduce"})
 """Operations whose data gloo sends in pieces from rank to rank, rather than whole."""
 MAX_PIECE_BYTES = 1 << 20
 """Source: gloo/allreduce.h, `kMaxSegmentSize`."""
+MAX_PEERS = 256
+"""Ranks that send whose last sends are looked at."""
 CALLS_AHEAD = [PHASE_CODE[Phase.BACKWARD], PHASE_CODE[Phase.FORWARD]]
 """Phases in which DDP makes calls before those are over that it has made."""
 _LENGTHS = re.compile(r"op\.preamble\.length <= op\.nbytes\. (?P<sent>\d{1,18}) vs (?P<expected>\d{1,18})")
@@ -66,12 +68,90 @@ def aborted(evidence: Evidence, deaths: Sequence[Death], lost_connection: Sequen
     found = [_of_abort(evidence, table, victims, ended) for table in tables]
     # Where the members' calls differ, it was there; else where most of them are known to have called.
     verdict = max(found, key=lambda one: (len(one.sides), sum(len(side.ranks) for side in one.sides)), default=None)
+    if verdict is None or len(verdict.sides) < 2:
+        # Nothing of a collective is known to differ: it may have been a receive.
+        verdict = _short_receive(evidence, ended) or verdict
     if verdict is None:
         job = evidence.job
         verdict = Verdict(cause=Cause.MISMATCH, culprits=(), job=job.job_id, attempt=job.attempt)
     lost = tuple(rank for rank in sorted(lost_connection) if rank not in verdict.culprits)
     aborts = tuple(victims.tolist())
     return [msgspec.structs.replace(verdict, aborted=aborts, lost_connection=lost)]
+
+
+def _short_receive(evidence: Evidence, ended: Mapping[int, _Lengths | None]) -> Verdict | None:
+    """Return the send, and the receive with room for less, in which gloo ended a rank."""
+    for rank, lengths in ended.items():
+        for sender in np.flatnonzero(evidence.job.has_peer_calls)[:MAX_PEERS].tolist():
+            found = None if lengths is None else _sent_to(evidence, rank, sender, lengths)
+            if found is not None:
+                return _of_receive(evidence, rank, sender, found)
+    return None
+
+
+def _sent_to(evidence: Evidence, rank: int, sender: int, lengths: _Lengths) -> tuple[PeerCall, PeerCall] | None:
+    """Return the send of a rank, and its receive, that are as long as what did not fit.
+
+    The receiver dies before it has told of that receive, or while it stands in it.
+    """
+    for send in _peer_calls(evidence, sender):
+        if (send.op, send.peer) != ("send", rank):
+            continue
+        halves = [
+            call
+            for call in _peer_calls(evidence, rank)
+            if (call.op, call.group, call.tag) == ("recv", send.group, send.tag) and call.peer in (sender, None)
+        ]
+        known = {number: size for call in halves for number, size in _sizes(call).items() if call.peer is not None}
+        last = max((call.number for call in halves if call.peer is not None), default=0)
+        for number, size in sorted(_sizes(send).items()):
+            is_met = known[number] == lengths.expected if number in known else number > last
+            if size == lengths.sent and is_met:
+                receive = PeerCall("recv", sender, send.group, send.tag, number, (lengths.expected,))
+                return msgspec.structs.replace(send, number=number, num_bytes=(size,)), receive
+    return None
+
+
+def _sizes(call: PeerCall) -> dict[int, int]:
+    """Return the bytes of the last such calls, by number."""
+    return {call.number - ago: size for ago, size in enumerate(reversed(call.num_bytes))}
+
+
+def _peer_calls(evidence: Evidence, rank: int) -> Sequence[PeerCall]:
+    worker = evidence.job.worker(rank)
+    return () if worker is None or worker.report is None else worker.report.peer_calls
+
+
+def _of_receive(evidence: Evidence, rank: int, sender: int, calls: tuple[PeerCall, PeerCall]) -> Verdict:
+    """Return the verdict on two ranks of which nobody can say which one is right."""
+    sides = tuple(
+        Side((one,), call.group, call.number, call.op, "", -1, _place_in(evidence, one, call), call)
+        for one, call in zip((sender, rank), calls, strict=True)
+    )
+    culprits = sorted((sender, rank))
+    return Verdict(
+        cause=Cause.MISMATCH,
+        culprits=tuple(culprits),
+        nodes=nodes_of(evidence, np.array(culprits, np.int64)),
+        job=evidence.job.job_id,
+        attempt=evidence.job.attempt,
+        group=calls[0].group,
+        seq=calls[0].number,
+        op=calls[0].op,
+        place=sides[0].place or sides[1].place,
+        step=step_of(evidence, culprits),
+        sides=sides,
+    )
+
+
+def _place_in(evidence: Evidence, rank: int, call: PeerCall) -> Place | None:
+    """Return where a rank has made a send or a receive, while it is known to stand in it."""
+    worker = evidence.job.worker(rank)
+    wait = None if worker is None or worker.report is None else worker.report.peer_wait
+    key = (call.op, call.peer, call.group, call.tag, call.number)
+    waits = [] if wait is None else wait.calls
+    is_in = any((one.op, one.peer, one.group, one.tag, one.number) == key for one in waits)
+    return evidence.place_of(rank) if is_in else None
 
 
 def _lengths(death: Death) -> _Lengths | None:

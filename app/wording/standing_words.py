@@ -12,12 +12,15 @@ if TYPE_CHECKING:
 
 
 def peer_text(call: PeerCall | None) -> str:
-    """Return ` to rank 2 with tag 7`, of a send; empty of a collective."""
+    """Return ` to rank 2 with tag 7 and 400 bytes`, of a send; empty of a collective."""
     if call is None or call.op not in {"send", "recv"}:
         return ""
     direction = "to" if call.op == "send" else "from"
     peer = "any rank" if call.peer is None else f"rank {call.peer}"
-    return f" {direction} {peer}" + (f" with tag {call.tag}" if call.tag else "")
+    size = "room for " if call.op == "recv" else ""
+    told = [f"tag {call.tag}"] if call.tag else []
+    told += [f"{size}{call.num_bytes[-1]:,} bytes"] if call.num_bytes else []
+    return f" {direction} {peer}" + (f" with {' and '.join(told)}" if told else "")
 
 
 def standstill_parts(verdict: Verdict, who: str, victims: str) -> list[str]:

@@ -69,6 +69,8 @@ def _mismatch_hint(verdict: Verdict) -> str:
         return "every rank calls new_group for every group, in the same order"
     if MONITORED_BARRIER in ops:
         return "every rank of the group calls monitored_barrier as often as the others"
+    if ops and verdict.aborted:
+        return "give the receive a tensor as large as that of the send, in shape and element type"
     if ops:
         return "each send needs its receive: reorder one side or compare tags"
     if len({side.group for side in verdict.sides}) > 1:

@@ -2,7 +2,7 @@
 
 `isend`, `irecv`, `send`, `recv` and `batch_isend_irecv` all end in `ProcessGroup.send`, `.recv` or `.recv_anysource`.
 These three are wrapped, so that the public functions stay what they are, whoever has imported them. A wrapper keeps a
-weak reference to the work, none to a tensor: 1.2 us a call. gloo's flight recorder has no such calls. NCCL's has those
+weak reference to the work, none to a tensor: 1.5 us a call. gloo's flight recorder has no such calls. NCCL's has those
 that are not over, and its works must not be asked from another thread while a CUDA graph is captured: calls with
 tensors on a device are only counted, without their tags, which NCCL does not look at.
 
@@ -30,6 +30,8 @@ MAX_KEYS = 64
 """Kinds of call, peers, groups and tags that are counted; the longest unused is forgotten."""
 MAX_OPEN = 256
 MAX_TOLD_OPEN = 16
+MAX_TOLD_SIZES = 4
+"""A sender goes on to a few more sends before it learns that its peer has died of one."""
 _MAX_NUMBER = 2**63 - 1
 _MAX_NAME_CHARS = 256
 
@@ -48,23 +50,26 @@ class PeerCalls:
     """The calls of this process. The threads of the program write, the probe's reads."""
 
     def __init__(self) -> None:
-        self._counts: OrderedDict[_Key, int] = OrderedDict()
+        self._counts: OrderedDict[_Key, tuple[int, tuple[int, ...]]] = OrderedDict()
+        """Number of the calls of each kind, and how many bytes the last ones had."""
         self._open: deque[_Open] = deque(maxlen=MAX_OPEN)
 
     @property
     def num_calls(self) -> int:
         """How many calls there have been of the kinds that are still counted: it changes with each."""
-        return sum(self._counts.copy().values()) if self._counts else 0
+        return sum(number for number, _ in self._counts.copy().values()) if self._counts else 0
 
     @property
     def is_used(self) -> bool:
         """Whether there has been a call."""
         return bool(self._counts)
 
-    def note(self, key: _Key, work: Any) -> None:
+    def note(self, key: _Key, work: Any, num_bytes: int | None = None) -> None:
         """Take a call that has been made; on the thread that makes it."""
         counts = self._counts
-        number = counts[key] = counts.get(key, 0) + 1
+        number, sizes = counts.get(key, (0, ()))
+        number += 1
+        counts[key] = number, () if num_bytes is None else (*sizes[1 - MAX_TOLD_SIZES :], num_bytes)
         counts.move_to_end(key)
         if len(counts) > MAX_KEYS:
             counts.popitem(last=False)
@@ -74,7 +79,7 @@ class PeerCalls:
     def latest(self) -> tuple[PeerCall, ...]:
         """Return the last call of each kind, the latest first."""
         counts = self._counts.copy()
-        return tuple(call for key in reversed(counts) if (call := _told(key, counts[key])) is not None)
+        return tuple(call for key in reversed(counts) if (call := _told(key, *counts[key])) is not None)
 
     def open_calls(self, thread_id: int) -> list[PeerCall]:
         """Return the calls of a thread that are not known to be over, in their order: who waits, waits for one."""
@@ -93,14 +98,14 @@ def _is_over(work: Any) -> bool:
     return work is None or bool(work.is_completed())
 
 
-def _told(key: _Key, number: int) -> PeerCall | None:
+def _told(key: _Key, number: int, sizes: tuple[int, ...] = ()) -> PeerCall | None:
     """Return a call with the peer's global rank; None of a group that is gone."""
     op, peer, group, tag = key
     if peer is not None:
         peer = _global_rank(group, peer)
         if peer is None:
             return None
-    return PeerCall(op, peer, sendable(group, _MAX_NAME_CHARS), max(0, min(tag, _MAX_NUMBER)), number)
+    return PeerCall(op, peer, sendable(group, _MAX_NAME_CHARS), max(0, min(tag, _MAX_NUMBER)), number, sizes)
 
 
 def _global_rank(name: str, group_rank: int) -> int | None:
@@ -140,7 +145,7 @@ def _counted(original: Callable[..., Any], op: str, *, has_peer: bool) -> Callab
             if len(args) == 1 + has_peer:
                 is_cpu = tensors[0].is_cpu
                 key = (op, args[0] if has_peer else None, self.group_name, args[-1] if is_cpu else 0)
-                note(key, work if is_cpu else None)
+                note(key, work if is_cpu else None, tensors[0].nbytes if is_cpu else None)
         return work
 
     return call

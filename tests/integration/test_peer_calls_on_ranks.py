@@ -30,5 +30,6 @@ def test_calls_of_two_ranks_have_the_same_numbers_and_a_wait_for_one_names_its_p
         {(call.op, call.peer, call.tag): call.number for call in reports[rank].peer_calls} for rank in (0, 1)
     )
     assert first == {("send", 1, 0): 5, ("recv", 1, 0): 6, ("send", 1, 3): 5, ("recv", 1, 3): 5}
+    assert {call.num_bytes for call in reports[0].peer_calls} == {(40, 40, 40, 40)}
     of_any = {("recv", None, 0): 5}
     assert second == of_any | {("send", 0, 0): 5, ("send", 0, 3): 5, ("recv", 0, 3): 5, ("recv", 0, 1): 1}

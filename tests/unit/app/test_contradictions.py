@@ -16,8 +16,16 @@ from app.model.cluster import Cluster
 from app.rows import Cause
 from app.wording.verdict_hints import hint
 from app.wording.verdict_words import sentence
-from ddpcore.wire import PastCall, Phase, Place, StepCalls
-from tests.support.node_reports import PLACE, dead_worker, group_report, job_status, node_report, rank_report, worker_report
+from ddpcore.wire import PastCall, PeerCall, Phase, Place, StepCalls
+from tests.support.node_reports import (
+    PLACE,
+    dead_worker,
+    group_report,
+    job_status,
+    node_report,
+    rank_report,
+    worker_report,
+)
 from tests.support.sim import SimCluster
 from tests.support.sim_program import Action, BeginStep, Call, EndStep, Work
 
@@ -313,6 +321,27 @@ def test_of_calls_that_ddp_makes_ahead_the_one_that_gloo_ended_is_not_guessed() 
     # Where the others have called the same all along, it is the odd one.
     assert only(judged(one, dead, other, looks=3)).culprits == (1,)
     assert "different sizes or types to one all_reduce" in sentence(verdict)
+
+
+@pytest.mark.parametrize("has_told", [True, False], ids=["receiver has told of it", "receiver has not"])
+@pytest.mark.parametrize("has_gone_on", [True, False], ids=["sender has gone on", "sender has not"])
+def test_a_receive_with_room_for_less_than_its_send_is_told_as_those_two(*, has_told: bool, has_gone_on: bool) -> None:
+    overflow = OVERFLOW.replace("88 vs 4", "4000 vs 2000. Received data size doesn't match expected size.")
+    sends = PeerCall("send", 1, number=16, num_bytes=(2000, 2000, 4000))
+    if has_gone_on:
+        sends = PeerCall("send", 1, number=17, num_bytes=(2000, 4000, 2000))
+    receives = PeerCall("recv", 0, number=15 + has_told, num_bytes=(2000, 2000))
+    group = {"groups": [in_call([BROADCAST], completed=20, is_waiting=False)]}
+    sender = rank_report(0, 2, peer_calls=[sends], raised=LOST_PEER, is_ending=True, **group)
+    dead = dead_worker(1, rank_report(1, 2, peer_calls=[receives], **group), signal=6, error=overflow, age_s=1.0)
+    verdict = only(judged(worker_report(0, sender), dead, looks=3))
+
+    assert (verdict.cause, verdict.culprits, verdict.aborted, verdict.op) == (Cause.MISMATCH, (0, 1), (1,), "send")
+    assert sentence(verdict).startswith(
+        "rank 0 calls send #16 to rank 1 with 4,000 bytes, rank 1 calls recv #16 from rank 0 with room for 2,000 bytes:"
+        " gloo ended rank 1 (SIGABRT)"
+    )
+    assert "as large as that of the send" in hint(verdict, None)
 
 
 def killed_early(rank: int, num_ranks: int, last_seq: int) -> WorkerReport:

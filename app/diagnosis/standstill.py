@@ -31,24 +31,32 @@ MAX_PLACES = 8
 
 
 def standstill(evidence: Evidence, known: KnownPhases) -> list[Verdict]:
-    """Tell of a job that makes no steps while no rank moves, and at most a few wait for the others."""
+    """Tell of a job that makes no steps while no rank moves, and at most a few wait for the others.
+
+    Those that are left once others have ended may have something to do that takes minutes.
+    """
     job, facts, thresholds = evidence.job, evidence.facts, evidence.thresholds
-    alive = np.flatnonzero(facts.is_alive)
-    if len(alive) < job.world_size or not facts.is_fresh.all() or facts.is_frozen.any():
+    has_ended = facts.is_dead & ~job.died_badly
+    is_left = facts.is_alive
+    if not is_left.any() or not (is_left | has_ended).all() or not facts.is_fresh[is_left].all():
         return []
     wait = max(evidence.waits, key=lambda wait: wait.waited_s, default=None)
     standing = _standing(evidence)
-    if len(standing) <= job.world_size - len(standing) or _is_excused(evidence, known):
+    is_excused = facts.is_frozen.any() or _is_excused(evidence, known)
+    if is_excused or len(standing) <= int(is_left.sum()) - len(standing):
         return []
-    has_steps = ~np.isnan(job.stepped_at_s)
-    if has_steps.any():
+    has_steps = is_left & ~np.isnan(job.stepped_at_s)
+    if has_ended.any():
+        left_s = evidence.now_s - float(job.died_at_s[has_ended].max())
+        age_s, limit_s = min(left_s, _shortest_stand_s(evidence, standing)), thresholds.patience_s
+    elif has_steps.any():
         age_s = float(evidence.now_s - job.stepped_at_s[has_steps].max())
         limit_s = max(thresholds.stall_s, float(job.step_limit_s[has_steps].max()))
     elif wait is not None:
         age_s, limit_s = wait.waited_s, thresholds.stall_s
     elif job.groups:
         # A first step that never comes: a data set may be read, or downloaded, for minutes before it.
-        age_s, limit_s = _shortest_stand_s(evidence), thresholds.patience_s
+        age_s, limit_s = _shortest_stand_s(evidence, standing), thresholds.patience_s
     else:
         return []
     if age_s < limit_s or not _all_stand(evidence, standing) or (wait is not None and wait.waited_s < limit_s):
@@ -61,9 +69,8 @@ def _standing(evidence: Evidence) -> Ranks:
 
     What those few that wait wait for may depend on them: a lock that one holds, a file that it has yet to write.
     """
-    everybody = np.arange(evidence.job.world_size)
     waiting = np.concatenate([np.zeros(0, np.int64), *(wait.waiting for wait in evidence.waits)])
-    standing = np.setdiff1d(everybody, waiting)
+    standing: Ranks = np.setdiff1d(np.flatnonzero(evidence.facts.is_alive), waiting)
     can_be_followed = all(wait.is_settled and len(wait.missing) for wait in evidence.waits)
     is_held = bool(evidence.job.has_open_transfers[standing].any()) and bool(evidence.waits)
     return standing if can_be_followed and not is_held else standing[:0]
@@ -76,12 +83,17 @@ def _is_excused(evidence: Evidence, known: KnownPhases) -> bool:
         is_in = job.phase == PHASE_CODE[phase]
         if is_in.any() and known.is_usual(phase, float(evidence.now_s - job.phase_since_s[is_in].min())):
             return True
+    is_left = evidence.facts.is_alive
+    if (is_left & (job.is_ending | job.has_exit_wait)).any():
+        return True
+    if not is_left.all():
+        return False
     is_early = is_in_known_phase(job, evidence.facts) & job.is_outside
     first = job.worker(0)
     training = first.report.training if first is not None and first.report is not None else None
     last_step, step = training.last_step if training else None, job.lowest_step()
     is_done = last_step is not None and step is not None and step >= last_step
-    return is_done or bool(is_early.any()) or bool(job.is_ending.any() or job.has_exit_wait.any())
+    return is_done or bool(is_early.any())
 
 
 def _stood_s(evidence: Evidence) -> Ranks:
@@ -91,8 +103,8 @@ def _stood_s(evidence: Evidence) -> Ranks:
     return stood_s
 
 
-def _shortest_stand_s(evidence: Evidence) -> float:
-    return float(_stood_s(evidence).min())
+def _shortest_stand_s(evidence: Evidence, standing: Ranks) -> float:
+    return float(_stood_s(evidence)[standing].min())
 
 
 def _all_stand(evidence: Evidence, standing: Ranks) -> bool:
@@ -107,16 +119,19 @@ def _standstill(evidence: Evidence, age_s: float, has_steps: Flags, found: tuple
     (standing, wait), job = found, evidence.job
     sides = _places(evidence, standing)
     odd = [rank for side in sides[1:] for rank in side.ranks]
-    is_odd = 0 < len(odd) <= ODD_SHARE * job.world_size and wait is None
+    left = np.flatnonzero(evidence.facts.is_alive)
+    is_odd = 0 < len(odd) <= ODD_SHARE * len(left) and wait is None
     culprits = np.array(sorted(odd) if is_odd else [], np.int64)
-    is_mild = not has_steps.any() or bool((job.phase[standing] == PHASE_CODE[Phase.DATA]).all())
-    others = np.setdiff1d(np.arange(job.world_size), culprits)
+    is_mild = (
+        len(left) < job.world_size or not has_steps.any() or bool((job.phase[standing] == PHASE_CODE[Phase.DATA]).all())
+    )
+    others = np.setdiff1d(left, culprits)
     first = int(culprits[0]) if len(culprits) else int(standing[0])
     worker = job.worker(first)
     report = None if worker is None else worker.report
     facts: dict[str, Any] = evidence.child_of(first)
     if wait is not None:
-        waiting = np.setdiff1d(np.arange(job.world_size), standing).tolist()
+        waiting = np.setdiff1d(left, standing).tolist()
         here = wait.waiting.tolist()
         facts |= {"waiting": tuple(waiting), "waiting_here": tuple(here) if len(here) < len(waiting) else ()}
         facts |= {"group": wait.group, "seq": wait.seq, "op": wait.op, "label": wait.label, "waited_s": wait.waited_s}
@@ -133,6 +148,7 @@ def _standstill(evidence: Evidence, age_s: float, has_steps: Flags, found: tuple
         phase=None if report is None else report.phase,
         step=job.lowest_step(),
         sides=tuple(sides[:MAX_PLACES]),
+        ended=tuple(np.flatnonzero(evidence.facts.is_dead).tolist()),
         **facts,
     )
 

@@ -141,6 +141,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """For FEWER_CALLS: where the first that waits, or lost its connection, stands or stood."""
     sides: tuple[Side, ...] = ()
     """For MISMATCH; for STANDSTILL the places, the most common one first."""
+    ended: tuple[int, ...] = ()
+    """For STANDSTILL: ranks that have ended before, with code 0."""
     counts: CallCounts | None = None
     """For MISMATCH, where steps are known."""
     aborted: tuple[int, ...] = ()

@@ -12,7 +12,7 @@ from app.model.job_model import PHASE_CODE, Process
 from app.rows import Headline, Severity
 from app.safe_text import clean, clean_name
 from app.wording.verdict_words import PHASE_WORDS
-from app.words import call_text, loss_text, nodes_text, ranks_text, rate_text, seconds_text
+from app.words import call_text, loss_text, nodes_text, place_text, ranks_text, rate_text, seconds_text
 from ddpcore.wire import Oddity, Phase
 
 if TYPE_CHECKING:
@@ -104,7 +104,21 @@ def job_headline(cluster: Cluster, job: JobModel, row: JobRow, found: JobDiagnos
     if row.state in {"failed", "lost"}:
         how = "has failed" if row.state == "failed" else "was lost on a node"
         return _line(Severity.CRITICAL, f"job {row.job_id} {how} and is ending{_detail(row)}")
-    return _starting(cluster, job, found) or _outside(job, row, found, now_s) or _running(job, row, found)
+    line = _starting(cluster, job, found) or _outside(job, row, found, now_s) or _running(job, row, found)
+    return _line(line.severity, line.text + _left(job, found))
+
+
+def _left(job: JobModel, found: JobDiagnosis) -> str:
+    """Return which ranks have ended, which are left, and where these stand; empty while all are there."""
+    ended, left = np.flatnonzero(found.facts.is_dead).tolist(), np.flatnonzero(found.facts.is_alive).tolist()
+    if not ended or not left:
+        return ""
+    has, are = "has" if len(ended) == 1 else "have", "is" if len(left) == 1 else "are"
+    worker = job.worker(left[0])
+    place = None if worker is None or worker.report is None else worker.report.place
+    who = "" if len(left) == 1 else f"rank {left[0]} "
+    stands = f", {who}at {place_text(place)}" if place is not None else ""
+    return f"; {ranks_text(ended)} {has} ended, {ranks_text(left)} {are} left{stands}"
 
 
 def _ended(job: JobModel, row: JobRow) -> Headline:

@@ -27,13 +27,16 @@ def standstill_parts(verdict: Verdict, who: str, victims: str) -> list[str]:
     """Return since when no rank has moved, which ranks stand where, and who waits for them."""
     step = "" if verdict.step is None else f" after step {verdict.step}"
     others = "" if verdict.waiting else ", and none waits in a collective"
-    head = f"no rank has moved for {seconds_text(verdict.for_s)}{step}{others}"
+    rank = "rank that is left" if verdict.ended else "rank"
+    head = f"no {rank} has moved for {seconds_text(verdict.for_s)}{step}{others}"
     # Who stands elsewhere comes first: a narrow screen cuts the end.
     sides = sorted(
         (side for side in verdict.sides if side.place), key=lambda side: side.ranks[0] not in verdict.culprits
     )
     places = [f"{_standing(side, verdict, who)} at {place_text(side.place)}" for side in sides]
-    return [head, ", ".join(places), victims, child_text(verdict)]
+    has = "has" if len(verdict.ended) == 1 else "have"
+    ended = f"{ranks_text(verdict.ended)} {has} ended (exit code 0)" if verdict.ended else ""
+    return [head, ", ".join(places), victims, ended, child_text(verdict)]
 
 
 def _standing(side: Side, verdict: Verdict, who: str) -> str:

@@ -100,6 +100,45 @@ def test_a_pause_work_that_moves_and_phases_that_take_their_time_are_no_standsti
     assert sim.alarms == []
 
 
+def test_once_a_rank_has_ended_the_first_line_says_who_is_left_and_five_minutes_of_standing_are_told() -> None:
+    def program(rank: int) -> Iterator[Action]:
+        yield Call("broadcast", 88, "main", sizes=((1000,),))
+        yield from steps(60)
+        if rank != 3:
+            yield Work(Phase.OTHER, 50 if rank == 1 else 30, "upload", LONG_S, is_standing=True)
+
+    sim = SimCluster(1, 4, program=program)
+    sim.run_until(lambda: not sim.ranks[3].is_alive, 60, "the end of a rank")
+    sim.run(4)
+    assert (
+        sim.view().headline().text.endswith("; rank 3 has ended, ranks 0-2 are left, rank 0 at bytegpt.py:30 in upload")
+    )
+    sim.run(280)
+    assert sim.alarms == []
+    sim.run(20)
+
+    assert blamed(sim) == {(Cause.STANDSTILL, (1,))}
+    (verdict,) = sim.diagnosis.verdicts
+    assert (verdict.ended, verdict.severity) == ((3,), Severity.WARNING)
+    assert "no rank that is left has moved for" in sim.view().headline().text
+    assert "rank 3 has ended (exit code 0)" in sim.view().headline().text
+
+
+def test_of_two_ranks_the_one_that_is_left_and_stands_is_told_after_five_minutes() -> None:
+    def program(rank: int) -> Iterator[Action]:
+        yield Call("barrier", 88, "main")
+        if rank == 0:
+            yield Work(Phase.OTHER, 30, "upload", LONG_S, is_standing=True)
+
+    sim = SimCluster(1, 2, program=program)
+    sim.run(290)
+    assert sim.alarms == []
+    sim.run(20)
+
+    assert blamed(sim) == {(Cause.STANDSTILL, ())}
+    assert "rank 0 stands at bytegpt.py:30" in sim.view().headline().text
+
+
 def test_a_step_is_overdue_only_after_ten_usual_ones() -> None:
     def program(rank: int) -> Iterator[Action]:
         yield Call("broadcast", 88, "main", sizes=((1000,),))

@@ -57,10 +57,8 @@ DEFAULT_GROUP = "0"
 BARRIER_GROUP = "rankdeck.barrier"
 """The pretended group of named barriers (`ddpcore.barriers`), whose seq is the count of this rank's calls."""
 FIRST_GROUP = "rankdeck.first/"
-"""The pretended group of a first-block (`ddpcore.barriers.first_one_first`) begins so: its name follows, and its seq
-counts the calls of it. All members wait for the lowest one, and for nobody else."""
+"""The pretended group of a first-block begins so, its label with the next: all wait for its lowest member alone."""
 FIRST_LABEL = "first: "
-"""Its label begins so."""
 
 ONE_WAY_OPS = frozenset({"broadcast", "gather", "scatter", "reduce"})
 """Collectives that are over for one member before every member has called them."""

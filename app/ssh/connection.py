@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 END_OF_CONNECTION_S = 1.0
 """A channel hears of a broken connection a moment before the connection calls itself dead."""
+CONNECT_FAILED = 2
+"""What sshd answers where `MaxSessions` are open. Source: RFC 4254, 5.1, and OpenSSH 9.2, session.c."""
+FREED_SESSION_S = 2.0
+"""sshd counts a session for a moment after it has ended here, longer on a busy machine."""
+RETRY_S = 0.05
 NO_EXIT_STATUS = -1
 """paramiko's, for a program that a signal has ended, and for one of which nothing more was heard."""
 
@@ -144,7 +149,15 @@ class SshConnection:
             self._transport.join(CHANNEL_TIMEOUT_S)
 
     def _open_session(self) -> paramiko.Channel:
-        return self._transport.open_session(timeout=CHANNEL_TIMEOUT_S)
+        """Open a session, once the host counts one that has just ended no more."""
+        deadline_s = time.monotonic() + FREED_SESSION_S
+        while True:
+            try:
+                return self._transport.open_session(timeout=CHANNEL_TIMEOUT_S)
+            except paramiko.ChannelException as error:
+                if error.code != CONNECT_FAILED or time.monotonic() > deadline_s:
+                    raise
+            time.sleep(RETRY_S)
 
 
 def _nothing() -> None:

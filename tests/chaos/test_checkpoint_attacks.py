@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-NUM_ATTACKS = int(os.environ.get("RANKDECK_ATTACKS", "150"))
+NUM_ATTACKS = int(os.environ.get("RANKDECK_ATTACKS", "40"))
 NUM_MANY = max(1000, NUM_ATTACKS)
 SEED = int(os.environ.get("RANKDECK_SEED") or secrets.randbelow(10**6))
 

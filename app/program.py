@@ -103,8 +103,10 @@ def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
     """Return a command that can travel as JSON.
 
     Raises:
-        UsageError: An argument is not UTF-8.
+        UsageError: An argument is not UTF-8, or -m has no module.
     """
+    if command == ("-m",):
+        raise UsageError("-m names no module", "for example: -m pkg.train")
     for text in command:
         if not text.isascii() and text.encode(errors="replace").decode() != text:
             raise UsageError(f"the argument {text!a} is not UTF-8")

@@ -16,7 +16,7 @@ rankdeck names, live, the rank of a PyTorch DDP job that holds the others up.
 {why}. What to type first:
 
   rankdeck demo                              4 ranks train here: F freezes one
-  rankdeck run --host localhost -- train.py  your program here, under torchrun
+  rankdeck run train.py                      your program here, under torchrun
   rankdeck run --host HOST -- train.py       the same on a host, by SSH
   rankdeck attach --host HOST                the job that runs on a host
   rankdeck init                              write rankdeck.toml for a cluster

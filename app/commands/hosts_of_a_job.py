@@ -14,14 +14,14 @@ from app.commands.host_options import exclude_option, link_by, named_python, rea
 from app.commands.inventory_file import load_inventory, named_hosts
 from app.commands.relay_options import relay_inventory, relay_options, relayed_hosts, through_relay
 from app.commands.settings_options import NO_FILES_PARAMETER
-from app.errors import AppError, NoAgentError, UsageError
+from app.errors import AppError, NoAgentError
 from app.headless import print_line
 from app.inventory.inventory import HostEntry, is_meant
 from app.model.newcomers import Newcomers
 from app.open_files import make_room_for_nodes
 from app.sessions.hosts import Hosts
 from app.sessions.workdir import workdir_on
-from app.ssh.config import THIS_MACHINE, parse_destination
+from app.ssh.config import THIS_MACHINE
 from app.ssh.link_group import LinkGroup
 from app.words import nodes_text
 
@@ -108,7 +108,8 @@ def takes_hosts(command: Callable[..., None]) -> Callable[..., None]:
         )
         inventory = relay_inventory(relay, relay_dir, has_no_files=has_no_files)
         if inventory is None:
-            entries = _without_inventory(names) if has_no_files else named_hosts(names, exclude)
+            is_here = not names and not exclude and (has_no_files or not load_inventory().hosts)
+            entries = _this_machine() if is_here else named_hosts(names, exclude, has_no_files=has_no_files)
             command(wanted=wanted._replace(entries=entries), **how)
             return
         with through_relay(inventory, python, wanted.named_python, ssh_config) as hub:
@@ -192,12 +193,9 @@ def _tell(away: Mapping[str, AppError], wanted: HostsWanted, *, is_in_the_way: b
     print_line(f"rankdeck: going on without {len(away)} of {len(wanted.entries)} hosts")
 
 
-def _without_inventory(names: tuple[str, ...]) -> tuple[HostEntry, ...]:
-    if not names:
-        raise UsageError("without the inventory hosts are named one by one", "say --host")
-    for name in names:
-        parse_destination(name)
-    return tuple(HostEntry(name) for name in dict.fromkeys(names))
+def _this_machine() -> tuple[HostEntry, ...]:
+    print_line(f"rankdeck: no inventory: {THIS_MACHINE}, this machine; --host names another one")
+    return (HostEntry(THIS_MACHINE),)
 
 
 def _repeated(option: str, values: Iterable[str]) -> list[str]:

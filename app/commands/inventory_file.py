@@ -60,13 +60,20 @@ def text_of(path: Path, *, is_own: bool = False) -> str:
         raise UsageError(f"{shown} is not UTF-8") from None
 
 
-def named_hosts(names: Sequence[str], exclude: Sequence[str] = ()) -> tuple[HostEntry, ...]:
+def named_hosts(
+    names: Sequence[str], exclude: Sequence[str] = (), *, has_no_files: bool = False
+) -> tuple[HostEntry, ...]:
     """Return the hosts that a person means: patterns of the inventory, or any other host; all of it without a name.
+
+    Args:
+        names: As typed.
+        exclude: Patterns of those to leave out.
+        has_no_files: The inventory is left out.
 
     Raises:
         UsageError: Nothing is meant by a name, or there is nothing to choose from.
     """
-    inventory = load_inventory()
+    inventory = Inventory() if has_no_files else load_inventory()
     if not inventory.hosts and (exclude or not names):
         raise UsageError("there is no inventory to choose hosts from", "name a host, or write one: rankdeck init")
     if not names:

@@ -45,6 +45,23 @@ if TYPE_CHECKING:
     from app.sessions.hosts import Hosts
     from app.ssh.agent_link import AgentLink
 
+_RENDEZVOUS = "rankdeck chooses address and port of the rendezvous: --master-addr names another address"
+INSTEAD = {
+    "--nnodes": "name the hosts: --host gpu1 --host gpu2",
+    "--node-rank": "hosts have the ranks in the order in which they are named",
+    "--master-port": _RENDEZVOUS,
+    "--rdzv-backend": _RENDEZVOUS,
+    "--rdzv-conf": _RENDEZVOUS,
+    "--rdzv-endpoint": _RENDEZVOUS,
+    "--rdzv-id": _RENDEZVOUS,
+    "--log-dir": "the output of each rank is kept, and is in the view Logs",
+    "--redirects": "the output of each rank is kept, and is in the view Logs",
+    "--tee": "the output of each rank is kept, and is in the view Logs",
+    "--no-python": "name a Python script, or -m MODULE",
+    "--run-path": "name a Python script, or -m MODULE",
+}
+"""What to write for an option of torchrun."""
+
 _watch_options = (
     click.option("--detach", is_flag=True, help="Start it, say its name, and leave"),
     click.option("--no-doctor", "skips_doctor", is_flag=True, help="Do not look at several hosts beforehand"),
@@ -66,9 +83,28 @@ def _starts(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.command()
+class ProgramCommand(click.Command):
+    """A command whose first word that is no option of its own begins the program's line, as behind torchrun."""
+
+    allow_interspersed_args = False
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take `-m MODULE` for the beginning of the program; say what to write for torchrun's other options."""
+        try:
+            return super().parse_args(ctx, list(args))
+        except click.NoSuchOption as error:
+            if error.option_name == "-m":
+                at = args.index("-m")
+                return super().parse_args(ctx, [*args[:at], "--", *args[at:]])
+            if instead := INSTEAD.get(error.option_name.replace("_", "-")):
+                raise UsageError(f"{error.option_name} is an option of torchrun, not of rankdeck", instead) from None
+            raise
+
+
+@click.command(cls=ProgramCommand)
 @click.option(
     "--nproc-per-node",
+    "--nproc_per_node",
     "num_ranks",
     type=click.IntRange(1, MAX_LOCAL_WORLD_SIZE),
     help="Ranks of each host [the inventory's, else one for each GPU, without GPUs one for every two cores]",
@@ -104,10 +140,14 @@ def _starts(command: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option("--no-probe", is_flag=True, help="Leave the ranks as they are: watch their processes and output only")
 @click.option("--allow-faults", is_flag=True, help="Let harm be done to its ranks, by `fault` or in the console")
+@click.option("--standalone", is_flag=True, hidden=True)  # torchrun's, for a job of one host: so is each here
 @_starts
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(*, wanted: HostsWanted, **job: Any) -> None:
-    """Start COMMAND under torchrun on hosts, and watch it: `run --host gpu1 --host gpu2 -- train.py --epochs 3`."""
+    """Start COMMAND under torchrun, and watch it: `run train.py --epochs 3`, `run --host gpu1 --host gpu2 -m train`.
+
+    Without --host it runs on the hosts of rankdeck.toml, without that on this machine.
+    """
     command = check_command(tuple(job["command"]))
     request = RunRequest(
         command=command,

@@ -51,6 +51,8 @@ def test_an_argument_that_is_not_utf_8_is_refused() -> None:
     assert check_command(("train.py", "naïve")) == ("train.py", "naïve")
     with pytest.raises(UsageError, match="not UTF-8"):
         check_command(("train.py", "\udcff"))
+    with pytest.raises(UsageError, match="-m names no module"):
+        check_command(("-m",))
 
 
 def spec_of(request: RunRequest, place: AgentPlace, node: NodeReport) -> JobSpec:

@@ -140,8 +140,8 @@ class Demo(LiveSession):
         self._notices.append(f"torchrun started on {len(self._nodes)} nodes; importing torch takes some seconds")
 
     def farewell(self) -> str:
-        """Return nothing: nothing goes on."""
-        return ""
+        """Return what to type next: nothing of the demo goes on."""
+        return "rankdeck: your own program under this console: rankdeck run train.py"
 
     async def close(self) -> None:
         """End the job and the agents; nothing of the demo is left afterwards."""

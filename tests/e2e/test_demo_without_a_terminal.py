@@ -63,6 +63,7 @@ def test_a_frozen_rank_is_named_with_its_node_its_victims_and_its_line(house: De
     assert verdict["culprits"] == [1]
     assert verdict["node"] == "demo-1"
     assert verdict["where"].startswith("bytegpt.py:")
+    assert "your own program under this console: rankdeck run train.py" in done.stderr
     house.assert_nothing_is_left()
 
 

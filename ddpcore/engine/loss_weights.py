@@ -135,8 +135,12 @@ class LossWeights:
             gradients: Of an optimizer whose step comes next, reduced over ranks. With all weights 0 they become 0.
 
         Raises:
-            EngineUseError: The last micro-batch is still to come, or ranks differ in whether there are weights.
+            EngineUseError: The last micro-batch is still to come, with weights or without, or ranks differ in whether
+                there are weights.
         """
+        if self._has_open_part:
+            # Its gradients are this rank's own: each rank would go on with weights of its own.
+            raise EngineUseError("update before the last micro-batch: call it behind the loop over micro_batches")
         if self._scale is None and self._reference is not None:
             self._scale = self._finished()
         if self._is_weighted and self._scale is not None:
@@ -220,8 +224,6 @@ class LossWeights:
 
     def _finished(self) -> Tensor | float:
         """Return what gradients are multiplied with."""
-        if self._has_open_part and self._is_weighted:
-            raise EngineUseError("update before the last micro-batch: call it behind the loop over micro_batches")
         pending, self._pending = self._pending, []
         total: Tensor | float = 0.0
         for work, sums in pending:

@@ -186,10 +186,8 @@ def use_badly(how: str) -> None:
         batches = engine.loader(TensorDataset(torch.ones(16, 1)), global_batch_size=8)
         for batch in engine.steps(batches, until="2 steps"):
             for number, (inputs,) in enumerate(batch.micro_batches(2)):
-                weight: Any = 2
-                if how in ("negative", "nan", "vector"):
-                    weight = {"negative": -1, "nan": math.nan, "vector": torch.ones(2)}[how]
-                if how == "mixed micro-batches" and number:
+                weight: Any = {"negative": -1, "nan": math.nan, "vector": torch.ones(2)}.get(how, 2)
+                if (how == "mixed micro-batches" and number) or "without weights" in how:
                     weight = None
                 if how == "one rank without" and engine.step and is_odd:
                     weight = None
@@ -198,8 +196,10 @@ def use_badly(how: str) -> None:
                 engine.backward(model(inputs).mean(), weight=weight)
                 if how == "twice":
                     engine.backward(model(inputs).mean(), weight=weight)
-                if how == "early update":
+                if how.startswith("early update"):
                     engine.update(optimizer)
+                if how.startswith("left early"):
+                    break
             if how == "own step":
                 optimizer.step()
             else:
@@ -216,6 +216,8 @@ def use_badly(how: str) -> None:
         ("one rank without", "EngineUseError: rank 1: has called backward without a weight: give every backward"),
         ("twice", "EngineUseError: a second backward with a weight in one micro-batch"),
         ("early update", "EngineUseError: update before the last micro-batch"),
+        ("early update without weights", "EngineUseError: update before the last micro-batch"),
+        ("left early without weights", "EngineUseError: update before the last micro-batch"),
         ("own step", "EngineUseError: an optimizer has stepped without engine.update"),
         ("powersgd", "EngineUseError: backward with a weight does not go with PowerSGD's error feedback"),
     ],

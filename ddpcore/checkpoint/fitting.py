@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
+_SHAPED_AS_PARAMETER = ("exp_avg", "momentum_buffer", "square_avg", "sum", "prev", "ax")
+"""What torch's optimizers keep in the shape of a parameter, one name for each kind of optimizer."""
+
+
 class Fit(NamedTuple):
     """How a checkpoint's parts fit the objects that they are loaded into.
 
@@ -120,15 +124,16 @@ def _compare_optimizer(name: str, part: object, optimizer: optim.Optimizer) -> l
 
 
 def _compare_moments(name: str, part: Mapping[str, Any], optimizer: optim.Optimizer) -> list[str]:
-    """Compare what an optimizer keeps for each parameter, where it has the parameter's number of elements or one."""
+    """Compare the shape of what one of torch's optimizers keeps for each parameter."""
     found = []
     for index, parameter in zip(order_in(part), parameters_of(optimizer), strict=False):
         kept = part["state"].get(index, {})
-        moment = kept.get("exp_avg") if isinstance(kept, dict) else None
-        if isinstance(moment, Tensor) and moment.shape != parameter.shape:
-            found.append(
-                f"{name} keeps {list(moment.shape)} for parameter {index}, which is {list(parameter.shape)} here"
-            )
+        for key in _SHAPED_AS_PARAMETER if isinstance(kept, dict) else ():
+            moment = kept.get(key)
+            if isinstance(moment, Tensor) and moment.shape != parameter.shape:
+                found.append(
+                    f"{name} keeps {list(moment.shape)} for parameter {index}, which is {list(parameter.shape)} here"
+                )
     return found
 
 

@@ -150,6 +150,31 @@ def test_another_optimizer_is_told() -> None:
     assert differences({"optimizer": 3}, optimizer=plain) == ["optimizer is no optimizer's state"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (torch.optim.SGD, {"momentum": 0.9}),
+        (torch.optim.Adagrad, {}),
+        (torch.optim.RMSprop, {}),
+        (torch.optim.Adadelta, {}),
+        (torch.optim.Rprop, {}),
+        (torch.optim.ASGD, {}),
+        (torch.optim.Adamax, {}),
+        (torch.optim.RAdam, {}),
+    ],
+)
+def test_what_any_optimizer_keeps_for_parameters_of_other_shapes_is_told(kind: Any, options: dict[str, float]) -> None:
+    def updated(parameter: nn.Parameter) -> torch.optim.Optimizer:
+        parameter.grad = torch.ones_like(parameter)
+        optimizer: torch.optim.Optimizer = kind([parameter], lr=0.1, **options)
+        optimizer.step()
+        return optimizer
+
+    state = state_of(optimizer=updated(nn.Parameter(torch.ones(4, 3))))
+    other = updated(nn.Parameter(torch.ones(6, 2)))
+    assert differences(state, optimizer=other) == ["optimizer keeps [4, 3] for parameter 0, which is [6, 2] here"]
+
+
 def test_settings_that_a_newer_torch_has_added_are_no_difference() -> None:
     net, optimizer = trained()
     state = state_of(optimizer=optimizer)

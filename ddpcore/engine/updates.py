@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ddpcore.checkpoint.sharded import is_sharded
+from ddpcore.errors import EngineUseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,6 +60,9 @@ class Updates:
         self._averages: list[tuple[AveragedModel, nn.Module]] = []
         self._schedules: list[_Scheduled] = []
         self._handle: RemovableHandle | None = None
+        self._scaled: set[torch.optim.Optimizer] = set()
+        """Optimizers that have been updated with scaled gradients in this step."""
+        self._is_loss_scaled = False
         self._has_gradients = self._has_updated = self._has_stepped = self._has_applied = self._has_warned = False
 
     def follow(self, average: AveragedModel, source: nn.Module) -> None:
@@ -71,23 +75,32 @@ class Updates:
 
     def backward(self, loss: Tensor, weight: Tensor | float | None, micro_batch: MicroBatch) -> None:
         """Add a micro-batch's gradients; see `Engine.backward`."""
-        self._has_gradients = True
+        self._has_gradients = self._is_loss_scaled = True
         weighted = self._weights.apply(loss, weight, micro_batch)
         self.scaler.scale(weighted).backward()  # type: ignore[no-untyped-call]
 
     def update(self, optimizer: torch.optim.Optimizer, clip_norm: float | None) -> Tensor | None:
         """Take an optimizer's step; see `Engine.update`."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._has_applied = self._has_applied or any(parameter.grad is not None for parameter in parameters)
-        self._weights.scale_gradients(parameter.grad for parameter in parameters if parameter.grad is not None)
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        is_scaled = self.scaler.is_enabled() and bool(gradients)
+        self._check_update(optimizer, is_scaled=is_scaled)
+        self._has_applied = self._has_applied or bool(gradients)
+        self._weights.scale_gradients(gradients)
         norm = None
         if clip_norm is not None:
-            self.scaler.unscale_(optimizer)
+            if is_scaled:
+                self.scaler.unscale_(optimizer)
             norm = clip_grad_norm_(parameters, clip_norm)
             if is_sharded(norm):
                 norm = norm.full_tensor()
         has_stepped, self._has_stepped = self._has_stepped, False
-        self.scaler.step(optimizer)
+        if is_scaled:
+            self._scaled.add(optimizer)
+            self.scaler.step(optimizer)
+        else:
+            # Without gradients torch's scaler fails an assertion, and an optimizer does nothing.
+            optimizer.step()
         if self._has_stepped and not self._has_overflown(optimizer):
             for schedule, every in self._schedules:
                 if every is None and schedule.optimizer is optimizer:
@@ -118,7 +131,10 @@ class Updates:
                 schedule.step()
         if not has_updated:
             return
-        self.scaler.update()
+        self._is_loss_scaled = False
+        if self._scaled:
+            self._scaled.clear()
+            self.scaler.update()
         for average, source in self._averages:
             average.update_parameters(source)
 
@@ -131,6 +147,20 @@ class Updates:
     ) -> None:
         if self._handle is not None:
             self._handle.remove()
+
+    def _check_update(self, optimizer: torch.optim.Optimizer, *, is_scaled: bool) -> None:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise EngineUseError("LBFGS calls forward and backward itself, which update cannot: take another optimizer")
+        if is_scaled and not self._is_loss_scaled:
+            raise EngineUseError(
+                'gradients that are not of engine.backward: with precision="fp16" it scales the loss, and update '
+                "undoes that; call engine.backward(loss) in place of loss.backward()"
+            )
+        if is_scaled and optimizer in self._scaled:
+            raise EngineUseError(
+                'a second update of one optimizer in a step: with precision="fp16" the scale of the loss is set once a '
+                'step; take precision="bf16", or a step of engine.steps for each update'
+            )
 
     def _warn(self, step: int, *, has_updated: bool, has_stepped: bool) -> None:
         """Say, once, that gradients of this step are used for nothing, if so."""

@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
+import ddpcore
 from ddpcore.engine.updates import moving_average
+from ddpcore.errors import EngineUseError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 
 class Indexed(nn.Module):
@@ -29,3 +38,49 @@ def test_numbers_are_averaged_and_whole_ones_copied(decay: float) -> None:
     assert state["weight"].tolist() == pytest.approx([1 - decay] * 3, rel=1e-3)
     assert state["mean"].tolist() == pytest.approx([2 * (1 - decay)] * 2, rel=1e-3)
     assert torch.equal(state["index"], model.get_buffer("index"))
+
+
+def train(precision: str, how: str, make: Callable[..., Any] = torch.optim.SGD) -> torch.Tensor:
+    """Return the weight after two steps, in which the program does something unusual."""
+    with ddpcore.Engine(precision=precision) as engine:
+        model = engine.wrap(nn.Linear(1, 1))
+        optimizer, other = make(model.parameters(), lr=0.1), make(nn.Linear(1, 1).parameters(), lr=0.1)
+        for batch in engine.steps(engine.loader(TensorDataset(torch.ones(8, 1)), global_batch_size=4), until="2 steps"):
+            for _ in range(2 if how == "two rounds" else 1):
+                for (inputs,) in batch.micro_batches(2):
+                    loss = model(inputs).mean()
+                    if how == "own backward":
+                        loss.backward()
+                    elif how != "nothing":
+                        engine.backward(loss)
+                clip_norm = 1.0 if how == "clipped" else None
+                if how == "another one":
+                    engine.update(other, clip_norm=1.0)
+                engine.update(optimizer, clip_norm=clip_norm)
+            if how == "twice":
+                engine.update(optimizer, clip_norm=1.0)
+        return next(model.parameters()).detach().clone()
+
+
+@pytest.mark.parametrize("how", ["twice", "nothing", "another one", "clipped"])
+def test_an_update_without_gradients_does_nothing_in_any_precision(how: str) -> None:
+    assert torch.allclose(train("fp16", how), train("fp32", how))
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("two rounds", "a second update of one optimizer in a step"),
+        ("own backward", r"call engine\.backward\(loss\) in place of"),
+    ],
+)
+def test_what_a_scaled_loss_forbids_is_said(how: str, words: str) -> None:
+    train("fp32", how)
+    with pytest.raises(EngineUseError, match=words):
+        train("fp16", how)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_an_optimizer_that_runs_forward_itself_is_refused(precision: str) -> None:
+    with pytest.raises(EngineUseError, match="LBFGS calls forward and backward itself"):
+        train(precision, "as usual", torch.optim.LBFGS)

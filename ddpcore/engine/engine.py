@@ -158,7 +158,7 @@ class Engine(Measuring):
             self._loop.add_part("scaler", self._updates.scaler)
         self._models: list[nn.Module] = []
         self._micro_batch: MicroBatch | None = None
-        self._num_local = 0
+        self._num_local = 1
         self._is_static = False
         seed_everything(seed)
 
@@ -456,7 +456,7 @@ class Engine(Measuring):
             The norm before clipping, on the device; None without `clip_norm`.
 
         Raises:
-            EngineUseError: `clip_norm` is not above 0, or this is no optimizer.
+            EngineUseError: `clip_norm` is not above 0, this is no optimizer, or the last micro-batch is still to come.
         """
         check_has(EngineUseError, "optimizer", optimizer, ("step", "zero_grad", "param_groups"), "an optimizer")
         if clip_norm is not None:

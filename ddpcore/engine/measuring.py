@@ -55,7 +55,8 @@ class Measuring:
             values: Numbers by name, True counts as 1; tensors have one element.
 
         Raises:
-            EngineUseError: A tensor has more elements, or none; or a value is no number.
+            EngineUseError: A tensor has more elements, or none; a value is no number; or a name is one that every line
+                has by itself, such as `step`.
         """
         weight = self._num_local if self._micro_batch is None else self._micro_batch.num_samples
         for name, value in values.items():

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from ddpcore.engine.metrics.log import Logger, MetricLog
 
 
+_OF_EVERY_LINE = frozenset({"step", "epoch", "wall_time", "step_ms", "goodput_frac"})
+"""Names of what a line says by itself."""
+
+
 def _kept(name: str, value: Tensor | float) -> Tensor | float:
     """Return a value that stays as it is, without waiting for an accelerator."""
     if not isinstance(value, torch.Tensor):
@@ -83,8 +87,10 @@ class MetricLines:
         """Take a metric of the running step.
 
         Raises:
-            EngineUseError: It is a tensor of more or fewer elements than one.
+            EngineUseError: It is a tensor of more or fewer elements than one, or has a name of a line's own.
         """
+        if name in _OF_EVERY_LINE:
+            raise EngineUseError(f"{name} stands in every line of metrics by itself: log yours under another name")
         value = _kept(name, value)
         if name == "loss":
             self.loss = value

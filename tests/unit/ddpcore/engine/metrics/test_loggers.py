@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import os
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -10,7 +12,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import ddpcore
+from ddpcore.engine.metrics.log import METRICS_FILE
 from ddpcore.errors import EngineUseError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class WandbRun:
@@ -68,3 +74,57 @@ def test_both_get_every_line_with_its_step() -> None:
 def test_what_takes_no_metrics_is_refused() -> None:
     with ddpcore.Engine() as engine, pytest.raises(EngineUseError, match=r"logger=.*give a function"):
         engine.add_logger(WandbRun())  # type: ignore[arg-type] # that is the point
+
+
+def log_steps(directory: str | Path, until: str = "5 steps") -> None:
+    with ddpcore.Engine(log_dir=directory, log_every="1 step") as engine:
+        engine.log(before=1.0)
+        for _ in engine.steps(engine.loader(TensorDataset(torch.ones(20, 2)), global_batch_size=4), until=until):
+            engine.log(number=engine.step)
+        engine.log(after=2.0)
+
+
+def lines_in(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / METRICS_FILE).read_text().splitlines()]
+
+
+def test_a_home_directory_is_found_as_for_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    log_steps("~/logs")
+    assert len(lines_in(tmp_path / "logs")) == 6
+
+    with pytest.raises(EngineUseError, match="written to ~nobody-at-all/logs: Could not determine home"):
+        log_steps("~nobody-at-all/logs")
+
+
+def test_what_is_logged_before_the_first_step_counts_too(tmp_path: Path) -> None:
+    for _ in range(2):
+        # The second time there are no steps to do: what is measured after them counts all the same.
+        log_steps(tmp_path)
+    assert [line["before"] for line in lines_in(tmp_path) if "before" in line] == [1.0, 1.0]
+    assert [line["after"] for line in lines_in(tmp_path) if "after" in line] == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("name", ["step", "epoch", "wall_time", "step_ms", "goodput_frac"])
+def test_what_a_line_says_by_itself_is_not_replaced(name: str) -> None:
+    with ddpcore.Engine() as engine, pytest.raises(EngineUseError, match=f"{name} stands in every line"):
+        engine.log(**{name: 3.0})
+
+
+def test_a_pipe_in_place_of_the_file_hangs_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / METRICS_FILE)
+    with pytest.raises(EngineUseError, match="metrics cannot be written to"):
+        log_steps(tmp_path)
+
+
+def test_a_full_disk_costs_lines_of_metrics_and_not_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log_steps(tmp_path)
+    (tmp_path / METRICS_FILE).rename(tmp_path / "kept")
+    (tmp_path / METRICS_FILE).symlink_to("/dev/full")
+    log_steps(tmp_path)
+
+    (message,) = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert message == f"training goes on without metrics in {tmp_path}: No space left on device"

@@ -45,8 +45,8 @@ def evaluate(
     """Return the mean over all samples of what `measure` says of each, the same numbers on every rank.
 
     Every rank calls it; blocks. The module runs without its DDP wrapper, whose forward may communicate: ranks need not
-    have equally many batches, nor any. It is set back to training mode if it was in it. Its buffers are made those of
-    the first rank before, as DDP's next forward would: running statistics differ between ranks.
+    have equally many batches, nor any. Its parts that were in training mode are set back to it. Its buffers are made
+    those of the first rank before, as DDP's next forward would: running statistics differ between ranks.
 
     Args:
         model: Wrapped or not.
@@ -63,14 +63,22 @@ def evaluate(
             different sizes or other measures; raised on every rank.
     """
     sums: dict[str, float] = {}
-    num_samples = 0
+    num_samples = num_batches = 0
     with _share_of(model, dataset, batch_size, device, group, loader_options) as batches:
         for module, batch, size, counts in batches:
-            for name, values in measure(module, batch).items():
-                if values.shape != (size,):
+            measured = _named(measure(module, batch))
+            if num_batches and measured.keys() != sums.keys():
+                names, before = (", ".join(one) or "nothing" for one in (measured, sums))
+                raise EngineUseError(
+                    f"measure returned {names} for one batch and {before} for those before: it returns the same names "
+                    "for each"
+                )
+            num_batches += 1
+            for name, values in measured.items():
+                if not isinstance(values, Tensor) or values.shape != (size,) or values.is_complex():
                     raise EngineUseError(
-                        f"measure returned {name!r} of shape {tuple(values.shape)} for {size} samples: "
-                        "it takes one value for each sample, without a mean over them"
+                        f"measure returned {name!r} of {_kind_of(values)} for {size} samples: "
+                        "it takes one real number for each sample in a tensor, without a mean over them"
                     )
                 sums[name] = sums.get(name, 0.0) + (float(values.double().sum()) if counts else 0.0)
             num_samples += size if counts else 0
@@ -108,14 +116,38 @@ def predict_share(
             output = function(module, batch)
             for name, leaf in named_leaves(output):
                 if not isinstance(leaf, Tensor) or leaf.ndim == 0 or len(leaf) != size:
-                    shape = f"shape {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else f"type {type(leaf).__name__}"
                     raise EngineUseError(
-                        f"function returned{name and ' at '}{name} something of {shape} for {size} samples: it takes "
-                        "tensors with one row for each sample"
+                        f"function returned{name and ' at '}{name} something of {_kind_of(leaf)} for {size} samples: "
+                        "it takes tensors with one row for each sample"
                     )
             outputs.append(map_tensors(Tensor.cpu if counts else _no_rows, output))
-    own: Tree = zip_leaves(torch.cat, outputs)
+    own: Tree = zip_leaves(_joined, outputs)
     return own
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    try:
+        return torch.cat(parts)
+    except RuntimeError as error:
+        raise EngineUseError(
+            f"function returned rows that do not go together ({error}): each batch's have one shape; pad them to it"
+        ) from error
+
+
+def _named(measured: object) -> Mapping[str, Any]:
+    """Return what a measure has returned, if it is values by name."""
+    if not isinstance(measured, Mapping) or not all(isinstance(name, str) for name in measured):
+        raise EngineUseError(
+            f"measure returned {type(measured).__name__} where it takes a value for each sample by name: "
+            '{"loss": losses}'
+        )
+    return measured
+
+
+def _kind_of(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return f"type {type(value).__name__}"
+    return f"shape {tuple(value.shape)}" + (f" and {value.dtype}" if value.is_complex() else "")
 
 
 def _no_rows(tensor: Tensor) -> Tensor:
@@ -153,7 +185,8 @@ def _share_of(
     _check_same([sampler.num_total], "data sets of different sizes", group)
     module = unwrap(model)
     _share_buffers(module, group)
-    was_training = module.training
+    # Part by part: a program may keep some in eval mode while the whole is in training, as a frozen BatchNorm.
+    in_training = [part for part in module.modules() if part.training]
     module.eval()
     share: Dataset[Any] = dataset if len(sampler) else Subset(dataset, [0])
     own = {"batch_size": batch_size, "sampler": sampler if len(sampler) else None}
@@ -172,7 +205,8 @@ def _share_of(
     try:
         yield batches()
     finally:
-        module.train(was_training)
+        for part in in_training:
+            part.training = True
 
 
 def _most(number: int, group: ProcessGroup | None) -> int:

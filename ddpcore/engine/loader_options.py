@@ -31,7 +31,6 @@ class LoaderOptions(TypedDict, total=False):
         multiprocessing_context: "fork", "spawn", "forkserver", or a context; None is Python's own.
         prefetch_factor: Batches that each worker reads ahead; only with workers.
         persistent_workers: Workers outlive the epoch; only with workers.
-        in_order: False takes batches as workers finish them. Then the order differs from run to run.
     """
 
     num_workers: int
@@ -42,7 +41,6 @@ class LoaderOptions(TypedDict, total=False):
     multiprocessing_context: str | BaseContext | None
     prefetch_factor: int | None
     persistent_workers: bool
-    in_order: bool
 
 
 class TrainingLoaderOptions(LoaderOptions, total=False):
@@ -66,6 +64,7 @@ OWN = {
     "device": "device= of Engine",
     "weights": "two things: the ranks' are rank_weights=, and those of samples order=WeightedOrder(weights)",
     "pin_memory_device": "device= of Engine",
+    "in_order": "always True: what counts as done, and what predict returns, goes by the order of the samples",
 }
 """Options of a DataLoader that stand elsewhere here."""
 
@@ -81,7 +80,7 @@ def check_loader_options(options: Mapping[str, object]) -> None:
             near = difflib.get_close_matches(name, LoaderOptions.__annotations__, n=1)
             hint = f"it is {OWN[name]}" if name in OWN else f"{near[0]!r} is one" if near else "leave it out"
             raise EngineUseError(f"a loader has no option {name!r} here: {hint}")
-        if name in ("pin_memory", "persistent_workers", "in_order"):
+        if name in ("pin_memory", "persistent_workers"):
             check_flag(EngineUseError, name, value)
         elif name == "num_workers":
             check_whole(EngineUseError, name, value, least=0, most=MAX_COUNT)

@@ -102,6 +102,15 @@ def test_an_evaluation_is_of_the_first_ranks_running_statistics() -> None:
         assert together == pytest.approx(alone, rel=1e-5)
 
 
+def test_an_evaluation_leaves_each_part_in_its_mode() -> None:
+    with ddpcore.Engine() as engine:
+        model = engine.wrap(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+        model.train()
+        model[1].eval()  # type: ignore[index] # it is a Sequential still
+        engine.evaluate(model, TensorDataset(torch.ones(6, 4)), squared, batch_size=4)
+        assert [part.training for part in model.modules()] == [True, True, False]
+
+
 def evaluate_differently(what: str) -> None:
     with ddpcore.Engine() as engine:
         model = engine.wrap(nn.Linear(4, 1))

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import math
 import numbers
+from pathlib import Path
 from reprlib import Repr
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import os
 
 MAX_SECONDS = 1_000_000.0
 """Of time-outs: a store counts milliseconds in 31 bits (torch 2.13). Twelve days."""
@@ -45,7 +49,7 @@ def check_number(
     wanted: str = "a number above 0",
 ) -> None:
     """Refuse all but numbers above the first of two limits, and at most the second; NaN is none."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not range_[0] < float(value) <= range_[1]:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not range_[0] < _as_float(value) <= range_[1]:
         raise refuse(kind, name, value, wanted)
 
 
@@ -73,6 +77,15 @@ def check_path(kind: type[Exception], name: str, value: object) -> None:
         raise refuse(kind, name, value, "a path, as a text or a Path")
 
 
+def absolute_path(kind: type[Exception], name: str, value: str | os.PathLike[str]) -> Path:
+    """Return a path from the root on, `~` replaced; refuse what is none."""
+    check_path(kind, name, value)
+    try:
+        return Path(value).expanduser().absolute()
+    except RuntimeError as error:
+        raise refuse(kind, name, value, "a path whose home directory exists") from error
+
+
 def check_has(kind: type[Exception], name: str, value: object, members: tuple[str, ...], wanted: str) -> None:
     """Refuse what lacks a member; a class in place of its object lacks all."""
     if isinstance(value, type) or not all(hasattr(value, member) for member in members):
@@ -83,3 +96,11 @@ def check_is(kind: type[Exception], name: str, value: object, types: Any, wanted
     """Refuse what is of another type."""
     if not isinstance(value, types):
         raise refuse(kind, name, value, wanted)
+
+
+def _as_float(value: numbers.Real) -> float:
+    """Return a number as a float, NaN if none holds it."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan

@@ -20,10 +20,9 @@ import math
 import secrets
 import weakref
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from ddpcore.arguments import check_is, check_number, check_path, check_seconds, check_text
+from ddpcore.arguments import absolute_path, check_is, check_number, check_seconds, check_text
 from ddpcore.checkpoint.catalog import Catalog
 from ddpcore.checkpoint.loading import Loader
 from ddpcore.checkpoint.meeting import Meeting
@@ -35,6 +34,7 @@ from ddpcore.placement import current_placement
 from ddpcore.probing import probe
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import TracebackType
 
     from ddpcore.checkpoint.loading import Loaded
@@ -102,11 +102,10 @@ class Checkpointer:
         mode: Mode = "min",
         timeout_s: float = MEETING_TIMEOUT_S,
     ) -> None:
-        check_path(CheckpointCallError, "directory", directory)
+        self._root = absolute_path(CheckpointCallError, "directory", directory)
         self._retention = Retention(keep_last, keep_every, keep_best, metric, mode)
         check_retention(CheckpointCallError, self._retention)
         check_seconds(CheckpointCallError, "timeout_s", timeout_s)
-        self._root = Path(directory).expanduser().absolute()
         self._placement = current_placement()
         self._meeting = Meeting(timeout_s)
         self._site = find_site(self._root, self._meeting, OPENING)

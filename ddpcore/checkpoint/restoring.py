@@ -31,9 +31,7 @@ class Stateful(Protocol):
         """Set it back."""
 
 
-def restore(
-    state: object, objects: Mapping[str, Stateful], *, strict: bool = True, saved: Collection[str] | None = None
-) -> Fit:
+def restore(state: object, objects: Mapping[str, Stateful], *, strict: bool = True) -> Fit:
     """Load each object's part of a checkpoint into it, on whatever device it is. Blocks, needs no other rank.
 
     Everything that can be compared is compared first: names, shapes and dtypes of modules, sizes and kinds of
@@ -48,7 +46,6 @@ def restore(
         objects: By their keys in the state. Parts of the state that are not asked for stay out.
         strict: False loads what fits: the tensors of a module that have their name, shape and dtype there, and objects
             that are there. An optimizer is loaded as a whole or not at all.
-        saved: Names of all parts that were saved, where `state` has some of them alone; an error lists them.
 
     Returns:
         What fits and what does not; with `strict` it is whole.
@@ -57,11 +54,28 @@ def restore(
         CheckpointMismatchError: The state is of other objects; or, without `strict`, a module finds none of its tensors
             in its part. Nothing has been loaded.
     """
-    if not isinstance(state, dict):
-        raise CheckpointMismatchError([f"it is of type {type(state).__name__} instead of named parts"])
     if not isinstance(objects, Mapping):
         raise CheckpointMismatchError([f"the objects are of type {type(objects).__name__} instead of named ones"])
     check_flag(ArgumentError, "strict", strict)
+    return restore_parts(state, objects, strict=strict)
+
+
+def restore_parts(
+    state: object, objects: Mapping[str, Stateful], *, strict: bool, saved: Collection[str] | None = None
+) -> Fit:
+    """Do as `restore`, with some parts of a state.
+
+    Args:
+        state: The parts.
+        objects: As of `restore`.
+        strict: As of `restore`.
+        saved: Names of all parts that were saved, which an error lists; None where `state` has them all.
+
+    Raises:
+        CheckpointMismatchError: As of `restore`.
+    """
+    if not isinstance(state, dict):
+        raise CheckpointMismatchError([f"it is of type {type(state).__name__} instead of named parts"])
     parts = {
         name: _unwrapped(state[name], target) if isinstance(target, nn.Module) else state[name]
         for name, target in objects.items()

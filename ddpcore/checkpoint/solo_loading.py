@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from ddpcore.arguments import check_flag, check_has, check_is, check_path, refuse
+from ddpcore.arguments import absolute_path, check_flag, check_has, check_is, refuse
 from ddpcore.checkpoint.directory import step_of
 from ddpcore.checkpoint.fitting import Fit
 from ddpcore.checkpoint.listing import list_checkpoints
 from ddpcore.checkpoint.marker import COMMITTED
 from ddpcore.checkpoint.reading import read_manifest
-from ddpcore.checkpoint.restoring import restore
+from ddpcore.checkpoint.restoring import restore_parts
 from ddpcore.checkpoint.retention import Retention, best_first, check_retention
 from ddpcore.checkpoint.saving import check_step
 from ddpcore.checkpoint.state_tree import keys_of
@@ -126,7 +126,7 @@ def load_checkpoint(
 
     found = search.run(read)
     manifest, state, _ = found.content
-    fit = restore(state, objects, strict=strict, saved=keys_of(manifest.state)) if objects else Fit()
+    fit = restore_parts(state, objects, strict=strict, saved=keys_of(manifest.state)) if objects else Fit()
     return LoadedCheckpoint(found.step, found.path, state, fit, found.skipped)
 
 
@@ -314,13 +314,9 @@ class _Search:
 
 
 def _check_where(path: str | Path, step: int | None) -> Path:
-    check_path(CheckpointCallError, "path", path)
     if step is not None:
         check_step(step)
-    try:
-        return Path(path).expanduser().absolute()
-    except RuntimeError as error:
-        raise refuse(CheckpointCallError, "path", path, "a path whose home directory exists") from error
+    return absolute_path(CheckpointCallError, "path", path)
 
 
 def _check_best(step: int | None, metric: str | None, mode: Mode) -> Retention:

@@ -75,7 +75,7 @@ def check_order(order: object, num_samples: int | None = None) -> None:
     Args:
         order: As of a sampler.
         num_samples: Length of the data set, if it is known. An order that draws samples by weights may be shorter or
-            longer; any other would leave samples out, or ask for some that are not there.
+            longer, but needs a weight for each; any other would leave samples out, or ask for some that are not there.
 
     Raises:
         SamplerArgumentError: It is none, or does not fit.
@@ -88,7 +88,13 @@ def check_order(order: object, num_samples: int | None = None) -> None:
         "one of ddpcore.samplers",
     )
     own = checked_num_samples(order.num_samples)  # type: ignore[attr-defined] # looked at just now
-    if num_samples is not None and own != num_samples and not isinstance(order, WeightedOrder):
+    if isinstance(order, WeightedOrder):
+        if num_samples not in (None, order.num_weights):
+            raise SamplerArgumentError(
+                f"the order has weights of {order.num_weights} samples, the data set has {num_samples}: give a weight "
+                "for each sample; weights of classes become weights of samples by class_weights[labels]"
+            )
+    elif num_samples not in (None, own):
         raise SamplerArgumentError(
             f"the order has {own} samples, the data set {num_samples}: an epoch would not hold each sample once; make "
             "the order of this data set, or draw by weights (WeightedOrder)"

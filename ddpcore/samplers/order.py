@@ -244,13 +244,17 @@ def checked_int(name: str, value: object) -> int:
     """Return an integer argument, also numpy's and torch's.
 
     Raises:
-        SamplerArgumentError: It is no integer; a bool is none.
+        SamplerArgumentError: It is no integer, or one that no float holds; a bool is none.
     """
     try:
         if not isinstance(value, bool):
-            return operator.index(value)  # type: ignore[arg-type] # what has no __index__ raises TypeError
+            number = operator.index(value)  # type: ignore[arg-type] # what has no __index__ raises TypeError
+            float(number)
+            return number
     except TypeError:
         pass
+    except OverflowError as error:
+        raise refuse(SamplerArgumentError, name, value, "a smaller number") from error
     raise SamplerArgumentError(f"{name}={value!r} is not an integer")
 
 

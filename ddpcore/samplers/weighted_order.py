@@ -73,6 +73,11 @@ class WeightedOrder:
         self._epoch = -1
         self._of_epoch = np.empty(0, np.int64)
 
+    @property
+    def num_weights(self) -> int:
+        """Samples that are drawn from."""
+        return self._weights.size
+
     def take(self, epoch: int, positions: Indices) -> Indices:
         """Return the samples at these positions of an epoch."""
         checked_positions(positions, self.num_samples)
@@ -135,7 +140,7 @@ def drawn_by(words: Words, cumulated: npt.NDArray[np.float64]) -> Indices:
 def _checked_weights(weights: npt.ArrayLike) -> npt.NDArray[np.float64]:
     try:
         checked = np.array(weights, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise SamplerArgumentError(f"weights are numbers, one for each sample: {error}") from error
     if checked.ndim != 1 or not checked.size:
         raise SamplerArgumentError(f"weights have shape {checked.shape}: give one for each sample, in one row")

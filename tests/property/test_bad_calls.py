@@ -27,7 +27,7 @@ from ddpcore.checkpoint import Checkpointer
 from ddpcore.engine.batches import Batch
 from ddpcore.engine.control_word import StopReason
 from ddpcore.engine.loader_options import LoaderOptions, TrainingLoaderOptions
-from ddpcore.errors import DdpcoreError, EngineUseError, SamplerArgumentError
+from ddpcore.errors import CheckpointCallError, DdpcoreError, EngineUseError, SamplerArgumentError
 from ddpcore.parallel.ddp_arguments import DdpArguments
 from ddpcore.parallel.wrapping import WrapOptions
 from ddpcore.process_group import OpenGroup
@@ -50,6 +50,7 @@ WRONG: list[Any] = [
     math.nan,
     math.inf,
     10**30,
+    10**400,
     "",
     "no such thing",
     b"bytes",
@@ -371,7 +372,7 @@ CALLS: list[Call] = [
 ]
 
 ANYTHING = "anything"
-STATE: list[Any] = [None, True, 0, -1, 1.5, math.nan, math.inf, 10**30, "", "no such thing", [], {}]
+STATE: list[Any] = [None, True, 0, -1, 1.5, math.nan, math.inf, 10**30, 10**400, "", "no such thing", [], {}]
 """What a checkpoint can hold."""
 NUMBERS: list[Any] = [True, 0, -1, 1.5, math.nan, math.inf]
 
@@ -552,6 +553,19 @@ def test_a_wrong_argument_is_our_error_or_has_a_meaning(
     assert not problems, "\n".join(problems)
 
 
+def test_a_home_directory_that_nobody_has_is_said() -> None:
+    wrong = "~nobody-at-all/checkpoints"
+    with ddpcore.Engine() as engine:
+        calls: list[Callable[[], object]] = [
+            lambda: Checkpointer(wrong),
+            lambda: ddpcore.load_checkpoint(wrong),
+            lambda: engine.checkpoint(wrong, every="1 step", model=nn.Linear(2, 1)),
+        ]
+        for call in calls:
+            with pytest.raises(CheckpointCallError, match="give a path whose home directory exists"):
+                call()
+
+
 def test_a_data_loader_in_place_of_a_data_set_is_refused() -> None:
     with ddpcore.Engine() as engine, pytest.raises(EngineUseError, match=r"give it loader\.dataset"):
         engine.loader(DataLoader(DATA), global_batch_size=4)  # type: ignore[arg-type] # that is the point
@@ -568,6 +582,13 @@ def test_a_weighted_order_may_draw_fewer_samples_or_more() -> None:
         for number, num_samples in enumerate([4, 40]):
             order = WeightedOrder([1.0] * 12, num_samples=num_samples)
             assert len(engine.loader(DATA, global_batch_size=4, order=order, name=str(number)).sampler) > 0
+
+
+@pytest.mark.parametrize("num_weights", [3, 13])
+def test_weights_of_another_number_of_samples_than_the_data_has_are_refused(num_weights: int) -> None:
+    order = WeightedOrder([1.0] * num_weights, num_samples=12)
+    with ddpcore.Engine() as engine, pytest.raises(SamplerArgumentError, match="give a weight for each sample"):
+        engine.loader(DATA, global_batch_size=4, order=order)
 
 
 @pytest.mark.parametrize("is_forgotten", [False, True])
@@ -601,7 +622,9 @@ def test_an_optimizer_of_another_model_is_said_once(caplog: pytest.LogCaptureFix
     )
 
 
-@pytest.mark.parametrize("name", ["sampler", "batch_sampler", "generator", "seed", "device", "placement", "group"])
+@pytest.mark.parametrize(
+    "name", ["sampler", "batch_sampler", "generator", "seed", "device", "placement", "group", "in_order"]
+)
 def test_options_that_are_not_the_programs_to_choose_are_refused(name: str) -> None:
     with ddpcore.Engine() as engine:
         calls: list[Callable[..., Any]] = [
@@ -629,6 +652,32 @@ def test_a_loss_is_a_real_number() -> None:
             for (inputs,) in batch.micro_batches():
                 with pytest.raises(EngineUseError, match=r"this one is torch\.complex64 of shape \(\)"):
                     engine.backward(model(inputs).mean() * 1j)
+
+
+@pytest.mark.parametrize(
+    ("measured", "words"),
+    [
+        (None, "measure returned NoneType where it takes a value for each sample by name"),
+        ({1: torch.ones(4)}, "measure returned dict where"),
+        ({"a": 1.0}, "measure returned 'a' of type float for 4 samples"),
+        ({"a": np.ones(4)}, "measure returned 'a' of type ndarray for 4 samples"),
+        ({"a": torch.ones(3)}, r"measure returned 'a' of shape \(3,\) for 4 samples"),
+        ({"a": torch.ones(4) * 1j}, r"measure returned 'a' of shape \(4,\) and torch.complex64"),
+    ],
+)
+def test_a_measure_returns_a_number_for_each_sample(measured: Any, words: str) -> None:
+    with ddpcore.Engine() as engine, pytest.raises(EngineUseError, match=words):
+        engine.evaluate(nn.Linear(2, 1), DATA, lambda _, __: measured, batch_size=4)
+
+
+def test_what_differs_between_batches_is_said() -> None:
+    numbers = iter(range(1, 9))
+    with ddpcore.Engine() as engine:
+        model = engine.wrap(nn.Linear(2, 1))
+        with pytest.raises(EngineUseError, match="measure returned a2 for one batch and a1 for those before"):
+            engine.evaluate(model, DATA, lambda _, batch: {f"a{next(numbers)}": batch[0][:, 0]}, batch_size=4)
+        with pytest.raises(EngineUseError, match="function returned rows that do not go together"):
+            engine.predict(model, DATA, lambda _, batch: torch.ones(len(batch[0]), next(numbers)), batch_size=4)
 
 
 def test_weights_of_samples_are_not_taken_for_weights_of_ranks() -> None:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 import numbers
+import os
 from pathlib import Path
 from reprlib import Repr
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import os
+from typing import Any
 
 MAX_SECONDS = 1_000_000.0
 """Of time-outs: a store counts milliseconds in 31 bits (torch 2.13). Twelve days."""
@@ -73,7 +71,7 @@ def check_text(kind: type[Exception], name: str, value: object) -> None:
 def check_path(kind: type[Exception], name: str, value: object) -> None:
     """Refuse all but paths: an empty one would be the working directory, bytes are another world."""
     text = value if isinstance(value, str | type) else getattr(value, "__fspath__", str)()
-    if not isinstance(text, str) or not text or "\0" in text:
+    if not isinstance(text, str) or not text or "\0" in text or not _has_file_name(text):
         raise refuse(kind, name, value, "a path, as a text or a Path")
 
 
@@ -96,6 +94,15 @@ def check_is(kind: type[Exception], name: str, value: object, types: Any, wanted
     """Refuse what is of another type."""
     if not isinstance(value, types):
         raise refuse(kind, name, value, wanted)
+
+
+def _has_file_name(text: str) -> bool:
+    """Say whether a text can be bytes of a file system, which half of a surrogate pair cannot."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _as_float(value: numbers.Real) -> float:

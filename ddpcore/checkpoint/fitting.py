@@ -104,12 +104,14 @@ def _compare_optimizer(name: str, part: object, optimizer: optim.Optimizer) -> l
         isinstance(part, dict) and isinstance(part.get("param_groups"), list) and isinstance(part.get("state"), dict)
     ):
         return [f"{name} is no optimizer's state"]
+    if not all(isinstance(group, dict) and isinstance(group.get("params"), list) for group in part["param_groups"]):
+        return [f"{name} is no optimizer's state"]
     saved, own = part["param_groups"], optimizer.state_dict()["param_groups"]
     if len(saved) != len(own):
         return [f"{name} has {len(saved)} parameter groups there and {len(own)} here"]
     found = []
     for number, (there, here) in enumerate(zip(saved, own, strict=True)):
-        sizes = len(there.get("params", ())), len(here["params"])
+        sizes = len(there["params"]), len(here["params"])
         if sizes[0] != sizes[1]:
             found.append(f"{name} has {sizes[0]} parameters in group {number} there and {sizes[1]} here")
         # A newer torch may know more settings, or fewer. Each having what the other lacks, they are different

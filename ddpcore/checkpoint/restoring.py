@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn, optim
 
-from ddpcore.arguments import check_flag
+from ddpcore.arguments import check_flag, check_has
 from ddpcore.checkpoint.fitting import Fit, fit_object, is_same_kind, join_fits, order_in, parameters_of
 from ddpcore.checkpoint.sharded import as_placed, is_sharded
 from ddpcore.errors import ArgumentError, CheckpointMismatchError
@@ -56,6 +56,9 @@ def restore(state: object, objects: Mapping[str, Stateful], *, strict: bool = Tr
     """
     if not isinstance(objects, Mapping):
         raise CheckpointMismatchError([f"the objects are of type {type(objects).__name__} instead of named ones"])
+    for name, one in objects.items():
+        members = ("state_dict", "load_state_dict")
+        check_has(ArgumentError, str(name), one, members, "an object with state_dict and load_state_dict")
     check_flag(ArgumentError, "strict", strict)
     return restore_parts(state, objects, strict=strict)
 

@@ -12,6 +12,7 @@ checks is checked here: names, commit marker, manifest, every byte that is retur
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import time
@@ -188,7 +189,8 @@ class _Search:
     def __init__(self, path: Path, step: int | None, best: Retention) -> None:
         # A link such as `latest` leads to a checkpoint whose own name counts.
         self._path = Path(os.path.realpath(path))
-        self._is_one = step_of(self._path.name) is not None or (self._path / COMMITTED).is_file()
+        # Path.is_file raises where a directory may not be searched, or a name is too long.
+        self._is_one = step_of(self._path.name) is not None or os.path.isfile(self._path / COMMITTED)  # noqa: PTH113
         self._step = step
         self._best = best
         self._skipped: list[str] = []
@@ -293,7 +295,7 @@ class _Search:
         return (content,)
 
     def _pass_over(self, path: Path, why: str) -> None:
-        if os.path.lexists(path):
+        if _is_there(path):
             self._skipped.append(f"{path.name}: {why}")
         else:
             self._num_vanished += 1
@@ -311,6 +313,15 @@ class _Search:
             "lists which are sound",
             self._skipped,
         )
+
+
+def _is_there(path: Path) -> bool:
+    """Say whether something has this name, as far as is known: what may not be looked at is not gone."""
+    try:
+        path.lstat()
+    except OSError as error:
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR)
+    return True
 
 
 def _check_where(path: str | Path, step: int | None) -> Path:

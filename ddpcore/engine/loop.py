@@ -261,7 +261,7 @@ class Loop:
             agree_to_end(None, self._now.step, self._options.timeout_s)
             self._control.drain()
             self.write_metrics()
-            self._save(self._now)
+            self._save(self._now, is_last=True)
             if self._saving is not None:
                 with self._signals.aside(), probe.phase(Phase.CHECKPOINT):
                     self._saving.wait()
@@ -343,11 +343,12 @@ class Loop:
             return StopReason.SIGNAL
         return StopReason.REQUEST if self.wants_stop or probe.marks.is_stop_requested else StopReason.NONE
 
-    def _save(self, now: Progress) -> None:
+    def _save(self, now: Progress, *, is_last: bool = False) -> None:
         if self._saving is None:
             return
+        own, per_rank = self._own_state(), random_state(self._options.device)
         with self._signals.aside(), probe.phase(Phase.CHECKPOINT):
-            if self._saving.save(now, self._own_state(), random_state(self._options.device), self._measured):
+            if self._saving.save(now, own, per_rank, self._measured, is_last=is_last):
                 self._taken_s = time.monotonic()
                 self._marked_s = -math.inf
 

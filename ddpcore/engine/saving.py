@@ -10,7 +10,7 @@ from torch import nn
 from ddpcore.checkpoint import Checkpointer, restore
 from ddpcore.checkpoint.checkpointer import MAX_METRIC
 from ddpcore.engine.cadence import Cadence, Progress, Unit, parse_cadence
-from ddpcore.errors import CheckpointContentError, CheckpointWriteError, EngineUseError
+from ddpcore.errors import CheckpointContentError, CheckpointDirectoryError, CheckpointWriteError, EngineUseError
 from ddpcore.parallel.wrapping import unwrap
 from ddpcore.placement import current_placement
 
@@ -146,21 +146,45 @@ class Saving:
         restore({name: part for name, part in checkpoint.state.items() if name != ENGINE}, self._objects)
         return checkpoint.step
 
-    def save(self, now: Progress, own: dict[str, Any], per_rank: dict[str, Any], metrics: Mapping[str, float]) -> bool:
+    def save(
+        self,
+        now: Progress,
+        own: dict[str, Any],
+        per_rank: dict[str, Any],
+        metrics: Mapping[str, float],
+        *,
+        is_last: bool = False,
+    ) -> bool:
         """Take a checkpoint of this boundary, unless there is one: then it returns False.
 
-        Blocks for the snapshot; the files are written behind. A disk that is full is no reason to end a training: what
-        could not be written is logged as an error, and the next checkpoint tried.
+        Blocks for the snapshot; the files are written behind. A disk that is full or away is no reason to end a
+        training: what could not be written is logged as an error, and the next checkpoint tried.
+
+        Args:
+            now: The boundary.
+            own: The engine's own state, the same on all ranks.
+            per_rank: What this rank alone has.
+            metrics: What was measured in the step.
+            is_last: There is no next one.
+
+        Raises:
+            CheckpointDirectoryError: The last one cannot be begun.
         """
         if self.last_step == now.step:
             return False
+        self._saved_at = now
         state = self._state(own)
         try:
-            self._checkpointer.save(now.step, state, per_rank, _finite(metrics))
-        except CheckpointWriteError as error:
-            _log.error("training goes on without its last checkpoint: %s", error)
-            self._checkpointer.save(now.step, state, per_rank, _finite(metrics))
-        self._saved_at = now
+            try:
+                self._checkpointer.save(now.step, state, per_rank, _finite(metrics))
+            except CheckpointWriteError as error:
+                _log.error("training goes on without its last checkpoint: %s", error)
+                self._checkpointer.save(now.step, state, per_rank, _finite(metrics))
+        except CheckpointDirectoryError as error:
+            if is_last:
+                raise
+            _log.error("training goes on without a checkpoint of step %d: %s", now.step, error)
+            return False
         self.last_step = now.step
         return True
 

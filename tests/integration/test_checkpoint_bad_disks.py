@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.utils.data import TensorDataset
 
 from ddpcore.checkpoint import Checkpointer
 from ddpcore.checkpoint.listing import list_checkpoints
 from ddpcore.checkpoint.reading import verify
+from ddpcore.engine.engine import Engine
 from ddpcore.errors import CheckpointDirectoryError, CheckpointWriteError
 from tests.support.checkpoint_copies import write_checkpoint
 from tests.support.filesystems import read_only, small_disk
@@ -140,6 +144,30 @@ def test_a_disk_that_becomes_read_only_and_comes_back_costs_what_came_between(tm
     assert len(told[0]) == 1
     assert "Read-only file system" in told[0][0]
     assert [one.step for one in list_checkpoints(disk)[0]] == [3, 1]
+
+
+def test_a_disk_that_is_away_for_a_while_costs_an_engine_what_came_between(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root, away = tmp_path / "disk", tmp_path / "away"
+    moves = {2: (root, away), 5: (away, root)}
+
+    def train(until: str) -> None:
+        with Engine() as engine:
+            batches = engine.loader(TensorDataset(torch.ones(8, 1)), global_batch_size=4)
+            engine.checkpoint(root, every="1 step", model=nn.Linear(1, 1))
+            for _ in engine.steps(batches, until=until):
+                if engine.step in moves:
+                    before, after = moves[engine.step]
+                    before.rename(after)
+
+    train("8 steps")
+    assert [one.step for one in list_checkpoints(root)[0]] == [8, 7, 6]
+    assert any("training goes on without a checkpoint of step 4" in record.message for record in caplog.records)
+
+    moves[9] = (root, away)
+    with pytest.raises(CheckpointDirectoryError):
+        train("11 steps")
 
 
 def load_with_little_memory(directory: str) -> None:

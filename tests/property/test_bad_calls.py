@@ -27,7 +27,13 @@ from ddpcore.checkpoint import Checkpointer
 from ddpcore.engine.batches import Batch
 from ddpcore.engine.control_word import StopReason
 from ddpcore.engine.loader_options import LoaderOptions, TrainingLoaderOptions
-from ddpcore.errors import CheckpointCallError, DdpcoreError, EngineUseError, SamplerArgumentError
+from ddpcore.errors import (
+    CheckpointCallError,
+    CheckpointDirectoryError,
+    DdpcoreError,
+    EngineUseError,
+    SamplerArgumentError,
+)
 from ddpcore.parallel.ddp_arguments import DdpArguments
 from ddpcore.parallel.wrapping import WrapOptions
 from ddpcore.process_group import OpenGroup
@@ -553,6 +559,13 @@ def test_a_wrong_argument_is_our_error_or_has_a_meaning(
     assert not problems, "\n".join(problems)
 
 
+def test_a_path_that_no_file_system_has_is_said() -> None:
+    with pytest.raises(CheckpointCallError, match=r"path=.* makes no sense: give a path"):
+        ddpcore.load_checkpoint("\ud800")
+    with pytest.raises(CheckpointDirectoryError, match="cannot be read: File name too long"):
+        ddpcore.load_checkpoint("x" * 5000)
+
+
 def test_a_home_directory_that_nobody_has_is_said() -> None:
     wrong = "~nobody-at-all/checkpoints"
     with ddpcore.Engine() as engine:
@@ -639,7 +652,7 @@ def test_options_that_are_not_the_programs_to_choose_are_refused(name: str) -> N
                 call(**{name: None})
 
 
-@pytest.mark.parametrize("value", [torch.tensor(1j), 10**400])
+@pytest.mark.parametrize("value", [torch.tensor(1j), 10**400, np.ones(2)])
 def test_what_is_logged_is_a_real_number(value: Any) -> None:
     with ddpcore.Engine() as engine, pytest.raises(EngineUseError, match="a was logged as"):
         engine.log(a=value)

@@ -33,6 +33,8 @@ def _kept(name: str, value: Tensor | float) -> Tensor | float:
             return float(value)
         except OverflowError as error:
             raise EngineUseError(f"{name} was logged as a number that no float holds: log a smaller one") from error
+        except (TypeError, ValueError) as error:
+            raise EngineUseError(f"{name} was logged as no one number ({error}): log one, such as its mean") from error
     if value.numel() != 1:
         raise EngineUseError(f"{name} was logged with shape {tuple(value.shape)}: log one number, such as its mean")
     if value.is_complex():

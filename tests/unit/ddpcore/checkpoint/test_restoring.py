@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ddpcore.checkpoint import restore
-from ddpcore.errors import CheckpointMismatchError
+from ddpcore.errors import ArgumentError, CheckpointMismatchError
 from tests.support.training_states import is_same
 
 
@@ -147,7 +147,13 @@ def test_another_optimizer_is_told() -> None:
     )
     wider = torch.optim.AdamW(model(width=6).parameters(), lr=0.1)
     assert differences(state, optimizer=wider)[0] == "optimizer keeps [4, 3] for parameter 0, which is [6, 3] here"
-    assert differences({"optimizer": 3}, optimizer=plain) == ["optimizer is no optimizer's state"]
+    for other in (3, {"param_groups": [3], "state": {}}, {"param_groups": [{}], "state": {}}):
+        assert differences({"optimizer": other}, optimizer=plain) == ["optimizer is no optimizer's state"]
+
+
+def test_what_cannot_be_loaded_into_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="net=3 makes no sense: give an object with state_dict"):
+        restore({"net": {}}, {"net": 3})  # type: ignore[dict-item] # that is the point
 
 
 @pytest.mark.parametrize(

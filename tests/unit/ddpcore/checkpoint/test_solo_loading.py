@@ -259,6 +259,16 @@ def test_a_file_that_may_not_be_read_is_not_said_to_be_missing(root: Path, monke
         load_checkpoint(root / "step_00000030")
 
 
+def test_a_directory_that_may_not_be_searched_is_said(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Any, *_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(os, "open", refused)
+    monkeypatch.setattr("pathlib.Path.lstat", refused)
+    with pytest.raises(CheckpointInvalidError, match="its COMMITTED cannot be read: Permission denied; step"):
+        load_checkpoint(root)
+
+
 def test_another_model_changes_nothing_unless_a_part_is_enough(root: Path) -> None:
     model = net(99, width=5)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

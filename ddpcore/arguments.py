@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import numbers
-import os
 from pathlib import Path
 from reprlib import Repr
 from typing import Any
@@ -75,7 +74,7 @@ def check_path(kind: type[Exception], name: str, value: object) -> None:
         raise refuse(kind, name, value, "a path, as a text or a Path")
 
 
-def absolute_path(kind: type[Exception], name: str, value: str | os.PathLike[str]) -> Path:
+def absolute_path(kind: type[Exception], name: str, value: str | Path) -> Path:
     """Return a path from the root on, `~` replaced; refuse what is none."""
     check_path(kind, name, value)
     try:
@@ -99,7 +98,7 @@ def check_is(kind: type[Exception], name: str, value: object, types: Any, wanted
 def _has_file_name(text: str) -> bool:
     """Say whether a text can be bytes of a file system, which half of a surrogate pair cannot."""
     try:
-        os.fsencode(text)
+        text.encode(errors="surrogateescape")
     except UnicodeEncodeError:
         return False
     return True

@@ -11,11 +11,12 @@ so long that it reads what `|go` says. A shorter wait than `TRUST_S` has ended w
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch.distributed as dist
 
 from ddpcore.barriers import one_rank_blocks, wait_marks
+from ddpcore.barriers.failure_notice import first_failure
 from ddpcore.barriers.gate_keys import PASSED, Reason, decode_result, go_key, value_key
 from ddpcore.barriers.gate_store import await_go, complete, store_lost
 from ddpcore.barriers.tally import Arrival
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from ddpcore.barriers.gate_session import GateSession
     from ddpcore.barriers.journal import OpenWait
     from ddpcore.barriers.whereabouts import GateKind
+
+TimeoutT = TypeVar("TimeoutT", bound=BarrierTimeoutError)
 
 TRUST_S = 0.25
 """Half of `examiner.CONDEMN_DELAY_S`."""
@@ -115,7 +118,7 @@ def _await(session: GateSession, store: Store, wait: OpenWait, *, is_main: bool,
     if not await_go(store, wait):
         missing = list(session.tally.missing(store, wait.key))
         if missing:
-            raise _timed_out(session, store, wait, missing)
+            raise _explained(_timed_out(session, store, wait, missing))
         return complete(store, wait, session.placement.world_size)
     if must_read or time.monotonic() - wait.entered_s > TRUST_S:
         return store.get(go_key(wait.key))
@@ -136,4 +139,12 @@ def _refused(wait: OpenWait, result: GateResult) -> BarrierDeadlockError | Barri
         return BarrierUseError(f"{gate_text(wait.kind, wait.label)}: {result.text}")
     error = BarrierDeadlockError(wait.label, result.missing, time.monotonic() - wait.entered_s, result.text)
     error.ended = result.ended
+    return _explained(error)
+
+
+def _explained(error: TimeoutT) -> TimeoutT:
+    """Note what a rank has raised that cannot come since."""
+    failure = first_failure(0.0, among=error.ended, counts_leaving=False) if error.ended else None
+    if failure is not None and failure.trace:
+        error.add_note(f"{failure}\n{failure.trace.rstrip()}")
     return error

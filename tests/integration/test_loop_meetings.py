@@ -222,6 +222,25 @@ def test_a_rank_that_fails_in_a_step_is_named_by_the_others(how: str, moment: st
         assert ("on rank 1:\nTraceback" in outcome.trace) == (how != "killed")
 
 
+def gather_in_a_step(how: str) -> None:
+    with ddpcore.Engine() as engine:
+        for _ in engine.steps(engine.loader(TensorDataset(torch.ones(24, 2)), global_batch_size=6), until="6 steps"):
+            if engine.placement.rank == 1 and engine.step == AT_STEP - 1:
+                misbehave(how)
+            engine.gather(1.0)
+
+
+@pytest.mark.parametrize("how", ["raise", "exit", "killed"])
+def test_ranks_that_wait_at_a_gate_for_one_that_has_failed_have_its_reason(how: str) -> None:
+    outcomes = try_ranks(gather_in_a_step, 3, how, has_group=False)
+
+    for outcome in (outcomes[0], outcomes[2]):
+        assert outcome.error.startswith(
+            "BarrierDeadlockError: exchange 'engine.gather' can never be passed: rank 1 has "
+        )
+        assert (FAILURES[how][1] in outcome.trace) == (how != "killed"), outcome.trace
+
+
 @pytest.mark.parametrize("how", ["raise", "killed"])
 def test_a_rank_that_fails_is_named_also_where_checkpoints_are_being_written(how: str, tmp_path: Path) -> None:
     outcomes = try_ranks(train_and_time, 2, how, [1], "before", str(tmp_path), has_group=False)

@@ -105,8 +105,9 @@ def gather(tree: Tree, *, group: ProcessGroup | None, timeout_s: float) -> Tree:
             values = part.clone().view(rows[name].dtype)
             parts[name].append(values.reshape(one.lengths[name], *rows[name].shape[1:]))
     gathered = {name: torch.cat(parts[name]) for name in names}
+    fractions = {name for one in brought for name in one.fractions}
     for name, leaf in leaves.items():
-        if leaf.number is not None and not any(name in one.fractions for one in brought):
+        if leaf.number is not None and name not in fractions:
             gathered[name] = gathered[name].to(torch.int64)
         gathered[name] = gathered[name].to(leaf.device)
     return with_leaves(tree, gathered)
@@ -128,6 +129,7 @@ def reduce(tree: Tree, op: ReduceOp, *, group: ProcessGroup | None, timeout_s: f
     listing["op"] = op
     brought = _meet("engine.reduce", leaves, listing, problem, timeout_s)
     reduced: dict[str, Any] = {}
+    fractions = {name for one in brought for name in one.fractions}
     for wide in (torch.float64, torch.int64):
         own = {name: leaf for name, leaf in sorted(leaves.items()) if _widened(leaf.host).dtype == wide}
         vectors = [_widened(leaf.host).reshape(-1) for leaf in own.values()]
@@ -135,8 +137,7 @@ def reduce(tree: Tree, op: ReduceOp, *, group: ProcessGroup | None, timeout_s: f
             continue
         total = _reduce_vector(torch.cat(vectors), op, group)
         for (name, leaf), part in zip(own.items(), torch.split(total, [len(one) for one in vectors]), strict=True):
-            is_whole = not any(name in one.fractions for one in brought)
-            reduced[name] = _result(leaf, part, op, len(brought), is_whole=is_whole)
+            reduced[name] = _result(leaf, part, op, len(brought), is_whole=name not in fractions)
     return with_leaves(tree, reduced)
 
 

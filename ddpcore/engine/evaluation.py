@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,11 +13,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
+from ddpcore.agreement import common_problem
+from ddpcore.barriers.gates import exchange
 from ddpcore.engine.loader_options import LoaderOptions, make_loader
-from ddpcore.errors import EngineUseError
+from ddpcore.errors import EngineUseError, SamplerArgumentError
 from ddpcore.nested import map_tensors, named_leaves, num_samples_of, zip_leaves
 from ddpcore.parallel.fully_sharded import is_fully_sharded
 from ddpcore.parallel.wrapping import unwrap
+from ddpcore.process_group.open_group import TIMEOUT_S
 from ddpcore.samplers.evaluation import EvaluationSampler
 
 if TYPE_CHECKING:
@@ -32,7 +36,7 @@ Measure = Callable[[nn.Module, Any], Mapping[str, Tensor]]
 
 
 @torch.no_grad()
-def evaluate(
+def evaluate(  # noqa: PLR0913 - what the engine knows, beside what the program gives
     model: nn.Module,
     dataset: Dataset[Any],
     measure: Measure,
@@ -40,6 +44,7 @@ def evaluate(
     batch_size: int,
     device: torch.device,
     group: ProcessGroup | None = None,
+    timeout_s: float = TIMEOUT_S,
     **loader_options: Unpack[LoaderOptions],
 ) -> dict[str, float]:
     """Return the mean over all samples of what `measure` says of each, the same numbers on every rank.
@@ -55,16 +60,19 @@ def evaluate(
         batch_size: Samples of a forward pass on one rank.
         device: Where batches are brought to.
         group: A gloo group of all ranks; None without other ranks.
+        timeout_s: How long to wait for ranks that do not come.
         loader_options: See `LoaderOptions`.
 
     Raises:
         SamplerArgumentError: The data set is empty.
         EngineUseError: `measure` returned something else than a value for each sample, or the ranks have data sets of
             different sizes or other measures; raised on every rank.
+        BarrierTimeoutError: Some ranks did not come; it names them.
     """
     sums: dict[str, float] = {}
     num_samples = num_batches = 0
-    with _share_of(model, dataset, batch_size, device, group, loader_options) as batches:
+    ranks = _Ranks(group, "engine.evaluate", timeout_s)
+    with _share_of(model, dataset, batch_size, device, ranks, loader_options) as batches:
         for module, batch, size, counts in batches:
             measured = _named(measure(module, batch))
             if num_batches and measured.keys() != sums.keys():
@@ -91,7 +99,7 @@ def evaluate(
 
 
 @torch.no_grad()
-def predict_share(
+def predict_share(  # noqa: PLR0913 - as of evaluate
     model: nn.Module,
     dataset: Dataset[Any],
     function: Prediction[Tree],
@@ -99,6 +107,7 @@ def predict_share(
     batch_size: int,
     device: torch.device,
     group: ProcessGroup | None,
+    timeout_s: float = TIMEOUT_S,
     **loader_options: Unpack[LoaderOptions],
 ) -> Tree:
     """Return what `function` makes of each sample of this rank's share, in the data set's order, on the CPU.
@@ -109,9 +118,11 @@ def predict_share(
     Raises:
         SamplerArgumentError: The data set is empty.
         EngineUseError: `function` returned something else, or the ranks have data sets of different sizes.
+        BarrierTimeoutError: Some ranks did not come; it names them.
     """
     outputs: list[Tree] = []
-    with _share_of(model, dataset, batch_size, device, group, loader_options) as batches:
+    ranks = _Ranks(group, "engine.predict", timeout_s)
+    with _share_of(model, dataset, batch_size, device, ranks, loader_options) as batches:
         for module, batch, size, counts in batches:
             output = function(module, batch)
             for name, leaf in named_leaves(output):
@@ -154,6 +165,20 @@ def _no_rows(tensor: Tensor) -> Tensor:
     return tensor[:0].cpu()
 
 
+class _Ranks(NamedTuple):
+    """How the ranks come together.
+
+    Attributes:
+        group: A gloo group of all ranks; None without other ranks.
+        call: What every rank has called.
+        timeout_s: How long to wait for those that have not.
+    """
+
+    group: ProcessGroup | None
+    call: str
+    timeout_s: float
+
+
 class _ShareBatch(NamedTuple):
     """A batch of a rank's share of a data set.
 
@@ -177,12 +202,12 @@ def _share_of(
     dataset: Dataset[Any],
     batch_size: int,
     device: torch.device,
-    group: ProcessGroup | None,
+    ranks: _Ranks,
     loader_options: LoaderOptions,
 ) -> Iterator[Iterator[_ShareBatch]]:
     """Yield the batches of this rank's share, with the module in eval mode and the first rank's buffers."""
-    sampler = EvaluationSampler(dataset)
-    _check_same([sampler.num_total], "data sets of different sizes", group)
+    group = ranks.group
+    sampler = EvaluationSampler(dataset) if group is None else _same_everywhere(dataset, ranks)
     module = unwrap(model)
     _share_buffers(module, group)
     # Part by part: a program may keep some in eval mode while the whole is in training, as a frozen BatchNorm.
@@ -207,6 +232,29 @@ def _share_of(
     finally:
         for part in in_training:
             part.training = True
+
+
+def _same_everywhere(dataset: Dataset[Any], ranks: _Ranks) -> EvaluationSampler:
+    """Meet the other ranks, before any collective could hang, and return this one's sampler of the same data set."""
+    sampler, failure = None, None
+    try:
+        sampler = EvaluationSampler(dataset)
+    except SamplerArgumentError as error:
+        failure = error
+    own = [str(failure or ""), 0 if sampler is None else sampler.num_total]
+    answers = [json.loads(text) for text in exchange(ranks.call, json.dumps(own), ranks.timeout_s)]
+    problems = [problem for problem, _ in answers]
+    if failure is not None and len(set(problems)) == 1:
+        raise failure
+    if (problem := common_problem(problems)) or sampler is None:
+        raise EngineUseError(f"{ranks.call}: {problem}") from failure
+    if any(size != sampler.num_total for _, size in answers):
+        raise EngineUseError(_different("data sets of different sizes"))
+    return sampler
+
+
+def _different(what: str) -> str:
+    return f"the ranks evaluate {what}: each rank gives the whole data set, and the same measure"
 
 
 def _most(number: int, group: ProcessGroup | None) -> int:
@@ -243,4 +291,4 @@ def _check_same(numbers: list[int], what: str, group: ProcessGroup | None) -> No
     extremes = torch.tensor([digest, -digest], dtype=torch.int64)
     dist.all_reduce(extremes, dist.ReduceOp.MAX, group=group)
     if extremes[0] != -extremes[1]:
-        raise EngineUseError(f"the ranks evaluate {what}: each rank gives the whole data set, and the same measure")
+        raise EngineUseError(_different(what))

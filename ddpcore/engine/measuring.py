@@ -81,6 +81,7 @@ class Measuring:
                 batch_size=batch_size,
                 device=self.device,
                 group=self._control_group,
+                timeout_s=self._timeout_s,
                 **loader_options,
             )
 
@@ -118,6 +119,7 @@ class Measuring:
                 batch_size=batch_size,
                 device=self.device,
                 group=self._control_group,
+                timeout_s=self._timeout_s,
                 **loader_options,
             )
             return gather(own, group=self._control_group, timeout_s=self._timeout_s)

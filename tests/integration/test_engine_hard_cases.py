@@ -111,6 +111,36 @@ def test_an_evaluation_leaves_each_part_in_its_mode() -> None:
         assert [part.training for part in model.modules()] == [True, True, False]
 
 
+def evaluate_on_some(how: str) -> None:
+    with ddpcore.Engine() as engine:
+        model = engine.wrap(nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        data = TensorDataset(torch.zeros(0 if how == "empty" and engine.placement.rank == 1 else 12, 4))
+        batches = engine.loader(TensorDataset(torch.ones(24, 4)), global_batch_size=6)
+        for batch in engine.steps(batches, until="4 steps"):
+            for (inputs,) in batch.micro_batches():
+                engine.backward(model(inputs).mean())
+            engine.update(optimizer)
+            if engine.step == 1 and (how == "empty" or engine.is_first):
+                if how == "predict":
+                    engine.predict(model, data, lambda module, one: module(one[0]), batch_size=4)
+                else:
+                    engine.evaluate(model, data, squared, batch_size=4)
+
+
+@pytest.mark.parametrize("how", ["evaluate", "predict"])
+def test_ranks_that_do_not_come_to_an_evaluation_are_named_instead_of_a_hang(how: str) -> None:
+    outcomes = try_ranks(evaluate_on_some, 3, how, has_group=False)
+    assert outcomes[0].error.startswith(f"BarrierDeadlockError: exchange 'engine.{how}' can never be passed: ")
+    assert "ranks [1, 2] wait" in outcomes[0].error
+    assert all(outcome.error for outcome in outcomes)
+
+
+def test_a_data_set_that_is_empty_on_one_rank_is_one_error_on_every_rank() -> None:
+    for outcome in try_ranks(evaluate_on_some, 2, "empty", has_group=False):
+        assert outcome.error.startswith("EngineUseError: engine.evaluate: rank 1: the data set has 0 samples")
+
+
 def evaluate_differently(what: str) -> None:
     with ddpcore.Engine() as engine:
         model = engine.wrap(nn.Linear(4, 1))

@@ -147,7 +147,8 @@ def test_another_optimizer_is_told() -> None:
     )
     wider = torch.optim.AdamW(model(width=6).parameters(), lr=0.1)
     assert differences(state, optimizer=wider)[0] == "optimizer keeps [4, 3] for parameter 0, which is [6, 3] here"
-    for other in (3, {"param_groups": [3], "state": {}}, {"param_groups": [{}], "state": {}}):
+    malformed: list[Any] = [3, {"param_groups": [3], "state": {}}, {"param_groups": [{}], "state": {}}]
+    for other in malformed:
         assert differences({"optimizer": other}, optimizer=plain) == ["optimizer is no optimizer's state"]
 
 

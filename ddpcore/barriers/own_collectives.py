@@ -24,9 +24,12 @@ _REBUILDING = "_pre_forward"
 
 CONTROL_GROUP = "rankdeck.control"
 """c10d's description of the engine's own group."""
-_CONTROL = "_read"
-_CONTROL_FILE = "/ddpcore/engine/control_word.py"
-"""Where the engine takes what the ranks have agreed on at a step's end, in a group of its own."""
+_CONTROL = {
+    "/ddpcore/engine/control_word.py": "_read",
+    "/ddpcore/engine/metrics/means.py": "arrived",
+    "/ddpcore/engine/loss_weights.py": "_finished",
+}
+"""Where the engine takes what the ranks have added up or agreed on, in a group of its own: functions by files."""
 
 _NOT_COLLECTIVE = frozenset(
     {"init_process_group", "new_group", "destroy_process_group", "send", "recv", "monitored_barrier"}
@@ -53,8 +56,8 @@ class OwnCollectives:
     def blocking(self, stack: Sequence[StackLine], place: Place | None) -> Wait | None:
         """Return the collective that the main thread is blocked in, if that can be told for certain.
 
-        It can of the functions of torch.distributed, in which a thread waits visibly, of the engine's own agreement
-        at a step's end, and of a backward that DDP's reductions are under way in: it returns when all of them are done.
+        It can of the functions of torch.distributed, in which a thread waits visibly, of the engine's own agreements
+        and sums, and of a backward that DDP's reductions are under way in: it returns when all of them are done.
         It cannot of other `Work.wait()`, and of NCCL, whose calls return at once.
 
         Args:
@@ -65,7 +68,7 @@ class OwnCollectives:
             return None
         pending = [entry for entry in self._entries() if not entry.is_retired]
         groups = self._recorder.members()
-        if stack[0][0].endswith(_CONTROL_FILE):
+        if _waits_for_control(stack[0]):
             pending = [
                 entry for entry in pending if entry.group in groups and groups[entry.group].description == CONTROL_GROUP
             ]
@@ -113,9 +116,13 @@ def _waits_visibly(innermost: StackLine) -> bool:
         return function == _BACKWARD
     if file.endswith(_BUFFERS_FILE):
         return function in (_BUFFERS, _REBUILDING)
-    if file.endswith(_CONTROL_FILE):
-        return function == _CONTROL
+    if _waits_for_control(innermost):
+        return True
     return file.endswith(_BLOCKING_FILE) and function not in _NOT_COLLECTIVE
+
+
+def _waits_for_control(innermost: StackLine) -> bool:
+    return any(innermost[0].endswith(file) and innermost[2] == function for file, function in _CONTROL.items())
 
 
 def _source(innermost: StackLine, members: GroupMembers) -> int | None:

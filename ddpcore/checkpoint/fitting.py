@@ -136,6 +136,7 @@ def _compare_moments(name: str, part: Mapping[str, Any], optimizer: optim.Optimi
                 found.append(
                     f"{name} keeps {list(moment.shape)} for parameter {index}, which is {list(parameter.shape)} here"
                 )
+                break
     return found
 
 

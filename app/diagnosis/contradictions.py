@@ -363,13 +363,14 @@ def _waiting_side(evidence: Evidence, wait: Wait) -> Side:
 def fewer_calls(evidence: Evidence, leavers: Sequence[Death], lost_connection: Sequence[int]) -> list[Verdict]:
     """Name ranks that left while others wait, or waited until they died, in a call that they never made.
 
-    They ended with code 0, or are about to end.
+    They ended with code 0, are about to end, or have closed their connections and work on.
     """
     deaths = evidence.job.deaths
     # Who has lost its peer may take seconds to end.
     early = [*leavers] or [deaths[rank] for rank in sorted(called_less(evidence)) if rank in deaths]
     culprits = {death.rank for death in early}
-    end = early[0].exit if early else None
+    has_ended = bool(early) and (is_clean(early[0]) or bool(evidence.job.is_ending[early[0].rank]))
+    end = early[0].exit if has_ended else None
     for knot in evidence.knots:
         waiters_at_s = float(evidence.job.report_at_s[knot.wait.waiting].max())
         is_out = evidence.facts.is_dead | is_leaving(evidence.job)

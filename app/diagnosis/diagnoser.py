@@ -47,7 +47,7 @@ from app.diagnosis.standstill import not_exiting, standstill
 from app.diagnosis.verdicts import Evidence, Verdict
 from app.diagnosis.wait_share import WaitShare
 from app.diagnosis.waits import Wait, find_waits, follow, queued_ranks
-from app.model.farewells import ends_of, is_leaving
+from app.model.farewells import ends_of, is_leaving, that_has_closed
 from app.model.job_model import Death, Process
 from app.rows import Cause, RankState, Severity
 
@@ -289,6 +289,7 @@ class _JobDiagnoser:
                 is_over,
                 tuple(Death(rank, float(job.report_at_s[rank]), ExitReport()) for rank in sorted(leaving)),
                 {rank: int(job.node_of[rank]) for rank in ends},
+                that_has_closed(job),
             )
             self._exits = sort_out(ends, context, self._thresholds)
             newest_s = max((death.at_s for death in ends.values()), default=now_s)

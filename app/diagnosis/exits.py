@@ -19,7 +19,7 @@ import numpy as np
 
 from agent.wire.logs import LAUNCHER_RANK
 from app.diagnosis.verdicts import Aftermath, name
-from app.model.farewells import is_clean, names_lost_peer, names_time_out
+from app.model.farewells import TOLD_SIGNALS, is_clean, names_lost_peer, names_time_out
 from app.model.job_model import PHASE_CODE
 from app.rows import Cause, Severity
 from ddpcore.wire import BARRIER_GROUP, FIRST_GROUP, Phase
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from app.model.group_table import GroupTable
     from app.model.job_model import Death, JobModel
 
-TOLD_SIGNALS = frozenset({int(signal.SIGTERM), int(signal.SIGKILL)})
-"""By which a launcher or an agent ends a rank."""
 ASKED_SIGNALS = frozenset({int(signal.SIGTERM), int(signal.SIGINT)})
 """By which somebody asks a launcher to end, which passes them on."""
 _TIMEOUT = re.compile(r"(?:waiting|after|ran for|barrier in) (\d{1,10}) ?(ms|milliseconds|seconds)\b", re.IGNORECASE)
@@ -335,6 +333,7 @@ class ExitContext(msgspec.Struct, frozen=True):
         is_over: The launchers of all dead ranks have ended.
         leaving: Ranks that are about to end without an exception, and have called less than one that ended badly.
         node_of: Index of each dead rank's node.
+        closed: A rank that has closed its connections and works on.
     """
 
     stop_began_s: float
@@ -348,6 +347,7 @@ class ExitContext(msgspec.Struct, frozen=True):
     is_over: bool = False
     leaving: tuple[Death, ...] = ()
     node_of: Mapping[int, int] = {}
+    closed: Death | None = None
 
 
 def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thresholds) -> Exits:
@@ -373,6 +373,8 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
     until_s = first[-1].at_s + thresholds.grace_s
     if failed := [death for death in told if has_failed(death, context.farewells) and death.at_s <= until_s]:
         return Exits(sorted(failed, key=_by_time), lost_connection, [], first_s)
+    if context.closed is not None:
+        return Exits([], lost_connection, [context.closed], first_s)
     # Of those that waited in vain, the one that timed out, and closed its connections by it, may take long to its end.
     are_victims = context.victims.issuperset(death.rank for death in first)
     after = _aftermath(bad, context, float("inf") if are_victims else until_s)

@@ -7,6 +7,7 @@ Nothing is called any more in that time. So an end counts from that report, and 
 from __future__ import annotations
 
 import re
+import signal
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,10 @@ TIMED_OUT = re.compile(
 Source: torch 2.13, gloo/transport/tcp/unbound_buffer.cc, pair.cc; ProcessGroupGloo.cpp, ProcessGroupNCCL.cpp,
 TCPStore.cpp.
 """
+GLOO_PAIR = "gloo/transport/tcp/pair.cc"
+"""Part of what gloo says of a connection that is lost. Source: torch 2.13, seen."""
+TOLD_SIGNALS = frozenset({int(signal.SIGTERM), int(signal.SIGKILL)})
+"""By which a launcher or an agent ends a rank."""
 MAX_WORDS = 4096
 """What ranks say of their ends, of which it is remembered what it means: 16,384 ranks say much the same."""
 
@@ -85,6 +90,29 @@ def _raised(job: JobModel, rank: int) -> str:
 def have_lost_peers(job: JobModel) -> set[int]:
     """Return the ranks whose programs have ended by an exception that says that they lost another rank."""
     return {rank for rank in np.flatnonzero(job.has_raised).tolist() if names_lost_peer(_raised(job, rank))}
+
+
+def that_has_closed(job: JobModel) -> Death | None:
+    """Return the one rank that has closed its connections and works on; None where it may be another.
+
+    All others have lost one of gloo's in a call that it has not made, and it has reported since.
+    """
+    said = {rank: death.exit.words for rank, death in job.deaths.items() if not is_clean(death)}
+    said |= {rank: _raised(job, rank) for rank in np.flatnonzero(job.has_raised).tolist()}
+    lost = [rank for rank, words in said.items() if GLOO_PAIR in words and names_lost_peer(words)]
+    left = np.setdiff1d(np.arange(job.world_size), lost)
+    if not lost or len(left) != 1 or job.is_ending[left[0]] or any(names_time_out(said[rank]) for rank in lost):
+        return None
+    rank, reported_s = int(left[0]), float(job.report_at_s[left[0]])
+    is_clear = rank not in job.deaths or job.deaths[rank].exit.signal in TOLD_SIGNALS
+    if not is_clear or not reported_s > job.report_at_s[lost].max():
+        return None
+    for table in job.groups.values():
+        if np.isin([rank, *lost], table.members).all():
+            calls = table.enqueued[table.slots(np.array(lost))[0]]
+            if calls.min() > table.enqueued[table.slots(left)[0][0]]:
+                return Death(rank, reported_s, ExitReport())
+    return None
 
 
 def is_leaving(job: JobModel) -> NDArray[np.bool_]:

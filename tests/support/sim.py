@@ -134,6 +134,7 @@ class SimCluster:
         self._on_the_way: list[tuple[float, int, str, bytes]] = []
         self._num_sent = 0
         self._losses: dict[int, float] = {}
+        self._closed: set[int] = set()
         self._late_s: dict[int, float] = {}
         self._launch_late_s: dict[int, float] = {}
         """By node: how much later than the others' its launcher starts."""
@@ -210,6 +211,11 @@ class SimCluster:
         """Let the program end by `sys.exit`, and the process so much later."""
         self.ranks[rank].leaving_code = code
         self._strike(rank, at_step, "leave", teardown_s)
+
+    def close_group(self, rank: int) -> None:
+        """Let a rank destroy its process group and work on."""
+        self._closed.add(rank)
+        self.slow(rank, 1e5)
 
     def slow(self, rank: int, factor: float, at_step: int | None = None) -> None:
         """Stretch all work of the rank; 1 heals."""
@@ -400,13 +406,15 @@ class SimCluster:
         """Let ranks die that wait in a collective of which a member is gone, as gloo does."""
         if self.hangs_on_death:
             return
-        gone = {rank.rank for rank in self.ranks if rank.end is not None}
+        gone = self._closed | {rank.rank for rank in self.ranks if rank.end is not None}
         for rank in self.ranks if gone else ():
             meeting = rank.meeting
             if meeting is None or rank.is_stuck or not gone.intersection(meeting.members) or meeting.is_agreed():
                 continue
             due_s = self._losses.setdefault(rank.rank, self.now_s + self._random.uniform(0.05, 0.4))
-            if self.now_s >= due_s:
+            if self.now_s >= due_s and gone <= self._closed and not rank.is_leaving:
+                rank.fail((1, None, LOST_PEER_ERROR), self.now_s + self._random.uniform(*TEARDOWN_S))
+            elif self.now_s >= due_s:
                 rank.end = (1, None, LOST_PEER_ERROR)
 
     def _node_of(self, rank: SimRank) -> SimNode:

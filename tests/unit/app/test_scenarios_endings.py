@@ -101,6 +101,33 @@ def test_ranks_that_end_with_their_launcher_are_not_blamed(signal: int) -> None:
     assert (cause.rank, cause.node, cause.is_consequence) == (None, "demo-1", False)
 
 
+@pytest.mark.parametrize(("nodes", "ranks"), [(2, 2), (1, 2), (1, 3)])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_rank_that_destroys_its_process_group_and_works_on_is_named_not_those_that_lose_it(
+    nodes: int, ranks: int, seed: int
+) -> None:
+    sim = SimCluster(num_nodes=nodes, ranks_per_node=ranks, seed=seed)
+    sim.run_to_step(20)
+    sim.close_group(0)
+    sim.run(15)
+
+    assert blamed(sim) == {(Cause.FEWER_CALLS, (0,))}
+    verdict = only_verdict(sim)
+    assert "worked on after step" in verdict.text
+    assert "lost" in verdict.text
+    assert "destroy_process_group" in verdict.hint
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_rank_that_somebody_ends_is_not_told_as_one_that_works_on(seed: int) -> None:
+    sim = SimCluster(seed=seed)
+    sim.run_to_step(20)
+    sim.kill(0, signal=SIGTERM)
+    sim.run(15)
+
+    assert blamed(sim) == {(Cause.EXITED, (0,))}
+
+
 def test_a_rank_that_evaluates_while_the_others_time_out_is_the_cause() -> None:
     sim = SimCluster(program=Training(eval_s=0.01, checkpoint_s=60.0, epoch_steps=30), timeout_s=20.0)
     sim.run_to_step(30)

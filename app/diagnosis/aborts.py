@@ -329,6 +329,8 @@ def _parts_of_abort(
         compared = table.compare(seq)
         if compared is not None and not compared.is_alike:
             return compared.parts(), seq
+    if len(parts := _parts_by_size(evidence, table, newest)) > 1:
+        return parts, newest
     seqs = range(max(_last_over(evidence, table, ended) + 1, seqs.start), newest + 1)
     if not seqs:
         return [], newest
@@ -345,6 +347,21 @@ def _parts_of_abort(
     known = table.members[(ops != 0) & (table.enqueued >= seq)]
     # Where all are known to have called the same, it was a later call.
     return ([known] if 0 < len(known) < len(table.members) else []), seq
+
+
+def _parts_by_size(evidence: Evidence, table: GroupTable, seq: int) -> list[Ranks]:
+    """Return the members by what they pass to an all_gather, the smallest part first: to gloo's all pass the same.
+
+    NCCL's may differ, so that no digest compares them.
+    """
+    ranks_of: dict[tuple[str, int, str], list[int]] = {}
+    for rank in table.members[table.enqueued == seq][:MAX_PEERS].tolist():
+        worker = evidence.job.worker(rank)
+        groups = worker.report.groups if worker is not None and worker.report is not None else ()
+        for call in (call for group in groups if group.group == table.name for call in group.past):
+            if call.seq == seq and call.op == "all_gather" and call.num_elements >= 0:
+                ranks_of.setdefault(_call(call), []).append(rank)
+    return sorted((np.array(ranks) for ranks in ranks_of.values()), key=lambda ranks: (len(ranks), ranks.tolist()))
 
 
 def _all_others_known(table: GroupTable, seq: int, ended: Mapping[int, _Lengths | None]) -> bool:

@@ -375,6 +375,23 @@ def test_gloo_sends_what_all_gather_in_halves() -> None:
     assert [(side.ranks, side.num_elements) for side in verdict.sides] == [((1,), 33), ((0, 2), 363)]
 
 
+@pytest.mark.parametrize("known", [(1, 2, 3), (1, 3)])
+def test_sizes_of_an_all_gather_that_differ_tell_whose_call_gloo_aborted(known: tuple[int, ...]) -> None:
+    sizes = {1: 10, 2: 10, 3: 40}
+    overflow = OVERFLOW.replace("88 vs 4", "80 vs 20")
+    dead = dead_worker(0, rank_report(0, 4, groups=[group_report(17)]), signal=6, error=overflow, age_s=3.0)
+    others = [
+        lost(rank, 4, [LARGE, ("all_gather", size, "Float")])
+        if rank in known
+        else dead_worker(rank, rank_report(rank, 4, groups=[group_report(17)]), age_s=2.9, signal=15)
+        for rank, size in sizes.items()
+    ]
+    verdict = only(judged(dead, *others, looks=3))
+
+    assert (verdict.culprits, verdict.sides[0].num_elements, verdict.sides[0].ranks) == ((3,), 40, (3,))
+    assert set(verdict.sides[1].ranks) == {0, *known} - {3}
+
+
 def test_what_the_first_report_of_an_abort_tells_gives_way_to_what_all_tell() -> None:
     cluster, diagnoser = Cluster(["n0"]), Diagnoser()
     status = job_status(0, world_size=3, num_nodes=1, local_world_size=3)

@@ -375,12 +375,14 @@ def _last_over(evidence: Evidence, table: GroupTable, ended: Mapping[int, _Lengt
     """Return the last call that is over for one, and was the same for all.
 
     For who lost the others, its last call is over though it was not finished; and of DDP's, which it makes ahead, any
-    since its last step may be. Who was ended has reported before.
+    since its last step may be, as of those that a program waits for later. Who was ended has reported before.
     """
     job, members = evidence.job, table.members
     is_out = (job.has_raised | evidence.facts.is_dead)[members] & ~np.isin(members, list(ended))
     over = np.where(is_out, np.minimum(table.completed, table.enqueued - 1), table.completed)
+    # Of an exception out of a call itself, its phase is that of the call.
     is_ahead = is_out & np.isin(job.phase[members], CALLS_AHEAD)
+    is_ahead |= is_out & (job.has_raised & (job.phase == PHASE_CODE[Phase.OTHER]))[members]
     by_step = [calls_by_step(job, table.name, rank) for rank in members[is_ahead][:MAX_SPEAKERS].tolist()]
     return max([int(np.where(is_ahead, -1, over).max()), *(seq for seqs in by_step for seq in seqs.values())])
 

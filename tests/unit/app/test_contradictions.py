@@ -280,7 +280,7 @@ def test_nobody_is_blamed_where_only_the_end_is_known() -> None:
     assert "is not known" in sentence(verdict)
 
 
-def lost(rank: int, num_ranks: int, calls: list[Made], phase: Phase = Phase.OTHER) -> WorkerReport:
+def lost(rank: int, num_ranks: int, calls: list[Made], phase: Phase = Phase.BARRIER) -> WorkerReport:
     """Return a rank that lost the one that gloo ended, with its last calls: the newest is not over."""
     group = in_call(calls, completed=19 + len(calls), is_waiting=False)
     facts = {"groups": [group], "report_seq": 2, "phase": phase, "raised": LOST_PEER, "is_ending": True}
@@ -361,6 +361,24 @@ def test_a_dead_rank_that_expected_what_the_others_pass_counts_with_them(num_unk
 
     assert (verdict.aborted, verdict.seq) == ((0,), 23)
     assert verdict.culprits == ((1,) if num_unknown == 1 else ())
+
+
+@pytest.mark.parametrize(("phase", "culprits"), [(Phase.BARRIER, (0,)), (Phase.OTHER, ())])
+def test_of_calls_that_a_program_makes_before_it_waits_for_any_the_one_that_gloo_ended_is_not_guessed(
+    phase: Phase, culprits: tuple[int, ...]
+) -> None:
+    large: Made = ("all_reduce", 1000, "Float")
+    early = group_report(17)
+    dead = [
+        dead_worker(
+            rank, rank_report(rank, 3, groups=[early]), signal=6, error=OVERFLOW.replace("88 vs 4", pair), age_s=3.0
+        )
+        for rank, pair in ((1, "668 vs 68"), (2, "668 vs 68"))
+    ]
+    made: list[Made] = [("all_reduce", 100, "Float"), large]
+    verdict = only(judged(lost(0, 3, made, phase), *dead, looks=3))
+
+    assert (verdict.aborted, verdict.culprits) == ((1, 2), culprits)
 
 
 def test_gloo_sends_what_all_gather_in_halves() -> None:

@@ -43,7 +43,7 @@ VERDICT_RULES = (
     ),
     VerdictRule(
         "fewer_calls",
-        "a rank that left, or is about to, while others wait in a call that it never made",
+        "a rank that left, is about to or has closed its process group, while others wait in a call that it never made",
         "why it left, where its code caught the exception",
     ),
     VerdictRule(
@@ -64,7 +64,7 @@ VERDICT_RULES = (
     VerdictRule(
         "mismatch, of send and recv",
         "ranks whose sends and receives do not meet: a cycle, a send that nobody receives, tags that differ; with "
-        "each rank's peer",
+        "each rank's peer. A receive with room for less than its send, at which gloo aborts: both, with their bytes",
         "with gloo the peer comes from the stack, with NCCL from torch's recorder: where it is not readable there, "
         "the rank is only shown as waiting",
     ),
@@ -79,7 +79,8 @@ VERDICT_RULES = (
         "standstill",
         "the few ranks that stand elsewhere than most; else nobody. No rank waits for another, none moves, and the "
         "next step is overdue by 10 s and by ten usual steps. The lines of all ranks are said. Where most stand and"
-        " a few wait for them, nobody is named: the few may hold what the others need, as a lock",
+        " a few wait for them, nobody is named: the few may hold what the others need, as a lock. "
+        "Once a rank has ended, those that are left are told after five minutes, as a warning",
         "which of the lines is at fault; a rank that computes at one line for long is given six times as long",
     ),
     VerdictRule(

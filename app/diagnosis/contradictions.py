@@ -369,8 +369,8 @@ def fewer_calls(evidence: Evidence, leavers: Sequence[Death], lost_connection: S
     # Who has lost its peer may take seconds to end.
     early = [*leavers] or [deaths[rank] for rank in sorted(called_less(evidence)) if rank in deaths]
     culprits = {death.rank for death in early}
-    has_ended = bool(early) and (is_clean(early[0]) or bool(evidence.job.is_ending[early[0].rank]))
-    end = early[0].exit if has_ended else None
+    has_closed = bool(early) and not (is_clean(early[0]) or evidence.job.is_ending[early[0].rank])
+    end = early[0].exit if early else None
     for knot in evidence.knots:
         waiters_at_s = float(evidence.job.report_at_s[knot.wait.waiting].max())
         is_out = evidence.facts.is_dead | is_leaving(evidence.job)
@@ -384,7 +384,8 @@ def fewer_calls(evidence: Evidence, leavers: Sequence[Death], lost_connection: S
     if not culprits:
         return []
     victims = tuple(sorted((have_lost_peers(evidence.job) | set(lost_connection)) - culprits))
-    verdict = name(evidence, Cause.FEWER_CALLS, culprits, lost_connection=victims, exit=end)
+    facts = {"lost_connection": victims, "exit": end, "has_closed": has_closed}
+    verdict = name(evidence, Cause.FEWER_CALLS, culprits, **facts)
     if verdict.seq is None:
         verdict = msgspec.structs.replace(verdict, **_missed_call(evidence, sorted(culprits), victims))
     return [msgspec.structs.replace(verdict, waiting_place=_place_of_waiting(evidence, verdict))]

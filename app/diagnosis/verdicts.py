@@ -139,6 +139,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """For EXITED and FEWER_CALLS: ranks that lost their connection to a culprit."""
     waiting_place: Place | None = None
     """For FEWER_CALLS: where the first that waits, or lost its connection, stands or stood."""
+    has_closed: bool = False
+    """For FEWER_CALLS: the culprit has closed its connections and works on."""
     sides: tuple[Side, ...] = ()
     """For MISMATCH; for STANDSTILL the places, the most common one first."""
     ended: tuple[int, ...] = ()

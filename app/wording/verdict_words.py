@@ -338,7 +338,7 @@ def _fewer_calls(verdict: Verdict) -> list[str]:
     how = "was about to end" if is_told else "finished (exit code 0)"
     if end is not None and _is_about_to_end(end):
         how = f"{_is(verdict)} about to end"
-    how = "worked on" if end is None else how
+    how = "worked on" if verdict.has_closed else how
     head = f"{who(verdict)} {how}{_after_step(verdict)}{call}"
     is_alive = end is not None and _is_about_to_end(end) and bool(verdict.waiting)
     victims = [_victims(verdict)] if is_alive else _past_victims(verdict)

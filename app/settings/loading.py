@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from app.errors import UsageError
-from app.paths import NotRegularError, TooLargeError, read_regular_file
+from app.regular_file import NotRegularError, TooLargeError, read_regular_file
+from app.settings.checks import contradictions, key_troubles
 from app.settings.layers import (
     DEFAULT,
     Entry,
@@ -19,9 +20,7 @@ from app.settings.layers import (
     Origin,
     Trouble,
     assignments_said,
-    contradictions,
     environment_said,
-    key_troubles,
     merged,
 )
 from app.settings.schema import TABLE, Settings, key_settings, settings_of

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ddpcore.prefetch import AcceleratorCopyStream, Prefetcher
+from ddpcore.copy_stream import AcceleratorCopyStream
+from ddpcore.prefetch import Prefetcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddpcore.barriers.rank_status import (
+from ddpcore.barriers.rank_words import ranks_text
+from ddpcore.barriers.whereabouts import (
     Beat,
     Call,
     GateKind,
@@ -15,7 +16,6 @@ from ddpcore.barriers.rank_status import (
     encode_beat,
     fates_text,
     ordinal,
-    ranks_text,
     silence_s,
 )
 from ddpcore.wire import Place

@@ -1,0 +1,91 @@
+"""The inventory of the directory that a command is run in: the nearest `rankdeck.toml`, from there upwards."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.errors import UsageError
+from app.inventory.inventory import LOCAL, HostEntry, Inventory, read_inventory
+from app.regular_file import ForeignFileError, NotRegularError, TooLargeError, read_regular_file
+from app.safe_text import LINE_LIMIT, clean
+from app.settings.loading import MAX_FILE_BYTES, project_file
+from app.ssh.config import THIS_MACHINE, parse_destination
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def inventory_path() -> Path | None:
+    """Return the nearest file; None where there is none."""
+    try:
+        return project_file(Path.cwd())
+    except OSError:
+        return None  # the directory is gone
+
+
+def load_inventory() -> Inventory:
+    """Return what the nearest file says of hosts; an empty inventory where there is none.
+
+    Raises:
+        UsageError: It cannot be read, or something in it cannot be.
+    """
+    path = inventory_path()
+    if path is None:
+        return Inventory()
+    inventory = read_inventory(text_of(path), clean(str(path), LINE_LIMIT))
+    # It says which program is run there, and here: whoever may write it may run what he wants.
+    return inventory if inventory == Inventory() else read_inventory(text_of(path, is_own=True), str(path))
+
+
+def text_of(path: Path, *, is_own: bool = False) -> str:
+    """Return the text of a file that a person has written.
+
+    Raises:
+        UsageError: It cannot be read, is no text, or, where that is wanted, may be written by others.
+    """
+    shown = clean(str(path), LINE_LIMIT)
+    try:
+        return read_regular_file(path, MAX_FILE_BYTES, is_own=is_own).decode().removeprefix("\ufeff")
+    except OSError as error:
+        raise UsageError(f"{shown} cannot be read: {error.strerror}") from error
+    except ForeignFileError:
+        raise UsageError(f"{shown} names hosts, and somebody else may write it", "see to its owner and mode") from None
+    except NotRegularError:
+        raise UsageError(f"{shown} is not a file") from None
+    except TooLargeError:
+        raise UsageError(f"{shown} is larger than {MAX_FILE_BYTES >> 20} MiB") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{shown} is not UTF-8") from None
+
+
+def named_hosts(
+    names: Sequence[str], exclude: Sequence[str] = (), *, has_no_files: bool = False
+) -> tuple[HostEntry, ...]:
+    """Return the hosts that a person means: patterns of the inventory, or any other host; all of it without a name.
+
+    Args:
+        names: As typed.
+        exclude: Patterns of those to leave out.
+        has_no_files: The inventory is left out.
+
+    Raises:
+        UsageError: Nothing is meant by a name, or there is nothing to choose from.
+    """
+    inventory = Inventory() if has_no_files else load_inventory()
+    if not inventory.hosts and (exclude or not names):
+        raise UsageError("there is no inventory to choose hosts from", "name a host, or write one: rankdeck init")
+    if not names:
+        return inventory.chosen((), exclude)
+    found: dict[str, HostEntry] = {}
+    for name in names:
+        name = THIS_MACHINE if name == LOCAL else name  # noqa: PLW2901
+        same = [entry for entry in inventory.hosts if entry.host == name]
+        matching = same or [entry for entry in inventory.hosts if fnmatchcase(entry.host, name)]
+        if not matching:
+            parse_destination(name)
+            matching = [HostEntry(name)]
+        found.update((entry.host, entry) for entry in matching)
+    left = Inventory("", tuple(found.values()))
+    return left.chosen((), exclude) if exclude else left.hosts

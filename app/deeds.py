@@ -1,0 +1,113 @@
+"""What can be done to a job as a whole, in words: whom it strikes, and what becomes of them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from agent.wire.jobs import MAX_LOCAL_WORLD_SIZE
+from app.diagnosis.node_facts import LOST
+from app.model.cluster import MAX_WORLD_SIZE
+from app.words import nodes_text, ranks_text
+
+if TYPE_CHECKING:
+    from app.rows import JobRow
+    from app.view import View
+
+MAX_NODES_NAMED = 3
+MAX_PIDS_NAMED = 4
+"""Of each node."""
+
+NOT_AGAIN = "the job ends and will not begin again"
+"""What becomes of a restart that is left undone."""
+
+
+class Deed(StrEnum):
+    """What can be done to a job as a whole."""
+
+    STOP = "stop"
+    STOP_NOW = "stop now"
+    KILL = "kill"
+    RESTART = "restart"
+    RESTART_NOW = "restart now"
+    RESTART_WITHOUT = "restart without"
+    """Of a job that has lost nodes: go on with the others."""
+
+    @property
+    def begins_again(self) -> bool:
+        """True where the job's next attempt follows."""
+        return self in {Deed.RESTART, Deed.RESTART_NOW, Deed.RESTART_WITHOUT}
+
+
+DEED_EFFECTS = {
+    Deed.STOP: "finish a step, write a checkpoint where the program can, and end",
+    Deed.STOP_NOW: "are ended by SIGTERM, and by SIGKILL when their grace period is over",
+    Deed.KILL: "are killed at once: what is not saved is lost",
+    Deed.RESTART: "finish a step, write a checkpoint where the program can, and end; then the job begins again",
+    Deed.RESTART_NOW: "are killed at once: what is not saved is lost; then the job begins again",
+    Deed.RESTART_WITHOUT: "are killed at once, as far as they can be; then the job begins again",
+}
+"""What becomes of the ranks."""
+
+
+def max_ranks(num_nodes: int) -> int:
+    """Return how many ranks a job can have on so many nodes: what agents take and this console believes."""
+    return min(MAX_WORLD_SIZE, num_nodes * MAX_LOCAL_WORLD_SIZE)
+
+
+def lost_nodes(view: View, job: JobRow) -> list[str]:
+    """Return the nodes without which a job could go on: they are its own, there is no way to them, but to others."""
+    ranks = [view.ranks_on(index) for index in range(view.num_nodes)]
+    may_be_unheard = sum(map(bool, ranks)) < job.num_nodes
+    named = zip(view.node_names, view.node_codes.tolist(), ranks, strict=True)
+    lost = [name for name, code, its_ranks in named if code == LOST and (its_ranks or may_be_unheard)]
+    return lost if len(lost) < view.num_nodes else []
+
+
+def deed_title(deed: Deed, job: JobRow, *, has_ended: bool) -> str:
+    """Return what a button says: `Stop job demo`."""
+    if deed is Deed.RESTART_WITHOUT:
+        return f"Restart job {job.job_id} without lost nodes"
+    if deed.begins_again and has_ended:
+        return f"Start job {job.job_id} again"
+    verb = {Deed.STOP_NOW: "Stop job {} now", Deed.RESTART_NOW: "Restart job {} now"}.get(deed)
+    return verb.format(job.job_id) if verb else f"{deed.capitalize()} job {job.job_id}"
+
+
+def deed_question(deed: Deed, view: View, job: JobRow, *, has_ended: bool, num_ranks: int) -> str:
+    """Return the question that is asked before anything is done: it names nodes, ranks and processes."""
+    title = deed_title(deed, job, has_ended=has_ended)
+    if deed is Deed.RESTART_WITHOUT:
+        nodes = nodes_text(lost_nodes(view, job))
+        return (
+            f"{title}? It is killed where it runs, and begins again without {nodes}: the other nodes keep their ranks. "
+            f"What may still run on {nodes} cannot be ended from here."
+        )
+    count = f"{num_ranks} rank{'' if num_ranks == 1 else 's'}"
+    with_ranks = "" if num_ranks == job.world_size else f" instead of {job.world_size}"
+    if has_ended:
+        return f"{title}? Its next attempt has {count}{with_ranks}, and goes on from its checkpoint if it has one."
+    again = f" with {count}{with_ranks}" if deed.begins_again else ""
+    return f"{title}? {whom(view)}: they {DEED_EFFECTS[deed]}{again}."
+
+
+def whom(view: View) -> str:
+    """Return `ranks 0-1 on demo-0 (pids 11, 12) and ranks 2-3 on demo-1 (pids 21, 22)`, a few of many nodes."""
+    parts: list[str] = []
+    num_others = 0
+    for index, node in enumerate(view.node_names):
+        ranks = view.ranks_on(index)
+        if not ranks:
+            continue
+        if len(parts) == MAX_NODES_NAMED:
+            num_others += 1
+            continue
+        pids = [str(row.pid) for row in view.ranks(ranks[: MAX_PIDS_NAMED + 1]) if row.pid is not None]
+        more = ", ..." if len(pids) > MAX_PIDS_NAMED or len(ranks) > MAX_PIDS_NAMED + 1 else ""
+        named = ", ".join(pids[:MAX_PIDS_NAMED])
+        processes = f" (pid{'' if len(pids) == 1 else 's'} {named}{more})" if pids else ""
+        parts.append(f"{ranks_text(ranks)} on {node}{processes}")
+    if num_others:
+        parts.append(f"those of {num_others} more node{'' if num_others == 1 else 's'}")
+    words = " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
+    return words[:1].upper() + words[1:] if words else "No rank has a process yet"

@@ -1,1 +1,0 @@
-"""Screens over the console: help, questions, the start form, the doctor, stacks."""

@@ -1,1 +1,0 @@
-"""Log lines in memory, and those of them that are wanted."""

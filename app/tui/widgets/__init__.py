@@ -1,1 +1,0 @@
-"""What the views are drawn with: lines, columns, charts, header and footer."""

@@ -1,0 +1,139 @@
+"""What to do about a verdict: one hint in words for each cause."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+from app.diagnosis.memory import is_of_gpu
+from app.rows import Cause
+from app.safe_text import clean_name
+from app.wording.growth_words import growth_hint
+from app.words import nodes_text, ranks_text
+from ddpcore.wire import FIRST_GROUP, MONITORED_BARRIER, NEW_GROUP, Phase
+
+if TYPE_CHECKING:
+    from app.diagnosis.verdicts import Verdict
+
+
+ROOT_ARGUMENT = {"broadcast": "src", "scatter": "src", "gather": "dst", "reduce": "dst"}
+"""What torch.distributed calls the one rank that an operation's data come from, or go to."""
+
+
+def hint(verdict: Verdict, pid: int | None) -> str:
+    """Return the next step, in a clean sentence."""
+    node = nodes_text([clean_name(node) for node in verdict.nodes[:1]])
+    on_node = f" on {node}" if node else ""
+    if verdict.cause is Cause.EXITED:
+        return _exit_hint(verdict, on_node)
+    if verdict.cause is Cause.OOM:
+        return _memory_hint(verdict, on_node)
+    if verdict.cause is Cause.MEMORY_GROWTH:
+        return growth_hint(verdict.growth)
+    if verdict.aftermath is not None and verdict.cause in (Cause.STRAGGLER, Cause.FROZEN, Cause.SILENT):
+        stopped = "a debugger or job control may have stopped it; " if verdict.cause is Cause.FROZEN else ""
+        return f"{stopped}its last stack is in the evidence, if that was kept"
+    if verdict.cause is Cause.STRAGGLER:
+        return _straggler_hint(verdict, on_node)
+    if verdict.cause is Cause.MISMATCH:
+        return _mismatch_hint(verdict)
+    if verdict.cause is Cause.TRANSPORT:
+        return _transport_hint(verdict)
+    thaw = f": kill -CONT {pid}{on_node}" if pid else ""
+    spy = f" with py-spy dump --pid {pid}" if pid else ""
+    hung = f"a disk or a network file system{on_node} does not answer; see dmesg there"
+    return {
+        Cause.FROZEN: f"thaw it{thaw}; a debugger or job control may have stopped it",
+        Cause.SILENT: hung if verdict.is_blocked else f"look at it{on_node}{spy}: a C extension may hold the GIL",
+        Cause.NODE_LOST: "the job may still run there; rankdeck tries again if it may help"
+        if verdict.absence is not None
+        else f"is {node or 'the node'} up, and its agent running? the other ranks cannot go on without it",
+        Cause.FEWER_CALLS: "call destroy_process_group only when all ranks are done; if it has not, its network failed"
+        if verdict.has_closed
+        else "every rank must make the same calls: look for uneven inputs or an early return",
+        Cause.NOT_JOINED: "see its launcher's log and its own; the others begin when it comes",
+        Cause.STANDSTILL: "look at these lines: a file system, lock or server may not answer"
+        + (f", or {ranks_text(verdict.waiting)} may hold what the others need" if verdict.waiting else ""),
+        Cause.NOT_EXITING: "empty the queue before the end, or call its cancel_join_thread()"
+        if verdict.exit_wait is not None and verdict.exit_wait.what == "queue"
+        else "end that thread, handler or process first, or make it a daemon",
+        Cause.INPUT_BOUND: "more loader workers, prefetching or a faster disk make every step shorter",
+        Cause.CHECKPOINTING: "nothing is wrong while it takes its usual time; an asynchronous one does not block",
+        Cause.EVALUATING: "nothing is wrong while it takes its usual time; all ranks may share an evaluation",
+    }[verdict.cause]
+
+
+def _mismatch_hint(verdict: Verdict) -> str:
+    if verdict.meetings:
+        return "give all ranks one MASTER_ADDR, MASTER_PORT and WORLD_SIZE, and each its own RANK"
+    ops = {side.peer_call.op for side in verdict.sides if side.peer_call is not None}
+    if NEW_GROUP in ops:
+        return "every rank calls new_group for every group, in the same order"
+    if MONITORED_BARRIER in ops:
+        return "every rank of the group calls monitored_barrier as often as the others"
+    if ops and verdict.aborted:
+        return "give the receive a tensor as large as that of the send, in shape and element type"
+    if ops:
+        return "each send needs its receive: reorder one side or compare tags"
+    if len({side.group for side in verdict.sides}) > 1:
+        return "call the groups in the same order on every rank"
+    if any(side.op == "broadcast" and side.phase in (Phase.FORWARD, Phase.EVAL) for side in verdict.sides):
+        return "DDP broadcasts buffers: evaluate model.module, or on all ranks"
+    if verdict.is_shifted or (verdict.counts is not None and verdict.counts.difference):
+        return "look for a swallowed exception, a skipped batch or an extra call"
+    if verdict.aborted or len({(side.op, side.label) for side in verdict.sides}) < len(verdict.sides):
+        return "pass the same sizes, types, roots and reductions on every rank"
+    return "compare the lines: the ranks have taken different branches"
+
+
+def _transport_hint(verdict: Verdict) -> str:
+    if verdict.is_root_unknown:
+        compared = f"compare {ROOT_ARGUMENT.get(verdict.op, 'root')} at that line on every rank"
+        return f"{compared}; if all are equal, {'the network' if verdict.num_hosts > 1 else 'their stacks'}"
+    if verdict.num_hosts > 1:
+        return "check the network between the nodes: interface, firewall, MTU"
+    if verdict.store_listener:
+        return "if that is not rank 0's store, end it or choose another MASTER_PORT"
+    if verdict.seq is None:
+        port = f"port {verdict.meetings[0].port}" if verdict.meetings else "MASTER_PORT"
+        return f"another program may listen on {port}: see ss -ltnp, or choose another port"
+    return "compare the stacks of these ranks; on GPUs, try NCCL_P2P_DISABLE=1"
+
+
+def _exit_hint(verdict: Verdict, on_node: str) -> str:
+    has_error = verdict.exit is not None and bool(verdict.exit.error)
+    number = None if verdict.exit is None else verdict.exit.signal
+    if number == signal.SIGTERM and has_error:
+        number = None
+    rank = verdict.culprits[0]
+    logs = f"see the logs of rank {rank}"
+    is_known = verdict.exit is not None and verdict.exit.code is not None
+    plain = f"it left no traceback: {logs}" if is_known else logs
+    return {
+        None: f"the whole traceback is in the logs of rank {rank}" if has_error else plain,
+        int(signal.SIGKILL): f"somebody{on_node} sent it, or a memory guard; if nobody did, see dmesg for the kernel",
+        int(signal.SIGABRT): f"gloo aborts when sizes or types differ between ranks: see rank {rank}'s stderr",
+        int(signal.SIGSEGV): f"a crash in native code: run with PYTHONFAULTHANDLER=1 and see rank {rank}'s stderr",
+        int(signal.SIGBUS): f"shared memory may be full: see df /dev/shm{on_node}",
+        int(signal.SIGTERM): f"somebody, or a scheduler, asked it to end{on_node}",
+    }.get(number, logs)
+
+
+def _memory_hint(verdict: Verdict, on_node: str) -> str:
+    if verdict.exit is not None and is_of_gpu(verdict.exit):
+        return "see the Memory view: smaller micro-batches, checkpointed activations or sharding need less"
+    return f"see the Memory view: fewer loader workers, smaller batches or fewer ranks{on_node} need less"
+
+
+def _straggler_hint(verdict: Verdict, on_node: str) -> str:
+    if verdict.slow_factor > 1:
+        return "heal it by injecting slow with factor 1"
+    if verdict.group.startswith(FIRST_GROUP):
+        return f"it prepares something that the others wait for; look at its stack if it takes too long{on_node}"
+    if verdict.phase in (Phase.CHECKPOINT, Phase.EVAL):
+        return "the others need not wait: a longer phase is normal, a growing one is not"
+    if verdict.phase in (Phase.STARTING, None):
+        return f"see the logs of rank {verdict.culprits[0]}: an import or a download may take its time"
+    if (verdict.phase if verdict.habit is None else verdict.habit.phase) is Phase.DATA:
+        return f"its input is late: look at the disk and the workers of its loader{on_node}"
+    return f"look at its stack and at the load{on_node}"

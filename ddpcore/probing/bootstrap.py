@@ -1,0 +1,94 @@
+"""Gets the probe into an unmodified script, at the end of its `import torch`.
+
+Called by the launch plug-in (`ddpcore/launch_plugin`), in every process whose PYTHONPATH holds it: torchrun itself, the
+ranks, and their children. Only the first process of a rank is probed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpcore.env import parse_probe, parse_torchrun
+from ddpcore.probing import probe
+from ddpcore.probing.call_roots import note_roots
+from ddpcore.probing.code_places import code_roots
+from ddpcore.probing.flight_recorder import FlightRecorder
+from ddpcore.probing.optimizer_hook import hear_optimizers
+from ddpcore.probing.peer_calls import count_peer_calls, peer_calls
+from ddpcore.probing.uncaught import record_uncaught_errors
+from ddpcore.wire import ENV_PROBED_PID
+
+if TYPE_CHECKING:
+    from ddpcore.env import ProbeEnv
+
+_PR_SET_PDEATHSIG = 1
+_ORPHANED_EXIT_CODE = 128 + signal.SIGKILL
+
+
+def start_in_rank() -> None:
+    """Start the probe if this process is a rank that an agent watches.
+
+    Runs inside the user's `import torch`: the caller lets nothing escape.
+    """
+    env = parse_probe(os.environ)
+    if env is None or "RANK" not in os.environ or env.probed_pid not in (None, os.getpid()):
+        return
+    torchrun = parse_torchrun(os.environ)
+    os.environ[ENV_PROBED_PID] = str(os.getpid())
+    _die_with_launcher(env)
+    roots = code_roots()
+    record_uncaught_errors(roots, probe.note_uncaught)
+    probe.start(torchrun, env, roots, FlightRecorder(), peer_calls)
+    count_peer_calls()
+    note_roots()
+    hear_optimizers(probe.count_step)
+
+
+def _die_with_launcher(env: ProbeEnv) -> None:
+    """See to it that a killed launcher leaves no rank behind, blocked in a collective for half an hour.
+
+    The kernel watches the thread that set the signal's parent: only the main thread's is torchrun.
+    """
+    if env.launcher_pid is None or threading.current_thread() is not threading.main_thread():
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if _is_orphaned(env.launcher_pid, env.launcher_namespace):
+        # The launcher died before the line above: nothing will tell us any more.
+        os._exit(_ORPHANED_EXIT_CODE)
+
+
+def _is_orphaned(launcher_pid: int, launcher_namespace: str) -> bool:
+    """Say whether the launcher is gone from among our ancestors; there may be a shell between it and us."""
+    if pid_namespace() != launcher_namespace:
+        return False
+    ancestor = os.getppid()
+    while ancestor > 1:
+        if ancestor == launcher_pid:
+            return False
+        ancestor = _parent_of(ancestor)
+    return True
+
+
+def pid_namespace() -> str:
+    """Return the name of this process's pid namespace, empty where /proc does not tell."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def _parent_of(pid: int) -> int:
+    """Return a process's parent, 0 when it has gone.
+
+    Source: proc_pid_stat(5); the command before the last parenthesis may hold anything.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        return int(stat.rpartition(")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0

@@ -16,7 +16,7 @@ from app.commands.relay_options import relay_inventory, relay_options, relayed_h
 from app.commands.settings_options import NO_FILES_PARAMETER
 from app.errors import AppError, NoAgentError
 from app.headless import print_line
-from app.inventory.inventory import HostEntry, is_meant
+from app.inventory.inventory import HostEntry, Inventory, is_meant
 from app.model.newcomers import Newcomers
 from app.open_files import make_room_for_nodes
 from app.sessions.hosts import Hosts
@@ -37,7 +37,7 @@ _choice_options = (
         "names",
         multiple=True,
         help="An alias of ~/.ssh/config, user@host, user@host:port, a pattern of the inventory, or "
-        f"{THIS_MACHINE}: this machine, without SSH; may come again [all of the inventory]",
+        f"{THIS_MACHINE}: this machine, without SSH; may come again [all of the inventory, without one this machine]",
     ),
     exclude_option,
 )
@@ -108,8 +108,9 @@ def takes_hosts(command: Callable[..., None]) -> Callable[..., None]:
         )
         inventory = relay_inventory(relay, relay_dir, has_no_files=has_no_files)
         if inventory is None:
-            is_here = not names and not exclude and (has_no_files or not load_inventory().hosts)
-            entries = _this_machine() if is_here else named_hosts(names, exclude, has_no_files=has_no_files)
+            known = Inventory() if has_no_files else load_inventory()
+            is_here = not names and not exclude and not known.hosts
+            entries = _this_machine() if is_here else named_hosts(names, exclude, known)
             command(wanted=wanted._replace(entries=entries), **how)
             return
         with through_relay(inventory, python, wanted.named_python, ssh_config) as hub:

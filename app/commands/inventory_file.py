@@ -61,19 +61,19 @@ def text_of(path: Path, *, is_own: bool = False) -> str:
 
 
 def named_hosts(
-    names: Sequence[str], exclude: Sequence[str] = (), *, has_no_files: bool = False
+    names: Sequence[str], exclude: Sequence[str] = (), inventory: Inventory | None = None
 ) -> tuple[HostEntry, ...]:
     """Return the hosts that a person means: patterns of the inventory, or any other host; all of it without a name.
 
     Args:
         names: As typed.
         exclude: Patterns of those to leave out.
-        has_no_files: The inventory is left out.
+        inventory: To choose from; None is that of this directory.
 
     Raises:
         UsageError: Nothing is meant by a name, or there is nothing to choose from.
     """
-    inventory = Inventory() if has_no_files else load_inventory()
+    inventory = load_inventory() if inventory is None else inventory
     if not inventory.hosts and (exclude or not names):
         raise UsageError("there is no inventory to choose hosts from", "name a host, or write one: rankdeck init")
     if not names:

@@ -94,11 +94,17 @@ class ProgramCommand(click.Command):
             return super().parse_args(ctx, list(args))
         except click.NoSuchOption as error:
             if error.option_name == "-m":
-                at = args.index("-m")
-                return super().parse_args(ctx, [*args[:at], "--", *args[at:]])
+                at, module = _module_in(args)
+                return super().parse_args(ctx, [*args[:at], "--", "-m", *module, *args[at + 1 :]])
             if instead := INSTEAD.get(error.option_name.replace("_", "-")):
                 raise UsageError(f"{error.option_name} is an option of torchrun, not of rankdeck", instead) from None
             raise
+
+
+def _module_in(args: list[str]) -> tuple[int, list[str]]:
+    """Return where `-m` stands, and the module if it is in the same word, as Python takes it."""
+    at = next(at for at, word in enumerate(args) if word.startswith("-m"))
+    return at, [args[at][2:]] if len(args[at]) > 2 else []
 
 
 @click.command(cls=ProgramCommand)

@@ -41,7 +41,7 @@ RING_OPS = frozenset({"all_reduce", "reduce"})
 MAX_PIECE_BYTES = 1 << 20
 """Source: gloo/allreduce.h, `kMaxSegmentSize`."""
 MAX_PEERS = 256
-"""Ranks that send whose last sends are looked at."""
+"""Ranks whose reports are looked at for sends, and for the sizes of an all_gather."""
 CALLS_AHEAD = [PHASE_CODE[Phase.BACKWARD], PHASE_CODE[Phase.FORWARD]]
 """Phases in which DDP makes calls before those are over that it has made."""
 _LENGTHS = re.compile(r"op\.preamble\.length <= op\.nbytes\. (?P<sent>\d{1,18}) vs (?P<expected>\d{1,18})")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-NUM_ATTACKS = int(os.environ.get("RANKDECK_ATTACKS", "40"))
+NUM_ATTACKS = int(os.environ.get("RANKDECK_ATTACKS", "150"))
 NUM_MANY = max(1000, NUM_ATTACKS)
 SEED = int(os.environ.get("RANKDECK_SEED") or secrets.randbelow(10**6))
 
@@ -443,10 +443,12 @@ def test_untouched_checkpoints_are_loaded(families: list[Family], tmp_path: Path
         assert check(family, tmp_path / family.root.name, by_engine=True) == []
 
 
+@pytest.mark.timeout(600)
 def test_flipped_bits_never_load_wrong_weights(families: list[Family], tmp_path: Path) -> None:
     run_attacks(families, tmp_path, NUM_ATTACKS, flip_bits)
 
 
+@pytest.mark.timeout(600)
 def test_attacks_on_names_markers_and_directories_never_load_wrong_weights(
     families: list[Family], tmp_path: Path
 ) -> None:

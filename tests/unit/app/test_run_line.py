@@ -51,6 +51,7 @@ def run(*arguments: str) -> str:
         (["train.py", "--epochs", "3"], ["localhost"], ("train.py", "--epochs", "3"), None),
         (["--", "train.py", "--host", "x"], ["localhost"], ("train.py", "--host", "x"), None),
         (["-m", "pkg.train", "--lr", "1"], ["localhost"], ("-m", "pkg.train", "--lr", "1"), None),
+        (["--nproc-per-node", "2", "-mpkg.train", "-m"], ["localhost"], ("-m", "pkg.train", "-m"), 2),
         (["--standalone", "--nproc_per_node=2", "t.py", "-m", "3"], ["localhost"], ("t.py", "-m", "3"), 2),
         (["--host", "a", "--host", "b", "t.py", "--", "c"], ["a", "b"], ("t.py", "--", "c"), None),
     ],

@@ -148,7 +148,7 @@ def _starting(cluster: Cluster, job: JobModel, found: JobDiagnosis) -> Headline 
     is_joining = job.phase == PHASE_CODE[Phase.JOINING]
     apart = np.flatnonzero(found.facts.is_alive & job.is_outside & ~is_joining & ~job.is_unprobed)
     if len(apart) and job.oddities.ranks_with(Oddity.OWN_RANKS).issuperset(apart.tolist()):
-        return _line(Severity.QUIET, f"{_ranks(job)} running; {next(iter(job.notes().values()))}")
+        return _line(Severity.QUIET, f"{_ranks(job, found)} running; {next(iter(job.notes().values()))}")
     if len(apart):
         return _awaited(cluster, job, apart.tolist(), "to open the process group")
     if bool((found.facts.is_alive & is_joining).any()):
@@ -171,11 +171,14 @@ def _running(job: JobModel, row: JobRow, found: JobDiagnosis) -> Headline:
     if wait is not None and wait.waited_s >= TOLD_WAIT_S:
         severity = Severity.WARNING if wait.waited_s >= LATE_WAIT_S else Severity.OK
         return _line(severity, wait_text(wait) + _doing(job, wait))
-    return _line(Severity.OK, _ranks(job) + _training(row))
+    return _line(Severity.OK, _ranks(job, found) + _training(row))
 
 
-def _ranks(job: JobModel) -> str:
-    return f"{job.world_size} rank{'' if job.world_size == 1 else 's'}"
+def _ranks(job: JobModel, found: JobDiagnosis) -> str:
+    """Return `4 ranks`, or `3 of 4 ranks` where some have ended."""
+    num_left = int((~found.facts.is_dead).sum())
+    of_all = f"{num_left} of " if 0 < num_left < job.world_size else ""
+    return f"{of_all}{job.world_size} rank{'' if job.world_size == 1 else 's'}"
 
 
 def _training(row: JobRow) -> str:
@@ -200,7 +203,9 @@ def _outside(job: JobModel, row: JobRow, found: JobDiagnosis, now_s: float) -> H
             f"no rank has printed anything for {quiet}, longer than ever before; without a probe nothing else is known",
         )
     how = _training(row) if row.step is not None else " running"
-    return _line(Severity.OK, f"{_ranks(job)}{how}; watched from outside, without a probe: last output {quiet} ago")
+    return _line(
+        Severity.OK, f"{_ranks(job, found)}{how}; watched from outside, without a probe: last output {quiet} ago"
+    )
 
 
 def wait_text(wait: Wait, sides: Sequence[Side] = ()) -> str:

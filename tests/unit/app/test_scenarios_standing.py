@@ -110,9 +110,9 @@ def test_once_a_rank_has_ended_the_first_line_says_who_is_left_and_five_minutes_
     sim = SimCluster(1, 4, program=program)
     sim.run_until(lambda: not sim.ranks[3].is_alive, 60, "the end of a rank")
     sim.run(4)
-    assert (
-        sim.view().headline().text.endswith("; rank 3 has ended, ranks 0-2 are left, rank 0 at bytegpt.py:30 in upload")
-    )
+    headline = sim.view().headline().text
+    assert headline.startswith("3 of 4 ranks training, step ")
+    assert headline.endswith("; rank 3 has ended, ranks 0-2 are left, rank 0 at bytegpt.py:30 in upload")
     sim.run(280)
     assert sim.alarms == []
     sim.run(20)

@@ -1,4 +1,7 @@
-"""`python -P -m agent VERB`: serve, and every command by hand. JSON in and out; people's words on standard error.
+"""The command line of the agent: `python -P -m agent VERB` serves, or sends one command to the agent that serves.
+
+Input and output are JSON; texts for people go to standard error. `COMMAND_VERBS` are the commands to the agent that
+serves: each prints the agent's reply, and exits by it.
 
 Exit codes: 0 well, 1 the doctor found something bad, 2 wrong use, 3 no agent answers, 4 the agent refused.
 """
@@ -8,15 +11,260 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from agent.command_verbs import COMMAND_VERBS, directory_option
-from agent.errors import AgentError
-from agent.fan_in.verbs import relay, roster
+from agent.errors import AgentError, FrozenAgentError, StateDirError
+from agent.relay.verbs import relay, roster
+from agent.service.agent_info import frozen_holder
+from agent.state_dir import default_directory, is_served
+from agent.transport.command_socket import ask
+from agent.wire.codec import MAX_COMMAND_BYTES, MalformedMessageError
+from agent.wire.commands import (
+    Abort,
+    Claim,
+    CleanLeftovers,
+    Command,
+    Commit,
+    FindLeftovers,
+    GetStatus,
+    InjectFault,
+    Kill,
+    PullHistory,
+    Refused,
+    ShowJob,
+    Shutdown,
+    Stop,
+    Tier,
+    decode_command,
+)
+from agent.wire.logs import LogStream, PullLogs, ReadLog
+from agent.wire.stacks import GetStacks
+from ddpcore.wire import DEFAULT_HOLD_S, DEFAULT_SLOW_FACTOR, FaultKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+END_S = 15.0
+"""How long `shutdown` waits for the agent to be gone."""
+EXIT_REFUSED = 4
+
+
+def _usual_directory() -> Path:
+    return default_directory(os.environ, socket.gethostname())
+
+
+directory_option = click.option(
+    "--dir",
+    "directory",
+    default=_usual_directory,
+    show_default="$XDG_STATE_HOME/rankdeck/HOSTNAME",
+    type=click.Path(path_type=Path),
+    help="The agent's own 0700 directory.",
+)
+_job = click.option("--job", "job_id", help="Id of the job; without it the command is read from standard input.")
+
+
+@click.command()
+@directory_option
+def prepare(directory: Path) -> None:
+    """Check a job and reserve what it needs; the command is read from standard input."""
+    _ask(directory, _read_command("prepare"))
+
+
+@click.command("prepare-again")
+@directory_option
+def prepare_again(directory: Path) -> None:
+    """Prepare the next attempt of a job that has ended; the command is read from standard input."""
+    _ask(directory, _read_command("prepare_again"))
+
+
+def _job_verb(verb: str, command_type: Callable[[str], Command], words: str) -> click.Command:
+    @click.command(verb, help=words)
+    @directory_option
+    @_job
+    def run(directory: Path, job_id: str | None) -> None:
+        _ask(directory, _checked(command_type(job_id)) if job_id else _read_command(verb))
+
+    return run
+
+
+@click.command()
+@directory_option
+@_job
+@click.option("--kind", type=click.Choice([kind.value for kind in FaultKind]), help="What to do to the rank.")
+@click.option("--rank", type=click.IntRange(min=0), help="Global rank.")
+@click.option("--at-step", type=click.IntRange(min=0), help="Strike at this step; without it now, or at the next step.")
+@click.option(
+    "--factor",
+    type=float,
+    default=DEFAULT_SLOW_FACTOR,
+    show_default=True,
+    help="For slow: how many times as long a step takes.",
+)
+@click.option(
+    "--for", "duration_s", type=float, default=DEFAULT_HOLD_S, show_default=True, help="For gil: how many seconds."
+)
+def fault(directory: Path, job_id: str | None, kind: str | None, rank: int | None, **how: Any) -> None:
+    """Do harm to one rank of a job that allows it."""
+    if not job_id:
+        _ask(directory, _read_command("fault"))
+        return
+    if kind is None or rank is None:
+        raise click.UsageError("fault --job wants --kind and --rank too")
+    _ask(directory, _checked(InjectFault(job_id, FaultKind(kind), rank, **how)))
+
+
+@click.command()
+@directory_option
+@click.option("--since-seq", type=click.IntRange(min=0), help="Number of the last line that is known.")
+@_job
+@click.option("--rank", type=click.IntRange(min=-1), help="A piece of this rank's file instead; -1 is the launcher.")
+@click.option("--attempt", type=click.IntRange(min=0), help="Without it, the newest.")
+@click.option("--stream", type=click.Choice([stream.value for stream in LogStream]), default="stderr")
+@click.option("--offset", type=int, default=0, help="In bytes; a negative one counts from the end.")
+def logs(since_seq: int | None, rank: int | None, *, directory: Path, **piece: Any) -> None:
+    """Print log lines, oldest first; with --job and --rank, a piece of a file and where the next one begins."""
+    if rank is not None:
+        if not piece["job_id"]:
+            raise click.UsageError("logs --rank wants --job too")
+        piece["stream"] = LogStream(piece["stream"])
+        _ask(directory, _checked(ReadLog(rank=rank, **piece)))
+        return
+    if since_seq is None:
+        _ask(directory, PullLogs() if sys.stdin.isatty() else _read_command("logs", empty=PullLogs()))
+        return
+    _ask(directory, PullLogs(since_seq))
+
+
+@click.command()
+@directory_option
+@click.option("--generation", type=click.IntRange(min=1), required=True, help="Above the node's newest.")
+@click.option("--holder", required=True, help="Who claims it, for people.")
+def claim(directory: Path, generation: int, holder: str) -> None:
+    """Take control of this node from whoever holds it."""
+    _ask(directory, _checked(Claim(generation, holder)))
+
+
+@click.command()
+@directory_option
+@click.option("--job", "job_id", required=True, help="Id of the job.")
+def show(directory: Path, job_id: str) -> None:
+    """Print what a job is made of: command, environment without its secrets, where its logs are."""
+    _ask(directory, _checked(ShowJob(job_id)))
+
+
+@click.command()
+@directory_option
+@_job
+@click.option("--native", "is_native", is_flag=True, help="With C and C++ frames, by py-spy; stops each rank shortly.")
+def stacks(*, directory: Path, job_id: str | None, is_native: bool) -> None:
+    """Print where every rank of a job stands, down to each frame."""
+    _ask(directory, _checked(GetStacks(job_id, is_native)) if job_id else _read_command("stacks"))
+
+
+@click.command()
+@directory_option
+@click.option("--tier", type=click.Choice([tier.value for tier in Tier]), default="recent", show_default=True)
+@click.option("--since-seq", type=click.IntRange(min=0), default=0, help="Number of the last report that is known.")
+@click.option("--max-age", "max_age_s", type=click.FloatRange(min=0), help="In seconds.")
+def history(directory: Path, tier: str, since_seq: int, max_age_s: float | None) -> None:
+    """Print reports of the past, oldest first."""
+    _ask(directory, PullHistory(Tier(tier), since_seq, max_age_s))
+
+
+@click.command()
+@directory_option
+def status(directory: Path) -> None:
+    """Print the node's report."""
+    _ask(directory, GetStatus())
+
+
+@click.command()
+@directory_option
+@click.option("--clean", "is_clean", is_flag=True, help="End them: rankdeck's own, or those that are named.")
+@click.option("--name", "names", multiple=True, help="One to clean, by the name in the list; may be repeated.")
+@click.option("--foreign", "is_confirmed", is_flag=True, help="Named ones that rankdeck has not started, too.")
+def leftovers(directory: Path, is_clean: bool, names: tuple[str, ...], is_confirmed: bool) -> None:  # noqa: FBT001
+    """List what earlier runs of this user have left: processes with their ports, shared memory."""
+    if not is_clean and (names or is_confirmed):
+        raise click.UsageError("--name and --foreign go with --clean")
+    _ask(directory, _checked(CleanLeftovers(list(names), is_confirmed)) if is_clean else FindLeftovers())
+
+
+@click.command()
+@directory_option
+@click.option("--kill-jobs", is_flag=True, help="Kill them first; without this they go on.")
+def shutdown(directory: Path, *, kill_jobs: bool) -> None:
+    """End the agent; its jobs go on, until another agent in the same directory takes them up."""
+    _ask(directory, Shutdown(kill_jobs))
+    deadline_s = time.monotonic() + END_S
+    while is_served(directory):
+        if time.monotonic() > deadline_s:
+            raise StateDirError(f"the agent in {directory} has agreed to end and has not done so in {END_S:.0f} s")
+        time.sleep(0.02)
+
+
+def _read_command(verb: str, empty: Command | None = None) -> Command:
+    """Return the command on standard input; the verb need not be repeated in it."""
+    text = sys.stdin.buffer.read(MAX_COMMAND_BYTES + 1)
+    if not text.strip() and empty is not None:
+        return empty
+    try:
+        fields = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise click.UsageError(f"standard input is not a JSON command: {error}") from error
+    if not isinstance(fields, dict) or fields.setdefault("type", verb) != verb:
+        raise click.UsageError(f"standard input is not a {verb} command")
+    return _checked(fields)
+
+
+def _checked(command: object) -> Command:
+    """Return a command as the agent will understand it."""
+    try:
+        return decode_command(msgspec.json.encode(command))
+    except MalformedMessageError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _ask(directory: Path, command: Command) -> None:
+    """Send a command, print the reply, and exit by it."""
+    if (pid := frozen_holder(directory)) is not None:
+        raise FrozenAgentError(directory, pid)
+    line, reply = ask(directory, command)
+    sys.stdout.buffer.write(line)
+    sys.stdout.flush()
+    if isinstance(reply, Refused):
+        click.echo(f"agent: refused ({reply.reason}): {reply.message}", err=True)
+        sys.exit(EXIT_REFUSED)
+
+
+COMMAND_VERBS: tuple[click.Command, ...] = (
+    prepare,
+    prepare_again,
+    fault,
+    logs,
+    claim,
+    show,
+    stacks,
+    history,
+    status,
+    leftovers,
+    shutdown,
+    _job_verb("commit", Commit, "Start a prepared job."),
+    _job_verb("abort", Abort, "Forget a prepared job."),
+    _job_verb(
+        "stop",
+        Stop,
+        "End a job: after a step and a checkpoint if its ranks can; else SIGTERM, a grace period, SIGKILL.",
+    ),
+    _job_verb("kill", Kill, "End a job at once."),
+)
+
 
 EXIT_BAD = 1
 EXIT_INTERRUPTED = 130
@@ -60,7 +308,7 @@ def serve(*, directory: Path, node: str, is_private: bool, is_daemon: bool, **ho
 @directory_option
 def where(directory: Path) -> None:
     """Say in one JSON line where this host's agent lives, and whether it serves."""
-    from agent.service.whereabouts import look  # noqa: PLC0415
+    from agent.service.agent_info import look  # noqa: PLC0415
 
     _print(look(directory.absolute()))
 
@@ -68,7 +316,7 @@ def where(directory: Path) -> None:
 @cli.command()
 def unit() -> None:
     """Print a systemd unit for this user's agent."""
-    from agent.service.unit import unit_text  # noqa: PLC0415
+    from agent.service.systemd import unit_text  # noqa: PLC0415
 
     click.echo(unit_text(sys.executable, os.environ), nl=False)
 
@@ -96,7 +344,7 @@ def listen(*, address: str, port: int) -> None:
 
     Nothing is taken from whoever connects.
     """
-    from agent.doctor.reach import attend, hold_port  # noqa: PLC0415
+    from agent.doctor.network import attend, hold_port  # noqa: PLC0415
 
     listener, where = hold_port(address, port)
     attend(listener, where, sys.stdin.fileno(), sys.stdout.fileno())
@@ -106,7 +354,7 @@ def listen(*, address: str, port: int) -> None:
 @click.argument("targets", nargs=-1, required=True, metavar="ADDRESS:PORT...")
 def reach(targets: tuple[str, ...]) -> None:
     """Try whether this node reaches others that listen; one JSON line says how each connection went."""
-    from agent.doctor.reach import reach  # noqa: PLC0415
+    from agent.doctor.network import reach  # noqa: PLC0415
     from agent.wire.examination import MAX_TARGETS  # noqa: PLC0415
 
     if len(targets) > MAX_TARGETS:
@@ -121,7 +369,7 @@ def reach(targets: tuple[str, ...]) -> None:
 @directory_option
 def proxy_verb(directory: Path) -> None:
     """Carry the command socket over standard input and output."""
-    from agent.roads.proxy import proxy  # noqa: PLC0415
+    from agent.transport.proxy import proxy  # noqa: PLC0415
 
     proxy(directory, sys.stdin.fileno(), sys.stdout.fileno())
 
@@ -130,7 +378,7 @@ def proxy_verb(directory: Path) -> None:
 @directory_option
 def telemetry_verb(directory: Path) -> None:
     """Carry the stream of reports over standard input and output."""
-    from agent.roads.proxy import carry_reports  # noqa: PLC0415
+    from agent.transport.proxy import carry_reports  # noqa: PLC0415
 
     carry_reports(directory, sys.stdin.fileno(), sys.stdout.fileno())
 

@@ -18,64 +18,61 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
+from agent.errors import say
 from agent.jobs.all_jobs import Jobs
 from agent.jobs.lifecycle import AbortReceived, CommitReceived, FaultReceived, KillReceived, StopReceived
-from agent.logs.log_reader import read_log
+from agent.logs.log_tail import read_log
 from agent.machine.gpu_watch import LOG_FILE, GpuWatch
-from agent.machine.host_sampler import HostSampler
-from agent.processes.leftover_search import chosen, clean, find_leftovers
+from agent.machine.host import HostSampler
+from agent.node_state.node_state import NodeState
+from agent.node_state.observations import RankReported
+from agent.processes.leftovers import chosen, clean, find_leftovers
 from agent.processes.shim import become_subreaper
-from agent.roads.audit_log import AUDIT_FILE, AuditLog
-from agent.roads.control import ControlSocket
-from agent.roads.control_lease import ControlLease
-from agent.roads.history import PastFrames
-from agent.roads.inbox import Inbox
-from agent.roads.publisher import Publisher
-from agent.roads.report_stream import ReportStream
-from agent.saying import say
-from agent.state.node_state import NodeState
-from agent.state.observations import RankReported
+from agent.transport.audit import AUDIT_FILE, AuditLog
+from agent.transport.command_socket import ControlSocket
+from agent.transport.control_lease import ControlLease
+from agent.transport.history import PastFrames
+from agent.transport.inbox import Inbox
+from agent.transport.subscribers import Publisher, ReportStream
+from agent.wire.codec import CONTROL_SOCKET, INBOX_SOCKET, REPORTS_SOCKET, TELEMETRY_SOCKET
 from agent.wire.commands import (
     Abort,
+    Accepted,
     Claim,
     CleanLeftovers,
     Command,
     Commit,
     FindLeftovers,
     GetStatus,
+    History,
     InjectFault,
     Kill,
-    Prepare,
-    PrepareAgain,
-    PullHistory,
-    ShowJob,
-    Shutdown,
-    Stop,
-)
-from agent.wire.digest import encode_frame
-from agent.wire.fields import CONTROL_SOCKET, INBOX_SOCKET, REPORTS_SOCKET, TELEMETRY_SOCKET
-from agent.wire.jobs import ENDED_STATES, JobState
-from agent.wire.logs import MAX_PULLED_LINES, Logs, PullLogs, ReadLog
-from agent.wire.packed_reports import MAX_UNPACKED_BYTES, pack
-from agent.wire.replies import (
-    Accepted,
-    History,
     Leftovers,
     PackedHistory,
     PastReport,
+    Prepare,
+    PrepareAgain,
+    PullHistory,
     RefusalReason,
     Refused,
     Reply,
+    ShowJob,
+    Shutdown,
     Status,
+    Stop,
 )
+from agent.wire.digest import encode_frame
+from agent.wire.jobs import ENDED_STATES, JobState
+from agent.wire.logs import MAX_PULLED_LINES, Logs, PullLogs, ReadLog
+from agent.wire.relay import MAX_UNPACKED_BYTES, pack
 from agent.wire.reports import NodeReport, decode_node_report, encode_node_report
 from agent.wire.stacks import GetStacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from agent.roads.peer import Peer
     from agent.state_dir import StateDir
+    from agent.transport.command_socket import Peer
     from ddpcore.wire import RankReport
 
 PUBLISH_PERIOD_S = 0.2

@@ -1,22 +1,28 @@
 """What goes wrong in an agent, by who must act.
 
-AgentError
-+-- OperatorError                 the operator: the message says what to do
-|   +-- StateDirError             the agent's directory is not safe to use
-|   +-- AgentRunningError         another agent serves that directory
-|   +-- NoAgentError              no agent answers there
-|   |   +-- FrozenAgentError      its process is stopped
-|   +-- DaemonFailedError         an agent was started and did not come up
-+-- MetricPatternError            whoever asked for the job: a pattern for figures in its lines is of no use
-+-- SpawnError                    whoever started the job: a process could not be made
-+-- InvalidTransitionError        us: our own shell told a core something that cannot be
+    AgentError
+    +-- OperatorError                 the operator: the message gives what to do
+    |   +-- StateDirError             the agent's directory is not safe to use
+    |   +-- AgentRunningError         another agent serves that directory
+    |   +-- NoAgentError              no agent answers there
+    |   |   +-- FrozenAgentError      its process is stopped
+    |   +-- DaemonFailedError         an agent was started and did not come up
+    +-- MetricPatternError            the sender of the job: a pattern for figures in its lines is of no use
+    +-- SpawnError                    the starter of the job: a process could not be made
+    +-- InvalidTransitionError        us: our own shell sent a core an event that cannot be
 
-What a peer does wrong is a value, not an exception: `agent.wire.replies.Refused` for commands, a counter for reports.
+What a peer does wrong is a value, not an exception: `agent.wire.commands.Refused` for commands, a counter for reports.
+
+`say` writes an agent's lines for people to standard error, which may be a file on a full disk, or a pipe that nobody
+reads.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
+
+import click
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -82,3 +88,9 @@ class InvalidTransitionError(AgentError):
     def __init__(self, message: str, story: Iterable[str]) -> None:
         self.story = tuple(story)
         super().__init__("\n".join((message, *(f"  {line}" for line in self.story))))
+
+
+def say(text: str) -> None:
+    """Say a line, if it can be said: no complaint ends an agent."""
+    with contextlib.suppress(OSError):
+        click.echo(f"agent: {text}", err=True)

@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.daemon import Daemon
-from agent.errors import AgentError, OperatorError
-from agent.processes.lifeline import watch_console, watch_signals
-from agent.saying import say
+from agent.errors import AgentError, OperatorError, say
+from agent.processes.parent_watch import watch_console, watch_signals
+from agent.service.agent_info import own
 from agent.service.daemonise import bound_log
-from agent.service.sd_notify import ServiceManager
-from agent.service.whereabouts import own
+from agent.service.systemd import ServiceManager
 from agent.state_dir import StateDir
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.fan_in.dialer import Dialer
+    from agent.relay.dialer import Dialer
 
 CARE_PERIOD_S = 10.0
 """Between looks at the length of the log; a watchdog may want to hear of us sooner."""
@@ -114,7 +113,7 @@ class _Server:
         if not self._metrics:
             return 0
         try:
-            from agent.roads.metrics import MetricsServer  # noqa: PLC0415 - whoever serves none does not pay for it
+            from agent.transport.metrics import MetricsServer  # noqa: PLC0415 - whoever serves none does not pay for it
         except ModuleNotFoundError as error:
             raise OperatorError(f"{error.name} is missing: install rankdeck[metrics]") from error
         server = MetricsServer(self._metrics, lambda: daemon.newest_report)
@@ -125,7 +124,7 @@ class _Server:
     def _dialer(self, daemon: Daemon) -> Dialer | None:
         if self.invitation is None:
             return None
-        from agent.fan_in.dialer import Dialer  # noqa: PLC0415 - whoever dials nobody does not pay for it
+        from agent.relay.dialer import Dialer  # noqa: PLC0415 - whoever dials nobody does not pay for it
 
         return Dialer(self.invitation.absolute(), self._state_dir.path, self._node, daemon.epoch, os.environ)
 

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.errors import AgentRunningError, StateDirError
-from agent.file_lock import is_locked, try_lock
+from agent.files import is_locked, try_lock
 from agent.processes.shim import write_record
-from agent.roads.control_lease import Holder
-from agent.wire.fields import CONTROL_SOCKET, INBOX_SOCKET, REPORTS_SOCKET, TELEMETRY_SOCKET
+from agent.transport.control_lease import Holder
+from agent.wire.codec import CONTROL_SOCKET, INBOX_SOCKET, REPORTS_SOCKET, TELEMETRY_SOCKET
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -116,6 +116,9 @@ def take_lock(path: Path, in_use: str) -> int:
 
 def default_directory(environ: Mapping[str, str], hostname: str) -> Path:
     """Return where an agent of this user lives on this host: a home that hosts share has a directory for each.
+
+    Its sockets lie there too, not in $XDG_RUNTIME_DIR: logind removes that at logout unless the user lingers, and an
+    SSH session without PAM has none. Source: pam_systemd(8).
 
     Args:
         environ: The environment: XDG_STATE_HOME, else HOME.

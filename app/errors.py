@@ -13,7 +13,7 @@
       NotInstalledError           4   whoever keeps the Python of the host
       IncompatibleAgentError      5   versions do not fit
 
-An error formats itself from facts and never prints itself: `app.cli.main` does, in one line.
+An error formats itself from facts and never prints itself: `app.cli.main.main` does, in one line.
 """
 
 from __future__ import annotations

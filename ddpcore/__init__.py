@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddpcore.engine.engine import Engine
     from ddpcore.parallel.wrapping import unwrap, wrap
     from ddpcore.prefetch import Prefetcher
-    from ddpcore.probing.probe import phase, report_step
+    from ddpcore.probe.probe import phase, report_step
     from ddpcore.process_group.open_group import open_process_group
     from ddpcore.samplers.batch_sampler import ElasticBatchSampler
 
@@ -58,9 +58,9 @@ __getattr__ = lazy_names(
         "master_first": "barriers.first_one_first",
         "only_on_master": "barriers.one_rank_blocks",
         "open_process_group": "process_group.open_group",
-        "phase": "probing.probe",
+        "phase": "probe.probe",
         "rank_zero_only": "barriers.one_rank_blocks",
-        "report_step": "probing.probe",
+        "report_step": "probe.probe",
         "unwrap": "parallel.wrapping",
         "wrap": "parallel.wrapping",
     },

@@ -16,21 +16,21 @@ TORCH_FREE = (
     "agent.doctor.examine",
     "agent.machine.gpu_sampler",
     "agent.processes.shim",
-    "app.cli",
-    "app.commands.control",
-    "app.commands.demo",
-    "app.commands.run",
-    "app.sessions.demo",
-    "app.headless",
-    "app.installing.installer",
-    "app.ssh.host_link",
-    "app.sessions.remote_session",
+    "app.cli.main",
+    "app.cli.control",
+    "app.cli.run",
+    "app.cli.run",
+    "app.session.demo",
+    "app.cli.headless",
+    "app.install.installer",
+    "app.fleet.host_link",
+    "app.session.remote_session",
     "app.tui.console",
     "ddpcore",
     "ddpcore.barriers",
     "ddpcore.checkpoint.cli",
     "ddpcore.env",
-    "ddpcore.probing.rank_state",
+    "ddpcore.probe.rank_state",
     "ddpcore.wire",
     "ddpcore.wire_stacks",
 )
@@ -49,7 +49,7 @@ def test_importing_it_never_imports_torch(module: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("module", ["app.headless", "app.sessions.session", "app.view"])
+@pytest.mark.parametrize("module", ["app.cli.headless", "app.session.session", "app.view.view"])
 def test_what_runs_without_a_screen_never_imports_textual(module: str) -> None:
     screens = "('textual', 'rich')"
     proof = f"import sys, {module}; sys.exit(' '.join(m for m in sys.modules if m.split('.')[0] in {screens}) or 0)"
@@ -69,14 +69,14 @@ def test_the_gpu_sampler_is_light() -> None:
 
 
 def test_the_demo_does_not_pay_for_ssh() -> None:
-    proof = "import sys, app.cli, app.commands.demo, app.tui.console; sys.exit('paramiko' in sys.modules)"
+    proof = "import sys, app.cli.main, app.cli.run, app.tui.console; sys.exit('paramiko' in sys.modules)"
 
     done = subprocess.run([sys.executable, "-P", "-c", proof], capture_output=True, text=True, timeout=60, check=False)
 
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("module", ["agent.daemon", "app.sessions.remote_session"])
+@pytest.mark.parametrize("module", ["agent.daemon", "app.session.remote_session"])
 def test_who_serves_no_relay_and_dials_none_pays_for_no_gate(module: str) -> None:
     proof = f"import sys, {module}; sys.exit('zmq.auth' in sys.modules)"
 
@@ -147,7 +147,7 @@ def test_what_others_write_against_has_docstrings_on_everything() -> None:
     }
 
     assert [module for module in sorted(shown) if not ruff_wants_docstrings(f"{module.replace('.', '/')}.py")] == []
-    for file in ("agent/wire/reports.py", "agent/cli.py", "app/cli.py", "app/commands/run.py", "ddpcore/wire.py"):
+    for file in ("agent/wire/reports.py", "agent/cli.py", "app/cli/main.py", "app/cli/run.py", "ddpcore/wire.py"):
         assert ruff_wants_docstrings(file), file
     assert not ruff_wants_docstrings("app/diagnosis/verdicts.py")
 
@@ -158,10 +158,10 @@ def test_the_launch_plug_in_is_never_declared_by_the_distribution() -> None:
 
 def test_broad_excepts_stand_in_four_places_only() -> None:
     allowed = {
-        "ddpcore/probing/probe.py",  # the probe's loop must never hurt training
+        "ddpcore/probe/probe.py",  # the probe's loop must never hurt training
         "ddpcore/launch_plugin/rankdeck_plugin.py",  # anything that escapes breaks the user's `import torch`
         "agent/daemon.py",  # one bad message must not end the daemon
-        "app/cli.py",
+        "app/cli/main.py",
     }
 
     found = {

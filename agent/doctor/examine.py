@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.doctor.gpus import gpu_rows, models, sample_gpus
-from agent.doctor.interpreter import ask_interpreter, interpreter_rows, own_python_row
+from agent.doctor.interpreter import ask_interpreter, interpreter_rows, own_python_row, utf8_text
 from agent.doctor.machine import machine_rows
 from agent.doctor.network import network_rows, outward_interfaces, own_address
 from agent.doctor.source_code import code_rows, look_at_code
-from agent.doctor.utf8_text import utf8_text
 from agent.wire.examination import MAX_ROWS, Examination, Facts, Row
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.doctor.bounded_program import END_S
-from agent.state.gpu_sample import MAX_SAMPLE_BYTES, SAMPLE_VERSION, GpuSample, MalformedSampleError, decode_sample
+from agent.doctor.interpreter import END_S
+from agent.node_state.gpu_sample import MAX_SAMPLE_BYTES, SAMPLE_VERSION, GpuSample, MalformedSampleError, decode_sample
 from agent.wire.examination import Health, Row
 from agent.wire.machine import GpuCondition
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.doctor.interpreter import Interpreter
-    from agent.state.gpu_sample import SampledGpu
+    from agent.node_state.gpu_sample import SampledGpu
 
 ANSWER_S = 15.0
 """Without persistence mode a driver loads at the first question: seconds for each GPU."""

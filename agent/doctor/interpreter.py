@@ -1,18 +1,24 @@
-"""The interpreter of the jobs, and the torch that it has: asked in a process of its own, which may take its time."""
+"""Checks the interpreter of the jobs and its torch, in a process of its own, which may take its time.
+
+`ask_program` runs a program for a limited time: what it starts itself ends with it. `utf8_text` makes text of a file
+system or of the kernel, which need not be UTF-8, fit for JSON.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from agent.doctor.bounded_program import ask_program
 from agent.wire.examination import Health, Row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
 MIN_TORCH = (2, 8)
 MIN_PYTHON = (3, 11)
@@ -128,3 +134,62 @@ def numbers(version: str) -> tuple[int, ...]:
 def own_python_row() -> Row:
     """Say which Python has rankdeck."""
     return Row("agent_python", Health.OK, f"Python {'.'.join(map(str, sys.version_info[:3]))}")
+
+
+END_S = 1.0
+"""For what was killed to be gone; a process that hangs in the kernel is left behind."""
+
+
+class Output(NamedTuple):
+    """What a program said."""
+
+    exit_code: int | None
+    """None when it was out of time."""
+    stdout: bytes
+    last_error: str
+    """The last line of its standard error."""
+
+
+def ask_program(argv: Sequence[str], timeout_s: float, *, cwd: str, environ: Mapping[str, str]) -> Output:
+    """Run a program without input to its end, or kill it with all of its session.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    process = subprocess.Popen(
+        argv,
+        cwd=cwd,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    with contextlib.ExitStack() as streams:
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                streams.callback(stream.close)
+        exit_code: int | None = None
+        try:
+            stdout, stderr = process.communicate(timeout=timeout_s)
+            exit_code = process.returncode
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            try:
+                stdout, stderr = process.communicate(timeout=END_S)
+            except subprocess.TimeoutExpired as error:
+                stdout, stderr = error.stdout or b"", error.stderr or b""
+                process.returncode = process.returncode or 0  # an abandoned child is no resource that we forgot
+    lines = stderr.decode(errors="replace").strip().splitlines() or [""]
+    return Output(exit_code, stdout, lines[-1])
+
+
+def utf8_text(text: str, max_chars: int) -> str:
+    """Return text in which each byte that was no UTF-8 has a mark in its place.
+
+    Args:
+        text: With such bytes as lone surrogates. Source: PEP 383.
+        max_chars: What is beyond is cut off.
+    """
+    return text.encode(errors="surrogateescape").decode(errors="replace")[:max_chars]

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.errors import StateDirError
-from agent.processes.leftover_search import find_leftovers
+from agent.processes.leftovers import find_leftovers
 from agent.state_dir import SOCKETS, check_private, check_socket_path, is_served
 from agent.wire.examination import Health, Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from agent.wire.replies import Leftover
+    from agent.wire.commands import Leftover
 
 MIN_SHM_BYTES = 1 << 30
 """A DataLoader with workers passes its batches through it; containers often have 64 MiB."""

@@ -1,13 +1,30 @@
-"""How this node is on the network: its addresses, the one that others should use, and what its own name leads to."""
+"""Checks how this node is on the network: its addresses, its own name, and whether nodes reach each other.
+
+`network_rows` lists its addresses, the one that others should use, and what its own name leads to.
+
+`attend` listens on a free port of this node's address for some seconds, and `reach` connects to others that do. The
+listening node sends each that connects a token, so that another machine, or a proxy, at the same address is not taken
+for it. It takes nothing from them, and ends with its standard input.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
+import os
+import secrets
+import select
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from agent.jobs.network_path import local_address
-from agent.machine.addresses import address_of_ssh, is_outward, outward_addresses
-from agent.wire.examination import MAX_INTERFACES, Health, Interface, Row
+import msgspec
+
+from agent.jobs.preflight import local_address, reserve_port
+from agent.machine.host import address_of_ssh, interface_of, is_outward, outward_addresses
+from agent.wire.commands import Refused
+from agent.wire.examination import MAX_INTERFACES, Clock, Health, Interface, Listening, Reached, ReachReport, Row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -86,3 +103,124 @@ def _hostname_row(hostname: str, address: str) -> Row:
         todo = f"in /etc/hosts, give it {address}; rankdeck's own jobs name addresses and do without"
         return Row("hostname", Health.WARN, f"{hostname} is {resolved[0]}", todo)
     return Row("hostname", Health.OK, f"{hostname} is {resolved[0]}")
+
+
+LISTEN_S = 120.0
+"""At most, whatever becomes of whoever asked for it."""
+CONNECT_S = 4.0
+"""A lost first packet is sent again after one second and after three."""
+_TOKEN_CHARS = 16
+_IPV6 = 6
+
+
+def hold_port(address: str, port: int) -> tuple[socket.socket | None, Listening]:
+    """Listen at an address of this node, and return where; or nowhere, and why. Port 0 is a free one."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    held = reserve_port((family, address), port)
+    if isinstance(held, Refused):
+        return None, Listening(1, address, port, error=held.message[:1024])
+    return held, Listening(1, address, held.getsockname()[1])
+
+
+def attend(
+    listener: socket.socket | None, where: Listening, stdin: int, stdout: int, listen_s: float = LISTEN_S
+) -> None:
+    """Say where one listens, until standard input ends; answer each line there with the time of day.
+
+    Args:
+        listener: The socket that listens, which is closed in the end; without it, all that is said is why.
+        where: What is said of them; the token is given here.
+        stdin: Descriptor that lines come from.
+        stdout: Descriptor that answers go to.
+        listen_s: At most.
+    """
+    if listener is None:
+        _say(stdout, where)
+        return
+    with listener:
+        listener.settimeout(0)
+        token = secrets.token_hex(_TOKEN_CHARS // 2)
+        _say(stdout, msgspec.structs.replace(where, token=token))
+        deadline_s = time.monotonic() + listen_s
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            ready, _, _ = select.select([listener.fileno(), stdin], [], [], left_s)
+            if listener.fileno() in ready:
+                _greet(listener, token)
+            if stdin in ready:
+                lines = os.read(stdin, 4096)
+                if not lines:
+                    return
+                for _ in range(lines.count(b"\n")):
+                    _say(stdout, Clock(time.time()))  # noqa: TID251 - the clocks of machines are what is compared
+
+
+def _greet(listener: socket.socket, token: str) -> None:
+    with contextlib.suppress(OSError):  # whoever came is gone
+        connection, _ = listener.accept()
+        with connection:
+            connection.settimeout(0)
+            connection.send(token.encode())
+
+
+def _say(descriptor: int, answer: msgspec.Struct) -> None:
+    os.write(descriptor, msgspec.json.encode(answer) + b"\n")
+
+
+def reach(targets: tuple[str, ...], connect_s: float = CONNECT_S) -> ReachReport:
+    """Connect to all of them at once, and return how it went.
+
+    Args:
+        targets: At most `MAX_TARGETS`; `ADDRESS:PORT`, or `[ADDRESS]:PORT` of IPv6.
+        connect_s: Given to each connection, and to the token that comes over it.
+
+    Raises:
+        ValueError: One is something else.
+    """
+    wanted = [(target, parse_target(target)) for target in targets]
+    with ThreadPoolExecutor(max_workers=len(wanted)) as pool:
+        return ReachReport(1, [*pool.map(lambda one: _reached(one[0], one[1], connect_s), wanted)])
+
+
+def parse_target(target: str) -> tuple[str, int]:
+    """Return address and port: literal ones, since what others are called is their own affair.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    address, _, port = target.rpartition(":")
+    is_bracketed = address.startswith("[") and address.endswith("]")
+    try:
+        parsed = ipaddress.ip_address(address[1:-1] if is_bracketed else address)
+    except ValueError:
+        parsed = None
+    # A bare IPv6 address has colons of its own: what is its port would be anybody's guess.
+    if (
+        parsed is None
+        or is_bracketed != (parsed.version == _IPV6)
+        or not port.isdecimal()
+        or not 0 < int(port) < 1 << 16
+    ):
+        raise ValueError(f"{target!r} is not ADDRESS:PORT")
+    return str(parsed), int(port)
+
+
+def _reached(target: str, address: tuple[str, int], connect_s: float) -> Reached:
+    started_s = time.monotonic()
+    try:
+        with socket.create_connection(address, connect_s) as connection:
+            took_s = time.monotonic() - started_s
+            interface = interface_of(connection.getsockname()[0].partition("%")[0])[:64]
+            connection.settimeout(connect_s)
+            return Reached(target, _token(connection), took_s, interface)
+    except TimeoutError:
+        return Reached(target, error=f"no answer within {connect_s:.0f} s")
+    except OSError as error:
+        return Reached(target, error=(error.strerror or str(error))[:1024])
+
+
+def _token(connection: socket.socket) -> str:
+    """Return what the listener says, until it has said all; a listener of ours says sixteen characters."""
+    token = b""
+    while len(token) < _TOKEN_CHARS and (piece := connection.recv(_TOKEN_CHARS - len(token))):
+        token += piece
+    return token.decode("ascii", "replace")

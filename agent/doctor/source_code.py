@@ -12,9 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.doctor.bounded_program import ask_program
-from agent.doctor.utf8_text import utf8_text
-from agent.regular_file import open_regular
+from agent.doctor.interpreter import ask_program, utf8_text
+from agent.files import open_regular
 from agent.wire.examination import MAX_FILES, Code, FileDigest, Health, Row
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from agent.wire.commands import RefusalReason, Refused
 from agent.wire.jobs import JobState
-from agent.wire.replies import RefusalReason, Refused
 
 if TYPE_CHECKING:
     from agent.jobs.job import Job

@@ -15,7 +15,6 @@ import msgspec
 
 from agent.jobs.admission import is_prepared, next_attempt, refusal_by_gpus, refusal_to_prepare
 from agent.jobs.job import Job
-from agent.jobs.known_jobs import KnownJobs
 from agent.jobs.launch import Launch
 from agent.jobs.lifecycle import (
     Answer,
@@ -40,20 +39,19 @@ from agent.jobs.lifecycle import (
     WorkerExited,
     WorkerFound,
 )
-from agent.jobs.outside_looks import OutsideLooks
 from agent.jobs.preflight import check_files, check_metrics, find_store, reserve
-from agent.jobs.rank_stacks import StackTaker
-from agent.jobs.rank_watch import RankWatch
-from agent.jobs.store_listeners import StoreListeners
+from agent.jobs.rank_stacks import OutsideLooks, StackTaker
+from agent.jobs.rank_watch import RankWatch, StoreListeners
+from agent.jobs.record import KnownJobs
 from agent.logs.disk_space import LogSpace
-from agent.logs.failure_text import FailureText
+from agent.logs.traceback_text import FailureText
+from agent.node_state.observations import WorkerEnded
 from agent.processes.leftovers import ANYBODYS, Leftovers
-from agent.processes.oom_kills import OomKills
+from agent.processes.memory_reader import OomKills
 from agent.processes.shim_process import has_been_started, is_shim_alive, recorded_exit_code
-from agent.state.observations import WorkerEnded
-from agent.wire.fields import INBOX_SOCKET
+from agent.wire.codec import INBOX_SOCKET
+from agent.wire.commands import Accepted, RefusalReason, Refused, Shown
 from agent.wire.jobs import ENDED_STATES, JobState, JobStatus
-from agent.wire.replies import Accepted, RefusalReason, Refused, Shown
 from agent.wire.secret_mask import masked_spec
 
 if TYPE_CHECKING:
@@ -61,9 +59,9 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from agent.jobs.record import JobRecord
-    from agent.logs.failure_text import FoundFailure
+    from agent.logs.traceback_text import FoundFailure
+    from agent.node_state.node_state import NodeState
     from agent.processes.worker_sampler import Ending
-    from agent.state.node_state import NodeState
     from agent.state_dir import StateDir
     from agent.wire.commands import PrepareAgain
     from agent.wire.jobs import JobSpec

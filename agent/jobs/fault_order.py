@@ -6,7 +6,7 @@ from signal import Signals
 from typing import TYPE_CHECKING
 
 from agent.jobs.lifecycle import AskProbe, SignalWorker
-from agent.wire.replies import RefusalReason, Refused
+from agent.wire.commands import RefusalReason, Refused
 from ddpcore.wire import FaultKind, SlowDown, StrikeAt
 
 if TYPE_CHECKING:

@@ -1,16 +1,19 @@
 """A job's lifecycle on this node: events in, effects out.
 
-The words and the transition table are in `lifecycle`. An event that is not in the table is a defect of our own shell
-and raises `InvalidTransitionError` with the job's last events; what a peer asks for is refused by a value.
+`Job` is the machine; the states and the transition table are in `agent.jobs.lifecycle`. An event that is not in the
+table is a defect of our own shell and raises `InvalidTransitionError` with the job's last events; what a peer asks for
+is refused by a value.
 
 Stopping begins with a request to the ranks, if all of them can end at a step that they agree on (`ddpcore.Engine`):
-they have `save_s` for that step and a checkpoint. Then, and for every other program at once, it is SIGTERM for the
+they have `save_s` for that step and a checkpoint. Then, and for every other program immediately, it is SIGTERM for the
 launcher, `grace_s` of patience, and the whole tree is killed. A launcher that lingers after a rank has failed gets the
 same patience: torchrun waits up to 30 s for a survivor that does not react to its SIGTERM (a frozen one), and up to 300
 s for other nodes.
 
-A job that fails begins again by itself while its budget lasts, after a pause that doubles, and not before everything of
-the last attempt is gone. What must outlive the agent is a `JobMemory`: `memory` gives it, `restored` makes a job of it.
+A job that fails restarts by itself while its budget lasts, after a pause that doubles, and not before everything of the
+last attempt is gone. What must outlive the agent is a `JobMemory`: `memory` gives it, `restored` makes a job of it.
+
+`detail` returns a job's state as a sentence for people, empty when all is well.
 """
 
 from __future__ import annotations
@@ -21,10 +24,8 @@ from typing import TYPE_CHECKING, assert_never
 import msgspec
 
 from agent.errors import InvalidTransitionError
-from agent.jobs.end_words import launcher_end_words, worker_end_words
 from agent.jobs.fault_order import fault_effect, refusal_of_fault
-from agent.jobs.job_memory import JobMemory, Round, WorkerMemory
-from agent.jobs.job_words import detail
+from agent.jobs.job_memory import JobMemory, WorkerMemory
 from agent.jobs.lifecycle import (
     TRANSITIONS,
     AbortReceived,
@@ -47,6 +48,7 @@ from agent.jobs.lifecycle import (
     LauncherStarted,
     LauncherSucceeded,
     ReleasePort,
+    Round,
     RoundBegan,
     StartLauncher,
     StopReceived,
@@ -55,13 +57,22 @@ from agent.jobs.lifecycle import (
     WorkerExited,
     WorkerFound,
 )
-from agent.jobs.root_cause import Failure, failure_of_launcher, failure_of_worker, first_of
+from agent.jobs.root_cause import (
+    Failure,
+    failure_of_launcher,
+    failure_of_worker,
+    first_of,
+    launcher_end_words,
+    worker_end_words,
+)
+from agent.wire.commands import Accepted, RefusalReason, Refused
 from agent.wire.jobs import ENDED_STATES, JobSpec, JobState, JobStatus
-from agent.wire.replies import Accepted, RefusalReason, Refused
 from ddpcore.wire import ReportNow, StopTraining
 
 if TYPE_CHECKING:
-    from agent.logs.failure_text import FoundFailure
+    from collections.abc import Collection
+
+    from agent.logs.traceback_text import FoundFailure
 
 STORY_LENGTH = 32
 
@@ -417,3 +428,52 @@ class Job:
 
 def _refuse(reason: RefusalReason, message: str) -> Answer:
     return Answer(Refused(reason, message[:4096]))
+
+
+QUIET_START_S = 10.0
+"""From a launcher's start to its ranks' nothing need be said: it imports torch."""
+
+
+def detail(job: JobMemory, workers: Collection[WorkerMemory], now_s: float) -> str:
+    """Say what a job is waiting for, or why it ended.
+
+    Args:
+        job: The job on this node.
+        workers: Ranks whose processes have been seen in this attempt.
+        now_s: Monotonic.
+    """
+    match job.state:
+        case JobState.STOPPING if job.terminate_at_s is not None:
+            return f"stopping after a step and a checkpoint; SIGTERM in {_left(job.terminate_at_s, now_s)}"
+        case JobState.STOPPING:
+            return f"stopping; what is left in {_left(job.kill_at_s, now_s)} is killed"
+        case JobState.RESTARTING:
+            left = job.spec.max_restarts - job.num_restarts
+            return (
+                f"{job.cause}; begins again in {_left(job.begin_again_at_s, now_s)}, "
+                f"{left} of {job.spec.max_restarts} restarts left"
+            )
+        case JobState.FAILED | JobState.LOST:
+            return job.cause
+        case JobState.RUNNING:
+            return _running(job, workers, now_s)
+        case _:
+            return ""
+
+
+def _running(job: JobMemory, workers: Collection[WorkerMemory], now_s: float) -> str:
+    running_s, num_exited = now_s - job.since_s, sum(worker.has_exited for worker in workers)
+    if job.cause and job.spec.elastic_min_nodes and not job.is_abandoned:
+        return f"{job.cause}; the launcher gathers the nodes anew, at least {job.spec.elastic_min_nodes}"
+    if job.cause:
+        return f"{job.cause}; waiting for the launcher to end the others"
+    if not workers and running_s > QUIET_START_S:
+        whom = "the other nodes" if job.spec.num_nodes > 1 else "torch"
+        return f"no rank has been started for {running_s:.0f} s: the launcher waits for {whom}"
+    if num_exited == job.spec.local_world_size:
+        return "all ranks of this node have ended; the launcher waits for the other nodes"
+    return ""
+
+
+def _left(at_s: float | None, now_s: float) -> str:
+    return f"{max(0.0, (at_s or now_s) - now_s):.0f} s"

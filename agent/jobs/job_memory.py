@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
 
+from agent.jobs.lifecycle import Round  # noqa: TC001 - msgspec looks at it
 from agent.jobs.root_cause import Failure  # noqa: TC001 - msgspec looks at it
 from agent.wire.jobs import JobSpec, JobState  # noqa: TC001 - as above
-from ddpcore.wire import Rank  # noqa: TC001 - as above
-
-
-class Round(msgspec.Struct, frozen=True):
-    """What torchrun has decided when it gathered the nodes of an elastic job."""
-
-    number: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
-    """Counted over all nodes, from 1."""
-    first_rank: Rank
-    """Of this node."""
-    world_size: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
-    node_rank: Rank
-    num_nodes: Annotated[int, msgspec.Meta(ge=1, le=65536)]
 
 
 class JobMemory(msgspec.Struct, frozen=True, omit_defaults=True):

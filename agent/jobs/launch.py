@@ -1,4 +1,8 @@
-"""A job's footing on this node: its directory, its port, its shim. Carries out what the lifecycle decides."""
+"""What a job holds on this node: its directory, its port, its shim.
+
+`Launch` carries out what the lifecycle decides. `read_round` reads what torchrun, through our plug-in, has decided when
+it gathered the nodes of an elastic job.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +10,24 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from agent.errors import SpawnError
-from agent.jobs.lifecycle import LauncherNotStarted, LauncherStarted
-from agent.jobs.network_path import interface_to, local_address
-from agent.jobs.rounds import read_round
+from agent.files import open_regular
+from agent.jobs.lifecycle import LauncherNotStarted, LauncherStarted, Round
+from agent.jobs.preflight import interface_to, local_address
 from agent.jobs.torchrun import LaunchPaths, launcher_argv, launcher_env, why_unprobed
 from agent.logs.failure_files import find_failure, first_failure, last_words
 from agent.processes.shim_process import Invocation, ShimProcess, find_shim, spawn_shim
-from agent.wire.replies import RefusalReason, Refused
-from ddpcore.wire import encode_request
+from agent.wire.commands import RefusalReason, Refused
+from ddpcore.wire import DECODE_ERRORS, ROUND_FILE, encode_request
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.jobs.job import Job
-    from agent.jobs.job_memory import Round
-    from agent.jobs.network_path import Address
-    from agent.logs.failure_text import FoundFailure
+    from agent.jobs.preflight import Address
+    from agent.logs.traceback_text import FoundFailure
     from agent.wire.jobs import JobSpec
     from ddpcore.wire import DumpStacks, ProbeRequest, ReportNow, StopTraining
 
@@ -160,3 +165,23 @@ class Launch:
         if self.shim:
             self.shim.close()
             self.shim = None
+
+
+MAX_ROUND_BYTES = 1024
+
+
+def read_round(job_dir: Path) -> Round | None:
+    """Return the newest round of a launcher that was started in `job_dir`; None before the first.
+
+    The file is as hostile as the job: a link, a pipe or nonsense is no round.
+    """
+    try:
+        fd = open_regular(job_dir / ROUND_FILE)
+    except OSError:
+        return None
+    try:
+        return msgspec.json.decode(os.read(fd, MAX_ROUND_BYTES), type=Round)
+    except (OSError, *DECODE_ERRORS):
+        return None
+    finally:
+        os.close(fd)

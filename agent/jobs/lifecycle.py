@@ -7,19 +7,31 @@ does not fit. What our own shell reports appears only where it can happen.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import msgspec
 
 from agent.wire.jobs import JobState
+from ddpcore.wire import Rank  # noqa: TC001 - msgspec looks at it
 
 if TYPE_CHECKING:
     from signal import Signals
 
-    from agent.jobs.job_memory import Round
-    from agent.logs.failure_text import FoundFailure
-    from agent.wire.replies import Accepted, Refused
+    from agent.logs.traceback_text import FoundFailure
+    from agent.wire.commands import Accepted, Refused
     from ddpcore.wire import Fault, ReportNow, SlowDown, StopTraining, StrikeAt
+
+
+class Round(msgspec.Struct, frozen=True):
+    """What torchrun has decided when it gathered the nodes of an elastic job."""
+
+    number: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+    """Counted over all nodes, from 1."""
+    first_rank: Rank
+    """Of this node."""
+    world_size: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+    node_rank: Rank
+    num_nodes: Annotated[int, msgspec.Meta(ge=1, le=65536)]
 
 
 class CommitReceived(msgspec.Struct, frozen=True):

@@ -1,7 +1,13 @@
-"""What `Prepare` checks before anything runs: what is refused here would be a cluster that starts by half."""
+"""Checks what `Prepare` needs before anything runs: a job that passes here starts on all nodes, not on half of them.
+
+`check_files`, `check_metrics` and `reserve_port` check this node. `resolve`, `refusal_by_network` and `interface_to`
+check the route from this node to where a job's store listens: its address, whether the route leads there, over which
+interface.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import shutil
@@ -12,15 +18,73 @@ from typing import TYPE_CHECKING
 import psutil
 
 from agent.errors import MetricPatternError, StateDirError
-from agent.jobs.network_path import refusal_by_network, resolve
 from agent.logs.line_metrics import LineMetrics
+from agent.machine.host import interface_of
 from agent.state_dir import check_socket_path
-from agent.wire.replies import RefusalReason, Refused
+from agent.wire.commands import RefusalReason, Refused
 from agent.wire.secret_mask import masked_argv
 
 if TYPE_CHECKING:
-    from agent.jobs.network_path import Address
     from agent.wire.jobs import JobSpec
+
+Address = tuple[int, str]
+"""Address family and host."""
+
+CONNECT_S = 3.0
+"""Two lost SYNs; a console waits ten seconds for the whole answer."""
+
+
+async def resolve(host: str) -> Address | Refused:
+    """Return the address that a job's store is to listen on."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return Refused(RefusalReason.BAD_ADDRESS, f"{host} is not a name or address that this node knows")
+    family, _, _, _, (address, *_) = found[0]
+    return family, str(address)
+
+
+async def refusal_by_network(address: Address, port: int) -> Refused | None:
+    """Return why this node cannot connect to a store that listens elsewhere; None if it can.
+
+    Whoever listens sees a connection that says nothing and ends, which torch's store takes for what it is.
+    """
+    host = address[1]
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            _, writer = await asyncio.open_connection(host, port)
+            writer.close()
+            await writer.wait_closed()
+    except TimeoutError:
+        why = f"no answer in {CONNECT_S:.0f} s"
+    except OSError as error:
+        why = error.strerror or str(error)
+    else:
+        return None
+    todo = "let the nodes reach each other on every TCP port, or name another address of the first one: --master-addr"
+    return Refused(RefusalReason.UNREACHABLE, f"no way from here to {host} port {port}, the first node: {why}; {todo}")
+
+
+def local_address(peer: Address) -> str:
+    """Return the address from which this node speaks to `peer`; nothing is sent.
+
+    Raises:
+        OSError: There is no way there.
+    """
+    family, host = peer
+    with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as road:
+        road.connect((host, 9))
+        return str(road.getsockname()[0])
+
+
+def interface_to(peer: Address) -> str:
+    """Return the network interface over which this node speaks to `peer`; empty if none has that address.
+
+    Raises:
+        OSError: There is no way there.
+    """
+    return interface_of(local_address(peer))
+
 
 MIN_FREE_BYTES = 16 * 2**20
 """For the logs of a job's first minutes."""

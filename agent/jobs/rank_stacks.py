@@ -1,8 +1,13 @@
-"""Where the ranks of a job stand: asks all probes at once, and looks from outside at those that do not answer.
+"""Takes the stacks of ranks: by their probes, or from outside for those that do not answer.
 
-A probe answers by a file within some milliseconds, unless its process is stopped, or holds the interpreter's lock in C
-code, or has no probe. py-spy sees such a process where it is installed and may look; the kernel always says something.
-Lives on the event loop's thread; what a rank has written is hostile until it is decoded.
+`StackTaker` asks all probes at the same time. A probe answers by a file within some milliseconds, unless its process is
+stopped, or holds the interpreter's lock in C code, or has no probe. py-spy sees such a process where it is installed
+and may look; the kernel always gives something. It lives on the event loop's thread; what a rank has written is hostile
+until it is decoded.
+
+`OutsideLooks` looks from outside at ranks that do not report, and at the processes that ranks wait for; one look at a
+time. py-spy reads beside the process and does not stop it. A process is looked at immediately for each reason: a rank
+whose last report is old and stays the last one, or a child that a rank names. A child is looked at again now and then.
 """
 
 from __future__ import annotations
@@ -15,11 +20,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from agent.processes.kernel_facts import has_uninterruptible_thread, kernel_facts
+from agent.files import open_regular
+from agent.node_state.observations import SeenFromOutside
+from agent.processes import shim
 from agent.processes.py_spy import PySpy, SpyError, find_py_spy
-from agent.regular_file import open_regular
+from agent.processes.worker_sampler import has_uninterruptible_thread, kernel_facts
 from agent.wire.stacks import RankStacks, Stacks, StackSource, sendable_ranks
-from ddpcore.wire import DumpStacks, MalformedReportError
+from ddpcore.wire import DumpStacks, MalformedReportError, Place
 from ddpcore.wire_stacks import MAX_STACK_FILE_BYTES, decode_stack_dump, stack_file
 
 if TYPE_CHECKING:
@@ -27,8 +34,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.jobs.launch import Launch
+    from agent.node_state.node_state import NodeState, OutsideWish
     from agent.wire.stacks import KernelFacts
-    from ddpcore.wire_stacks import StackDump
+    from ddpcore.wire_stacks import StackDump, ThreadStack
 
 ANSWER_S = 1.0
 """How long a probe has to answer: it takes 5 to 20 ms, 0.1 s where all cores compute."""
@@ -172,3 +180,92 @@ def read_stack_file(path: Path) -> StackDump | None:
 
 def _noted(found: RankStacks, words: str) -> RankStacks:
     return msgspec.structs.replace(found, note=f"{found.note}; {words}" if found.note else words)
+
+
+LOOK_S = 5.0
+"""At most for one look."""
+AGAIN_S = 10.0
+"""Between two looks at one child, and after a look that failed."""
+MAX_LOOKS = 3
+"""At one rank's process for one report, and at one child that cannot be seen."""
+MAX_KNOWN = 4096
+MAX_ANCESTORS = 16
+"""Between a child that a rank waits for and the rank."""
+_PARENT = 1
+"""Index of the parent behind the name in /proc/PID/stat. Source: proc_pid_stat(5)."""
+
+
+class _Look(msgspec.Struct):
+    """Looks at one process for one reason."""
+
+    due_s: float = 0.0
+    num_failed: int = 0
+
+
+class OutsideLooks:
+    """Lives on the event loop's thread."""
+
+    def __init__(self, state: NodeState, py_spy: PySpy) -> None:
+        self._state = state
+        self._py_spy = py_spy
+        self._looks: dict[OutsideWish, _Look] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def beat(self, launch: Launch) -> None:
+        """Begin a look if one is wanted at a rank of this job and none is under way."""
+        if self._task is not None and not self._task.done():
+            return
+        now_s = time.monotonic()
+        for wish in self._state.wishes_from_outside(launch.job_id, now_s):
+            look = self._looks.get(wish) or _Look()
+            if now_s >= look.due_s and look.num_failed < MAX_LOOKS:
+                if len(self._looks) >= MAX_KNOWN:
+                    self._looks.clear()
+                self._looks[wish] = look
+                look.due_s = now_s + AGAIN_S
+                self._task = asyncio.get_running_loop().create_task(self._look_at(launch, wish, look))
+                return
+
+    def close(self) -> None:
+        """End a look that is under way."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _look_at(self, launch: Launch, wish: OutsideWish, look: _Look) -> None:
+        if not _descends_from(wish.pid, wish.rank_pid):
+            look.num_failed = MAX_LOOKS
+            return
+        deadline_s = time.monotonic() + LOOK_S
+        try:
+            spy = await asyncio.wait_for(asyncio.to_thread(find_py_spy, launch.job.spec.python), LOOK_S)
+            if spy is None:
+                look.num_failed = MAX_LOOKS
+                return
+            threads, _ = await self._py_spy.dump(spy, wish.pid, is_native=False, deadline_s=deadline_s)
+        except (SpyError, TimeoutError):
+            look.num_failed += 1
+            return
+        if not wish.is_child:
+            look.num_failed = MAX_LOOKS  # once is enough: it does not move
+        seen = SeenFromOutside(wish.job_id, wish.rank, wish.pid, wish.report_seq, own_place(threads))
+        with contextlib.suppress(KeyError):  # the job has gone
+            self._state.apply(seen, time.monotonic())
+
+
+def own_place(threads: list[ThreadStack]) -> Place | None:
+    """Return the innermost line of the main thread that is the user's, else its innermost one."""
+    frames = threads[0].frames if threads else []
+    own = next((frame for frame in frames if frame.is_own), frames[0] if frames else None)
+    return None if own is None else Place(own.file, own.line, own.function)
+
+
+def _descends_from(pid: int, ancestor: int) -> bool:
+    """Return whether a process is another one or descends from it: a rank may name any pid."""
+    for _ in range(MAX_ANCESTORS):
+        if pid == ancestor:
+            return True
+        fields = shim.stat_fields(pid) if pid > 1 else None
+        if not fields:
+            return False
+        pid = int(fields[_PARENT])
+    return False

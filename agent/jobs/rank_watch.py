@@ -1,26 +1,38 @@
-"""Looks at the ranks of all jobs, at their processes and at what they print, and tells the node's state."""
+"""Watches the ranks of all jobs, their processes and their output, and feeds the node's state.
+
+`RankWatch` does this. `endings` returns the ends of ranks whose processes were never seen: they ended in no time, or
+while no agent ran. Only their launcher knows how. It ends with 0 only after all of them have; else it lists those that
+failed, and the files of the others show that they began.
+
+`StoreListeners` finds the process that listens where ranks of this node wait for the others in `init_process_group`.
+The search covers all processes of the machine, so it is done once for each port at which ranks wait for long, and on
+another thread.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import time
 from typing import TYPE_CHECKING
 
-from agent.errors import MetricPatternError
-from agent.jobs.unseen_ranks import endings
-from agent.logs.log_tail import LogTail
-from agent.processes.worker_sampler import WorkerSampler
-from agent.saying import say
-from agent.state.observations import JobAdmitted, JobForgotten, RankPrinted, WorkerSeen
+from agent.errors import MetricPatternError, say
+from agent.jobs.preflight import holder_of
+from agent.logs.failure_files import told_exit_codes
+from agent.logs.log_tail import LogTail, log_path
+from agent.machine.host import interface_of
+from agent.node_state.observations import JobAdmitted, JobForgotten, RankPrinted, StoreListenerSeen, WorkerSeen
+from agent.processes.worker_sampler import Ending, WorkerSampler
+from agent.wire.logs import LogStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Container, Iterable
     from signal import Signals
 
     from agent.jobs.job import Job
     from agent.jobs.launch import Launch
-    from agent.processes.worker_sampler import Ending
-    from agent.state.node_state import NodeState
+    from agent.node_state.node_state import NodeState
 
 DISCOVERY_PERIOD_S = 0.05
 """While a job's workers are not all known: one that fails at once should still be seen."""
@@ -116,3 +128,75 @@ class RankWatch:
         """Let go of everything."""
         self._workers.close()
         self.logs.close()
+
+
+def endings(launch: Launch, exit_code: int | None, seen: Container[int]) -> list[Ending]:
+    """Return how those ranks of an attempt ended that were never seen, as far as they began; who failed first is first.
+
+    Args:
+        launch: The job, whose launcher has ended.
+        exit_code: Of the launcher; None where nobody knows it: then nobody knows of the ranks either.
+        seen: The other ranks.
+    """
+    if exit_code is None or launch.job.is_gathering:
+        return []
+    unseen = [rank for rank in launch.job.ranks if rank not in seen]
+    if exit_code == 0:
+        return [Ending(launch.job_id, rank, 0, None) for rank in unseen]
+    codes = told_exit_codes(launch.job_dir) if unseen else {}
+    began = [rank for rank in unseen if log_path(launch.ranks_dir, rank, LogStream.STDOUT).exists()]
+    began.sort(key=[*codes, *began].index)
+    return [_ending(launch.job_id, rank, codes.get(rank)) for rank in began]
+
+
+def _ending(job_id: str, rank: int, code: int | None) -> Ending:
+    is_signal = code is not None and code < 0
+    return Ending(job_id, rank, None if is_signal else code, -code if is_signal and code else None)
+
+
+LOOK_S = 10.0
+"""At most for one look."""
+MAX_KNOWN = 256
+
+
+class StoreListeners:
+    """Lives on the event loop's thread."""
+
+    def __init__(self, state: NodeState) -> None:
+        self._state = state
+        self._looked_at: set[tuple[str, str, int]] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def beat(self, launch: Launch) -> None:
+        """Begin a look if a rank of this job waits where nobody has looked, and none is under way."""
+        if self._task is not None and not self._task.done():
+            return
+        for address, port in self._state.stores_waited_at(launch.job_id):
+            key = (launch.job_dir.name + launch.job_id, address, port)
+            if key not in self._looked_at:
+                if len(self._looked_at) >= MAX_KNOWN:
+                    self._looked_at.clear()
+                self._looked_at.add(key)
+                self._task = asyncio.get_running_loop().create_task(self._look(launch.job_id, address, port))
+                return
+
+    def close(self) -> None:
+        """End a look that is under way."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _look(self, job_id: str, address: str, port: int) -> None:
+        with contextlib.suppress(TimeoutError, KeyError):  # too many processes; the job has gone
+            found = await asyncio.wait_for(asyncio.to_thread(listener_at, address, port), LOOK_S)
+            if found:
+                self._state.apply(StoreListenerSeen(job_id, port, found), time.monotonic())
+
+
+def listener_at(address: str, port: int) -> str:
+    """Return the process that listens at an address of this node; empty where it is another node's, or nobody does."""
+    try:
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return ""
+    is_here = any(interface_of(str(one[4][0])) or str(one[4][0]).startswith("127.") for one in found)
+    return holder_of(port, if_free="") if is_here else ""

@@ -1,7 +1,9 @@
-"""Which failure on this node came first, and is not another's consequence.
+"""Finds which failure on this node came first and is not another's consequence, and puts ends of processes into text.
 
-When a rank fails its peers lose their connections and fail too, and the launcher ends the rest. What a rank says it
-died of, and when, tells them apart; across nodes the console does (`app.wording.root_cause`).
+When a rank fails its peers lose their connections and fail too, and the launcher ends the rest. What a rank reports
+that it died of, and when, distinguishes them (`first_of`); across nodes the console does (`app.view.headline`).
+
+`worker_end` and `launcher_end` are the sentences about how processes ended.
 """
 
 from __future__ import annotations
@@ -12,13 +14,58 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.jobs.end_words import last_line_words, launcher_end, worker_end
-from agent.logs.failure_text import FailureText
+from agent.logs.traceback_text import FailureText
 from agent.wire.logs import LAUNCHER_RANK, LOST_PEER, RootCause
 
 if TYPE_CHECKING:
     from agent.jobs.lifecycle import AttemptFailed, LauncherFailed, WorkerExited
-    from agent.logs.failure_text import FoundFailure
+    from agent.logs.traceback_text import FoundFailure
+
+
+def worker_end_words(event: WorkerExited) -> str:
+    """Say how a rank ended, and of what."""
+    return f"rank {event.rank} {worker_end(event)}{_because(event.found)}"
+
+
+def worker_end(event: WorkerExited) -> str:
+    """Say how a rank's process ended."""
+    if event.signal is not None:
+        return f"was killed by {signal_name(event.signal)}"
+    return f"exited with code {event.code}"
+
+
+def launcher_end_words(event: AttemptFailed | LauncherFailed) -> str:
+    """Say how a launcher ended, and of what."""
+    return launcher_end(event) + _because(event.found)
+
+
+def launcher_end(event: AttemptFailed | LauncherFailed) -> str:
+    """Say how a launcher's process ended."""
+    if event.exit_code is None:
+        return "the shim, rankdeck's process above the launcher, was killed, and the launcher with it"
+    if event.exit_code < 0:
+        return f"the launcher was killed by {signal_name(-event.exit_code)}"
+    return f"the launcher exited with code {event.exit_code}"
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name for people; real-time signals have only numbers."""
+    try:
+        return Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _because(found: FoundFailure | None) -> str:
+    if found is None:
+        return ""
+    return f": {found.text.exception}" if found.text.exception else last_line_words(found.text)
+
+
+def last_line_words(text: FailureText) -> str:
+    """Return what a rank without an exception wrote last, as the end of a sentence."""
+    return f"; its last line: {text.last_line}" if text.last_line else ""
+
 
 _LAUNCHER_SAYS = re.compile(r"(?:[\w.]+\.)?ChildFailedError\b")
 """torchrun's own exception when a worker has failed."""

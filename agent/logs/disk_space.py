@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.logs.failure_text import FailureText, FoundFailure
-from agent.saying import say
+from agent.errors import say
+from agent.logs.traceback_text import FailureText, FoundFailure
 from agent.wire.jobs import ENDED_STATES
 
 if TYPE_CHECKING:

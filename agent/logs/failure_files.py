@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.logs.failure_text import FailureText, FoundFailure
-from agent.logs.last_line import last_line
+from agent.files import open_regular
 from agent.logs.log_tail import log_path
-from agent.logs.traceback_text import MAX_EXCEPTION_CHARS, cleaned, failure_in
-from agent.regular_file import open_regular
+from agent.logs.traceback_text import MAX_EXCEPTION_CHARS, FailureText, FoundFailure, cleaned, failure_in, last_line
 from agent.wire.logs import LAUNCHER_RANK, LogStream
 
 if TYPE_CHECKING:

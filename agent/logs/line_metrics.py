@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agent.errors import MetricPatternError
-from agent.wire.fields import LOSS_METRIC
+from agent.wire.codec import LOSS_METRIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,8 +11,8 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from agent.files import open_regular
 from agent.logs.line_splitter import LineSplitter
-from agent.regular_file import open_regular
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,6 +104,7 @@ class LogFile:
 
     def _pending(self) -> int:
         size = os.fstat(self._fd).st_size
+        # A file that is cut and grows past the offset between two looks is not noticed, as with `tail -F`.
         if size < self._offset:
             self._notes += self._unfinished()
             self._notes.append(f"(the file was cut from {self._offset} bytes to {size}: it is read from its start)")

@@ -1,21 +1,29 @@
-"""Follows what ranks print, line by line, the newest lines kept in memory.
+"""Follows what ranks print, line by line, with the latest lines kept in memory.
 
-The files are the truth and lose nothing. In memory there is a ring, bounded in lines and in characters, from which a
-console pulls what it lacks. One look at all files is bounded too, in bytes and in lines, so that the agent's loop never
-waits for what ranks print; what comes faster is skipped, counted and said, and can be read from the files.
+The files are the truth and lose nothing. In memory (`LogTail`) there is a ring, bounded in lines and in characters,
+from which a console pulls what it lacks. One look at all files is bounded too, in bytes and in lines, so that the
+agent's loop never waits for what ranks print; what comes faster is skipped, counted and reported, and can be read from
+the files.
+
+`read_log` reads pieces of log files for consoles: what the ring of lines has lost, or what was never made into lines.
 """
 
 from __future__ import annotations
 
+import codecs
 import itertools
+import os
+import re
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from agent.files import open_regular
 from agent.logs.line_metrics import LineMetrics
 from agent.logs.log_file import LogFile
 from agent.processes.shim_process import LAUNCHER_LOG
-from agent.wire.logs import LAUNCHER_RANK, LogLine, LogLoss, LogStream
+from agent.wire.commands import RefusalReason, Refused
+from agent.wire.logs import LAUNCHER_RANK, LogChunk, LogLine, LogLoss, LogStream, ReadLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -182,3 +190,53 @@ class LogTail:
             self._num_chars += len(text)
         while len(self._lines) > MAX_KEPT_LINES or self._num_chars > MAX_KEPT_CHARS:
             self._num_chars -= len(self._lines.popleft().text)
+
+
+_ATTEMPT = re.compile(r"\d{1,9}")
+
+
+def read_log(job_root: Path, command: ReadLog) -> LogChunk | Refused:
+    """Return a piece of a log file; blocks on the disk alone.
+
+    No part of a path comes from the peer but the job's id, whose characters `ReadLog` restricts, and numbers.
+
+    Args:
+        job_root: The job's own directory, with one of each attempt.
+        command: What is wanted.
+    """
+    attempt = _newest_attempt(job_root) if command.attempt is None else command.attempt
+    path = log_path(job_root / str(attempt), command.rank, command.stream)
+    try:
+        fd = open_regular(path)
+    except OSError as error:
+        return Refused(
+            RefusalReason.NO_LOG, f"no log of job {command.job_id}, attempt {attempt}: {path.name}: {error.strerror}"
+        )
+    try:
+        return _chunk(fd, os.fstat(fd).st_size, attempt, command)
+    except OSError as error:
+        return Refused(RefusalReason.NO_LOG, f"{path.name} of job {command.job_id} cannot be read: {error.strerror}")
+    finally:
+        os.close(fd)
+
+
+def _chunk(fd: int, size_bytes: int, attempt: int, command: ReadLog) -> LogChunk:
+    wanted = command.offset if command.offset >= 0 else max(0, size_bytes + command.offset)
+    data = os.pread(fd, command.max_bytes, min(wanted, size_bytes))
+    offset = min(wanted, size_bytes)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text = decoder.decode(data)
+    num_held = len(decoder.getstate()[0])
+    if num_held == len(data):
+        # A character that is never completed: it must not be asked for again and again.
+        text, num_held = data.decode(errors="replace"), 0
+    return LogChunk(
+        attempt=attempt, offset=offset, next_offset=offset + len(data) - num_held, size_bytes=size_bytes, text=text
+    )
+
+
+def _newest_attempt(job_root: Path) -> int:
+    try:
+        return max((int(name) for name in os.listdir(job_root) if _ATTEMPT.fullmatch(name)), default=0)  # noqa: PTH208
+    except OSError:
+        return 0

@@ -1,7 +1,13 @@
 """Reads what a failed rank has printed: which exception everything followed from, and on which line of the program.
 
-Tracebacks of Python with their chains, groups and syntax errors; of rich; those that torch and the standard library put
-into a message when the exception was another process's; native aborts, with faulthandler's frames. Linear in the text.
+`failure_in` reads tracebacks of Python with their chains, groups and syntax errors; of rich; those that torch and the
+standard library put into a message when the exception was another process's; native aborts, with faulthandler's frames.
+It is linear in the text.
+
+`last_line` is for a rank that left no exception: the last line on its standard error, as of `sys.exit("...")` and
+argparse.
+
+`FailureText` and `FoundFailure` hold a failure that has been read from a job's files.
 """
 
 from __future__ import annotations
@@ -11,8 +17,7 @@ from enum import Enum
 
 import msgspec
 
-from agent.logs.failure_text import FailureText
-from agent.wire.logs import MAX_TRACEBACK_BYTES
+from agent.wire.logs import LAUNCHER_RANK, MAX_TRACEBACK_BYTES
 
 MAX_EXCEPTION_CHARS = 1024
 MAX_WHERE_CHARS = 512
@@ -341,3 +346,43 @@ def _where(block: _Block, root: int) -> str:
             innermost: _Frame = (own or frames)[-1]
             return innermost.words
     return ""
+
+
+_NOISE = re.compile(
+    r"\[?[WI]\d{4} \d\d:\d\d"
+    r"|\S+:\d+: \w*Warning: "
+    r"|.*\b\d{1,3}%\|"
+    r"|.*resource_tracker"
+)
+"""torch's own notes at its end, Python's warnings, progress bars. Source: c10/util/Logging.cpp, tqdm."""
+
+
+def last_line(text: str) -> str:
+    """Return the last line that may say why a rank ended, cleaned and cut; empty when there is none."""
+    lines = text.splitlines()
+    for index in range(len(lines) - 1, -1, -1):
+        line = cleaned(_RANK_PREFIX.sub("", lines[index], count=1)).strip()
+        is_source = lines[index].startswith("  ") and index > 0 and "Warning: " in lines[index - 1]
+        if line and not is_source and not _NOISE.match(line):
+            return line[:MAX_EXCEPTION_CHARS]
+    return ""
+
+
+class FailureText(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a failed rank has said; see `agent.wire.logs.RootCause` for the fields."""
+
+    exception: str = ""
+    outer: str = ""
+    where: str = ""
+    traceback: str = ""
+    last_line: str = ""
+    """Of standard error, where there is no exception: what `sys.exit("...")` and argparse say."""
+
+
+class FoundFailure(msgspec.Struct, frozen=True):
+    """What the files of a job say of a failure."""
+
+    text: FailureText
+    rank: int = LAUNCHER_RANK
+    failed_s: float | None = None
+    """When, if that was written too."""

@@ -21,13 +21,13 @@ from agent.machine.sampler_care import (
     StartSampler,
     Ticked,
 )
-from agent.state.observations import GpusSampled, GpuWatchChanged
+from agent.node_state.observations import GpusSampled, GpuWatchChanged
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.state.gpu_sample import GpuSample
-    from agent.state.node_state import NodeState
+    from agent.node_state.gpu_sample import GpuSample
+    from agent.node_state.node_state import NodeState
 
 LOG_FILE = "gpu-sampler.log"
 

@@ -1,22 +1,25 @@
-"""What a rank's process and its child processes hold of the host's memory, and which limits it runs into.
+"""Reads what a rank's process and its child processes hold of the host's memory, and which limits apply.
 
-All of it is read from small files of /proc and of the cgroup file system that take no lock of the process. A DataLoader
+`MemoryReader` reads small files of /proc and of the cgroup file system that take no lock of the process. A DataLoader
 worker's leak is its rank's. A limit counts what the kernel cannot give back: a cgroup's page cache is taken off.
 
 Source: proc_pid_statm(5), proc_pid_status(5), proc_pid_limits(5); Documentation/admin-guide/cgroup-v2.rst (memory.max,
 memory.current, memory.stat), cgroup-v1/memory.rst (memory.limit_in_bytes, memory.usage_in_bytes).
+
+`OomKills` counts how often the kernel has killed a process of this machine for want of memory.
 """
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.state.observations import LimitSampled, MemorySampled
-from agent.wire.memory import LimitKind, LimitReport
+from agent.node_state.observations import LimitSampled, MemorySampled
+from agent.wire.machine import LimitKind, LimitReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -174,3 +177,41 @@ def _sampled(cgroup: _Cgroup) -> LimitSampled | None:
     cache_bytes = sum(int(stat.get(key, 0)) for key in cgroup.cache_keys)
     used = LimitReport(LimitKind.CGROUP, limit_bytes, max(0, used_bytes - cache_bytes))
     return LimitSampled(f"cgroup {cgroup.path}", used)
+
+
+LOOK_PERIOD_S = 1.0
+RECENT_S = 3.0
+"""Before a rank's end: it is noticed at once, but the killed process may be one that it depends on."""
+_VMSTAT = Path("/proc/vmstat")
+_NAME = b"\noom_kill "
+
+
+class OomKills:
+    """Remembers the kernel's count of the last seconds. The count is the machine's, also seen from a container."""
+
+    def __init__(self, path: Path = _VMSTAT) -> None:
+        """`path` is read as /proc/vmstat is."""
+        self._path = path
+        self._counts: deque[tuple[float, int]] = deque()
+
+    def look(self, now_s: float) -> None:
+        """Note the count, once a second; takes 0.1 ms."""
+        if self._counts and now_s - self._counts[-1][0] < LOOK_PERIOD_S:
+            return
+        self._counts.append((now_s, self._count()))
+        while now_s - self._counts[0][0] > RECENT_S:
+            self._counts.popleft()
+
+    def recent(self, now_s: float) -> int:
+        """Return how many processes were killed in the last seconds; 0 where the kernel does not tell."""
+        known = [count for at_s, count in self._counts if now_s - at_s <= RECENT_S + LOOK_PERIOD_S]
+        return max(0, self._count() - known[0]) if known else 0
+
+    def _count(self) -> int:
+        """Return the kernel's count since the machine began. Source: proc_vmstat(5), oom_kill, Linux 4.13."""
+        try:
+            text = self._path.read_bytes()
+        except OSError:
+            return 0
+        _, found, rest = text.partition(_NAME)
+        return int(rest.split(b"\n", 1)[0]) if found else 0

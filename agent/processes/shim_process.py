@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from agent.errors import SpawnError
-from agent.file_lock import is_locked
+from agent.files import is_locked
 from agent.processes import shim
 
 if TYPE_CHECKING:

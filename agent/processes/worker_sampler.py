@@ -1,8 +1,10 @@
-"""Looks at workers from outside: which processes they are, in what state, how big, and how they end.
+"""Observes workers from outside: which processes they are, in what state, how big, and how they end.
 
-A frozen rank sends nothing, so its state must come from the kernel. Each worker is held by a pidfd, which is readable
-when it ends, and by its open /proc/PID/stat, which stays that process's even if the pid is used again: one small read
-gives state, memory, CPU time and, while the process is a zombie, its exit status.
+A frozen rank sends nothing, so its state must come from the kernel. `WorkerSampler` holds each worker by a pidfd, which
+is readable when it ends, and by its open /proc/PID/stat, which stays that process's even if the pid is used again: one
+small read gives state, memory, CPU time and, while the process is a zombie, its exit status.
+
+`kernel_facts` returns what the kernel shows of a process that cannot report itself.
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from agent.node_state.observations import WorkerSampled, WorkerSeen
+from agent.processes import shim
 from agent.processes.memory_reader import MemoryReader
 from agent.processes.shim_process import exit_status
 from agent.slow_reader import SlowReader
-from agent.state.observations import WorkerSampled, WorkerSeen
 from agent.wire.reports import ProcessState
+from agent.wire.stacks import MAX_KERNEL_FRAMES, KernelFacts
 from ddpcore.wire import ENV_JOB_ID
 
 if TYPE_CHECKING:
@@ -284,3 +288,54 @@ def _read_stat(fd: int) -> list[bytes]:
     except ProcessLookupError:
         return []
     return line[line.rfind(b")") + 2 :].split()
+
+
+_MAX_BYTES = 8192
+_MAX_CHARS = 256
+STOPPED_LOOKS, STOPPED_PAUSE_S = 5, 0.1
+"""For so long a tracer may hold a process that only looks at it."""
+
+
+def kernel_facts(pid: int) -> KernelFacts | None:
+    """Return what /proc says of a process, as far as this user may read it; None when it has ended."""
+    fields = shim.stat_fields(pid)
+    if not fields or fields[0] in b"ZX":
+        return None
+    wchan = _read(pid, "wchan").strip()
+    number = _read(pid, "syscall").partition(" ")[0]
+    # "[<0>] futex_wait_queue+0x60/0x90": the address is hidden, the offset says nothing to people.
+    frames = [line.partition("] ")[2].partition("+")[0] for line in _read(pid, "stack").splitlines()]
+    return KernelFacts(
+        state=fields[0].decode("ascii", "replace"),
+        wchan="" if wchan == "0" else wchan[:_MAX_CHARS],
+        syscall=int(number) if number.isascii() and number.isdigit() else None,
+        stack=[frame[:_MAX_CHARS] for frame in frames if frame][:MAX_KERNEL_FRAMES],
+    )
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped by a signal, or by a debugger that does more than look: state T, or t."""
+    for _ in range(STOPPED_LOOKS):
+        letter = b"".join(shim.stat_fields(pid)[:1])
+        if letter != b"t":
+            return letter == b"T"
+        time.sleep(STOPPED_PAUSE_S)
+    return True
+
+
+def has_uninterruptible_thread(pid: int) -> bool:
+    """Return whether a thread of a process waits in the kernel so that nobody can stop it now: state D."""
+    try:
+        threads = [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return False
+    return any(shim.stat_fields(thread)[:1] == [b"D"] for thread in threads)
+
+
+def _read(pid: int, name: str) -> str:
+    """Return a small file of a process; empty where this user may not read it, or the process is gone."""
+    try:
+        with Path(f"/proc/{pid}/{name}").open("rb") as file:
+            return file.read(_MAX_BYTES).decode(errors="replace")
+    except OSError:
+        return ""

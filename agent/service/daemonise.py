@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.errors import AgentError, DaemonFailedError, FrozenAgentError, NoAgentError
-from agent.service.whereabouts import Whereabouts, look
+from agent.service.agent_info import Whereabouts, look
 from agent.state_dir import StateDir, is_served
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
-"""What a node says, and the commands it takes: the vocabulary between an agent and its consoles.
+"""What a node reports, and the commands it takes: the vocabulary between an agent and its consoles.
 
-Telemetry: `reports`, with `jobs`, `machine` and `logs` in them, one msgpack frame each. Commands: `commands` and
-`replies`, one JSON line in, one JSON line out, on the agent's Unix command socket. Log lines do not fit in a snapshot:
-a report carries the number of the newest (`log_seq`), and a console pulls what it lacks by `PullLogs`, what is older by
+Telemetry: `reports`, with `jobs`, `machine` and `logs` in them, one msgpack frame each. Commands and their replies:
+`commands`, one JSON line in, one JSON line out, on the agent's Unix command socket. Log lines do not fit in a snapshot:
+a report carries the number of the latest (`log_seq`), and a console pulls what it lacks by `PullLogs`, what is older by
 `ReadLog`.
 """

@@ -1,12 +1,21 @@
-"""What all messages have in common: bounds, and what is raised for bytes that are none."""
+"""What all messages have in common: bounds, decoding, framing, and the errors for bytes that are no message.
+
+`LongText`, `JobId` and `Port` are bounded types of fields; `CONTROL_SOCKET` and its siblings are the names of an
+agent's sockets.
+
+`with_length` and `FrameReader` carry frames over a plain stream: four bytes of length, big endian, and the frame.
+"""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 
 from ddpcore.wire import DECODE_ERRORS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MAX_COMMAND_BYTES = 1_048_576
 """A longer line, either way, is refused before it is decoded."""
@@ -40,3 +49,72 @@ def decode_line(decoder: msgspec.json.Decoder[_Message], line: bytes, what: str)
         return decoder.decode(line)
     except DECODE_ERRORS as error:
         raise MalformedMessageError(f"not {what}: {error}") from error
+
+
+LongText = Annotated[str, msgspec.Meta(max_length=4096)]
+
+
+JobId = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,63}\Z")]
+
+
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+PublicKey = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}\Z")]
+"""Of CURVE, in Z85. Source: RFC 32."""
+
+
+LOSS_METRIC = "loss"
+STEP_METRIC = "step"
+EPOCH_METRIC = "epoch"
+"""Metrics read from lines that stand for what a rank has not reported itself."""
+
+
+TELEMETRY_SOCKET = "telemetry.sock"
+"""Reports as they are made, for ZeroMQ on this machine."""
+
+
+REPORTS_SOCKET = "reports.sock"
+"""The newest report, for the asking, as `agent.wire.relay` has it: for whoever is away."""
+
+
+CONTROL_SOCKET = "control.sock"
+
+
+INBOX_SOCKET = "inbox.sock"
+"""Names of an agent's sockets in its 0700 directory."""
+
+
+LENGTH_BYTES = 4
+
+
+def with_length(frame: bytes) -> bytes:
+    """Return a frame as it goes over a stream."""
+    return len(frame).to_bytes(LENGTH_BYTES, "big") + frame
+
+
+class FrameReader:
+    """Takes a stream apart; chunks may be cut anywhere."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """`max_bytes` is of the longest frame."""
+        self._buffer = bytearray()
+        self._max_bytes = max_bytes
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """Yield the frames that this chunk completes.
+
+        Raises:
+            MalformedMessageError: A longer frame than may come is announced: this is something else.
+        """
+        self._buffer += chunk
+        while len(self._buffer) >= LENGTH_BYTES:
+            length = int.from_bytes(self._buffer[:LENGTH_BYTES], "big")
+            if length > self._max_bytes:
+                raise MalformedMessageError(f"a frame of {length} bytes, at most {self._max_bytes} are taken")
+            end = LENGTH_BYTES + length
+            if len(self._buffer) < end:
+                return
+            frame = bytes(self._buffer[LENGTH_BYTES:end])
+            del self._buffer[:end]
+            yield frame

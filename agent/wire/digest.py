@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from agent.wire.progress import is_step_counted, loss_of, step_of
 from agent.wire.reports import (
     MAX_NODE_REPORT_BYTES,
     NodeHead,
@@ -25,6 +24,9 @@ from agent.wire.reports import (
     WorkerReport,
     decode_node_report,
     decode_with,
+    is_step_counted,
+    loss_of,
+    step_of,
 )
 from ddpcore.wire import DECODE_ERRORS, Name, Oddity, Phase, Rank, Word
 

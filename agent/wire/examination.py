@@ -10,8 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from agent.wire.codec import decode_line
-from agent.wire.fields import LongText, Port
+from agent.wire.codec import LongText, Port, decode_line
 from agent.wire.machine import MAX_GPUS, Sentence
 from ddpcore.wire import Count, FilePath, Name, Seconds, Word
 

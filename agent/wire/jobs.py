@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from agent.wire.fields import JobId, LongText, Port
+from agent.wire.codec import JobId, LongText, Port
 from agent.wire.logs import RootCause
 from ddpcore.wire import Count, Fault, FilePath, Name, Rank, Seconds
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from agent.wire.fields import JobId
+from agent.wire.codec import JobId
 from ddpcore.wire import Count, Name, Seconds, Word
 
 MAX_PULLED_LINES = 2_000

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from agent.wire.codec import MAX_COMMAND_BYTES
-from agent.wire.fields import JobId
+from agent.wire.codec import MAX_COMMAND_BYTES, JobId
 from ddpcore.wire import Count, Name, Rank, Seconds, Word
 from ddpcore.wire_stacks import PendingCalls, Recorded, Threads, Versions, fitting
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
+from app.diagnosis.causes import Cause
 from app.diagnosis.contradictions import MAX_SEQS, MAX_SIDES, MAX_SPEAKERS, call_counts, odd_ones, side_of, step_of
 from app.diagnosis.exits import ended_by_gloo
 from app.diagnosis.verdicts import Evidence, Side, Verdict, nodes_of
 from app.diagnosis.waits import calls_by_step
 from app.model.job_model import PHASE_CODE
-from app.rows import Cause
 from ddpcore.wire import ONE_WAY_OPS, PeerCall, Phase
 
 if TYPE_CHECKING:

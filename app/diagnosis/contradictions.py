@@ -14,12 +14,12 @@ import numpy as np
 
 from agent.wire.digest import SIZED_OPS, checksum
 from agent.wire.reports import ExitReport
+from app.diagnosis.causes import Cause
 from app.diagnosis.exits import has_lost_peer
 from app.diagnosis.point_to_point import is_transfer, odd_in_circle
 from app.diagnosis.verdicts import CallCounts, Evidence, Side, Verdict, name, nodes_of
 from app.diagnosis.waits import Knot, Wait, calls_by_step, circle_from, find_out_of_order, passed_by
 from app.model.farewells import have_lost_peers, is_clean, is_leaving
-from app.rows import Cause
 from ddpcore.wire import ONE_WAY_OPS, Place
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
     from app.diagnosis.rank_facts import Flags, Ranks
     from app.diagnosis.verdicts import Aftermath
-    from app.model.call_history import Comparison
-    from app.model.group_table import GroupTable
+    from app.model.group_table import Comparison, GroupTable
     from app.model.job_model import Death
     from ddpcore.wire import GroupReport, PastCall, RankReport
 

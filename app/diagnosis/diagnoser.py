@@ -16,6 +16,7 @@ from agent.wire.jobs import JobState
 from agent.wire.reports import ExitReport
 from app.diagnosis import contradictions, verdicts
 from app.diagnosis.aborts import aborted
+from app.diagnosis.causes import Cause, RankState, Severity
 from app.diagnosis.exits import (
     LAUNCHER_END_S,
     NO_EXITS,
@@ -34,12 +35,12 @@ from app.diagnosis.exits import (
 )
 from app.diagnosis.joining import not_joined
 from app.diagnosis.known_phases import KnownPhases, Whereabouts
-from app.diagnosis.node_facts import all_nodes
 from app.diagnosis.point_to_point import find_peer_waits
 from app.diagnosis.rank_facts import (
     STATE_CODE,
     RankFacts,
     Thresholds,
+    all_nodes,
     is_in_known_phase,
     rank_facts,
 )
@@ -49,14 +50,13 @@ from app.diagnosis.wait_share import WaitShare
 from app.diagnosis.waits import Wait, find_waits, follow, queued_ranks
 from app.model.farewells import ends_of, is_leaving, that_has_closed
 from app.model.job_model import Death, Process
-from app.rows import Cause, RankState, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from app.diagnosis.node_facts import AllNodes
+    from app.diagnosis.rank_facts import AllNodes
     from app.diagnosis.rank_pace import RankPace
     from app.model.cluster import Cluster
     from app.model.group_table import GroupTable

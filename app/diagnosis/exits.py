@@ -18,10 +18,10 @@ import msgspec
 import numpy as np
 
 from agent.wire.logs import LAUNCHER_RANK
+from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.verdicts import Aftermath, name
 from app.model.farewells import TOLD_SIGNALS, is_clean, names_lost_peer, names_time_out
 from app.model.job_model import PHASE_CODE
-from app.rows import Cause, Severity
 from ddpcore.wire import BARRIER_GROUP, FIRST_GROUP, Phase
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.verdicts import Evidence, MeetingSide, Verdict, by_node, hosts_of, name
 from app.model.job_model import PHASE_CODE, Process
-from app.rows import Cause, Severity
 from ddpcore.wire import Oddity, Phase
 
 if TYPE_CHECKING:

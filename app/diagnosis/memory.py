@@ -1,7 +1,7 @@
 """Whether a rank ended for want of memory, by its own exception or by the kernel's hand, and which is about to.
 
-A node tells how the memory of its ranks grows, and whether a limit is near (`agent.state.memory_growth`): it looks all
-the time, whoever watches. Here ranks that grow alike become one verdict.
+A node tells how the memory of its ranks grows, and whether a limit is near (`agent.node_state.memory_growth`): it looks
+all the time, whoever watches. Here ranks that grow alike become one verdict.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from agent.wire.memory import GrowthReport, LimitKind
+from agent.wire.machine import GrowthReport, LimitKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.rank_facts import is_in_known_phase
 from app.diagnosis.verdicts import Evidence, Side, Verdict, name, nodes_of
 from app.model.job_model import PHASE_CODE
-from app.rows import Cause, Severity
 from ddpcore.wire import Phase
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 
 from agent.wire.reports import ProcessState
+from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.memory import is_out_of_memory, last_growth, near_growths
 from app.diagnosis.rank_facts import NOWHERE, is_in_known_phase, unheard_nodes
 from app.diagnosis.waits import is_common, is_root_unknown, that_go_on
 from app.model.job_model import PHASE_CODE
-from app.rows import Cause, Severity
 from ddpcore.wire import FIRST_GROUP, Phase
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from agent.wire.reports import ExitReport
     from app.diagnosis.known_phases import KnownPhases, Whereabouts
     from app.diagnosis.memory import Growth
-    from app.diagnosis.node_facts import AllNodes
-    from app.diagnosis.rank_facts import Flags, RankFacts, Ranks, Thresholds
+    from app.diagnosis.rank_facts import AllNodes, Flags, RankFacts, Ranks, Thresholds
     from app.diagnosis.rank_pace import Habit
     from app.diagnosis.wait_share import EarlierCost
     from app.diagnosis.waits import Knot, Wait

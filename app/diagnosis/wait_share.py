@@ -4,7 +4,7 @@ Collectives make all ranks equally fast, so a rank that is slow does not show in
 loses no time while all others do. Time in which something else explains the waiting (a checkpoint, a frozen rank) is
 left out.
 
-What ranks lose is known exactly from when each has called what (`agent.state.call_waits`). A gap between those that
+What ranks lose is known exactly from when each has called what (`agent.node_state.waits`). A gap between those that
 lose least and all others, beyond what chance does from step to step, names ranks that are a little slower, several that
 are equally slow, and whole nodes. Where nobody records calls there are only samples of who waits: ranks that share
 cores wait unevenly, so those tell only a rank that is slower by far.

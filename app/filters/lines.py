@@ -1,4 +1,8 @@
-"""Which log lines a filter shows, many at a time: packed text is searched whole, and the rest is arrays."""
+"""Which log lines and which events a filter shows.
+
+`lines_of` filters many log lines at a time: packed text is searched whole, and the rest is arrays. `is_event_shown`
+filters events.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
+from app.diagnosis.causes import Severity
 from app.filters.patterns import TextPattern
 from app.filters.terms import EVERYTHING, Filter, Key, KeyKind, NameTerm, NumberTerm, TextTerm, WordTerm
+from app.recording.events import EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from app.filters.terms import Term
+    from app.recording.events import Event
 
 _LEVEL_PATTERNS = {
     "error": r"\b(?:ERROR|CRITICAL|FATAL|FAILED)\b|Traceback \(most recent call last\)|\b[A-Z]\w*(?:Error|Exception)\b"
@@ -139,3 +146,31 @@ def _with(piece: LogPiece, pattern: TextPattern, after_step: Callable[[], None] 
     found = np.zeros(len(piece.ends), np.bool_)
     found[pattern.lines_in(piece.packed, piece.ends, after_step)] = True
     return found
+
+
+EVENT_KEYS = (
+    Key("kind", KeyKind.WORD, words=tuple(str(kind) for kind in EventKind)),
+    Key("severity", KeyKind.WORD, words=tuple(str(severity) for severity in Severity)),
+    Key("rank", KeyKind.NUMBER),
+)
+PROBLEMS = frozenset({Severity.WARNING, Severity.CRITICAL})
+
+
+def is_event_shown(event: Event, wanted: Filter, *, is_problems_only: bool) -> bool:
+    """Tell whether every term of a filter holds of an event."""
+    if is_problems_only and event.severity not in PROBLEMS:
+        return False
+    return all(_holds(event, term) is not term.is_inverse for term in wanted.terms)
+
+
+def _holds(event: Event, term: Term) -> bool:
+    match term:
+        case WordTerm(key="kind", words=words):
+            return event.kind in words
+        case WordTerm(words=words):
+            return event.severity in words
+        case NumberTerm():
+            return bool(term.among(np.array(event.ranks, np.int64)).any())
+        case _:
+            assert isinstance(term, TextTerm), "no key of an event is a name or a figure"
+            return term.pattern.is_in(event.text)

@@ -11,14 +11,14 @@ import numpy as np
 from app.diagnosis.rank_facts import STATES
 from app.filters.terms import EVERYTHING, FigureTerm, Filter, Key, KeyKind, NameTerm, NumberTerm, WordTerm
 from app.model.job_model import PHASES
-from app.wording.rank_words import rank_text
+from app.view.ranks import rank_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from app.filters.terms import Term
-    from app.view import View
-    from app.wording.rank_table import RankTable
+    from app.view.ranks import RankTable
+    from app.view.view import View
 
 _SECONDS = (("", 1.0), ("s", 1.0), ("ms", 0.001), ("m", 60.0), ("min", 60.0), ("h", 3600.0))
 _BYTES = tuple(

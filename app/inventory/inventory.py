@@ -1,10 +1,11 @@
-"""The hosts of a cluster and its jobs, as `rankdeck.toml` names them. Pure.
+"""The hosts of a cluster and its jobs, as `rankdeck.toml` names them, read and written.
 
-Tables that hold settings are those of `app.settings`.
+Pure. `read_inventory` reads a file; tables that hold settings are those of `app.settings`. `inventory_text` writes one.
 """
 
 from __future__ import annotations
 
+import json
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Never
 
@@ -13,12 +14,12 @@ import msgspec
 from app.errors import UsageError
 from app.inventory.jobs import JobEntry, read_jobs
 from app.inventory.tables import TableReader, WrongValueError, text
-from app.safe_text import clean
+from app.settings.keys import nearest_text
 from app.settings.layers import Origin, Trouble
-from app.settings.nearness import nearest_text
 from app.settings.schema import TABLES, repeated
 from app.settings.toml_lines import NotTomlError, parse
 from app.ssh.config import THIS_MACHINE, parse_destination
+from app.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -212,3 +213,34 @@ _SHARED = ("python", "workdir")
 """What holds for each host that does not say otherwise."""
 _TABLES = ("cluster", "node", "job")
 """Beside those of settings."""
+
+
+_HEAD = """\
+# The hosts of this cluster, in the order in which they get their ranks: see `rankdeck init --help`.
+
+[cluster]
+"""
+_HINTS = """\
+# python = "~/venvs/train/bin/python"   # on the hosts: the one that has rankdeck
+# workdir = "~/project"
+"""
+
+
+def inventory_text(inventory: Inventory) -> str:
+    """Return the text of a file that `read_inventory` reads as this inventory."""
+    head = _HEAD + (f"name = {_quoted(inventory.name)}\n" if inventory.name else "") + _HINTS
+    return head + "".join(f"\n{_node(entry)}" for entry in inventory.hosts)
+
+
+def _node(entry: HostEntry) -> str:
+    ranks = f'"{GPU}"' if entry.num_ranks is None else str(entry.num_ranks)
+    fields = {"host": _quoted(entry.host), "nproc": ranks}
+    for name in ("python", "workdir"):
+        if value := getattr(entry, name):
+            fields[name] = _quoted(value)
+    return "[[node]]\n" + "".join(f"{name} = {value}\n" for name, value in fields.items())
+
+
+def _quoted(text: str) -> str:
+    # What JSON writes as a string is a basic string of TOML: both escape by \\", \\\\ and \\uXXXX.
+    return json.dumps(text, ensure_ascii=False)

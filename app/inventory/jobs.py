@@ -9,6 +9,7 @@ import msgspec
 
 from agent.wire.jobs import MAX_LOCAL_WORLD_SIZE, MAX_PATTERN_CHARS, MAX_PATTERNS, MAX_RESTARTS
 from app.errors import UsageError
+from app.inventory.program import check_command, check_job_id
 from app.inventory.tables import (
     WrongValueError,
     seconds,
@@ -17,7 +18,6 @@ from app.inventory.tables import (
     whole_number,
     yes_or_no,
 )
-from app.program import check_command, check_job_id
 from app.settings.schema import repeated
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from app.settings.keys import nearest_text
 from app.settings.layers import Origin, Trouble
-from app.settings.nearness import nearest_text
 from app.settings.schema import repeated
 
 if TYPE_CHECKING:

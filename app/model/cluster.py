@@ -1,21 +1,24 @@
-"""The model: what the nodes have said, folded into nodes, jobs and ranks.
+"""The model: what the nodes have reported, folded into nodes, jobs and ranks.
 
-A node is who its connection says, whatever name its message carries. Membership comes from the job's world size, and
-counters are kept by (job, attempt). Times are of this console's clock: a report carries ages, and the time since it was
-received adds to them.
+A node is identified by its connection, whatever name its message carries. Membership comes from the job's world size,
+and counters are kept by (job, attempt). Times are of this console's clock: a report carries ages, and the time since it
+was received adds to them.
+
+`still_cluster` copies the model: later reports leave no trace on the copy, from which a paused screen is drawn.
 """
 
 from __future__ import annotations
 
+import copy
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from agent.wire.digest import NodeFrame, frame_of
 from agent.wire.jobs import JobState
 from agent.wire.machine import GpuCondition
-from app.model.job_model import JobModel
+from app.model.job_model import JobModel, SharesTogether
 from app.model.newcomers import Newcomers
 from app.model.rank_batch import RankBatch
 
@@ -250,3 +253,33 @@ def _is_sound(status: JobStatus) -> bool:
         and 0 < status.num_nodes <= status.world_size
         and status.first_rank + status.local_world_size <= status.world_size
     )
+
+
+Thing = TypeVar("Thing")
+
+
+def still_cluster(cluster: Cluster) -> Cluster:
+    """Return a copy of a cluster; reports themselves are never changed, so they are shared."""
+    copied = _still(cluster)
+    copied.nodes = {name: copy.copy(node) for name, node in cluster.nodes.items()}
+    copied.jobs = {job_id: _still_job(job) for job_id, job in cluster.jobs.items()}
+    return copied
+
+
+def _still_job(job: JobModel) -> JobModel:
+    copied = _still(job)
+    copied.together = SharesTogether(copied.shares)
+    copied.group_tables = _still(job.group_tables)
+    copied.group_tables.tables = {name: _still(table) for name, table in job.groups.items()}
+    copied.oddities, copied.step_rate = copy.deepcopy(job.oddities), copy.deepcopy(job.step_rate)
+    copied.output = copy.copy(job.output)
+    return copied
+
+
+def _still(thing: Thing) -> Thing:
+    """Return a copy with arrays and collections of its own."""
+    copied = copy.copy(thing)
+    for name, value in vars(thing).items():
+        if isinstance(value, np.ndarray | list | dict | deque):
+            setattr(copied, name, value.copy())
+    return copied

@@ -1,17 +1,27 @@
-"""Where every member stands in one process group: a column per fact, a slot per member, updated in place."""
+"""The process groups of one attempt: where every member stands, and what it has called last.
+
+`GroupTables` opens a group when a rank first reports it, and feeds it with where ranks stand in it. `GroupTable` is one
+group: a column per fact, a slot per member, updated in place. `CallHistory` holds what the members have called last, as
+checksums side by side, and where they differ.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
-from app.model.call_history import CallHistory, Comparison
+from agent.wire.digest import NUM_PAST
+from ddpcore.wire import BARRIER_GROUP, DEFAULT_GROUP
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
+
+    from agent.wire.digest import GroupCall
+    from app.model.rank_batch import RankBatch
 
 
 class GroupTable:
@@ -127,3 +137,181 @@ class GroupTable:
         assert self.members[0] >= 0
         assert self.members[-1] < world_size
         assert np.all(np.isfinite(self.wait_since_s))
+
+
+MAX_GROUPS = 8_192
+MAX_MEMBERSHIPS = 8 * 131_072
+"""Bounds on what peers can make this console allocate: groups, and members summed over groups."""
+MAX_CALLS = 4_096
+"""Distinct (operation, label) pairs; later ones share the nameless first."""
+
+
+class GroupTables:
+    """All groups of an attempt.
+
+    Attributes:
+        tables: By the group's name.
+        calls: (operation, label) by the tables' codes.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self.tables: dict[str, GroupTable] = {}
+        self.calls: list[tuple[str, str]] = [("", "")]
+        self._world_size = world_size
+        self._num_memberships = 0
+        self._code_of: dict[tuple[str, str], int] = {("", ""): 0}
+
+    def put(
+        self, batch: RankBatch, ranks: NDArray[np.int64], report_at_s: NDArray[np.float64], stamp: NDArray[np.int64]
+    ) -> int:
+        """Write where ranks stand; return of how many standings it was refused: no members, or contradictions.
+
+        Args:
+            batch: What was heard.
+            ranks: Of each of its records, -1 where it tells nothing new.
+            report_at_s: When the newest report was made, by rank.
+            stamp: The number of that report, by rank.
+        """
+        calls = [call for frame in batch.frames for call in frame.digest.calls]
+        tables: list[GroupTable | None] = [None] * len(calls)
+        codes = np.zeros(len(calls), np.int32)
+        found, row, call = _of_news(ranks, *batch.standings())
+        for number in np.unique(call).tolist():
+            table = tables[number] = self._table(calls[number])
+            codes[number] = 0 if table is None else self._code(calls[number])
+        num_ignored = 0
+        for table, own, members, slots, num_strangers in _by_table(tables, ranks[row], call):
+            num_ignored += num_strangers
+            if table is not None:
+                table.put(slots, found[own], report_at_s[members], codes[call[own]], stamp[members])
+        past, row, call = _of_news(ranks, *batch.histories())
+        for table, own, _, slots, _ in _by_table(tables, ranks[row], call):
+            if table is not None:
+                table.put_history(slots, past[own])
+        return num_ignored
+
+    def _table(self, call: GroupCall) -> GroupTable | None:
+        """Return the group of a call, None if it is not believed."""
+        table = self.tables.get(call.group) or self._open(call)
+        if table is None:
+            return None
+        is_whole = table.slot_of is None and len(call.ranks) in (0, self._world_size)
+        return table if is_whole or (table.slot_of is not None and len(call.ranks) == len(table.members)) else None
+
+    def _open(self, call: GroupCall) -> GroupTable | None:
+        members = None if call.group in (DEFAULT_GROUP, BARRIER_GROUP) or not call.ranks else sorted(set(call.ranks))
+        if members is not None and (members[-1] >= self._world_size or len(members) != len(call.ranks)):
+            return None
+        if members is not None and len(members) == self._world_size:
+            members = None
+        num_members = self._world_size if members is None else len(members)
+        if len(self.tables) >= MAX_GROUPS or self._num_memberships + num_members > MAX_MEMBERSHIPS:
+            return None
+        self._num_memberships += num_members
+        table = GroupTable(call.group, members, self._world_size)
+        self.tables[call.group] = table
+        return table
+
+    def _code(self, call: GroupCall) -> int:
+        named = (call.op, call.label)
+        code = self._code_of.get(named)
+        if code is None:
+            if len(self.calls) >= MAX_CALLS:
+                return 0
+            code = self._code_of[named] = len(self.calls)
+            self.calls.append(named)
+        return code
+
+
+def _of_news(
+    ranks: NDArray[np.int64], found: NDArray[np.void], row: NDArray[np.int64], call: NDArray[np.int64]
+) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the records of ranks that say something new."""
+    is_new = ranks[row] >= 0
+    return (found, row, call) if is_new.all() else (found[is_new], row[is_new], call[is_new])
+
+
+def _by_table(
+    tables: Sequence[GroupTable | None], ranks: NDArray[np.int64], call: NDArray[np.int64]
+) -> Iterator[tuple[GroupTable | None, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]]:
+    """Yield each group with its records, their ranks and slots, and how many records are of no member of it.
+
+    The first is None, of the records whose group is not believed.
+    """
+    place_of = {table: place for place, table in enumerate(dict.fromkeys(tables))}
+    whose = np.array([place_of[table] for table in tables], np.int64)[call]
+    for table, place in place_of.items():
+        own = np.flatnonzero(whose == place)
+        if not len(own):
+            continue
+        if table is None:
+            yield None, own, ranks[own], own, len(own)
+            continue
+        members = ranks[own]
+        slots, is_member = table.slots(members)
+        num_strangers = int((~is_member).sum())
+        if num_strangers:
+            own, members, slots = own[is_member], members[is_member], slots[is_member]
+        yield table, own, members, slots, num_strangers
+
+
+class CallHistory:
+    """What each member of a group has called last, as checksums, of which 0 is unknown.
+
+    Attributes:
+        newest: Seq of the newest call that is known of each member; -1 where none is.
+        ops: Operations of the `NUM_PAST` calls up to it, ascending.
+        shapes: Sizes and element types of these, where all members must bring the same.
+        roots: One more than the source or destination of each of these; 0 where it is not known.
+        root: Source or destination that the newest call names; -1 where none is known.
+        reduce_op: Its reduction.
+    """
+
+    def __init__(self, num_members: int) -> None:
+        self.newest = np.full(num_members, -1, np.int64)
+        self.ops = np.zeros((num_members, NUM_PAST), np.uint32)
+        self.shapes = np.zeros((num_members, NUM_PAST), np.uint32)
+        self.roots = np.zeros((num_members, NUM_PAST), np.uint32)
+        self.root = np.full(num_members, -1, np.int64)
+        self.reduce_op = np.zeros(num_members, np.uint32)
+
+    def put(self, slots: NDArray[np.int64], told: NDArray[np.void]) -> None:
+        """Write what members say of themselves: records of `app.model.rank_batch.HISTORIES`, one for each slot."""
+        self.newest[slots], self.root[slots] = told["counts"].T
+        self.ops[slots], self.shapes[slots] = told["ops"], told["shapes"]
+        self.roots[slots] = told["roots"]
+        self.reduce_op[slots] = told["reduce_op"]
+
+    def calls_at(self, seq: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        """Return every member's operation and shape at a seq, 0 where it is not known."""
+        return self._at(seq, self.ops), self._at(seq, self.shapes)
+
+    def roots_at(self, seq: int) -> NDArray[np.uint32]:
+        """Return one more than every member's source or destination at a seq, 0 where it is not known."""
+        return self._at(seq, self.roots)
+
+    def _at(self, seq: int, figures: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        place = NUM_PAST - 1 - (self.newest - seq)
+        is_known = (place >= 0) & (place < NUM_PAST) & (self.newest >= 0)
+        found: NDArray[np.uint32] = np.where(is_known, figures[np.arange(len(place)), np.where(is_known, place, 0)], 0)
+        return found
+
+
+class Comparison(msgspec.Struct, frozen=True, eq=False):
+    """The calls that members of a group have made at one seq."""
+
+    seq: int
+    members: NDArray[np.int64]
+    """Those whose call is known."""
+    keys: NDArray[np.int64]
+    """A number for each of them: who has the same number has made the same call."""
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether all known calls are the same."""
+        return len(self.keys) == 0 or bool((self.keys == self.keys[0]).all())
+
+    def parts(self) -> list[NDArray[np.int64]]:
+        """Return the members by call, the smallest part first."""
+        parts = [self.members[self.keys == key] for key in np.unique(self.keys).tolist()]
+        return sorted(parts, key=lambda part: (len(part), part.tolist()))

@@ -22,7 +22,6 @@ from agent.wire.examination import (
     decode_listening,
     decode_reach_report,
 )
-from app.at_once import at_once
 from app.errors import (
     AgentRefusedError,
     AgentUnreachableError,
@@ -34,15 +33,15 @@ from app.errors import (
 from app.preflight.comparison import compare
 from app.preflight.findings import Answers, ClockDifference, Failure, FailureKind, Preflight, Step, Wanted, cleaned
 from app.preflight.mesh import routes, target_text
-from app.safe_text import LINE_LIMIT, clean
 from app.ssh.config import LOOPBACK, THIS_MACHINE
+from app.text import LINE_LIMIT, clean
+from app.threads import at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from agent.wire.examination import Examination
-    from app.ssh.agent_link import AgentLink
-    from app.ssh.talk import Talk
+    from app.fleet.agent_link import AgentLink, Talk
 
 NUM_PINGS = 4
 """The quickest one counts: what a ping waited for tells nothing of the clock."""

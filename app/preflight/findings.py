@@ -12,7 +12,7 @@ import msgspec
 
 from agent.wire.examination import Examination, Facts, Health, Listening, Reached, Row
 from app.errors import ExitCode
-from app.safe_text import LINE_LIMIT, NAME_LIMIT, clean
+from app.text import LINE_LIMIT, NAME_LIMIT, clean
 
 _LONG_FIELDS = frozenset({"detail", "todo", "path", "workdir"})
 _WORD_LIMIT = 64

@@ -10,7 +10,7 @@ from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING
 
 from agent.wire.examination import Health, Row
-from app.words import short_seconds_text
+from app.text import short_seconds_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

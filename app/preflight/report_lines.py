@@ -7,8 +7,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent.wire.examination import Health, Row
-from app.preflight.code_comparison import commit_text
-from app.words import UNKNOWN, seconds_text
+from app.preflight.comparison import commit_text
+from app.text import UNKNOWN, seconds_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

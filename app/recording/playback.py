@@ -1,27 +1,38 @@
-"""A recording folded into the model again, up to any moment of it. Pure: whoever plays it says how far.
+"""Replays a recording: folds its reports into the model again, up to any moment of it.
 
-The model is looked at as often as a live console looks, so that what needs time to be said is said at the same moment.
+Pure: the caller has the reports, decides how far to play, and knows when each report was received and when to look.
+
+`Playback` looks at the model as often as a live console looks, so that a verdict that needs time comes at the same
+moment. `Lookout` is the model that is looked at. `timeline` lists what a recording's verdicts were, and when.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, NamedTuple
 
 from agent.wire.codec import MalformedMessageError
 from agent.wire.digest import decode_frame
-from app.recording.lookout import Lookout
+from app.diagnosis.diagnoser import Diagnoser
+from app.model.cluster import Cluster
+from app.model.job_choice import JobChoice
+from app.recording.events import EventLog
+from app.recording.history import History
 from app.recording.records import LinesHeard, NoticeHeard, ReportHeard, StacksHeard
-from app.safe_text import LINE_LIMIT, clean
 from app.stacks.groups import NodeStacks
+from app.text import LINE_LIMIT, clean
+from app.view.verdict_text import sentence
+from app.view.view import View
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from agent.wire.digest import NodeFrame
     from agent.wire.logs import LogLine
+    from app.diagnosis.diagnoser import Diagnosis
     from app.diagnosis.rank_facts import Thresholds
     from app.diagnosis.verdicts import Verdict
-    from app.event_log import EventLog
-    from app.history import History
     from app.recording.records import Record, Recording
-    from app.view import View
 
 LOOK_S = 0.2
 """Between two looks at the model, as in a console."""
@@ -126,3 +137,102 @@ class Playback:
 def answer_of(record: StacksHeard) -> NodeStacks:
     """Return stacks as a node's answer; what a recording says of trouble is hostile until here."""
     return NodeStacks(record.node, record.stacks, clean(record.trouble, LINE_LIMIT))
+
+
+class Moment(NamedTuple):
+    """Something that was said.
+
+    Attributes:
+        at_s: Behind the recording's begin.
+        text: The verdict in words, as it first was; or a notice.
+    """
+
+    at_s: float
+    text: str
+
+
+def timeline(playback: Playback) -> Iterator[Moment]:
+    """Play to the end; yield what is newly said on the way."""
+    known: set[tuple[object, ...]] = set()
+    while True:
+        yield from (Moment(playback.at_s, text) for text in playback.drain_notices())
+        said = {verdict_key(verdict): verdict for verdict in playback.verdicts}
+        for key, verdict in said.items():
+            if key not in known:
+                yield Moment(playback.at_s, sentence(verdict))
+        known = set(said)  # what has ended may come again
+        if playback.is_over:
+            return
+        playback.step(playback.length_s)
+
+
+def verdict_key(verdict: Verdict) -> tuple[object, ...]:
+    """Return what makes a verdict another one."""
+    return verdict.job, verdict.attempt, verdict.cause, verdict.culprits
+
+
+def clock_text(recording: Recording, at_s: float) -> str:
+    """Return when a moment of a recording was, in UTC: `03:12:34Z`; empty where the recording does not tell."""
+    try:
+        made_at = datetime.fromisoformat(recording.opening.made_at)
+        behind_s = at_s if recording.opening.is_live else at_s - recording.length_s
+        return f"{made_at + timedelta(seconds=behind_s):%H:%M:%S}Z"
+    except (ValueError, OverflowError):
+        return ""
+
+
+class Lookout:
+    """A model at the moment of the last look.
+
+    Attributes:
+        at_s: That moment.
+        diagnosis: What was the matter then.
+        events: What has happened until then.
+        history: How figures went until then.
+        cluster: The model.
+        diagnoser: What judges it.
+    """
+
+    diagnosis: Diagnosis
+
+    def __init__(
+        self, nodes: Sequence[str], thresholds: Thresholds, history: History | None = None, job_id: str = ""
+    ) -> None:
+        """Before the first look; `job_id` is of the job to show, empty is whichever is to be shown."""
+        self.at_s = 0.0
+        self.events = EventLog()
+        self.history = history or History()
+        self.cluster = Cluster(nodes)
+        self.diagnoser = Diagnoser(thresholds)
+        self._choice = JobChoice(job_id)
+        self._heard: dict[str, tuple[str, NodeFrame, float]] = {}
+        """What is still to be folded in, by node: together it is cheaper."""
+
+    def hear(self, node: str, frame: NodeFrame, at_s: float) -> None:
+        """Take a report; those of a node come in order."""
+        if node in self._heard:
+            self._fold()
+        self._heard[node] = (node, frame, at_s)
+
+    def look(self, now_s: float) -> None:
+        """Look at the model."""
+        self._fold()
+        self.at_s = now_s
+        self.diagnosis = self.diagnoser.observe(self.cluster, now_s)
+        view = self.view()
+        self.events.observe(view)
+        self.history.observe(view)
+
+    def view(self) -> View:
+        """Return the rows of that moment."""
+        return View(self.cluster, self.diagnosis, self.at_s, self._choice.choose(self.cluster))
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """What is said of the job that is shown, the worst first."""
+        found = self.diagnosis.jobs.get(self._choice.choose(self.cluster))
+        return [] if found is None else found.verdicts
+
+    def _fold(self) -> None:
+        self.cluster.apply_all(list(self._heard.values()))
+        self._heard.clear()

@@ -1,6 +1,9 @@
-"""Writes what a console hears to a file, as it comes: whatever ends the console, all but the last second is there.
+"""Writes what a console receives to a file, as it comes: if the console dies, all but the last second is there.
 
-Two files hold the newest of it, FILE and before that FILE.1; each can be replayed alone, since reports are whole.
+`Recorder` keeps the latest of it in two files, FILE and before that FILE.1; each can be replayed alone, since reports
+are whole.
+
+`Past` keeps the records of the last minutes in memory, within a bound: the oldest goes first.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -210,3 +214,30 @@ class _Part:
     def _put(self, packed: bytes) -> None:
         while packed:
             packed = packed[self._file.write(packed) :]
+
+
+MAX_AGE_S = 120.0
+MAX_BYTES = 16 * 2**20
+"""Two minutes of three nodes with eight ranks and GPUs, seconds of hundreds: the agents themselves keep ten minutes."""
+
+
+class Past:
+    """Records in the order of their time, which is of the console's monotonic clock."""
+
+    def __init__(self, max_age_s: float = MAX_AGE_S, max_bytes: int = MAX_BYTES) -> None:
+        self._max_age_s = max_age_s
+        self._max_bytes = max_bytes
+        self._records: deque[Record] = deque()
+        self._num_bytes = 0
+
+    def add(self, record: Record) -> None:
+        """Keep a record, and let go of what is too old or too much."""
+        self._records.append(record)
+        self._num_bytes += size_bytes(record)
+        oldest_s = record.at_s - self._max_age_s
+        while self._records and (self._num_bytes > self._max_bytes or self._records[0].at_s < oldest_s):
+            self._num_bytes -= size_bytes(self._records.popleft())
+
+    def records(self) -> list[Record]:
+        """Return what is kept, the oldest first."""
+        return list(self._records)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from agent.wire.fields import LongText  # noqa: TC001 - msgspec looks at it
+from agent.wire.codec import LongText  # noqa: TC001 - msgspec looks at it
 from agent.wire.logs import LogLine  # noqa: TC001 - as above
 from agent.wire.reports import MAX_NODE_REPORT_BYTES
 from agent.wire.stacks import Stacks  # noqa: TC001 - as above
-from app.safe_text import clean
+from app.text import clean
 from ddpcore.wire import DECODE_ERRORS, Name, Seconds, Word
 
 if TYPE_CHECKING:

@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING
 
 from app.diagnosis.rank_facts import Thresholds
 from app.errors import AppError, UsageError
-from app.recording.playback import BEGIN_S, Playback
-from app.recording.timeline import Moment, timeline, verdict_key
+from app.recording.playback import BEGIN_S, Moment, Playback, timeline, verdict_key
 from app.stacks.groups import NodeStacks
-from app.words import clock_text, seconds_text
+from app.text import clock_text, seconds_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from agent.wire.logs import LogLine
-    from app.event_log import EventLog
-    from app.history import History
+    from app.recording.events import EventLog
+    from app.recording.history import History
     from app.recording.records import Recording
-    from app.view import View
+    from app.view.view import View
     from ddpcore.wire import Fault
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)

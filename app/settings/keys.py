@@ -1,15 +1,37 @@
-"""Keys as people write them in a file, as Textual calls them, and as they stand on the screen.
+"""The names of keys, as people write them in a file, as Textual calls them, and as the screen shows them.
 
-A terminal cannot tell every key from every other: names that never arrive are refused with what to write instead.
+A terminal cannot distinguish every key from every other: names that never arrive are refused with what to write instead
+(`key_named`).
 
 Source: textual.keys of Textual 8.2, whose names these are; a test compares them.
+
+`nearest` and `nearest_text` suggest the word that was perhaps meant, of the words that there are.
 """
 
 from __future__ import annotations
 
 import string
+from typing import TYPE_CHECKING
 
-from app.settings.nearness import nearest_text
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_COMPARED = 60
+"""Characters of a wrong word: comparing takes time that grows with their square."""
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """Return which of some words was perhaps meant, empty where none is near."""
+    from difflib import get_close_matches  # noqa: PLC0415 - only who has mistyped pays for it
+
+    return next(iter(get_close_matches(word[:MAX_COMPARED], known, 1)), "")
+
+
+def nearest_text(word: str, known: Sequence[str]) -> str:
+    """Return `; the nearest is X`, or nothing where none is near."""
+    near = nearest(word, known)
+    return f"; the nearest is {near}" if near else ""
+
 
 SYMBOLS = {
     "!": "exclamation_mark",

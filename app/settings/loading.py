@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from app.errors import UsageError
-from app.regular_file import NotRegularError, TooLargeError, read_regular_file
-from app.settings.checks import contradictions, key_troubles
+from app.paths import NotRegularError, TooLargeError, read_regular_file
 from app.settings.layers import (
     DEFAULT,
     Entry,
@@ -20,7 +19,9 @@ from app.settings.layers import (
     Origin,
     Trouble,
     assignments_said,
+    contradictions,
     environment_said,
+    key_troubles,
     merged,
 )
 from app.settings.schema import TABLE, Settings, key_settings, settings_of

@@ -8,8 +8,7 @@ from typing import Protocol
 import msgspec
 
 from app.diagnosis.rank_facts import Thresholds
-from app.settings.keys import WrongKeyError, key_named, shown_key
-from app.settings.nearness import nearest_text
+from app.settings.keys import WrongKeyError, key_named, nearest_text, shown_key
 from app.settings.themes import DECK, THEMES
 
 Value = str | float | tuple[str, ...]

@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING
 import paramiko
 
 from app.errors import AnswerNeededError, HostUnreachableError
-from app.safe_text import LINE_LIMIT, clean
 from app.ssh.config import METHODS
-from app.ssh.key_query import KeyQuery, public_part
-from app.ssh.keyring import KeyLockedError, KeyUnreadableError, agent_keys
+from app.ssh.keys import KeyLockedError, KeyQuery, KeyUnreadableError, agent_keys, public_part
+from app.text import LINE_LIMIT, clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
     from app.ssh.config import SshSettings
-    from app.ssh.keyring import Keyring
+    from app.ssh.keys import Keyring
     from app.ssh.transport import Transport
 
 REPLY_TIMEOUT_S = 10.0

@@ -1,20 +1,38 @@
-"""What OpenSSH would do for a host, read from what `ssh -G` prints: ~/.ssh/config, applied by its owner.
+"""Reads how OpenSSH would reach a host: from what `ssh -G` prints, or from ~/.ssh/config without ssh.
+
+`parse_settings` reads what `ssh -G` prints: ~/.ssh/config, applied by its owner.
 
 Source: ssh(1) -G, ssh_config(5); a destination that begins with `-` is an option to ssh (CVE-2023-51385 and before).
+
+`printed_settings` reads a configuration where there is no ssh: what is plain in it. Whatever only ssh can follow is
+refused, not guessed.
+
+Source: ssh_config(5): the first value counts, but for IdentityFile; `Host` takes patterns, `!` leaves hosts out.
+
+`host_aliases` lists the hosts that ~/.ssh/config calls by name: what a user may choose from. How one is reached is up
+to `ssh -G`.
+
+Source: ssh_config(5): keywords in any case, `=` or blanks behind them, quotes around names with blanks, `Include` of
+patterns that are relative to ~/.ssh.
+
+`FileState` shows whether a file is still what it was when it was read: what many hosts need of it is worked out once.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from enum import Enum
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from app.errors import UsageError
+from app.ssh.known_hosts import matches_any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
 DEFAULT_PORT = 22
 LOOPBACK = "127.0.0.1"
@@ -249,3 +267,168 @@ def _num_prompts(one: Callable[[str], str]) -> int:
 def _file(text: str, tokens: dict[str, str], home: str) -> str:
     expanded = _TOKEN.sub(lambda match: tokens.get(match[1], match[0]), text.strip('"'))
     return home + expanded[1:] if expanded == "~" or expanded.startswith("~/") else expanded
+
+
+_NOT_PLAIN = {"include", "match", "canonicalizehostname", "knownhostscommand"}
+_OTHER_NAMES = {"challengeresponseauthentication": "kbdinteractiveauthentication"}
+_WHOLE_LINES = {"proxycommand"}
+_CUMULATIVE = {"identityfile"}
+_PLAIN_SWITCHES = {
+    "batchmode",
+    "compression",
+    "hashknownhosts",
+    "identitiesonly",
+    "kbdinteractiveauthentication",
+    "passwordauthentication",
+    "proxyusefdpass",
+    "pubkeyauthentication",
+    "stricthostkeychecking",
+}
+_SWITCH_WORDS = {"true": "yes", "false": "no"}
+_DEFAULTS = {
+    "identityfile": [f"~/.ssh/id_{kind}" for kind in ("rsa", "ecdsa", "ecdsa_sk", "ed25519", "ed25519_sk")],
+    "port": ["22"],
+    "userknownhostsfile": ["~/.ssh/known_hosts ~/.ssh/known_hosts2"],
+    "globalknownhostsfile": ["/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"],
+}
+
+
+def printed_settings(destination: Destination, texts: Iterable[str], person: Person) -> str:
+    """Return what `ssh -G` would print of a destination, as far as `app.ssh.config` reads that.
+
+    Args:
+        destination: Where to.
+        texts: Of the configuration's files, the first first.
+        person: Who goes there.
+
+    Raises:
+        ValueError: Only ssh can follow a keyword, which is named.
+    """
+    found: dict[str, list[str]] = {}
+    if destination.user:
+        found["user"] = [destination.user]
+    if destination.port is not None:
+        found["port"] = [str(destination.port)]
+    for text in texts:
+        for keyword, value in _values(text, destination.host):
+            if keyword in _CUMULATIVE:
+                so_far = found.setdefault(keyword, [])
+                so_far += [] if value in so_far else [value]
+            elif not _is_outdone(keyword, found):
+                found.setdefault(keyword, [value])
+    name = found.get("hostname", ["%h"])[0]
+    found["hostname"] = [name.replace("%h", destination.host).replace("%%", "%")]
+    settings = {"user": [person.user], **_DEFAULTS, **found}
+    return "".join(f"{keyword} {value}\n" for keyword, values in settings.items() for value in values)
+
+
+def _is_outdone(keyword: str, found: dict[str, list[str]]) -> bool:
+    """Say whether another way to the host came first; as ssh has it, a jump that is switched off is no way."""
+    if keyword == "proxycommand":
+        return found.get("proxyjump", ["none"]) != ["none"]
+    return keyword == "proxyjump" and "proxycommand" in found
+
+
+def _values(text: str, host: str) -> Iterator[tuple[str, str]]:
+    """Yield keywords and values that are meant for a host."""
+    is_meant = True
+    for keyword, rest in config_lines(text):
+        words = list(words_of_line(rest))
+        if keyword in _NOT_PLAIN and words not in (["no"], ["none"]):
+            raise ValueError(keyword)
+        if keyword == "host":
+            is_meant = matches_any(words, host)
+        elif is_meant:
+            plain = _OTHER_NAMES.get(keyword, keyword)
+            value = rest if plain in _WHOLE_LINES else " ".join(words)
+            yield plain, _SWITCH_WORDS.get(value.lower(), value.lower()) if plain in _PLAIN_SWITCHES else value
+
+
+MAX_DEPTH = 16
+"""Of files that include others, as in ssh."""
+MAX_ALIASES = 10_000
+_LINE = re.compile(r"\s*(?P<keyword>[A-Za-z]+)(?:\s*=\s*|\s+)(?P<rest>.*)")
+_WORD = re.compile(r'"([^"]*)"|(\S+)')
+
+
+def host_aliases(text: str, included: Callable[[str], Iterable[str]]) -> list[str]:
+    """Return the names of all hosts in a configuration, each once, in the order of the file.
+
+    Patterns name no host and are left out, and so is what ssh should not be given.
+
+    Args:
+        text: Of the file.
+        included: Returns the texts of the files that an `Include` pattern stands for.
+    """
+    found: dict[str, None] = {}
+    for name in _names(text, included, MAX_DEPTH):
+        if len(found) == MAX_ALIASES:
+            break
+        if _is_alias(name):
+            found.setdefault(name)
+    return list(found)
+
+
+def _names(text: str, included: Callable[[str], Iterable[str]], depth_left: int) -> Iterator[str]:
+    for keyword, rest in config_lines(text):
+        if keyword not in {"host", "include"}:
+            continue
+        words = list(words_of_line(rest))
+        if keyword == "host":
+            yield from words
+        elif depth_left:
+            for pattern in words:
+                for other in included(pattern):
+                    yield from _names(other, included, depth_left - 1)
+
+
+def config_lines(text: str) -> Iterator[tuple[str, str]]:
+    """Yield each keyword of a configuration, in small letters, and what follows it in its line."""
+    for line in text.splitlines():
+        if match := _LINE.fullmatch(line):
+            yield match["keyword"].lower(), match["rest"].rstrip()
+
+
+def words_of_line(rest: str) -> Iterator[str]:
+    """Yield the words of a line, up to a comment."""
+    for quoted, plain in _WORD.findall(rest):
+        if plain.startswith("#"):
+            return
+        yield quoted or plain
+
+
+def _is_alias(name: str) -> bool:
+    try:
+        destination = parse_destination(name)
+    except UsageError:  # `*`, `?` and `!` are in no host's name either
+        return False
+    return destination.text == name
+
+
+SETTLED_S = 2.0
+"""A file that was changed less long ago may change again without its times and its size telling."""
+
+
+class FileState(NamedTuple):
+    """What changes with a file's contents."""
+
+    path: str
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+    @property
+    def is_settled(self) -> bool:
+        """True when a later change will show."""
+        return self.inode == 0 or time.time_ns() - self.changed_ns > SETTLED_S * 1e9
+
+
+def state_of(path: str) -> FileState:
+    """Return how a file is now; zeros where there is none, or none that can be looked at."""
+    try:
+        seen = Path(path).stat()
+    except OSError:
+        return FileState(path, 0, 0, 0, 0, 0)
+    return FileState(path, seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns)

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.errors import HostKeyError
-from app.safe_text import LINE_LIMIT, clean
 from app.ssh.config import SshSettings, Strictness
 from app.ssh.known_hosts import KnownHosts, Verdict, entry_line, fingerprint, kind_text
 from app.ssh.way import check_key, known_hosts
+from app.text import LINE_LIMIT, clean
 
 if TYPE_CHECKING:
-    from app.ssh.prompter import Prompter
+    from app.ssh.questions import Prompter
 
 MAX_QUESTIONS = 3
 SALT_BYTES = 20

@@ -1,28 +1,181 @@
-"""The protocol of SSH, by paramiko, with what that lacks: Unix sockets, a sign of life, limits of time, plain words.
+"""The SSH protocol, by paramiko, with what that lacks: Unix sockets, a sign of life, limits of time, plain messages.
+
+`Transport` adds channels to Unix sockets.
 
 Source: OpenSSH PROTOCOL, section 2.4 (direct-streamlocal@openssh.com) and 2.2 (keepalive@openssh.com).
+
+`LiveStream` checks whether the other end still lives: one that falls silent is asked for an answer, and is dead when
+none comes. TCP alone does not show it: behind a jump host or a ProxyCommand it covers the next machine only, and the
+kernel of a host answers also for an sshd that is frozen.
+
+`Unpacker` unpacks what is packed on a connection to a bounded size.
+
+Source: OpenSSH PROTOCOL, section 1.2: zlib@openssh.com is zlib (RFC 4253, 6.2) that begins after authentication.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import socket
 import threading
-from typing import TYPE_CHECKING, ClassVar
+import time
+import zlib
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import paramiko
 from paramiko.compress import ZlibCompressor
 
 from app.errors import HostUnreachableError
-from app.safe_text import clean
-from app.ssh.compression import Unpacker
-from app.ssh.errands import Lane, errands_here
-from app.ssh.liveness import ByteStream, LiveStream
 from app.ssh.remote_command import command_line
+from app.ssh.worker_pool import Lane, errands_here
+from app.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+MAX_UNPACKED_BYTES = 1_048_576
+"""Of one packet: 32 KiB of a channel's bytes are usual, and zlib makes a thousand bytes out of one."""
+
+
+class Unpacker:
+    """Unpacks one packet after another, none of which may become too large."""
+
+    def __init__(self) -> None:
+        self._stream = zlib.decompressobj()
+
+    def __call__(self, data: bytes) -> bytes:
+        """Return what a packet says.
+
+        Raises:
+            ConnectionAbortedError: It is too large, or not packed.
+        """
+        try:
+            unpacked = self._stream.decompress(data, MAX_UNPACKED_BYTES)
+        except zlib.error as error:
+            raise _aborted(f"a packet cannot be unpacked: {error}") from error
+        if self._stream.unconsumed_tail:
+            raise _aborted(f"a packet of {len(data)} bytes unpacks to more than {MAX_UNPACKED_BYTES}")
+        return unpacked
+
+
+def _aborted(words: str) -> ConnectionAbortedError:
+    """Return it with a number: paramiko, which ends the connection of what it reads so, takes it to have one."""
+    return ConnectionAbortedError(errno.ECONNABORTED, words)
+
+
+QUIET_S = 3.0
+"""Without a byte for so long, the other end is asked."""
+ANSWER_WITHIN_S = 6.0
+"""With the above, below the ten seconds after which a person wants to know."""
+CHUNK_BYTES = 65_536
+
+
+class ByteStream(Protocol):
+    """A socket, or a channel through another host, with a time limit on what it receives."""
+
+    def recv(self, bufsize: int, /) -> bytes:
+        """Return some bytes, none at the end; raise TimeoutError when none come in time."""
+        ...
+
+    def send(self, data: bytes, /) -> int:
+        """Send some of the bytes; return how many."""
+        ...
+
+    def settimeout(self, value: float | None, /) -> None:
+        """Set the time limit."""
+        ...
+
+    def shutdown(self, how: int, /) -> None:
+        """End it in both directions, and wake whoever waits for bytes."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+class LiveStream:
+    """A stream that ends when the other end is dead; for a reader that comes back after each time limit.
+
+    It wakes its reader when there is something to do, not ten times a second as paramiko would have it, and reads
+    ahead: paramiko asks for each packet's length and for the rest of it separately.
+    """
+
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+        self._ask: Callable[[], None] | None = None
+        self._heard_s = 0.0
+        self._asked_s: float | None = None
+        self._limit_s: float | None = None
+        """How long the stream waits at present."""
+        self._ahead = b""
+        self._closed = False  # the name that paramiko looks at, as it does in sockets
+
+    def watch(self, ask: Callable[[], None]) -> None:
+        """Begin to look; `ask` is called from the reader's thread, and makes the other end answer."""
+        self._heard_s = time.monotonic()
+        self._ask = ask
+
+    def recv(self, num_bytes: int) -> bytes:
+        """Return some bytes, none at the end.
+
+        Raises:
+            TimeoutError: None came for now.
+            EOFError: The other end is dead.
+        """
+        if not self._ahead:
+            self._ahead = self._receive()
+        taken, self._ahead = self._ahead[:num_bytes], self._ahead[num_bytes:]
+        return taken
+
+    def send(self, data: bytes) -> int:
+        """Send some of the bytes; return how many."""
+        return self._stream.send(data)
+
+    def settimeout(self, timeout_s: float | None) -> None:
+        """Set for how long one call waits, until the stream is watched."""
+        self._limit_s = timeout_s
+        self._stream.settimeout(timeout_s)
+
+    def close(self) -> None:
+        """End the stream; whoever waits for bytes is told at once."""
+        self._closed = True
+        with contextlib.suppress(OSError):  # it may have ended by itself
+            self._stream.shutdown(socket.SHUT_RDWR)
+        self._stream.close()
+
+    def _receive(self) -> bytes:
+        try:
+            received = self._stream.recv(CHUNK_BYTES)
+        except TimeoutError:
+            self._look()
+            raise
+        self._heard_s, self._asked_s = time.monotonic(), None
+        if self._ask is not None:
+            self._wait_for(QUIET_S)
+        return received
+
+    def _look(self) -> None:
+        if self._ask is None:
+            return
+        now_s = time.monotonic()
+        if self._asked_s is None and now_s - self._heard_s >= QUIET_S:
+            self._asked_s = now_s
+            self._ask()
+        elif self._asked_s is not None and now_s - self._asked_s >= ANSWER_WITHIN_S:
+            raise EOFError("it has not answered")
+        if self._asked_s is None:
+            self._wait_for(self._heard_s + QUIET_S - now_s)
+        else:
+            self._wait_for(self._asked_s + ANSWER_WITHIN_S - now_s)
+
+    def _wait_for(self, limit_s: float) -> None:
+        if limit_s != self._limit_s:
+            self.settimeout(limit_s)
+
 
 CHANNEL_TIMEOUT_S = 10.0
 CHANNEL_ERRORS = (OSError, EOFError, paramiko.SSHException)
@@ -123,6 +276,7 @@ class Transport(paramiko.Transport):
         if errands is None:
             super()._send_user_message(data)  # type: ignore[misc]
             return
+        # paramiko sends a window's adjustment from whichever thread reads.
         if self._later is None:
             self._later = Lane(errands)
         self._later.put(lambda: self._send_if_alive(data))

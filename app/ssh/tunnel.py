@@ -1,6 +1,6 @@
 """A Unix socket on this machine that leads to one on a host: what connects here speaks to whoever listens there.
 
-What already speaks to local sockets (`app.roads.command_road`, `app.roads.stack_road`) needs to know nothing of SSH.
+What already speaks to local sockets (`app.fleet.commands`, `app.fleet.fleet`) needs to know nothing of SSH.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ import threading
 from typing import TYPE_CHECKING
 
 from app.errors import HostUnreachableError
-from app.ssh.errands import Lane
-from app.ssh.far_end import CHUNK_BYTES, FarEnd, hang_up
-from app.ssh.pump import join_pump, leave_pump
+from app.ssh.io_thread import CHUNK_BYTES, FarEnd, hang_up, join_pump, leave_pump
 from app.ssh.transport import CHANNEL_ERRORS
+from app.ssh.worker_pool import Lane
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from app.ssh.far_end import RingingChannel
-    from app.ssh.pump import Pump
+    from app.ssh.io_thread import Pump, RingingChannel
 
 MAX_WAITING_BYTES = 4 * CHUNK_BYTES
 """Of a connection, on their way to a host that takes them slowly; as many come the other way, and SSH's window."""

@@ -6,7 +6,7 @@ Lines count, also the innermost: two branches of a loop, or two barriers of a fu
 Left out are frames that depend on who looks, since one of the ranks may have been seen from outside: native ones, and
 those of the interpreter's own start. So are classes before a function's name, and where a node has its files.
 
-All text is clean (`app.safe_text`) from here on.
+All text is clean (`app.text`) from here on.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.wire.stacks import StackSource
-from app.rows import SCHEMA
-from app.safe_text import LINE_LIMIT, clean, clean_name
-from app.words import call_text, json_value, seconds_text
+from app.text import LINE_LIMIT, call_text, clean, clean_name, json_value, seconds_text
+from app.view.rows import SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.stacks.groups import is_installed, short_file
-from app.words import ranks_text, seconds_text
+from app.text import ranks_text, seconds_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

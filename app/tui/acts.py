@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from app.deeds import Deed
 from app.errors import AppError
-from app.headless import ENDED
-from app.program import Again
+from app.inventory.program import Again
+from app.view.actions import Deed
+from app.view.summary import ENDED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from app.program import Program
-    from app.tui.console import Console
-    from app.tui.control_dialog import Wish
+    from app.inventory.program import Program
+    from app.tui.dialogs.control import Wish
+    from app.tui.personal_app import PersonalApp
     from app.tui.source import Control
 
 
-async def ask_for_fault(console: Console, selected: int) -> None:
+async def ask_for_fault(console: PersonalApp, selected: int) -> None:
     """Ask which fault to inject, and inject it; `selected` is the rank that is looked at."""
-    from app.tui.dialogs import FaultScreen, why_no_fault  # noqa: PLC0415 - the first frame does not pay for it
+    from app.tui.dialogs.confirm import FaultScreen, why_no_fault  # noqa: PLC0415 - the first frame does not pay for it
 
     stage = console.stage
     view = stage.newest
@@ -33,9 +33,9 @@ async def ask_for_fault(console: Console, selected: int) -> None:
         await _do(console, stage.source.inject(fault))
 
 
-async def ask_for_control(console: Console) -> None:
+async def ask_for_control(console: PersonalApp) -> None:
     """Ask what to do to the job as a whole, and do it."""
-    from app.tui.control_dialog import ANOTHER, ControlScreen, Wish  # noqa: PLC0415 - the first frame does not pay
+    from app.tui.dialogs.control import ANOTHER, ControlScreen, Wish  # noqa: PLC0415 - the first frame does not pay
 
     stage = console.stage
     view, control = stage.newest, stage.source.control
@@ -58,9 +58,9 @@ async def ask_for_control(console: Console) -> None:
                 await _do(console, _fulfil(control, job.job_id, wish))
 
 
-async def ask_for_program(console: Console) -> None:
+async def ask_for_program(console: PersonalApp) -> None:
     """Ask which program to start, and start it; not beside a job that runs."""
-    from app.tui.program_form import ProgramScreen  # noqa: PLC0415 - the first frame does not pay for it
+    from app.tui.dialogs.program_form import ProgramScreen  # noqa: PLC0415 - the first frame does not pay for it
 
     stage = console.stage
     starter, view = stage.source.starter, stage.newest
@@ -84,9 +84,9 @@ async def ask_for_program(console: Console) -> None:
             await _do(console, starter.start(program))
 
 
-async def _is_fit(console: Console, job: Program | Again, deed: str) -> bool:
+async def _is_fit(console: PersonalApp, job: Program | Again, deed: str) -> bool:
     """Look at the hosts; return whether they are fit for a job, or a person wants it all the same."""
-    from app.tui.doctor_screen import DoctorScreen  # noqa: PLC0415 - as above
+    from app.tui.dialogs.doctor import DoctorScreen  # noqa: PLC0415 - as above
 
     doctor = console.stage.source.doctor
     if doctor is None:
@@ -107,7 +107,7 @@ def _fulfil(control: Control, job_id: str, wish: Wish) -> Awaitable[str]:
             return control.restart(job_id, is_at_once=True, without=wish.without)
 
 
-async def _do(console: Console, doing: Awaitable[str]) -> None:
+async def _do(console: PersonalApp, doing: Awaitable[str]) -> None:
     try:
         said = await doing
     except AppError as error:
@@ -117,5 +117,5 @@ async def _do(console: Console, doing: Awaitable[str]) -> None:
         console.say(said)
 
 
-def _say_not_done(console: Console, error: AppError) -> None:
+def _say_not_done(console: PersonalApp, error: AppError) -> None:
     console.say(error.whole, "error", "Not done")

@@ -8,27 +8,26 @@ from typing import TYPE_CHECKING
 
 from textual import work
 
-from app.deeds import NOT_AGAIN
 from app.errors import AppError
 from app.settings.schema import ConsoleSettings
 from app.tui.actions import VIEW_NAMES
-from app.tui.all_views import make_views
-from app.tui.filter_bar import FilterBar
-from app.tui.footer import Footer
-from app.tui.masthead import Masthead
+from app.tui.main_screen import keyed_screen, make_views
 from app.tui.personal_app import PersonalApp
-from app.tui.strips import calm_collector
+from app.tui.rendering import calm_collector
 from app.tui.theme import Look
-from app.tui.too_small import TooSmall, is_too_small
 from app.tui.views.ranks import RanksView
+from app.tui.widgets.footer import Footer, TooSmall, is_too_small
+from app.tui.widgets.header import Masthead
+from app.tui.widgets.line_view import FilterBar
+from app.view.actions import NOT_AGAIN
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.events import Resize
-    from textual.notifications import SeverityLevel
+    from textual.screen import Screen
 
-    from app.tui.line_view import LineView
     from app.tui.source import ConsoleSource
+    from app.tui.widgets.line_view import LineView
 
 DEFAULT_SETTINGS = ConsoleSettings()
 FRAMES_PER_S = 10
@@ -51,9 +50,12 @@ class Console(PersonalApp):
         """Show a source as a person has chosen; `look` stands for what the settings say of it."""
         super().__init__(source, look or Look.chosen(settings), settings)
         self.failure: AppError | None = None
-        self.active = settings.start_view
         self._left_undone = ""
         """What a person has been warned of who wants to leave."""
+
+    def get_default_screen(self) -> Screen[None]:
+        """Return the screen with the person's keys."""
+        return keyed_screen(self.stage)
 
     def compose(self) -> ComposeResult:
         """Lay out the masthead, the views one upon the other, and the footer."""
@@ -182,10 +184,6 @@ class Console(PersonalApp):
         for view in (self._masthead, self.shown, self._footer, self._too_small):
             if view.display:
                 view.redraw()
-
-    def say(self, text: str, severity: SeverityLevel = "information", title: str = "") -> None:
-        """Show a notification."""
-        self.notify(self.stage.tellable(text), title=title, severity=severity, markup=False)
 
     async def _leave(self) -> None:
         await self.stage.source.close()

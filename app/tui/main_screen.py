@@ -1,4 +1,7 @@
-"""The screen below every dialog."""
+"""The screen below every dialog, and every view on it.
+
+`make_views` has the views by name, in the order of the number keys, and the page of a rank, which has no number.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,25 @@ from textual.binding import Binding
 from textual.screen import Screen
 
 from app.filters.ranks import RankOrder
-from app.tui.actions import ACTIONS
-from app.tui.all_views import RANK_PAGE
-from app.tui.filter_bar import FilterBar
-from app.tui.filtered_view import FilteredView
+from app.text import nodes_text
+from app.tui.actions import ACTIONS, VIEW_NAMES
+from app.tui.views.barriers import BarriersView
 from app.tui.views.charts import ChartsView
+from app.tui.views.events import EventsView
 from app.tui.views.logs import LogsView
+from app.tui.views.memory import MemoryView
+from app.tui.views.overview import OverviewView
 from app.tui.views.rank import RankPage
 from app.tui.views.ranks import RanksView
-from app.words import nodes_text
+from app.tui.views.stragglers import StragglersView
+from app.tui.widgets.line_view import FilterBar, FilteredView
 
 if TYPE_CHECKING:
     from textual.binding import BindingType
 
-    from app.tui.console import Console
-    from app.tui.stage import Stage
-
+    from app.tui.personal_app import PersonalApp
+    from app.tui.ui_state import Stage
+    from app.tui.widgets.line_view import LineView
 
 SKIP_S = 10.0
 
@@ -34,9 +40,9 @@ class MainScreen(Screen[None], inherit_bindings=False):
     AUTO_FOCUS = ""  # keys are the screen's until somebody types a filter
 
     @property
-    def console(self) -> Console:
+    def console(self) -> PersonalApp:
         """The app that shows this screen."""
-        return cast("Console", self.app)
+        return cast("PersonalApp", self.app)
 
     @property
     def stage(self) -> Stage:
@@ -45,7 +51,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
 
     def action_help(self) -> None:
         """Show every key."""
-        from app.tui.dialogs import HelpScreen  # noqa: PLC0415 - the first frame does not pay for dialogs
+        from app.tui.dialogs.confirm import HelpScreen  # noqa: PLC0415 - the first frame does not pay for dialogs
 
         self.app.push_screen(HelpScreen(self.stage))
 
@@ -172,13 +178,13 @@ class MainScreen(Screen[None], inherit_bindings=False):
         if doctor is None:
             self._say("There are no hosts to look at: not in a recording, nor behind a relay.")
             return
-        from app.tui.doctor_screen import DoctorScreen  # noqa: PLC0415 - the first frame does not pay for it
+        from app.tui.dialogs.doctor import DoctorScreen  # noqa: PLC0415 - the first frame does not pay for it
 
         self.app.push_screen(DoctorScreen(self.stage, doctor))
 
     def action_stacks(self) -> None:
         """Show where every rank stands, frame by frame."""
-        from app.tui.stacks_screen import StacksScreen  # noqa: PLC0415 - the first frame does not pay for it
+        from app.tui.dialogs.stacks import StacksScreen  # noqa: PLC0415 - the first frame does not pay for it
 
         self.app.push_screen(StacksScreen(self.stage))
 
@@ -193,7 +199,10 @@ class MainScreen(Screen[None], inherit_bindings=False):
 
 
 def keyed_screen(stage: Stage) -> MainScreen:
-    """Return the screen with the keys of this run; one key may be of two actions that are never there together."""
+    """Return the screen with the keys of this run; one key may be of two actions that are never there together.
+
+    Textual's own keymap (`App.set_keymap`, 8.2) is not used: it gives an action other keys but cannot take a key away.
+    """
     context = "live" if stage.source.player is None else "replay"
     bound = [
         Binding(",".join(keys), action.call, action.title, show=False)
@@ -205,3 +214,12 @@ def keyed_screen(stage: Stage) -> MainScreen:
         BINDINGS: ClassVar[list[BindingType]] = list(bound)
 
     return KeyedScreen(id="main")
+
+
+RANK_PAGE = "rank"
+
+
+def make_views(stage: Stage) -> dict[str, LineView]:
+    """Return the views of a console."""
+    views = (OverviewView, RanksView, BarriersView, StragglersView, MemoryView, LogsView, ChartsView, EventsView)
+    return {**dict(zip(VIEW_NAMES, (view(stage) for view in views), strict=True)), RANK_PAGE: RankPage(stage)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,25 +12,23 @@ from textual.binding import Binding
 from textual.filter import NoColor
 
 from app.settings.themes import THEMES
-from app.tui.actions import available
+from app.tui.actions import Keymap, available
 from app.tui.key_order import KeysInOrder
-from app.tui.keymap import Keymap
-from app.tui.line_view import LineView
-from app.tui.main_screen import keyed_screen
-from app.tui.own_colours import OwnColours
-from app.tui.stage import Stage
-from app.tui.strips import PacedApp
-from app.tui.theme import textual_theme
+from app.tui.rendering import PacedApp
+from app.tui.theme import OwnColours, textual_theme
+from app.tui.ui_state import Stage
+from app.tui.widgets.line_view import LineView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from textual.binding import BindingType
     from textual.filter import LineFilter
+    from textual.notifications import SeverityLevel
     from textual.screen import Screen
 
     from app.settings.schema import ConsoleSettings
-    from app.tui.question_dialog import QuestionScreen
+    from app.tui.dialogs.questions import QuestionScreen
     from app.tui.source import ConsoleSource
     from app.tui.theme import Look
 
@@ -40,6 +39,7 @@ class PersonalApp(KeysInOrder, PacedApp):
     Attributes:
         look: What the views wear; the stock widgets wear the theme of the same name.
         stage: What the views read.
+        active: Name of the view that is shown.
     """
 
     ENABLE_COMMAND_PALETTE = False  # Textual's own key for it, not the palette: the key is a person's to give
@@ -58,6 +58,7 @@ class PersonalApp(KeysInOrder, PacedApp):
         self.set_class(look.is_ascii, "ascii")
         self.use_command_palette = True
         self.stage = Stage(look, source, Keymap(settings.keys))
+        self.active = settings.start_view
         self._asking: QuestionScreen | None = None
 
     def get_line_filters(self) -> Sequence[LineFilter]:
@@ -67,9 +68,22 @@ class PersonalApp(KeysInOrder, PacedApp):
             return filters
         return [*filters, self._own_colours if theme.has_colour else self._no_colours]
 
-    def get_default_screen(self) -> Screen[None]:
-        """Return the screen with the person's keys."""
-        return keyed_screen(self.stage)
+    @property
+    @abstractmethod
+    def shown(self) -> LineView:
+        """The view that is shown."""
+
+    @abstractmethod
+    def action_show_view(self, name: str) -> None:
+        """Show a view by name."""
+
+    @abstractmethod
+    def paint(self) -> None:
+        """Build and paint all that is shown."""
+
+    def say(self, text: str, severity: SeverityLevel = "information", title: str = "") -> None:
+        """Show a notification."""
+        self.notify(self.stage.tellable(text), title=title, severity=severity, markup=False)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:  # noqa: ARG002 (Textual's)
         """Fill the palette from the action table: Textual's own commands, its themes among them, are not in it."""
@@ -87,7 +101,7 @@ class PersonalApp(KeysInOrder, PacedApp):
             self._asking.leave()
             self._asking = None
         if questions is not None and question is not None and self._asking is None:
-            from app.tui.question_dialog import QuestionScreen  # noqa: PLC0415 - most consoles ask nothing
+            from app.tui.dialogs.questions import QuestionScreen  # noqa: PLC0415 - most consoles ask nothing
 
             self._asking = QuestionScreen(self.stage.look, question, questions.answer)
             self.push_screen(self._asking)

@@ -8,14 +8,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from agent.wire.logs import LogLine
-    from app.event_log import EventLog
-    from app.history import History
+    from app.fleet.start_progress import StartProgress
+    from app.inventory.program import Again, Program
     from app.preflight.findings import Preflight, Step
-    from app.program import Again, Program
-    from app.roads.start_progress import StartProgress
-    from app.ssh.question_desk import Question
+    from app.recording.events import EventLog
+    from app.recording.history import History
+    from app.ssh.questions import Question
     from app.stacks.groups import NodeStacks
-    from app.view import View
+    from app.view.view import View
     from ddpcore.wire import Fault
 
 

@@ -1,24 +1,32 @@
 """How things look: colours, glyphs and words of states and severities, also without colour or UTF-8.
 
 Colour is never alone: a state is a glyph, a word and a colour. The colours themselves are app/settings/themes.py's.
+
+`OwnColours` is a filter for a terminal's own colours: what a stock widget paints in any that may not be readable
+becomes default.
 """
 
 from __future__ import annotations
 
 import locale
 import sys
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from rich.color import Color
+from rich.segment import Segment
+from rich.style import Style
+from textual.filter import LineFilter
 from textual.theme import Theme
 
-from app.rows import RankState, Severity
+from app.diagnosis.causes import RankState, Severity
 from app.settings.themes import DECK, PLAIN, THEMES
 from app.tui.palette import palette_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rich.style import Style
+    from textual.color import Color as TextualColor
 
     from app.settings.schema import ConsoleSettings
 
@@ -257,3 +265,25 @@ def textual_theme(name: str) -> Theme:
             "footer-key-foreground": colours.accent,
         },
     )
+
+
+DEFAULT = Color.default()
+READABLE = frozenset({1, 5})
+"""Red and magenta: see `app.tui.palette`."""
+
+
+class OwnColours(LineFilter):
+    """Works on every painted line."""
+
+    def apply(self, segments: list[Segment], background: TextualColor) -> list[Segment]:  # noqa: ARG002 (Textual's)
+        """Return the segments in colours that are readable whatever the terminal's ground is."""
+        return [Segment(text, style and _in_own_colours(style), control) for text, style, control in segments]
+
+
+@lru_cache(1024)
+def _in_own_colours(style: Style) -> Style:
+    colour, ground = (
+        one if one is None or one.is_default or one.number in READABLE else DEFAULT
+        for one in (style.color, style.bgcolor)
+    )
+    return style if (colour, ground) == (style.color, style.bgcolor) else style + Style.from_color(colour, ground)

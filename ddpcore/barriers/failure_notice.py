@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch.distributed as dist
 
-from ddpcore.barriers.gate_keys import failure_key
-from ddpcore.barriers.gate_session import current_session
-from ddpcore.barriers.gate_store import has_agent_store
-from ddpcore.barriers.whereabouts import ProcessState, place_text
+from ddpcore.barriers.arrivals import failure_key
+from ddpcore.barriers.gate_session import has_agent_store
+from ddpcore.barriers.open_session import current_session
+from ddpcore.barriers.rank_status import ProcessState, place_text
 from ddpcore.errors import (
     BarrierTimeoutError,
     BarrierUseError,
@@ -29,8 +29,7 @@ from ddpcore.errors import (
     RankFailedError,
     StoreLostError,
 )
-from ddpcore.probing.code_places import code_roots
-from ddpcore.probing.stack import StackReader, sendable
+from ddpcore.probe.stack import StackReader, code_roots, sendable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from ddpcore.barriers.gate_session import GateSession
-    from ddpcore.barriers.whereabouts import Sighting
+    from ddpcore.barriers.rank_status import Sighting
 
 PATIENCE_S = 5.0
 """How long to look for the cause: a neighbour on its own machine sees a rank's death within `heart.BEAT_S`."""

@@ -2,7 +2,7 @@
 
 The rank that goes first says in the store how its block has ended; the others wait for that, then run the block too. If
 it raised, they raise at once, with its error and traceback. If it dies, or can never come, its absence is told within
-seconds (`ddpcore.barriers.examiner`). If it is slow or stopped they wait, and a line in the log says so every 30 s.
+seconds (`ddpcore.barriers.heartbeat`). If it is slow or stopped they wait, and a line in the log says so every 30 s.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from ddpcore.arguments import check_number, check_text
-from ddpcore.barriers import one_rank_blocks, wait_marks
-from ddpcore.barriers.gate import check_use
-from ddpcore.barriers.gate_keys import (
+from ddpcore.barriers import journal as wait_marks
+from ddpcore.barriers import one_rank_blocks
+from ddpcore.barriers.arrivals import (
     GateResult,
     Reason,
     decode_result,
@@ -24,12 +24,13 @@ from ddpcore.barriers.gate_keys import (
     go_key,
     readers_key,
 )
-from ddpcore.barriers.gate_session import current_session
-from ddpcore.barriers.gate_store import await_go, store_lost
+from ddpcore.barriers.gate import check_use
+from ddpcore.barriers.gate_session import await_go, store_lost
 from ddpcore.barriers.one_rank_blocks import OneRankBlock
-from ddpcore.barriers.whereabouts import GateKind, fates_text, gate_text
+from ddpcore.barriers.open_session import current_session
+from ddpcore.barriers.rank_status import GateKind, fates_text, gate_text
 from ddpcore.errors import BarrierDeadlockError, BarrierTimeoutError, BarrierUseError, MasterFailedError, StoreLostError
-from ddpcore.probing.code_places import caller_line
+from ddpcore.probe.stack import caller_line
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -3,7 +3,7 @@
 A rank adds itself to the gate's tally. The last one sets `|go`, for which the others wait: two round trips, one for the
 last. Each key is deleted by one rank, in its heart, once a later gate is passed.
 
-A gate may also be condemned (`ddpcore.barriers.examiner`). To make that cost nothing where all is well, the mark in the
+A gate may also be condemned (`heartbeat.Examiner`). To make that cost nothing where all is well, the mark in the
 tally comes half a second before `|go` is set to an error: who comes later sees the mark, and who came before has waited
 so long that it reads what `|go` says. A shorter wait than `TRUST_S` has ended well for certain.
 """
@@ -15,22 +15,21 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch.distributed as dist
 
-from ddpcore.barriers import one_rank_blocks, wait_marks
+from ddpcore.barriers import journal, one_rank_blocks
+from ddpcore.barriers.arrivals import PASSED, Arrival, Reason, decode_result, go_key, value_key
 from ddpcore.barriers.failure_notice import first_failure
-from ddpcore.barriers.gate_keys import PASSED, Reason, decode_result, go_key, value_key
-from ddpcore.barriers.gate_store import await_go, complete, store_lost
-from ddpcore.barriers.tally import Arrival
-from ddpcore.barriers.whereabouts import fates_text, gate_text
+from ddpcore.barriers.gate_session import await_go, complete, store_lost
+from ddpcore.barriers.rank_status import fates_text, gate_text
 from ddpcore.errors import BarrierDeadlockError, BarrierTimeoutError, BarrierUseError
-from ddpcore.probing.code_places import caller_line
+from ddpcore.probe.stack import caller_line
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from ddpcore.barriers.gate_keys import GateResult
+    from ddpcore.barriers.arrivals import GateResult
     from ddpcore.barriers.gate_session import GateSession
     from ddpcore.barriers.journal import OpenWait
-    from ddpcore.barriers.whereabouts import GateKind
+    from ddpcore.barriers.rank_status import GateKind
 
 TimeoutT = TypeVar("TimeoutT", bound=BarrierTimeoutError)
 
@@ -73,7 +72,7 @@ def pass_gate(
         # What nobody waits for comes after the arrival.
         calls.line = caller_line()
         if lane.is_main:
-            wait_marks.open_barrier(calls.label, wait.entered_s)
+            journal.open_barrier(calls.label, wait.entered_s)
         if arrival is not Arrival.LAST:
             must_read = value is not None or arrival is Arrival.CONDEMNED
             text = _await(session, lane.store, wait, is_main=lane.is_main, must_read=must_read)
@@ -82,7 +81,7 @@ def pass_gate(
     finally:
         if lane.is_main:
             session.journal.wait = None
-            wait_marks.close_barrier()
+            journal.close_barrier()
     result = decode_result(text) if text else PASSED
     if result.reason is not None:
         raise _refused(wait, result)

@@ -1,27 +1,25 @@
-"""This process's part in the gates of one process group: made at the first use of a gate, or by `announce`."""
+"""What the store barriers of one process group share in this process, and their calls to the job's store.
+
+`GateSession` holds what is shared, `Lane` is one thread's passage through store barriers. `connect`, `await_go` and
+`complete` are the calls to the store.
+"""
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 from collections import deque
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from ddpcore.barriers.gate_keys import go_key, value_key
-from ddpcore.barriers.gate_store import connect, store_lost
-from ddpcore.barriers.heart import Heart
-from ddpcore.barriers.journal import Journal
-from ddpcore.barriers.observer import Observer
-from ddpcore.barriers.process_table import this_machine
-from ddpcore.barriers.tally import Tally
-from ddpcore.barriers.wait_marks import is_main_thread
-from ddpcore.barriers.whereabouts import GateKind
-from ddpcore.errors import BarrierUseError
-from ddpcore.placement import current_placement
-from ddpcore.process_group.neighbours import Neighbours
+from ddpcore.barriers.arrivals import Tally, go_key, passed_with, value_key
+from ddpcore.barriers.journal import Journal, is_main_thread
+from ddpcore.barriers.observer import Observer, this_machine
+from ddpcore.barriers.rank_status import GateKind
+from ddpcore.errors import StoreLostError
+from ddpcore.process_group.machine import Neighbours
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,7 +29,77 @@ if TYPE_CHECKING:
     from ddpcore.barriers.journal import OpenWait
     from ddpcore.placement import Placement
 
-_USED_KEY = "rankdeck/used by"
+MAX_WAIT_S = 1_000_000.0
+"""A store's wait counts milliseconds in 31 bits (torch 2.13)."""
+
+
+def connect(store: Store, timeout_s: float | None = None) -> Store:
+    """Return a connection of its own to a store.
+
+    Args:
+        store: Any connection to it; threads may be using it.
+        timeout_s: How long to try, about; by default as long as the group's time-out, which is right where many
+            thousands connect at once.
+
+    Raises:
+        StoreLostError: There is no store any more.
+    """
+    clone = getattr(store, "clone", None)
+    if clone is None:
+        return store
+    try:
+        return clone() if timeout_s is None else _clone_within(timeout_s, store, clone)
+    except dist.DistNetworkError as error:
+        raise store_lost("where ranks meet") from error
+
+
+def _clone_within(timeout_s: float, store: Store, clone: Callable[[], Store]) -> Store:
+    usual: timedelta = store.timeout  # type: ignore[attr-defined] # torch's stubs lack it
+    # A clone inherits it: whoever connects to a store that has gone tries again for so long.
+    store.set_timeout(min(usual, timedelta(seconds=timeout_s)))
+    try:
+        return clone()
+    finally:
+        store.set_timeout(usual)
+
+
+def store_lost(where: str) -> StoreLostError:
+    """Return the error of a store that does not answer."""
+    host = "torchrun on the first node" if has_agent_store() else "rank 0, which hosts it,"
+    return StoreLostError(f"the job's store does not answer {where}: {host} has ended; start the job anew")
+
+
+def has_agent_store() -> bool:
+    """Say whether torchrun's agent hosts the ranks' store, and not rank 0."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def await_go(store: Store, wait: OpenWait) -> bool:
+    """Wait until a gate is decided, or the time is over, and say whether it is decided.
+
+    Source: a TCPStore whose time is over writes two warnings to stderr and looks up a host name for them, which takes
+    up to 5 s where DNS does not answer (torch 2.13, `SocketImpl::waitForInput`).
+    """
+    go = go_key(wait.key)
+    timeout_s = MAX_WAIT_S if wait.timeout_s is None else min(wait.timeout_s, MAX_WAIT_S)
+    try:
+        store.wait([go], timedelta(seconds=timeout_s))
+    except dist.DistNetworkError:
+        raise
+    except RuntimeError:
+        # DistStoreError of a TCPStore, a bare RuntimeError of a FileStore.
+        return store.check([go])
+    return True
+
+
+def complete(store: Store, wait: OpenWait, world_size: int) -> str:
+    """Decide a gate to which everybody has come; return what stands at it."""
+    text = ""
+    if wait.kind is GateKind.EXCHANGE:
+        raw = store.multi_get([value_key(wait.key, rank) for rank in range(world_size)])
+        text = passed_with([value.decode() for value in raw])
+    store.set(go_key(wait.key), text)
+    return text
 
 
 class Lane:
@@ -95,7 +163,6 @@ class GateSession:
         """Who has failed first, as it stands in the store, where that ends with rank 0; empty while nobody has."""
         self._left: deque[OpenWait] = deque()
         self._local = threading.local()
-        self.heart = Heart(self)
 
     def lane(self) -> Lane:
         """Return the calling thread's own way.
@@ -146,74 +213,6 @@ class GateSession:
             return False
 
 
-_session: GateSession | None = None
-_last_journal: Journal | None = None
-_inherited: list[GateSession | Store] = []
-"""What a forked child has from its parent and must neither use nor destroy."""
-
-
-def current_session() -> GateSession | None:
-    """Return the session of the present process group; None without one, or alone in it.
-
-    Raises:
-        BarrierUseError: There is a group, but not for this process, or without a store.
-        StoreLostError: Its store is gone.
-    """
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
-        return None
-    store = default_store()
-    session = _session
-    return session if session is not None and session.store is store else _open(store)
-
-
-def end_session() -> None:
-    """Say goodbye: whoever waits for this rank learns that it never comes. Blocks at most half a second."""
-    global _session
-    session, _session = _session, None
-    if session is not None:
-        session.heart.end()
-
-
 def default_store() -> Store:
     """Return the store in which the ranks met: torch has it, but no public name for it."""
     return dist.distributed_c10d._get_default_store()  # noqa: SLF001
-
-
-def _open(store: Store) -> GateSession:
-    global _session, _last_journal
-    if any(store is known for known in _inherited):
-        raise BarrierUseError(
-            f"process {os.getpid()} is a forked child (of a DataLoader?) of rank {dist.get_rank()}: "
-            "only the process that has opened the group takes part in barriers"
-        )
-    if store is None:
-        raise BarrierUseError(
-            f"backend {dist.get_backend()!r} has no store to meet in: open the group with gloo or nccl"
-        )
-    end_session()
-    placement = current_placement()
-    used_key = f"{_USED_KEY} {placement.rank}"
-    try:
-        is_used = store.check([used_key])
-        number = store.add(used_key, 1)
-        Neighbours(placement).tell(store)
-        session = GateSession(store, placement, journal=_last_journal if is_used else None, number=number)
-        session.heart.start(store)
-    except dist.DistNetworkError as error:
-        raise store_lost("where ranks meet") from error
-    _session, _last_journal = session, session.journal
-    return session
-
-
-def _forget() -> None:
-    """Leave the parent's session to the parent, in a forked child."""
-    global _session  # noqa: PLW0603 - see _open
-    if _session is not None:
-        _inherited.append(_session)
-    _session = None
-    if dist.is_available() and dist.is_initialized():
-        _inherited.append(default_store())
-
-
-os.register_at_fork(after_in_child=_forget)
-atexit.register(end_session)

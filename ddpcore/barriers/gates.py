@@ -11,17 +11,17 @@ an accelerator. Every rank that gives up names all ranks that are missing, with 
 never come, because they have ended or wait elsewhere, are an error within seconds, whatever the time-out. A rank that
 is slow, silent or stopped is waited for.
 
-For that one thread a process (`ddpcore.barriers.heart`) tells the others where this rank is, from its first gate on, or
-from `announce`. With it a rank has three connections to the store: torch's, the gates', the thread's.
+For that one thread a process (`ddpcore.barriers.heartbeat`) tells the others where this rank is, from its first gate
+on, or from `announce`. With it a rank has three connections to the store: torch's, the gates', the thread's.
 """
 
 from __future__ import annotations
 
 from ddpcore.arguments import check_is, check_number, check_text
-from ddpcore.barriers import wait_marks
+from ddpcore.barriers import journal
 from ddpcore.barriers.gate import pass_gate
-from ddpcore.barriers.gate_session import current_session, end_session
-from ddpcore.barriers.whereabouts import GateKind
+from ddpcore.barriers.open_session import current_session, end_session
+from ddpcore.barriers.rank_status import GateKind
 from ddpcore.errors import BarrierUseError
 
 
@@ -44,7 +44,7 @@ def barrier(label: str, timeout_s: float = 1800.0) -> None:
     """
     _check(label, timeout_s)
     session = current_session()
-    if session is not None and not wait_marks.is_left_out():
+    if session is not None and not journal.is_left_out():
         pass_gate(session, GateKind.BARRIER, label, timeout_s)
 
 

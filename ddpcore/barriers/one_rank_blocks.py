@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddpcore.arguments import check_flag, check_text, refuse
 from ddpcore.errors import BarrierUseError
-from ddpcore.probing.stack import sendable
+from ddpcore.probe.stack import sendable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

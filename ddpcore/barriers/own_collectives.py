@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpcore.barriers.whereabouts import GateKind, Wait
-from ddpcore.probing.flight_recorder import FlightRecorder
+from ddpcore.barriers.rank_status import GateKind, Wait
+from ddpcore.probe.flight_recorder import FlightRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpcore.probing.samples import GroupMembers, RecorderEntry, StackLine
+    from ddpcore.probe.samples import GroupMembers, RecorderEntry
+    from ddpcore.probe.stack import StackLine
     from ddpcore.wire import Place
 
 _BLOCKING_FILE = "/torch/distributed/distributed_c10d.py"
@@ -25,7 +26,7 @@ _REBUILDING = "_pre_forward"
 CONTROL_GROUP = "rankdeck.control"
 """c10d's description of the engine's own group."""
 _CONTROL = {
-    "/ddpcore/engine/control_word.py": "_read",
+    "/ddpcore/engine/stop_agreement.py": "_read",
     "/ddpcore/engine/metrics/means.py": "arrived",
     "/ddpcore/engine/loss_weights.py": "_finished",
 }

@@ -11,8 +11,7 @@ from ddpcore.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ddpcore.checkpoint.checkpointer import Checkpoint, Checkpointer
-    from ddpcore.checkpoint.fitting import Fit
-    from ddpcore.checkpoint.restoring import Stateful, restore
+    from ddpcore.checkpoint.restoring import Fit, Stateful, restore
     from ddpcore.checkpoint.solo_loading import LoadedCheckpoint, load_checkpoint, load_tensors
 
 __all__ = [
@@ -31,7 +30,7 @@ __getattr__ = lazy_names(
     {
         "Checkpoint": "checkpointer",
         "Checkpointer": "checkpointer",
-        "Fit": "fitting",
+        "Fit": "restoring",
         "LoadedCheckpoint": "solo_loading",
         "Stateful": "restoring",
         "load_checkpoint": "solo_loading",

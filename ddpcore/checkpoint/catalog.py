@@ -1,12 +1,19 @@
-"""What the leading rank of a site knows of its directory, and what it alone does there."""
+"""Lists the checkpoints of a directory, refuses those that are not sound by name and marker, and deletes old ones.
+
+`list_checkpoints` returns what a directory holds and which of it is refused already by what names it; it needs no
+torch. `Catalog` is the view of the leading rank of a site on its directory, and what that rank alone does there.
+`Retention` and `victims` decide, without side effects, which checkpoints stay.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import math
-from typing import TYPE_CHECKING, Any
+import os
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
+from ddpcore.arguments import check_text, check_whole, refuse
 from ddpcore.checkpoint.directory import (
     TEMPORARY,
     RunLock,
@@ -14,18 +21,74 @@ from ddpcore.checkpoint.directory import (
     collect_leftovers,
     directory_error,
     discard,
+    step_of,
 )
-from ddpcore.checkpoint.listing import list_checkpoints
-from ddpcore.checkpoint.marker import marker_tail
-from ddpcore.checkpoint.reading import read_manifest
-from ddpcore.checkpoint.retention import Published, best_first, victims
+from ddpcore.checkpoint.formats import COMMITTED, marker_tail
+from ddpcore.checkpoint.reading import read_manifest, read_marker
 from ddpcore.errors import CheckpointDirectoryError, CheckpointInvalidError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from ddpcore.checkpoint.retention import Retention
+PREFIX = "step_"
+
+
+class Listing(NamedTuple):
+    """The checkpoints of one directory.
+
+    Attributes:
+        published: Those whose directory and commit marker agree, newest first.
+        refused: Why the others cannot be used, by their names.
+    """
+
+    published: list[Published]
+    refused: dict[str, str]
+
+
+def list_checkpoints(root: Path) -> Listing:
+    """Return the checkpoints of a directory.
+
+    Raises:
+        CheckpointDirectoryError: The directory cannot be read.
+    """
+    try:
+        names = sorted(entry.name for entry in os.scandir(root) if entry.name.startswith(PREFIX))
+    except OSError as error:
+        raise directory_error(root, error) from error
+    published: dict[str, Published] = {}
+    refused: dict[str, str] = {}
+    for name in names:
+        if step_of(name) is None and not os.path.lexists(root / name / COMMITTED):
+            continue
+        try:
+            one = identify(root / name)
+        except CheckpointInvalidError as error:
+            refused[name] = str(error)
+            continue
+        if one.id in published:
+            refused[name] = f"it has the id of {published[one.id].name}: it is a copy of that one"
+        else:
+            published[one.id] = one
+    newest_first = sorted(published.values(), key=lambda one: (one.sequence, one.step), reverse=True)
+    return Listing(newest_first, refused)
+
+
+def identify(path: Path) -> Published:
+    """Return which checkpoint this is, by everything that names it.
+
+    Raises:
+        CheckpointInvalidError: Its directory, marker and manifest do not agree.
+    """
+    step = step_of(path.name)
+    if step is None:
+        raise CheckpointInvalidError("this is not the name of a checkpoint: it was renamed, or copied")
+    marker = read_marker(path)
+    if not marker.name:
+        # Of an earlier version: nothing but the manifest confirms what the marker holds.
+        read_manifest(path)
+    return Published(path.name, step, marker.sequence, marker.id)
+
 
 _log = logging.getLogger(__name__)
 
@@ -158,3 +221,117 @@ class Catalog:
         self.since = next((manifest.since for manifest in manifests.values()), 0)
         found = {name: manifest.metrics.get(metric or "", math.nan) for name, manifest in manifests.items()}
         return {name: value for name, value in found.items() if not math.isnan(value)}
+
+
+Mode = Literal["min", "max"]
+
+
+class Retention(NamedTuple):
+    """What stays.
+
+    Attributes:
+        keep_last: How many of the newest; None keeps all.
+        keep_every: Steps that are a multiple of it stay permanently; None for none.
+        keep_best: How many with the best metric; None for none.
+        metric: Its name.
+        mode: Whether the least or the greatest is best.
+    """
+
+    keep_last: int | None = 3
+    keep_every: int | None = None
+    keep_best: int | None = None
+    metric: str | None = None
+    mode: Mode = "min"
+
+
+class Published(NamedTuple):
+    """A checkpoint of the directory, as its commit marker has it.
+
+    Attributes:
+        name: Of its directory.
+        step: The step it was taken at.
+        sequence: The n-th checkpoint of this directory; the newest has the highest.
+        id: The same for all copies of one checkpoint.
+    """
+
+    name: str
+    step: int
+    sequence: int
+    id: str
+
+
+def check_retention(kind: type[Exception], retention: Retention) -> None:
+    """Refuse what makes no sense."""
+    for name in ("keep_last", "keep_every", "keep_best"):
+        if getattr(retention, name) is not None:
+            check_whole(kind, name, getattr(retention, name), wanted="a number above 0, or None")
+    if retention.metric is not None:
+        check_text(kind, "metric", retention.metric)
+    if retention.mode not in tuple(get_args(Mode)):
+        raise refuse(kind, "mode", retention.mode, '"min" where the least value is best, or "max"')
+    if (retention.keep_best is None) != (retention.metric is None):
+        raise kind('keep_best and metric go together: keep_best=3, metric="val_loss" keeps the three with the least')
+
+
+def is_better(value: float, other: float, mode: Mode) -> bool:
+    """Say whether a metric's value beats another one; NaN beats nothing, and everything beats NaN."""
+    if math.isnan(value) or math.isnan(other):
+        return not math.isnan(value)
+    return value < other if mode == "min" else value > other
+
+
+def is_among_best(value: float, others: Iterable[float], retention: Retention) -> bool:
+    """Say whether a checkpoint with this value would be kept as one of the best."""
+    if retention.keep_best is None or math.isnan(value):
+        return False
+    num_better = sum(not is_better(value, other, retention.mode) and not math.isnan(other) for other in others)
+    return num_better < retention.keep_best
+
+
+def best_first(published: Iterable[Published], metrics: Mapping[str, float], mode: Mode) -> list[Published]:
+    """Return those with a metric, the best first; of equal ones the earlier, which took fewer steps.
+
+    Args:
+        published: In any order.
+        metrics: Of those that have one, by their names.
+        mode: Whether the least or the greatest is best.
+    """
+    sign = 1.0 if mode == "min" else -1.0
+    measured = [one for one in published if not math.isnan(metrics.get(one.name, math.nan))]
+    return sorted(measured, key=lambda one: (sign * metrics[one.name], one.sequence))
+
+
+def victims(
+    published: Sequence[Published],
+    retention: Retention,
+    *,
+    metrics: Mapping[str, float] | None = None,
+    invalid: Collection[str] = (),
+) -> list[str]:
+    """Return the names of those to delete, oldest first, once the newest of `published` is known to be whole.
+
+    A checkpoint that a later one of the same step has replaced goes first. One that is known to be damaged does not
+    count among the last ones or the best ones, and the newest sound one never goes.
+
+    Args:
+        published: All of the directory, in any order.
+        retention: What stays.
+        metrics: As of `best_first`.
+        invalid: Names of damaged ones.
+    """
+    by_age = sorted(published, key=lambda one: one.sequence)
+    newest_of_step = {one.step: one for one in by_age if one.name not in invalid}
+    sound = [one for one in by_age if newest_of_step.get(one.step) is one]
+    last = sound if retention.keep_last is None else sound[-max(1, retention.keep_last) :]
+    kept = {one.name for one in last}
+    if retention.keep_every is not None:
+        kept |= {one.name for one in sound if one.step % retention.keep_every == 0}
+    if retention.keep_best is not None:
+        kept |= {one.name for one in best_first(sound, metrics or {}, retention.mode)[: retention.keep_best]}
+    oldest_of_last = min((one.sequence for one in last), default=0)
+    # A damaged one among the last ones is left for people to look at.
+    return [
+        one.name
+        for one in by_age
+        if one.name not in kept and (one.name not in invalid or one.sequence < oldest_of_last)
+    ]

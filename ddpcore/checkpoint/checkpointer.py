@@ -23,15 +23,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from ddpcore.arguments import absolute_path, check_is, check_number, check_seconds, check_text
-from ddpcore.checkpoint.catalog import Catalog
+from ddpcore.checkpoint.catalog import Catalog, Mode, Retention, check_retention, is_among_best
 from ddpcore.checkpoint.loading import Loader
-from ddpcore.checkpoint.meeting import Meeting
-from ddpcore.checkpoint.retention import Mode, Retention, check_retention, is_among_best
+from ddpcore.checkpoint.meeting import Meeting, find_site
 from ddpcore.checkpoint.saving import Saver, check_step
-from ddpcore.checkpoint.sites import find_site
 from ddpcore.errors import CheckpointCallError, CheckpointDirectoryError, CheckpointInvalidError
 from ddpcore.placement import current_placement
-from ddpcore.probing import probe
+from ddpcore.probe import probe
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddpcore.checkpoint.catalog import list_checkpoints
 from ddpcore.checkpoint.directory import TEMPORARY, step_of
-from ddpcore.checkpoint.listing import list_checkpoints
 from ddpcore.checkpoint.reading import read_manifest, verify
 from ddpcore.errors import CheckpointDirectoryError, CheckpointInvalidError
 

@@ -1,30 +1,37 @@
-"""How all ranks come to load the same checkpoint: the newest that is sound on every rank, or at least on one node.
+"""Loads the same checkpoint on all ranks: the latest that is sound on every rank, or at least on one node.
 
-The leaders list what they have. Then, newest first, every rank reads and checks the candidate for itself: a replica
-has to read all of it anyway, and a checksum holds only for the bytes that this rank has got. If all are content they
-have it; else they drop it, remember why, and go on to the next.
+`Loader`: the leaders list what they have. Then, the latest first, every rank reads and checks the candidate for itself:
+a replica has to read all of it anyway, and a checksum holds only for the bytes that this rank has got. If all ranks
+accept it, it is loaded; else they drop it, remember why, and take the next.
+
+`send_state` sends a checkpoint's state from a node that has it to those that do not, over a gloo group of its own.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import zlib
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+import torch.distributed as dist
+
 from ddpcore.agreement import common_problem
+from ddpcore.checkpoint.catalog import Published, list_checkpoints
 from ddpcore.checkpoint.directory import step_of
-from ddpcore.checkpoint.listing import list_checkpoints
 from ddpcore.checkpoint.reading import read_manifest
-from ddpcore.checkpoint.retention import Published
-from ddpcore.checkpoint.tensor_files import Contents, read_checkpoint
-from ddpcore.checkpoint.transfer import send_state
+from ddpcore.checkpoint.state_tree import DTYPES, flatten, unflatten
+from ddpcore.checkpoint.tensor_files import Contents, bytes_of, read_checkpoint
 from ddpcore.errors import CheckpointDirectoryError, CheckpointInvalidError
 from ddpcore.placement import current_placement
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from ddpcore.checkpoint.meeting import Meeting
-    from ddpcore.checkpoint.sites import Site
+    from ddpcore.checkpoint.meeting import Meeting, Site
 
 _log = logging.getLogger(__name__)
 
@@ -196,3 +203,63 @@ def _size_of(path: Path) -> int:
         return sum(record.bytes for record in read_manifest(path).files.values())
     except CheckpointInvalidError:
         return 0
+
+
+TIMEOUT = timedelta(minutes=30)
+"""For one tensor at a time, over whatever network joins the nodes."""
+
+
+def send_state(state: object, source: int, receivers: Sequence[int]) -> tuple[Any, int]:
+    """Return the source's state on every receiver, and on both a checksum of what was sent.
+
+    Every rank calls it; blocks.
+
+    Args:
+        state: What the source has; of no account elsewhere.
+        source: The rank that sends.
+        receivers: The ranks that lack it.
+    """
+    # The training's own groups stay out of this: work may be pending there. Ranks that need nothing take part, too: a
+    # group without them would, beside NCCL, have them alone call a collective (a split without colour).
+    group = dist.new_group(timeout=TIMEOUT, backend="gloo")
+    rank = dist.get_rank()
+    try:
+        if rank == source:
+            return state, _send(state, source, group)
+        received, checksum = _receive(source, group, keeps=rank in receivers)
+        return (received, checksum) if rank in receivers else (state, 0)
+    finally:
+        dist.destroy_process_group(group)
+
+
+def _send(state: object, source: int, group: Any) -> int:
+    flat = flatten(state)
+    text = json.dumps([flat.skeleton, flat.specs()]).encode()
+    dist.broadcast(torch.tensor([len(text)]), source, group)
+    content = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    dist.broadcast(content, source, group)
+    checksum = zlib.crc32(text)
+    for tensor in flat.tensors.values():
+        if tensor.numel():
+            dist.broadcast(tensor.reshape(-1).view(torch.uint8), source, group)
+            checksum = zlib.crc32(bytes_of(tensor), checksum)
+    return checksum
+
+
+def _receive(source: int, group: Any, *, keeps: bool) -> tuple[Any, int]:
+    length = torch.zeros(1, dtype=torch.int64)
+    dist.broadcast(length, source, group)
+    content = torch.empty(int(length.item()), dtype=torch.uint8)
+    dist.broadcast(content, source, group)
+    text = bytes(bytes_of(content))
+    checksum = zlib.crc32(text)
+    skeleton, specs = json.loads(text)
+    tensors = {}
+    for name, dtype, shape in specs:
+        tensor = torch.empty(shape, dtype=DTYPES[dtype])
+        if tensor.numel():
+            dist.broadcast(tensor.reshape(-1).view(torch.uint8), source, group)
+        if keeps:
+            tensors[name] = tensor
+            checksum = zlib.crc32(bytes_of(tensor), checksum)
+    return (unflatten(skeleton, tensors), checksum) if keeps else (None, 0)

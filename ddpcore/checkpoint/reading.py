@@ -13,22 +13,24 @@ import zlib
 from typing import TYPE_CHECKING
 
 from ddpcore.checkpoint.directory import MANIFEST, step_of
-from ddpcore.checkpoint.manifest import (
-    MAX_MANIFEST_BYTES,
-    FileRecord,
-    MalformedManifestError,
-    Manifest,
-    decode_manifest,
-    specs_of_file,
-)
-from ddpcore.checkpoint.marker import COMMITTED, MAX_MARKER_BYTES, MalformedMarkerError, Marker, decode_marker
-from ddpcore.checkpoint.safetensors_header import (
+from ddpcore.checkpoint.formats import (
+    COMMITTED,
     LENGTH_BYTES,
+    MAX_MANIFEST_BYTES,
+    MAX_MARKER_BYTES,
     Entry,
+    FileRecord,
     MalformedHeaderError,
+    MalformedManifestError,
+    MalformedMarkerError,
+    Manifest,
+    Marker,
     Spec,
     decode_header,
     decode_length,
+    decode_manifest,
+    decode_marker,
+    specs_of_file,
 )
 from ddpcore.errors import CheckpointInvalidError
 
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
-    from ddpcore.checkpoint.assignment import Piece
+    from ddpcore.checkpoint.formats import Piece
 
 CHUNK_BYTES = 4 << 20
 """Read at a time: its checksum is taken while it is in the cache."""

@@ -1,19 +1,31 @@
-"""A loaded state put back into the objects it came from: all of it, or nothing."""
+"""Puts a loaded state back into the objects it came from: all of it, or nothing.
+
+`restore` does it. `Fit` and `fit_object` compare first, object by object: what of a checkpoint fits the objects here,
+and what does not.
+
+`Rows` and the functions below it handle tensors of which each rank holds some rows: torch's DTensor, as `fully_shard`
+makes it. A checkpoint keeps every tensor as rows in the files of several ranks anyway, so that a sharded one needs no
+format of its own: it can be loaded whole, and onto any other number of ranks. torch.distributed.checkpoint would do
+this too, but keeps the plan of it as pickle. Only sharding along the first dimension is rows. Importing DTensor takes
+as long as the rest of this package: a program without DTensors never imports it.
+"""
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
 
 from torch import Tensor, nn, optim
 
 from ddpcore.arguments import check_flag, check_has
-from ddpcore.checkpoint.fitting import Fit, fit_object, is_same_kind, join_fits, order_in, parameters_of
-from ddpcore.checkpoint.sharded import as_placed, is_sharded
+from ddpcore.checkpoint.formats import num_rows
 from ddpcore.errors import ArgumentError, CheckpointMismatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from torch.distributed.tensor import DTensor
 
@@ -206,3 +218,243 @@ def _prefix_of(names: Collection[object]) -> str:
             break
         prefix = longer[0]
     return prefix
+
+
+_SHAPED_AS_PARAMETER = ("exp_avg", "momentum_buffer", "square_avg", "sum", "prev", "ax")
+"""What torch's optimizers keep in the shape of a parameter, one name for each kind of optimizer."""
+
+
+class Fit(NamedTuple):
+    """How a checkpoint's parts fit the objects that they are loaded into.
+
+    Attributes:
+        missing: Places of the objects that the checkpoint lacks, "model.head.weight" or a whole object's name.
+        unexpected: Places of the checkpoint's parts that the objects lack.
+        mismatched: What is of another shape, dtype or kind there and here, a sentence each.
+    """
+
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    mismatched: tuple[str, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """True if every part of the checkpoint has its place, and the other way round."""
+        return not any(self)
+
+    @property
+    def differences(self) -> list[str]:
+        """All that does not fit, a sentence each."""
+        return [
+            *(f"{place} is missing from it" for place in self.missing),
+            *(f"{place} is not in this model" for place in self.unexpected),
+            *self.mismatched,
+        ]
+
+
+def fit_object(name: str, part: object, target: object) -> Fit:
+    """Return how an object's part of a checkpoint fits it; objects that are no module or optimizer check themselves."""
+    if isinstance(target, nn.Module):
+        return _fit_module(name, part, target)
+    if isinstance(target, optim.Optimizer):
+        return Fit(mismatched=tuple(_compare_optimizer(name, part, target)))
+    return Fit()
+
+
+def join_fits(fits: Sequence[Fit]) -> Fit:
+    """Return the fits of several objects as one."""
+    missing, unexpected, mismatched = (tuple(place for fit in fits for place in fit[kind]) for kind in range(3))
+    return Fit(missing, unexpected, mismatched)
+
+
+def is_same_kind(saved: object, wanted: object) -> bool:
+    """Say whether a module can take what was saved in place of what it has."""
+    if not isinstance(wanted, Tensor):
+        return True
+    # What is loaded into a meta tensor is lost without an error.
+    is_alike = isinstance(saved, Tensor) and (saved.shape, saved.dtype) == (wanted.shape, wanted.dtype)
+    return is_alike and not wanted.is_meta
+
+
+def parameters_of(optimizer: optim.Optimizer) -> list[Tensor]:
+    """Return an optimizer's parameters in their order."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def order_in(part: Mapping[str, Any]) -> list[Any]:
+    """Return the keys of an optimizer's saved state in the order of its parameters."""
+    return [index for group in part["param_groups"] for index in group.get("params", ())]
+
+
+def _fit_module(name: str, part: object, module: nn.Module) -> Fit:
+    if not isinstance(part, dict):
+        return Fit(mismatched=(f"{name} is of type {type(part).__name__}, not a module's state",))
+    wanted = module.state_dict()
+    return Fit(
+        tuple(f"{name}.{key}" for key in wanted if key not in part),
+        tuple(f"{name}.{key}" for key in part if key not in wanted),
+        tuple(
+            _difference(f"{name}.{key}", part[key], tensor)
+            for key, tensor in wanted.items()
+            if key in part and not is_same_kind(part[key], tensor)
+        ),
+    )
+
+
+def _difference(place: str, saved: object, wanted: Tensor) -> str:
+    if not isinstance(saved, Tensor):
+        return f"{place} is of type {type(saved).__name__} there and a tensor here"
+    if wanted.is_meta:
+        return f"{place} is a meta tensor here, which takes no values (module.to_empty gives it memory)"
+    return f"{place} is {_kind(saved)} there and {_kind(wanted)} here"
+
+
+def _compare_optimizer(name: str, part: object, optimizer: optim.Optimizer) -> list[str]:
+    if not (
+        isinstance(part, dict) and isinstance(part.get("param_groups"), list) and isinstance(part.get("state"), dict)
+    ):
+        return [f"{name} is no optimizer's state"]
+    if not all(isinstance(group, dict) and isinstance(group.get("params"), list) for group in part["param_groups"]):
+        return [f"{name} is no optimizer's state"]
+    saved, own = part["param_groups"], optimizer.state_dict()["param_groups"]
+    if len(saved) != len(own):
+        return [f"{name} has {len(saved)} parameter groups there and {len(own)} here"]
+    found = []
+    for number, (there, here) in enumerate(zip(saved, own, strict=True)):
+        sizes = len(there["params"]), len(here["params"])
+        if sizes[0] != sizes[1]:
+            found.append(f"{name} has {sizes[0]} parameters in group {number} there and {sizes[1]} here")
+        # A newer torch may know more settings, or fewer. Each having what the other lacks, they are different
+        # optimizers.
+        lacking, unknown = here.keys() - there.keys(), there.keys() - here.keys()
+        if lacking and unknown:
+            found.append(
+                f"{name} is another kind of optimizer: group {number} has {', '.join(sorted(unknown))} there, "
+                f"{', '.join(sorted(lacking))} here"
+            )
+    return [*found, *_compare_moments(name, part, optimizer)]
+
+
+def _compare_moments(name: str, part: Mapping[str, Any], optimizer: optim.Optimizer) -> list[str]:
+    """Compare the shape of what one of torch's optimizers keeps for each parameter."""
+    found = []
+    for index, parameter in zip(order_in(part), parameters_of(optimizer), strict=False):
+        kept = part["state"].get(index, {})
+        for key in _SHAPED_AS_PARAMETER if isinstance(kept, dict) else ():
+            moment = kept.get(key)
+            if isinstance(moment, Tensor) and moment.shape != parameter.shape:
+                found.append(
+                    f"{name} keeps {list(moment.shape)} for parameter {index}, which is {list(parameter.shape)} here"
+                )
+                break
+    return found
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+_MODULE = "torch.distributed.tensor"
+
+
+class Rows(NamedTuple):
+    """Rows of a tensor, and a rank that holds them."""
+
+    rank: int
+    begin: int
+    end: int
+
+
+def is_sharded(value: object) -> TypeGuard[DTensor]:
+    """Say whether something is a DTensor: what a rank holds of it is `to_local()`."""
+    module = sys.modules.get(_MODULE)
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def problem_of(tensor: DTensor) -> str:
+    """Return why what ranks hold of a tensor is not rows of it, or ""."""
+    for placement in tensor.placements:
+        if not (placement.is_replicate() or _is_rows(placement)):
+            return (
+                f"is placed as {placement}: only replicated tensors and ones sharded along dimension 0 can be stored; "
+                "gather it first, with full_state_dict=True of torch.distributed.checkpoint.state_dict"
+            )
+    return ""
+
+
+def holders(tensor: DTensor, ranks: Sequence[int]) -> list[Rows] | None:
+    """Return which rank is to write which rows: all of them once, in order. The same on every rank.
+
+    Args:
+        tensor: One that has no problem.
+        ranks: Global ranks that may write, sorted.
+
+    Returns:
+        For each different range of rows the first of these ranks that holds it; None if some rows are with no such
+        rank.
+    """
+    mesh = tensor.device_mesh
+    cuts = tuple(_is_rows(placement) for placement in tensor.placements)
+    return _holders(num_rows(tensor.shape), tuple(mesh.shape), tuple(mesh.mesh.flatten().tolist()), cuts, tuple(ranks))
+
+
+@lru_cache(maxsize=256)
+def _holders(
+    num: int, mesh_shape: tuple[int, ...], mesh_ranks: tuple[int, ...], cuts: tuple[bool, ...], ranks: tuple[int, ...]
+) -> list[Rows] | None:
+    """Return what `holders` does; a model has few different numbers of rows, and a mesh may have thousands of ranks."""
+    writers = frozenset(ranks)
+    found: dict[tuple[int, int], int] = {}
+    for rank, coordinate in zip(mesh_ranks, itertools.product(*map(range, mesh_shape)), strict=True):
+        if rank in writers:
+            rows = cut_rows(num, mesh_shape, coordinate, cuts)
+            found[rows] = min(rank, found.get(rows, rank))
+    if not found:
+        return None
+    wanted = [Rows(rank, *rows) for rows, rank in sorted(found.items()) if rows[0] < rows[1]]
+    ends = [0, *(rows.end for rows in wanted)]
+    if ends[-1] != num or any(rows.begin != end for rows, end in zip(wanted, ends, strict=False)):
+        return None
+    return wanted or [Rows(min(found.values()), 0, 0)]
+
+
+def cut_rows(num: int, mesh_shape: Sequence[int], coordinate: Sequence[int], cuts: Sequence[bool]) -> tuple[int, int]:
+    """Return the first row at a place of a mesh and the one behind its last, where rows are cut as `torch.chunk` does.
+
+    Args:
+        num: Rows of the whole tensor.
+        mesh_shape: Places along each dimension of the mesh.
+        coordinate: The place.
+        cuts: For each dimension of the mesh whether it cuts rows, each cutting what the one before has left.
+    """
+    begin, end = 0, num
+    for size, number, is_cut in zip(mesh_shape, coordinate, cuts, strict=True):
+        if is_cut:
+            chunk = -(-(end - begin) // size)
+            begin, end = min(begin + number * chunk, end), min(begin + (number + 1) * chunk, end)
+    return begin, end
+
+
+def as_placed(whole: Tensor, target: DTensor) -> Tensor:
+    """Return this rank's part of a whole tensor, placed and sharded as another one is. Needs no other rank."""
+    coordinate = target.device_mesh.get_coordinate()
+    assert coordinate is not None, "the rank has this tensor, and so a place in its mesh"
+    local = whole
+    if whole.dim():
+        cuts = [_is_rows(placement) for placement in target.placements]
+        begin, end = cut_rows(num_rows(whole.shape), target.device_mesh.shape, coordinate, cuts)
+        local = whole[begin:end]
+    placed: Tensor = sys.modules[_MODULE].DTensor.from_local(
+        local.to(target.device, copy=True),
+        target.device_mesh,
+        target.placements,
+        run_check=False,
+        shape=target.shape,
+        stride=target.stride(),
+    )
+    return placed
+
+
+def _is_rows(placement: Any) -> bool:
+    # A subclass, as of tensor parallelism within a shard, cuts rows in another order.
+    return type(placement).__name__ == "Shard" and placement.dim == 0

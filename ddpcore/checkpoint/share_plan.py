@@ -9,10 +9,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ddpcore.checkpoint.assignment import Piece, assign, piece_shape
-from ddpcore.checkpoint.manifest import CHECKSUM, FORMAT, Manifest, encode_body, file_name, tensor_records
-from ddpcore.checkpoint.safetensors_header import encode_header, lay_out
-from ddpcore.checkpoint.sharded import holders, is_sharded
+from ddpcore.checkpoint.formats import (
+    CHECKSUM,
+    MANIFEST_FORMAT,
+    Manifest,
+    Piece,
+    assign,
+    encode_body,
+    encode_header,
+    file_name,
+    lay_out,
+    piece_shape,
+    tensor_records,
+)
+from ddpcore.checkpoint.restoring import holders, is_sharded
 from ddpcore.checkpoint.state_tree import FlatState, flatten, spec_of
 from ddpcore.checkpoint.tensor_files import PER_RANK
 from ddpcore.errors import StateNotStorableError
@@ -22,7 +32,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ddpcore.checkpoint.sites import Site
+    from ddpcore.checkpoint.meeting import Site
 
 
 class Share(NamedTuple):
@@ -96,7 +106,7 @@ class SavePlan:
         return encode_body(
             Manifest(
                 files={},
-                format=FORMAT,
+                format=MANIFEST_FORMAT,
                 checksum=CHECKSUM,
                 step=step,
                 sequence=sequence,

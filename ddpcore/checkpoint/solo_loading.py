@@ -23,13 +23,11 @@ import torch
 from torch import Tensor
 
 from ddpcore.arguments import absolute_path, check_flag, check_has, check_is, refuse
+from ddpcore.checkpoint.catalog import Retention, best_first, check_retention, list_checkpoints
 from ddpcore.checkpoint.directory import step_of
-from ddpcore.checkpoint.fitting import Fit
-from ddpcore.checkpoint.listing import list_checkpoints
-from ddpcore.checkpoint.marker import COMMITTED
+from ddpcore.checkpoint.formats import COMMITTED
 from ddpcore.checkpoint.reading import read_manifest
-from ddpcore.checkpoint.restoring import restore_parts
-from ddpcore.checkpoint.retention import Retention, best_first, check_retention
+from ddpcore.checkpoint.restoring import Fit, restore_parts
 from ddpcore.checkpoint.saving import check_step
 from ddpcore.checkpoint.state_tree import keys_of
 from ddpcore.checkpoint.tensor_files import read_checkpoint, read_tensors
@@ -42,9 +40,9 @@ from ddpcore.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from ddpcore.checkpoint.manifest import Manifest
+    from ddpcore.checkpoint.catalog import Mode, Published
+    from ddpcore.checkpoint.formats import Manifest
     from ddpcore.checkpoint.restoring import Stateful
-    from ddpcore.checkpoint.retention import Mode, Published
 
 _T = TypeVar("_T")
 

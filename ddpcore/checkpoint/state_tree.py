@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from ddpcore.checkpoint.safetensors_header import METADATA, Spec
-from ddpcore.checkpoint.sharded import is_sharded, problem_of
+from ddpcore.checkpoint.formats import METADATA, Spec
+from ddpcore.checkpoint.restoring import is_sharded, problem_of
 from ddpcore.errors import StateNotStorableError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ddpcore.checkpoint.manifest import file_name
+from ddpcore.checkpoint.formats import file_name
 from ddpcore.checkpoint.reading import read_file, read_manifest
 from ddpcore.checkpoint.state_tree import DTYPES, MalformedStateError, places, select, unflatten
 from ddpcore.errors import CheckpointContentError, CheckpointInvalidError
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ddpcore.checkpoint.assignment import Piece
-    from ddpcore.checkpoint.manifest import Manifest
-    from ddpcore.checkpoint.safetensors_header import Entry
+    from ddpcore.checkpoint.formats import Entry, Manifest, Piece
 
 PER_RANK = "per_rank"
 """The text in a rank's file that holds its own state, but for the tensors."""

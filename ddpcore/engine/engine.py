@@ -37,10 +37,9 @@ from ddpcore.arguments import (
     check_whole,
 )
 from ddpcore.barriers.failure_notice import leave_notice
-from ddpcore.checkpoint.retention import Mode, Retention, check_retention
+from ddpcore.checkpoint.catalog import Mode, Retention, check_retention
 from ddpcore.engine.batches import Batch, Batches
 from ddpcore.engine.cadence import Unit, parse_cadence
-from ddpcore.engine.control_word import StopReason, new_group_of_all
 from ddpcore.engine.loader_options import check_loader_options
 from ddpcore.engine.loop import BATCHES, Loop, LoopOptions
 from ddpcore.engine.loss_weights import LossWeights
@@ -49,6 +48,7 @@ from ddpcore.engine.metrics.log import open_log
 from ddpcore.engine.metrics.watched import EarlyStopping
 from ddpcore.engine.saving import CheckpointOptions, Saving
 from ddpcore.engine.seeds import seed_everything
+from ddpcore.engine.stop_agreement import StopReason, new_group_of_all
 from ddpcore.engine.stop_signals import monotonic_deadline_s
 from ddpcore.engine.updates import Updates, moving_average
 from ddpcore.errors import EngineUseError, WrapError

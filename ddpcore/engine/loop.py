@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddpcore.engine.cadence import Cadence, Progress
-from ddpcore.engine.control_word import ControlWord, StopReason, Wishes
 from ddpcore.engine.goodput import Goodput
 from ddpcore.engine.loop_meetings import Leaving, agree_to_begin, agree_to_end
 from ddpcore.engine.metrics.lines import MetricLines
 from ddpcore.engine.metrics.watched import WatchedMetrics
 from ddpcore.engine.seeds import random_state, restore_random_state, seed_everything
+from ddpcore.engine.stop_agreement import ControlWord, StopReason, Wishes
 from ddpcore.engine.stop_signals import StopSignals
 from ddpcore.errors import EngineUseError, SamplerStateError
-from ddpcore.probing import probe
-from ddpcore.probing.code_places import caller_line
-from ddpcore.probing.samples import TrainingMark
+from ddpcore.probe import probe
+from ddpcore.probe.samples import TrainingMark
+from ddpcore.probe.stack import caller_line
 from ddpcore.wire import Phase
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ddpcore.checkpoint import Stateful
-    from ddpcore.checkpoint.retention import Retention
+    from ddpcore.checkpoint.catalog import Retention
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ddpcore.checkpoint.sharded import is_sharded
+from ddpcore.checkpoint.restoring import is_sharded
 from ddpcore.errors import EngineUseError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ def autoload() -> None:
         return
     # A rank without a probe trains on; one whose `import torch` fails does not.
     with contextlib.suppress(BaseException):
-        importlib.import_module("ddpcore.probing.bootstrap").start_in_rank()
+        importlib.import_module("ddpcore.probe.bootstrap").start_in_rank()
 
 
 def elastic_rendezvous() -> Callable[[Any], object]:

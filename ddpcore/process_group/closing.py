@@ -28,8 +28,8 @@ import torch.distributed as dist
 from ddpcore import placement
 from ddpcore.barriers import gates
 from ddpcore.errors import BarrierTimeoutError, DdpcoreError
-from ddpcore.probing.flight_recorder import FlightRecorder
-from ddpcore.process_group.devices import comes_to_rest
+from ddpcore.probe.flight_recorder import FlightRecorder
+from ddpcore.process_group.machine import comes_to_rest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +50,8 @@ PENDING_S = 0.2
 """How long a collective may take to be booked as done: 1 ms, with more ranks than cores 20 ms."""
 
 GOODBYE_S = 5.0
-"""How long the host of the store stays for the others to have left: more than two beats of `ddpcore.barriers.heart`, by
+"""How long the host of the store stays for the others to have left: more than two beats of
+`ddpcore.barriers.heartbeat`, by
 which they read there who has failed."""
 
 EXIT_GRACE_S = 0.1

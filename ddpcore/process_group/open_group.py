@@ -24,10 +24,10 @@ from ddpcore.barriers import gates
 from ddpcore.barriers.failure_notice import explain, leave_notice
 from ddpcore.errors import BackendMissingError, ContradictoryLaunchError, GroupOpenError
 from ddpcore.placement import ALONE, Placement
-from ddpcore.process_group import mpi_group
+from ddpcore.process_group import opening as mpi_group
+from ddpcore.process_group.choices import DeviceFacts, backend_names, choose_backend, choose_device, choose_type
 from ddpcore.process_group.closing import GroupLinks, close_group
-from ddpcore.process_group.device_choice import DeviceFacts, backend_names, choose_backend, choose_device, choose_type
-from ddpcore.process_group.devices import check_version, device_facts, set_device
+from ddpcore.process_group.machine import check_version, device_facts, set_device
 from ddpcore.process_group.rendezvous_spec import read_rendezvous
 
 if TYPE_CHECKING:

@@ -1,4 +1,8 @@
-"""One rank's way into the process group: checks, store, roll call, device, network, and torch's own init."""
+"""Opens the process group on one rank: checks, store, join check, device, network, and torch's own init.
+
+`Opening` does it with a store. `open_group` opens a group whose ranks MPI has started: there is no store, MPI's runtime
+knows rank and world size.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +11,27 @@ import logging
 import os
 import socket
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from ddpcore import placement
-from ddpcore.barriers.process_table import started_ticks, this_machine
+from ddpcore.barriers.observer import started_ticks, this_machine
 from ddpcore.errors import DdpcoreError
 from ddpcore.placement import Placement
+from ddpcore.process_group.choices import DeviceFacts, backend_names, check_interfaces, choose_device, choose_nic
 from ddpcore.process_group.closing import GroupLinks
-from ddpcore.process_group.device_choice import DeviceFacts, backend_names, choose_device
-from ddpcore.process_group.devices import check_version, gpu_identity, set_device
 from ddpcore.process_group.equality import rank_facts
-from ddpcore.process_group.network import interfaces, own_address, route_to
-from ddpcore.process_group.nic_choice import check_interfaces, choose_nic
-from ddpcore.process_group.rank_card import Presence, RankCard, Seat
+from ddpcore.process_group.join_check import MeetingPlace, call_roll, group_prefix, tell_failure
+from ddpcore.process_group.machine import check_version, gpu_identity, interfaces, own_address, route_to, set_device
+from ddpcore.process_group.rank_info import Presence, RankCard, Seat
 from ddpcore.process_group.rendezvous import open_store
-from ddpcore.process_group.roll_call import MeetingPlace, call_roll, group_prefix, tell_failure
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch._C._distributed_c10d import Store
 
     from ddpcore.process_group.rendezvous_spec import RendezvousSpec
@@ -171,3 +175,22 @@ class Opening:
             self._spec.where,
             f"; {self._network}" if self._network else "",
         )
+
+
+def open_group(backend: str, timeout_s: float) -> Placement:
+    """Open the default group with all ranks of mpirun, and find out who shares a machine; blocks.
+
+    Named barriers need a store, which this group does not have.
+    """
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    nodes: list[str | None] = [None] * world_size
+    dist.all_gather_object(nodes, f"{socket.gethostname()} {this_machine().partition(' ')[0]}")
+    return place(rank, cast("list[str]", nodes))
+
+
+def place(rank: int, nodes: Sequence[str]) -> Placement:
+    """Return a rank's placement among ranks whose nodes are these."""
+    mine = [other for other, node in enumerate(nodes) if node == nodes[rank]]
+    order = list(dict.fromkeys(nodes))
+    return Placement(rank, len(nodes), mine.index(rank), len(mine), order.index(nodes[rank]))

@@ -1,7 +1,7 @@
 """Which physical GPUs a program sees, from CUDA_VISIBLE_DEVICES: its index 0 may be any of the machine's.
 
 Pure: for tools outside the program, and for programs before they touch CUDA. Inside a program that uses CUDA, ask CUDA
-(`ddpcore.process_group.devices.gpu_identity`).
+(`ddpcore.process_group.machine.gpu_identity`).
 
 Source: https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars; what it leaves open (numbers with
 text behind them, repeated devices) as `torch.cuda._parse_visible_devices` (2.13) has it.

@@ -21,8 +21,8 @@ import psutil
 import zmq
 
 from agent.processes.shim_process import SHIM_PATH
+from agent.wire.codec import TELEMETRY_SOCKET
 from agent.wire.commands import Commit, Prepare
-from agent.wire.fields import TELEMETRY_SOCKET
 from agent.wire.reports import NodeReport, ProcessState, decode_node_report
 from ddpcore.wire import FaultKind
 from tests.support.agents import RunningAgent

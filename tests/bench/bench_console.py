@@ -243,7 +243,7 @@ def first_paint(bench: Bench) -> None:
     print("\nfirst paint of `rankdeck demo`, from the start of its process")
     shown_ms, bare_ms, held = [], [], ""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed rankdeck is compiled
-    subprocess.run([sys.executable, "-c", "import app.commands.demo, app.tui.console"], check=True)
+    subprocess.run([sys.executable, "-c", "import app.cli.run, app.tui.console"], check=True)
     for _ in range(3 if bench.is_quick else 7):
         began_s = time.monotonic()
         subprocess.run([sys.executable, "-c", "import textual.app"], check=True)

@@ -24,10 +24,10 @@ from agent.wire.reports import (
     WorkerReport,
 )
 from app.diagnosis.diagnoser import Diagnoser, Diagnosis
-from app.history import History
 from app.model.cluster import Cluster
-from app.sessions.take_rounds import TAKEN_AT_ONCE
-from app.view import View
+from app.recording.history import History
+from app.session.session import TAKEN_AT_ONCE
+from app.view.view import View
 from ddpcore.wire import GroupReport, Phase, Place, RankReport
 
 if TYPE_CHECKING:

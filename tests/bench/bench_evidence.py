@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 from agent.wire.reports import WIRE_VERSION, ProcessState
 from app.diagnosis.rank_facts import Thresholds
-from app.evidence.bundle import Evidence, encode_bundle, recording_of
-from app.evidence.masking import masked
-from app.recording.past import MAX_AGE_S, MAX_BYTES, Past
+from app.recording.bundle import Evidence, encode_bundle, masked, recording_of
 from app.recording.playback import Playback
+from app.recording.recorder import MAX_AGE_S, MAX_BYTES, Past
 from app.recording.records import FORMAT_VERSION, Opening, Record, ReportHeard, decode_recording
 from tests.bench.bench_diagnosis import frames
 

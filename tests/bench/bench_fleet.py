@@ -23,17 +23,16 @@ from typing import TYPE_CHECKING
 from agent.wire.commands import GetStatus
 from agent.wire.digest import decode_frame
 from agent.wire.reports import WIRE_VERSION
-from app.at_once import at_once
-from app.cli import START_OBJECTS
+from app.cli.main import START_OBJECTS
 from app.errors import AppError
+from app.fleet.agent_link import AgentLink, LinkGroup
+from app.fleet.host_link import Access, HostLink
 from app.inventory.inventory import HostEntry
-from app.sessions.hosts import Hosts
-from app.sessions.options import SessionOptions
-from app.sessions.remote_session import RemoteSession
-from app.ssh.agent_link import AgentLink
-from app.ssh.host_link import Access, HostLink
-from app.ssh.link_group import LinkGroup
+from app.session.hosts import Hosts
+from app.session.options import SessionOptions
+from app.session.remote_session import RemoteSession
 from app.ssh.login import Logins
+from app.threads import at_once
 from tests.bench.fleet_feeder import FIRST_S, node_directory
 from tests.support.hosts import Network, why_no_hosts
 from tests.support.waiting import until_async

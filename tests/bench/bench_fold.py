@@ -20,14 +20,14 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from agent.wire.codec import TELEMETRY_SOCKET
 from agent.wire.digest import decode_frame
-from agent.wire.fields import TELEMETRY_SOCKET
+from app.fleet.telemetry import Telemetry
 from app.model.cluster import Cluster
-from app.recording.past import Past
+from app.recording.recorder import Past
 from app.recording.records import ReportHeard
-from app.roads.telemetry import Telemetry
-from app.sessions.take_rounds import TAKEN_AT_ONCE
-from app.tui.strips import YOUNG_OBJECTS
+from app.session.session import TAKEN_AT_ONCE
+from app.tui.rendering import YOUNG_OBJECTS
 from tests.bench.fleet_feeder import FedNode, node_directory, node_names
 
 if TYPE_CHECKING:

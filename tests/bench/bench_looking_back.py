@@ -11,12 +11,12 @@ from __future__ import annotations
 import sys
 import time
 
-from agent.wire.packed_reports import MAX_UNPACKED_BYTES, pack
-from agent.wire.replies import PackedHistory
+from agent.wire.commands import PackedHistory
+from agent.wire.relay import MAX_UNPACKED_BYTES, pack
 from agent.wire.reports import decode_node_report, encode_node_report
 from app.diagnosis.rank_facts import Thresholds
-from app.recording.lookout import Lookout
-from app.sessions.looking_back import NodePast, Plan, looks, plan
+from app.recording.backfill import NodePast, Plan, looks, plan
+from app.recording.playback import Lookout
 from tests.bench.fleet_feeder import FedNode, node_names
 
 FLEETS = (1, 16, 128, 512)

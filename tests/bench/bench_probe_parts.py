@@ -24,12 +24,11 @@ import torch
 from torch import distributed
 
 from ddpcore.examples.bytegpt import ByteGPT
-from ddpcore.probing.code_places import StackWalk, code_roots
-from ddpcore.probing.flight_recorder import FlightRecorder
-from ddpcore.probing.pace import Pace, beat_of
-from ddpcore.probing.rank_state import RankIdentity, RankState
-from ddpcore.probing.report_socket import ReportSocket
-from ddpcore.probing.samples import Sample, StepMark
+from ddpcore.probe.flight_recorder import FlightRecorder
+from ddpcore.probe.rank_state import RankIdentity, RankState
+from ddpcore.probe.reporting import Pace, ReportSocket, beat_of
+from ddpcore.probe.samples import Sample, StepMark
+from ddpcore.probe.stack import StackWalk, code_roots
 from ddpcore.wire import encode_report
 
 RECORDER_ENTRIES = 64

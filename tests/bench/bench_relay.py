@@ -19,9 +19,9 @@ from pathlib import Path
 import psutil
 import zmq
 
-from agent.fan_in.invitation import Invitation, read_invitation
-from agent.roads.curve import knock_with
-from agent.wire.fan_in import RELAY_VERSION, Beat, Hello, Report, Take, decode_from_relay, encode_fan_in
+from agent.relay.relay_dir import Invitation, read_invitation
+from agent.transport.relay_sockets import knock_with
+from agent.wire.relay import RELAY_VERSION, Beat, Hello, Report, Take, decode_from_relay, encode_fan_in
 from tests.support.relays import MergedReader
 from tests.support.waiting import until
 

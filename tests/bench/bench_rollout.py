@@ -13,12 +13,11 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from app.sessions.control import has_ended
-from app.sessions.remote_job import RunRequest
-from app.sessions.remote_session import RemoteSession
-from app.ssh.agent_link import AgentLink
-from app.ssh.host_link import Access, HostLink
-from app.ssh.link_group import LinkGroup
+from app.fleet.agent_link import AgentLink, LinkGroup
+from app.fleet.host_link import Access, HostLink
+from app.session.control import has_ended
+from app.session.remote_job import RunRequest
+from app.session.remote_session import RemoteSession
 from tests.support.hosts import Network, why_no_hosts
 from tests.support.plain_hosts import these
 from tests.support.waiting import until_async

@@ -13,8 +13,8 @@ import time
 from typing import TYPE_CHECKING
 
 from agent.wire.commands import GetStatus
-from app.roads.command_road import StreamRoad
-from app.ssh.host_link import Access, HostLink
+from app.fleet.commands import StreamRoad
+from app.fleet.host_link import Access, HostLink
 from tests.support.hosts import Network, why_no_hosts
 
 if TYPE_CHECKING:

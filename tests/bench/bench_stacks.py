@@ -14,8 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.wire.commands import InjectFault
-from agent.wire.replies import encode_reply
+from agent.wire.commands import InjectFault, encode_reply
 from agent.wire.stacks import GetStacks, Stacks
 from ddpcore.wire import FaultKind
 from tests.support.agents import RunningAgent

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.wire.merged import Roster
-from app.presenting import show_session
-from app.sessions.live import LiveSession
-from app.sessions.options import SessionOptions
+from agent.wire.relay import Roster
+from app.cli.presenting import show_session
+from app.fleet.local_link import LocalLink
+from app.fleet.relay_hub import RelayHub
+from app.session.live import LiveSession
+from app.session.options import SessionOptions
 from app.settings.schema import ConsoleSettings
-from app.ssh.local_link import LocalLink
-from app.ssh.relay_hub import RelayHub
 from tests.bench.fleet_feeder import node_directory, node_names
 
 if TYPE_CHECKING:

@@ -24,17 +24,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
-from agent.roads.newest import Newest
-from agent.roads.onlookers import Onlookers
-from agent.roads.publisher import SEND_HIGH_WATER_MARK
-from agent.roads.report_stream import ReportStream
-from agent.wire.codec import MAX_COMMAND_BYTES
-from agent.wire.commands import GetStatus, decode_command
+from agent.transport.latest_reports import Newest
+from agent.transport.subscribers import SEND_HIGH_WATER_MARK, Onlookers, ReportStream
+from agent.wire.codec import CONTROL_SOCKET, MAX_COMMAND_BYTES, REPORTS_SOCKET, TELEMETRY_SOCKET
+from agent.wire.commands import GetStatus, RefusalReason, Refused, Reply, Status, decode_command, encode_reply
 from agent.wire.digest import encode_frame
-from agent.wire.fields import CONTROL_SOCKET, REPORTS_SOCKET, TELEMETRY_SOCKET
 from agent.wire.logs import MAX_PULLED_LINES, LogLine, Logs, PullLogs
-from agent.wire.merged import MERGED_SOCKET, RosterEntry
-from agent.wire.replies import RefusalReason, Refused, Reply, Status, encode_reply
+from agent.wire.relay import MERGED_SOCKET, RosterEntry
 from ddpcore.wire import Phase
 from tests.bench.bench_diagnosis import RANKS_PER_NODE, healthy, node_report
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from app.filters.language import read_filter
 from app.filters.lines import LOG_KEYS, LineWish
 from app.filters.terms import Filter
-from app.tui.log_matches import LogMatches
-from app.tui.log_search import LogSearch
-from app.tui.log_store import LogStore
-from app.tui.stage import FRAME_S, SEARCH_S
+from app.tui.logs.matches import LogMatches
+from app.tui.logs.search import LogSearch
+from app.tui.logs.store import LogStore
+from app.tui.ui_state import FRAME_S, SEARCH_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ from tests.bench.fleet_console import FleetSession
 from tests.bench.fleet_feeder import node_directory, node_names
 
 if TYPE_CHECKING:
-    from app.rows import RankRow
+    from app.view.rows import RankRow
 
 COLUMNS = ("rank", "node", "state", "step", "loss", "phase", "call", "wait", "memory", "age", "where")
 LOOK_S = 0.2

@@ -19,9 +19,8 @@ import msgspec
 import psutil
 import pytest
 
-from agent.wire.commands import Commit, Prepare, encode_command
+from agent.wire.commands import Accepted, Commit, Prepare, encode_command
 from agent.wire.jobs import ENDED_STATES, JobSpec, JobState, JobStatus
-from agent.wire.replies import Accepted
 from tests.support.agents import RunningAgent
 from tests.support.jobs import make_local_spec
 from tests.support.ranks import is_alive

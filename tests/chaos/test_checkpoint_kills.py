@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from ddpcore.checkpoint import Checkpointer
-from ddpcore.checkpoint.listing import list_checkpoints
+from ddpcore.checkpoint.catalog import list_checkpoints
 from ddpcore.checkpoint.reading import verify
 from ddpcore.samplers.batch_sampler import ElasticBatchSampler
 from ddpcore.samplers.order import ShuffledOrder

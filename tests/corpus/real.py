@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from agent.wire.commands import InjectFault
 from agent.wire.jobs import ENDED_STATES
+from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.diagnoser import Diagnoser
 from app.model.cluster import Cluster
-from app.rows import Cause, Severity
 from ddpcore.wire import FaultKind
 from tests.corpus.scenarios import Blame, Outcome
 from tests.support.agents import RunningAgent

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from app.rows import Cause
+from app.diagnosis.causes import Cause
 from tests.support.sim import SimCluster
 from tests.support.sim_program import Call, FirstBlock, Training
 

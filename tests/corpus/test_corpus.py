@@ -27,8 +27,8 @@ ALSO_IN_UNIT = frozenset(
         "a slow import",
     }
 )
-"""Minutes of healthy lives, of which tests/unit/app/test_scenarios_healthy.py and test_scenarios_standing.py have their
-own in each run: here they are slow."""
+"""Minutes of healthy lives, of which test_scenarios_healthy.py and test_scenarios_standing.py of
+tests/unit/app/diagnosis have their own in each run: here they are slow."""
 PATIENCE = 6.0
 """For a machine with other work, which also stands still now and then."""
 

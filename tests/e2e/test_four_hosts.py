@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.installing.own_wheel import own_wheel
+from app.install.own_wheel import own_wheel
 from tests.support.bare_python import LACKING, fill_wheelhouse, link_packages
 from tests.support.counting import BATCH, COUNTING, STEPS, uses_of_samples
 from tests.support.desk import IMPORT_S, Desk, read_until, told_of

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from app.installing.on_host import STAGING_PREFIX
-from app.installing.own_wheel import named_wheel, own_wheel
+from app.install.on_host import STAGING_PREFIX
+from app.install.own_wheel import named_wheel, own_wheel
 from tests.support.bare_python import LACKING, fill_wheelhouse, link_packages, required_by
 from tests.support.commands import run_rankdeck
 from tests.support.waiting import until

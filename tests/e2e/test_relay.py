@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING
 
 import pytest
 
+from app.cli.help import markdown
 from tests.support.desk import IMPORT_S, Desk, read_until
 from tests.support.hosts import Network, require_hosts
 from tests.support.waiting import until
@@ -49,7 +50,7 @@ while ! wait; do :; done
 
 
 class Allocation:
-    """What sbatch does: runs the script of README.md on the first node, with a home that all nodes share."""
+    """What sbatch does: runs the script of `rankdeck help slurm` on the first node; all nodes share a home."""
 
     def __init__(self, network: Network) -> None:
         self.home = network.directory / "home"
@@ -114,8 +115,8 @@ class Allocation:
 
 
 def batch_script() -> str:
-    """Return the script of README.md, taken from there so that the two cannot differ."""
-    block = re.search(r"<!-- sbatch -->\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    """Return the script of the manual, taken from there so that the two cannot differ."""
+    block = re.search(r"<!-- sbatch -->\n```\n(.*?)```", markdown("slurm"), re.DOTALL)
     assert block
     return block[1]
 

@@ -132,7 +132,7 @@ def test_a_script_is_asked_nothing_even_if_it_was_started_on_a_terminal(network:
 def test_a_terminal_that_a_screen_is_drawn_on_is_not_asked_on(is_shown: bool) -> None:
     program = (
         "import sys, termios, tty\n"
-        "from app.commands.terminal import TerminalPrompter\n"
+        "from app.cli.terminal import TerminalPrompter\n"
         "person = TerminalPrompter()\n"
         "print(person.can_ask())\n"
         "tty.setcbreak(0)\n"
@@ -147,7 +147,7 @@ def test_a_terminal_that_a_screen_is_drawn_on_is_not_asked_on(is_shown: bool) ->
 
 def test_who_says_nothing_is_asked_no_longer(network: Network) -> None:
     program = (
-        "import app.commands.terminal as terminal\n"
+        "import app.cli.terminal as terminal\n"
         "terminal.ANSWER_WITHIN_S = 0.1\n"
         "print(terminal.TerminalPrompter().ask('Well? '))\n"
     )

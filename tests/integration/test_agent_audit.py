@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from agent.wire.commands import Abort, Claim, Commit, Kill, Prepare, Shutdown
+from agent.wire.commands import Abort, Accepted, Claim, Commit, Kill, Prepare, RefusalReason, Refused, Shutdown
 from agent.wire.jobs import ENDED_STATES
-from agent.wire.replies import Accepted, RefusalReason, Refused
 from tests.support.agents import RunningAgent, run_agent_verb
 from tests.support.jobs import make_local_spec
 

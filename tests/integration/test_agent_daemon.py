@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from agent.wire.commands import Shutdown
+from agent.wire.commands import Accepted, Shutdown
 from agent.wire.examination import decode_examination
-from agent.wire.replies import Accepted
 from tests.support.agents import RunningAgent, run_agent_verb
 from tests.support.ranks import is_alive
 from tests.support.waiting import until

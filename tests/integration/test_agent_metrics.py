@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.wire.commands import Prepare, PullHistory, Tier
-from agent.wire.replies import Accepted
-from agent.wire.replies import History as PastReports
+from agent.wire.commands import Accepted, Prepare, PullHistory, Tier
+from agent.wire.commands import History as PastReports
 from tests.support.agents import RunningAgent, run_agent_verb
 from tests.support.jobs import make_local_spec
 from tests.support.waiting import until

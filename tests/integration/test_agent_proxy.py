@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.service.sd_notify import ServiceManager
-from agent.wire.commands import GetStatus, encode_command
-from agent.wire.merged import ASK, decode_merged
-from agent.wire.replies import Status, decode_reply
+from agent.service.systemd import ServiceManager
+from agent.wire.commands import GetStatus, Status, decode_reply, encode_command
+from agent.wire.relay import ASK, decode_merged
 from agent.wire.reports import decode_node_report
 from tests.support.agents import RunningAgent
 

@@ -12,11 +12,10 @@ import msgspec
 import psutil
 import pytest
 
-from agent.wire.commands import Commit, InjectFault, Kill, Prepare, Stop
-from agent.wire.fields import TELEMETRY_SOCKET
+from agent.wire.codec import TELEMETRY_SOCKET
+from agent.wire.commands import Accepted, Commit, InjectFault, Kill, Prepare, RefusalReason, Refused, Stop
 from agent.wire.jobs import ENDED_STATES, JobSpec, JobState
 from agent.wire.logs import Logs, PullLogs
-from agent.wire.replies import Accepted, RefusalReason, Refused
 from agent.wire.reports import NodeReport, ProcessState
 from ddpcore.checkpoint import Checkpointer
 from ddpcore.wire import FaultKind

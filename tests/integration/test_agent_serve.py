@@ -19,23 +19,27 @@ import psutil
 import pytest
 import zmq
 
-from agent.wire.codec import MAX_COMMAND_BYTES
+from agent.wire.codec import CONTROL_SOCKET, INBOX_SOCKET, MAX_COMMAND_BYTES, REPORTS_SOCKET, TELEMETRY_SOCKET
 from agent.wire.commands import (
     Abort,
+    Accepted,
     Command,
     Commit,
     GetStatus,
     InjectFault,
     Kill,
     Prepare,
+    RefusalReason,
+    Refused,
+    Reply,
     Shutdown,
+    Status,
     Stop,
+    decode_reply,
     encode_command,
 )
-from agent.wire.fields import CONTROL_SOCKET, INBOX_SOCKET, REPORTS_SOCKET, TELEMETRY_SOCKET
 from agent.wire.jobs import JobSpec, JobState
 from agent.wire.logs import Logs, PullLogs
-from agent.wire.replies import Accepted, RefusalReason, Refused, Reply, Status, decode_reply
 from agent.wire.reports import decode_node_report
 from ddpcore.wire import Fault, FaultKind
 from tests.support.agents import RunningAgent, run_agent_verb

@@ -15,9 +15,19 @@ import pytest
 
 from agent.errors import StateDirError
 from agent.jobs.record import JobRecord, read_jobs
-from agent.wire.commands import Claim, Commit, InjectFault, Kill, Prepare, Shutdown, Stop
+from agent.wire.commands import (
+    Accepted,
+    Claim,
+    Commit,
+    InjectFault,
+    Kill,
+    Prepare,
+    RefusalReason,
+    Refused,
+    Shutdown,
+    Stop,
+)
 from agent.wire.jobs import ENDED_STATES, JobSpec, JobState, JobStatus
-from agent.wire.replies import Accepted, RefusalReason, Refused
 from ddpcore.wire import FaultKind
 from tests.support.agents import RunningAgent
 from tests.support.jobs import make_local_spec

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.errors import AgentRefusedError, AgentUnreachableError, AppError, FrozenAgentError
+from app.fleet.host_link import Access, HostLink
 from app.inventory.inventory import HostEntry
-from app.program import Program
-from app.sessions.hosts import Hosts
-from app.sessions.remote_session import RemoteSession
-from app.ssh.host_link import Access, HostLink
+from app.inventory.program import Program
+from app.session.hosts import Hosts
+from app.session.remote_session import RemoteSession
 from tests.support.hosts import Network, require_hosts
 from tests.support.waiting import until_async
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddpcore.engine.control_word import ControlWord, StopReason, Wishes, steps_between
+from ddpcore.engine.stop_agreement import ControlWord, StopReason, Wishes, steps_between
 from ddpcore.engine.stop_signals import MAX_PATIENCE_S, MIN_PATIENCE_S, StopSignals
 from tests.support.waiting import until
 from tests.support.warm_ranks import WarmRanks, run_ranks

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 import ddpcore
 from ddpcore.checkpoint import Checkpointer
-from ddpcore.engine.control_word import StopReason
+from ddpcore.engine.stop_agreement import StopReason
 from ddpcore.errors import CheckpointInvalidError, EngineUseError
 from tests.support.warm_ranks import WarmRanks, run_ranks, try_ranks
 

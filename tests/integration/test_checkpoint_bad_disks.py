@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from ddpcore.checkpoint import Checkpointer
-from ddpcore.checkpoint.listing import list_checkpoints
+from ddpcore.checkpoint.catalog import list_checkpoints
 from ddpcore.checkpoint.reading import verify
 from ddpcore.engine.engine import Engine
 from ddpcore.errors import CheckpointDirectoryError, CheckpointWriteError

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ddpcore.checkpoint import Checkpointer
-from ddpcore.checkpoint.listing import list_checkpoints
+from ddpcore.checkpoint.catalog import list_checkpoints
 from ddpcore.checkpoint.reading import verify
 from tests.support.training_states import is_same
 from tests.support.warm_ranks import run_ranks, try_ranks

@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 import ddpcore
 from ddpcore.barriers.gates import leave
 from ddpcore.checkpoint import Checkpointer, restore
+from ddpcore.checkpoint.catalog import list_checkpoints
 from ddpcore.checkpoint.checkpointer import MEETING_TIMEOUT_S
 from ddpcore.checkpoint.directory import LOCK
-from ddpcore.checkpoint.listing import list_checkpoints
 from ddpcore.checkpoint.reading import verify
 from ddpcore.errors import CheckpointCallError, CheckpointDirectoryError, CheckpointWriteError
 from tests.support.ranks import is_alive

@@ -15,7 +15,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from ddpcore.checkpoint import Checkpointer, restore
 from ddpcore.checkpoint.reading import verify
-from ddpcore.checkpoint.sharded import cut_rows
+from ddpcore.checkpoint.restoring import cut_rows
 from ddpcore.errors import StateNotStorableError
 from tests.support.warm_ranks import run_ranks, try_ranks
 

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.wire.commands import Kill, Prepare, decode_command
-from agent.wire.fields import CONTROL_SOCKET
-from agent.wire.replies import Accepted, RefusalReason, Refused, encode_reply
+from agent.wire.codec import CONTROL_SOCKET
+from agent.wire.commands import Accepted, Kill, Prepare, RefusalReason, Refused, decode_command, encode_reply
 from app.errors import AgentRefusedError, AgentUnreachableError
-from app.roads.command_road import StreamRoad, taken
+from app.fleet.commands import StreamRoad, taken
 from tests.support.jobs import make_spec
 from tests.support.waiting import until_async
 
@@ -72,7 +71,7 @@ async def test_concurrent_commands_do_not_mix_their_replies(tmp_path: Path) -> N
 async def test_a_peer_that_reads_nothing_holds_nobody_up_however_large_the_command_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.roads.command_road.REPLY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("app.fleet.commands.REPLY_TIMEOUT_S", 0.2)
     may_end = asyncio.Event()
 
     async def read_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

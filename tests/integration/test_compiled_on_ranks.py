@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from ddpcore import load_checkpoint, unwrap
 from ddpcore.engine.engine import Engine
 from ddpcore.parallel.wrapping import accumulate, wrap
-from ddpcore.probing.code_places import StackWalk, code_roots
+from ddpcore.probe.stack import StackWalk, code_roots
 from ddpcore.wire import Phase
 from tests.support.warm_ranks import run_ranks
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from app.audit_log import AuditLog
-from app.program import Program
-from app.sessions.options import SessionOptions
-from app.sessions.remote_session import RemoteSession
-from app.ssh.local_link import LocalLink
+from app.fleet.local_link import LocalLink
+from app.inventory.program import Program
+from app.session.audit import AuditLog
+from app.session.options import SessionOptions
+from app.session.remote_session import RemoteSession
 from tests.support.commands import run_rankdeck
 from tests.support.plain_hosts import these
 

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.wire.commands import Command, PrepareAgain, ShowJob
+from agent.wire.commands import Command, PrepareAgain, Reply, ShowJob, Shown
 from agent.wire.jobs import JobSpec, JobState
-from agent.wire.replies import Reply, Shown
 from app.errors import AgentRefusedError, AppError
-from app.sessions.control import has_ended
-from app.sessions.private_agents import PrivateAgents
-from app.sessions.session import Session
+from app.session.control import has_ended
+from app.session.demo import PrivateAgents
+from app.session.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping

@@ -8,7 +8,7 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from agent.roads.curve import CurveGate, KeyPair, knock_with, new_key
+from agent.transport.relay_sockets import CurveGate, KeyPair, knock_with, new_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

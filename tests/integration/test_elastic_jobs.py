@@ -10,10 +10,9 @@ import msgspec
 import psutil
 import pytest
 
-from agent.wire.commands import Commit, Prepare, Stop
+from agent.wire.commands import Accepted, Commit, Prepare, Refused, Stop
 from agent.wire.jobs import ENDED_STATES, JobState, JobStatus
 from agent.wire.logs import LAUNCHER_RANK, LogChunk, LogStream, ReadLog
-from agent.wire.replies import Accepted, Refused
 from agent.wire.reports import ProcessState
 from tests.support.agents import RunningAgent
 from tests.support.jobs import make_local_spec

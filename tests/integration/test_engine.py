@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import ddpcore
-from ddpcore.engine.control_word import StopReason
+from ddpcore.engine.stop_agreement import StopReason
 from ddpcore.samplers.order import SequentialOrder
 from tests.support.warm_ranks import PATIENCE_S, Outcome, WarmRanks, run_ranks, try_ranks
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ddpcore.probing.faults import strike
-from ddpcore.probing.torch_faults import HOARD_BYTES
+from ddpcore.probe.faults import strike
+from ddpcore.probe.torch_faults import HOARD_BYTES
 from ddpcore.wire import Fault, FaultKind
 from tests.support.warm_ranks import run_ranks
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from agent.wire.commands import InjectFault
+from agent.wire.commands import Accepted, InjectFault, RefusalReason, Refused
 from agent.wire.jobs import JobSpec, JobState
-from agent.wire.replies import Accepted, RefusalReason, Refused
 from agent.wire.reports import ProcessState
 from ddpcore.wire import DEFAULT_GROUP, FaultKind
 from tests.support.agents import RunningAgent, run_agent_verb

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ddpcore import barriers
-from ddpcore.barriers import examiner
+from ddpcore.barriers import heartbeat
 from ddpcore.errors import DdpcoreError
 from tests.support.hearts import told_function
 from tests.support.waiting import until
@@ -184,7 +184,7 @@ def stay_in_the_block() -> tuple[str, str, str, float]:
             if is_first:
                 linger_for("go on", telling="inside")
 
-    examiner.SAY_EVERY_S = 1.5
+    heartbeat.SAY_EVERY_S = 1.5
     logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(message)s")
     return failure(prepare)
 

@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from agent.wire.commands import Abort, Command, Commit, GetStatus, Kill, Prepare, Shutdown
-from agent.wire.fields import CONTROL_SOCKET
+from agent.wire.codec import CONTROL_SOCKET
+from agent.wire.commands import Abort, Command, Commit, GetStatus, Kill, Prepare, Reply, Shutdown, Status
 from agent.wire.jobs import JobSpec, JobState
-from agent.wire.replies import Reply, Status
 from app.errors import AgentRefusedError, AgentUnreachableError
-from app.roads.command_road import StreamRoad
-from app.roads.fleet import Fleet
-from app.sessions.private_agents import PrivateAgents
+from app.fleet.commands import StreamRoad
+from app.fleet.fleet import Fleet
+from app.session.demo import PrivateAgents
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
-    from app.roads.command_road import CommandRoad
+    from app.fleet.commands import CommandRoad
 
 NODES = ("n0", "n1")
 
@@ -139,7 +138,7 @@ class CutLink:
 async def test_a_link_that_is_cut_between_prepare_and_commit_is_given_up_in_time_and_accounted_for(
     agents: PrivateAgents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.roads.command_road.REPLY_TIMEOUT_S", 5.0)  # real agents answer in time, on a busy machine
+    monkeypatch.setattr("app.fleet.commands.REPLY_TIMEOUT_S", 5.0)  # real agents answer in time, on a busy machine
     told: list[str] = []
     direct = roads_to(agents)
     async with CutLink(agents.directories["n1"], tmp_path, b'"commit"') as near:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from ddpcore.barriers import gate_session, gates
-from ddpcore.barriers.gate_keys import go_key
-from ddpcore.barriers.whereabouts import GateKind
+from ddpcore.barriers import gate_session, gates, open_session
+from ddpcore.barriers.arrivals import go_key
+from ddpcore.barriers.rank_status import GateKind
 from ddpcore.errors import BarrierDeadlockError, BarrierTimeoutError, DdpcoreError
 from tests.support.hearts import told_function
 from tests.support.meeting import free_port
@@ -237,7 +237,7 @@ def meet_in_two_threads() -> bool:
     if dist.get_rank() == 0:
         thread = threading.Thread(target=come_beside)
         thread.start()
-        session = gate_session.current_session()
+        session = open_session.current_session()
         assert session is not None
         until(lambda: session.journal.num_threads > 1, 60, "the other thread is known to come to gates")
         gates.barrier("main")
@@ -279,7 +279,7 @@ def come_and_stop_before_saying_so() -> tuple[str, str, float]:
     gates.barrier("start")
     if dist.get_rank() == 0:
         return failure(lambda: gates.barrier("epoch"))
-    session = gate_session.current_session()
+    session = open_session.current_session()
     assert session is not None
     gate = session.journal.calls(GateKind.BARRIER, "epoch").enter(time.monotonic(), 60.0)
     store = session.lane().store

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
-from agent.state.gpu_sample import GpuSample, MalformedSampleError, decode_sample
+from agent.node_state.gpu_sample import GpuSample, MalformedSampleError, decode_sample
 from agent.wire.machine import GpuCondition, ThrottleReason
 from tests.support.nvml_recordings import (
     DRIVER_NOT_LOADED,

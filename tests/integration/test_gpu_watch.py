@@ -14,10 +14,10 @@ import pytest
 
 from agent.machine import sampler_care
 from agent.machine.gpu_watch import GpuWatch
+from agent.node_state.gpu_sample import SAMPLE_MARK, SAMPLE_VERSION, GpuSample, decode_sample, encode_sample
+from agent.node_state.node_state import NodeState
 from agent.processes.leftovers import sweep
-from agent.state.gpu_sample import SAMPLE_MARK, SAMPLE_VERSION, GpuSample, decode_sample, encode_sample
-from agent.state.node_state import NodeState
-from agent.wire.fields import INBOX_SOCKET
+from agent.wire.codec import INBOX_SOCKET
 from agent.wire.machine import GpusReport, GpuWatchState
 from tests.support.agents import RunningAgent
 from tests.support.jobs import make_local_spec

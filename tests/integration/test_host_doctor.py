@@ -11,13 +11,13 @@ import pytest
 
 from agent.wire.commands import Abort, Prepare
 from agent.wire.examination import Health
+from app.fleet.host_link import Access, HostLink
 from app.inventory.inventory import HostEntry
+from app.inventory.program import Again, Program
 from app.preflight.findings import FailureKind, Step, Wanted
-from app.program import Again, Program
-from app.sessions.host_doctor import HostDoctor, wanted_of
-from app.sessions.remote_job import RunRequest
-from app.sessions.remote_session import RemoteSession
-from app.ssh.host_link import Access, HostLink
+from app.session.hosts import HostDoctor, wanted_of
+from app.session.remote_job import RunRequest
+from app.session.remote_session import RemoteSession
 from tests.support.examinations import of_host
 from tests.support.hosts import Network, require_hosts
 from tests.support.jobs import make_spec

@@ -25,10 +25,10 @@ from app.errors import (
     IncompatibleAgentError,
     UsageError,
 )
-from app.runtime_dir import TunnelDir
-from app.sessions.remote_job import RunRequest
-from app.sessions.remote_session import RemoteSession
-from app.ssh.host_link import Access, HostLink
+from app.fleet.host_link import Access, HostLink
+from app.paths import TunnelDir
+from app.session.remote_job import RunRequest
+from app.session.remote_session import RemoteSession
 from app.ssh.login import Logins
 from ddpcore.wire import Fault, FaultKind
 from tests.support.hosts import PASSWORD, Network, require_hosts

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.sessions.options import SessionOptions
-from app.sessions.remote_session import RemoteSession
-from app.ssh.host_link import Access, HostLink
+from app.fleet.host_link import Access, HostLink
+from app.session.options import SessionOptions
+from app.session.remote_session import RemoteSession
 from app.ssh.login import Logins
-from app.ssh.question_desk import QuestionDesk
+from app.ssh.questions import QuestionDesk
 from tests.support.hosts import PASSWORD, Network, require_hosts
 from tests.support.people import Person
 from tests.support.plain_hosts import these
@@ -23,8 +23,8 @@ from tests.support.waiting import until_async
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from app.sessions.host_questions import HostQuestions
-    from app.ssh.question_desk import Question
+    from app.session.hosts import HostQuestions
+    from app.ssh.questions import Question
 
 PASSPHRASE = "open it"
 SECOND_FACTOR = (

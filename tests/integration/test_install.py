@@ -16,11 +16,11 @@ import psutil
 import pytest
 
 from app.errors import AppError, HostUnreachableError, NotInstalledError
-from app.installing.installer import Installed, Installer, Plan
-from app.installing.on_host import STAGING_PREFIX
-from app.installing.own_wheel import named_wheel, wheels_in
-from app.ssh.host_link import Access, HostLink
-from app.ssh.local_link import LocalLink
+from app.fleet.host_link import Access, HostLink
+from app.fleet.local_link import LocalLink
+from app.install.installer import Installed, Installer, Plan
+from app.install.on_host import STAGING_PREFIX
+from app.install.own_wheel import named_wheel, wheels_in
 from tests.support.hosts import Host, Network, require_hosts
 from tests.support.waiting import until
 from tests.support.wheels import write_wheel
@@ -28,7 +28,7 @@ from tests.support.wheels import write_wheel
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from app.ssh.agent_link import AgentLink
+    from app.fleet.agent_link import AgentLink
 
 SFTP = "Subsystem sftp internal-sftp"
 

@@ -15,9 +15,8 @@ from uuid import uuid4
 import psutil
 import pytest
 
-from agent.processes.leftover_search import chosen
-from agent.wire.commands import CleanLeftovers, FindLeftovers
-from agent.wire.replies import Leftover, Leftovers, RefusalReason, Refused
+from agent.processes.leftovers import chosen
+from agent.wire.commands import CleanLeftovers, FindLeftovers, Leftover, Leftovers, RefusalReason, Refused
 from tests.support.agents import RunningAgent, run_agent_verb
 from tests.support.ranks import is_alive
 from tests.support.waiting import until

@@ -20,14 +20,14 @@ from app.errors import (
     NoAgentError,
     UsageError,
 )
+from app.fleet import local_link
+from app.fleet.local_link import LocalLink
+from app.inventory.program import Program
 from app.model.absence import Lack
-from app.program import Program
-from app.sessions.connection_keeper import absence_of
-from app.sessions.options import SessionOptions
-from app.sessions.remote_job import RunRequest
-from app.sessions.remote_session import RemoteSession
-from app.ssh import local_link
-from app.ssh.local_link import LocalLink
+from app.session.options import SessionOptions
+from app.session.reconnector import absence_of
+from app.session.remote_job import RunRequest
+from app.session.remote_session import RemoteSession
 from tests.support.plain_hosts import these
 from tests.support.waiting import until_async
 

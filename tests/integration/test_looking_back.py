@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from app.event_log import EventKind
-from app.figure_rows import FigureKey
-from app.sessions import looking_back
-from app.sessions.options import SessionOptions
-from app.sessions.remote_session import RemoteSession
-from app.ssh.local_link import LocalLink
+from app.fleet.local_link import LocalLink
+from app.recording import backfill
+from app.recording.events import EventKind
+from app.session.options import SessionOptions
+from app.session.remote_session import RemoteSession
+from app.view.rows import FigureKey
 from ddpcore.wire import Fault, FaultKind
 from tests.support.plain_hosts import these
 from tests.support.waiting import until_async
@@ -36,9 +36,9 @@ for step in range(100_000):
 """
 WATCH = """
 import asyncio, sys
-from app.sessions.remote_job import RunRequest
-from app.sessions.remote_session import RemoteSession
-from app.ssh.local_link import LocalLink
+from app.session.remote_job import RunRequest
+from app.session.remote_session import RemoteSession
+from app.fleet.local_link import LocalLink
 from tests.support.plain_hosts import these
 
 async def watch():
@@ -100,7 +100,7 @@ async def watched_and_frozen(session: RemoteSession) -> None:
 async def test_after_the_console_was_killed_a_new_one_shows_what_was_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looking_back, "SETTLE_S", 2.0)
+    monkeypatch.setattr(backfill, "SETTLE_S", 2.0)
     (tmp_path / "train.py").write_text(PROGRAM)
     with LocalLink() as link:
         link.bring_up()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.wire.jobs import ENDED_STATES
-from agent.wire.memory import GrowthReport, LimitKind
+from agent.wire.machine import GrowthReport, LimitKind
 from tests.support.agents import RunningAgent
 from tests.support.jobs import make_local_spec
 

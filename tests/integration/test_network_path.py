@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
-from agent.jobs import network_path
-from agent.jobs.network_path import interface_to, local_address, refusal_by_network, resolve
-from agent.wire.replies import RefusalReason, Refused
+from agent.jobs import preflight
+from agent.jobs.preflight import interface_to, local_address, refusal_by_network, resolve
+from agent.wire.commands import RefusalReason, Refused
 
 if TYPE_CHECKING:
     import pytest
@@ -43,7 +43,7 @@ async def test_one_that_does_not_listen_is_told_with_what_to_do() -> None:
 
 
 async def test_one_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network_path, "CONNECT_S", 0.2)
+    monkeypatch.setattr(preflight, "CONNECT_S", 0.2)
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from agent.state.gpu_sample import GpuSample, decode_sample
+from agent.node_state.gpu_sample import GpuSample, decode_sample
 from agent.wire.machine import GpuCondition
-from ddpcore.probing.gpu_memory import GpuMemory
+from ddpcore.probe.gpu import GpuMemory
 from tests.support.nvml_recordings import REPLAY_DIR
 from tests.support.waiting import until
 
@@ -30,7 +30,7 @@ PATIENCE_S = 120.0
 MIB = 2**20
 HOLD = """
 import sys, torch
-from ddpcore.probing.gpu_memory import GpuMemory
+from ddpcore.probe.gpu import GpuMemory
 memory = GpuMemory()
 assert memory.look(0.0) == () and not torch.cuda.is_initialized()
 held = torch.empty(256 * 2**20, dtype=torch.uint8, device="cuda")

@@ -19,7 +19,7 @@ import ddpcore
 from ddpcore.errors import DdpcoreError, GroupOpenError, UnequalRanksError
 from ddpcore.placement import ALONE, current_placement
 from ddpcore.process_group.equality import check_equal_everywhere
-from ddpcore.process_group.network import own_address, route_to
+from ddpcore.process_group.machine import own_address, route_to
 from ddpcore.process_group.open_group import open_process_group
 from tests.support.meeting import FREE, free_port, meeting_env
 from tests.support.own_threads import thread_names

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ddpcore.errors import DdpcoreError
-from ddpcore.process_group import roll_call
+from ddpcore.process_group import join_check
 from ddpcore.process_group.open_group import open_process_group
 from tests.support.meeting import FREE, free_port, meeting_env
 from tests.support.waiting import until
@@ -42,7 +42,7 @@ def open_unless_absent(init_method: str | None, absent: list[int], join_s: float
     arguments = {"join_timeout_s": join_s, "timeout_s": 30.0, **overrides.get(rank, {})}
     os.environ |= arguments.pop("env", {})
     sys.argv += arguments.pop("argv", [])
-    roll_call.NEWS_S = (0.3, 60.0)
+    join_check.NEWS_S = (0.3, 60.0)
     began_s = time.monotonic()
     try:
         with open_process_group(init_method, **arguments):

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ddpcore.copy_stream import AcceleratorCopyStream
-from ddpcore.prefetch import Prefetcher
+from ddpcore.prefetch import AcceleratorCopyStream, Prefetcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,15 +10,15 @@ import pytest
 
 from agent.wire.examination import Examination, Health
 from app.errors import AgentRefusedError, AppError, ExitCode, HostKeyError, HostUnreachableError, SessionError
+from app.fleet.local_link import LocalLink
 from app.preflight.asking import failure_of, preflight
 from app.preflight.findings import FailureKind, Step, Wanted
-from app.ssh.local_link import LocalLink
 from tests.support.examinations import ROWS, facts, of_host, unwell
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from app.ssh.agent_link import AgentLink
+    from app.fleet.agent_link import AgentLink
 
 LISTENS = {"schema": 1, "address": "10.9.9.9", "port": 40_000, "token": "t"}
 TIME = {"wall_time_s": 1.0}

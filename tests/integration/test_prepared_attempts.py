@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.wire.commands import Abort, Command, Commit, Kill, Prepare, PrepareAgain, Stop
+from agent.wire.commands import Abort, Accepted, Command, Commit, Kill, Prepare, PrepareAgain, Stop
 from agent.wire.jobs import JobState
-from agent.wire.replies import Accepted
 from tests.support.agents import RunningAgent
 from tests.support.commands import run_rankdeck
 from tests.support.jobs import make_local_spec

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from agent.doctor.reach import parse_target, reach
+from agent.doctor.network import parse_target, reach
 from app.errors import AgentUnreachableError, HostUnreachableError
-from app.ssh.local_link import LocalLink
-from app.ssh.talk import MAX_LINE_BYTES, Talk
+from app.fleet.agent_link import MAX_LINE_BYTES, Talk
+from app.fleet.local_link import LocalLink
 from tests.support.agents import run_agent_verb
 
 if TYPE_CHECKING:

@@ -20,15 +20,18 @@ import psutil
 import pytest
 import zmq
 
-from agent.fan_in.invitation import read_invitation, write_invitation
-from agent.fan_in.relay import MAX_STREAMS_A_NODE
-from agent.fan_in.serve_relay import MAX_DATA_BYTES
-from agent.roads.curve import knock_with, new_key
-from agent.wire.codec import MalformedMessageError
-from agent.wire.commands import Claim, GetStatus, encode_command
+from agent.relay.relay import MAX_STREAMS_A_NODE
+from agent.relay.relay_dir import read_invitation, write_invitation
+from agent.relay.serve_relay import MAX_DATA_BYTES
+from agent.transport.relay_sockets import knock_with, new_key
+from agent.wire.codec import CONTROL_SOCKET, MalformedMessageError
+from agent.wire.commands import Accepted, Claim, GetStatus, Status, decode_reply, encode_command
 from agent.wire.digest import decode_frame
-from agent.wire.fan_in import (
+from agent.wire.relay import (
+    ASK,
+    MAX_ASKED,
     MAX_FAN_IN_BYTES,
+    MERGED_SOCKET,
     RELAY_VERSION,
     Beat,
     Data,
@@ -41,9 +44,6 @@ from agent.wire.fan_in import (
     decode_from_relay,
     encode_fan_in,
 )
-from agent.wire.fields import CONTROL_SOCKET
-from agent.wire.merged import ASK, MAX_ASKED, MERGED_SOCKET
-from agent.wire.replies import Accepted, Status, decode_reply
 from tests.support.agents import RunningAgent, run_agent_verb
 from tests.support.relays import MergedReader, RunningRelay
 from tests.support.waiting import until
@@ -51,7 +51,7 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.wire.fan_in import FromNode, FromRelay
+    from agent.wire.relay import FromNode, FromRelay
 
 GONE_S = 40.0
 """Ten seconds in which a peer that says nothing is missed, and some for a machine with other work."""

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.wire.fan_in import RELAY_VERSION, Hello, Welcome
+from agent.wire.relay import RELAY_VERSION, Hello, Welcome
 from agent.wire.reports import WIRE_VERSION
-from app.commands.hosts_of_a_job import HostsWanted, reached
+from app.cli.chosen_hosts import HostsWanted, reached
 from app.errors import AgentUnreachableError, ExitCode, HostUnreachableError, IncompatibleAgentError, UsageError
+from app.fleet.host_link import Access, HostLink
+from app.fleet.local_link import LocalLink
+from app.fleet.relay_hub import RelayHub
+from app.fleet.relayed_link import RelayedLink
 from app.inventory.inventory import HostEntry
 from app.model.absence import Lack
-from app.sessions.hosts import Hosts
-from app.sessions.remote_session import RemoteSession
-from app.ssh.host_link import Access, HostLink
-from app.ssh.local_link import LocalLink
-from app.ssh.relay_hub import RelayHub
-from app.ssh.relayed_link import RelayedLink
+from app.session.hosts import Hosts
+from app.session.remote_session import RemoteSession
 from tests.integration.test_relay import Impostor
 from tests.support.agents import RunningAgent
 from tests.support.commands import run_rankdeck
@@ -35,7 +35,7 @@ from tests.support.waiting import until_async
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from app.ssh.agent_link import TakesFrame
+    from app.fleet.agent_link import TakesFrame
 
 ROOT = Path(__file__).parents[2]
 

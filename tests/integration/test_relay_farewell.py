@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.fan_in.relay import LOST, Relay
-from agent.fan_in.relay_dir import RelayDir
-from agent.roads.fan_in_sockets import DialSocket, RelaySocket
-from agent.wire.fan_in import RELAY_VERSION, Beat, Farewell, Hello, encode_fan_in
+from agent.relay.relay import LOST, Relay
+from agent.relay.relay_dir import RelayDir
+from agent.transport.relay_sockets import DialSocket, RelaySocket
+from agent.wire.relay import RELAY_VERSION, Beat, Farewell, Hello, encode_fan_in
 from tests.support.waiting import until, until_async
 
 if TYPE_CHECKING:

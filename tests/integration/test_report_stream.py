@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.roads.onlookers import MAX_CONSOLES
-from agent.wire.fields import REPORTS_SOCKET
-from agent.wire.length_frames import FrameReader
-from agent.wire.merged import ASK, MAX_ASKED, MAX_MERGED_BYTES, decode_merged
+from agent.transport.subscribers import MAX_CONSOLES
+from agent.wire.codec import REPORTS_SOCKET, FrameReader
+from agent.wire.relay import ASK, MAX_ASKED, MAX_MERGED_BYTES, decode_merged
 from agent.wire.reports import NodeReport, decode_node_report
 from tests.support.agents import RunningAgent
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 import zmq
 
-from agent.wire.fields import TELEMETRY_SOCKET
+from agent.wire.codec import TELEMETRY_SOCKET
 from agent.wire.reports import decode_node_report
-from app.ssh.host_link import Access, HostLink
+from app.fleet.host_link import Access, HostLink
 from tests.support.hosts import Network, require_hosts
 from tests.support.waiting import until
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.errors import AnswerNeededError, HostKeyError, HostUnreachableError
-from app.ssh.host_link import Access, HostLink
+from app.fleet.host_link import Access, HostLink
 from app.ssh.login import Logins
 from app.ssh.transport import Transport
 from tests.support.hosts import PASSWORD, Network, require_hosts

@@ -13,8 +13,8 @@ from agent.wire.commands import InjectFault
 from agent.wire.reports import ProcessState
 from agent.wire.stacks import StackSource
 from app.errors import AgentRefusedError, AgentUnreachableError, UsageError
-from app.roads.stack_road import fetch_stacks
-from app.sessions.session import Session
+from app.fleet.fleet import fetch_stacks
+from app.session.session import Session
 from ddpcore.wire import FaultKind
 from tests.support.agents import RunningAgent
 from tests.support.jobs import make_local_spec

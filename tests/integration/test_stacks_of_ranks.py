@@ -11,8 +11,7 @@ import psutil
 import pytest
 
 from agent.processes.py_spy import find_py_spy
-from agent.wire.commands import InjectFault
-from agent.wire.replies import Accepted, RefusalReason, Refused
+from agent.wire.commands import Accepted, InjectFault, RefusalReason, Refused
 from agent.wire.reports import ProcessState
 from agent.wire.stacks import GetStacks, RankStacks, Stacks, StackSource
 from app.stacks.groups import NodeStacks, picture_of

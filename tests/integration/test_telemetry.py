@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from agent.wire.reports import MAX_NODE_REPORT_BYTES, WIRE_VERSION, NodeReport, encode_node_report
-from app.roads.telemetry import Received, Telemetry
+from app.fleet.telemetry import Received, Telemetry
 from tests.support.waiting import until
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
 import ddpcore
-from ddpcore.probing.faults import omission, strike
-from ddpcore.probing.flight_recorder import FlightRecorder
-from ddpcore.probing.torch_faults import LEFT_OUT
-from ddpcore.wire import Fault, FaultKind
+from ddpcore.probe.faults import omission
+from ddpcore.probe.flight_recorder import FlightRecorder
+from ddpcore.probe.torch_faults import LEFT_OUT, strike
+from ddpcore.wire import FaultKind
 from tests.support.warm_ranks import run_ranks, try_ranks
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def leave_out(how: str) -> tuple[float, float]:
     """Rank 0 leaves out a call to which rank 1 never comes, and meets it in the next."""
     value = torch.tensor([1.0 + dist.get_rank()])
     if dist.get_rank() == 0:
-        strike(Fault(FaultKind.SKIP_BARRIER, 0))
-        strike(Fault(FaultKind.SKIP_BARRIER, 0))  # one that is pending is enough
+        strike(FaultKind.SKIP_BARRIER)
+        strike(FaultKind.SKIP_BARRIER)  # one that is pending is enough
         CALLS[how](value)
         assert not omission.is_armed
     own = value.item()
@@ -60,7 +60,7 @@ def leave_out_around_an_object() -> tuple[object, float]:
     value = torch.tensor([1.0 + dist.get_rank()])
     before = _functions_of_torch()
     if dist.get_rank() == 0:
-        strike(Fault(FaultKind.SKIP_BARRIER, 0))
+        strike(FaultKind.SKIP_BARRIER)
     dist.broadcast_object_list(box, src=1)
     if dist.get_rank() == 0:
         assert omission.is_armed
@@ -93,7 +93,7 @@ def leave_out_a_backward() -> tuple[float, float]:
 
     first = gradient()
     if dist.get_rank() == 0:
-        strike(Fault(FaultKind.SKIP_BARRIER, 0))
+        strike(FaultKind.SKIP_BARRIER)
         with torch.no_grad():
             model(torch.ones(1, 1))  # meets nobody, and is passed over
         assert omission.is_armed
@@ -112,7 +112,7 @@ def call_out_of_turn(calls_barriers: bool) -> str:
     _set_pg_timeout(timedelta(seconds=GROUP_TIMEOUT_S))
     try:
         if dist.get_rank() == 0:
-            strike(Fault(FaultKind.MISMATCH, 0))
+            strike(FaultKind.MISMATCH)
         else:
             dist.all_reduce(torch.ones(4))
     except RuntimeError:  # the time is over, for this rank or for the other, which has closed its connection then
@@ -128,7 +128,7 @@ def test_a_call_out_of_turn_is_another_operation_and_meets_nobody(*, calls_barri
 
 
 def call_out_of_turn_alone() -> None:
-    strike(Fault(FaultKind.MISMATCH, 0))
+    strike(FaultKind.MISMATCH)
 
 
 def test_without_other_ranks_there_is_nothing_to_mismatch_and_it_is_said() -> None:
@@ -141,7 +141,7 @@ def test_without_other_ranks_there_is_nothing_to_mismatch_and_it_is_said() -> No
 def run_out_of_memory() -> str:
     before = resource.getrlimit(resource.RLIMIT_AS)
     try:
-        strike(Fault(FaultKind.OOM, 0))
+        strike(FaultKind.OOM)
     except RuntimeError as error:
         assert resource.getrlimit(resource.RLIMIT_AS) == before
         assert torch.ones(2**26, dtype=torch.uint8).sum() > 0

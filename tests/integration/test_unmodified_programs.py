@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from agent.wire.commands import InjectFault
-from agent.wire.replies import Accepted, RefusalReason, Refused
+from agent.wire.commands import Accepted, InjectFault, RefusalReason, Refused
+from app.diagnosis.causes import Cause, RankState
 from app.diagnosis.rank_facts import Thresholds
-from app.rows import Cause, RankState
 from ddpcore.wire import LAUNCH_PLUGIN_DIR, FaultKind
 from tests.support.agent_console import AgentConsole
 from tests.support.agents import RunningAgent
@@ -25,7 +24,7 @@ from tests.support.ranks import RealRanks
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from app.view import View
+    from app.view.view import View
 
 pytestmark = pytest.mark.ranks
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from agent.wire.commands import Accepted
 from agent.wire.jobs import JobState
-from agent.wire.replies import Accepted
 from tests.support.agents import RunningAgent
 from tests.support.jobs import make_local_spec
 from tests.support.waiting import until

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agent.wire.commands import Prepare
-from agent.wire.replies import Accepted
+from agent.wire.commands import Accepted, Prepare
 from tests.support.agents import RunningAgent
 from tests.support.commands import run_rankdeck
 from tests.support.jobs import make_local_spec

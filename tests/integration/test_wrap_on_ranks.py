@@ -15,7 +15,7 @@ from ddpcore.nested import split_samples
 from ddpcore.parallel.comm_hooks import CommHook, PowerSGD
 from ddpcore.parallel.ddp_arguments import construct, supported
 from ddpcore.parallel.wrapping import accumulate, joined, unwrap, wrap
-from ddpcore.probing.flight_recorder import FlightRecorder
+from ddpcore.probe.flight_recorder import FlightRecorder
 from tests.support.warm_ranks import run_ranks, try_ranks
 
 SAMPLES = 24

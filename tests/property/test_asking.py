@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.wire.codec import MalformedMessageError
-from agent.wire.length_frames import with_length
-from agent.wire.merged import ASK, MAX_ASKED, Merged, MergedReport, encode_merged
-from app.ssh.asking import LONG_WAY_S, Asking
+from agent.wire.codec import MalformedMessageError, with_length
+from agent.wire.relay import ASK, MAX_ASKED, Merged, MergedReport, encode_merged
+from app.fleet.credit import LONG_WAY_S, Asking
 
 FRAME_BYTES = 7600
 REPORTS_HZ = 5

@@ -25,8 +25,8 @@ import ddpcore.process_group
 import ddpcore.samplers
 from ddpcore.checkpoint import Checkpointer
 from ddpcore.engine.batches import Batch
-from ddpcore.engine.control_word import StopReason
 from ddpcore.engine.loader_options import LoaderOptions, TrainingLoaderOptions
+from ddpcore.engine.stop_agreement import StopReason
 from ddpcore.errors import (
     CheckpointCallError,
     CheckpointDirectoryError,

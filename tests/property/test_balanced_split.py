@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpcore.parallel.balanced_split import balanced_sizes
+from ddpcore.parallel.balanced import balanced_sizes
 
 NUM_SAMPLES = st.integers(0, 200)
 NUM_DEVICES = st.integers(1, 9)

@@ -11,9 +11,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddpcore.checkpoint.manifest import MalformedManifestError, decode_manifest
+from ddpcore.checkpoint.formats import (
+    MalformedHeaderError,
+    MalformedManifestError,
+    decode_header,
+    decode_manifest,
+    encode_header,
+    lay_out,
+)
 from ddpcore.checkpoint.reading import verify
-from ddpcore.checkpoint.safetensors_header import MalformedHeaderError, decode_header, encode_header, lay_out
 from ddpcore.checkpoint.tensor_files import read_checkpoint
 from ddpcore.errors import CheckpointInvalidError
 from tests.support.checkpoint_copies import commit, write_checkpoint

@@ -7,9 +7,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpcore.checkpoint.assignment import SMALL_BYTES, assign, num_rows
-from ddpcore.checkpoint.retention import Mode, Published, Retention, best_first, is_among_best, victims
-from ddpcore.checkpoint.safetensors_header import ITEM_BYTES, Spec
+from ddpcore.checkpoint.catalog import Mode, Published, Retention, best_first, is_among_best, victims
+from ddpcore.checkpoint.formats import ITEM_BYTES, SMALL_BYTES, Spec, assign, num_rows
 
 shapes = st.lists(st.one_of(st.integers(0, 8), st.integers(0, 3000)), max_size=3).map(tuple)
 spec_lists = st.lists(st.tuples(st.sampled_from(sorted(ITEM_BYTES)), shapes), max_size=30).map(

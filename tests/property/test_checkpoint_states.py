@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from ddpcore.checkpoint.manifest import file_name
+from ddpcore.checkpoint.formats import file_name
 from ddpcore.checkpoint.state_tree import MalformedStateError, flatten, unflatten
 from ddpcore.checkpoint.tensor_files import read_checkpoint
 from tests.support.checkpoint_copies import write_checkpoint

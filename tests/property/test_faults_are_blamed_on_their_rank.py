@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from app.rows import Cause
+from app.diagnosis.causes import Cause
 from tests.support.examples import few_and_many
 from tests.support.sim import SimCluster
 

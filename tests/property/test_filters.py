@@ -5,14 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.filters.events import EVENT_KEYS
 from app.filters.language import MAX_FILTER_CHARS, read_filter
-from app.filters.lines import LOG_KEYS, LineWish, lines_of
+from app.filters.lines import EVENT_KEYS, LOG_KEYS, LineWish, lines_of
 from app.filters.patterns import PatternError, TextPattern, literal
 from app.filters.ranks import RANK_KEYS
 from app.filters.terms import Filter, Key, NumberTerm, TextTerm, WrongFilter
-from app.tui.log_matches import MAX_PIECE_BYTES
-from app.tui.log_store import LogStore
+from app.tui.logs.matches import MAX_PIECE_BYTES
+from app.tui.logs.store import LogStore
 
 ALL_KEYS = (RANK_KEYS, LOG_KEYS, EVENT_KEYS)
 PARTS = st.sampled_from(

@@ -7,8 +7,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.state.gpu_ranks import RankProcess, gpu_reports
-from agent.state.gpu_sample import SAMPLE_VERSION, GpuProcess, GpuSample, SampledGpu, decode_sample, encode_sample
+from agent.node_state.gpu_ranks import RankProcess, gpu_reports
+from agent.node_state.gpu_sample import SAMPLE_VERSION, GpuProcess, GpuSample, SampledGpu, decode_sample, encode_sample
 from agent.wire.machine import GpuFigures, JobRank
 
 NUM_GPUS = 4

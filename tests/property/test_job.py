@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agent.jobs.job import Job
-from agent.jobs.job_memory import JobMemory, Round
+from agent.jobs.job_memory import JobMemory
 from agent.jobs.lifecycle import (
     AbortReceived,
     Answer,
@@ -28,6 +28,7 @@ from agent.jobs.lifecycle import (
     LauncherNotStarted,
     LauncherStarted,
     ReleasePort,
+    Round,
     RoundBegan,
     SignalWorker,
     StartLauncher,
@@ -37,8 +38,8 @@ from agent.jobs.lifecycle import (
     WorkerExited,
     WorkerFound,
 )
+from agent.wire.commands import decode_reply, encode_reply
 from agent.wire.jobs import ENDED_STATES, JobState
-from agent.wire.replies import decode_reply, encode_reply
 from ddpcore.wire import Fault, FaultKind
 from tests.support.jobs import left, make_spec
 

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from agent.logs import log_tail
 from agent.logs.line_splitter import MAX_LINE_CHARS, LineSplitter
 from agent.logs.log_file import LogFile
-from agent.logs.log_reader import read_log
+from agent.logs.log_tail import read_log
 from agent.logs.traceback_text import failure_in
 from agent.wire.logs import LogChunk, LogStream, ReadLog
 

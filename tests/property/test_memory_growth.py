@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hypothesis import strategies as st
 
-from agent.state.memory_growth import NEAR_S, Held, Limit, MemoryGrowth
-from agent.wire.memory import LimitKind, LimitReport
+from agent.node_state.memory_growth import NEAR_S, Held, Limit, MemoryGrowth
+from agent.wire.machine import LimitKind, LimitReport
 from ddpcore.wire import Phase
 from tests.support.examples import few_and_many
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.wire.memory import GrowthReport
+    from agent.wire.machine import GrowthReport
 
 MIB, GIB = 2**20, 2**30
 LIMIT_BYTES = 8 * GIB

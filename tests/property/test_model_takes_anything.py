@@ -30,11 +30,11 @@ from agent.wire.reports import (
     decode_node_report,
     encode_node_report,
 )
+from app.diagnosis.causes import Cause
 from app.diagnosis.diagnoser import Diagnoser
 from app.model.cluster import Cluster
-from app.rows import Cause
-from app.status_object import status_object
-from app.view import View
+from app.view.summary import status_object
+from app.view.view import View
 from ddpcore.wire import (
     BARRIER_GROUP,
     ChildWait,

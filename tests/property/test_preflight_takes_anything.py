@@ -26,12 +26,12 @@ from agent.wire.examination import (
     decode_listening,
     decode_reach_report,
 )
-from app.commands.doctor import json_object
+from app.cli.agents import json_object
 from app.preflight.comparison import compare
 from app.preflight.findings import Answers, ClockDifference, Wanted, cleaned
 from app.preflight.mesh import routes
 from app.preflight.report_lines import report_lines
-from app.safe_text import clean
+from app.text import clean
 from tests.support.examples import few_and_many
 
 HOSTS = ["h1", "h2", "h3"]

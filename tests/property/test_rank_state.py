@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddpcore.probing.rank_state import RankIdentity, RankState
-from ddpcore.probing.samples import BarrierMark, GroupMembers, RecorderDump, RecorderEntry, Sample, StepMark
-from ddpcore.probing.stack import CodeRoots, StackReader
+from ddpcore.probe.rank_state import RankIdentity, RankState
+from ddpcore.probe.samples import BarrierMark, GroupMembers, RecorderDump, RecorderEntry, Sample, StepMark
+from ddpcore.probe.stack import CodeRoots, StackReader
 from ddpcore.wire import (
     MAX_REPORT_BYTES,
     WIRE_VERSION,

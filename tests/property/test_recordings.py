@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from agent.wire.logs import LogLine
 from agent.wire.reports import WIRE_VERSION
-from app.evidence.bundle import RECORDING_NAME, recording_of
-from app.recording.past import Past
+from app.recording.bundle import RECORDING_NAME, recording_of
+from app.recording.recorder import Past
 from app.recording.records import (
     LinesHeard,
     MalformedRecordingError,

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.fan_in.stream import StreamBrokenError, StreamEnd
-from agent.wire.fan_in import MAX_CHUNK_BYTES, WINDOW_BYTES, Credit, Data, End, Reset, decode_from_node, encode_fan_in
+from agent.relay.stream import StreamBrokenError, StreamEnd
+from agent.wire.relay import MAX_CHUNK_BYTES, WINDOW_BYTES, Credit, Data, End, Reset, decode_from_node, encode_fan_in
 
 if TYPE_CHECKING:
-    from agent.wire.fan_in import OfStream
+    from agent.wire.relay import OfStream
 
 NUM_STREAMS = 3
 STEPS = ("say", "carry", "take")

@@ -7,7 +7,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.safe_text import LINE_LIMIT, NAME_LIMIT, clean, clean_name
+from app.text import LINE_LIMIT, NAME_LIMIT, clean, clean_name
 
 BANNED = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 texts = st.text(st.characters(), max_size=400)

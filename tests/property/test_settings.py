@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.settings.checks import KEPT, key_troubles
-from app.settings.layers import DEFAULT, Entry, Known, Layer, Origin, assignments_said, merged
+from app.settings.layers import DEFAULT, KEPT, Entry, Known, Layer, Origin, assignments_said, key_troubles, merged
 from app.settings.loading import load
 from app.settings.schema import TABLE, Choice, Seconds, key_settings
 from app.settings.toml_lines import NotTomlError, parse

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.processes.spy_output import MalformedOutputError, stacks_of_output
+from agent.processes.py_spy import MalformedOutputError, stacks_of_output
 from agent.wire.codec import MAX_COMMAND_BYTES
-from agent.wire.replies import encode_reply
+from agent.wire.commands import encode_reply
 from agent.wire.stacks import RankStacks, Stacks, StackSource, sendable_ranks
-from app.safe_text import clean
 from app.stacks.groups import NodeStacks, picture_of
 from app.stacks.words import picture_lines
+from app.text import clean
 from ddpcore.wire import WIRE_VERSION, MalformedReportError
 from ddpcore.wire_stacks import (
     MAX_FRAMES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpcore.probing.faults import StepFaults
+from ddpcore.probe.faults import StepFaults
 from ddpcore.wire import Fault, FaultKind
 
 RANK = 2

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._C._distributed_c10d import HashStore
 
-from ddpcore.barriers.tally import ARITY, Arrival, Tally, widths
+from ddpcore.barriers.arrivals import ARITY, Arrival, Tally, widths
 
 world_sizes = st.integers(1, 200) | st.sampled_from([ARITY, ARITY + 1, ARITY**2, ARITY**2 + 1, 5000])
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hypothesis import strategies as st
 
-from app.rows import Cause
+from app.diagnosis.causes import Cause
 from ddpcore.wire import Place
 from tests.support.examples import few_and_many
 from tests.support.node_reports import dead_worker, group_report
-from tests.unit.app.test_diagnosis import Watched
+from tests.unit.app.diagnosis.test_diagnosis import Watched
 
 if TYPE_CHECKING:
     from agent.wire.reports import WorkerReport

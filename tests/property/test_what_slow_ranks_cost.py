@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from app.rows import Cause
+from app.diagnosis.causes import Cause
 from tests.support.paced_program import Factor, Paced
 from tests.support.sim import SimCluster
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from agent.wire.jobs import ENDED_STATES
 from app.diagnosis.diagnoser import Diagnoser
 from app.model.cluster import Cluster
-from app.view import View
+from app.view.view import View
 from tests.support.waiting import until
 
 if TYPE_CHECKING:

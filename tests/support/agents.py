@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
-from agent.wire.commands import Command, Commit, GetStatus, Prepare, encode_command
-from agent.wire.fields import CONTROL_SOCKET
-from agent.wire.replies import Reply, Status, decode_reply
+from agent.wire.codec import CONTROL_SOCKET
+from agent.wire.commands import Command, Commit, GetStatus, Prepare, Reply, Status, decode_reply, encode_command
 from tests.support.ranks import descendants, still_runs
 from tests.support.waiting import until
 

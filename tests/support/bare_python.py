@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from app.installing.own_wheel import named_wheel, repacked
-from app.installing.wheels import FarPython, Wheel, needed, wheel_of
+from app.install.own_wheel import named_wheel, repacked
+from app.install.wheels import FarPython, Wheel, needed, wheel_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

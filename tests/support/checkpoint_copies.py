@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ddpcore.checkpoint import writer
 from ddpcore.checkpoint.directory import MANIFEST, checkpoint_name
-from ddpcore.checkpoint.manifest import file_name
-from ddpcore.checkpoint.marker import COMMITTED, FORMAT, decode_marker, marker_tail
+from ddpcore.checkpoint.formats import COMMITTED, MARKER_FORMAT, decode_marker, file_name, marker_tail
+from ddpcore.checkpoint.meeting import Site
 from ddpcore.checkpoint.share_plan import SavePlan
-from ddpcore.checkpoint.sites import Site
 from ddpcore.checkpoint.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -90,6 +89,6 @@ def commit(path: Path, *, is_old: bool = False) -> None:
     if is_old:
         text = f"{marker}{found.sequence} {found.id}\n"
     else:
-        text = f"{FORMAT} {marker}{marker_tail(found.sequence, found.id, found.name)}"
+        text = f"{MARKER_FORMAT} {marker}{marker_tail(found.sequence, found.id, found.name)}"
         text += f" {zlib.crc32(text.encode()):08x}\n"
     (path / COMMITTED).write_text(text)

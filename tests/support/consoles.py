@@ -7,14 +7,14 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from agent.wire.logs import LogLine
-from app.event_log import EventLog
-from app.history import History
 from app.model.absence import Absence
+from app.recording.events import EventLog
+from app.recording.history import History
+from app.text import nodes_text
 from app.tui.actions import VIEW_NAMES
 from app.tui.console import DEFAULT_SETTINGS, Console
-from app.tui.stage import FRAMES_PER_VIEW
 from app.tui.theme import Look
-from app.words import nodes_text
+from app.tui.ui_state import FRAMES_PER_VIEW
 from tests.support.screens import screen_lines, screen_strips, until_at_rest
 from tests.support.sim import SimCluster, played_once
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from textual.strip import Strip
 
     from app.errors import AppError
-    from app.program import Program
-    from app.roads.start_progress import StartProgress
+    from app.fleet.start_progress import StartProgress
+    from app.inventory.program import Program
     from app.settings.schema import ConsoleSettings
     from app.stacks.groups import NodeStacks
     from app.tui.source import ConsoleSource, Doctor, Questions
-    from app.view import View
+    from app.view.view import View
     from ddpcore.wire import Fault
 
 FRAME_S = 0.1

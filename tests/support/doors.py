@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from app.errors import AnswerNeededError, AppError, HostUnreachableError
-from app.ssh.agent_link import AgentLink
+from app.fleet.agent_link import AgentLink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from app.ssh.far_end import ByteChannel
-    from app.ssh.prompter import Prompter
+    from app.ssh.io_thread import ByteChannel
+    from app.ssh.questions import Prompter
     from app.ssh.remote_command import Finished
 
 
 class Keys:
-    """A key that several doors take, and its passphrase: as `app.ssh.keyring` it is asked for once."""
+    """A key that several doors take, and its passphrase: as `app.ssh.keys` it is asked for once."""
 
     def __init__(self, passphrase: str) -> None:
         self.passphrase = passphrase

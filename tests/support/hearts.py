@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddpcore.barriers.gate_keys import beat_key
-from ddpcore.barriers.gate_session import current_session
-from ddpcore.barriers.whereabouts import decode_beat
+from ddpcore.barriers.arrivals import beat_key
+from ddpcore.barriers.open_session import current_session
+from ddpcore.barriers.rank_status import decode_beat
 
 
 def told_function() -> str:

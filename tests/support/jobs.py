@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from agent.logs.failure_text import FailureText, FoundFailure
+from agent.logs.traceback_text import FailureText, FoundFailure
 from agent.wire.jobs import JobSpec
 
 if TYPE_CHECKING:

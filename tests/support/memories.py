@@ -9,19 +9,19 @@ from agent.wire.commands import Tier
 from agent.wire.digest import decode_frame
 from agent.wire.reports import decode_node_report, encode_node_report
 from app.diagnosis.rank_facts import Thresholds
-from app.history import History
 from app.model.absence import Absence
-from app.recording.lookout import Lookout
-from app.sessions.history_replay import REPORT_S, stretches
-from app.sessions.history_replay import looks as history_looks
-from app.sessions.looking_back import looks
+from app.recording.backfill import looks
+from app.recording.history import History
+from app.recording.history_replay import REPORT_S, stretches
+from app.recording.history_replay import looks as history_looks
+from app.recording.playback import Lookout
 from tests.support.sim import SimCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from agent.wire.digest import NodeFrame
-    from app.sessions.history_replay import Stretch
+    from app.recording.history_replay import Stretch
 
 
 def thinned(

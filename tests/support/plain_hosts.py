@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from app.inventory.inventory import HostEntry
-from app.sessions.hosts import Hosts
+from app.session.hosts import Hosts
 
 if TYPE_CHECKING:
-    from app.ssh.agent_link import AgentLink
+    from app.fleet.agent_link import AgentLink
 
 
 def these(*links: AgentLink) -> Hosts:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from agent.wire.logs import LogLine
 from agent.wire.reports import WIRE_VERSION
+from app.diagnosis.causes import Cause, Severity
 from app.diagnosis.verdicts import Verdict
 from app.recording.records import FORMAT_VERSION, LinesHeard, NoticeHeard, Opening, Recording, ReportHeard, StacksHeard
-from app.rows import Cause, Severity
 from tests.support.sim import SimCluster, played_once
 from tests.support.stacks import one_frozen
 

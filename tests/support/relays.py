@@ -15,8 +15,8 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from agent.wire.length_frames import FrameReader
-from agent.wire.merged import ASK, MAX_MERGED_BYTES, MERGED_SOCKET, RosterEntry, decode_merged
+from agent.wire.codec import FrameReader
+from agent.wire.relay import ASK, MAX_MERGED_BYTES, MERGED_SOCKET, RosterEntry, decode_merged
 from tests.support.waiting import until
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from agent.wire.digest import decode_frame
 from agent.wire.jobs import JobState
+from app.diagnosis.causes import Severity
 from app.diagnosis.diagnoser import Diagnoser, Diagnosis, Thresholds
 from app.model.cluster import Cluster
-from app.rows import Severity
-from app.view import View
+from app.view.view import View
 from tests.support.sim_node import START_S, SimNode
 from tests.support.sim_program import Call, Program, Training
 from tests.support.sim_rank import Meetings, SimRank
@@ -30,7 +30,8 @@ from tests.support.sim_rank import Meetings, SimRank
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from app.rows import Cause, VerdictRow
+    from app.diagnosis.causes import Cause
+    from app.view.rows import VerdictRow
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from app.tui import strips
+from app.tui import rendering
 from app.tui.console import Console
 from tests.support.consoles import FRAME_S, TalkingSource
 from tests.support.sim import SimCluster
 
 if TYPE_CHECKING:
-    from app.view import View
+    from app.view.view import View
 
 
 class RunningSource(TalkingSource):
@@ -23,7 +23,7 @@ class RunningSource(TalkingSource):
 
 
 if __name__ == "__main__":
-    strips.LAST_ANSWER_S = float(os.environ.get("SIM_LAST_ANSWER_S", strips.LAST_ANSWER_S))
+    rendering.LAST_ANSWER_S = float(os.environ.get("SIM_LAST_ANSWER_S", rendering.LAST_ANSWER_S))
     simulation = SimCluster()
     simulation.run_to_step(3)
     Console(RunningSource(simulation)).run()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from agent.state.gpu_sample import SAMPLE_VERSION, GpuProcess, GpuSample, SampledGpu
+from agent.node_state.gpu_sample import SAMPLE_VERSION, GpuProcess, GpuSample, SampledGpu
 from agent.wire.machine import GpuFigures, HostReport, ThrottleReason
 from ddpcore.wire import GpuMemoryReport
 

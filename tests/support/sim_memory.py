@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.state.observations import LimitSampled, MemorySampled
-from agent.wire.memory import LimitKind, LimitReport
+from agent.node_state.observations import LimitSampled, MemorySampled
+from agent.wire.machine import LimitKind, LimitReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable

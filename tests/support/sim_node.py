@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from agent.jobs.lifecycle import LauncherFailed, WorkerExited
 from agent.jobs.root_cause import Failure, failure_of_launcher, failure_of_worker, first_of
-from agent.state.gpu_sample import decode_sample, encode_sample
-from agent.state.node_state import NodeState
-from agent.state.observations import (
+from agent.node_state.gpu_sample import decode_sample, encode_sample
+from agent.node_state.node_state import NodeState
+from agent.node_state.observations import (
     GpusSampled,
     GpuWatchChanged,
     HostSampled,
@@ -28,7 +28,7 @@ from tests.support.jobs import left
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from agent.state.gpu_sample import GpuSample
+    from agent.node_state.gpu_sample import GpuSample
     from tests.support.sim_rank import SimRank
 
 START_S = 1000.0

@@ -1,6 +1,6 @@
 """A simulated rank: a process with a main thread that runs a program and a probe that watches it.
 
-The probe is the real core (`ddpcore.probing.rank_state`); what the shell around it would read from torch is made up
+The probe is the real core (`ddpcore.probe.rank_state`); what the shell around it would read from torch is made up
 here.
 """
 
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.wire.reports import ProcessState
-from ddpcore.probing.pace import Pace, beat_of
-from ddpcore.probing.rank_state import RankIdentity, RankState, is_gloo_pending
-from ddpcore.probing.samples import (
+from ddpcore.probe.rank_state import RankIdentity, RankState, is_gloo_pending
+from ddpcore.probe.reporting import Pace, beat_of
+from ddpcore.probe.samples import (
     BarrierMark,
     CallArguments,
     CounterKey,
@@ -24,12 +24,11 @@ from ddpcore.probing.samples import (
     RecorderDump,
     RecorderEntry,
     Sample,
-    StackLine,
     StepEnd,
     StepMark,
     Uncaught,
 )
-from ddpcore.probing.stack import CodeRoots, StackReader
+from ddpcore.probe.stack import CodeRoots, StackLine, StackReader
 from ddpcore.wire import (
     BARRIER_GROUP,
     FIRST_GROUP,
@@ -62,7 +61,7 @@ from tests.support.sim_program import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.state.observations import MemorySampled
+    from agent.node_state.observations import MemorySampled
 
 TORCH = "/venv/torch/"
 ROOTS = CodeRoots(torch=(TORCH,), ddpcore=("/venv/ddpcore/",), libraries=("/usr/lib/python3.11/", "/venv/"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.state.observations import RankPrinted
+from agent.node_state.observations import RankPrinted
 from app.recording.replay import Replay
 from app.tui.theme import Look
 from app.tui.views.charts import ChartsView

@@ -6,12 +6,11 @@ import pytest
 
 from app.errors import IncompatibleAgentError
 from app.settings.loading import load
-from app.tui.actions import ACTIONS, VIEW_NAMES, available
+from app.tui.actions import ACTIONS, VIEW_NAMES, Keymap, available
 from app.tui.console import Console
-from app.tui.keymap import Keymap
 from app.tui.theme import Look
-from app.tui.too_small import MIN_HEIGHT, MIN_WIDTH
 from app.tui.views.ranks import RanksView
+from app.tui.widgets.footer import MIN_HEIGHT, MIN_WIDTH
 from tests.support.consoles import SimSource, desk, frozen_source
 from tests.support.sim import SimCluster
 from tests.support.waiting import until_async

@@ -10,15 +10,15 @@ from textual.widgets import Button
 
 from agent.wire.examination import Health, Row
 from app.errors import AppError, SessionError
+from app.inventory.program import Again, Program
 from app.preflight.comparison import compare
 from app.preflight.findings import FailureKind, Step
 from app.preflight.report_lines import report_lines
-from app.program import Again, Program
 from app.settings.loading import load
-from app.ssh.question_desk import Question
+from app.ssh.questions import Question
 from app.tui.actions import ACTIONS
-from app.tui.doctor_screen import DoctorScreen
-from app.tui.question_dialog import QuestionScreen
+from app.tui.dialogs.doctor import DoctorScreen
+from app.tui.dialogs.questions import QuestionScreen
 from app.tui.theme import Look
 from tests.support.consoles import SimStarter, TalkingSource, desk, frozen_source, training_source
 from tests.support.examinations import answers, failed, meshed

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.event_log import MAX_EVENTS, EventKind
+from app.diagnosis.causes import Severity
+from app.recording.events import MAX_EVENTS, EventKind
 from app.recording.replay import Replay
-from app.rows import Severity
 from app.tui.views.events import EventsView
 from tests.support.consoles import TalkingSource, desk
 from tests.support.recordings import Watch, frozen_recording

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from app.tui import log_matches, log_search
-from app.tui.filter_bar import FilterBar
-from app.tui.log_matches import LogMatches
-from app.tui.log_store import CHUNK_LINES
-from app.tui.search_threads import SearchThreads
+from app.tui.logs import matches, search
+from app.tui.logs.matches import LogMatches
+from app.tui.logs.search import SearchThreads
+from app.tui.logs.store import CHUNK_LINES
 from app.tui.views.events import EventsView
 from app.tui.views.logs import LogsView
 from app.tui.views.ranks import RanksView
+from app.tui.widgets.line_view import FilterBar
 from tests.support.consoles import Desk, SimSource, TalkingSource, desk, frozen_source
 from tests.support.screens import assert_looks_as_before
 from tests.support.sim import SimCluster
@@ -268,8 +268,8 @@ async def test_many_lines_are_searched_by_threads_for_each_filter_until_none_is_
             tasks.append(self)
             return super().ask(call)
 
-    monkeypatch.setattr(log_search, "SearchThreads", Counted)
-    monkeypatch.setattr(log_matches, "PIECE_S", 60.0)  # no pattern is slow, however busy this machine is
+    monkeypatch.setattr(search, "SearchThreads", Counted)
+    monkeypatch.setattr(matches, "PIECE_S", 60.0)  # no pattern is slow, however busy this machine is
     async with desk(SimSource(SimCluster().view), (120, 24)) as console:
         store = console.console.stage.logs
         for number in range(24 * CHUNK_LINES):

@@ -8,7 +8,7 @@ import pytest
 
 from app.errors import AgentRefusedError
 from app.model.cluster import Cluster
-from app.safe_text import clean
+from app.text import clean
 from app.tui.actions import VIEW_NAMES
 from app.tui.theme import Look
 from ddpcore.wire import BARRIER_GROUP, Phase

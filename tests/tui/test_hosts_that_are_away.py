@@ -7,7 +7,7 @@ import pytest
 from app.diagnosis.diagnoser import Diagnoser
 from app.model.absence import Absence
 from app.model.cluster import Cluster
-from app.view import View
+from app.view.view import View
 from tests.support.consoles import SimSource, TalkingSource, desk, never_reached_source
 from tests.support.node_reports import node_report
 from tests.support.screens import assert_looks_as_before

@@ -15,9 +15,9 @@ from textual._compositor import ChopsUpdate, LayoutUpdate
 from agent.wire.reports import decode_node_report
 from app.diagnosis.diagnoser import Diagnoser
 from app.model.cluster import Cluster
-from app.tui.stage import FRAMES_PER_VIEW, MAX_FRAMES_PER_VIEW
 from app.tui.theme import Look
-from app.view import View
+from app.tui.ui_state import FRAMES_PER_VIEW, MAX_FRAMES_PER_VIEW
+from app.view.view import View
 from tests.bench.bench_diagnosis import frames, healthy
 from tests.support.consoles import Desk, SimSource, StillConsole, desk
 

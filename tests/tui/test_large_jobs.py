@@ -13,7 +13,7 @@ from app.model.cluster import Cluster
 from app.tui.actions import VIEW_NAMES
 from app.tui.views.logs import LogsView
 from app.tui.views.ranks import RanksView
-from app.view import View
+from app.view.view import View
 from ddpcore.wire import Fault, FaultKind
 from tests.support.consoles import Desk, SimSource, desk
 from tests.support.node_reports import group_report, job_status, node_report, rank_report, worker_report
@@ -22,8 +22,8 @@ from tests.support.screens import screen_strips
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from app.memory_rows import MemoryRow
-    from app.rows import RankRow
+    from app.view.memory import MemoryRow
+    from app.view.rows import RankRow
 
 NUM_RANKS = 1024
 RANKS_PER_NODE = 8

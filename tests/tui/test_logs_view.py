@@ -7,8 +7,8 @@ import re
 from textual.events import MouseScrollUp
 
 from app.tui.actions import VIEW_NAMES
-from app.tui.collapsed_lines import MAX_LINES
-from app.tui.log_store import CHUNK_LINES, LogStore
+from app.tui.logs.matches import MAX_LINES
+from app.tui.logs.store import CHUNK_LINES, LogStore
 from app.tui.views.logs import LogsView
 from tests.support.consoles import Desk, SimSource, desk
 from tests.support.sim import SimCluster

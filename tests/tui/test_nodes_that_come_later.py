@@ -7,7 +7,7 @@ import pytest
 from app.diagnosis.diagnoser import Diagnoser
 from app.model.cluster import Cluster
 from app.model.newcomers import Newcomers
-from app.view import View
+from app.view.view import View
 from tests.support.consoles import SimSource, TalkingSource, desk
 from tests.support.node_reports import node_report
 from tests.support.sim import SimCluster

@@ -18,10 +18,9 @@ from textual.widgets import Input
 
 from app.errors import HostKeyError
 from app.model.absence import Absence
-from app.sessions.host_questions import HostQuestions
-from app.sessions.hosts import Connections
-from app.ssh.question_desk import QuestionDesk
-from app.tui.question_dialog import QuestionScreen
+from app.session.hosts import Connections, HostQuestions
+from app.ssh.questions import QuestionDesk
+from app.tui.dialogs.questions import QuestionScreen
 from tests.support.consoles import SimSource, TalkingSource, desk, never_reached_source
 from tests.support.doors import Door, Keys
 from tests.support.hostile_text import PAYLOADS, assert_is_harmless
@@ -119,7 +118,7 @@ def time_is_over(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
                     raise queue.Empty
             return super().get()
 
-    monkeypatch.setattr("app.ssh.question_desk.queue", SimpleNamespace(SimpleQueue=Answers, Empty=queue.Empty))
+    monkeypatch.setattr("app.ssh.questions.queue", SimpleNamespace(SimpleQueue=Answers, Empty=queue.Empty))
     return is_over
 
 

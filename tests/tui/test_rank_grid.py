@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from app.diagnosis.causes import RankState
 from app.diagnosis.rank_facts import STATE_CODE
-from app.rows import RankState
-from app.tui.drawing import Line
-from app.tui.rank_grid import GROUP, RankGrid
 from app.tui.theme import Look
 from app.tui.views.ranks import RanksView
+from app.tui.widgets.drawing import GROUP, Line, RankGrid
 from tests.support.consoles import SimSource, desk, frozen_source
 from tests.support.screens import assert_looks_as_before, screen_strips
 from tests.support.sim import SimCluster, played_once

@@ -6,11 +6,11 @@ import base64
 
 import pytest
 
-from app.tui.line_view import LineView
-from app.tui.log_store import CHUNK_LINES
+from app.tui.logs.store import CHUNK_LINES
 from app.tui.views.logs import LogsView
 from app.tui.views.rank import RankPage
 from app.tui.views.ranks import RanksView
+from app.tui.widgets.line_view import LineView
 from tests.support.consoles import Desk, SimSource, TalkingSource, desk, frozen_source, training_source
 from tests.support.screens import assert_looks_as_before
 from tests.support.sim import SimCluster
@@ -121,7 +121,7 @@ async def test_a_rank_that_waits_stands_still_and_one_that_costs_is_opened_from_
 async def test_lines_that_have_not_been_searched_for_those_of_the_rank_are_not_said_to_be_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.tui.stage.SEARCH_S", 0.0)
+    monkeypatch.setattr("app.tui.ui_state.SEARCH_S", 0.0)
     async with desk(frozen_source()) as console:
         logs = console.console.stage.logs
         logs.append("demo-1", 3, "first and last words", is_stderr=False)

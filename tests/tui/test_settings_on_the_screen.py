@@ -8,8 +8,7 @@ import pytest
 
 from app.settings.loading import load
 from app.settings.themes import ANSI, PLAIN, THEMES
-from app.tui.actions import ACTIONS, VIEW_NAMES
-from app.tui.keymap import Keymap
+from app.tui.actions import ACTIONS, VIEW_NAMES, Keymap
 from app.tui.theme import Look
 from tests.support.consoles import TalkingSource, desk, frozen_source
 from tests.support.screens import assert_looks_as_before, screen_strips

@@ -6,7 +6,7 @@ import pytest
 
 from app.errors import AgentUnreachableError, UsageError
 from app.stacks.groups import NodeStacks
-from app.tui.stacks_screen import StacksScreen
+from app.tui.dialogs.stacks import StacksScreen
 from app.tui.theme import Look
 from ddpcore.wire_stacks import Frame
 from tests.support.consoles import SimSource, desk, frozen_source

@@ -9,13 +9,13 @@ from textual.widgets import Button, Input
 
 from app.diagnosis.diagnoser import Diagnoser
 from app.errors import AgentUnreachableError, UsageError
+from app.fleet.start_progress import NodeStage, StartProgress
+from app.inventory.program import Program, typed
 from app.model.cluster import Cluster
-from app.program import Program, typed
-from app.roads.start_progress import NodeStage, StartProgress
 from app.settings.loading import load
 from app.tui.actions import ACTIONS, VIEW_NAMES
-from app.tui.program_form import ORDER
-from app.view import View
+from app.tui.dialogs.program_form import ORDER
+from app.view.view import View
 from tests.support.consoles import SimSource, SimStarter, TalkingSource, desk, training_source
 from tests.support.node_reports import node_report
 from tests.support.screens import assert_looks_as_before

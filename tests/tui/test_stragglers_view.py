@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.tui.theme import Look
-from app.wording.pace_words import JobPace
+from app.view.pace import JobPace
 from tests.support.consoles import SimSource, TalkingSource, desk, starting_source
 from tests.support.screens import assert_looks_as_before
 from tests.support.sim import SimCluster, played_once
@@ -16,7 +16,7 @@ from tests.support.sim import SimCluster, played_once
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from app.pace_rows import PaceRow
+    from app.view.pace import PaceRow
 
 SIZES = ((80, 24), (120, 35))
 

@@ -9,7 +9,7 @@ from textual.events import Key, Paste
 from textual.screen import ModalScreen
 from textual.widgets import Input
 
-from app.tui.filter_bar import FilterBar
+from app.tui.widgets.line_view import FilterBar
 from tests.support.consoles import desk, frozen_source
 from tests.support.screens import until_at_rest
 from tests.support.waiting import until_async

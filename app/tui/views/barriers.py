@@ -5,22 +5,30 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from app.rows import RankState, Severity
-from app.tui.columns import Column, Table
-from app.tui.line_view import LineView
-from app.tui.rank_columns import STATE_WIDTH, node_width, paint_node, paint_rank, paint_share, paint_state
-from app.tui.wait_lines import wait_block, wait_line
-from app.wait_history import MIN_WAIT_S
-from app.words import seconds_cell
+from app.diagnosis.causes import RankState, Severity
+from app.recording.wait_history import MIN_WAIT_S
+from app.text import seconds_cell
+from app.tui.widgets.columns import (
+    STATE_WIDTH,
+    Column,
+    Table,
+    node_width,
+    paint_node,
+    paint_rank,
+    paint_share,
+    paint_state,
+)
+from app.tui.widgets.drawing import wait_block, wait_line
+from app.tui.widgets.line_view import LineView
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from app.rows import RankRow
-    from app.tui.drawing import Line
-    from app.tui.stage import Stage
-    from app.view import View
-    from app.wait_history import PastWait
+    from app.recording.wait_history import PastWait
+    from app.tui.ui_state import Stage
+    from app.tui.widgets.drawing import Line
+    from app.view.rows import RankRow
+    from app.view.view import View
 
 MIN_STRIP_WIDTH = 10
 MAX_STRIP_WIDTH = 40

@@ -5,20 +5,20 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from app.event_log import EventKind
-from app.rows import Severity
-from app.tui.chart_grid import GAP, Axis, Grid, arrange, time_axis
-from app.tui.chart_panel import PLOT_INDENT, Frame, chart_lines
-from app.tui.line_view import LineView
+from app.diagnosis.causes import Severity
+from app.recording.events import EventKind
+from app.tui.widgets.chart_panel import PLOT_INDENT, Frame, chart_lines
+from app.tui.widgets.charts import GAP, Axis, Grid, arrange, time_axis
+from app.tui.widgets.line_view import LineView
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
     from rich.style import Style
 
-    from app.history import JobHistory
-    from app.tui.drawing import Line
-    from app.tui.stage import Stage
+    from app.recording.history import JobHistory
+    from app.tui.ui_state import Stage
+    from app.tui.widgets.drawing import Line
 
 SPANS_S = {"1 min": 60.0, "5 min": 300.0, "30 min": 1800.0, "all": float("inf")}
 """What may be chosen; a job that is younger fills the charts all the same."""

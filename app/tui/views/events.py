@@ -5,15 +5,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-from app.filters.events import EVENT_KEYS, is_event_shown
-from app.tui.drawing import wrapped
-from app.tui.filtered_view import FilteredView
-from app.words import seconds_cell
+from app.filters.lines import EVENT_KEYS, is_event_shown
+from app.text import seconds_cell
+from app.tui.widgets.drawing import wrapped
+from app.tui.widgets.line_view import FilteredView
 
 if TYPE_CHECKING:
-    from app.event_log import Event, EventLog
-    from app.tui.drawing import Line
-    from app.tui.stage import Stage
+    from app.recording.events import Event, EventLog
+    from app.tui.ui_state import Stage
+    from app.tui.widgets.drawing import Line
 
 TIME_WIDTH = 8
 AGE_WIDTH = 6

@@ -8,20 +8,19 @@ import numpy as np
 from rich.cells import cell_len
 
 from app.filters.lines import LOG_KEYS, LineWish
-from app.safe_text import clean_name
-from app.tui.collapsed_lines import CollapsedLines
-from app.tui.filtered_view import FilteredView
-from app.tui.log_lines import log_line, prefix, prefix_width, shifted, text_width
-from app.tui.log_search import LogSearch
-from app.words import ranks_text
+from app.text import clean_name, ranks_text
+from app.tui.logs.matches import CollapsedLines
+from app.tui.logs.search import LogSearch
+from app.tui.widgets.drawing import log_line, prefix, prefix_width, shifted, text_width
+from app.tui.widgets.line_view import FilteredView
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from app.rows import RootCauseRow
-    from app.tui.drawing import Line
-    from app.tui.log_store import StoredLine
-    from app.tui.stage import Stage
+    from app.tui.logs.store import StoredLine
+    from app.tui.ui_state import Stage
+    from app.tui.widgets.drawing import Line
+    from app.view.rows import RootCauseRow
 
 SIDE_STEP = 8
 """Cells that one key press moves the text."""

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from app.rows import Severity
-from app.tui.columns import Column, Table
-from app.tui.drawing import wrapped
-from app.tui.gpu_columns import gpu_columns
-from app.tui.line_view import LineView
-from app.tui.node_columns import node_line, paint_node_memory, paint_node_name, report_column
-from app.tui.rank_columns import node_width
-from app.words import bytes_cell, bytes_text, seconds_cell
+from app.diagnosis.causes import Severity
+from app.text import bytes_cell, bytes_text, seconds_cell
+from app.tui.widgets.columns import (
+    Column,
+    Table,
+    gpu_columns,
+    node_line,
+    node_width,
+    paint_node_memory,
+    paint_node_name,
+    report_column,
+)
+from app.tui.widgets.drawing import wrapped
+from app.tui.widgets.line_view import LineView
 
 if TYPE_CHECKING:
-    from app.memory_rows import MemoryRow, MemorySummary
-    from app.rows import Finding, GpuRow, NodeRow
-    from app.tui.drawing import Line
-    from app.tui.stage import Stage
-    from app.view import View
+    from app.tui.ui_state import Stage
+    from app.tui.widgets.drawing import Line
+    from app.view.memory import MemoryRow, MemorySummary
+    from app.view.rows import Finding, GpuRow, NodeRow
+    from app.view.view import View
 
 MAX_NODE_ROWS = 4
 MAX_GPU_ROWS = 8

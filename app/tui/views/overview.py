@@ -5,22 +5,19 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from app.diagnosis.node_facts import UP
-from app.rows import Severity
-from app.tui.columns import Table
-from app.tui.line_view import LineView
-from app.tui.log_lines import log_line, prefix_width
-from app.tui.loss_panel import loss_panel
-from app.tui.node_columns import node_columns, node_line
-from app.tui.rank_columns import node_width, rank_columns
-from app.tui.wait_lines import wait_line
+from app.diagnosis.causes import Severity
+from app.diagnosis.rank_facts import UP
+from app.tui.widgets.chart_panel import loss_panel
+from app.tui.widgets.columns import Table, node_columns, node_line, node_width, rank_columns
+from app.tui.widgets.drawing import log_line, prefix_width, wait_line
+from app.tui.widgets.line_view import LineView
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from app.tui.drawing import Line
-    from app.tui.stage import Stage
-    from app.view import View
+    from app.tui.ui_state import Stage
+    from app.tui.widgets.drawing import Line
+    from app.view.view import View
 
 MAX_NODES = 4
 MAX_NODE_TABLE_WIDTH = 132

@@ -6,21 +6,18 @@ from typing import TYPE_CHECKING
 
 from app.filters.lines import LineWish
 from app.filters.terms import Filter, NumberTerm
-from app.tui.drawing import wrapped
-from app.tui.line_view import LineView
-from app.tui.log_lines import log_line, prefix_width
-from app.tui.log_matches import LogMatches
-from app.tui.rank_details import fact_lines
-from app.tui.wait_lines import wait_line
-from app.wording.rank_words import rank_text
-from app.words import bytes_text, percent_text, seconds_cell
+from app.text import bytes_text, percent_text, seconds_cell
+from app.tui.logs.matches import LogMatches
+from app.tui.widgets.drawing import fact_lines, log_line, prefix_width, wait_line, wrapped
+from app.tui.widgets.line_view import LineView
+from app.view.ranks import rank_text
 
 if TYPE_CHECKING:
-    from app.memory_rows import MemoryRow
-    from app.rows import RankRow
-    from app.tui.drawing import Line
-    from app.tui.stage import Stage
-    from app.view import View
+    from app.tui.ui_state import Stage
+    from app.tui.widgets.drawing import Line
+    from app.view.memory import MemoryRow
+    from app.view.rows import RankRow
+    from app.view.view import View
 
 MAX_EVENTS = 5
 MAX_EVENTS_LOOKED_AT = 1000

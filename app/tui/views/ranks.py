@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from app.filters.ranks import RANK_KEYS, RankOrder, RankSelection, RankWish
-from app.tui.columns import Table
-from app.tui.filtered_view import FilteredView
-from app.tui.rank_columns import node_width, rank_columns
-from app.tui.rank_details import fact_lines
-from app.tui.rank_grid import GRID_FROM, RankGrid
-from app.wording.rank_words import rank_text
+from app.tui.widgets.columns import Table, node_width, rank_columns
+from app.tui.widgets.drawing import GRID_FROM, RankGrid, fact_lines
+from app.tui.widgets.line_view import FilteredView
+from app.view.ranks import rank_text
 
 if TYPE_CHECKING:
-    from app.rows import RankRow
-    from app.tui.drawing import Line
-    from app.tui.stage import Stage
-    from app.view import View
+    from app.tui.ui_state import Stage
+    from app.tui.widgets.drawing import Line
+    from app.view.rows import RankRow
+    from app.view.view import View
 
 MIN_ROWS = 4
 """The details of the selected rank leave at least this many rows to the table."""

@@ -5,19 +5,18 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from app.rows import Severity
-from app.tui.columns import Column, Table
-from app.tui.line_view import LineView
-from app.tui.rank_columns import MAX_NODE_WIDTH, PERCENT_WIDTH, node_width
-from app.wording.pace_words import window_text
-from app.words import percent_text
+from app.diagnosis.causes import Severity
+from app.text import percent_text
+from app.tui.widgets.columns import MAX_NODE_WIDTH, PERCENT_WIDTH, Column, Table, node_width
+from app.tui.widgets.line_view import LineView
+from app.view.pace import window_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from app.pace_rows import PaceRow, PaceSummary
-    from app.tui.drawing import Line
-    from app.tui.stage import Stage
+    from app.tui.ui_state import Stage
+    from app.tui.widgets.drawing import Line
+    from app.view.pace import PaceRow, PaceSummary
 
 COST_BAR_WIDTH = 12
 NARROW_COST_BAR_WIDTH = 8

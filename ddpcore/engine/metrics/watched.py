@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ddpcore.barriers.gates import exchange
-from ddpcore.checkpoint.retention import is_better
+from ddpcore.checkpoint.catalog import is_better
 from ddpcore.errors import CheckpointContentError, EngineUseError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ddpcore.checkpoint.retention import Mode
+    from ddpcore.checkpoint.catalog import Mode
 
 
 class WatchedMetrics:

@@ -8,7 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from agent.wire.machine import HostReport
-from app.rows import Severity
+from app.diagnosis.causes import Severity
 from ddpcore.wire import NEW_GROUP
 from tests.corpus.generator.exchange import TRANSFERS, Exchange
 from tests.corpus.generator.kinds import RESTARTED, Kind
@@ -20,8 +20,8 @@ from tests.support.sim import IMPORT_S, LOST_PEER_ERROR, TEARDOWN_S, TIMED_OUT_E
 from tests.support.sim_node import START_S
 
 if TYPE_CHECKING:
+    from app.diagnosis.causes import Cause
     from app.diagnosis.verdicts import Verdict
-    from app.rows import Cause
     from tests.corpus.generator.lives import OtherCluster
     from tests.corpus.generator.program import Harm
     from tests.corpus.generator.stories import Story

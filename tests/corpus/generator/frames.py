@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpcore.probing.samples import MainLook
+from ddpcore.probe.samples import MainLook
 from ddpcore.wire import MONITORED_BARRIER, NEW_GROUP, ChildWait, ExitWait, PeerCall, PeerWait, Phase, Place
 from tests.corpus.generator.program import GATE
 from tests.support.sim_program import PROGRAM_FILE
 from tests.support.sim_rank import TORCH
 
 if TYPE_CHECKING:
-    from ddpcore.probing.samples import StackLine
+    from ddpcore.probe.stack import StackLine
 
 LIBRARY = "/usr/lib/python3.11/"
 C10D = TORCH + "distributed/distributed_c10d.py"
@@ -71,7 +71,7 @@ OWN_TAG = 7
 
 
 def look_at(kind: str, *, is_still: bool) -> MainLook:
-    """Return what `ddpcore.probing.main_wait` finds where a fault holds the main thread."""
+    """Return what `ddpcore.probe.main_thread` finds where a fault holds the main thread."""
     wait = PeerWait([PeerCall("recv", None, tag=OWN_TAG, number=1)]) if kind == "recv" else None
     if not is_still:
         return MainLook(peer_wait=wait)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from agent.state.observations import LimitSampled, MemorySampled
-from agent.wire.memory import LimitKind, LimitReport
+from agent.node_state.observations import LimitSampled, MemorySampled
+from agent.wire.machine import LimitKind, LimitReport
 from ddpcore.wire import GpuMemoryReport
 from tests.corpus.generator.kinds import Kind
 from tests.support.sim_gpus import TOTAL_BYTES, give_gpus, gpu_uuid
@@ -15,7 +15,7 @@ from tests.support.sim_node import START_S
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.state.gpu_sample import GpuSample
+    from agent.node_state.gpu_sample import GpuSample
     from tests.corpus.generator.cluster import StoryCluster
     from tests.support.sim_gpus import SimGpus
     from tests.support.sim_node import SimNode

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from app.rows import Cause
+from app.diagnosis.causes import Cause
 from tests.corpus.generator.kinds import (
     CALL_FAULTS,
     ENDS,

@@ -1,7 +1,7 @@
 """A rank that runs a generated program by the rules of gloo or of NCCL, watched by the real core of the probe.
 
 What NCCL's recorder holds is written as torch does (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp and
-FlightRecorderDetail.hpp, torch 2.6 to 2.13): see `ddpcore.probing.gpu_order`.
+FlightRecorderDetail.hpp, torch 2.6 to 2.13): see `ddpcore.probe.gpu`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.wire.reports import ProcessState
-from ddpcore.probing.samples import (
-    BarrierMark,
-    CallArguments,
-    CounterKey,
-    MainLook,
-    RecorderEntry,
-    StackLine,
-    StepEnd,
-    StepMark,
-)
+from ddpcore.probe.samples import BarrierMark, CallArguments, CounterKey, MainLook, RecorderEntry, StepEnd, StepMark
 from ddpcore.wire import (
     DEFAULT_GROUP,
     FIRST_GROUP,
@@ -59,6 +50,7 @@ from tests.support.sim_rank import CLOCK_S, RING, Meetings, SimRank
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ddpcore.probe.stack import StackLine
     from tests.corpus.generator.exchange import Exchange, Operation
 
 DTYPES = {2: "Half", 4: "Float", 8: "Double"}
@@ -350,7 +342,7 @@ class StoryRank(SimRank):
             called_us=int(1e6 * (self._free_s + CLOCK_S)),
             dtypes=() if is_barrier and recorder == "gloo" else (DTYPES[call.element_bytes],),
             p2p_seq=self._num_transfers,
-            # Of calls by the program itself (`ddpcore.probing.call_roots`), not of DDP's.
+            # Of calls by the program itself (`ddpcore.probe.program_calls`), not of DDP's.
             root=call.root if self._gpu is not None and call.root >= 0 and call.phase is Phase.BARRIER else None,
         )
         self._records.append((entry, [operation]))
@@ -426,7 +418,7 @@ class StoryRank(SimRank):
         self._members = {name: meetings.members(name) for name in (DEFAULT_GROUP, *meetings.groups)}
 
     def _main(self, now_s: float) -> MainLook:
-        """Return where the main thread stands, as `ddpcore.probing.main_wait` finds it."""
+        """Return where the main thread stands, as `ddpcore.probe.main_thread` finds it."""
         event = self._doing_now
         is_still = self._probe.is_still(now_s)
         if isinstance(event, Harm):

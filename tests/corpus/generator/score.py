@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from app.rows import Cause
+from app.diagnosis.causes import Cause
 from ddpcore.wire import MONITORED_BARRIER, NEW_GROUP
 from tests.corpus.generator.cluster import StoryCluster
 from tests.corpus.generator.kinds import CALL_FAULTS, SLOWNESS, Kind

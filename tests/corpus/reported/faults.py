@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.rows import Cause
+from app.diagnosis.causes import Cause
 from tests.corpus.reported.truth import EXIT_S, SLOW_S, Program
 
 MISMATCH = frozenset({Cause.MISMATCH})

@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli import main
-from app.headless import Headless
-from app.words import json_value
+from app.cli.headless import Headless
+from app.cli.main import main
+from app.text import json_value
 
 if TYPE_CHECKING:
-    from app.view import View
+    from app.view.view import View
 
 LOOK_S = 0.5
 

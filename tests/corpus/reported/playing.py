@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.rows import Severity
+from app.diagnosis.causes import Severity
 from tests.support.demo_runs import DemoHouse
 from tests.support.waiting import until
 

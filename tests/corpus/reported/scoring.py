@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from app.rows import Cause
+from app.diagnosis.causes import Cause
 
 if TYPE_CHECKING:
     from tests.corpus.reported.playing import Look, Played

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tests.corpus.reported.sources import SOURCES, Source
 
 if TYPE_CHECKING:
-    from app.rows import Cause
+    from app.diagnosis.causes import Cause
 
 PROGRAMS = Path(__file__).parent / "programs"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.regular_file import open_regular
+from agent.files import open_regular
 
 
 def num_open_files() -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from app.at_once import MAX_AT_ONCE, at_once
 from app.errors import UsageError
+from app.threads import MAX_AT_ONCE, at_once
 
 PATIENCE_S = 10.0
 

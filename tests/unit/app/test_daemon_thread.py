@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from app.daemon_thread import in_daemon_thread
 from app.errors import SessionError
+from app.threads import in_daemon_thread
 from tests.support.waiting import until_async
 
 

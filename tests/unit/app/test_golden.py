@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from app import errors
+from app.cli.headless import LINE_PERIOD_S, Headless
 from app.errors import AppError
-from app.headless import LINE_PERIOD_S, Headless, exit_code, summary_lines, summary_object
-from app.status_object import status_object
+from app.view.summary import exit_code, status_object, summary_lines, summary_object
 from tests.corpus.scenarios import ALL
 from tests.support.consoles import TalkingSource
 from tests.support.screens import assert_looks_as_before, fail_what_is_written_anew

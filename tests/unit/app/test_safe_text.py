@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.safe_text import NAME_LIMIT, clean
+from app.text import NAME_LIMIT, clean
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,24 @@
-"""What the help says of verdicts: every cause, in the words of README."""
+"""What the console's help says of verdicts: every cause, in the words of `rankdeck help verdicts`."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import re
 
-from app.rows import Cause
-from app.wording.verdict_rules import VERDICT_RULES, VerdictRule
-
-README = Path(__file__).parents[3] / "README.md"
-
-
-def rules_of_readme() -> list[VerdictRule]:
-    """Return the rows of its table, without marks."""
-    _, _, table = README.read_text().partition("| verdict | who is named")
-    rows = table.partition("\n\n")[0].splitlines()[2:]
-    return [VerdictRule(*(cell.strip().replace("`", "") for cell in row.strip("|").split("|"))) for row in rows]
+from app.cli.help import markdown
+from app.diagnosis.causes import Cause
+from app.view.verdict_hints import VERDICT_RULES, VerdictRule
 
 
-def test_the_help_has_the_rules_of_readme() -> None:
-    assert rules_of_readme() == list(VERDICT_RULES)
+def rules_of_the_manual() -> list[VerdictRule]:
+    """Return the sections of its page."""
+    sections = re.findall(
+        r"^## (.+?)\n\n- Named: (.+?)\.\n- Not known: (.+?)\.\n$", markdown("verdicts"), re.MULTILINE | re.DOTALL
+    )
+    return [VerdictRule(*(" ".join(part.split()) for part in section)) for section in sections]
+
+
+def test_the_console_has_the_rules_of_the_manual() -> None:
+    assert rules_of_the_manual() == list(VERDICT_RULES)
 
 
 def test_every_cause_has_a_rule() -> None:

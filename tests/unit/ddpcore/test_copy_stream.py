@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ddpcore.copy_stream import AcceleratorCopyStream, _side_stream, copy_stream_of, with_index
+from ddpcore.prefetch import AcceleratorCopyStream, _side_stream, copy_stream_of, with_index
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

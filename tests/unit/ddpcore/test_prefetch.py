@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
-from ddpcore.copy_stream import copy_stream_of, with_index
-from ddpcore.prefetch import Prefetcher
+from ddpcore.prefetch import Prefetcher, copy_stream_of, with_index
 from tests.support.stream_sim import Clock, SimDevice
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from tests.support.nvml_recordings import DRIVER_NOT_LOADED, GIB, GPU_IS_LOST, R
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.state.gpu_sample import GpuSample
+    from agent.node_state.gpu_sample import GpuSample
 
 PATIENCE_S = 20.0
 HEALTHY = Interpreter("3.11.9", "2.13.0", "12.9", "2.27.5", num_gpus=2, is_imported=True)

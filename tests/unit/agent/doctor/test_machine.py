@@ -20,9 +20,9 @@ from agent.doctor.machine import (
     shared_memory_row,
     state_directory_row,
 )
-from agent.processes import leftover_search
+from agent.processes import leftovers
+from agent.wire.commands import Leftover
 from agent.wire.examination import Health
-from agent.wire.replies import Leftover
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,7 +79,7 @@ def test_a_directory_that_is_not_ours_alone_is_bad(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_looked_at_hides_nothing_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(leftover_search, "SHARED_MEMORY", tmp_path / "none")
+    monkeypatch.setattr(leftovers, "SHARED_MEMORY", tmp_path / "none")
 
     rows = {row.name: row for row in machine_rows(tmp_path / "a/b")}
 

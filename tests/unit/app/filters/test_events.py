@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from app.event_log import Event, EventKind
-from app.filters.events import EVENT_KEYS, is_event_shown
+from app.diagnosis.causes import Severity
 from app.filters.language import read_filter
+from app.filters.lines import EVENT_KEYS, is_event_shown
 from app.filters.terms import Filter
-from app.rows import Severity
+from app.recording.events import Event, EventKind
 
 EVENTS = (
     Event(1.0, EventKind.NODE, Severity.OK, "node gpu1: up"),

@@ -7,8 +7,8 @@ import pytest
 from app.filters.language import read_filter
 from app.filters.lines import ERRORS, LOG_KEYS, LineWish, level_pattern, lines_of
 from app.filters.terms import Filter
-from app.tui.log_matches import MAX_PIECE_BYTES
-from app.tui.log_store import LogStore
+from app.tui.logs.matches import MAX_PIECE_BYTES
+from app.tui.logs.store import LogStore
 
 LINES = (
     ("gpu1", 0, "step 1 loss 2.5", False),

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from app.diagnosis.causes import RankState, Severity
 from app.filters.language import read_filter
 from app.filters.ranks import MAX_TEXTS, RANK_KEYS, REFRESH_S, RankOrder, RankSelection, RankWish, rank_mask
 from app.filters.terms import Filter
-from app.rows import RankState, Severity
 from tests.support.sim import SimCluster, played_once
 
 if TYPE_CHECKING:
-    from app.view import View
+    from app.view.view import View
 
 
 def wish(text: str = "", order: RankOrder = RankOrder.RANK, *, is_problems_only: bool = False) -> RankWish:

@@ -7,10 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import UsageError
-from app.inventory.hostfile import read_hostfile
-from app.inventory.inventory import HostEntry, Inventory, read_inventory
-from app.inventory.slurm import allocated_hosts, allocation
-from app.inventory.writing import inventory_text
+from app.inventory.hostfile import allocated_hosts, allocation, read_hostfile
+from app.inventory.inventory import HostEntry, Inventory, inventory_text, read_inventory
 
 HOSTFILE = """\
 # the lab

@@ -6,10 +6,9 @@ import pytest
 
 from agent.wire.examination import Health, Interface, Row
 from app.errors import ExitCode
-from app.preflight.comparison import compare
+from app.preflight.comparison import MAX_HOSTS_NAMED, compare
 from app.preflight.findings import ClockDifference, FailureKind
-from app.preflight.oddity import MAX_HOSTS_NAMED
-from app.words import nodes_text
+from app.text import nodes_text
 from tests.support.examinations import H1, H2, H3, H4, answers, code, failed, of_host, unwell
 
 

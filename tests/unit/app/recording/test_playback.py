@@ -5,14 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from app.diagnosis.causes import Cause
 from app.diagnosis.rank_facts import Thresholds
 from app.errors import AppError
-from app.recording.playback import Playback
+from app.recording.playback import Playback, clock_text
 from app.recording.records import NoticeHeard, Recording, ReportHeard, StacksHeard
 from app.recording.replay import Replay
-from app.recording.timeline import clock_text
-from app.rows import Cause
-from app.status_object import status_object
+from app.view.summary import status_object
 from ddpcore.wire import Fault, FaultKind
 from tests.support.recordings import frozen_recording, opening, recording_of
 from tests.support.sim import SimCluster

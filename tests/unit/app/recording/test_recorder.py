@@ -18,15 +18,14 @@ import pytest
 
 from agent.wire.logs import LogLine
 from agent.wire.reports import WIRE_VERSION, decode_node_report, encode_node_report
+from app.diagnosis.causes import Cause
 from app.diagnosis.rank_facts import Thresholds
 from app.errors import SessionError
-from app.evidence.masking import masked
 from app.recording import recorder as module
-from app.recording.playback import Playback
+from app.recording.bundle import masked
+from app.recording.playback import Playback, clock_text
 from app.recording.recorder import Recorder
 from app.recording.records import LinesHeard, NoticeHeard, ReportHeard, decode_recording
-from app.recording.timeline import clock_text
-from app.rows import Cause
 from tests.support.recordings import frozen_recording
 
 if TYPE_CHECKING:

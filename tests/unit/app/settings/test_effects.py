@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from app.commands.evidence import replay
-from app.commands.host_options import session_options
+from app.cli.evidence import replay
+from app.cli.options import session_options
 from app.diagnosis.rank_facts import Thresholds
-from app.evidence.bundle import Evidence, encode_bundle
+from app.recording.bundle import Evidence, encode_bundle
 from app.recording.records import encode_recording
-from app.sessions.demo import Demo, DemoOptions
+from app.session.demo import Demo, DemoOptions
 from app.settings.loading import load
 from app.settings.schema import TABLE
 from app.tui.actions import ACTIONS

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from app.cli.help import markdown
 from app.errors import ExitCode, UsageError
 from app.settings.loading import load, user_file
 from app.tui.actions import ACTIONS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from app.settings.loading import Loaded
 
 
@@ -108,9 +110,8 @@ def test_a_project_file_can_only_choose_looks_keys_and_thresholds(desk: Desk) ->
     }
 
 
-def test_the_example_of_the_readme_is_accepted_and_changes_every_thing_it_names(desk: Desk) -> None:
-    readme = (Path(__file__).parents[4] / "README.md").read_text()
-    example = readme.partition("<!-- settings -->\n```toml\n")[2].partition("```\n<!-- /settings -->")[0]
+def test_the_example_of_the_manual_is_accepted_and_changes_every_thing_it_names(desk: Desk) -> None:
+    example = markdown("settings").partition("<!-- settings -->\n```toml\n")[2].partition("```\n<!-- /settings -->")[0]
     desk.user.write_text(example)
 
     loaded = desk.load()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.tui.chart_grid import GAP, MIN_CHART_HEIGHT, arrange, nice_above, time_axis
+from app.tui.widgets.charts import GAP, MIN_CHART_HEIGHT, arrange, nice_above, time_axis
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.tui.charts import Box, Curve, bar_cells, bounds, drawing
+from app.tui.widgets.charts import Box, Curve, bar_cells, bounds, drawing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,9 +5,8 @@ from __future__ import annotations
 from app.filters.language import read_filter
 from app.filters.lines import LOG_KEYS, LineWish
 from app.filters.terms import Filter
-from app.tui.collapsed_lines import MAX_LINES, NEAR_ROWS, PIECE_LINES, CollapsedLines
-from app.tui.log_matches import LogMatches
-from app.tui.log_store import CHUNK_LINES, LogStore
+from app.tui.logs.matches import MAX_LINES, NEAR_ROWS, PIECE_LINES, CollapsedLines, LogMatches
+from app.tui.logs.store import CHUNK_LINES, LogStore
 
 
 def told(store: LogStore, *lines: tuple[int, str], is_stderr: bool = False) -> None:

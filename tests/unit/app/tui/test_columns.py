@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.tui.columns import Column, Table
 from app.tui.theme import Look
+from app.tui.widgets.columns import Column, Table
 
 if TYPE_CHECKING:
-    from app.tui.drawing import Line
+    from app.tui.widgets.drawing import Line
 
 LOOK = Look()
 

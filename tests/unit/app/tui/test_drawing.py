@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.style import Style
 
-from app.tui.drawing import Line, fitted, wrapped
-from app.tui.log_lines import shifted
 from app.tui.theme import Look
+from app.tui.widgets.drawing import Line, fitted, shifted, wrapped
 
 TEXTS = st.text(st.sampled_from("abc  -\u4e16\u754c\u00e9\u2026"), max_size=60)
 LOOK, PLAIN = Look(), Look(is_ascii=True)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from app.filters.language import read_filter
 from app.filters.lines import LOG_KEYS, LineWish
 from app.filters.terms import Filter
-from app.tui.log_matches import FIRST_PIECE_BYTES, MAX_PIECE_BYTES, PIECE_S, LogMatches
-from app.tui.log_store import CHUNK_LINES, LogStore
+from app.tui.logs.matches import FIRST_PIECE_BYTES, MAX_PIECE_BYTES, PIECE_S, LogMatches
+from app.tui.logs.store import CHUNK_LINES, LogStore
 
 
 def wish(text: str) -> LineWish:

@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from app.filters.lines import LineWish, LogPiece, lines_of
 from app.filters.patterns import TextPattern
 from app.filters.terms import Filter, TextTerm
-from app.tui import log_search, log_store
-from app.tui.log_matches import FIRST_PIECE_BYTES, MAX_PIECE_BYTES
-from app.tui.log_search import MAX_COPIED_BYTES, LogSearch
-from app.tui.log_store import CHUNK_LINES, LogStore
-from app.tui.search_threads import SearchThreads
+from app.tui.logs import search as log_search
+from app.tui.logs import store as log_store
+from app.tui.logs.matches import FIRST_PIECE_BYTES, MAX_PIECE_BYTES
+from app.tui.logs.search import MAX_COPIED_BYTES, LogSearch, SearchThreads
+from app.tui.logs.store import CHUNK_LINES, LogStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.filters.lines import ERRORS
-from app.tui import log_store
-from app.tui.log_matches import MAX_PIECE_BYTES, LogMatches
-from app.tui.log_store import CHUNK_LINES, LogStore, StoredLine
+from app.tui.logs import store as log_store
+from app.tui.logs.matches import MAX_PIECE_BYTES, LogMatches
+from app.tui.logs.store import CHUNK_LINES, LogStore, StoredLine
 
 LINES = st.lists(
     st.builds(

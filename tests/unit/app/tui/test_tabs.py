@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.tui.actions import VIEW_NAMES
-from app.tui.masthead import tight_names
+from app.tui.widgets.header import tight_names
 
 
 def width_of(active: str, names: list[str]) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ddpcore.barriers.deadlock import gives_up_first, needs, never_text
-from ddpcore.barriers.gate_keys import gate_key, go_key, readers_key, value_key
+from ddpcore.barriers.arrivals import gate_key, go_key, readers_key, value_key
+from ddpcore.barriers.deadlock_check import gives_up_first, needs, never_text
 from ddpcore.barriers.own_collectives import gloo_tree
-from ddpcore.barriers.whereabouts import Beat, Call, GateKind, Sighting, Wait
+from ddpcore.barriers.rank_status import Beat, Call, GateKind, Sighting, Wait
 from ddpcore.wire import Place
 
 GATES = [GateKind.BARRIER, GateKind.EXCHANGE]

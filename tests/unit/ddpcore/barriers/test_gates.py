@@ -13,15 +13,16 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, TCPStore
 
 from ddpcore import barriers
+from ddpcore.barriers.arrivals import beat_key
 from ddpcore.barriers.gate import pass_gate
-from ddpcore.barriers.gate_keys import beat_key
 from ddpcore.barriers.gate_session import GateSession
-from ddpcore.barriers.process_table import process_state, started_ticks
-from ddpcore.barriers.whereabouts import Beat, GateKind, ProcessState, encode_beat
+from ddpcore.barriers.heartbeat import Heart
+from ddpcore.barriers.observer import process_state, started_ticks
+from ddpcore.barriers.rank_status import Beat, GateKind, ProcessState, encode_beat
 from ddpcore.errors import BarrierTimeoutError, BarrierUseError, StoreLostError
 from ddpcore.placement import Placement
-from ddpcore.probing import probe
-from ddpcore.process_group.neighbours import Neighbours
+from ddpcore.probe import probe
+from ddpcore.process_group.machine import Neighbours
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -155,8 +156,9 @@ def test_any_label_is_a_label(threads: ThreadPoolExecutor, sessions: list[GateSe
 def test_the_heart_deletes_the_keys_of_gates_that_everybody_has_left(
     server: TCPStore, threads: ThreadPoolExecutor, sessions: list[GateSession]
 ) -> None:
-    for session in sessions:
-        session.heart.start(server)
+    hearts = [Heart(session) for session in sessions]
+    for heart in hearts:
+        heart.start(server)
     for number in range(200):
         meet(threads, sessions, f"epoch {number % 2}")
         pass_gates = [threads.submit(pass_gate, one, GateKind.EXCHANGE, "x", 60.0, "text") for one in sessions]
@@ -165,8 +167,8 @@ def test_the_heart_deletes_the_keys_of_gates_that_everybody_has_left(
     # Each thread of the pool is a way of its own: each keeps its last gate.
     most = NEVER_DELETED + WORLD_SIZE + 3 * WORLD_SIZE * (2 + WORLD_SIZE)
     until(lambda: server.num_keys() <= most, 60, "old keys are gone")
-    for session in sessions:
-        session.heart.end()
+    for heart in hearts:
+        heart.end()
 
 
 def test_a_store_that_has_gone_is_said_to_be_gone() -> None:
@@ -213,12 +215,13 @@ def test_what_raises_in_a_block_without_a_job_is_not_changed() -> None:
 
 def test_a_heart_beats_at_once_and_says_goodbye_at_its_end(server: TCPStore) -> None:
     session = session_of(server, 0, machine=None)  # type: ignore[arg-type] # as in a real process
-    session.heart.start(server)
+    heart = Heart(session)
+    heart.start(server)
 
     seen = session.observer.look_at(server, 0, 0.0)
     assert seen.process is ProcessState.RUNNING
     assert not seen.has_ended
-    session.heart.end()
+    heart.end()
     assert session.observer.look_at(server, 0, 0.0).has_ended
     assert not any(thread.name == "rankdeck-heart" for thread in threading.enumerate())
 
@@ -228,13 +231,14 @@ def test_a_process_that_dies_without_a_word_is_told_to_other_machines_by_its_nei
         beat = Beat(1.0, 2.0, "here", "here", sleeper.pid, started_ticks(sleeper.pid))
         server.set(beat_key(1), encode_beat(beat))
         neighbour, far_away = session_of(server, 0), session_of(server, 2, machine="elsewhere")
-        neighbour.heart.start(server)
+        heart = Heart(neighbour)
+        heart.start(server)
         assert not far_away.observer.look_at(server, 1, 0.0).has_ended
         assert far_away.observer.look_at(server, 1, 0.0).process is ProcessState.UNKNOWN
         sleeper.kill()
 
     until(lambda: far_away.observer.look_at(server, 1, 0.0).process is ProcessState.GONE, 60, "the death is told")
-    neighbour.heart.end()
+    heart.end()
 
 
 class StoreThatIsFar:
@@ -279,8 +283,9 @@ def test_a_thread_that_does_not_get_through_to_the_store_is_counted_once_however
 
 def test_what_a_rank_said_in_an_earlier_process_group_is_past(server: TCPStore) -> None:
     session = session_of(server, 0)
-    session.heart.start(server)
-    session.heart.end()
+    heart = Heart(session)
+    heart.start(server)
+    heart.end()
     second = GateSession(server, session.placement, machine="here", number=2, is_open=lambda: True)
 
     assert second.observer.look_at(server, 0, 0.0).beat is None

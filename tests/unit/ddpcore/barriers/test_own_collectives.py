@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from ddpcore.barriers.own_collectives import OwnCollectives
-from ddpcore.probing.samples import GroupMembers, RecorderDump, RecorderEntry
+from ddpcore.probe.samples import GroupMembers, RecorderDump, RecorderEntry
 
 C10D = "/site-packages/torch/distributed/distributed_c10d.py"
 DDP = "/site-packages/torch/nn/parallel/distributed.py"

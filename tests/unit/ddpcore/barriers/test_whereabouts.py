@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpcore.barriers.rank_words import ranks_text
-from ddpcore.barriers.whereabouts import (
+from ddpcore.barriers.rank_status import (
     Beat,
     Call,
     GateKind,
@@ -16,6 +15,7 @@ from ddpcore.barriers.whereabouts import (
     encode_beat,
     fates_text,
     ordinal,
+    ranks_text,
     silence_s,
 )
 from ddpcore.wire import Place

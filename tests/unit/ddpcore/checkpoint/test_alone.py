@@ -11,10 +11,10 @@ import torch
 
 import ddpcore.checkpoint
 from ddpcore.checkpoint import Checkpointer
+from ddpcore.checkpoint.catalog import list_checkpoints
 from ddpcore.checkpoint.directory import RunLock, checkpoint_name, step_of
-from ddpcore.checkpoint.listing import list_checkpoints
 from ddpcore.errors import CheckpointCallError, CheckpointDirectoryError, CheckpointInvalidError, StateNotStorableError
-from ddpcore.probing import probe
+from ddpcore.probe import probe
 from tests.support.warm_ranks import template_pid
 
 if TYPE_CHECKING:

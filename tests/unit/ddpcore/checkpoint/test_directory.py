@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from ddpcore.checkpoint import directory
+from ddpcore.checkpoint.catalog import list_checkpoints
 from ddpcore.checkpoint.directory import RunLock, collect_leftovers, make_directory
-from ddpcore.checkpoint.listing import list_checkpoints
 from ddpcore.errors import CheckpointDirectoryError
 
 HOLD = """

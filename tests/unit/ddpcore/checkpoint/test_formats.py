@@ -8,17 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from ddpcore.checkpoint.assignment import Piece
-from ddpcore.checkpoint.manifest import (
+from ddpcore.checkpoint.formats import (
     CHECKSUM,
-    FORMAT,
+    MANIFEST_FORMAT,
+    MalformedHeaderError,
     MalformedManifestError,
     Manifest,
+    Piece,
+    Spec,
+    decode_header,
+    decode_length,
     decode_manifest,
     encode_body,
     tensor_records,
 )
-from ddpcore.checkpoint.safetensors_header import MalformedHeaderError, Spec, decode_header, decode_length
 from ddpcore.checkpoint.state_tree import MalformedStateError, unflatten
 
 SOUND = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
@@ -60,7 +63,7 @@ def test_a_header_longer_than_its_file_is_none(raw: bytes) -> None:
 def manifest_text(**changes: Any) -> bytes:
     manifest = Manifest(
         files={},
-        format=FORMAT,
+        format=MANIFEST_FORMAT,
         checksum=CHECKSUM,
         step=7,
         sequence=3,

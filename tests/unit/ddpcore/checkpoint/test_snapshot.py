@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import torch
 
-from ddpcore.checkpoint import device_copy, snapshot
-from ddpcore.checkpoint.device_copy import CudaCopies
-from ddpcore.checkpoint.snapshot import Snapshot
+from ddpcore.checkpoint import snapshot
+from ddpcore.checkpoint import snapshot as device_copy
+from ddpcore.checkpoint.snapshot import CudaCopies, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from torch import nn
 from ddpcore import load_checkpoint, load_tensors
 from ddpcore.checkpoint import Checkpointer, Fit
 from ddpcore.checkpoint.directory import MANIFEST
-from ddpcore.checkpoint.marker import COMMITTED
+from ddpcore.checkpoint.formats import COMMITTED
 from ddpcore.checkpoint.solo_loading import NUM_LOOKS
 from ddpcore.errors import (
     CheckpointCallError,

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from ddpcore.checkpoint.saving import WriterProcess
 from ddpcore.checkpoint.snapshot import Snapshot
 from ddpcore.checkpoint.writer import CHUNK_BYTES, Channel, copy, leave_word, open_direct, publish
-from ddpcore.checkpoint.writer_process import WriterProcess
 from tests.support.ranks import is_alive
 from tests.support.waiting import until
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ddpcore.errors import UnsplittableBatchError, WrapError
-from ddpcore.parallel.balanced import BalancedDataParallel, Scalars, gathered, in_same_autocast
-from ddpcore.parallel.balanced_split import balanced_sizes
+from ddpcore.parallel.balanced import BalancedDataParallel, Scalars, balanced_sizes, gathered, in_same_autocast
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpcore.errors import BackendMissingError, ContradictoryLaunchError
-from ddpcore.process_group.device_choice import (
+from ddpcore.process_group.choices import (
     DeviceChoice,
     DeviceFacts,
     backend_names,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpcore.process_group.differences import comparable_arguments, differences
+from ddpcore.process_group.equality import comparable_arguments, differences
 
 FACTS = st.dictionaries(st.sampled_from(["torch", "program", "NCCL"]), st.sampled_from(["1", "2", ""]))
 

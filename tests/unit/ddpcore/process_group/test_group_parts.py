@@ -18,10 +18,10 @@ from ddpcore.errors import TorchFaultError
 from ddpcore.placement import ALONE, Placement, current_placement
 from ddpcore.process_group import closing
 from ddpcore.process_group.closing import GroupLinks, close_group
-from ddpcore.process_group.devices import check_version, comes_to_rest, device_facts, gpu_identity
 from ddpcore.process_group.equality import check_equal_everywhere, rank_facts
-from ddpcore.process_group.mpi_group import place
+from ddpcore.process_group.machine import check_version, comes_to_rest, device_facts, gpu_identity
 from ddpcore.process_group.open_group import open_process_group
+from ddpcore.process_group.opening import place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

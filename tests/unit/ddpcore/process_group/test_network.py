@@ -8,7 +8,7 @@ import socket
 import psutil
 import pytest
 
-from ddpcore.process_group.network import interfaces, is_own, own_address, port_holder, route_to, trouble_with
+from ddpcore.process_group.machine import interfaces, is_own, own_address, port_holder, route_to, trouble_with
 
 
 def test_the_way_to_this_machine_itself_is_loopback() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpcore.errors import InterfaceError
-from ddpcore.process_group.nic_choice import Route, check_interfaces, choose_nic
+from ddpcore.process_group.choices import Route, check_interfaces, choose_nic
 
 ETHERNET = Route("eth0", "10.0.0.2", is_loopback=False)
 LOOPBACK = Route("lo", "127.0.0.1", is_loopback=True)

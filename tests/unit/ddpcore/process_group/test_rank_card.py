@@ -15,7 +15,7 @@ from ddpcore.errors import (
     StaleRendezvousError,
     UnequalRanksError,
 )
-from ddpcore.process_group.rank_card import (
+from ddpcore.process_group.rank_info import (
     Presence,
     RankCard,
     Refusal,
@@ -26,6 +26,7 @@ from ddpcore.process_group.rank_card import (
     decode_verdict,
     duplicate_text,
     encode,
+    error_of,
     judge,
     judge_presences,
     missing_text,
@@ -36,7 +37,6 @@ from ddpcore.process_group.rank_card import (
     who_has_come,
     world_text,
 )
-from ddpcore.process_group.refusals import error_of
 
 
 def card(rank: int, host: str = "a", **more: Any) -> RankCard:

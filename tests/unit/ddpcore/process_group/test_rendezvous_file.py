@@ -11,8 +11,8 @@ import pytest
 from torch._C._distributed_c10d import FileStore
 
 from ddpcore.errors import ContradictoryLaunchError, StaleRendezvousError
-from ddpcore.process_group import rendezvous_file
-from ddpcore.process_group.rendezvous_file import check_rendezvous_file
+from ddpcore.process_group import rendezvous
+from ddpcore.process_group.rendezvous import check_rendezvous_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,7 +71,7 @@ def test_a_file_that_is_something_else_is_refused_and_left_alone(content: bytes,
 
 
 def test_a_file_that_somebody_holds_for_ever_is_read_all_the_same(meet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous_file, "LOCK_PATIENCE_S", 0.05)
+    monkeypatch.setattr(rendezvous, "LOCK_PATIENCE_S", 0.05)
     content = written_by_torch(meet)
     with meet.open("ab") as writer:
         fcntl.flock(writer, fcntl.LOCK_EX)

@@ -1,0 +1,161 @@
+"""Which rank is behind each process on a GPU, which GPU each rank is at home on, and who is where he should not be.
+
+A rank's home is the GPU that its local rank is in what the rank may see (CUDA_VISIBLE_DEVICES), if the rank holds
+memory there; else the GPU where it holds most, unless another rank is at home there. A rank that holds memory on the
+home of another and not on a home of its own alone is foreign there: the usual result of a CUDA call before
+`torch.cuda.set_device`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from agent.wire.machine import MAX_HOLDERS, GpuHolder, GpuReport, JobRank
+from ddpcore.process_group.visible_devices import PhysicalGpu, visible_gpus
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from agent.node_state.gpu_sample import GpuProcess, SampledGpu
+
+
+class RankProcess(NamedTuple):
+    """A living worker.
+
+    Attributes:
+        whose: Which rank it is.
+        local_rank: On this node.
+        pid: As this node knows it.
+        reported_pid: As the rank knows it, another one in a container; None until it reports.
+        torch_bytes: What torch has reserved, by UUID of the GPU.
+    """
+
+    whose: JobRank
+    local_rank: int
+    pid: int
+    reported_pid: int | None = None
+    torch_bytes: Mapping[str, int] = {}
+
+
+def gpu_reports(gpus: Sequence[SampledGpu], ranks: Sequence[RankProcess]) -> list[GpuReport]:
+    """Return what consoles are told of each GPU."""
+    known = _Ranks(ranks)
+    holders = [_holders(gpu, known) for gpu in gpus]
+    homes = _homes(gpus, known)
+    reports = []
+    for place, gpu in enumerate(gpus):
+        owners = sorted(whose for whose, home in homes.items() if home == place)
+        reports.append(
+            GpuReport(
+                figures=gpu.figures,
+                owners=owners[:MAX_HOLDERS],
+                holders=[_judged(holder, place, owners, homes) for holder in holders[place]],
+            )
+        )
+    return reports
+
+
+class _Ranks:
+    """Finds the rank of a process."""
+
+    def __init__(self, ranks: Sequence[RankProcess]) -> None:
+        self.ranks = {rank.whose: rank for rank in ranks}
+        self._by_pid = {rank.pid: rank.whose for rank in ranks}
+        reported = [rank.reported_pid for rank in ranks]
+        # A pid of a container is only good for a match as long as no two containers know it.
+        self._by_inner_pid = {
+            rank.reported_pid: rank.whose
+            for rank in ranks
+            if rank.reported_pid is not None and reported.count(rank.reported_pid) == 1
+        }
+
+    def of(self, process: GpuProcess) -> JobRank | None:
+        """Return whose a process is: by descent, by its environment, or by its pid in a container."""
+        for pid in (process.pid, *process.ancestors):
+            if pid in self._by_pid:
+                return self._by_pid[pid]
+        if process.rank is not None:
+            told = JobRank(process.job_id, process.rank)
+            return told if told in self.ranks else None
+        return next((self._by_inner_pid[pid] for pid in process.inner_pids if pid in self._by_inner_pid), None)
+
+
+def _holders(gpu: SampledGpu, known: _Ranks) -> list[GpuHolder]:
+    holders = [
+        GpuHolder(process.pid, process.used_bytes, process.mig_uuid, known.of(process)) for process in gpu.processes
+    ]
+    return sorted(holders, key=lambda holder: (-(holder.used_bytes or 0), holder.pid))
+
+
+def _judged(holder: GpuHolder, place: int, owners: Sequence[JobRank], homes: Mapping[JobRank, int]) -> GpuHolder:
+    whose = holder.whose
+    if whose is None or whose not in homes or homes[whose] == place or not owners:
+        return holder
+    return GpuHolder(holder.pid, holder.used_bytes, holder.mig_uuid, whose, is_foreign=True)
+
+
+def num_visible_gpus(gpus: Sequence[GpuReport], env: Mapping[str, str]) -> int | None:
+    """Return how many GPUs a program with this environment would see; None where only CUDA knows.
+
+    With MIG every process sees one instance, and which one is the program's to arrange.
+    """
+    if any(gpu.figures.mig_instances for gpu in gpus):
+        return None
+    physical = [PhysicalGpu(gpu.figures.index, gpu.figures.uuid, gpu.figures.name) for gpu in gpus]
+    try:
+        return len(visible_gpus(env.get("CUDA_VISIBLE_DEVICES"), physical, env.get("CUDA_DEVICE_ORDER")))
+    except LookupError:
+        return None
+
+
+def _homes(gpus: Sequence[SampledGpu], known: _Ranks) -> dict[JobRank, int]:
+    """Return the place, in the given order, of the GPU that each rank with memory on one is at home on."""
+    held: dict[JobRank, dict[int, int]] = {}
+    seen_as: dict[JobRank, GpuProcess] = {}
+    for place, gpu in enumerate(gpus):
+        for process in gpu.processes:
+            whose = known.of(process)
+            if whose is not None:
+                places = held.setdefault(whose, {})
+                places[place] = places.get(place, 0) + (process.used_bytes or 0)
+                seen_as.setdefault(whose, process)
+    for whose, rank in known.ranks.items():
+        if whose not in held and (places := _by_torch(gpus, rank)):
+            held[whose] = places
+    physical = [_physical(gpu) for gpu in gpus]
+    meant = {whose: _meant(seen_as[whose], physical, known.ranks[whose]) for whose in held if whose in seen_as}
+    homes = {whose: place for whose, place in meant.items() if place is not None and place in held[whose]}
+    taken = set(homes.values())
+    for whose, places in held.items():
+        most = max(places, key=lambda place: (places[place], -place))
+        wish = meant.get(whose)
+        if whose not in homes:
+            homes[whose] = most if wish is None or most not in taken else wish
+    return homes
+
+
+def _by_torch(gpus: Sequence[SampledGpu], rank: RankProcess) -> dict[int, int]:
+    """Return what torch says that a rank holds, by place, for where NVML's pids mean nothing to us."""
+    return {
+        place: rank.torch_bytes[uuid]
+        for place, gpu in enumerate(gpus)
+        for uuid in (gpu.figures.uuid, *(instance.uuid for instance in gpu.figures.mig_instances))
+        if uuid in rank.torch_bytes
+    }
+
+
+def _physical(gpu: SampledGpu) -> PhysicalGpu:
+    figures = gpu.figures
+    migs = tuple(instance.uuid for instance in figures.mig_instances)
+    return PhysicalGpu(figures.index, figures.uuid, figures.name, migs)
+
+
+def _meant(process: GpuProcess, gpus: Sequence[PhysicalGpu], rank: RankProcess) -> int | None:
+    """Return the place of the GPU that a rank is meant for, None where only its program knows."""
+    try:
+        visible = visible_gpus(process.visible_devices, gpus, process.device_order)
+    except LookupError:
+        return None
+    if len(visible) == 1:
+        return gpus.index(visible[0].gpu)
+    return gpus.index(visible[rank.local_rank].gpu) if rank.local_rank < len(visible) else None

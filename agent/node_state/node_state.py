@@ -1,0 +1,438 @@
+"""The state of a node: folds what ranks say and what the kernel says into one NodeReport with ages.
+
+Membership comes from the jobs: a report of a rank that belongs to no job here is dropped and counted, and so is one
+that is older than the last.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, assert_never
+
+import msgspec
+
+from agent.node_state.gpu_ranks import RankProcess, gpu_reports, num_visible_gpus
+from agent.node_state.memory_growth import MemoryGrowth, gpu_held, host_held
+from agent.node_state.observations import (
+    GpusSampled,
+    GpuWatchChanged,
+    HostSampled,
+    JobAdmitted,
+    JobForgotten,
+    MemorySampled,
+    Observation,
+    RankPrinted,
+    RankReported,
+    SeenFromOutside,
+    StoreListenerSeen,
+    WorkerEnded,
+    WorkerSampled,
+    WorkerSeen,
+)
+from agent.node_state.progress import CpuUse, Progress
+from agent.node_state.waits import Lateness
+from agent.wire.machine import GpusReport, GpuWatchState, JobRank, MemoryReport
+from agent.wire.reports import (
+    WIRE_VERSION,
+    ControlReport,
+    ExitReport,
+    NodeReport,
+    OutsideLook,
+    ProcessState,
+    WorkerReport,
+)
+from ddpcore.wire import Oddity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.node_state.gpu_sample import GpuSample
+    from agent.wire.jobs import JobStatus
+    from ddpcore.wire import RankReport
+
+
+MUTE_S = 1.0
+"""A probe reports four times a second, if it can: from here on it is looked at from outside."""
+LONG_MEETING_S = 5.0
+"""Ranks that have all come find each other sooner."""
+SPEAKS_S = 5.0
+"""A probe that has said nothing for longer does not speak."""
+
+
+class _Worker(msgspec.Struct):
+    """What is known of a rank's process."""
+
+    pid: int
+    process: ProcessState
+    process_since_s: float
+    seen_at_s: float
+    rss_bytes: int = 0
+    cpu_s: float = 0.0
+    cpu_use: CpuUse = msgspec.field(default_factory=CpuUse)
+    pss_bytes: int | None = None
+    memory: MemorySampled | None = None
+    end: WorkerEnded | None = None
+
+
+class OutsideWish(NamedTuple):
+    """A process that only a look from outside can tell the place of, and why."""
+
+    job_id: str
+    rank: int
+    pid: int
+    rank_pid: int
+    """The rank's own process."""
+    report_seq: int
+    """Of its last report; 0 where that does not matter."""
+
+    @property
+    def is_child(self) -> bool:
+        """Whether it is a process that the rank waits for."""
+        return self.pid != self.rank_pid
+
+
+class _Output(msgspec.Struct):
+    """What is known of what a rank prints."""
+
+    printed_at_s: float
+    metrics: dict[str, float | None] = {}
+
+
+class _Job(msgspec.Struct):
+    """One attempt of a job, and its ranks."""
+
+    admitted: JobAdmitted
+    workers: dict[int, _Worker] = {}
+    reports: dict[int, tuple[RankReport, float]] = {}
+    """Last report by rank, and when it came."""
+    output: dict[int, _Output] = {}
+    outside: dict[int, tuple[SeenFromOutside, float]] = {}
+    """Last look from outside by rank, and when it was."""
+    listeners: dict[int, str] = {}
+    """Who listens on ports at which ranks wait in `init_process_group`."""
+    progress: Progress = msgspec.field(default_factory=Progress)
+    lateness: Lateness = msgspec.field(default_factory=Lateness)
+
+
+class NodeState:
+    """All that this node knows; `apply` is the only way in."""
+
+    def __init__(self, node: str, epoch: str, hostname: str, agent_pid: int, num_cpus: int) -> None:
+        self._identity = (node, epoch, hostname, agent_pid, num_cpus)
+        self._jobs: dict[str, _Job] = {}
+        self._host = HostSampled(0.0, 0, 0, 0)
+        self._gpus = GpusReport()
+        self._gpus_at_s = 0.0
+        self._growth = MemoryGrowth()
+        self.num_foreign_reports = 0
+        """Reports of ranks that are not ours, or that are older than what is known."""
+        self.has_news = False
+        """Since the last report a rank has begun to wait in a collective, or a wait has ended."""
+
+    def apply(  # noqa: C901, PLR0912 - one case for each observation
+        self, observation: Observation, now_s: float
+    ) -> None:
+        """Take one observation."""
+        match observation:
+            case JobAdmitted(job_id=job_id):
+                self._jobs[job_id] = _Job(observation)
+                self._growth.forget(job_id)
+            case JobForgotten(job_id=job_id):
+                self._jobs.pop(job_id, None)
+                self._growth.forget(job_id)
+            case RankReported(report=report):
+                self._on_report(report, now_s)
+            case WorkerSeen(job_id=job_id, rank=rank, pid=pid):
+                self._growth.forget(job_id, [rank])
+                self._jobs[job_id].workers[rank] = _Worker(pid, ProcessState.RUNNING, now_s, now_s)
+            case WorkerSampled():
+                self._on_sample(observation, now_s)
+            case WorkerEnded():
+                self._on_end(observation, now_s)
+            case RankPrinted():
+                self._on_output(observation, now_s)
+            case SeenFromOutside(job_id=job_id, rank=rank):
+                self._jobs[job_id].outside[rank] = (observation, now_s)
+            case StoreListenerSeen(job_id=job_id, port=port, text=text):
+                self._jobs[job_id].listeners[port] = text
+            case HostSampled():
+                self._host = observation
+            case GpusSampled(sample=sample):
+                self._on_gpus(sample, now_s)
+            case GpuWatchChanged(state=state, detail=detail):
+                self._gpus = msgspec.structs.replace(self._gpus, state=state, detail=detail[:1024])
+                if state is GpuWatchState.ABSENT:
+                    self._gpus = GpusReport(state, self._gpus.detail)
+            case _:
+                assert_never(observation)
+
+    def stalled_s(self, job_id: str, now_s: float) -> float:
+        """Return how long the ranks of a job here hang, in seconds; 0 while it is not known that they do.
+
+        Ranks that get no further hang only if one of them is frozen, or is known to wait for others: a rank without a
+        probe that speaks, or one that runs ranks of its own, may be doing what it should.
+        """
+        job = self._jobs.get(job_id)
+        if job is None or not any(_hangs(job, rank, worker, now_s) for rank, worker in job.workers.items()):
+            return 0.0
+        return job.progress.stalled_s(now_s)
+
+    def report(
+        self,
+        now_s: float,
+        *,
+        report_seq: int,
+        jobs: list[JobStatus],
+        log_seq: int,
+        malformed_datagrams: int,
+        control: ControlReport | None = None,
+    ) -> NodeReport:
+        """Return the whole state.
+
+        Args:
+            now_s: What ages are measured from.
+            report_seq: The caller's count of reports.
+            jobs: What the lifecycles say, in the caller's order.
+            log_seq: Number of the newest log line.
+            malformed_datagrams: Datagrams that were no report at all.
+            control: Who holds control of this node.
+        """
+        node, epoch, hostname, agent_pid, num_cpus = self._identity
+        host = self._host
+        self.has_news = False
+        workers = [
+            _worker_report(job, rank, worker, self._memory_of(job, rank, worker), now_s)
+            for job in self._jobs.values()
+            for rank, worker in job.workers.items()
+        ]
+        workers.sort(key=lambda worker: (worker.rank, worker.job_id))
+        return NodeReport(
+            wire_version=WIRE_VERSION,
+            node=node,
+            epoch=epoch,
+            report_seq=report_seq,
+            hostname=hostname,
+            agent_pid=agent_pid,
+            num_cpus=num_cpus,
+            cpu_frac=host.cpu_frac,
+            memory_total_bytes=host.memory_total_bytes,
+            memory_available_bytes=host.memory_available_bytes,
+            agent_rss_bytes=host.agent_rss_bytes,
+            host=host.host,
+            gpus=msgspec.structs.replace(
+                self._gpus, age_s=max(0.0, now_s - self._gpus_at_s) if self._gpus.gpus else 0.0
+            ),
+            log_seq=log_seq,
+            malformed_reports=malformed_datagrams + self.num_foreign_reports,
+            control=control,
+            jobs=jobs,
+            workers=workers,
+        )
+
+    def num_visible_gpus(self, env: Mapping[str, str]) -> int | None:
+        """Return how many of this node's GPUs a program with this environment would see; None where nobody knows."""
+        return num_visible_gpus(self._gpus.gpus, env)
+
+    def can_agree_to_stop(self, job_id: str) -> bool:
+        """Say whether every rank of a job here runs and has said that it can end training at an agreed step."""
+        job = self._jobs.get(job_id)
+        return (
+            job is not None
+            and len(job.workers) == job.admitted.local_world_size
+            and all(worker.process is ProcessState.RUNNING for worker in job.workers.values())
+            and all(rank in job.reports and job.reports[rank][0].can_stop for rank in job.workers)
+        )
+
+    def last_step(self, job_id: str, rank: int) -> int | None:
+        """Return the last step that a rank here has told of; None when it has told of none."""
+        job = self._jobs.get(job_id)
+        known = job.reports.get(rank) if job else None
+        return known[0].step if known else None
+
+    def wishes_from_outside(self, job_id: str, now_s: float) -> list[OutsideWish]:
+        """Return the processes that are to be looked at: of ranks that are mute, and those that ranks wait for."""
+        job = self._jobs.get(job_id)
+        wishes = []
+        for rank, (report, reported_at_s) in job.reports.items() if job else ():
+            worker = job.workers.get(rank) if job else None
+            if worker is None or worker.end is not None:
+                continue
+            if now_s - reported_at_s >= MUTE_S:
+                wishes.append(OutsideWish(job_id, rank, report.pid, report.pid, report.report_seq))
+            elif report.child_wait is not None and report.child_wait.waiting_s >= MUTE_S:
+                wishes.append(OutsideWish(job_id, rank, report.child_wait.pid, report.pid, 0))
+        return wishes
+
+    def stores_waited_at(self, job_id: str) -> set[tuple[str, int]]:
+        """Return address and port of the stores at which ranks have waited for long in `init_process_group`."""
+        job = self._jobs.get(job_id)
+        told = [report for report, _ in job.reports.values() if report.phase_s >= LONG_MEETING_S] if job else []
+        return {(one.store_meeting.address, one.store_meeting.port) for one in told if one.store_meeting is not None}
+
+    def validate(self) -> None:
+        """Assert what holds after every observation."""
+        for job in self._jobs.values():
+            admitted = job.admitted
+            ranks = range(admitted.first_rank, admitted.first_rank + admitted.local_world_size)
+            assert set(job.workers) <= set(ranks)
+            assert set(job.reports) <= set(ranks)
+            for worker in job.workers.values():
+                assert (worker.end is not None) == (worker.process is ProcessState.EXITED)
+
+    def _on_report(self, report: RankReport, now_s: float) -> None:
+        job = self._jobs.get(report.job_id)
+        if job is None or not _belongs(report, job.admitted):
+            self.num_foreign_reports += 1
+            return
+        known = job.reports.get(report.rank)
+        if known is not None and known[0].pid == report.pid and report.report_seq <= known[0].report_seq:
+            self.num_foreign_reports += 1
+            return
+        job.lateness.take(report)
+        if report.arrivals:
+            report = msgspec.structs.replace(report, arrivals=[])
+        self.has_news = self.has_news or (known is not None and _is_waiting(known[0]) != _is_waiting(report))
+        job.reports[report.rank] = (report, now_s)
+        job.progress.note(report, now_s)
+
+    def _on_sample(self, sample: WorkerSampled, now_s: float) -> None:
+        worker = self._jobs[sample.job_id].workers[sample.rank]
+        if worker.end is not None:
+            return  # the sample was taken before the end was noticed
+        if sample.process is not worker.process:
+            worker.process, worker.process_since_s = sample.process, now_s
+        worker.rss_bytes, worker.cpu_s, worker.pss_bytes = sample.rss_bytes, sample.cpu_s, sample.pss_bytes
+        worker.memory = sample.memory
+        worker.cpu_use.take(sample.cpu_s, now_s)
+        report, _ = self._jobs[sample.job_id].reports.get(sample.rank, (None, 0.0))
+        held = host_held(sample, self._host, report)
+        if held is not None:
+            self._growth.take(held, now_s)
+        self._growth.judge(now_s)
+
+    def _memory_of(self, job: _Job, rank: int, worker: _Worker) -> MemoryReport | None:
+        """Return what is known of a rank's memory; of one that has ended, how it grew last."""
+        growths = self._growth.of(job.admitted.job_id, rank)
+        memory = worker.memory
+        if memory is None:
+            return MemoryReport(0, growths=growths) if growths else None
+        return MemoryReport(memory.tree_bytes, [limit.report for limit in memory.limits], growths)
+
+    def _on_output(self, printed: RankPrinted, now_s: float) -> None:
+        job = self._jobs.get(printed.job_id)
+        if job is None:
+            return  # the last lines of a job that has been forgotten
+        output = job.output.setdefault(printed.rank, _Output(now_s))
+        output.printed_at_s = now_s
+        output.metrics.update(printed.metrics)
+
+    def _on_end(self, end: WorkerEnded, now_s: float) -> None:
+        worker = self._jobs[end.job_id].workers[end.rank]
+        worker.end = end
+        worker.process, worker.process_since_s = ProcessState.EXITED, now_s
+        worker.rss_bytes, worker.pss_bytes, worker.memory = 0, None, None
+        self._growth.end(end.job_id, end.rank)
+
+    def _on_gpus(self, sample: GpuSample, now_s: float) -> None:
+        """Say who is behind each process that NVML knows, once a sample."""
+        ranks = [
+            _rank_process(job, rank, worker)
+            for job in self._jobs.values()
+            for rank, worker in job.workers.items()
+            if worker.end is None
+        ]
+        gpus = gpu_reports(sample.gpus, ranks)
+        self._gpus = msgspec.structs.replace(self._gpus, gpus=gpus, driver_version=sample.driver_version)
+        self._gpus_at_s = now_s
+        reports = {
+            JobRank(job_id, rank): report
+            for job_id, job in self._jobs.items()
+            for rank, (report, _) in job.reports.items()
+        }
+        for held in gpu_held(gpus, reports):
+            self._growth.take(held, now_s)
+
+
+def _belongs(report: RankReport, job: JobAdmitted) -> bool:
+    local_rank = report.rank - job.first_rank
+    return (
+        report.attempt == job.attempt
+        and report.world_size == job.world_size
+        and 0 <= local_rank < job.local_world_size
+        and report.local_rank == local_rank
+    )
+
+
+def _hangs(job: _Job, rank: int, worker: _Worker, now_s: float) -> bool:
+    """Return whether a rank is surely held up: by a signal, or in a collective as it says just now."""
+    report, reported_at_s = job.reports.get(rank, (None, now_s))
+    if worker.end is not None or (report is not None and Oddity.OWN_RANKS in report.oddities):
+        return False
+    if worker.process is ProcessState.FROZEN:
+        return True
+    is_fresh = now_s - reported_at_s < SPEAKS_S
+    return report is not None and is_fresh and any(group.is_waiting for group in report.groups)
+
+
+def _rank_process(job: _Job, rank: int, worker: _Worker) -> RankProcess:
+    report, _ = job.reports.get(rank, (None, 0.0))
+    return RankProcess(
+        whose=JobRank(job.admitted.job_id, rank),
+        local_rank=rank - job.admitted.first_rank,
+        pid=worker.pid,
+        reported_pid=None if report is None else report.pid,
+        torch_bytes={} if report is None else {gpu.uuid: gpu.reserved_bytes for gpu in report.gpu_memory},
+    )
+
+
+def _worker_report(job: _Job, rank: int, worker: _Worker, memory: MemoryReport | None, now_s: float) -> WorkerReport:
+    state_s = max(0.0, now_s - worker.process_since_s)
+    end = worker.end
+    report, reported_at_s = job.reports.get(rank, (None, now_s))
+    output = job.output.get(rank) or _Output(worker.seen_at_s)
+    return WorkerReport(
+        job_id=job.admitted.job_id,
+        attempt=job.admitted.attempt,
+        rank=rank,
+        local_rank=rank - job.admitted.first_rank,
+        pid=worker.pid,
+        process=worker.process,
+        process_s=state_s,
+        rss_bytes=worker.rss_bytes,
+        cpu_s=worker.cpu_s,
+        cpu_cores=0.0 if end else worker.cpu_use.cores,
+        seen_s=max(0.0, now_s - worker.seen_at_s),
+        quiet_s=max(0.0, now_s - max(output.printed_at_s, worker.seen_at_s)),
+        metrics=output.metrics,
+        pss_bytes=worker.pss_bytes,
+        exit=None if end is None else _exit_report(end, state_s),
+        report=report,
+        report_age_s=max(0.0, now_s - reported_at_s),
+        lateness=job.lateness.of(rank),
+        memory=memory,
+        outside=_outside_look(job, rank, now_s),
+        store_listener=_store_listener(job, report),
+    )
+
+
+def _store_listener(job: _Job, report: RankReport | None) -> str:
+    meeting = None if report is None else report.store_meeting
+    return "" if meeting is None else job.listeners.get(meeting.port, "")
+
+
+def _outside_look(job: _Job, rank: int, now_s: float) -> OutsideLook | None:
+    """Return what was last seen from outside, while the reason for the look holds."""
+    seen, seen_at_s = job.outside.get(rank, (None, 0.0))
+    report, _ = job.reports.get(rank, (None, 0.0))
+    if seen is None or report is None:
+        return None
+    is_mute = (seen.pid, seen.report_seq) == (report.pid, report.report_seq)
+    is_awaited = report.child_wait is not None and report.child_wait.pid == seen.pid
+    return OutsideLook(seen.pid, seen.place, max(0.0, now_s - seen_at_s)) if is_mute or is_awaited else None
+
+
+def _is_waiting(report: RankReport) -> bool:
+    return any(group.is_waiting for group in report.groups)
+
+
+def _exit_report(end: WorkerEnded, age_s: float) -> ExitReport:
+    return ExitReport(end.code, end.signal, age_s, end.error, end.last_line, end.oom_kills)

@@ -1,0 +1,293 @@
+"""An agent's side of a relay: to the agent what a console on this machine is, to the relay a node.
+
+It runs in the agent's loop and opens no port. It looks for the invitation until there is one, and for a newer one as
+long as it lives, so that relays may begin, end and begin again whenever they like.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import socket
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from agent.errors import OperatorError, StateDirError, say
+from agent.relay.pump import Pump
+from agent.relay.relay_dir import Invitation, expected_nodes, read_invitation
+from agent.service.agent_info import own
+from agent.slow_reader import SlowReader
+from agent.transport.command_socket import road_address
+from agent.transport.relay_sockets import DialSocket, ReportTap
+from agent.wire.codec import CONTROL_SOCKET, TELEMETRY_SOCKET, MalformedMessageError
+from agent.wire.relay import (
+    BEAT_S,
+    SILENT_S,
+    Beat,
+    Credit,
+    Data,
+    End,
+    Farewell,
+    FromNode,
+    Hello,
+    NotWelcome,
+    OfStream,
+    Open,
+    Report,
+    Reset,
+    Take,
+    Welcome,
+    WhoAreYou,
+    decode_from_relay,
+    encode_fan_in,
+)
+from agent.wire.relay import RELAY_VERSION as VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+MAX_STREAMS = 32
+"""Of consoles at one agent, which itself takes 64 connections."""
+LOOK_S = 0.5
+"""Between two looks at what is due."""
+STALE_S = 30.0
+"""An answer about the invitation that is older counts for nothing: its file system is gone."""
+FIRST_PAUSE_S = 0.5
+MAX_PAUSE_S = 15.0
+UNWATCHED_S = 5.0
+"""Without a question for so long nobody looks on, and the agent has no listener any more."""
+_NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+class _Look(NamedTuple):
+    invitation: Invitation | None
+    trouble: str
+
+
+class Dialer:
+    """Keeps an agent known to a relay, from `run` until that is cancelled; lives on the agent's loop."""
+
+    def __init__(self, invitation: Path, directory: Path, node: str, epoch: str, environ: Mapping[str, str]) -> None:
+        """Of an agent that serves already in a directory.
+
+        Raises:
+            OperatorError: A relay cannot call a node by its name.
+            StateDirError: The invitation is there, and is not fit to be used.
+        """
+        if not _NODE_NAME.fullmatch(node):
+            raise OperatorError(f"a relay cannot call a node {node!r}: name it by serve --node, with A-Z a-z 0-9 . _ -")
+        read_invitation(invitation)
+        self._path = invitation
+        self._directory = directory
+        self._hello = Hello(
+            version=VERSION,
+            node=node,
+            instance=epoch,
+            place=msgspec.json.encode(own(directory, node, epoch)),
+            num_expected=expected_nodes(environ),
+        )
+        self._reader: SlowReader[_Look] = SlowReader("rankdeck-invitation", stale_s=STALE_S)
+        self._socket: DialSocket | None = None
+        self._lost: asyncio.Future[str] | None = None
+        self._pumps: dict[int, Pump] = {}
+        self._tap: ReportTap | None = None
+        self._kept: tuple[bytes, float] | None = None
+        """The newest report that was not sent, and when it came."""
+        self._wanted_at_s: float | None = None
+        self._heard_at_s = self._asked_at_s = self._greeted_at_s = self._spoke_at_s = 0.0
+        self._is_welcome = False
+        self._said = ""
+
+    async def run(self) -> None:
+        """Dial and dial again; it ends by being cancelled."""
+        pause_s = FIRST_PAUSE_S
+        try:
+            while True:
+                invitation = await self._next_invitation(f"waits for the invitation {self._path}")
+                why = await self._stay(invitation)
+                pause_s = FIRST_PAUSE_S if self._is_welcome else pause_s
+                if why:
+                    self._tell(f"the relay at {invitation.address} port {invitation.port}: {why}; it is tried again")
+                    await self._pause(pause_s, invitation)
+                    pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        finally:
+            self._reader.close()
+
+    async def _next_invitation(self, waiting: str) -> Invitation:
+        while True:
+            look = self._look()
+            if look is not None and look.invitation is not None:
+                return look.invitation
+            if look is not None:
+                self._tell(look.trouble or waiting)
+            await asyncio.sleep(LOOK_S)
+
+    async def _pause(self, pause_s: float, invitation: Invitation) -> None:
+        """Wait, unless another relay has begun meanwhile."""
+        looks = round(pause_s / LOOK_S * (0.75 + secrets.randbelow(500) / 1000))  # not all agents at once
+        for _ in range(max(1, looks)):
+            await asyncio.sleep(LOOK_S)
+            if self._is_replaced(invitation):
+                return
+
+    def _is_replaced(self, invitation: Invitation) -> bool:
+        look = self._look()
+        return look is not None and look.invitation not in {None, invitation}
+
+    def _look(self) -> _Look | None:
+        """Return what the last look at the invitation saw, and have another one begin."""
+        self._reader.ask(self._path, lambda: _look_at(self._path))
+        return self._reader.last(self._path)
+
+    async def _stay(self, invitation: Invitation) -> str:
+        """Be a relay's node for as long as it lasts; return why it was over, nothing if another relay has begun."""
+        self._lost = asyncio.get_running_loop().create_future()
+        self._is_welcome = False
+        self._heard_at_s = time.monotonic()
+        try:
+            self._socket = DialSocket(
+                invitation.address, invitation.port, invitation.relay_key, invitation.key, self._take_frame
+            )
+        except OSError as error:
+            return f"it cannot be dialled: {error.strerror}"
+        is_farewell = False
+        try:
+            self._greet()
+            while not self._lost.done():
+                await asyncio.wait([self._lost], timeout=LOOK_S)
+                if self._is_replaced(invitation):
+                    return ""
+                self._do_what_is_due(time.monotonic())
+            return self._lost.result()
+        except asyncio.CancelledError:  # the agent ends; who only leaves this relay does not
+            is_farewell = self._is_welcome and self._send(Farewell())
+            raise
+        finally:
+            self._let_go()
+            self._socket.close(says_farewell=is_farewell)
+            self._socket = None
+
+    def _do_what_is_due(self, now_s: float) -> None:
+        if now_s - self._heard_at_s > SILENT_S:
+            self._lose("it says nothing")
+        if now_s - self._spoke_at_s >= BEAT_S:
+            self._send(Beat())
+        if self._tap is not None and self._wanted_at_s is None and now_s - self._asked_at_s > UNWATCHED_S:
+            self._close_tap()
+
+    def _greet(self) -> None:
+        self._let_go()
+        self._greeted_at_s = time.monotonic()
+        self._send(self._hello)
+
+    def _let_go(self) -> None:
+        """End what was for a relay that knows nothing of it any more."""
+        for pump in list(self._pumps.values()):
+            pump.close(says_so=False)
+        self._close_tap()
+        self._wanted_at_s = None
+
+    def _close_tap(self) -> None:
+        if self._tap is not None:
+            self._tap.close()
+        self._tap = self._kept = None
+
+    def _lose(self, why: str) -> None:
+        if self._lost is not None and not self._lost.done():
+            self._lost.set_result(why)
+
+    def _send(self, message: FromNode) -> bool:
+        if self._socket is None:
+            return False
+        is_sent = self._socket.send(encode_fan_in(message))
+        self._spoke_at_s = time.monotonic()
+        if not is_sent:
+            self._lose("it takes nothing any more")
+        return is_sent
+
+    def _take_frame(self, frame: bytes) -> None:
+        now_s = time.monotonic()
+        try:
+            message = decode_from_relay(frame)
+        except MalformedMessageError as error:
+            self._lose(str(error)[:200])
+            return
+        self._heard_at_s = now_s
+        match message:
+            case Welcome():
+                self._is_welcome = True
+                self._tell(f"known to the relay as {self._hello.node}")
+            case NotWelcome(why=why):
+                self._lose(why)
+            case WhoAreYou():
+                if now_s - self._greeted_at_s > LOOK_S:
+                    self._greet()
+            case Take():
+                self._wanted(now_s)
+            case Farewell():
+                self._is_welcome = False  # nobody hears a farewell of ours
+                self._lose("it has ended")
+            case Open() | Data() | Credit() | End() | Reset():
+                self._take_of_stream(message)
+
+    def _take_of_stream(self, message: Open | OfStream) -> None:
+        if isinstance(message, Open):
+            self._open_stream(message.stream, message.who)
+        elif (pump := self._pumps.get(message.stream)) is not None:
+            pump.take(message)
+
+    def _wanted(self, now_s: float) -> None:
+        self._wanted_at_s = self._asked_at_s = now_s
+        if self._tap is None:
+            try:
+                self._tap = ReportTap(self._directory / TELEMETRY_SOCKET, self._reported)
+            except OSError as error:
+                self._lose(f"no report can be sent there: {error.strerror}")
+                return
+        self._send_report()
+
+    def _reported(self, frame: bytes) -> None:
+        self._kept = (frame, time.monotonic())
+        self._send_report()
+
+    def _send_report(self) -> None:
+        if self._wanted_at_s is None or self._kept is None:
+            return
+        (frame, came_at_s), now_s = self._kept, time.monotonic()
+        held_ms, age_ms = int((now_s - self._wanted_at_s) * 1000), int((now_s - came_at_s) * 1000)
+        self._wanted_at_s = self._kept = None
+        self._send(Report(age_ms, held_ms, frame))
+
+    def _open_stream(self, number: int, who: str) -> None:
+        if len(self._pumps) >= MAX_STREAMS:
+            self._send(Reset(number))
+            return
+        near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            near.bind(road_address(f"relay: {who}"))
+            near.connect(str(self._directory / CONTROL_SOCKET))
+        except OSError:
+            near.close()
+            self._send(Reset(number))
+            return
+        pump = self._pumps[number] = Pump(near, number, self._send, self._stream_over)
+        pump.start()
+
+    def _stream_over(self, number: int) -> None:
+        self._pumps.pop(number, None)
+
+    def _tell(self, words: str) -> None:
+        if words != self._said:
+            self._said = words
+            say(words)
+
+
+def _look_at(path: Path) -> _Look:
+    try:
+        return _Look(read_invitation(path), "")
+    except StateDirError as error:
+        return _Look(None, str(error))

@@ -1,0 +1,116 @@
+"""Carries the bytes of one Unix socket over a road of streams, in an asyncio loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import TYPE_CHECKING
+
+from agent.relay.stream import StreamBrokenError, StreamEnd
+from agent.wire.relay import MAX_CHUNK_BYTES, OfStream, Reset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Pump:
+    """A connected socket and its end of a stream, from `start` until it is over."""
+
+    def __init__(
+        self,
+        near: socket.socket,
+        number: int,
+        send: Callable[[OfStream], bool],
+        on_over: Callable[[int], None],
+    ) -> None:
+        """Of a stream that is open.
+
+        Args:
+            near: Connected, and never waiting; it is closed with the pump.
+            number: Of the stream.
+            send: Takes what goes to the far end; False when nothing goes there any more.
+            on_over: Called once, with the number, when the stream is over.
+        """
+        self._near = near
+        self._end = StreamEnd(number)
+        self._send = send
+        self._on_over = on_over
+        self._loop = asyncio.get_running_loop()
+        self._is_reading = False
+        self._is_writing = False
+        self._has_told_near = False
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Begin to carry."""
+        self._go_on()
+
+    def take(self, message: OfStream) -> None:
+        """Take what the far end says."""
+        try:
+            self._end.far_said(message)
+        except StreamBrokenError:
+            self.close(says_so=not isinstance(message, Reset))
+            return
+        self._write()
+
+    def close(self, *, says_so: bool = True) -> None:
+        """End the stream; the far end is told unless `says_so` is False."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if says_so:
+            self._send(Reset(self._end.number))
+        fd = self._near.fileno()
+        self._loop.remove_reader(fd)
+        self._loop.remove_writer(fd)
+        self._near.close()
+        self._on_over(self._end.number)
+
+    def _read(self) -> None:
+        try:
+            chunk = self._near.recv(min(self._end.room, MAX_CHUNK_BYTES))
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self.close()
+            return
+        if chunk:
+            self._end.near_said(chunk)
+        else:
+            self._end.near_ended()
+        self._go_on()
+
+    def _write(self) -> None:
+        waiting = self._end.for_near
+        if waiting:
+            try:
+                self._end.near_took(self._near.send(waiting))
+            except (BlockingIOError, InterruptedError):
+                pass
+            except OSError:
+                self.close()
+                return
+        if self._end.is_near_to_end and not self._has_told_near:
+            self._has_told_near = True
+            with contextlib.suppress(OSError):
+                self._near.shutdown(socket.SHUT_WR)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Tell the far end what there is to tell, and wait for what there is room for."""
+        for message in self._end.for_far():
+            if not self._send(message):
+                self.close(says_so=False)
+                return
+        if self._end.is_over:
+            self.close(says_so=False)
+            return
+        fd = self._near.fileno()
+        if self._is_reading != (wants := self._end.room > 0):
+            self._is_reading = wants
+            _ = self._loop.add_reader(fd, self._read) if wants else self._loop.remove_reader(fd)
+        if self._is_writing != (wants := bool(self._end.for_near)):
+            self._is_writing = wants
+            _ = self._loop.add_writer(fd, self._write) if wants else self._loop.remove_writer(fd)

@@ -1,0 +1,83 @@
+"""What an agent says of itself to whoever starts or looks for it: where it lives, and whether it serves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+
+from agent.errors import NoAgentError
+from agent.machine.host import own_addresses
+from agent.processes.worker_sampler import is_stopped
+from agent.state_dir import holder_of
+from agent.transport.command_socket import ask
+from agent.wire.commands import GetStatus, Status
+from agent.wire.reports import WIRE_VERSION, NodeReport
+
+
+class Whereabouts(msgspec.Struct, frozen=True):
+    """One JSON line of `serve`, `serve --daemon` and `where`."""
+
+    ready: bool
+    """An agent serves, and answers."""
+    dir: str
+    """Its directory, or where it would be."""
+    node: str = ""
+    epoch: str = ""
+    pid: int = 0
+    """Of the agent that serves, or that holds the directory and does not."""
+    is_frozen: bool = False
+    """A signal or a debugger has stopped the process that holds the directory: it answers nobody."""
+    metrics_port: int = 0
+    """Where this command serves Prometheus; 0 without."""
+    is_new: bool = False
+    """This command has started it."""
+    python: str = sys.executable
+    home: str = str(Path("~").expanduser())
+    rankdeck: str = version("rankdeck")
+    wire_version: int = WIRE_VERSION
+    addresses: list[str] = msgspec.field(default_factory=lambda: own_addresses(os.environ))
+    """See `own_addresses`."""
+
+
+def own(directory: Path, node: str, epoch: str, metrics_port: int = 0) -> Whereabouts:
+    """Return the line of an agent that has just begun to serve."""
+    return Whereabouts(
+        ready=True,
+        dir=str(directory),
+        node=node,
+        epoch=epoch,
+        pid=os.getpid(),
+        metrics_port=metrics_port,
+        is_new=True,
+    )
+
+
+def frozen_holder(directory: Path) -> int | None:
+    """Return the pid of the agent that holds a directory if its process is stopped."""
+    pid = holder_of(directory)
+    return pid if pid is not None and is_stopped(pid) else None
+
+
+def look(directory: Path) -> Whereabouts:
+    """Return what answers in a directory, at once where its agent is frozen."""
+    if (pid := frozen_holder(directory)) is not None:
+        return Whereabouts(ready=False, dir=str(directory), pid=pid, is_frozen=True)
+    report: NodeReport | None = None
+    with contextlib.suppress(NoAgentError):
+        _, reply = ask(directory, GetStatus())
+        report = reply.report if isinstance(reply, Status) else None
+    if report is None:
+        return Whereabouts(ready=False, dir=str(directory), pid=holder_of(directory) or 0)
+    return Whereabouts(
+        ready=True,
+        dir=str(directory),
+        node=report.node,
+        epoch=report.epoch,
+        pid=report.agent_pid,
+        wire_version=report.wire_version,
+    )

@@ -1,0 +1,347 @@
+"""The messages of a relay: to and from agents, and the merged reports for consoles.
+
+Agents and a relay exchange one msgpack frame a message (`Hello` to `Reset`), over a ZeroMQ socket that CURVE guards.
+The agent dials. A report goes only where the relay asks for one (`Take`), so that one at most is under way, whatever
+stands still; bytes of a command stream go only as far as the other end has given credit for.
+
+A relay sends to a console the latest report of every node, many in one frame, and which nodes there are (`Merged`). An
+agent sends the same of itself alone. A console asks for each frame with one byte (`ASK`) and gets what has changed
+since the one before; a frame comes once there is something. So nothing waits for a console that is slow, and how old a
+report is stays true however long a frame has been under way: no older than the frame's own age plus the time since it
+was asked for, less the time that it was held.
+
+`pack` and `unpack` are for reports of one node in a row: they resemble each other, so that a tenth of their bytes is
+left.
+
+Source: RFC 1950, the format.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import msgspec
+
+from agent.wire.codec import IncompatibleWireError, LongText, MalformedMessageError
+from agent.wire.reports import MAX_NODE_REPORT_BYTES
+from ddpcore.wire import DECODE_ERRORS, Count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+RELAY_VERSION = 1
+"""Of this vocabulary and of `agent.wire.relay`."""
+MAX_NODES = 4096
+MAX_CHUNK_BYTES = 16_384
+MAX_PLACE_BYTES = 16_384
+MAX_FAN_IN_BYTES = MAX_NODE_REPORT_BYTES + 256
+WINDOW_BYTES = 65_536
+"""Of one direction of a stream: so much may be under way, and no more is kept for whoever reads slowly."""
+SILENT_S = 8.0
+"""Whoever has said nothing for so long is gone."""
+BEAT_S = 2.0
+"""Between two signs of life, which are messages of this vocabulary: libzmq's own heartbeats (ZMQ_HEARTBEAT_IVL) abort a
+process that reads too slowly. Source: https://github.com/zeromq/libzmq/issues/3937."""
+
+NodeName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")]
+"""It becomes the name of a directory of the relay."""
+Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+"""Sums of some, and of any uptime, are still a `Count`."""
+StreamId = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """An agent: who it is; whatever was under way before is over."""
+
+    version: Count
+    node: NodeName
+    instance: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    """Of the agent's process: the same node twice is not the same agent."""
+    place: Annotated[bytes, msgspec.Meta(max_length=MAX_PLACE_BYTES)]
+    """The JSON line of `agent.service.agent_info`."""
+    num_expected: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+    """Of how many nodes its allocation is; 0 where it knows of none."""
+
+
+class Report(msgspec.Struct, frozen=True, array_like=True, tag="report", gc=False):
+    """An agent: its newest report, since one was wanted."""
+
+    age_ms: Milliseconds
+    """Since it came from the agent."""
+    held_ms: Milliseconds
+    """Since the `Take` that it answers: what is left of the time until the relay has it was spent on the way."""
+    frame: Annotated[bytes, msgspec.Meta(max_length=MAX_NODE_REPORT_BYTES)]
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
+    """Either: I live."""
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
+    """A relay: it knows the agent now."""
+
+
+class NotWelcome(msgspec.Struct, frozen=True, array_like=True, tag="not_welcome"):
+    """A relay: it does not take the agent."""
+
+    why: LongText
+
+
+class WhoAreYou(msgspec.Struct, frozen=True, array_like=True, tag="who"):
+    """A relay: it does not know who speaks."""
+
+
+class Take(msgspec.Struct, frozen=True, array_like=True, tag="take"):
+    """A relay: it would take a report; somebody looks on."""
+
+
+class Farewell(msgspec.Struct, frozen=True, array_like=True, tag="farewell"):
+    """Either: it ends."""
+
+
+class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
+    """A relay: somebody wants to speak to the agent's command socket."""
+
+    stream: StreamId
+    """Never used before by this relay."""
+    who: Annotated[str, msgspec.Meta(max_length=64)]
+    """Who it is, as far as the relay knows."""
+
+
+class Data(msgspec.Struct, frozen=True, array_like=True, tag="data", gc=False):
+    """Either: bytes of a stream."""
+
+    stream: StreamId
+    chunk: Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_CHUNK_BYTES)]
+
+
+class Credit(msgspec.Struct, frozen=True, array_like=True, tag="credit", gc=False):
+    """Either: so many bytes of a stream have been handed on, and as many more may come."""
+
+    stream: StreamId
+    num_bytes: Annotated[int, msgspec.Meta(ge=1, le=WINDOW_BYTES)]
+
+
+class End(msgspec.Struct, frozen=True, array_like=True, tag="end"):
+    """Either: no more bytes of a stream will come this way."""
+
+    stream: StreamId
+
+
+class Reset(msgspec.Struct, frozen=True, array_like=True, tag="reset"):
+    """Either: a stream is over, both ways."""
+
+    stream: StreamId
+
+
+OfStream = Data | Credit | End | Reset
+FromNode = Hello | Report | Beat | Farewell | Data | Credit | End | Reset
+FromRelay = Welcome | NotWelcome | WhoAreYou | Take | Beat | Farewell | Open | Data | Credit | End | Reset
+
+_encoder = msgspec.msgpack.Encoder()
+_from_node: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode)
+_from_relay: msgspec.msgpack.Decoder[FromRelay] = msgspec.msgpack.Decoder(FromRelay)
+_Message = TypeVar("_Message")
+
+
+def encode_fan_in(message: FromNode | FromRelay) -> bytes:
+    """Return one frame."""
+    return _encoder.encode(message)
+
+
+def decode_from_node(frame: bytes) -> FromNode:
+    """Return what an agent says.
+
+    Raises:
+        MalformedMessageError: The bytes are too many or something else.
+    """
+    return _decoded(_from_node, frame)
+
+
+def decode_from_relay(frame: bytes) -> FromRelay:
+    """Return what a relay says; raises as `decode_from_node` does."""
+    return _decoded(_from_relay, frame)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[_Message], frame: bytes) -> _Message:
+    if len(frame) > MAX_FAN_IN_BYTES:
+        raise MalformedMessageError(f"a message of {len(frame)} bytes, at most {MAX_FAN_IN_BYTES} are taken")
+    try:
+        return decoder.decode(frame)
+    except DECODE_ERRORS as error:
+        raise MalformedMessageError(f"not a message between agent and relay: {error}") from error
+
+
+MERGED_SOCKET = "merged.sock"
+"""Of a relay, in its 0700 directory."""
+NO_RELAY = "no relay answers"
+"""What `agent roster` says where none does."""
+NODES_DIR = "nodes"
+"""There: a directory for each node, with the command socket of its agent."""
+ASK = b"?"
+MAX_ASKED = 8
+"""Frames that a console may have asked for and not yet got."""
+MERGED_BYTES = 262_144
+"""A frame is cut once it is so long; a single report may be longer."""
+MAX_MERGED_BYTES = MERGED_BYTES + MAX_NODE_REPORT_BYTES + MAX_PLACE_BYTES + 8192
+
+
+class RosterEntry(msgspec.Struct, frozen=True):
+    """A node that the relay knows, or has known."""
+
+    node: NodeName
+    is_here: bool
+    why: LongText = ""
+    """It is not."""
+    heard_ms: Count = 0
+    """Ago."""
+    place: Annotated[bytes, msgspec.Meta(max_length=MAX_PLACE_BYTES)] = b""
+    """The JSON line of `agent.service.agent_info`."""
+    has_ended: bool = False
+    """It is not here since its agent has ended, and has said so."""
+
+
+class MergedReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The newest report of a node."""
+
+    node: NodeName
+    age_ms: Count
+    """When this frame was made."""
+    frame: Annotated[bytes, msgspec.Meta(max_length=MAX_NODE_REPORT_BYTES)]
+
+
+class Merged(msgspec.Struct, frozen=True):
+    """What has changed since the last frame of this console."""
+
+    relay: str
+    """Of the relay's process, or the agent's."""
+    held_ms: Count
+    """Between the question and this frame."""
+    num_expected: Count = 0
+    """How many nodes there are to be; 0 where nobody has said."""
+    is_whole: bool = False
+    """Every node that the relay knows has been told of by now."""
+    nodes: Annotated[list[RosterEntry], msgspec.Meta(max_length=MAX_NODES)] = []
+    reports: Annotated[list[MergedReport], msgspec.Meta(max_length=MAX_NODES)] = []
+    version: int = RELAY_VERSION
+
+
+class KnownNode(msgspec.Struct, frozen=True):
+    """A node in `Roster`: a `RosterEntry` for people and scripts."""
+
+    node: NodeName
+    is_here: bool
+    why: LongText
+    heard_s: float
+    """Ago."""
+    place: dict[str, object]
+    """As `agent where` prints it on that node."""
+    has_ended: bool = False
+
+
+class Roster(msgspec.Struct, frozen=True):
+    """The JSON line of `agent roster`."""
+
+    relay: str
+    dir: str
+    num_expected: int
+    num_here: int
+    """Nodes that are there."""
+    nodes: Annotated[list[KnownNode], msgspec.Meta(max_length=MAX_NODES)]
+    version: int = RELAY_VERSION
+
+
+def known_node(entry: RosterEntry) -> KnownNode:
+    """Return an entry as a roster has it.
+
+    Raises:
+        MalformedMessageError: Its place is no JSON object.
+    """
+    try:
+        place = msgspec.json.decode(entry.place, type=dict[str, object])
+    except DECODE_ERRORS as error:
+        raise MalformedMessageError(f"not the place of an agent: {error}") from error
+    return KnownNode(entry.node, entry.is_here, entry.why, entry.heard_ms / 1000, place, entry.has_ended)
+
+
+_roster = msgspec.json.Decoder(Roster)
+_decoder = msgspec.msgpack.Decoder(Merged)
+
+
+def decode_roster(line: bytes) -> Roster:
+    """Return the roster in a line.
+
+    Raises:
+        IncompatibleWireError: It is of another version.
+        MalformedMessageError: It is none.
+    """
+    try:
+        roster = _roster.decode(line)
+    except DECODE_ERRORS as error:
+        raise MalformedMessageError(f"not the roster of a relay: {error}") from error
+    _check(roster.version)
+    return roster
+
+
+def encode_merged(merged: Merged) -> bytes:
+    """Return one frame."""
+    return _encoder.encode(merged)
+
+
+def decode_merged(frame: bytes) -> Merged:
+    """Return what a relay says.
+
+    Raises:
+        IncompatibleWireError: It is of another version.
+        MalformedMessageError: The bytes are too many or something else.
+    """
+    if len(frame) > MAX_MERGED_BYTES:
+        raise MalformedMessageError(f"a frame of {len(frame)} bytes, at most {MAX_MERGED_BYTES} are taken")
+    try:
+        merged = _decoder.decode(frame)
+    except DECODE_ERRORS as error:
+        raise MalformedMessageError(f"not a frame of a relay: {error}") from error
+    _check(merged.version)
+    return merged
+
+
+def _check(version: int) -> None:
+    if version != RELAY_VERSION:
+        raise IncompatibleWireError(f"its reports are of version {version}, this console takes {RELAY_VERSION}")
+
+
+MAX_UNPACKED_BYTES = 500_000
+"""Of the reports in one reply together; a single larger one comes alone."""
+MAX_REPORT_BYTES = 200_000
+"""A larger report is not kept by its node: even alone it would not fit into a reply."""
+_LEVEL = 1
+"""Half of the time of the usual one, for three halves of its bytes."""
+
+
+def pack(frames: Sequence[bytes]) -> bytes:
+    """Return frames as one piece; their sizes travel beside it."""
+    return zlib.compress(b"".join(frames), _LEVEL)
+
+
+def unpack(packed: bytes, sizes: Sequence[int]) -> Iterator[bytes]:
+    """Yield the frames of a piece, each unpacked when it is wanted.
+
+    Raises:
+        MalformedMessageError: It holds something else, or too much.
+    """
+    if sum(sizes) > MAX_UNPACKED_BYTES + MAX_REPORT_BYTES:
+        raise MalformedMessageError(f"reports of {sum(sizes)} bytes in one reply")
+    unpacker, left = zlib.decompressobj(), packed
+    for size in sizes:
+        frame = b""
+        while len(frame) < size:
+            try:
+                piece = unpacker.decompress(left, size - len(frame))
+            except zlib.error as error:
+                raise MalformedMessageError(f"not packed reports: {error}") from error
+            left = unpacker.unconsumed_tail
+            if not piece and not left:
+                raise MalformedMessageError(f"a packed report ends after {len(frame)} of {size} bytes")
+            frame += piece
+        yield frame

@@ -1,0 +1,288 @@
+"""The verbs that manage the agents of hosts: `up`, `down`, `doctor`, `install`.
+
+`up` and `down` start and end agents. `doctor` checks whether hosts are fit for a job, before there is one. `install`
+puts rankdeck onto hosts.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from app.cli.chosen_hosts import on_each, tell_each
+from app.cli.headless import print_line
+from app.cli.inventory_file import named_hosts
+from app.cli.options import exclude_option, json_option, link_by, named_python, print_json, reaches, refuse_relay
+from app.fleet.agent_link import DEFAULT_PYTHON, LinkGroup
+from app.inventory.inventory import HostEntry
+from app.paths import make_room_for_nodes
+from app.preflight.asking import preflight
+from app.preflight.findings import Wanted
+from app.preflight.report_lines import Tone, report_lines
+from app.session.control import workdir_on
+from app.text import LINE_LIMIT, clean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from app.fleet.agent_link import AgentLink, AgentPlace
+    from app.install.installer import Installed, Plan
+    from app.preflight.findings import HostFindings, Preflight
+
+
+def lists_hosts(command: Callable[..., None]) -> Callable[..., None]:
+    """Add what says which hosts are meant: they are what the command is about, not where its job is."""
+    return click.argument("hosts", nargs=-1, metavar="[HOST]...")(exclude_option(command))
+
+
+@click.command()
+@lists_hosts
+@json_option
+@reaches
+def up(*, hosts: tuple[str, ...], exclude: tuple[str, ...], is_json: bool, python: str, ssh_config: str) -> None:
+    """Start the agent of each HOST, in the background, unless it serves already.
+
+    A HOST is one that SSH reaches, localhost, or a pattern of the inventory, as 'gpu*'; without one it is all of the
+    inventory.
+    """
+    if not hosts:
+        refuse_relay("up")
+    answers = on_each(named_hosts(hosts, exclude), python, ssh_config, lambda link: link.bring_up())
+    raise SystemExit(tell_each(answers, _told_of_up, "up", is_json=is_json))
+
+
+@click.command()
+@lists_hosts
+@click.option("--kill-jobs", is_flag=True, help="Kill its jobs first; without this they go on")
+@json_option
+@reaches
+def down(
+    *,
+    hosts: tuple[str, ...],
+    exclude: tuple[str, ...],
+    kill_jobs: bool,
+    is_json: bool,
+    python: str,
+    ssh_config: str,
+) -> None:
+    """End the agent of each HOST; its jobs go on without it, until the next agent takes them up.
+
+    HOST is as for `up`.
+    """
+    if not hosts:
+        refuse_relay("down")
+    chosen = named_hosts(hosts, exclude)
+    answers = on_each(chosen, python, ssh_config, lambda link: link.shut_down(kill_jobs=kill_jobs))
+    raise SystemExit(tell_each(answers, _told_of_down, "down", is_json=is_json))
+
+
+def _told_of_up(host: str, place: AgentPlace) -> tuple[str, Mapping[str, Any]]:
+    epoch, directory = clean(place.epoch), clean(place.dir, LINE_LIMIT)
+    how = "is up" if place.is_new else "was up already"
+    fields = {"is_new": place.is_new, "pid": place.pid, "epoch": epoch, "dir": directory}
+    return clean(f"the agent on {host} {how} (pid {place.pid}, {place.dir})"), fields
+
+
+def _told_of_down(host: str, num_left: int) -> tuple[str, Mapping[str, Any]]:
+    return f"the agent on {host} is down; {jobs_left(num_left)}", {"num_jobs_left": num_left}
+
+
+def jobs_left(num_left: int) -> str:
+    """Return what becomes of the jobs of an agent that ends."""
+    return {0: "no job runs", 1: "one job goes on"}.get(num_left, f"{num_left} jobs go on")
+
+
+_STYLES: dict[Tone, dict[str, Any]] = {
+    Tone.PLAIN: {},
+    Tone.TITLE: {"bold": True},
+    Tone.FAINT: {"dim": True},
+    Tone.BAD: {"fg": "red", "bold": True},
+    Tone.WARN: {"fg": "yellow"},
+    Tone.OK: {"fg": "green"},
+}
+
+
+@click.command()
+@lists_hosts
+@click.option("--workdir", default="", help="Compare the program there [the inventory's]")
+@click.option("--job-python", default="", help="The Python there that has torch [the one that has rankdeck]")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Reach each other at this port [a free one]")
+@click.option("--all", "shows_all", is_flag=True, help="Say also what is well")
+@json_option
+@reaches
+def doctor(
+    *, hosts: tuple[str, ...], exclude: tuple[str, ...], python: str, ssh_config: str, is_json: bool, **how: Any
+) -> None:
+    """Look at each HOST before a job does, compare them, and say what to do about what is wrong.
+
+    It changes nothing, and needs no agent that runs. HOST is as for `up`.
+    """
+    if not hosts:
+        refuse_relay("doctor")
+    chosen = named_hosts(hosts, exclude)
+    wanted = [_wanted(entry, how["workdir"], how["job_python"]) for entry in chosen]
+    if sys.stderr.isatty():
+        print_line(f"rankdeck: {len(chosen)} host{'s' * (len(chosen) != 1)} to look at ...")
+    named = named_python(python)
+    make_room_for_nodes(len(chosen))
+    with LinkGroup() as group:
+        for entry in chosen:
+            group.add(link_by(entry.host, named, entry.python, python, ssh_config))
+        answers = (error for _, error in group.connect(lambda _link: None))
+        reached = [link if error is None else error for link, error in zip(group.links, answers, strict=True)]
+        found = preflight([*zip(wanted, reached, strict=True)], how["port"])
+    if is_json:
+        print_json(json_object(found))
+    else:
+        _print(found, shows_all=how["shows_all"])
+    raise SystemExit(found.exit_code)
+
+
+def _wanted(entry: HostEntry, workdir: str, job_python: str) -> Wanted:
+    workdir = workdir or entry.workdir
+    where = workdir and workdir_on(entry.host, workdir)
+    return Wanted(entry.host, entry.num_ranks, job_python, where)
+
+
+def _print(found: Preflight, *, shows_all: bool) -> None:
+    width = shutil.get_terminal_size().columns
+    color = False if os.environ.get("NO_COLOR") else None
+    for line in report_lines(found, width, shows_all=shows_all):
+        click.echo(
+            "".join(click.style(text, **_STYLES[tone]) if _STYLES[tone] else text for text, tone in line), color=color
+        )
+
+
+def json_object(found: Preflight) -> dict[str, Any]:
+    """Return what `--json` prints, but for the schema's number."""
+    return {
+        "exit_code": int(found.exit_code),
+        "rows": msgspec.to_builtins(found.rows),
+        "hosts": [_json_host(one) for one in found.hosts],
+    }
+
+
+def _json_host(one: HostFindings) -> dict[str, Any]:
+    """Return a host as `up --json` has it, with its rows; its files one by one would be thousands of lines."""
+    facts = one.facts
+    if facts is not None and facts.code is not None:
+        facts = msgspec.structs.replace(facts, code=msgspec.structs.replace(facts.code, files=[]))
+    return {
+        "host": one.host,
+        "error": one.failure.message if one.failure else None,
+        "hint": one.failure.hint if one.failure else "",
+        "health": one.health.value,
+        "rows": msgspec.to_builtins(one.rows),
+        "facts": None if facts is None else msgspec.to_builtins(facts),
+        "clock": None if one.clock is None else msgspec.to_builtins(one.clock),
+    }
+
+
+@click.command()
+@lists_hosts
+@click.option(
+    "--wheelhouse",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Wheels of what rankdeck requires, brought along for hosts that reach no package index",
+)
+@click.option(
+    "--wheel",
+    "wheel_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Install this wheel of rankdeck [the one that runs here]",
+)
+@click.option("--venv", metavar="DIR", default="", help="Make a virtual environment there first; may begin with ~/")
+@click.option("--restart-agent", "restarts_agent", is_flag=True, help="Restart an older agent; its jobs go on")
+@json_option
+@reaches
+def install(*, hosts: tuple[str, ...], exclude: tuple[str, ...], is_json: bool, **how: Any) -> None:
+    """Install this rankdeck on each HOST, by pip, in the Python there; where it is already, nothing is done.
+
+    HOST is as for `up`. The packages that it requires come with it, but no torch: the Python of a job has that.
+    With --venv the Python is that of a new virtual environment, which sees the torch of the one that makes it.
+
+    Nothing is installed into a Python that belongs to the operating system.
+    """
+    if not hosts:
+        refuse_relay("install")
+    entries = chosen = named_hosts(hosts, exclude)
+    named = python = named_python(how["python"])
+    if how["venv"]:
+        # The Python that the inventory or the environment names may be the one that is to be made.
+        chosen = tuple(HostEntry(entry.host) for entry in entries)
+        named, python = f"{how['venv'].rstrip('/')}/bin/python", python or DEFAULT_PYTHON
+    with tempfile.TemporaryDirectory(prefix="rankdeck-wheel-") as directory:
+        plan = _plan(Path(directory), how["wheelhouse"], how["wheel_file"])
+        plan = msgspec.structs.replace(plan, venv=how["venv"], restarts_agent=how["restarts_agent"])
+        answers = on_each(chosen, python or how["python"], how["ssh_config"], lambda link: _install(link, plan))
+        installed: list[str] = []
+
+        def told(host: str, done: Installed) -> tuple[str, Mapping[str, Any]]:
+            installed.append(host)
+            return _told(host, done, named)
+
+        code = tell_each(answers, told, "install", is_json=is_json)
+    if how["venv"] and installed:
+        _advise(named, [entry for entry in entries if entry.host in installed])
+    raise SystemExit(code)
+
+
+def _plan(directory: Path, wheelhouse: Path | None, wheel_file: Path | None) -> Plan:
+    from app.install.installer import Plan  # noqa: PLC0415 - who installs nothing does not pay for it
+    from app.install.own_wheel import checkout, named_wheel, own_wheel, wheels_in  # noqa: PLC0415
+
+    wheels = () if wheelhouse is None else tuple(wheels_in(wheelhouse))
+    if wheel_file is None and (root := checkout()) is not None:
+        print_line(f"rankdeck: builds the wheel of {clean(str(root), LINE_LIMIT)}")
+    own = own_wheel(directory) if wheel_file is None else named_wheel(wheel_file)
+    return Plan(own, "" if wheelhouse is None else str(wheelhouse), wheels)
+
+
+def _install(link: AgentLink, plan: Plan) -> Installed:
+    from app.install.installer import Installer  # noqa: PLC0415
+
+    return Installer(link, plan, lambda what: print_line(f"rankdeck: {link.host}: {what}")).install()
+
+
+def _told(host: str, done: Installed, named: str) -> tuple[str, Mapping[str, Any]]:
+    """Return a sentence and JSON fields.
+
+    Args:
+        host: Where.
+        done: How it went there.
+        named: The Python, if later commands do not find it by themselves.
+    """
+    what = f"rankdeck {clean(done.version)}"
+    if done.is_new:
+        was = f" instead of {done.before}" if done.before not in {"", done.version} else ""
+        parts = [f"{host} has {what} now{was} ({done.python})"]
+    else:
+        parts = [f"{host} {'runs' if done.is_this_one else 'has'} {what} already ({done.python})"]
+    if not done.has_torch:
+        parts.append("it has no torch, which ranks need")
+    if done.clash:
+        parts.append(f"pip says: {done.clash}")
+    if done.is_agent_restarted:
+        parts.append(f"its agent is a new one, {jobs_left(done.num_jobs_left)}")
+    if done.is_agent_older:
+        access = f" --python {shlex.quote(named)}" if named else ""
+        commands = f"rankdeck down {host}{access}; rankdeck up {host}{access}"
+        parts.append(f"an older agent serves there, the new one comes by: {commands} (jobs go on)")
+    return "; ".join(parts), msgspec.structs.asdict(done)
+
+
+def _advise(python: str, entries: Sequence[HostEntry]) -> None:
+    """Say where to write the Python of a new virtual environment, unless it is there."""
+    if any(entry.python != python for entry in entries):
+        line = f"python = {msgspec.json.encode(python).decode()}"
+        print_line(f"rankdeck: so that every command finds it, write {line} into rankdeck.toml, or name it by --python")

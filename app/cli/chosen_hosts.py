@@ -1,0 +1,283 @@
+"""Which hosts a command names, and one action on all of them.
+
+`HostsWanted` and `reached`: how a command names the hosts of a job, and connects to all of them at the same time; those
+that cannot be reached are reported.
+
+`on_each` and `tell_each`: one action on many hosts at the same time; each answer is printed in the order of the hosts,
+as soon as it is known.
+"""
+
+from __future__ import annotations
+
+import functools
+import shlex
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import click
+import msgspec
+
+from app.cli.headless import print_line
+from app.cli.inventory_file import load_inventory, named_hosts
+from app.cli.options import (
+    audit_log,
+    exclude_option,
+    link_by,
+    named_python,
+    print_json,
+    reaches,
+    relay_inventory,
+    relay_options,
+    relayed_hosts,
+    tell_trouble,
+    through_relay,
+)
+from app.cli.settings_options import NO_FILES_PARAMETER
+from app.errors import AppError, ExitCode, NoAgentError
+from app.fleet.agent_link import LinkGroup
+from app.inventory.inventory import HostEntry, Inventory, is_meant
+from app.model.newcomers import Newcomers
+from app.paths import make_room_for_nodes
+from app.session.audit import Act
+from app.session.control import workdir_on
+from app.session.hosts import Hosts
+from app.ssh.config import THIS_MACHINE
+from app.text import nodes_text
+from app.threads import at_once
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from app.fleet.agent_link import AgentLink
+    from app.fleet.relay_hub import RelayHub
+
+_choice_options = (
+    click.option(
+        "--host",
+        "names",
+        multiple=True,
+        help="An alias of ~/.ssh/config, user@host, user@host:port, a pattern of the inventory, or "
+        f"{THIS_MACHINE}: this machine, without SSH; may come again [all of the inventory, without one this machine]",
+    ),
+    exclude_option,
+)
+
+
+class HostsWanted(NamedTuple):
+    """What a command line says of hosts.
+
+    Attributes:
+        entries: The hosts, each with what the inventory says of it.
+        typed: What was typed to name them.
+        is_named: Whether any was typed, and not only some to leave out.
+        include: Patterns of those to take; empty is all.
+        exclude: Patterns of those to leave out.
+        python: As typed, or of the environment.
+        named_python: As typed; empty where it was not.
+        ssh_config: Read instead of ~/.ssh/config.
+        hub: The relay whose nodes they are; None where SSH goes to each.
+    """
+
+    entries: tuple[HostEntry, ...]
+    typed: str
+    is_named: bool
+    include: tuple[str, ...]
+    exclude: tuple[str, ...]
+    python: str
+    named_python: str
+    ssh_config: str
+    hub: RelayHub | None = None
+
+    def with_workdirs(self, workdir: str) -> HostsWanted:
+        """Return the hosts with the directories that a program runs in: this one on all, unless it is empty."""
+        entries = (
+            msgspec.structs.replace(entry, workdir=workdir_on(entry.host, workdir or entry.workdir))
+            for entry in self.entries
+        )
+        return self._replace(entries=tuple(entries))
+
+    def narrowed(self, patterns: tuple[str, ...]) -> HostsWanted:
+        """Return those hosts that match any pattern, unless they were named one by one.
+
+        Raises:
+            UsageError: A pattern matches none.
+        """
+        if not patterns or self.is_named:
+            return self
+        typed = " ".join(filter(None, [shlex.join(_repeated("--host", patterns)), self.typed]))
+        inventory = load_inventory() if self.hub is None else load_inventory().behind_relay(self.hub.nodes)
+        return self._replace(entries=inventory.chosen(patterns, self.exclude), include=patterns, typed=typed)
+
+    @property
+    def names(self) -> list[str]:
+        """The hosts, as a person calls them."""
+        return [entry.host for entry in self.entries]
+
+
+def takes_hosts(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that name hosts and say how they are reached; give the command what they mean, as `wanted`."""
+
+    @functools.wraps(command)
+    def with_hosts(*, names: tuple[str, ...], exclude: tuple[str, ...], relay: str, relay_dir: str, **how: Any) -> None:
+        typed = [*_repeated("--relay", filter(None, [relay])), *_repeated("--relay-dir", filter(None, [relay_dir]))]
+        typed += [*_repeated("--host", names), *_repeated("--exclude", exclude)]
+        python, ssh_config = how.pop("python"), how.pop("ssh_config")
+        has_no_files = bool(click.get_current_context().params.get(NO_FILES_PARAMETER))
+        wanted = HostsWanted(
+            (), shlex.join(typed), bool(names), names, exclude, python, named_python(python), ssh_config
+        )
+        inventory = relay_inventory(relay, relay_dir, has_no_files=has_no_files)
+        if inventory is None:
+            known = Inventory() if has_no_files else load_inventory()
+            is_here = not names and not exclude and not known.hosts
+            entries = _this_machine() if is_here else named_hosts(names, exclude, known)
+            command(wanted=wanted._replace(entries=entries), **how)
+            return
+        with through_relay(inventory, python, wanted.named_python, ssh_config) as hub:
+            entries = relayed_hosts(inventory, hub, names, exclude)
+            command(wanted=wanted._replace(entries=entries, hub=hub), **how)
+
+    wrapped = reaches(with_hosts)
+    for option in reversed((*_choice_options, *relay_options)):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+@contextmanager
+def reached(wanted: HostsWanted, then: Callable[[AgentLink], object], *, needs_all: bool) -> Iterator[Hosts]:
+    """Lend the hosts, gone to and looked at; the `with` block lets go of them.
+
+    Args:
+        wanted: Which.
+        then: Done on each: `AgentLink.find` or `bring_up`.
+        needs_all: One that cannot be reached ends the command; else it is told of, as long as another can be.
+
+    Raises:
+        AppError: What keeps the only host away; of several each is told before.
+    """
+    make_room_for_nodes(len(wanted.entries))
+    with LinkGroup() as group:
+        for number, entry in enumerate(wanted.entries):
+            group.add(_link_to(entry, number, wanted))
+        away = {host: error for host, error in group.connect(then) if error is not None}
+        _tell(away, wanted, is_in_the_way=needs_all or len(away) == len(group.links))
+        there = [(link, entry) for link, entry in zip(group.links, wanted.entries, strict=True) if link.is_somewhere]
+        still_away = {link.host: away[link.host] for link, _ in there if link.host in away}
+        links, entries = tuple(link for link, _ in there), tuple(entry for _, entry in there)
+        yield Hosts(links, entries, wanted.typed, still_away, _newcomers(wanted))
+
+
+def _newcomers(wanted: HostsWanted) -> Callable[[], Newcomers]:
+    """Return what says which nodes have come to a relay since they were chosen, and are meant, too."""
+    hub, known = wanted.hub, frozenset(wanted.names)
+    if hub is None:
+        return Newcomers
+    newcomers, num_changes = Newcomers(), -1
+
+    def look() -> Newcomers:
+        nonlocal newcomers, num_changes
+        if hub.num_changes != num_changes:
+            num_changes = hub.num_changes
+            here = (node for node in hub.nodes if (entry := hub.entry(node)) is not None and entry.is_here)
+            meant = (node for node in here if is_meant(HostEntry(node), wanted.include, wanted.exclude))
+            newcomers = Newcomers(hub.host, tuple(node for node in meant if node not in known))
+        return newcomers
+
+    return look
+
+
+def _link_to(entry: HostEntry, number: int, wanted: HostsWanted) -> AgentLink:
+    if wanted.hub is None:
+        return link_by(entry.host, wanted.named_python, entry.python, wanted.python, wanted.ssh_config)
+    from app.fleet.relayed_link import RelayedLink  # noqa: PLC0415 - only who goes through one pays for paramiko
+
+    return RelayedLink(entry.host, wanted.hub, number)
+
+
+def _tell(away: Mapping[str, AppError], wanted: HostsWanted, *, is_in_the_way: bool) -> None:
+    if not away:
+        return
+    first = next(iter(away.values()))
+    if len(wanted.entries) == 1:
+        raise first
+    has_no_agents = wanted.hub is None and all(isinstance(error, NoAgentError) for error in away.values())
+    if is_in_the_way and has_no_agents and not wanted.typed:
+        failure = AppError(f"no agent serves on {nodes_text([*away])}", "start them: rankdeck up")
+        failure.exit_code = first.exit_code
+        raise failure
+    for error in away.values():
+        print_line(f"rankdeck: {error.whole}")
+    if is_in_the_way:
+        failure = AppError(f"{len(away)} of {len(wanted.entries)} hosts cannot take part", "or do without: --exclude")
+        failure.exit_code = first.exit_code
+        raise failure
+    print_line(f"rankdeck: going on without {len(away)} of {len(wanted.entries)} hosts")
+
+
+def _this_machine() -> tuple[HostEntry, ...]:
+    print_line(f"rankdeck: no inventory: {THIS_MACHINE}, this machine; --host names another one")
+    return (HostEntry(THIS_MACHINE),)
+
+
+def _repeated(option: str, values: Iterable[str]) -> list[str]:
+    return [word for value in values for word in (option, value)]
+
+
+Answer = TypeVar("Answer")
+
+
+def on_each(
+    hosts: Sequence[HostEntry], python: str, ssh_config: str, do: Callable[[AgentLink], Answer]
+) -> Iterator[tuple[str, Answer | AppError]]:
+    """Yield each host and what `do` returned or raised there; one that fails stops no other.
+
+    Args:
+        hosts: Where; some at a time.
+        python: Of hosts for which the inventory says nothing else.
+        ssh_config: Read instead of ~/.ssh/config.
+        do: Called in a thread, with a link that is connected.
+    """
+    named = named_python(python)
+
+    def visit(entry: HostEntry) -> Answer:
+        with link_by(entry.host, named, entry.python, python, ssh_config) as link:
+            link.connect()
+            return do(link)  # told once the link is gone: the command may end with the last answer
+
+    yield from zip((entry.host for entry in hosts), at_once(hosts, visit), strict=True)
+
+
+def tell_each(
+    answers: Iterator[tuple[str, Answer | AppError]],
+    told: Callable[[str, Answer], tuple[str, Mapping[str, Any]]],
+    action: str,
+    *,
+    is_json: bool,
+) -> ExitCode:
+    """Print a line a host, or one JSON object of all, and write it down; return the exit code of the first that failed.
+
+    Args:
+        answers: As `on_each` yields them.
+        told: Makes a sentence and JSON fields of a host's answer.
+        action: What was done, for the log of such things.
+        is_json: Print the object.
+    """
+    code = ExitCode.WELL
+    rows: list[dict[str, Any]] = []
+    audit = audit_log()
+    for host, answer in answers:
+        if isinstance(answer, AppError):
+            code = code or ExitCode(answer.exit_code)
+            rows.append({"host": host, "error": str(answer), "hint": answer.hint})
+            print_line(f"rankdeck: {answer.whole}")
+            audit.add(Act(action, (host,)), answer.whole, is_done=False)
+            continue
+        sentence, fields = told(host, answer)
+        audit.add(Act(action, (host,)), sentence)
+        rows.append({"host": host, "error": None, "hint": "", **fields})
+        if not is_json:
+            click.echo(sentence)
+    if is_json:
+        print_json({"hosts": rows})
+    tell_trouble(audit)
+    return code

@@ -1,0 +1,227 @@
+"""The verbs of the configuration: `config` shows every setting and its origin, `init` writes `rankdeck.toml`.
+
+`init` writes the hosts of a cluster, after a question to the user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from app.cli.headless import print_line
+from app.cli.inventory_file import expanded, known_hosts, ssh_config_file, text_of
+from app.cli.options import json_option, print_json
+from app.cli.presenting import is_terminal
+from app.cli.settings_options import load_settings, settings_options
+from app.errors import ExitCode, SessionError, UsageError
+from app.inventory.hostfile import NODE_LIST, allocated_hosts, allocation, read_hostfile
+from app.inventory.inventory import HostEntry, Inventory, inventory_text, read_inventory
+from app.settings.loading import PROJECT_FILE
+from app.settings.toml_lines import parse
+from app.text import LINE_LIMIT, clean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from app.settings.loading import Loaded
+
+
+@click.command()
+@click.option("--show-origin", "shows_origin", is_flag=True, help="Where each comes from, instead of what it is for")
+@click.option("--keys", "is_keys", is_flag=True, help="Only the keys: every action, its name, its keys, what it does")
+@click.option("--check", "is_check", is_flag=True, help="Only say all that is wrong; exit code 2 if something is")
+@settings_options
+@json_option
+def config(
+    *,
+    shows_origin: bool,
+    is_keys: bool,
+    is_check: bool,
+    is_json: bool,
+    assignments: tuple[str, ...],
+    has_no_files: bool,
+) -> None:
+    """Print every setting; files are config.toml of your own and the nearest rankdeck.toml."""
+    loaded = load_settings(assignments, has_files=not has_no_files)
+    if is_check:
+        raise SystemExit(_check(loaded, is_json=is_json))
+    loaded.settings()
+    if is_json:
+        print_json({"files": _paths(loaded), "settings": [dict(row) for row in _objects(loaded)]})
+        return
+    rows = _key_rows(loaded) if is_keys else _rows(loaded, shows_origin=shows_origin)
+    click.echo("\n".join(_columns(rows)))
+
+
+def _check(loaded: Loaded, *, is_json: bool) -> ExitCode:
+    troubles = [str(trouble) for trouble in loaded.troubles]
+    if is_json:
+        print_json({"files": _paths(loaded), "troubles": troubles})
+    else:
+        for trouble in troubles:
+            print_line(f"rankdeck: {trouble}")
+        if not troubles:
+            click.echo(f"the settings are well: {', '.join(_paths(loaded)) or 'no file'}")
+    return ExitCode.USAGE if troubles else ExitCode.WELL
+
+
+def _paths(loaded: Loaded) -> list[str]:
+    return [clean(str(path), LINE_LIMIT) for path in loaded.files]
+
+
+def _rows(loaded: Loaded, *, shows_origin: bool) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for name, entry in loaded.entries.items():
+        setting = loaded.known[name]
+        beside = clean(str(entry.origin), LINE_LIMIT) if shows_origin else setting.sentence
+        rows.append((name, setting.shown(entry.value), beside))
+    return rows
+
+
+def _key_rows(loaded: Loaded) -> list[tuple[str, ...]]:
+    from app.tui.actions import ACTIONS  # noqa: PLC0415 - `--help` does not pay for it
+
+    rows: list[tuple[str, ...]] = []
+    for action in ACTIONS:
+        name = f"keys.{action.name}"
+        rows.append((action.name, loaded.known[name].shown(loaded.entries[name].value), action.help))
+    return rows
+
+
+def _objects(loaded: Loaded) -> Iterator[dict[str, Any]]:
+    for name, entry in loaded.entries.items():
+        setting = loaded.known[name]
+        origin = clean(entry.origin.place, LINE_LIMIT)
+        yield {
+            "name": name,
+            "value": entry.value,
+            "default": setting.default,
+            "origin": origin,
+            "line": entry.origin.line or None,
+            "sentence": setting.sentence,
+        }
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+SCONTROL_S = 10.0
+SOURCES = ("ssh", "slurm", "hostfile")
+
+
+@click.command()
+@click.option(
+    "--from",
+    "source",
+    type=click.Choice(SOURCES),
+    help="Where hosts are known from [a --hostfile, the Slurm allocation of this shell, else ~/.ssh/config]",
+)
+@click.option("--hostfile", type=click.Path(path_type=Path), help="As DeepSpeed and MPI take it: 'host slots=8'")
+@click.option("--include", multiple=True, metavar="PATTERN", help="Only hosts that match, as 'gpu*'")
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="No hosts that match")
+@click.option("--name", default="", help="What to call the cluster")
+@click.option("--output", type=click.Path(path_type=Path), default=PROJECT_FILE, show_default=True)
+@click.option("--yes", "is_agreed", is_flag=True, help="Write without asking")
+def init(*, source: str | None, hostfile: Path | None, output: Path, is_agreed: bool, **which: Any) -> None:
+    """Write the hosts of a cluster into rankdeck.toml: from ~/.ssh/config, a hostfile or a Slurm allocation.
+
+    A file that is there keeps all that it says of settings; one that has hosts already is left alone.
+    """
+    if source is None:
+        source = "hostfile" if hostfile is not None else "slurm" if os.environ.get(NODE_LIST) else "ssh"
+    if (source == "hostfile") != (hostfile is not None):
+        raise UsageError(f"--hostfile and --from {source} do not fit together", "name the file by --hostfile alone")
+    known = Inventory(which["name"], tuple(_known(source, hostfile)))
+    inventory = msgspec.structs.replace(known, hosts=known.chosen(which["include"], which["exclude"]))
+    hosts = inventory.hosts
+    shown = clean(str(output), LINE_LIMIT)
+    before = _before(output, shown)
+    text = inventory_text(inventory)
+    whole = _checked(f"{before.rstrip()}\n\n{text}" if before.strip() else text, inventory, shown)
+    click.echo(text, nl=False)
+    if not is_agreed and not _agrees(f"write {len(hosts)} host{'' if len(hosts) == 1 else 's'} to {shown}?"):
+        raise UsageError("nothing was written", "--yes writes without asking")
+    _write(output, whole, shown)
+    print_line(f"rankdeck: {shown} is written; next: rankdeck install, rankdeck doctor, rankdeck up")
+
+
+def _known(source: str, hostfile: Path | None) -> Sequence[HostEntry]:
+    if hostfile is not None:
+        found: Sequence[HostEntry] = read_hostfile(text_of(hostfile), clean(str(hostfile), LINE_LIMIT))
+        where = clean(str(hostfile), LINE_LIMIT)
+    elif source == "slurm":
+        return allocated_hosts(_hostnames(allocation(os.environ)), os.environ)
+    else:
+        where = clean(ssh_config_file(), LINE_LIMIT)
+        found = [HostEntry(alias) for alias in known_hosts(expanded(ssh_config_file())) or ()]
+    if not found:
+        raise UsageError(f"{where} names no host", "say --hostfile, or add a Host to ~/.ssh/config")
+    return found
+
+
+def _hostnames(nodes: str) -> list[str]:
+    """Return the names that a list of nodes stands for, as Slurm itself expands it."""
+    argv = ["scontrol", "show", "hostnames", "--", nodes]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=SCONTROL_S, check=False)
+    except FileNotFoundError as error:
+        raise SessionError("scontrol is not installed here", "run this where Slurm is") from error
+    except subprocess.TimeoutExpired as error:
+        raise SessionError(f"scontrol does not answer in {SCONTROL_S:.0f} s") from error
+    if done.returncode or not done.stdout.split():
+        raise SessionError(f"scontrol does not know {clean(nodes)}: {clean(done.stderr.strip(), LINE_LIMIT)}")
+    return done.stdout.split()
+
+
+def _before(output: Path, shown: str) -> str:
+    """Return what a file says already; nothing where there is none."""
+    if not os.path.lexists(output):
+        return ""
+    text = text_of(output)
+    read_inventory(text, shown)
+    if parse(text)[0].keys() & {"cluster", "node"}:
+        raise UsageError(f"{shown} tells of a cluster already", "edit it, or write another by --output")
+    return text
+
+
+def _checked(text: str, inventory: Inventory, shown: str) -> str:
+    """Return what is to be written, once it has been read back.
+
+    Raises:
+        UsageError: It would be read as something else.
+    """
+    read = read_inventory(text, shown)
+    if (read.name, read.hosts) != (inventory.name, inventory.hosts):
+        raise UsageError(f"{shown} would not be read as it is meant", "write another by --output")
+    return text
+
+
+def _agrees(question: str) -> bool:
+    if not is_terminal():
+        return False
+    return click.confirm(question, err=True)
+
+
+def _write(output: Path, text: str, shown: str) -> None:
+    """Write a file whole or not at all."""
+    target = Path(os.path.realpath(output))
+    new = target.with_name(f".{target.name}.new")
+    try:
+        new.write_bytes(text.encode())
+        if target.exists():
+            shutil.copymode(target, new)
+        new.replace(target)
+    except (OSError, UnicodeEncodeError) as error:
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
+        why = error.strerror if isinstance(error, OSError) else "it would not be UTF-8"
+        raise UsageError(f"{shown} cannot be written: {why}") from error

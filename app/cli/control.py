@@ -1,0 +1,203 @@
+"""The verbs that act on a job of some hosts: stop, kill, restart, fault."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from agent.wire.commands import RefusalReason
+from agent.wire.jobs import ENDED_STATES, MAX_LOCAL_WORLD_SIZE, JobState
+from app.cli.chosen_hosts import HostsWanted, reached, takes_hosts
+from app.cli.headless import print_line, with_progress
+from app.cli.options import audit_log, json_option, print_json, tell_trouble
+from app.errors import AgentRefusedError, AppError, ExitCode
+from app.fleet.agent_link import AgentLink
+from app.inventory.program import check_job_id
+from app.session.options import SessionOptions
+from app.session.remote_job import newest, node_of_rank, of_newest_attempt, only_running_job
+from app.session.remote_session import RemoteSession
+from app.text import nodes_text
+from app.view.actions import make_fault, told
+from ddpcore.wire import DEFAULT_HOLD_S, DEFAULT_SLOW_FACTOR, FaultKind
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from typing import Any
+
+    from agent.wire.jobs import JobStatus
+    from app.session.control import JobControl
+    from app.session.hosts import Hosts
+    from ddpcore.wire import Fault
+
+POLL_S = 0.1
+_WORST_FIRST = (JobState.FAILED, JobState.LOST, JobState.STOPPED, JobState.SUCCEEDED)
+"""Of the states in which a job has ended, on one of its nodes."""
+
+
+@click.command()
+@click.argument("job_id", metavar="JOB")
+@click.option("--now", is_flag=True, help="SIGTERM at once, without an agreed step and a checkpoint")
+@json_option
+@takes_hosts
+def stop(*, job_id: str, wanted: HostsWanted, now: bool, is_json: bool) -> None:
+    """End a job in an orderly way: a step and a checkpoint if it can, else SIGTERM, then SIGKILL."""
+    _end(wanted, job_id, lambda control: control.stop(job_id, is_agreed=not now), is_json=is_json)
+
+
+@click.command()
+@click.argument("job_id", metavar="JOB")
+@json_option
+@takes_hosts
+def kill(*, job_id: str, wanted: HostsWanted, is_json: bool) -> None:
+    """End every process of a job at once."""
+    _end(wanted, job_id, lambda control: control.kill(job_id), is_json=is_json)
+
+
+@click.command()
+@click.argument("job_id", metavar="JOB")
+@click.option("--now", is_flag=True, help="Kill it at once, without an agreed step and a checkpoint")
+@click.option(
+    "--nproc-per-node", "num_ranks", type=click.IntRange(1, MAX_LOCAL_WORLD_SIZE), help="Ranks of each host [as before]"
+)
+@click.option(
+    "--on-these-hosts", "is_here", is_flag=True, help="On those named here, whichever of its hosts it ran on before"
+)
+@json_option
+@takes_hosts
+def restart(*, job_id: str, wanted: HostsWanted, is_json: bool, **how: Any) -> None:
+    """End a job in an orderly way if it runs, and begin its next attempt, with what it was started with."""
+    check_job_id(job_id)
+    with reached(wanted, AgentLink.find, needs_all=False) as hosts:
+        done, begun = asyncio.run(_restart(_session(hosts), job_id, **how))
+        watch = hosts.command("attach")
+    if is_json:
+        fields = {"job_id": job_id, "attempt": begun.attempt, "num_ranks": begun.world_size}
+        print_json({"hosts": wanted.names, **fields})
+    else:
+        click.echo(done)
+        print_line(f"rankdeck: watch it: {watch}")
+
+
+@click.command()
+@click.argument("kind", type=click.Choice([kind.value for kind in FaultKind]))
+@click.option("--job", "job_id", default="", help="Id of the job [the one that runs there]")
+@click.option("--rank", type=click.IntRange(min=0), required=True, help="Global rank")
+@click.option("--at-step", type=click.IntRange(min=0), help="Strike at this step [now, or at the next step]")
+@click.option(
+    "--factor",
+    type=click.FloatRange(1, 1000),
+    help=f"For slow: how many times as long a step takes [{DEFAULT_SLOW_FACTOR:g}]; 1 heals",
+)
+@click.option(
+    "--for", "duration_s", type=click.FloatRange(0, 3600, min_open=True), help=f"For gil: seconds [{DEFAULT_HOLD_S:g}]"
+)
+@json_option
+@takes_hosts
+def fault(*, wanted: HostsWanted, kind: str, job_id: str, is_json: bool, **how: Any) -> None:
+    """Do harm to one rank of a job that allows it (`run --allow-faults`), to see what follows."""
+    harm = make_fault(FaultKind(kind), **how)
+    if job_id:
+        check_job_id(job_id)
+    with reached(wanted, AgentLink.find, needs_all=False) as hosts:
+        job_id, node = asyncio.run(_inject(_session(hosts), job_id, harm))
+    if is_json:
+        print_json({"host": node, "job_id": job_id, "kind": kind, "rank": harm.rank, "at_step": harm.at_step})
+    else:
+        click.echo(f"job {job_id} on {node}: rank {harm.rank} {told(harm)}")
+
+
+async def _inject(session: RemoteSession, job_id: str, harm: Fault) -> tuple[str, str]:
+    """Do harm to a rank of a job, or of the only one that runs; return the job's id and the node it was done on."""
+    try:
+        await session.connect()
+        if not job_id:
+            job_id = only_running_job(await session.reports())
+        node = node_of_rank(of_newest_attempt(await session.session.control.statuses(job_id)), harm.rank)
+        await session.session.inject_on(node, job_id, harm)
+        return job_id, node
+    finally:
+        await session.close()
+        tell_trouble(session.session.audit)
+
+
+def _session(hosts: Hosts) -> RemoteSession:
+    return RemoteSession(hosts, None, SessionOptions(audit=audit_log()))
+
+
+def _end(wanted: HostsWanted, job_id: str, ask: Callable[[JobControl], Awaitable[str]], *, is_json: bool) -> None:
+    check_job_id(job_id)
+    with reached(wanted, AgentLink.find, needs_all=False) as hosts:
+        states, num_unknown = asyncio.run(_wait_for_end(_session(hosts), job_id, ask))
+    if is_json:
+        state = min(states.values(), key=_WORST_FIRST.index)
+        rows = [{"host": host, "state": its_state.value} for host, its_state in states.items()]
+        print_json({"job_id": job_id, "state": state.value, "hosts": rows, "num_unknown_hosts": num_unknown})
+    else:
+        for state in dict.fromkeys(states.values()):
+            nodes = [host for host, its_state in states.items() if its_state is state]
+            click.echo(f"job {job_id} on {nodes_text(nodes)}: {state.value}")
+    if num_unknown:
+        print_line(f"rankdeck: how it stands on {num_unknown} more of its hosts is not known: it may run there")
+        raise SystemExit(ExitCode.UNREACHABLE)
+
+
+async def _wait_for_end(
+    session: RemoteSession, job_id: str, ask: Callable[[JobControl], Awaitable[str]]
+) -> tuple[dict[str, JobState], int]:
+    """Ask for a job's end; return how it stands on each node once it has come, and of how many nobody knows."""
+    done = ""
+    try:
+        await session.connect()
+        control = session.session.control
+        done = await ask(control)
+        if not session.is_alone:
+            print_line(f"rankdeck: {done}")
+        return await _end_of(session, job_id)
+    except AgentRefusedError as error:
+        if not done or error.reason != RefusalReason.UNKNOWN_JOB:
+            raise
+        # It had been prepared and never begun: now nobody knows it any more.
+        return dict.fromkeys(await session.reports(), JobState.STOPPED), 0
+    finally:
+        await session.close()
+        tell_trouble(session.session.audit)
+
+
+async def _end_of(session: RemoteSession, job_id: str) -> tuple[dict[str, JobState], int]:
+    """Wait for the end of a job that was asked to; see `_wait_for_end`."""
+    patience_s = await session.end_patience_s(job_id)
+    deadline_s = time.monotonic() + patience_s
+    said: list[JobState] = []
+    while True:
+        statuses = of_newest_attempt(await session.session.control.statuses(job_id))
+        states = {node: status.state for node, status in statuses.items()}
+        moving = [state for state in dict.fromkeys(states.values()) if state not in ENDED_STATES]
+        if not moving:
+            return states, newest(statuses).num_nodes - len(states)
+        if moving != said:
+            print_line(f"rankdeck: job {job_id} is {' and '.join(state.value for state in moving)}")
+            said = moving
+        if time.monotonic() > deadline_s:
+            raise AppError(f"job {job_id} has not ended in {patience_s:.0f} s", f"rankdeck kill {job_id}")
+        await asyncio.sleep(POLL_S)
+
+
+async def _restart(
+    session: RemoteSession, job_id: str, *, num_ranks: int | None, now: bool, is_here: bool
+) -> tuple[str, JobStatus]:
+    """Return what was done, and how the job stands then; `num_ranks` is of each node."""
+    try:
+        await session.connect()
+        control = session.session.control
+        if num_ranks is not None:
+            statuses = await control.statuses(job_id)
+            num_ranks *= len(statuses) if is_here else newest(statuses).num_nodes
+        begin = control.restart(job_id, num_ranks, is_at_once=now, without=() if is_here else None)
+        done = await with_progress(begin, session)
+        return done, newest(await control.statuses(job_id))
+    finally:
+        await session.close()
+        tell_trouble(session.session.audit)

@@ -1,0 +1,143 @@
+"""The verbs `evidence`, which keeps what is known of a job, and `replay`, which shows it again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from agent.wire.reports import WIRE_VERSION
+from app.cli.chosen_hosts import HostsWanted, reached, takes_hosts
+from app.cli.headless import print_line
+from app.cli.options import audit_log, json_option, print_json
+from app.cli.presenting import is_terminal, print_summary, show_session
+from app.cli.settings_options import takes_settings
+from app.errors import ExitCode, UsageError
+from app.fleet.agent_link import AgentLink
+from app.inventory.program import check_job_id
+from app.paths import NotRegularError, TooLargeError, read_regular_file
+from app.recording.bundle import bundle_name, encode_bundle, recording_of
+from app.recording.evidence import Answers, write_evidence
+from app.recording.incident_recorder import PATIENCE_S
+from app.recording.playback import clock_text
+from app.recording.records import MAX_RECORDING_BYTES, MalformedRecordingError, decode_recording
+from app.recording.replay import SPEEDS, Replay
+from app.session.options import SessionOptions
+from app.session.remote_session import RemoteSession
+from app.text import LINE_LIMIT, clean
+from app.view.summary import exit_code
+
+if TYPE_CHECKING:
+    from app.recording.bundle import Evidence
+    from app.recording.records import Recording
+    from app.settings.schema import Settings
+
+LISTENING_S = 2.0
+"""Of reports of now, behind what the agent remembers."""
+MAX_LISTENING_S = 15.0
+"""Until all lines that it keeps are here, the last ones last."""
+POLL_S = 0.1
+ON_REQUEST = "asked for by a person"
+
+
+@click.command()
+@click.argument("job_id", metavar="JOB")
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file to write [JOB-TIME.zip in this directory]",
+)
+@json_option
+@takes_settings
+@takes_hosts
+def evidence(*, job_id: str, wanted: HostsWanted, output: Path | None, is_json: bool, settings: Settings) -> None:
+    """Keep what is known of a job in one file, for `rankdeck replay`: reports, stacks, output, versions."""
+    check_job_id(job_id)
+    options = SessionOptions(thresholds=settings.thresholds, audit=audit_log())
+    with reached(wanted, AgentLink.find, needs_all=False) as hosts:
+        found = asyncio.run(_collect(RemoteSession(hosts, None, options, job_id), job_id))
+    path = write_evidence(output or Path(bundle_name(found.opening)), encode_bundle(found))
+    if is_json:
+        fields = {"job_id": job_id, "path": str(path), "num_records": len(found.records)}
+        print_json({"hosts": wanted.names, **fields})
+        return
+    print_line(f"rankdeck: look at it again: rankdeck replay {clean(str(path), LINE_LIMIT)}")
+    click.echo(str(path))
+
+
+@click.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--speed",
+    type=click.FloatRange(SPEEDS[0], SPEEDS[-1]),
+    default=1.0,
+    show_default=True,
+    help="On the screen: times the real pace",
+)
+@click.option(
+    "--at", "start_s", type=click.FloatRange(min=0), default=0.0, help="On the screen: begin at this second of it"
+)
+@click.option("--headless", is_flag=True, help="No screen: what was said and when, and how it stood at the end")
+@click.option("--json", "is_json", is_flag=True, help="How it stood at the end as one JSON object (implies --headless)")
+@takes_settings
+def replay(*, file: Path, speed: float, start_s: float, headless: bool, is_json: bool, settings: Settings) -> None:
+    """Show a bundle of evidence, or a recording, again, as if it happened now."""
+    recording = _read(file)
+    session = Replay(recording, speed=speed, start_s=start_s, thresholds=settings.thresholds)
+    if headless or is_json or not is_terminal():
+        raise SystemExit(_print(session, recording, is_json=is_json))
+    # What was recorded has ended as it has: that is no failure of this command.
+    shown = asyncio.run(show_session(session, settings.console))
+    raise SystemExit(ExitCode.INTERRUPTED if shown is ExitCode.INTERRUPTED else ExitCode.WELL)
+
+
+def _print(session: Replay, recording: Recording, *, is_json: bool) -> ExitCode:
+    for at_s, text in session.play_to_end():
+        print_line(f"{clock_text(recording, at_s)} {at_s:6.1f} s  {clean(text, LINE_LIMIT)}")
+    view = session.view()
+    print_summary(view, is_json=is_json)
+    if farewell := session.farewell():
+        print_line(farewell)
+    if not recording.records:
+        print_line("rankdeck: nothing was heard in it")
+    return exit_code(view)
+
+
+async def _collect(session: RemoteSession, job_id: str) -> Evidence:
+    try:
+        await session.connect()
+        await session.session.control.statuses(job_id)  # one that nobody knows is refused at once
+        answers = Answers()
+        await session.session.take_stacks(job_id, answers)
+        await session.session.replay_history()
+        began_s = time.monotonic()
+        while (heard_s := time.monotonic() - began_s) < LISTENING_S or not session.session.has_all_lines:
+            session.view()
+            await asyncio.sleep(POLL_S)
+            if heard_s > MAX_LISTENING_S:
+                break
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                await session.session.ask_agents(job_id, answers)
+        return await session.session.evidence(job_id, ON_REQUEST, answers)
+    finally:
+        await session.close()
+
+
+def _read(path: Path) -> Recording:
+    try:
+        content = read_regular_file(path, MAX_RECORDING_BYTES)
+        return decode_recording(recording_of(content), WIRE_VERSION)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except NotRegularError:
+        raise UsageError(f"{path} is not a file: copy what is to be replayed into one") from None
+    except TooLargeError:
+        size = MAX_RECORDING_BYTES >> 20
+        raise UsageError(f"{path} is larger than any evidence: more than {size} MiB") from None
+    except MalformedRecordingError as error:
+        raise UsageError(f"{path} cannot be replayed: {error}") from error

@@ -1,0 +1,228 @@
+"""A job without a terminal: a line every two seconds on stderr, a summary on stdout."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import time
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from app.diagnosis.causes import Cause
+from app.errors import ExitCode
+from app.recording.events import NoteWatch
+from app.view.summary import exit_code, headline_hint, headline_text, is_over
+from ddpcore.wire import FaultKind
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Sequence
+
+    from app.fleet.start_progress import StartProgress
+    from app.view.rows import VerdictRow
+    from app.view.view import View
+    from ddpcore.wire import Fault
+
+Answer = TypeVar("Answer")
+
+_LINE_AWAY = "\r\x1b[K"
+LINE_PERIOD_S = 2.0
+FRAME_PERIOD_S = 0.1
+VERDICT_DEADLINE_S = 60.0
+"""From the step at which a fault strikes to the verdict that it must bring."""
+SETTLE_S = 1.0
+"""From a verdict to the summary: by then the ranks that wait for the culprit have said so."""
+EXPLANATION_PATIENCE_S = 8.0
+"""After a job failed without a verdict: a node whose agent died is taken for lost within this time."""
+CAUSE_PATIENCE_S = 2.0
+"""The same, where the job's nodes know why it failed: a verdict on a death comes within this time."""
+END_PATIENCE_S = 5.0
+"""After a rank has ended, for torchrun to end the others and for the job to have an exit code."""
+
+CAUSES_OF_FAULT = {
+    FaultKind.FREEZE: frozenset({Cause.FROZEN}),
+    FaultKind.KILL: frozenset({Cause.EXITED, Cause.OOM}),
+    FaultKind.SLOW: frozenset({Cause.STRAGGLER}),
+    FaultKind.GIL: frozenset({Cause.SILENT}),
+    FaultKind.SKIP_BARRIER: frozenset({Cause.MISMATCH, Cause.FEWER_CALLS}),
+    FaultKind.MISMATCH: frozenset({Cause.MISMATCH}),
+    FaultKind.OOM: frozenset({Cause.OOM}),
+    # A rank of the engine that leaves waits for the others at the close of the process group.
+    FaultKind.LEAVE: frozenset({Cause.FEWER_CALLS, Cause.MISMATCH}),
+}
+ENDING_FAULTS = frozenset({FaultKind.KILL, FaultKind.OOM, FaultKind.LEAVE})
+"""Of which the job ends."""
+
+
+class Followed(Protocol):
+    """What is followed; the methods are those of `app.tui.source.ConsoleSource`."""
+
+    started_at_s: float
+
+    @property
+    def watched_job(self) -> str:
+        """The job whose end is the end; empty is whichever is shown."""
+        ...
+
+    async def start(self) -> None:
+        """Start what is to be followed, or reach it."""
+        ...
+
+    def view(self) -> View:
+        """Return the rows of now."""
+        ...
+
+    def drain_notices(self) -> Sequence[str]:
+        """Return clean sentences about the session."""
+        ...
+
+    @property
+    def starting(self) -> StartProgress | None:
+        """How far a start has come that is under way; None while none is."""
+        ...
+
+
+class Headless:
+    """Follows a job until it ends, an injected fault is named, or a signal comes."""
+
+    def __init__(self, followed: Followed, fault: Fault | None = None) -> None:
+        self._followed = followed
+        self._fault = fault
+        self._struck_at_s: float | None = None
+        self._named_at_s: float | None = None
+        self._over_at_s: float | None = None
+        self._said_at_s = float("-inf")
+        self._notes = NoteWatch()
+        self._hint = ""
+        """What was said last to do about it; said again only when it is something else."""
+        self._progress = UpdatingLine()
+
+    async def run(self) -> tuple[View, bool]:
+        """Start the job and follow it; return the last view and whether an injected fault went unnamed.
+
+        Raises:
+            AppError: It could not be started, or cannot be followed.
+        """
+        starting = asyncio.create_task(self._followed.start())
+        try:
+            while True:
+                view = self._followed.view()
+                now_s = time.monotonic()
+                self._say(view, now_s)
+                if starting.done():
+                    starting.result()
+                if self._is_settled(view, now_s):
+                    return view, False
+                # Until it has begun, what is shown may be an earlier job of the same name.
+                if starting.done() and (self._is_explained(view, now_s) or self._is_overdue(view, now_s)):
+                    return view, self._fault is not None
+                await asyncio.sleep(FRAME_PERIOD_S)
+        finally:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            self._progress.clear()
+
+    def _say(self, view: View, now_s: float) -> None:
+        elapsed = f"{now_s - self._followed.started_at_s:6.1f} s"
+        self._progress.clear()
+        for notice in self._followed.drain_notices():
+            print_line(f"{elapsed}  {notice}")
+        for note in self._notes.news(view.remarks(), now_s):
+            print_line(f"{elapsed}  note: {note}")
+        if now_s - self._said_at_s >= LINE_PERIOD_S:
+            self._said_at_s = now_s
+            print_line(f"{elapsed}  {headline_text(view)}")
+            hint, self._hint = self._hint, headline_hint(view)
+            if self._hint and self._hint != hint:
+                print_line(f"{elapsed}    {self._hint}")
+        if (starting := self._followed.starting) is not None:
+            self._progress.show(f"{elapsed}  {starting.text}")
+
+    def _is_settled(self, view: View, now_s: float) -> bool:
+        """Say whether the injected fault is named and what follows from it is known."""
+        fault = self._fault
+        if fault is None or not any(_names(verdict, fault) for verdict in view.verdicts()):
+            self._named_at_s = None
+            return False
+        if self._named_at_s is None:
+            self._named_at_s = now_s
+        named_s = now_s - self._named_at_s
+        has_ended = (
+            fault.kind not in ENDING_FAULTS or is_over(view, self._followed.watched_job) or named_s > END_PATIENCE_S
+        )
+        return named_s > SETTLE_S and has_ended
+
+    def _is_explained(self, view: View, now_s: float) -> bool:
+        """Say whether the job has ended, and if badly, why."""
+        if not is_over(view, self._followed.watched_job) or self._named_at_s is not None:
+            return False
+        if self._over_at_s is None:
+            self._over_at_s = now_s
+        if exit_code(view) is not ExitCode.JOB_FAILED:
+            return True
+        job = view.job()
+        cause = None if job is None else job.root_cause
+        patience_s = EXPLANATION_PATIENCE_S if cause is None or cause.is_consequence else CAUSE_PATIENCE_S
+        return now_s - self._over_at_s > patience_s
+
+    def _is_overdue(self, view: View, now_s: float) -> bool:
+        if self._fault is None or self._fault.at_step is None:
+            return False
+        if self._struck_at_s is None:
+            (row,) = view.ranks([self._fault.rank]) or (None,)
+            if row is not None and row.step is not None and row.step >= self._fault.at_step - 1:
+                self._struck_at_s = now_s
+            return False
+        return now_s - self._struck_at_s > VERDICT_DEADLINE_S
+
+
+class UpdatingLine:
+    """A line on standard error that is written anew, for what will not be true for long; nothing without a terminal."""
+
+    def __init__(self) -> None:
+        self._is_possible = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._is_there = False
+
+    def show(self, text: str) -> None:
+        """Write it over what was there; `text` is clean."""
+        if self._is_possible:
+            width = shutil.get_terminal_size().columns - 1
+            self._write(f"{_LINE_AWAY}{text[:width]}")
+            self._is_there = True
+
+    def clear(self) -> None:
+        """Take it away: what lasts is printed in its place."""
+        if self._is_there:
+            self._write(_LINE_AWAY)
+            self._is_there = False
+
+    def _write(self, text: str) -> None:
+        print(text, end="", file=sys.stderr, flush=True)  # noqa: T201 - as `print_line`
+
+
+async def with_progress(doing: Awaitable[Answer], followed: Followed) -> Answer:
+    """Await what starts a job, and print meanwhile how far it has come."""
+    line = UpdatingLine()
+    task = asyncio.ensure_future(doing)
+    try:
+        while not task.done():
+            await asyncio.wait([task], timeout=FRAME_PERIOD_S)
+            line.clear()
+            for notice in followed.drain_notices():
+                print_line(f"rankdeck: {notice}")
+            if (starting := followed.starting) is not None:
+                line.show(starting.text)
+        return await task
+    finally:
+        line.clear()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def print_line(text: str) -> None:
+    """Write a line for people."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - this is the printed face of a session
+
+
+def _names(verdict: VerdictRow, fault: Fault) -> bool:
+    return verdict.cause in CAUSES_OF_FAULT[fault.kind] and fault.rank in verdict.culprits

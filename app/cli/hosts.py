@@ -1,0 +1,285 @@
+"""The verbs that look at a job of some hosts: `attach`, `status`, `stacks`, `serve`, and `rankdeck` alone.
+
+`serve` shows the console in a browser. `rankdeck` alone opens the console on the hosts of the nearest rankdeck.toml
+(`console_argv`), else it prints what to type first (`first_lines`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import shlex
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from app.cli.chosen_hosts import HostsWanted, reached, takes_hosts
+from app.cli.headless import print_line
+from app.cli.inventory_file import inventory_path, load_inventory
+from app.cli.options import (
+    audit_log,
+    evidence_option,
+    json_option,
+    no_evidence_option,
+    present,
+    read_only_option,
+    record_option,
+    session_options,
+)
+from app.cli.presenting import print_summary
+from app.cli.settings_options import NO_FILES, read_settings, settings_options, takes_settings
+from app.errors import AgentUnreachableError, ExitCode, SessionError, UsageError
+from app.fleet.agent_link import AgentLink
+from app.inventory.program import check_job_id
+from app.session.options import SessionOptions
+from app.session.remote_session import RemoteSession
+from app.stacks.groups import picture_of, stacks_object
+from app.stacks.words import picture_lines, summary_text
+from app.text import LINE_LIMIT, clean, nodes_text
+from app.view.summary import exit_code, headline_text, status_object
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from app.settings.schema import Settings
+    from app.stacks.groups import StackPicture
+    from app.view.view import View
+
+POLL_S = 0.1
+FIRST_REPORTS_S = 5.0
+"""Waited for the first report of a node whose agent serves."""
+STATUS_REPORTS_S = 1.0
+"""A second of reports: rates need two, and a wait must have been seen twice to be one."""
+
+
+@click.command()
+@evidence_option
+@no_evidence_option
+@record_option
+@read_only_option
+@click.option("--headless", is_flag=True, help="No screen: lines on stderr until the job ends, a summary on stdout")
+@json_option
+@takes_settings
+@takes_hosts
+@click.argument("job_id", metavar="[JOB]", required=False)
+def attach(*, wanted: HostsWanted, job_id: str | None, headless: bool, is_json: bool, **how: Any) -> None:
+    """Watch JOB, or the job that was started last of those under way, whoever has started it."""
+    options = session_options(**how)
+    job_id = check_job_id(job_id) if job_id else ""
+    with contextlib.suppress(UsageError):  # where this directory is gone one can still look on
+        wanted = wanted.with_workdirs("")
+    with reached(wanted, AgentLink.find, needs_all=False) as hosts:
+        session = RemoteSession(hosts, None, options, job_id)
+        present(session, how["settings"], is_json=is_json, is_headless=headless)
+
+
+@click.command()
+@json_option
+@takes_settings
+@takes_hosts
+@click.argument("job_id", metavar="[JOB]", required=False)
+def status(*, wanted: HostsWanted, job_id: str | None, is_json: bool, settings: Settings) -> None:
+    """Print how hosts and JOB stand, or the job that was started last of those under way.
+
+    Exit code 10 while a verdict stands, 1 if the job has failed.
+    """
+    job_id = check_job_id(job_id) if job_id else ""
+    with reached(wanted, AgentLink.find, needs_all=False) as hosts:
+        options = SessionOptions(thresholds=settings.thresholds, audit=audit_log())
+        view = asyncio.run(_look(RemoteSession(hosts, None, options, job_id)))
+    raise SystemExit(_print_status(view, is_json=is_json))
+
+
+@click.command()
+@click.argument("job_id", metavar="JOB")
+@click.option(
+    "--all",
+    "is_whole",
+    is_flag=True,
+    help="Every frame of every thread, the flight recorder, versions, and what the kernel says",
+)
+@click.option("--native", "is_native", is_flag=True, help="With C and C++ frames, by py-spy; stops each rank shortly")
+@json_option
+@takes_hosts
+def stacks(*, job_id: str, wanted: HostsWanted, is_json: bool, **how: bool) -> None:
+    """Print where every rank of a job stands, frame by frame: identical stacks together, the odd one first."""
+    check_job_id(job_id)
+    with reached(wanted, AgentLink.find, needs_all=False) as hosts:
+        session = RemoteSession(hosts, None, SessionOptions(audit=audit_log()))
+        picture = asyncio.run(_take_stacks(session, job_id, is_native=how["is_native"]))
+    if is_json:
+        click.echo(msgspec.json.encode(stacks_object(picture)).decode())
+        return
+    print_line(f"rankdeck: {summary_text(picture)}")
+    click.echo("\n".join(line.text for line in picture_lines(picture, is_whole=how["is_whole"])))
+
+
+async def _take_stacks(session: RemoteSession, job_id: str, *, is_native: bool) -> StackPicture:
+    try:
+        await session.connect()
+        return picture_of(await session.session.stacks(job_id=job_id, is_native=is_native))
+    finally:
+        await session.close()
+
+
+async def _look(session: RemoteSession) -> View:
+    """Return the rows after a second of reports."""
+    try:
+        await session.connect()
+        await session.check_job()
+        await session.session.replay_history()
+        deadline_s = time.monotonic() + FIRST_REPORTS_S
+        enough_s = deadline_s
+        while True:
+            view = session.view()
+            now_s = time.monotonic()
+            silent = [row.node for row in view.nodes() if row.state != "up" and row.node not in session.away]
+            if not silent:
+                enough_s = min(enough_s, now_s + STATUS_REPORTS_S)
+            elif now_s > deadline_s:
+                raise AgentUnreachableError(nodes_text(silent), f"no report in {FIRST_REPORTS_S:.0f} s")
+            if now_s >= enough_s:
+                return view
+            await asyncio.sleep(POLL_S)
+    finally:
+        await session.close()
+
+
+def _nodes_line(view: View) -> str:
+    """Return `gpu1: up`, or of several how many are in each state, and some of their names."""
+    by_state: dict[str, list[str]] = {}
+    for row in view.nodes():
+        by_state.setdefault(row.state, []).append(row.node)
+    return ", ".join(f"{nodes_text(nodes)}: {state}" for state, nodes in by_state.items())
+
+
+def _print_status(view: View, *, is_json: bool) -> ExitCode:
+    if is_json:
+        click.echo(msgspec.json.encode(status_object(view)).decode())
+    else:
+        click.echo(f"{_nodes_line(view)}; {headline_text(view)}")
+        if view.other_jobs_text:
+            click.echo(view.other_jobs_text)
+        if view.job() is not None:
+            print_summary(view, is_json=False)
+    return exit_code(view)
+
+
+FIRST_LINES = """\
+rankdeck names, live, the rank of a PyTorch DDP job that holds the others up.
+{why}. What to type first:
+
+  rankdeck demo                              4 ranks train here: F freezes one
+  rankdeck run train.py                      your program here, under torchrun
+  rankdeck run --host HOST -- train.py       the same on a host, by SSH
+  rankdeck attach --host HOST                the job that runs on a host
+  rankdeck init                              write rankdeck.toml for a cluster
+  rankdeck replay FILE                       evidence, or a recording
+  rankdeck help                              the manual; --help: all commands"""
+
+
+def console_argv(assignments: Sequence[str]) -> tuple[str, ...]:
+    """Return the arguments that open the console on the nearest `rankdeck.toml`; empty where it names no hosts.
+
+    Args:
+        assignments: Settings as `KEY=VALUE`, as typed.
+
+    Raises:
+        UsageError: Something is wrong with the file.
+    """
+    inventory = load_inventory()
+    if not inventory.hosts and not inventory.relay:
+        return ()
+    return ("attach", *(f"--set={assignment}" for assignment in assignments))
+
+
+def inventory_text() -> str:
+    """Return the path of the nearest `rankdeck.toml`, clean; empty where there is none."""
+    path = inventory_path()
+    return "" if path is None else clean(str(path), LINE_LIMIT)
+
+
+def first_lines(assignments: Sequence[str], *, has_files: bool) -> str:
+    """Return what to type first, where there is no cluster.
+
+    Raises:
+        UsageError: Something is wrong with the settings.
+    """
+    read_settings(assignments, has_files=has_files)
+    if not has_files:
+        why = "There is no rankdeck.toml: --no-config is set"
+    elif path := inventory_text():
+        why = f"{path} names no hosts"
+    else:
+        why = "There is no rankdeck.toml here, nor above"
+    return FIRST_LINES.format(why=why)
+
+
+SERVED_VERBS = ("attach", "demo", "replay")
+"""Verbs that open a console, and may be opened once more with each page."""
+
+
+@click.command()
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="On loopback [a free one]")
+@click.option("--control", is_flag=True, help="Let the page act on the job too; without this it only looks on")
+@settings_options
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def serve(
+    *, port: int, control: bool, command: tuple[str, ...], assignments: tuple[str, ...], has_no_files: bool
+) -> None:
+    """Serve the console to a browser of this machine: `serve -- attach --host gpu1`, `serve -- replay FILE`.
+
+    The address that is printed holds a secret; whoever has it may look on. From another machine: `ssh -L`.
+    """
+    # A page could not say it: what is wrong with the settings is said here, before there is one.
+    read_settings(assignments, has_files=not has_no_files and NO_FILES not in command)
+    verb, *others = served_command(command, may_control=control)
+    chosen = [*([NO_FILES] if has_no_files else []), *(f"--set={assignment}" for assignment in assignments)]
+    # No shell stays between: a console notices when its server is gone.
+    line = "exec " + shlex.join([sys.executable, "-P", "-m", "app", verb, *chosen, *others])
+    if importlib.util.find_spec("textual_serve") is None:
+        raise SessionError("textual-serve is not installed", "pip install 'rankdeck[web]'")
+    try:
+        raise SystemExit(asyncio.run(_serve(line, " ".join(("rankdeck", *command)), port)))
+    except OSError as error:
+        why = os.strerror(error.errno or 0)
+        raise UsageError(f"port {port} cannot be listened on: {why}", "name another, or none") from error
+
+
+def served_command(command: tuple[str, ...], *, may_control: bool) -> list[str]:
+    """Return the command that each page runs.
+
+    Raises:
+        UsageError: It opens no console, or one that cannot be opened twice.
+    """
+    verb, *others = command
+    if verb not in SERVED_VERBS:
+        raise UsageError(f"serve shows {', '.join(SERVED_VERBS)}, not {verb!r}", "serve -- attach --host gpu1")
+    for option in ("--headless", "--json"):
+        if option in others:
+            raise UsageError(f"{option} opens no screen that could be served")
+    only_looks = verb != "replay" and not may_control and "--read-only" not in others
+    return [verb, *(["--read-only"] if only_looks else []), *others]
+
+
+async def _serve(line: str, title: str, port: int) -> ExitCode:
+    from app.web.server import WebConsole  # noqa: PLC0415 - only who serves pays for it
+
+    def told(address: str) -> None:
+        click.echo(address)
+        print_line("rankdeck: open it in a browser of this machine; Ctrl-C ends it")
+
+    serving = asyncio.create_task(WebConsole(line, title).run(port, told))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+    try:
+        await serving
+    except asyncio.CancelledError:
+        return ExitCode.INTERRUPTED
+    return ExitCode.WELL

@@ -1,0 +1,140 @@
+"""Finds the inventory and the hosts that a command may name.
+
+`inventory_path` is the nearest `rankdeck.toml`, from the directory that the command is run in upwards. `known_hosts`
+are the hosts that a user's configuration of ssh names.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.errors import UsageError
+from app.inventory.inventory import LOCAL, HostEntry, Inventory, read_inventory
+from app.paths import ForeignFileError, NotRegularError, TooLargeError, read_regular_file
+from app.settings.loading import MAX_FILE_BYTES, project_file
+from app.ssh.config import THIS_MACHINE, host_aliases, parse_destination
+from app.text import LINE_LIMIT, clean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+def inventory_path() -> Path | None:
+    """Return the nearest file; None where there is none."""
+    try:
+        return project_file(Path.cwd())
+    except OSError:
+        return None  # the directory is gone
+
+
+def load_inventory() -> Inventory:
+    """Return what the nearest file says of hosts; an empty inventory where there is none.
+
+    Raises:
+        UsageError: It cannot be read, or something in it cannot be.
+    """
+    path = inventory_path()
+    if path is None:
+        return Inventory()
+    inventory = read_inventory(text_of(path), clean(str(path), LINE_LIMIT))
+    # It says which program is run there, and here: whoever may write it may run what he wants.
+    return inventory if inventory == Inventory() else read_inventory(text_of(path, is_own=True), str(path))
+
+
+def text_of(path: Path, *, is_own: bool = False) -> str:
+    """Return the text of a file that a person has written.
+
+    Raises:
+        UsageError: It cannot be read, is no text, or, where that is wanted, may be written by others.
+    """
+    shown = clean(str(path), LINE_LIMIT)
+    try:
+        return read_regular_file(path, MAX_FILE_BYTES, is_own=is_own).decode().removeprefix("\ufeff")
+    except OSError as error:
+        raise UsageError(f"{shown} cannot be read: {error.strerror}") from error
+    except ForeignFileError:
+        raise UsageError(f"{shown} names hosts, and somebody else may write it", "see to its owner and mode") from None
+    except NotRegularError:
+        raise UsageError(f"{shown} is not a file") from None
+    except TooLargeError:
+        raise UsageError(f"{shown} is larger than {MAX_FILE_BYTES >> 20} MiB") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{shown} is not UTF-8") from None
+
+
+def named_hosts(
+    names: Sequence[str], exclude: Sequence[str] = (), inventory: Inventory | None = None
+) -> tuple[HostEntry, ...]:
+    """Return the hosts that a person means: patterns of the inventory, or any other host; all of it without a name.
+
+    Args:
+        names: As typed.
+        exclude: Patterns of those to leave out.
+        inventory: To choose from; None is that of this directory.
+
+    Raises:
+        UsageError: Nothing is meant by a name, or there is nothing to choose from.
+    """
+    inventory = load_inventory() if inventory is None else inventory
+    if not inventory.hosts and (exclude or not names):
+        raise UsageError("there is no inventory to choose hosts from", "name a host, or write one: rankdeck init")
+    if not names:
+        return inventory.chosen((), exclude)
+    found: dict[str, HostEntry] = {}
+    for name in names:
+        name = THIS_MACHINE if name == LOCAL else name  # noqa: PLW2901
+        same = [entry for entry in inventory.hosts if entry.host == name]
+        matching = same or [entry for entry in inventory.hosts if fnmatchcase(entry.host, name)]
+        if not matching:
+            parse_destination(name)
+            matching = [HostEntry(name)]
+        found.update((entry.host, entry) for entry in matching)
+    left = Inventory("", tuple(found.values()))
+    return left.chosen((), exclude) if exclude else left.hosts
+
+
+SSH_CONFIG = "~/.ssh/config"
+SSH_CONFIG_VARIABLE = "RANKDECK_SSH_CONFIG"
+MAX_CONFIG_FILES = 256
+MAX_CONFIG_BYTES = 1 << 20
+
+
+def ssh_config_file() -> str:
+    """Return the configuration of ssh that is read here, as a person writes its name."""
+    return os.environ.get(SSH_CONFIG_VARIABLE) or SSH_CONFIG
+
+
+def expanded(path: str) -> Path:
+    """Return a path with `~` for what it stands for, where it stands for something."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib's raises for a user who is not there
+
+
+def known_hosts(config_file: Path) -> tuple[str, ...] | None:
+    """Return the hosts that a configuration of ssh names, and those it includes; None where it cannot be read."""
+    num_left = MAX_CONFIG_FILES
+
+    def included(pattern: str) -> Iterator[str]:
+        nonlocal num_left
+        place = expanded(pattern)
+        # As ssh does for a person's own file, whichever that is.
+        for path in sorted(glob.glob(str(expanded("~/.ssh") / place))):  # noqa: PTH207 - it may be absolute
+            if num_left and (text := _text(Path(path))) is not None:
+                num_left -= 1
+                yield text
+
+    text = _text(config_file)
+    return None if text is None else tuple(host_aliases(text, included))
+
+
+def _text(path: Path) -> str | None:
+    try:
+        if not path.is_file():
+            return None  # a pipe would be waited for
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(MAX_CONFIG_BYTES)
+    except OSError:
+        return None

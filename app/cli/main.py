@@ -1,0 +1,123 @@
+"""The command `rankdeck`: parses, runs one thing, and turns errors into one line and an exit code.
+
+`LazyGroup` imports each command only when it is wanted: a user waits for one of them, not for all.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from app.cli.settings_options import settings_options
+from app.errors import AppError, ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+
+class LazyGroup(click.Group):
+    """A group that knows where its commands are.
+
+    Source: Click's documentation, "Lazily Loading Subcommands".
+    """
+
+    def __init__(self, *args: Any, places: Mapping[str, str], **kwargs: Any) -> None:
+        """Make the group; `places` has the module of each command, in which it bears its own name."""
+        super().__init__(*args, **kwargs)
+        self.places = places
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands."""
+        return sorted({*super().list_commands(ctx), *self.places})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, imported now; None if there is none of that name."""
+        if cmd_name not in self.places:
+            return super().get_command(ctx, cmd_name)
+        command: click.Command = getattr(importlib.import_module(self.places[cmd_name]), cmd_name)
+        return command
+
+
+COMMANDS = {
+    "attach": "app.cli.hosts",
+    "config": "app.cli.config",
+    "demo": "app.cli.run",
+    "doctor": "app.cli.agents",
+    "down": "app.cli.agents",
+    "evidence": "app.cli.evidence",
+    "fault": "app.cli.control",
+    "help": "app.cli.help",
+    "init": "app.cli.config",
+    "install": "app.cli.agents",
+    "kill": "app.cli.control",
+    "replay": "app.cli.evidence",
+    "restart": "app.cli.control",
+    "run": "app.cli.run",
+    "serve": "app.cli.hosts",
+    "stacks": "app.cli.hosts",
+    "start": "app.cli.run",
+    "status": "app.cli.hosts",
+    "stop": "app.cli.control",
+    "up": "app.cli.agents",
+}
+"""By verb, the module in which it is."""
+START_OBJECTS = 50_000
+"""Made between two looks of the collector: what is imported stays, and looking for garbage in it takes a fifth of a
+start at Python's own pace."""
+
+
+@click.group(
+    cls=LazyGroup,
+    places=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+)
+@click.version_option(package_name="rankdeck", prog_name="rankdeck")
+@settings_options
+@click.pass_context
+def rankdeck(context: click.Context, *, assignments: tuple[str, ...], has_no_files: bool) -> None:
+    """Watch a PyTorch DDP job live: which rank holds the others up, at which barrier, on which line, and why.
+
+    Alone it opens the console on the hosts of the nearest rankdeck.toml, here or above; --set and --no-config are for
+    that. Without such a file it says what to type first.
+    """
+    if context.invoked_subcommand is not None:
+        if assignments or has_no_files:
+            hint = f"rankdeck {context.invoked_subcommand} --help says which it takes"
+            raise UsageError("--set and --no-config stand behind the command", hint)
+        return
+    # Whoever types a command does not wait for these.
+    from app.cli.hosts import console_argv, first_lines, inventory_text  # noqa: PLC0415
+
+    if not has_no_files and (argv := console_argv(assignments)):
+        _say(f"the hosts are those of {inventory_text()}")
+        rankdeck.main(list(argv), prog_name="rankdeck", standalone_mode=False)
+    else:
+        click.echo(first_lines(assignments, has_files=not has_no_files))
+
+
+def main() -> NoReturn:
+    """Run the command; an error of ours is one line on stderr, with what to do about it."""
+    gc.set_threshold(START_OBJECTS)
+    try:
+        rankdeck.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        code = ExitCode.INTERRUPTED
+    except click.ClickException as error:
+        _say(f"{error.format_message()} (--help shows what there is)")
+        code = ExitCode.USAGE
+    except AppError as error:
+        _say(error.whole)
+        code = error.exit_code
+    else:
+        code = ExitCode.WELL
+    sys.exit(code)
+
+
+def _say(sentence: str) -> None:
+    click.echo(f"rankdeck: {sentence}", err=True)

@@ -1,0 +1,261 @@
+"""The options that several verbs share: how hosts are reached, relays, and how an answer is printed.
+
+`reaches` and `link_by` are for verbs that reach a host. `relay_options` and `through_relay` are for a relay and the
+nodes behind it. `audit_log` is the log of what commands do to jobs and agents (`app.session.audit`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+import msgspec
+from click.core import ParameterSource
+
+from app.cli.headless import print_line
+from app.cli.inventory_file import SSH_CONFIG_VARIABLE, load_inventory
+from app.cli.presenting import is_served, is_terminal, print_session, show_session
+from app.errors import SessionError, UsageError
+from app.fleet.local_link import LocalLink
+from app.inventory.inventory import LOCAL, NO_RELAY, Inventory
+from app.paths import make_room_for_nodes
+from app.recording.evidence import check_directory, default_directory
+from app.session.audit import AuditLog, default_path
+from app.session.options import SessionOptions
+from app.ssh.config import THIS_MACHINE, parse_destination
+from app.text import clean
+from app.view.rows import SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from app.fleet.agent_link import AgentLink
+    from app.fleet.relay_hub import RelayHub
+    from app.inventory.inventory import HostEntry
+    from app.session.remote_session import RemoteSession
+    from app.settings.schema import Settings
+    from app.ssh.questions import QuestionDesk
+
+
+def audit_log() -> AuditLog:
+    """Return this user's."""
+    return AuditLog(default_path())
+
+
+def tell_trouble(audit: AuditLog) -> None:
+    """Say why nothing is written down, if it is so."""
+    for notice in audit.drain_notices():
+        print_line(f"rankdeck: {notice}")
+
+
+HEADLESS_PATIENCE_S = 600.0
+"""A script wants an end: for so long a connection that is lost is tried again. The screen never gives up."""
+_access_options = (
+    click.option(
+        "--python",
+        default="python3",
+        envvar="RANKDECK_PYTHON",
+        show_default=True,
+        show_envvar=True,
+        help="The Python there that has rankdeck; may begin with ~/",
+    ),
+    click.option(
+        "--ssh-config",
+        default="",
+        envvar=SSH_CONFIG_VARIABLE,
+        show_envvar=True,
+        metavar="FILE",
+        help="Read instead of ~/.ssh/config",
+    ),
+)
+exclude_option = click.option(
+    "--exclude", multiple=True, metavar="PATTERN", help="Leave hosts of the inventory out, as 'gpu1*'"
+)
+json_option = click.option("--json", "is_json", is_flag=True, help="One JSON object on stdout")
+evidence_option = click.option(
+    "--evidence",
+    "evidence_dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep evidence of each incident there [~/.local/state/rankdeck/evidence, the newest 20]",
+)
+record_option = click.option(
+    "--record",
+    "recording",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Record all that is heard, for rankdeck replay; what is full becomes FILE.1",
+)
+read_only_option = click.option(
+    "--read-only", "is_read_only", is_flag=True, help="Only look on: nothing can be done to the job from the console"
+)
+SESSION_OPTIONS = ("evidence_dir", "keeps_none", "recording", "is_read_only", "settings")
+"""What `session_options` takes."""
+no_evidence_option = click.option("--no-evidence", "keeps_none", is_flag=True, help="Keep none")
+
+
+def reaches(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say how a host is reached."""
+    for option in _access_options:
+        command = option(command)
+    return command
+
+
+def named_python(python: str) -> str:
+    """Return the Python if the command line names it; empty where it comes from anywhere else."""
+    source = click.get_current_context().get_parameter_source("python")
+    return python if source is ParameterSource.COMMANDLINE else ""
+
+
+def link_by(host: str, named_python: str, inventory_python: str, default_python: str, ssh_config: str) -> AgentLink:
+    """Return the way to a host, by what is said of its Python: the first of the three that is not empty."""
+    if host == THIS_MACHINE:
+        return LocalLink(named_python or inventory_python)
+    # Only who goes to another host pays for paramiko.
+    from app.cli.terminal import LOGINS  # noqa: PLC0415
+    from app.fleet.host_link import Access, HostLink  # noqa: PLC0415
+
+    return HostLink(Access(host, named_python or inventory_python or default_python, ssh_config), LOGINS)
+
+
+def session_options(*, evidence_dir: Path | None, keeps_none: bool, **how: Any) -> SessionOptions:
+    """Return what a person wants of a session.
+
+    Raises:
+        click.UsageError: See `evidence_place`; and so `SessionError`.
+    """
+    place = evidence_place(evidence_dir, keeps_none=keeps_none)
+    return SessionOptions(place, how["recording"], how["is_read_only"], how["settings"].thresholds, audit_log())
+
+
+def evidence_place(evidence_dir: Path | None, *, keeps_none: bool) -> Path | None:
+    """Return where a session keeps evidence, None where it keeps none.
+
+    Raises:
+        click.UsageError: A person wants both.
+        SessionError: A person wants it where it cannot be kept.
+    """
+    if evidence_dir is not None and keeps_none:
+        raise click.UsageError("--evidence and --no-evidence contradict each other")
+    if keeps_none:
+        return None
+    place = evidence_dir or default_directory()
+    try:
+        check_directory(place)
+    except SessionError as error:
+        if evidence_dir is not None:
+            raise
+        print_line(f"rankdeck: no evidence of incidents is kept: {error}")
+        return None
+    return place
+
+
+def present(session: RemoteSession, settings: Settings, *, is_json: bool, is_headless: bool) -> NoReturn:
+    """Show a session on the screen, or print it where there is none, and end with its code."""
+    session.guards_rest = True
+    if is_headless or is_json or not is_terminal():
+        session.patience_s = HEADLESS_PATIENCE_S
+        session.session.choice.stays = True
+        raise SystemExit(asyncio.run(print_session(session, is_json=is_json)))
+    session.patience_s = math.inf
+    session.looks_back = True
+    session.asked_at = desk_of(session)
+    raise SystemExit(asyncio.run(show_session(session, settings.console)))
+
+
+def desk_of(session: RemoteSession) -> QuestionDesk | None:
+    """Return where a screen asks what hosts want to know; None where it may not, as on a page of `rankdeck serve`."""
+    if is_served() or session.is_read_only or not session.goes_to_other_machines:
+        return None
+    from app.cli.terminal import DESK  # noqa: PLC0415 - it is there already, with paramiko
+
+    return DESK
+
+
+def print_json(fields: dict[str, Any]) -> None:
+    """Print an object with the schema's number."""
+    click.echo(msgspec.json.encode({"schema": SCHEMA, **fields}).decode())
+
+
+relay_options = (
+    click.option(
+        "--relay",
+        default="",
+        metavar="HOST",
+        help="The hosts are the nodes of the relay there, as `python -P -m agent relay` serves; --host and --exclude "
+        f"choose among them; {THIS_MACHINE}: on this machine, without SSH; {NO_RELAY}: SSH goes to each host, whatever "
+        "the inventory says [the inventory's]",
+    ),
+    click.option("--relay-dir", default="", metavar="DIR", help="Of the relay there [its usual one, the inventory's]"),
+)
+
+
+def relay_inventory(relay: str, relay_dir: str, *, has_no_files: bool) -> Inventory | None:
+    """Return an inventory whose hosts are behind a relay, before that is asked; None where SSH goes to each.
+
+    Raises:
+        UsageError: What names the relay is no host, or there is none that a directory could be of.
+    """
+    inventory = Inventory() if has_no_files else load_inventory()
+    relay = THIS_MACHINE if relay == LOCAL else relay
+    if relay == NO_RELAY or not (relay or inventory.relay):
+        if relay_dir:
+            raise UsageError("--relay-dir is of a relay, and none is named", "say --relay")
+        return None
+    if relay:
+        parse_destination(relay)
+        if relay != inventory.relay:
+            inventory = msgspec.structs.replace(inventory, relay_dir="")
+    return msgspec.structs.replace(
+        inventory, relay=relay or inventory.relay, relay_dir=relay_dir or inventory.relay_dir
+    )
+
+
+@contextmanager
+def through_relay(inventory: Inventory, python: str, named_python: str, ssh_config: str) -> Iterator[RelayHub]:
+    """Lend the connection to an inventory's relay; raises as `RelayHub.connect`."""
+    from app.fleet.relay_hub import RelayHub  # noqa: PLC0415 - only who goes through one pays for paramiko
+
+    own = next((entry for entry in inventory.hosts if entry.host == inventory.relay), None)
+    way = link_by(inventory.relay, named_python, own.python if own else "", python, ssh_config)
+    with RelayHub(way, inventory.relay_dir) as hub:
+        hub.connect()
+        make_room_for_nodes(len(hub.nodes))
+        yield hub
+
+
+def relayed_hosts(
+    inventory: Inventory, hub: RelayHub, names: Sequence[str], exclude: Sequence[str]
+) -> tuple[HostEntry, ...]:
+    """Return the nodes of a relay that a person means.
+
+    Raises:
+        UsageError: It knows none, or not those.
+    """
+    nodes = hub.nodes
+    num_here = sum(entry.is_here for node in nodes if (entry := hub.entry(node)) is not None)
+    if not nodes:
+        raise UsageError(
+            f"no agent has come to the relay on {clean(hub.host)} yet",
+            "start them: srun --ntasks-per-node=1 python -P -m agent serve --relay INVITATION",
+        )
+    if hub.num_expected > num_here:
+        print_line(f"rankdeck: {num_here} of the {hub.num_expected} nodes that are to come are there")
+    return inventory.behind_relay(nodes).chosen(names, exclude)
+
+
+def refuse_relay(action: str) -> None:
+    """Refuse what does not go through a relay, where the inventory has one.
+
+    Raises:
+        UsageError: It has one.
+    """
+    if relay := load_inventory().relay:
+        raise UsageError(
+            f"{action} does not go through the relay on {clean(relay)}",
+            "agents behind a relay begin and end with what starts them: "
+            "srun --ntasks-per-node=1 python -P -m agent serve --relay INVITATION",
+        )

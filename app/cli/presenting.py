@@ -1,0 +1,138 @@
+"""A session and a person: on the screen, or as printed lines; and what signals do to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Protocol
+
+import click
+import msgspec
+
+from app.cli.headless import Followed, Headless, print_line
+from app.errors import ExitCode
+from app.tui.source import ConsoleSource
+from app.view.summary import exit_code, summary_lines, summary_object
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from app.settings.schema import ConsoleSettings
+    from app.view.view import View
+    from ddpcore.wire import Fault
+
+SERVER_PERIOD_S = 1.0
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Presented(ConsoleSource, Followed, Protocol):
+    """What can be shown either way."""
+
+    @property
+    def told_of_evidence(self) -> Sequence[str]:
+        """All clean sentences about evidence that was kept."""
+        ...
+
+    def farewell(self) -> str:
+        """Return what to tell a person who has left: what goes on, and how to come back. Empty when nothing does."""
+        ...
+
+
+def is_terminal() -> bool:
+    """Say whether there is a terminal that a screen can be drawn on, or a browser in its place."""
+    if is_served():
+        return True
+    streams = (sys.stdin, sys.stdout, sys.stderr)  # Textual draws on the last
+    return all(stream.isatty() for stream in streams) and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def is_served() -> bool:
+    """Say whether the screen is a page of `rankdeck serve`."""
+    return bool(os.environ.get("TEXTUAL_DRIVER"))
+
+
+async def show_session(session: Presented, settings: ConsoleSettings) -> ExitCode:
+    """Open the console at once, as a person has chosen it, and start the session beside it."""
+    from app.tui.console import Console  # noqa: PLC0415 - only the screen pays for Textual
+
+    console = Console(session, settings=settings)
+    is_interrupted = False
+
+    def interrupt() -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
+        console.exit()
+
+    _on_ending_signals(interrupt)
+
+    def leave_if_failed(start: asyncio.Task[None]) -> None:
+        if not start.cancelled() and start.exception() is not None:
+            console.exit()
+
+    watching = asyncio.create_task(_leave_with_server(console.exit)) if is_served() else None
+    starting = asyncio.create_task(session.start())
+    starting.add_done_callback(leave_if_failed)
+    try:
+        await console.run_async()
+    finally:
+        if watching is not None:
+            watching.cancel()
+        starting.cancel()
+        (failure,) = await asyncio.gather(starting, return_exceptions=True)
+        await session.close()
+    for sentence in session.told_of_evidence:  # on the screen its path may not have fitted
+        print_line(f"rankdeck: {sentence}")
+    for error in (failure, console.failure):
+        if isinstance(error, Exception) and not is_interrupted:
+            raise error
+    _say_farewell(session)
+    last = console.stage.view
+    if is_interrupted:
+        return ExitCode.INTERRUPTED
+    return ExitCode.WELL if last is None else exit_code(last)
+
+
+async def _leave_with_server(leave: Callable[[], object]) -> None:
+    """Leave once the server of the page is gone: one that was killed has told nobody."""
+    server = os.getppid()
+    while os.getppid() == server:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(SERVER_PERIOD_S)
+    leave()
+
+
+async def print_session(session: Presented, fault: Fault | None = None, *, is_json: bool) -> ExitCode:
+    """Follow a session in printed lines, and print its summary."""
+    following = asyncio.create_task(Headless(session, fault).run())
+    _on_ending_signals(following.cancel)
+    try:
+        view, is_fault_unnamed = await following
+    except asyncio.CancelledError:
+        print_line(f"rankdeck: interrupted, {session.leaving}")
+        return ExitCode.INTERRUPTED
+    finally:
+        await session.close()
+        for notice in session.drain_notices():
+            print_line(f"rankdeck: {notice}")
+        _say_farewell(session)
+    print_summary(view, is_json=is_json)
+    return exit_code(view, is_fault_unnamed=is_fault_unnamed)
+
+
+def print_summary(view: View, *, is_json: bool) -> None:
+    """Print how a job stands, as data."""
+    summary = summary_object(view)
+    click.echo(msgspec.json.encode(summary).decode() if is_json else "\n".join(summary_lines(summary)))
+
+
+def _say_farewell(session: Presented) -> None:
+    if words := session.farewell():
+        print_line(words)
+
+
+def _on_ending_signals(end: Callable[[], object]) -> None:
+    """Let a signal end the session in an orderly way instead of the process."""
+    loop = asyncio.get_running_loop()
+    for number in ENDING_SIGNALS:
+        loop.add_signal_handler(number, end)

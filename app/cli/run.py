@@ -1,0 +1,351 @@
+"""The verbs that start a job: `run` any program, `start` one of the inventory's jobs, `demo` an example.
+
+`demo` runs on this machine, over two private agents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from agent.wire.jobs import MAX_LOCAL_WORLD_SIZE, MAX_RESTARTS
+from app.cli.chosen_hosts import HostsWanted, reached, takes_hosts
+from app.cli.headless import print_line, with_progress
+from app.cli.inventory_file import load_inventory
+from app.cli.options import (
+    SESSION_OPTIONS,
+    evidence_option,
+    json_option,
+    no_evidence_option,
+    present,
+    print_json,
+    read_only_option,
+    record_option,
+    session_options,
+    tell_trouble,
+)
+from app.cli.presenting import is_terminal, print_session, show_session
+from app.cli.settings_options import NO_FILES_PARAMETER, takes_settings
+from app.errors import AppError, UsageError
+from app.inventory.jobs import is_variable
+from app.inventory.program import check_command, check_job_id, make_job_id
+from app.preflight.asking import preflight
+from app.recording.evidence import check_directory
+from app.session.audit import Act
+from app.session.demo import CONSOLE_STEPS, DEFAULT_RANKS, HEADLESS_STEPS, MAX_RANKS, Demo, DemoOptions, check_options
+from app.session.hosts import wanted_of
+from app.session.options import SessionOptions
+from app.session.remote_job import RunRequest, check_metrics
+from app.session.remote_session import RemoteSession
+from app.settings.keys import nearest_text
+from app.ssh.config import THIS_MACHINE
+from app.text import LINE_LIMIT, clean
+from app.view.actions import AT_START, parse_fault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from app.fleet.agent_link import AgentLink
+    from app.inventory.jobs import JobEntry
+    from app.session.hosts import Hosts
+
+_RENDEZVOUS = "rankdeck chooses address and port of the rendezvous: --master-addr names another address"
+INSTEAD = {
+    "--nnodes": "name the hosts: --host gpu1 --host gpu2",
+    "--node-rank": "hosts have the ranks in the order in which they are named",
+    "--master-port": _RENDEZVOUS,
+    "--rdzv-backend": _RENDEZVOUS,
+    "--rdzv-conf": _RENDEZVOUS,
+    "--rdzv-endpoint": _RENDEZVOUS,
+    "--rdzv-id": _RENDEZVOUS,
+    "--log-dir": "the output of each rank is kept, and is in the view Logs",
+    "--redirects": "the output of each rank is kept, and is in the view Logs",
+    "--tee": "the output of each rank is kept, and is in the view Logs",
+    "--no-python": "name a Python script, or -m MODULE",
+    "--run-path": "name a Python script, or -m MODULE",
+}
+"""What to write for an option of torchrun."""
+
+_watch_options = (
+    click.option("--detach", is_flag=True, help="Start it, say its name, and leave"),
+    click.option("--no-doctor", "skips_doctor", is_flag=True, help="Do not look at several hosts beforehand"),
+    evidence_option,
+    no_evidence_option,
+    record_option,
+    read_only_option,
+    click.option("--headless", is_flag=True, help="No screen: lines on stderr, a summary on stdout"),
+    json_option,
+    takes_settings,
+    takes_hosts,
+)
+
+
+def _starts(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say where a job is started, and how it is watched."""
+    for option in reversed(_watch_options):
+        command = option(command)
+    return command
+
+
+class ProgramCommand(click.Command):
+    """A command whose first word that is no option of its own begins the program's line, as behind torchrun."""
+
+    allow_interspersed_args = False
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take `-m MODULE` for the beginning of the program; say what to write for torchrun's other options."""
+        try:
+            return super().parse_args(ctx, list(args))
+        except click.NoSuchOption as error:
+            if error.option_name == "-m":
+                at, module = _module_in(args)
+                return super().parse_args(ctx, [*args[:at], "--", "-m", *module, *args[at + 1 :]])
+            if instead := INSTEAD.get(error.option_name.replace("_", "-")):
+                raise UsageError(f"{error.option_name} is an option of torchrun, not of rankdeck", instead) from None
+            raise
+
+
+def _module_in(args: list[str]) -> tuple[int, list[str]]:
+    """Return where `-m` stands, and the module if it is in the same word, as Python takes it."""
+    at = next(at for at, word in enumerate(args) if word.startswith("-m"))
+    return at, [args[at][2:]] if len(args[at]) > 2 else []
+
+
+@click.command(cls=ProgramCommand)
+@click.option(
+    "--nproc-per-node",
+    "--nproc_per_node",
+    "num_ranks",
+    type=click.IntRange(1, MAX_LOCAL_WORLD_SIZE),
+    help="Ranks of each host [the inventory's, else one for each GPU, without GPUs one for every two cores]",
+)
+@click.option("--share-gpus", "shares_gpus", is_flag=True, help="Let there be more ranks than GPUs")
+@click.option(
+    "--workdir",
+    default="",
+    help=f"Directory there that the program runs in [the inventory's, else home; on {THIS_MACHINE} this one]",
+)
+@click.option("--job-python", default="", help="The Python there that has torch [the agent's own]")
+@click.option("--master-addr", default="", help="Under which the other hosts reach the first one [those it has]")
+@click.option("--name", default="", help="What to call the job [the program's name and a number]")
+@click.option(
+    "--max-restarts", type=click.IntRange(0, MAX_RESTARTS), default=0, show_default=True, help="After a failure"
+)
+@click.option(
+    "--abandon-after",
+    "abandon_s",
+    type=click.FloatRange(0),
+    default=0.0,
+    help="End ranks that hang for so many seconds while nobody watches [never]",
+)
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="REGEX",
+    help="Find figures in what the ranks print: 'loss=([0-9.e+-]+)' is the loss, (?P<NAME>...) any other; RE2's syntax",
+)
+@click.option(
+    "--env", "variables", multiple=True, metavar="NAME[=VALUE]", help="For the ranks; without a value, the one here"
+)
+@click.option("--no-probe", is_flag=True, help="Leave the ranks as they are: watch their processes and output only")
+@click.option("--allow-faults", is_flag=True, help="Let harm be done to its ranks, by `fault` or in the console")
+@click.option("--standalone", is_flag=True, hidden=True)  # torchrun's, for a job of one host: so is each here
+@_starts
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(*, wanted: HostsWanted, **job: Any) -> None:
+    """Start COMMAND under torchrun, and watch it: `run train.py --epochs 3`, `run --host gpu1 --host gpu2 -m train`.
+
+    Without --host it runs on the hosts of rankdeck.toml, without that on this machine.
+    """
+    command = check_command(tuple(job["command"]))
+    request = RunRequest(
+        command=command,
+        job_id=check_job_id(job["name"] or make_job_id(command, secrets.token_hex(2))),
+        num_ranks=job["num_ranks"],
+        python=job["job_python"],
+        master_addr=job["master_addr"],
+        max_restarts=job["max_restarts"],
+        abandon_s=job["abandon_s"],
+        shares_gpus=job["shares_gpus"],
+        metrics=check_metrics(job["metrics"]),
+        is_probed=not job["no_probe"],
+        allow_faults=job["allow_faults"],
+        env=tuple(_variable(text) for text in job["variables"]),
+    )
+    _start_and_watch(wanted.with_workdirs(job["workdir"]), request, **job)
+
+
+@click.command()
+@_starts
+@click.argument("name", metavar="[JOB]", required=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def start(*, wanted: HostsWanted, name: str | None, arguments: tuple[str, ...], **job: Any) -> None:
+    """Start JOB of rankdeck.toml, and watch it; ARGUMENTS come behind its own: `start gpt -- --lr 1e-4`.
+
+    Without a name it says which jobs there are.
+    """
+    if click.get_current_context().params.get(NO_FILES_PARAMETER):
+        raise UsageError("jobs are those of rankdeck.toml, which is left out", "rankdeck run starts any program")
+    jobs = {entry.name: entry for entry in load_inventory().jobs}
+    if name is None:
+        _tell_jobs(jobs)
+        return
+    if name not in jobs:
+        near = nearest_text(name, list(jobs))
+        there = f"; those there: {', '.join(jobs)}{near}" if jobs else ""
+        raise UsageError(
+            f"rankdeck.toml has no job {clean(name)}{there}", f"write [job.{clean(name)}] with its command"
+        )
+    entry = jobs[name]
+    request = RunRequest(
+        command=check_command((*entry.command, *arguments)),
+        job_id=entry.name,
+        num_ranks=entry.num_ranks,
+        python=entry.python,
+        master_addr=entry.master_addr,
+        max_restarts=entry.max_restarts,
+        abandon_s=entry.abandon_s,
+        shares_gpus=entry.shares_gpus,
+        metrics=entry.metrics,
+        is_probed=entry.is_probed,
+        allow_faults=entry.allow_faults,
+        env=entry.env,
+        grace_s=entry.grace_s,
+        save_s=entry.save_s,
+    )
+    _start_and_watch(wanted.narrowed(entry.hosts).with_workdirs(entry.workdir), request, **job)
+
+
+def _start_and_watch(
+    wanted: HostsWanted,
+    request: RunRequest,
+    *,
+    is_json: bool,
+    headless: bool,
+    detach: bool,
+    skips_doctor: bool,
+    **how: Any,
+) -> None:
+    if detach and how["recording"] is not None:
+        raise click.UsageError("--detach leaves, so there is nothing to --record")
+    if request.max_restarts and len(wanted.entries) > 1:
+        again = f"rankdeck restart {request.job_id}"
+        todo = f"leave max_restarts at 0; what is left of it when it fails is ended, and then: {again}"
+        raise UsageError("a job over several hosts is not begun again by itself", todo)
+    options = session_options(**{name: how[name] for name in SESSION_OPTIONS})
+
+    def bring_up(link: AgentLink) -> None:
+        if (place := link.bring_up()).is_new:
+            options.audit.add(Act("up", (link.host,)), f"the agent on {link.host} is up (pid {place.pid})")
+
+    with reached(wanted, bring_up, needs_all=True) as hosts:
+        for link in hosts.links:
+            if link.place is not None and link.place.is_new:
+                print_line(f"rankdeck: the agent on {link.host} is up (pid {link.place.pid})")
+        tell_trouble(options.audit)
+        if len(hosts.links) > 1 and not skips_doctor:
+            _look_first(hosts, request)
+        session = RemoteSession(hosts, request, options)
+        if not detach:
+            present(session, how["settings"], is_json=is_json, is_headless=headless)
+        asyncio.run(_start(session))
+        print_line(session.farewell())
+        if is_json:
+            print_json({"hosts": hosts.names, "job_id": request.job_id})
+        else:
+            click.echo(request.job_id)
+
+
+async def _start(session: RemoteSession) -> None:
+    try:
+        await with_progress(session.start(), session)
+    finally:
+        await session.close()
+        tell_trouble(session.session.audit)
+
+
+def _look_first(hosts: Hosts, request: RunRequest) -> None:
+    """Return if several hosts are fit for a job together.
+
+    Raises:
+        AppError: They are not; each thing that is in the way has been told.
+    """
+    if not all(link.runs_programs for link in hosts.links):
+        print_line("rankdeck: nodes behind a relay are not examined; each tries the way to the first one")
+        return
+    found = preflight([*zip(wanted_of(hosts, request), hosts.links, strict=True)])
+    if request.master_addr:
+        found = found.without("reach")  # the job takes another way than was tried; its nodes will try that one
+    for problem in found.problems:
+        print_line(f"rankdeck: {problem}")
+    if found.exit_code:
+        things = "thing is" if len(found.problems) == 1 else "things are"
+        hint = "rankdeck doctor says more; --no-doctor starts all the same"
+        failure = AppError(f"{len(found.problems)} {things} in the way of job {request.job_id}", hint)
+        failure.exit_code = found.exit_code
+        raise failure
+
+
+def _tell_jobs(jobs: dict[str, JobEntry]) -> None:
+    if not jobs:
+        raise UsageError("there is no job in rankdeck.toml", "write [job.NAME] with its command, or: rankdeck run")
+    width = max(len(name) for name in jobs)
+    for name, entry in jobs.items():
+        click.echo(f"{name:<{width}}  {clean(' '.join(entry.command), LINE_LIMIT)}")
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not is_variable(name):
+        raise UsageError(f"--env {clean(name)}: that is no name of a variable", "as NAME=VALUE, or NAME alone")
+    if not equals and name not in os.environ:
+        raise UsageError(f"--env {name}: there is no such variable here", "say its value: NAME=VALUE")
+    return name, value if equals else os.environ[name]
+
+
+@click.command()
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1, max=10_000_000),
+    help=f"Training steps [{HEADLESS_STEPS}; {CONSOLE_STEPS} in the console]",
+)
+@click.option(
+    "--ranks", type=click.IntRange(1, MAX_RANKS), default=DEFAULT_RANKS, show_default=True, help="Ranks, over two nodes"
+)
+@click.option(
+    "--fault", metavar="KIND:RANK@STEP", help=f"Do harm to a rank at a step, as freeze:2@10: {', '.join(AT_START)}"
+)
+@click.option("--headless", is_flag=True, help="No screen: lines on stderr, a summary on stdout")
+@click.option("--json", "is_json", is_flag=True, help="The summary as one JSON object (implies --headless)")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Rendezvous port on loopback [a free one]")
+@click.option(
+    "--evidence",
+    "evidence_dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep evidence of each incident there [none is kept]",
+)
+@record_option
+@read_only_option
+@takes_settings
+def demo(*, headless: bool, is_json: bool, fault: str | None, steps: int | None, **how: Any) -> None:
+    """Train a small GPT on this machine, over two private agents, and watch it; nothing is left behind."""
+    is_headless = headless or is_json or not is_terminal()
+    options = DemoOptions(
+        num_ranks=how["ranks"],
+        steps=steps or (HEADLESS_STEPS if is_headless else CONSOLE_STEPS),
+        fault=parse_fault(fault) if fault else None,
+        port=how["port"],
+        session=SessionOptions(how["evidence_dir"], how["recording"], how["is_read_only"], how["settings"].thresholds),
+    )
+    check_options(options)
+    if options.session.evidence_dir is not None:
+        check_directory(options.session.evidence_dir)
+    if is_headless:
+        raise SystemExit(asyncio.run(print_session(Demo(options), options.fault, is_json=is_json)))
+    raise SystemExit(asyncio.run(show_session(Demo(options), how["settings"].console)))

@@ -1,0 +1,65 @@
+"""How well a row, a rank and a job are: the words of every verdict. Pure."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Severity(StrEnum):
+    """How much a row wants to be looked at: a colour, a glyph and a word in the views, never colour alone."""
+
+    OK = "ok"
+    QUIET = "quiet"
+    """Not an event: starting, ended well, no data yet."""
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+class RankState(StrEnum):
+    """A rank in one word."""
+
+    STARTING = "starting"
+    """Its process is not there yet, has not imported torch, or has not opened its process group."""
+    UNPROBED = "unprobed"
+    """Its process runs, and nothing in it reports: it is watched from outside."""
+    RUNNING = "running"
+    WAITING = "waiting"
+    """It has called a collective that is not complete."""
+    MISSING = "missing"
+    """Others wait in a collective that it has not called."""
+    FROZEN = "frozen"
+    SILENT = "silent"
+    """Its process lives and it does not report."""
+    EXITED = "exited"
+    """Its process ended before its job did, or badly."""
+    DONE = "done"
+    """Its process ended with code 0, or how is not known."""
+    STOPPED = "stopped"
+    """Its process was ended since its job was stopped."""
+    LOST = "lost"
+    """Its node does not report, or its job is over there and how the rank ended is not known."""
+
+
+class Cause(StrEnum):
+    """Why somebody waits, or why a job ended."""
+
+    STRAGGLER = "straggler"
+    FROZEN = "frozen"
+    EXITED = "exited"
+    OOM = "oom"
+    SILENT = "silent"
+    NODE_LOST = "node_lost"
+    NOT_JOINED = "not_joined"
+    MISMATCH = "mismatch"
+    FEWER_CALLS = "fewer_calls"
+    TRANSPORT = "transport"
+    STANDSTILL = "standstill"
+    """No rank makes a step, and none waits for another."""
+    NOT_EXITING = "not_exiting"
+    """The program is done, and something keeps the process from ending."""
+    INPUT_BOUND = "input_bound"
+    MEMORY_GROWTH = "memory_growth"
+    """No fault yet: its memory grows towards a limit that is ten minutes away or less."""
+    CHECKPOINTING = "checkpointing"
+    """No fault: others wait for a checkpoint, or for an evaluation, that takes its usual time."""
+    EVALUATING = "evaluating"

@@ -1,0 +1,487 @@
+"""The agent of a host, found, started and ended there, whatever the connection to the host is.
+
+Everything here blocks, within bounds.
+
+`AgentLink` is one host's. `LinkGroup` opens and closes those of several hosts together. `Talk` is a verb of the agent
+that stays open: a line there, a line back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import sys
+import time
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Protocol, Self
+
+import msgspec
+
+from agent.wire.codec import MalformedMessageError
+from agent.wire.commands import Accepted, decode_reply
+from agent.wire.reports import WIRE_VERSION
+from app.errors import (
+    AgentRefusedError,
+    AgentUnreachableError,
+    AppError,
+    ExitCode,
+    FrozenAgentError,
+    HostUnreachableError,
+    IncompatibleAgentError,
+    NoAgentError,
+)
+from app.text import LINE_LIMIT, clean
+from app.threads import at_once
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterator, Sequence
+    from pathlib import Path
+
+    from app.model.absence import Absence
+    from app.ssh.io_thread import ByteChannel
+    from app.ssh.remote_command import Finished
+
+LINE_TIMEOUT_S = 20.0
+"""For a start of Python on a busy machine; also what a channel is to wait for at most."""
+MAX_LINE_BYTES = 65_536
+_CHANNEL_ERRORS = (OSError, EOFError)
+"""Of a channel that is there already, paramiko's own among them: its SSHException is of opening one."""
+
+
+class Talk:
+    """A process on a host, from its start to `close`; one thread at a time speaks."""
+
+    def __init__(self, host: str, verb: str, channel: ByteChannel) -> None:
+        self._host = host
+        self._verb = verb
+        self._channel = channel
+        self._buffer = bytearray()
+
+    def line(self, timeout_s: float = LINE_TIMEOUT_S) -> bytes:
+        """Return the next line that is JSON; a login shell may print others before.
+
+        Raises:
+            AgentUnreachableError: It has ended, or says something else.
+            HostUnreachableError: The connection broke, or nothing came in time.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            whole, newline, rest = bytes(self._buffer).partition(b"\n")
+            if newline:
+                self._buffer = bytearray(rest)
+                if whole.startswith(b"{"):
+                    return whole
+                continue
+            if len(self._buffer) > MAX_LINE_BYTES:
+                raise AgentUnreachableError(self._host, f"`agent {self._verb}` there says something else")
+            if time.monotonic() > deadline_s:
+                raise HostUnreachableError(self._host, f"`agent {self._verb}` says nothing")
+            self._buffer += self._piece()
+
+    def say(self, line: bytes) -> None:
+        """Say a line.
+
+        Raises:
+            HostUnreachableError: The connection broke.
+        """
+        try:
+            self._channel.sendall(line + b"\n")
+        except _CHANNEL_ERRORS as error:
+            raise self._broken(error) from error
+
+    def close(self) -> None:
+        """End it; safe to call twice."""
+        with contextlib.suppress(*_CHANNEL_ERRORS):
+            self._channel.close()
+
+    def _piece(self) -> bytes:
+        try:
+            piece = self._channel.recv(MAX_LINE_BYTES)
+        except TimeoutError as error:
+            raise HostUnreachableError(self._host, f"`agent {self._verb}` says nothing") from error
+        except _CHANNEL_ERRORS as error:
+            raise self._broken(error) from error
+        if not piece:
+            raise AgentUnreachableError(self._host, f"`agent {self._verb}` ended there")
+        return piece
+
+    def _broken(self, error: Exception) -> HostUnreachableError:
+        return HostUnreachableError(self._host, f"the connection broke: {clean(str(error))}")
+
+
+VERB_TIMEOUT_S = 45.0
+"""A start of Python on a busy machine, twice, and an agent that takes up its jobs."""
+DEFAULT_PYTHON = "python3"
+"""Of a host of which nothing else is said."""
+EXIT_NO_COMMAND = 127
+EXIT_CANNOT_EXECUTE = 126
+_OLD_PYTHON = "python -h"
+"""In what a Python before 3.11 says of the option -P: "Try `python -h' for more information."."""
+_FROZEN = re.compile(r"\(pid (\d{1,10})\) is frozen")
+"""In what a verb says of an agent whose process is stopped."""
+_OLD_RANKDECK = ("No such command", "No such option")
+"""In what click says of a verb or an option that its program does not have."""
+
+
+class AgentPlace(msgspec.Struct, frozen=True):
+    """What the agent says of itself; the schema is `agent.service.agent_info`."""
+
+    ready: bool
+    dir: str
+    python: str
+    home: str
+    wire_version: int
+    node: str = ""
+    epoch: str = ""
+    pid: int = 0
+    is_frozen: bool = False
+    is_new: bool = False
+    rankdeck: str = ""
+    addresses: list[str] = []
+    """As `10.0.0.5/24`, the one first under which SSH has come there."""
+
+
+class TakesFrame(Protocol):
+    """Takes a frame of telemetry, and how old it is for all that is known; called from a thread."""
+
+    def __call__(self, frame: bytes, age_s: float = 0.0) -> None:
+        """See above."""
+        ...
+
+
+class Kept(Protocol):
+    """A connection that is brought back when it is lost."""
+
+    host: str
+
+    @property
+    def is_alive(self) -> bool:
+        """False once it is lost."""
+        ...
+
+    def reconnect(self, *, asks: bool = False) -> None:
+        """Bring it back; see `AgentLink.reconnect`."""
+        ...
+
+    def find(self) -> object:
+        """Find out whether the other end serves; raises where it does not."""
+        ...
+
+
+class AgentLink(ABC):
+    """The way to a host and its agent; the `with` block closes it, and leaves what runs there alone.
+
+    Attributes:
+        host: As a person calls it.
+        place: Where the agent serves; None before it is found.
+        is_forwarded: False when the agent's sockets cannot be brought here.
+        python: The interpreter there that has rankdeck, or is to have it.
+    """
+
+    def __init__(self, host: str, python: str) -> None:
+        """Make the near end; see `python` above."""
+        self.host = host
+        self.place: AgentPlace | None = None
+        self._heard: AgentPlace | None = None
+        """What was said last of the agent, whether it serves or not."""
+        self.is_forwarded = True
+        self.python = python
+
+    @property
+    @abstractmethod
+    def directory(self) -> Path:
+        """Where the agent's sockets are on this machine."""
+
+    @property
+    def is_somewhere(self) -> bool:
+        """False while nobody knows where the agent's sockets are, or will be, on this machine."""
+        return True
+
+    @property
+    @abstractmethod
+    def tells_reports(self) -> bool:
+        """True where reports are told as `open_road` says; False where `directory` has the socket they come from."""
+
+    @property
+    @abstractmethod
+    def is_alive(self) -> bool:
+        """False once the connection is lost."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def connect(self) -> None:
+        """Go there.
+
+        Raises:
+            HostUnreachableError: It cannot be reached, or does not let us in.
+        """
+
+    def bring_up(self) -> AgentPlace:
+        """Start the agent unless it serves already, and return where.
+
+        Raises:
+            AgentUnreachableError: It does not start; its own words are in the message.
+            IncompatibleAgentError: It speaks another version.
+        """
+        self.place = self._ask_place("serve", "--daemon")
+        return self.place
+
+    def find(self) -> AgentPlace:
+        """Return where the agent serves.
+
+        Raises:
+            NoAgentError: None does.
+            FrozenAgentError: One does whose process is stopped.
+            AgentUnreachableError: It cannot be asked.
+            IncompatibleAgentError: It speaks another version.
+        """
+        place = self._ask_place("where")
+        if place.is_frozen:
+            raise FrozenAgentError(self.host, place.pid)
+        if not place.ready:
+            raise NoAgentError(self.host, "none serves there", f"rankdeck up {self.host}")
+        self.place = place
+        return place
+
+    def serving(self) -> AgentPlace | None:
+        """Return what serves there, of whichever version; None if nothing does.
+
+        Raises:
+            AgentUnreachableError: It cannot be asked.
+            IncompatibleAgentError: It says nothing that an agent says.
+        """
+        place = self._said_of_place("where")
+        return place if place.ready else None
+
+    def shut_down(self, *, kill_jobs: bool) -> int:
+        """End the agent; returns when it is gone, with the number of jobs that go on.
+
+        Raises:
+            AgentUnreachableError: None serves there.
+            AgentRefusedError: It does not want to.
+        """
+        options = ("--kill-jobs",) if kill_jobs else ()
+        line = self._run("shutdown", *options)
+        try:
+            reply = decode_reply(line)
+        except MalformedMessageError as error:
+            raise AgentUnreachableError(self.host, clean(str(error))) from error
+        if not isinstance(reply, Accepted):
+            raise AgentRefusedError(self.host, "shutdown", clean(str(reply)))
+        return reply.num_jobs_left or 0
+
+    @abstractmethod
+    def open_road(self, on_frame: TakesFrame) -> None:
+        """Bring the agent's sockets here; of a host that has not been reached yet they come with `reconnect`.
+
+        Args:
+            on_frame: Called from a thread with each new frame of telemetry, where `tells_reports`; must not block.
+
+        Raises:
+            HostUnreachableError: The connection broke.
+        """
+
+    @abstractmethod
+    def reconnect(self, *, asks: bool = False) -> None:
+        """Go there after the connection was lost, or at last: what `open_road` brought here comes again.
+
+        Args:
+            asks: Ask the person where it takes one.
+
+        Raises:
+            HostKeyError: The host is no longer known to be who it was.
+            HostUnreachableError: It still cannot be reached.
+            AgentUnreachableError: No agent serves there now.
+            IncompatibleAgentError: Another one serves there now, in another place or of another version.
+        """
+
+    def forget_refusals(self) -> None:  # noqa: B027 - on the way to most hosts nobody is asked anything
+        """Let the person be asked again what they have left unanswered."""
+
+    @property
+    def kept(self) -> Kept:
+        """What is to be kept so that this link lives: itself, or what it has in common with others."""
+        return self
+
+    @property
+    def absence(self) -> Absence | None:
+        """Why nothing is heard from there although `kept` stands; None where nothing is known."""
+        return None
+
+    @property
+    def runs_programs(self) -> bool:
+        """False where only the agent can be spoken to."""
+        return True
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the host; safe to call twice."""
+
+    def run_python(self, arguments: Sequence[str], timeout_s: float, given: bytes = b"") -> Finished:
+        """Run the Python there to its end; see `_execute`."""
+        return self._execute([self.python, *arguments], given, timeout_s)
+
+    @abstractmethod
+    def _execute(self, argv: Sequence[str], given: bytes = b"", timeout_s: float | None = None) -> Finished:
+        """Run a program there to its end.
+
+        Args:
+            argv: The program and its arguments.
+            given: For its standard input.
+            timeout_s: `VERB_TIMEOUT_S` unless said.
+
+        Raises:
+            HostUnreachableError: It could not be run to its end, in time.
+        """
+
+    @abstractmethod
+    def send_file(self, near: Path, far: str) -> bool:
+        """Copy a file into a new one there; return False where the host takes none this way.
+
+        Raises:
+            HostUnreachableError: It did not arrive whole.
+        """
+
+    def _argv(self, *arguments: str) -> list[str]:
+        # -P: the directory that a login begins in may hold an `agent` of its own.
+        return [self.python, "-P", "-m", "agent", *arguments]
+
+    def _ask_place(self, *arguments: str) -> AgentPlace:
+        place = self._said_of_place(*arguments)
+        if place.wire_version != WIRE_VERSION:
+            detail = f"the agent speaks wire version {place.wire_version}, this console {WIRE_VERSION}"
+            hint = f"bring this console's there: {self._how_to_install('--restart-agent')}"
+            raise IncompatibleAgentError(self.host, detail, hint)
+        self._heard = place
+        return place
+
+    def _said_of_place(self, *arguments: str) -> AgentPlace:
+        line = self._run(*arguments)
+        try:
+            return msgspec.json.decode(line, type=AgentPlace)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            detail = f"`agent {arguments[0]}` there says something else: {clean(str(error))}"
+            raise IncompatibleAgentError(self.host, detail, self._how_to_install()) from error
+
+    def _how_to_install(self, *options: str) -> str:
+        named = () if self.python in {DEFAULT_PYTHON, sys.executable} else ("--python", self.python)
+        return clean(shlex.join(["rankdeck", "install", self.host, *named, *options]), LINE_LIMIT)
+
+    def ask_verb(self, *arguments: str, answered: Container[int] = ()) -> bytes:
+        """Run a verb of the agent there, and return its answer; no agent needs to serve.
+
+        Args:
+            arguments: The verb, and what follows it.
+            answered: Exit codes beside 0 that come with an answer, which is JSON.
+
+        Raises:
+            AgentUnreachableError: It cannot be run there, or fails; and so the other errors of `find`.
+        """
+        return self._run(*arguments, answered=answered)
+
+    def begin_verb(self, *arguments: str) -> Talk:
+        """Start a verb of the agent there that goes on while it is spoken to.
+
+        Raises:
+            HostUnreachableError: The host would not.
+        """
+        return Talk(self.host, arguments[0], self._open(self._argv(*arguments)))
+
+    @abstractmethod
+    def go_again(self, *, asks: bool = False) -> None:
+        """Go there again after the connection was lost; nothing is looked for there.
+
+        Args:
+            asks: Somebody waits for a question.
+
+        Raises:
+            HostUnreachableError: It cannot be reached; and so `HostKeyError`.
+        """
+
+    @abstractmethod
+    def open_socket(self, path: str) -> ByteChannel:
+        """Connect to a Unix socket there.
+
+        Raises:
+            HostUnreachableError: Nobody listens there, or the host would not.
+        """
+
+    @abstractmethod
+    def open_verb(self, *arguments: str) -> ByteChannel:
+        """Start a verb of the agent there; the channel is its standard input and output.
+
+        Raises:
+            HostUnreachableError: The host would not.
+        """
+
+    @abstractmethod
+    def _open(self, argv: Sequence[str]) -> ByteChannel:
+        """Start a program there; the channel is its standard input and output, and is never waited for for ever.
+
+        Raises:
+            HostUnreachableError: The host would not.
+        """
+
+    def _run(self, *arguments: str, answered: Container[int] = ()) -> bytes:
+        """Run a verb of the agent there, and return its answer: the last line that was printed.
+
+        A login shell may print lines of its own before.
+        """
+        done = self._execute(self._argv(*arguments))
+        last_line = b"".join(done.stdout.strip().splitlines()[-1:])
+        if done.exit_code == 0 or (done.exit_code in answered and last_line.startswith(b"{")):
+            return last_line
+        if done.exit_code == ExitCode.REFUSED:
+            raise AgentRefusedError(self.host, arguments[0], done.said)
+        if (found := _FROZEN.search(done.said)) is not None:
+            raise FrozenAgentError(self.host, int(found[1]))
+        python = self.python
+        if done.exit_code in (EXIT_NO_COMMAND, EXIT_CANNOT_EXECUTE):
+            raise AgentUnreachableError(self.host, f"{python} does not run there", "name one: --python")
+        if "No module named" in done.said:
+            hint = f"{self._how_to_install()}; or name another Python: --python"
+            raise AgentUnreachableError(self.host, f"{python} has no rankdeck ({done.said})", hint)
+        if _OLD_PYTHON in done.said:
+            raise IncompatibleAgentError(self.host, f"{python} is older than 3.11", "name a newer one: --python")
+        if any(words in done.said for words in _OLD_RANKDECK):
+            detail = f"rankdeck there is another version ({done.said})"
+            raise IncompatibleAgentError(self.host, detail, self._how_to_install())
+        raise AgentUnreachableError(self.host, done.said.removeprefix("agent: ") or f"exit code {done.exit_code}")
+
+
+class LinkGroup:
+    """Links to different hosts; the `with` block closes them all. Everything here blocks, within bounds."""
+
+    def __init__(self) -> None:
+        """Make a group of none so far."""
+        self.links: list[AgentLink] = []
+
+    def add(self, link: AgentLink) -> None:
+        """Take a link, which is closed with the others from now on."""
+        self.links.append(link)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        list(at_once(self.links, lambda link: link.close()))
+
+    def connect(self, then: Callable[[AgentLink], object]) -> Iterator[tuple[str, AppError | None]]:
+        """Go to every host at once, and do something there; yield each host and what went wrong, None if nothing did.
+
+        Args:
+            then: Called with each link once it is connected: `AgentLink.find` or `bring_up`.
+        """
+
+        def go(link: AgentLink) -> None:
+            link.connect()
+            then(link)
+
+        for link, answer in zip(self.links, at_once(self.links, go), strict=True):
+            yield link.host, answer if isinstance(answer, AppError) else None

@@ -1,0 +1,163 @@
+"""This machine in a host's place: the same agent and the same commands, without SSH between."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.errors import HostUnreachableError
+from app.fleet.agent_link import EXIT_NO_COMMAND, LINE_TIMEOUT_S, VERB_TIMEOUT_S, AgentLink
+from app.ssh.config import THIS_MACHINE
+from app.ssh.remote_command import Finished
+from app.text import LINE_LIMIT, clean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from app.fleet.agent_link import TakesFrame
+    from app.ssh.io_thread import ByteChannel
+
+END_S = 5.0
+"""For a process to end with its standard input."""
+
+
+class LocalLink(AgentLink):
+    """The agent of this user on this machine: its sockets are here already."""
+
+    def __init__(self, python: str = "") -> None:
+        """`python` runs the agent's verbs; empty is the one that runs this."""
+        super().__init__(THIS_MACHINE, str(Path(python).expanduser()) if python else sys.executable)
+
+    @property
+    def directory(self) -> Path:
+        """The agent's own directory, whether it serves there or will; once it was looked for."""
+        assert self._heard is not None
+        return Path(self._heard.dir)
+
+    @property
+    def is_somewhere(self) -> bool:
+        """False until the agent was looked for."""
+        return self._heard is not None
+
+    @property
+    def tells_reports(self) -> bool:
+        """False: the agent's own socket is here."""
+        return False
+
+    @property
+    def is_alive(self) -> bool:
+        """True: what becomes of the agent is seen in its row."""
+        return True
+
+    def connect(self) -> None:
+        """Do nothing: we are here."""
+
+    def open_road(self, on_frame: TakesFrame) -> None:
+        """Do nothing: the sockets are here."""
+
+    def reconnect(self, *, asks: bool = False) -> None:  # noqa: ARG002 - nothing is asked here
+        """Look for the agent: no connection was lost."""
+        self.find()
+
+    def go_again(self, *, asks: bool = False) -> None:
+        """Do nothing: we are here."""
+
+    def open_socket(self, path: str) -> ByteChannel:
+        """Connect to a Unix socket."""
+        near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            near.connect(path)
+        except OSError as error:
+            near.close()
+            raise HostUnreachableError(self.host, f"nobody answers at {clean(path)}: {error.strerror}") from error
+        return _LocalSocket(near)
+
+    def open_verb(self, *arguments: str) -> ByteChannel:
+        """Do nothing of the kind: sockets are never refused here."""
+        raise HostUnreachableError(self.host, f"`agent {arguments[0]}` is not wanted here")
+
+    def close(self) -> None:
+        """Do nothing: nothing is held."""
+
+    def send_file(self, near: Path, far: str) -> bool:
+        """Copy a file."""
+        try:
+            shutil.copyfile(near, far)
+        except OSError as error:
+            raise HostUnreachableError(self.host, f"{far}: {error.strerror}") from error
+        return True
+
+    def _open(self, argv: Sequence[str]) -> ByteChannel:
+        return _LocalProcess(argv)
+
+    def _execute(self, argv: Sequence[str], given: bytes = b"", timeout_s: float | None = None) -> Finished:
+        try:
+            done = subprocess.run(
+                argv, input=given, capture_output=True, timeout=timeout_s or VERB_TIMEOUT_S, check=False
+            )
+        except OSError:
+            return Finished(EXIT_NO_COMMAND, b"", "")
+        except subprocess.TimeoutExpired as error:
+            raise HostUnreachableError(self.host, f"{argv[0]} does not end") from error
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or [""]
+        return Finished(done.returncode, done.stdout, clean(lines[-1], LINE_LIMIT))
+
+
+class _LocalSocket:
+    """A socket of this machine, as a channel."""
+
+    def __init__(self, near: socket.socket) -> None:
+        """`near` is connected."""
+        self._near = near
+
+    def recv(self, nbytes: int) -> bytes:
+        return self._near.recv(nbytes)
+
+    def sendall(self, s: bytes) -> None:
+        self._near.sendall(s)
+
+    def shutdown_write(self) -> None:
+        with contextlib.suppress(OSError):
+            self._near.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """End it; safe to call twice."""
+        with contextlib.suppress(OSError):
+            self._near.shutdown(socket.SHUT_RDWR)  # a `recv` under way returns
+        self._near.close()
+
+
+class _LocalProcess(_LocalSocket):
+    """A process of this machine, as the channel that is its standard input and output."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        """Start it.
+
+        Raises:
+            HostUnreachableError: It cannot be started.
+        """
+        near, far = socket.socketpair()
+        super().__init__(near)
+        near.settimeout(LINE_TIMEOUT_S)
+        with far:
+            try:
+                self._process = subprocess.Popen(
+                    argv, stdin=far.fileno(), stdout=far.fileno(), stderr=subprocess.DEVNULL
+                )
+            except OSError as error:
+                near.close()
+                raise HostUnreachableError(THIS_MACHINE, f"{argv[0]} does not run: {error.strerror}") from error
+
+    def close(self) -> None:
+        """End it with its standard input, or else by force; safe to call twice."""
+        super().close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

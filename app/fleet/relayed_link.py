@@ -1,0 +1,192 @@
+"""The agent of a node that no SSH goes to: it has dialled a relay, and is spoken to through that.
+
+Only the agent is within reach: no program is run on the node, and its agent is started and ended there.
+"""
+
+from __future__ import annotations
+
+import shlex
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+
+from agent.wire.codec import CONTROL_SOCKET
+from agent.wire.reports import WIRE_VERSION
+from app.errors import (
+    AgentUnreachableError,
+    HostUnreachableError,
+    IncompatibleAgentError,
+    NoAgentError,
+    SessionError,
+    UsageError,
+)
+from app.fleet.agent_link import DEFAULT_PYTHON, AgentLink, AgentPlace, Kept, TakesFrame
+from app.model.absence import Absence, Lack
+from app.ssh.tunnel import Tunnel
+from app.text import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agent.wire.relay import RosterEntry
+    from app.fleet.relay_hub import RelayHub
+    from app.ssh.io_thread import ByteChannel
+    from app.ssh.remote_command import Finished
+
+BY_ITS_OWN_MEANS = "do it where they are started: srun, or ssh to the node"
+
+
+class RelayedLink(AgentLink):
+    """A node of a relay; the relay's connection is another's to close."""
+
+    def __init__(self, node: str, hub: RelayHub, number: int) -> None:
+        """`hub` is connected; `number` is the node's own among its links."""
+        super().__init__(node, DEFAULT_PYTHON)
+        self._hub = hub
+        self._near = Path(hub.directory_of(node)) if hub.is_here else hub.near_directory / str(number)
+        self._tunnel: Tunnel | None = None
+        self._said: tuple[RosterEntry, AgentPlace] | None = None
+        """What its agent has said of itself last."""
+
+    @property
+    def directory(self) -> Path:
+        """Where the agent's command socket appears on this machine."""
+        return self._near
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the connection to the relay is lost."""
+        return self._hub.is_alive
+
+    @property
+    def tells_reports(self) -> bool:
+        """True: they come in the relay's frames."""
+        return True
+
+    @property
+    def kept(self) -> Kept:
+        """The relay's connection."""
+        return self._hub
+
+    @property
+    def absence(self) -> Absence | None:
+        """Why nothing is heard of the node: only an agent that has said so has ended; else the way may be gone."""
+        entry = self._hub.entry(self.host)
+        if entry is None or not entry.is_here:
+            has_ended = entry is not None and entry.has_ended
+            return Absence(self._absence_words(entry), Lack.AGENT if has_ended else Lack.CONNECTION)
+        try:
+            place = self._place_of(entry)
+        except IncompatibleAgentError as error:  # another one has come in the place of that which was found
+            return Absence(error.whole_of(self.host), Lack.FITTING_AGENT)
+        if place.wire_version != WIRE_VERSION:
+            return Absence(self._other_version(place), Lack.FITTING_AGENT)
+        self.place, self.python = place, place.python  # of the agent that is there now
+        return None
+
+    @property
+    def runs_programs(self) -> bool:
+        """False: the relay carries commands for its agent, nothing else."""
+        return False
+
+    def connect(self) -> None:
+        """Do nothing: the relay is connected."""
+
+    def shut_down(self, *, kill_jobs: bool) -> int:
+        """Refuse: what has started the agent would start it again, or miss it."""
+        verb = shlex.join(["python", "-P", "-m", "agent", "shutdown", *(["--kill-jobs"] if kill_jobs else [])])
+        raise UsageError(f"the agent on {self.host} is not ended through a relay", f"{BY_ITS_OWN_MEANS}: {verb}")
+
+    def open_road(self, on_frame: TakesFrame) -> None:
+        """Have the node's reports come, and bring its command socket here."""
+        self._hub.follow(self.host, on_frame)
+        if self._hub.is_here:
+            return
+        try:
+            self._near.mkdir(mode=0o700, exist_ok=True)
+            self._tunnel = Tunnel(self._near / CONTROL_SOCKET, lambda: self._hub.open_control(self.host))
+        except OSError as error:
+            words = f"no socket for {self.host} can be opened here: {error.strerror}"
+            raise SessionError(words, "for many hosts raise ulimit -n") from error
+
+    def forget_refusals(self) -> None:
+        """See `AgentLink.forget_refusals`; of the relay's connection."""
+        self._hub.forget_refusals()
+
+    def reconnect(self, *, asks: bool = False) -> None:  # noqa: ARG002 - as below
+        """Look whether the node is there: its connection is the relay's."""
+        self.find()
+
+    def go_again(self, *, asks: bool = False) -> None:
+        """Do nothing: its connection is the relay's."""
+
+    def open_socket(self, path: str) -> ByteChannel:
+        """Refuse; see `runs_programs`."""
+        self._refuse(path)
+
+    def open_verb(self, *arguments: str) -> ByteChannel:
+        """Refuse; see `runs_programs`."""
+        self._refuse(f"agent {arguments[0]}")
+
+    def send_file(self, near: Path, far: str) -> bool:
+        """Refuse; see `runs_programs`."""
+        self._refuse(f"{near.name} as {far}")
+
+    def _execute(self, argv: Sequence[str], given: bytes = b"", timeout_s: float | None = None) -> Finished:  # noqa: ARG002 - as it is asked
+        self._refuse(argv[0])
+
+    def _open(self, argv: Sequence[str]) -> ByteChannel:
+        self._refuse(argv[0])
+
+    def close(self) -> None:
+        """Let go of the node; safe to call twice."""
+        tunnel, self._tunnel = self._tunnel, None
+        if tunnel is not None:
+            tunnel.close()
+
+    def _said_of_place(self, *arguments: str) -> AgentPlace:  # noqa: ARG002 - it can be asked nothing but this
+        entry = self._hub.entry(self.host)
+        if entry is None or not entry.is_here:
+            hint = "start its agent: srun python -P -m agent serve --relay INVITATION"
+            if entry is not None and entry.has_ended:
+                raise NoAgentError(self.host, self._absence_words(entry), hint)
+            raise HostUnreachableError(self.host, self._absence_words(entry), hint)
+        place = self._place_of(entry)
+        self.python = place.python
+        return place
+
+    def _how_to_install(self, *options: str) -> str:  # noqa: ARG002 - as it is asked
+        return f"rankdeck {version('rankdeck')} in {clean(self.python)} there, and its agent started again: srun"
+
+    def _place_of(self, entry: RosterEntry) -> AgentPlace:
+        if self._said is None or self._said[0] is not entry:
+            self._said = (entry, _place(entry))
+        return self._said[1]
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise AgentUnreachableError(self.host, f"{clean(what)} is not within reach of a relay", BY_ITS_OWN_MEANS)
+
+    def _absence_words(self, entry: RosterEntry | None) -> str:
+        if entry is None:
+            return f"the relay on {self._hub.host} does not know it"
+        if entry.has_ended:
+            return f"it has ended, as it told the relay on {self._hub.host}"
+        return f"the relay on {self._hub.host} has it no more: {clean(entry.why)}"
+
+    def _other_version(self, place: AgentPlace) -> str:
+        return f"the agent speaks wire version {place.wire_version}, this console {WIRE_VERSION}"
+
+
+def _place(entry: RosterEntry) -> AgentPlace:
+    """Return what an agent has said of itself.
+
+    Raises:
+        IncompatibleAgentError: It has said nothing that an agent says.
+    """
+    try:
+        place = msgspec.json.decode(entry.place, type=AgentPlace)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise IncompatibleAgentError(entry.node, f"its agent says something else: {clean(str(error))}") from error
+    return msgspec.structs.replace(place, is_new=False)

@@ -1,0 +1,163 @@
+"""A program that a person wants to start: what was typed, and judged."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from agent.wire.jobs import MAX_LOCAL_WORLD_SIZE, MAX_RESTARTS
+from agent.wire.secret_mask import MASK
+from app.errors import UsageError
+from app.ssh.config import THIS_MACHINE
+from app.text import LINE_LIMIT, clean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_PYTHON = re.compile(r"(?:.*/)?(?:python[0-9.]*|torchrun)")
+_NOT_IN_IDS = re.compile(r"[^a-z0-9]+")
+_JOB_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+MAX_STEM_CHARS = 40
+"""Of a job's name, before the number that makes it another one's."""
+
+
+class Program(msgspec.Struct, frozen=True):
+    """What is to be started on a host."""
+
+    command: tuple[str, ...]
+    """`train.py ...` or `-m pkg.train ...`, as after torchrun's own options."""
+    num_ranks: int | None = None
+    """None: one for each GPU of the host, without GPUs one for every two cores."""
+    max_restarts: int = 0
+    workdir: str = ""
+    """Where it runs there; empty is `usual_workdir`."""
+    python: str = ""
+    """Of the ranks; empty is the agent's own."""
+
+    @property
+    def text(self) -> str:
+        """The command as it is typed."""
+        return shlex.join(self.command)
+
+
+class Again(NamedTuple):
+    """A job that is to begin again.
+
+    Attributes:
+        job_id: Which.
+        num_ranks: Of all of it; None is as many as before.
+        without: Nodes that it goes on without.
+    """
+
+    job_id: str
+    num_ranks: int | None = None
+    without: tuple[str, ...] = ()
+
+
+class Typed(NamedTuple):
+    """A program as it is typed, field by field."""
+
+    command: str = ""
+    num_ranks: str = ""
+    max_restarts: str = ""
+    workdir: str = ""
+    python: str = ""
+
+
+def typed(program: Program) -> Typed:
+    """Return what a person would type for a program."""
+    num_ranks = "" if program.num_ranks is None else str(program.num_ranks)
+    max_restarts = str(program.max_restarts) if program.max_restarts else ""
+    return Typed(program.text, num_ranks, max_restarts, program.workdir, program.python)
+
+
+def read_program(fields: Typed) -> Program:
+    """Return the program that a person has typed.
+
+    Raises:
+        UsageError: It cannot be one; the sentence says what to type instead.
+    """
+    try:
+        command = tuple(shlex.split(fields.command))
+    except ValueError as error:
+        raise UsageError("a quote is open in the command") from error
+    if not command:
+        raise UsageError("type the program and its arguments: train.py --epochs 3, or -m package.module")
+    if _PYTHON.fullmatch(command[0]):
+        raise UsageError(f"leave {clean(command[0])} away: torchrun starts the ranks, each with that Python")
+    if any(MASK in word for word in command):
+        raise UsageError(f"what looked like a secret is hidden as {MASK}: type it again")
+    return Program(
+        check_command(command),
+        _number(fields.num_ranks, "ranks", 1, MAX_LOCAL_WORLD_SIZE),
+        _number(fields.max_restarts, "restarts", 0, MAX_RESTARTS) or 0,
+        fields.workdir.strip(),
+        fields.python.strip(),
+    )
+
+
+def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a command that can travel as JSON.
+
+    Raises:
+        UsageError: An argument is not UTF-8, or -m has no module.
+    """
+    if command == ("-m",):
+        raise UsageError("-m names no module", "for example: -m pkg.train")
+    for text in command:
+        if not text.isascii() and text.encode(errors="replace").decode() != text:
+            raise UsageError(f"the argument {text!a} is not UTF-8")
+    return command
+
+
+def check_job_id(job_id: str) -> str:
+    """Return a job's id.
+
+    Raises:
+        UsageError: It cannot be one.
+    """
+    if not _JOB_ID.fullmatch(job_id):
+        raise UsageError(f"{job_id!r} cannot be a job's name", "up to 64 of a-z, 0-9 and -, not beginning with -")
+    return job_id
+
+
+def make_job_id(command: tuple[str, ...], salt: str) -> str:
+    """Return an id that says what runs: `train-3f2a`."""
+    is_module = len(command) > 1 and command[0] == "-m"
+    name = command[1].rpartition(".")[2] if is_module else command[0].rpartition("/")[2].removesuffix(".py")
+    stem = _NOT_IN_IDS.sub("-", name.lower()).strip("-")[:MAX_STEM_CHARS].strip("-")
+    return f"{stem or 'job'}-{salt}"
+
+
+def usual_workdir(hosts: Sequence[str]) -> str:
+    """Return where a program runs on some hosts unless a person says otherwise."""
+    if list(hosts) == [THIS_MACHINE]:
+        return "the inventory's, else this directory"
+    here = f"; on {THIS_MACHINE} this directory" if THIS_MACHINE in hosts else ""
+    return f"the inventory's, else home{here}"
+
+
+def start_question(host: str, program: Program) -> str:
+    """Return the question that is asked before a program is started: it names the host, the ranks and the command."""
+    if program.num_ranks is None:
+        ranks = "one rank for each GPU, without GPUs one for every two cores"
+    else:
+        ranks = f"{program.num_ranks} rank{'' if program.num_ranks == 1 else 's'}"
+    again = f"; after a failure it begins again, {program.max_restarts} times at most" if program.max_restarts else ""
+    place = f" in {program.workdir}" if program.workdir else ""
+    python = f", with {program.python}" if program.python else ""
+    return clean(f"Start {program.text} on {host}{place}? {ranks[:1].upper()}{ranks[1:]}{python}{again}.", LINE_LIMIT)
+
+
+def _number(text: str, what: str, lowest: int, highest: int) -> int | None:
+    """Return a number that was typed, None for none."""
+    text = text.strip()
+    if not text:
+        return None
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 8 else -1
+    if not lowest <= number <= highest:
+        raise UsageError(f"{clean(text)} {what} cannot be: {lowest} to {highest}, or none for the usual")
+    return number

@@ -1,0 +1,158 @@
+"""Where a console keeps its files, how many it may open, and how it reads a user's files with care.
+
+`state_directory` is for what is to stay: `$XDG_STATE_HOME/rankdeck`. `TunnelDir` and `runtime_directory` are for what
+lives as long as the console itself: directories that only its user can enter.
+
+`make_room_for_nodes` raises how many files this process may have open at the same time. `read_regular_file` refuses
+what is no regular file, is too large or would keep us waiting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import resource
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+from typing import Self
+
+from app.errors import SessionError
+
+
+def state_directory() -> Path:
+    """Return it; it need not exist. Source: XDG base directory specification."""
+    home = os.environ.get("XDG_STATE_HOME", "")
+    state = Path(home) if home.startswith("/") else Path.home() / ".local" / "state"
+    return state / "rankdeck"
+
+
+MAX_SOCKET_PATH_BYTES = 107
+"""Of `sun_path`, its closing zero aside. Source: unix(7)."""
+_PREFIX = "rankdeck-ssh-"
+_LOCK = "lock"
+_LONGEST_NAME = f"/{_PREFIX}12345678/4095/telemetry.sock"
+
+
+def runtime_directory(longest_name: str) -> Path:
+    """Return where sockets and other short-lived files go: $XDG_RUNTIME_DIR, else the temporary directory.
+
+    Args:
+        longest_name: The longest path of a socket below it, from its first slash.
+
+    Raises:
+        SessionError: Neither can be written, or their names are too long.
+    """
+    candidates = [Path(text) for text in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir()) if text]
+    for candidate in candidates:
+        length = len(os.fsencode(candidate)) + len(longest_name)
+        if os.access(candidate, os.W_OK | os.X_OK) and length <= MAX_SOCKET_PATH_BYTES:
+            return candidate
+    raise SessionError(
+        f"no directory for sockets: {', '.join(map(str, candidates))} cannot be written or has too long a name",
+        "set TMPDIR to a writable directory with a short name, such as /tmp",
+    )
+
+
+class TunnelDir:
+    """A 0700 directory for the near ends of tunnels. A console that was killed leaves it; the next one removes it."""
+
+    def __init__(self) -> None:
+        """Make it.
+
+        Raises:
+            SessionError: There is no place for it.
+        """
+        parent = runtime_directory(_LONGEST_NAME)
+        try:
+            _sweep(parent)
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+            new = self.path / "new"
+            self._lock_fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+            new.rename(self.path / _LOCK)  # held before anybody can find it
+        except OSError as error:
+            raise SessionError(f"cannot make a directory in {parent}: {error.strerror}", "set TMPDIR") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove it with all it holds; safe to call twice."""
+        if self._lock_fd < 0:
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock_fd)
+        self._lock_fd = -1
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what killed consoles of this user have left: nobody holds its lock."""
+    for path in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if path.lstat().st_uid != os.geteuid():
+                continue
+            fd = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(fd)
+
+
+FILES_A_NODE = 10
+"""Of a node's socket of telemetry and its connection, the road to its agent, and, over SSH, the connection, a
+listener and what comes through it."""
+SPARE_FILES = 256
+
+
+def make_room_for_nodes(num_nodes: int) -> None:
+    """Allow as many files as so many nodes take, as far as this user may: a process often has 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_A_NODE * num_nodes + SPARE_FILES
+    if resource.RLIM_INFINITY not in (soft, hard) and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
+
+
+class NotRegularError(ValueError):
+    """It is a directory, a pipe or a device."""
+
+
+class TooLargeError(ValueError):
+    """It holds more than it may."""
+
+
+class ForeignFileError(ValueError):
+    """Somebody else may write it."""
+
+
+def read_regular_file(path: Path, max_bytes: int, *, is_own: bool = False) -> bytes:
+    """Return the content of a file; never waits for a pipe.
+
+    Args:
+        path: Where it is.
+        max_bytes: A larger one is refused.
+        is_own: So is one that others than this user and root may write.
+
+    Raises:
+        OSError: It cannot be read.
+        NotRegularError: See there.
+        TooLargeError: See there.
+        ForeignFileError: See there.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotRegularError
+        if is_own and (status.st_uid not in {0, os.geteuid()} or status.st_mode & stat.S_IWOTH):
+            raise ForeignFileError
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise TooLargeError
+    return content

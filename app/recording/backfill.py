@@ -1,0 +1,193 @@
+"""What happened before this console came, as the nodes remember it: asked for and looked at in the background.
+
+The nodes' own reports of the last minutes go through the same model, diagnosis and figures as those that come now. Many
+nodes are asked for fewer minutes; the pieces of work are short, so that keys do not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections import deque
+from itertools import chain, islice
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from agent.wire.codec import MalformedMessageError
+from agent.wire.commands import PackedHistory, PullHistory, Tier
+from agent.wire.digest import decode_frame
+from agent.wire.relay import unpack
+from app.errors import AppError
+from app.recording.history import History
+from app.recording.playback import Lookout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from agent.wire.digest import NodeFrame
+    from app.diagnosis.rank_facts import Thresholds
+    from app.fleet.fleet import Fleet
+
+    Told = tuple[float, str, NodeFrame]
+    """When by this console's clock, which node, what it said."""
+
+MAX_AGE_S = 600.0
+"""Nodes keep their reports so long."""
+MIN_AGE_S = 60.0
+"""A shorter look back says little: a fleet that has no room for it is not asked."""
+MAX_REPORTS = 40_000
+"""Of all nodes together: ten minutes of 64 of them. One of eight ranks takes 1.1 kB on its way, and a tenth of a
+millisecond to be taken."""
+CLOSE_NODES = 16
+"""Up to so many are looked at twice a second, more of them once."""
+MAX_PACKED_BYTES = 64 * 2**20
+"""Of all nodes together; of one that has more than its share the oldest goes."""
+NODES_AT_ONCE = 8
+SETTLE_S = 3.0
+"""By then the nodes have been heard, and what the console told of how it found them is behind what they remember."""
+LATE_S = 5.0
+"""A node whose newest report is older has stopped remembering, and is left out."""
+MAX_S = 300.0
+"""For all answers: nobody waits for them."""
+LOOK_S = 0.5
+SLICE_S = 0.004
+"""Of work at a go; then keys and reports have their turn for three times as long."""
+PAUSE_S = 0.012
+
+
+class Plan(NamedTuple):
+    """How closely a fleet is looked at.
+
+    Attributes:
+        period_s: Between two reports of a node.
+        max_age_s: Of the oldest.
+    """
+
+    period_s: float
+    max_age_s: float
+
+
+def plan(num_nodes: int) -> Plan | None:
+    """Return how to look back at so many nodes; None where it would say too little for its price."""
+    period_s = 0.5 if num_nodes <= CLOSE_NODES else 1.0
+    max_age_s = min(MAX_AGE_S, MAX_REPORTS * period_s / num_nodes)
+    return Plan(period_s, max_age_s) if max_age_s >= MIN_AGE_S else None
+
+
+class NodePast:
+    """What one node remembers, packed as it came."""
+
+    def __init__(self, node: str, max_bytes: int) -> None:
+        self.node = node
+        self.last_s = float("-inf")
+        """Of the newest report."""
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._pages: deque[tuple[float, PackedHistory]] = deque()
+
+    def add(self, page: PackedHistory, received_s: float) -> None:
+        """Take the next reports."""
+        self._pages.append((received_s, page))
+        self.last_s = received_s - page.ages_s[-1]
+        self._num_bytes += len(page.packed)
+        while self._num_bytes > self._max_bytes and len(self._pages) > 1:
+            self._num_bytes -= len(self._pages.popleft()[1].packed)
+
+    def reports(self) -> Iterator[Told]:
+        """Yield what it holds by its time, unpacked piece by piece, up to what cannot be read."""
+        newest_s = float("-inf")
+        try:
+            while self._pages:
+                received_s, page = self._pages.popleft()
+                for age_s, frame in zip(page.ages_s, unpack(page.packed, page.sizes), strict=True):
+                    newest_s = max(newest_s, received_s - age_s)
+                    yield newest_s, self.node, decode_frame(frame)
+        except MalformedMessageError:
+            return
+
+
+async def look_back(fleet: Fleet, nodes: Sequence[str], thresholds: Thresholds, job_id: str = "") -> Lookout | None:
+    """Return the model that nodes were seen through up to just now; None where none remembers anything.
+
+    Whoever cannot be asked, or speaks another version, is left out. Events are those of the job with that id, or of
+    whichever was to be shown.
+    """
+    wanted = plan(len(nodes))
+    if wanted is None:
+        return None
+    await asyncio.sleep(SETTLE_S)
+    pasts = await _pull_all(fleet, nodes, wanted)
+    if not pasts:
+        return None
+    # Reports of different nodes are further apart than live ones: what would contradict itself for so long is no news.
+    patient = {name: getattr(thresholds, name) + wanted.period_s for name in ("silent_s", "confirm_s", "grace_s")}
+    lookout = Lookout(nodes, msgspec.structs.replace(thresholds, **patient), History(3 * wanted.period_s), job_id)
+    await in_slices(looks(lookout, [past.reports() for past in pasts], min(past.last_s for past in pasts)))
+    return lookout
+
+
+def looks(lookout: Lookout, told: Iterable[Iterator[Told]], end_s: float) -> Iterator[None]:
+    """Look at what nodes tell, each in its order, up to a moment; yields between pieces of work."""
+    begun = []
+    for one in told:
+        begun.append(chain([*islice(one, 1)], one))
+        yield
+    next_s = None
+    for at_s, node, frame in heapq.merge(*begun, key=lambda one: one[0]):
+        if at_s > end_s:
+            break
+        next_s = at_s if next_s is None else next_s
+        while next_s < at_s:
+            lookout.look(next_s)
+            next_s += LOOK_S
+            yield
+        lookout.hear(node, frame, at_s)
+        yield
+    lookout.look(end_s)
+
+
+async def in_slices(work: Iterator[None], pause_s: float = PAUSE_S) -> None:
+    """Do work piece by piece, with pauses in which keys and reports have their turn."""
+    deadline_s = time.monotonic() + SLICE_S
+    for _ in work:
+        if time.monotonic() > deadline_s:
+            await asyncio.sleep(pause_s)
+            deadline_s = time.monotonic() + SLICE_S
+
+
+async def _pull_all(fleet: Fleet, nodes: Sequence[str], wanted: Plan) -> list[NodePast]:
+    """Return what the nodes remember that do so until now."""
+    turns = asyncio.Semaphore(NODES_AT_ONCE)
+
+    async def pull(node: str) -> NodePast | None:
+        past = NodePast(node, MAX_PACKED_BYTES // len(nodes))
+        async with turns:
+            try:
+                await _pull(fleet, past, wanted)
+            except AppError:
+                return None  # its row says that it is away, if it is
+        return past if past.last_s >= time.monotonic() - LATE_S else None
+
+    try:
+        async with asyncio.timeout(MAX_S):
+            return [past for past in await asyncio.gather(*map(pull, nodes)) if past is not None]
+    except TimeoutError:
+        return []
+
+
+async def _pull(fleet: Fleet, past: NodePast, wanted: Plan) -> None:
+    """Ask a node for all that is wanted, in pieces."""
+    since_seq = 0
+    while True:
+        command = PullHistory(Tier.RECENT, since_seq, wanted.max_age_s, wanted.period_s, is_packed=True)
+        reply = await fleet.ask(past.node, command)
+        if not isinstance(reply, PackedHistory) or not len(reply.seqs) == len(reply.ages_s) == len(reply.sizes):
+            return
+        if not reply.seqs or reply.seqs[-1] <= since_seq:
+            return
+        since_seq = reply.seqs[-1]
+        past.add(reply, time.monotonic())
+        if reply.ages_s[-1] < wanted.period_s:
+            return

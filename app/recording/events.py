@@ -1,0 +1,298 @@
+"""What happened, and when: verdicts that came and went, jobs, nodes, checkpoints, and what was done.
+
+Fed with every look at the model, live or of a recording; keeps the newest events.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from app.diagnosis.causes import Cause, Severity
+from app.diagnosis.rank_facts import CONNECTING, NODE_STATES
+from app.text import LINE_LIMIT, clean, ranks_text, seconds_text
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from app.view.rows import JobRow, VerdictRow
+    from app.view.view import View
+
+MAX_EVENTS = 10_000
+MAX_NODES_NAMED = 4
+"""Of nodes that change alike at one moment."""
+
+NOTE_SETTLES_S = 1.5
+"""Ranks come one by one; agents report twice a second at most."""
+
+SEAM_S = 1.0
+"""By so much two who look on may differ on when something was; below it, the same is not told twice."""
+SAID_AGAIN_S = 60.0
+"""What was said when a console began to look on, and needs a longer look to be said, is said by then."""
+
+_NODE_SEVERITY = {"up": Severity.OK, "stale": Severity.WARNING, "lost": Severity.CRITICAL}
+_JOB_SEVERITY = {
+    "succeeded": Severity.OK,
+    "running": Severity.OK,
+    "restarting": Severity.WARNING,
+    "failed": Severity.CRITICAL,
+    "lost": Severity.CRITICAL,
+}
+
+
+NO_LONGER = {
+    Cause.STRAGGLER: "no longer holding the others up",
+    Cause.FROZEN: "no longer frozen",
+    Cause.SILENT: "no longer silent",
+    Cause.NODE_LOST: "its node is back",
+    Cause.NOT_JOINED: "no longer missing from the rendezvous",
+    Cause.MISMATCH: "no longer in calls that do not match",
+    Cause.TRANSPORT: "the collective that did not complete is over",
+    Cause.STANDSTILL: "the ranks move again",
+    Cause.NOT_EXITING: "no longer kept from ending",
+    Cause.INPUT_BOUND: "no longer bound by the input",
+    Cause.MEMORY_GROWTH: "memory no longer grows towards its limit",
+    Cause.CHECKPOINTING: "no longer saving a checkpoint",
+    Cause.EVALUATING: "no longer evaluating",
+}
+"""How the end of a verdict is told; one about a rank that is gone goes with its attempt, and is not undone by that."""
+
+
+class EventKind(StrEnum):
+    """What an event is about."""
+
+    VERDICT = "verdict"
+    OVER = "over"
+    """A verdict has gone."""
+    JOB = "job"
+    NODE = "node"
+    CHECKPOINT = "checkpoint"
+    GPU = "gpu"
+    NOTE = "note"
+    """What limits the view of the ranks, or slows them down."""
+    DONE = "done"
+    """Somebody, or the session, has done something."""
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something that happened."""
+
+    at_s: float
+    """In the clock of the session that saw it."""
+    kind: EventKind
+    severity: Severity
+    text: str
+    """A clean sentence."""
+    ranks: tuple[int, ...] = ()
+    """Those that it is about."""
+
+    @property
+    def rank(self) -> int | None:
+        """The first of them."""
+        return self.ranks[0] if self.ranks else None
+
+
+class NoteWatch:
+    """Says each note of a job once, with the ranks that have come together: not again for one that joins later."""
+
+    def __init__(self) -> None:
+        self._standing: dict[str, tuple[str, float]] = {}
+        self._told: set[str] = set()
+
+    def news(self, notes: Mapping[str, str], now_s: float) -> list[str]:
+        """Return what is to be said now of the notes that stand, given by what they are about."""
+        self._told &= notes.keys()
+        self._standing = {
+            about: before if (before := self._standing.get(about)) and before[0] == note else (note, now_s)
+            for about, note in notes.items()
+        }
+        news = {
+            about: note
+            for about, (note, since_s) in self._standing.items()
+            if about not in self._told and now_s - since_s >= NOTE_SETTLES_S
+        }
+        self._told.update(news)
+        return list(news.values())
+
+
+class EventLog:
+    """The events of one session, or of a recording up to one moment.
+
+    Attributes:
+        num_dropped: How many older events are not kept any more.
+        now_s: The last moment looked at.
+    """
+
+    def __init__(self) -> None:
+        self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self.num_dropped = 0
+        self.now_s = 0.0
+        self._standing: dict[Hashable, tuple[VerdictRow, float]] = {}
+        """Verdicts that are said, and since when."""
+        self._node_codes: NDArray[np.int8] | None = None
+        self._broken_gpus: set[str] = set()
+        self._job: JobRow | None = None
+        self._notes = NoteWatch()
+        self._said_before: dict[Hashable, float] = {}
+        """Verdicts that stood, and since when, as far as is known from before: they may need a while to be seen."""
+        self._reached_back_s = 0.0
+
+    def still(self) -> EventLog:
+        """Return the events until now, to which nothing will be added."""
+        copied = EventLog()
+        copied._events, copied.num_dropped, copied.now_s = self._events.copy(), self.num_dropped, self.now_s
+        return copied
+
+    def reaching_back(self, past: EventLog, began_s: float) -> EventLog:
+        """Return these events behind those of before, to be gone on with.
+
+        Args:
+            past: What happened up to its last look, which is later than `began_s`: up to there it is what lasts.
+            began_s: When this one began.
+        """
+        whole = EventLog()
+        own = [event for event in self._events if self._is_news(event, past)]
+        if len(past):
+            words = "attached; what is above was told by the nodes"
+            own.append(Event(began_s, EventKind.NOTE, Severity.QUIET, words))
+        events = sorted((*past._events, *own), key=lambda event: event.at_s)
+        whole._events.extend(events)
+        whole.num_dropped = self.num_dropped + past.num_dropped + len(events) - len(whole)
+        whole.now_s = whole._reached_back_s = self.now_s
+        whole._node_codes, whole._broken_gpus, whole._job = self._node_codes, self._broken_gpus, self._job
+        whole._notes = self._notes
+        since_s = {key: since_s for key, (_, since_s) in past._standing.items()}
+        whole._standing = {key: (verdict, since_s.pop(key, at_s)) for key, (verdict, at_s) in self._standing.items()}
+        whole._said_before = since_s
+        return whole
+
+    def _is_news(self, event: Event, past: EventLog) -> bool:
+        """Return whether an event is not among those of before, nor only how things stood when this one began."""
+        if event.kind is EventKind.DONE:
+            return True
+        for key, (verdict, at_s) in self._standing.items():
+            if (event.kind, event.at_s, event.ranks) == (EventKind.VERDICT, at_s, tuple(verdict.culprits)):
+                return key not in past._standing
+        if event.at_s <= past.now_s - SEAM_S:
+            return False
+        return not any(_is_same(event, other) for other in past._events)
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def __getitem__(self, index: int) -> Event:
+        """Return an event; the oldest that is kept is 0."""
+        return self._events[index]
+
+    def newest_first(self) -> Iterator[Event]:
+        """Yield the events that are kept."""
+        return reversed(self._events)
+
+    def tell(
+        self,
+        text: str,
+        now_s: float,
+        kind: EventKind = EventKind.DONE,
+        severity: Severity = Severity.OK,
+        ranks: Sequence[int] = (),
+    ) -> None:
+        """Take what was done, in a sentence, or another event."""
+        if len(self._events) == MAX_EVENTS:
+            self.num_dropped += 1
+        self._events.append(Event(now_s, kind, severity, clean(text, LINE_LIMIT), tuple(ranks)))
+
+    def observe(self, view: View) -> None:
+        """Look at the model once more, and keep what is new."""
+        self.now_s = view.now_s
+        self._watch_nodes(view)
+        job = view.job()
+        if job is not None:
+            self._watch_job(job)
+            for note in self._notes.news(view.remarks(), view.now_s):
+                self.tell(note, self.now_s, EventKind.NOTE, Severity.QUIET)
+        self._watch_gpus(view.broken_gpus())
+        # What was said of another job is not over: it is not shown any more.
+        shown = "" if job is None else job.job_id
+        self._standing = {key: one for key, one in self._standing.items() if one[0].job == shown}
+        self._watch_verdicts(view.verdicts())
+
+    def _watch_nodes(self, view: View) -> None:
+        known, self._node_codes = self._node_codes, view.node_codes
+        if known is None:
+            known = np.full(len(self._node_codes), CONNECTING, np.int8)
+        changed: dict[tuple[str, str], list[str]] = {}
+        names = view.node_names
+        for index in np.flatnonzero(known != self._node_codes).tolist():
+            both = (NODE_STATES[known[index]], NODE_STATES[self._node_codes[index]])
+            changed.setdefault(both, []).append(names[index])
+        for (before, state), names in changed.items():
+            more = f" and {len(names) - MAX_NODES_NAMED} more" if len(names) > MAX_NODES_NAMED else ""
+            who = f"node{'' if len(names) == 1 else 's'} {', '.join(names[:MAX_NODES_NAMED])}{more}"
+            text = f"{who}: {state}" if before == "connecting" else f"{who}: {before}, now {state}"
+            self.tell(text, self.now_s, EventKind.NODE, _NODE_SEVERITY.get(state, Severity.QUIET))
+
+    def _watch_job(self, job: JobRow) -> None:
+        before, self._job = self._job, job
+        known = before if before and (before.job_id, before.attempt) == (job.job_id, job.attempt) else None
+        if known is None or known.state != job.state:
+            attempt = f", attempt {job.attempt}" if job.attempt else ""
+            code = "" if job.exit_code is None else f", exit code {job.exit_code}"
+            severity = _JOB_SEVERITY.get(job.state, Severity.QUIET)
+            self.tell(f"job {job.job_id}{attempt}: {job.state}{code}", self.now_s, EventKind.JOB, severity)
+        cause = job.root_cause
+        if cause is not None and (known is None or known.root_cause is None):
+            ranks = () if cause.rank is None else (cause.rank,)
+            self.tell(f"root cause: {cause.text}", self.now_s, EventKind.JOB, Severity.CRITICAL, ranks)
+        # What a program finds on the disk when it begins is not an event.
+        step = job.checkpoint_step
+        if step is not None and known is not None and known.checkpoint_step != step:
+            self.tell(f"the checkpoint of step {step:,} is kept", self.now_s, EventKind.CHECKPOINT)
+
+    def _watch_gpus(self, broken: Sequence[str]) -> None:
+        for text in broken:
+            if text not in self._broken_gpus:
+                self.tell(text, self.now_s, EventKind.GPU, Severity.CRITICAL)
+        self._broken_gpus = set(broken)
+
+    def _watch_verdicts(self, verdicts: Sequence[VerdictRow]) -> None:
+        # A checkpoint or an evaluation that takes its usual time is no event.
+        said = {_key(verdict): verdict for verdict in verdicts if verdict.severity is not Severity.QUIET}
+        over = [key for key in self._standing if key not in said]
+        blamed = {(verdict.job, verdict.cause, rank) for verdict in said.values() for rank in verdict.culprits if over}
+        for key in over:
+            verdict, since_s = self._standing.pop(key)
+            is_on = any((verdict.job, verdict.cause, rank) in blamed for rank in verdict.culprits)
+            if verdict.cause in NO_LONGER and not is_on:
+                text = _over_text(verdict, self.now_s - since_s)
+                self.tell(text, self.now_s, EventKind.OVER, ranks=verdict.culprits)
+        if self.now_s > self._reached_back_s + SAID_AGAIN_S:
+            self._said_before.clear()
+        for key, verdict in said.items():
+            if (before_s := self._said_before.pop(key, None)) is not None:
+                self._standing[key] = (verdict, before_s)
+            elif key not in self._standing:
+                self._standing[key] = (verdict, self.now_s)
+                self.tell(verdict.text, self.now_s, EventKind.VERDICT, verdict.severity, verdict.culprits)
+
+
+def _is_same(event: Event, other: Event) -> bool:
+    """Return whether two who looked on have told of the same; what they say of a verdict has figures in it."""
+    is_told_alike = event.kind in {EventKind.VERDICT, EventKind.OVER} or event.text == other.text
+    is_alike = (event.kind, event.ranks) == (other.kind, other.ranks) and is_told_alike
+    return is_alike and abs(event.at_s - other.at_s) <= SEAM_S
+
+
+def _key(verdict: VerdictRow) -> Hashable:
+    return verdict.job, verdict.attempt, verdict.cause, tuple(verdict.culprits)
+
+
+def _over_text(verdict: VerdictRow, stood_s: float) -> str:
+    """Return `rank 2: no longer frozen, after 4.2 s`."""
+    who = f"{ranks_text(verdict.culprits)}: " if verdict.culprits else ""
+    return f"{who}{NO_LONGER[verdict.cause]}, after {seconds_text(stood_s)}"

@@ -1,0 +1,169 @@
+"""The nodes' last minutes, through the model and the diagnosis: who comes now says what one says who looked on.
+
+Some verdicts need time: a straggler some ten seconds, a silent rank two, growth minutes. The nodes keep their reports
+on disk, so that a console that has just come need not wait: the last minute is looked at as closely as a console does,
+what was before more coarsely, with thresholds as much later as reports are apart. Of many nodes less is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from itertools import chain, islice
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from agent.wire.commands import PackedHistory, PullHistory, Tier
+from app.errors import AppError
+from app.recording.backfill import LATE_S, MAX_PACKED_BYTES, PAUSE_S, NodePast, in_slices
+from app.recording.playback import Lookout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from app.diagnosis.rank_facts import Thresholds
+    from app.fleet.fleet import Fleet
+    from app.recording.backfill import Told
+
+    Part = tuple["Stretch", Iterable[Iterator[Told]], float]
+    """A stretch, what each node told in it, and its end."""
+
+REPORT_S = 0.2
+"""Between two regular reports of a node."""
+MAX_S = 10.0
+"""For all answers: then what has come is enough."""
+NODES_AT_ONCE = 32
+
+
+class Stretch(NamedTuple):
+    """A part of the past.
+
+    Attributes:
+        tier: Where the nodes keep it.
+        max_age_s: Of its begin; it ends where the next one begins.
+        period_s: Between two reports of a node.
+    """
+
+    tier: Tier
+    max_age_s: float
+    period_s: float
+
+
+_CLOSE, _NEAR = Stretch(Tier.RECENT, 60.0, REPORT_S), Stretch(Tier.RECENT, 600.0, 2.0)
+PLANS: tuple[tuple[int, tuple[Stretch, ...]], ...] = (
+    (4, (Stretch(Tier.DAY, 3600.0, 10.0), _NEAR, _CLOSE)),
+    (16, (_NEAR._replace(period_s=4.0), _CLOSE)),
+    (64, (_NEAR._replace(period_s=10.0), Stretch(Tier.RECENT, 30.0, 0.5))),
+    (128, (Stretch(Tier.RECENT, 300.0, 10.0), Stretch(Tier.RECENT, 20.0, 0.5))),
+    (2**31, (Stretch(Tier.RECENT, 15.0, 1.0),)),
+)
+"""By the most nodes that it is for: some thousand reports of all of them together, which take a second or two."""
+
+
+def stretches(num_nodes: int) -> tuple[Stretch, ...]:
+    """Return which parts of the past of so many nodes are looked at, the oldest first."""
+    return next(plan for max_nodes, plan in PLANS if num_nodes <= max_nodes)
+
+
+async def replay_history(
+    fleet: Fleet, nodes: Sequence[str], thresholds: Thresholds, *, pause_s: float = PAUSE_S
+) -> Lookout | None:
+    """Return the model of just now as the nodes' last minutes have made it; None where none remembers any.
+
+    Whoever cannot be asked in time, or speaks another version, is left out. Between two pieces of work others have
+    `pause_s`.
+    """
+    plan = stretches(len(nodes))
+    asked_s = time.monotonic()
+    pasts = await _pull_all(fleet, nodes, plan)
+    if not pasts:
+        return None
+    lookout = Lookout(nodes, thresholds)
+    told = [[past[place].reports() for past in pasts] for place in range(len(plan))]
+    ends_s = [asked_s - stretch.max_age_s for stretch in plan[1:]]
+    ends_s.append(min(past[-1].last_s for past in pasts))
+    await in_slices(looks(lookout, thresholds, zip(plan, told, ends_s, strict=True)), pause_s)
+    return lookout
+
+
+def looks(lookout: Lookout, thresholds: Thresholds, parts: Iterable[Part]) -> Iterator[None]:
+    """Look at parts of the past, the oldest first; yields between pieces of work."""
+    for stretch, told, end_s in parts:
+        lookout.diagnoser.change(_patient(thresholds, stretch.period_s))
+        yield from _looks_at(lookout, stretch.period_s, told, end_s)
+    lookout.diagnoser.change(thresholds)
+
+
+def _looks_at(lookout: Lookout, period_s: float, told: Iterable[Iterator[Told]], end_s: float) -> Iterator[None]:
+    begun = []
+    for one in told:
+        begun.append(chain([*islice(one, 1)], one))
+        yield
+    next_s = None
+    for at_s, node, frame in heapq.merge(*begun, key=lambda one: one[0]):
+        if at_s > end_s:
+            break
+        if next_s is not None and at_s > next_s:
+            lookout.look(max(next_s, lookout.at_s))
+            next_s += period_s
+            yield
+        if next_s is None or at_s > next_s:
+            next_s = at_s + period_s / 2  # by then the other nodes' reports of this moment are there
+        lookout.hear(node, frame, at_s)
+        yield
+    if next_s is not None:
+        lookout.look(max(min(end_s, next_s + period_s), lookout.at_s))
+
+
+def _patient(thresholds: Thresholds, period_s: float) -> Thresholds:
+    """Return thresholds for reports that are so much apart: what would contradict itself for so long is no news."""
+    if period_s <= REPORT_S:
+        return thresholds
+    later = {name: getattr(thresholds, name) + period_s for name in ("silent_s", "confirm_s", "grace_s", "lost_s")}
+    return msgspec.structs.replace(thresholds, **later)
+
+
+async def _pull_all(fleet: Fleet, nodes: Sequence[str], plan: Sequence[Stretch]) -> list[list[NodePast]]:
+    """Return what each node remembers of each stretch, of those that do so until now."""
+    turns = asyncio.Semaphore(NODES_AT_ONCE)
+    found: dict[str, list[NodePast]] = {}
+
+    async def pull(node: str) -> None:
+        parts = [NodePast(node, MAX_PACKED_BYTES // len(nodes)) for _ in plan]
+        ends_s = [*(stretch.max_age_s for stretch in plan[1:]), 0.0]
+        async with turns:
+            try:
+                for part, stretch, end_s in zip(parts, plan, ends_s, strict=True):
+                    await _pull(fleet, part, stretch, end_s)
+            except AppError:
+                return  # its row says that it is away, if it is
+        if parts[-1].last_s >= time.monotonic() - LATE_S:
+            found[node] = parts
+
+    pulls = [asyncio.ensure_future(pull(node)) for node in nodes]
+    try:
+        await asyncio.wait(pulls, timeout=MAX_S)
+    finally:
+        for one in pulls:
+            one.cancel()
+        await asyncio.gather(*pulls, return_exceptions=True)
+    return [found[node] for node in nodes if node in found]
+
+
+async def _pull(fleet: Fleet, part: NodePast, stretch: Stretch, end_age_s: float) -> None:
+    """Ask a node for a stretch, in pieces."""
+    since_seq = 0
+    while True:
+        period_s = 0.0 if stretch.period_s <= REPORT_S else stretch.period_s
+        command = PullHistory(stretch.tier, since_seq, stretch.max_age_s, period_s, is_packed=True)
+        reply = await fleet.ask(part.node, command)
+        if not isinstance(reply, PackedHistory) or not len(reply.seqs) == len(reply.ages_s) == len(reply.sizes):
+            return
+        if not reply.seqs or reply.seqs[-1] <= since_seq:
+            return
+        since_seq = reply.seqs[-1]
+        part.add(reply, time.monotonic())
+        if reply.ages_s[-1] <= max(end_age_s, period_s, REPORT_S):
+            return

@@ -1,0 +1,188 @@
+"""Keeps evidence of each incident, attended or not: stacks immediately, the file a little later.
+
+`EvidenceKeeper` lives on the session's event loop; nothing of it holds up a frame. `Incidents` decides, without a
+clock, which verdicts are worth evidence, and when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from app.diagnosis.causes import Severity
+from app.errors import AppError
+from app.recording.bundle import bundle_name, encode_bundle
+from app.recording.evidence import Answers, default_directory, prune, write_evidence
+from app.view.verdict_text import sentence
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterable
+    from pathlib import Path
+
+    from app.diagnosis.causes import Cause
+    from app.diagnosis.verdicts import Verdict
+    from app.recording.bundle import Evidence
+
+AFTER_S = 10.0
+"""What is heard for so long after an incident belongs to it."""
+PATIENCE_S = 10.0
+"""For what the agents remember; what has come by then is kept."""
+HURRY_S = 2.0
+"""Instead, for all that waits for an agent, once the session ends."""
+CLOSING_S = 8.0
+"""For all of what is under way when the session ends."""
+
+
+class Kept(Protocol):
+    """The session of which evidence is kept."""
+
+    async def take_stacks(self, job_id: str, into: Answers) -> None:
+        """Take the stacks of a job."""
+        ...
+
+    async def ask_agents(self, job_id: str, into: Answers) -> None:
+        """Ask the agents for what they remember."""
+        ...
+
+    async def evidence(self, job_id: str, why: str, answers: Answers) -> Evidence:
+        """Put together what is known by now."""
+        ...
+
+
+class EvidenceKeeper:
+    """Watches for incidents of a session."""
+
+    def __init__(self, session: Kept, directory: Path) -> None:
+        self._session = session
+        self._directory = directory
+        self._incidents = Incidents()
+        self._said: tuple[list[Verdict], float] = ([], 0.0)
+        """What was said last, and when."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closing = asyncio.Event()
+        self._notices: list[str] = []
+        self.told: list[str] = []
+        """All sentences about what was kept."""
+
+    def observe(self, verdicts: Iterable[Verdict], live: Iterable[tuple[str, int]], now_s: float) -> None:
+        """Take what is said now, and which attempts of jobs have not ended; nothing more once it closes."""
+        if self._is_closing.is_set():
+            return
+        self._incidents.see_alive(live)
+        self._said = (list(verdicts), now_s)
+        for incident in self._incidents.begun(self._said[0], now_s):
+            task = asyncio.create_task(self._keep(incident), name="rankdeck-evidence")
+            self._tasks.add(task)
+            task.add_done_callback(self._on_done)
+
+    def drain_notices(self) -> list[str]:
+        """Return sentences about what was kept since the last call."""
+        notices, self._notices = self._notices, []
+        return notices
+
+    def _tell(self, sentence: str) -> None:
+        self.told.append(sentence)
+        self._notices.append(sentence)
+
+    async def close(self) -> None:
+        """Write what is under way, or was about to be, with what there is by now; takes at most `CLOSING_S`."""
+        verdicts, said_at_s = self._said
+        self.observe(verdicts, (), said_at_s + SETTLE_S)
+        self._is_closing.set()
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=CLOSING_S)
+            for task in late:
+                task.cancel()
+                self._tell("no evidence of this is kept: it took too long to collect")
+            await asyncio.gather(*late, return_exceptions=True)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A mistake of ours here must neither end the console nor be lost.
+            self._tell(f"no evidence of this is kept: {type(error).__name__}: {error}")
+
+    async def _keep(self, incident: Incident) -> None:
+        answers = Answers()
+        await self._while_open(self._session.take_stacks(incident.job_id, answers), PATIENCE_S)
+        await self._while_open(asyncio.sleep(AFTER_S), AFTER_S, hurry_s=0.0)
+        await self._while_open(self._session.ask_agents(incident.job_id, answers), PATIENCE_S)
+        try:
+            evidence = await self._session.evidence(incident.job_id, incident.text, answers)
+            path = self._directory / bundle_name(evidence.opening)
+            path = await asyncio.to_thread(_write, path, evidence)
+        except AppError as error:
+            self._tell(f"no evidence of this is kept: {error}")
+            return
+        self._tell(f"evidence of this is kept; look at it again: rankdeck replay {path}")
+
+    async def _while_open(self, work: Coroutine[None, None, None], patience_s: float, hurry_s: float = HURRY_S) -> None:
+        """Do something until it is done or takes too long; once the session closes it has `hurry_s` left."""
+        doing = asyncio.ensure_future(work)
+        closing = asyncio.ensure_future(self._is_closing.wait())
+        try:
+            await asyncio.wait({doing, closing}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            if closing.done():
+                await asyncio.wait({doing}, timeout=hurry_s)
+        finally:
+            for task in (doing, closing):
+                task.cancel()
+            await asyncio.gather(doing, closing, return_exceptions=True)
+
+
+def _write(path: Path, evidence: Evidence) -> Path:
+    path = write_evidence(path, encode_bundle(evidence))
+    if path.parent == default_directory():
+        prune(path.parent)  # a directory that a person names is that person's to keep in order
+    return path
+
+
+SETTLE_S = 1.0
+"""A verdict that stands for less is not worth a file, and more ranks may be found in what follows."""
+AGAIN_S = 600.0
+"""Between two incidents of one kind and job."""
+MAX_INCIDENTS = 20
+"""Of one session."""
+
+
+class Incident(NamedTuple):
+    """A hang, a bad end, a lost node: what somebody will want to look at later."""
+
+    job_id: str
+    attempt: int
+    cause: Cause
+    text: str
+    """The verdict in words."""
+
+
+class Incidents:
+    """Follows what is said."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[tuple[str, int, Cause], float] = {}
+        self._kept_at_s: dict[tuple[str, int, Cause], float] = {}
+        self._seen_alive: set[tuple[str, int]] = set()
+        self._num_begun = 0
+
+    def see_alive(self, attempts: Iterable[tuple[str, int]]) -> None:
+        """Take which attempts of jobs have not ended: of one that ended unseen nothing is left to keep."""
+        self._seen_alive.update(attempts)
+
+    def begun(self, verdicts: Iterable[Verdict], now_s: float) -> list[Incident]:
+        """Take what is said now; return the incidents that have just become certain."""
+        critical = {
+            (verdict.job, verdict.attempt, verdict.cause): verdict
+            for verdict in verdicts
+            if verdict.severity is Severity.CRITICAL and (verdict.job, verdict.attempt) in self._seen_alive
+        }
+        self._since_s = {key: self._since_s.get(key, now_s) for key in critical}
+        found = []
+        for key, verdict in critical.items():
+            is_new = now_s - self._kept_at_s.get(key, float("-inf")) >= AGAIN_S
+            if is_new and now_s - self._since_s[key] >= SETTLE_S and self._num_begun < MAX_INCIDENTS:
+                self._kept_at_s[key] = now_s
+                self._num_begun += 1
+                found.append(Incident(*key, sentence(verdict)))
+            elif not is_new:
+                self._kept_at_s[key] = now_s  # one that lasts is one
+        return found

@@ -1,0 +1,440 @@
+"""What a user does to a job: start it, stop it, kill it, restart it with as many ranks or with others.
+
+`JobControl` asks the agents; what they answer, and what the job does then, is seen in their reports.
+
+`JobStarter` starts another program on a host whose last job has ended, or that has none, and lists what was started
+before. `workdir_on` is where a program runs on a host.
+
+`ShareGuard` ends what is left of a job that has failed on another node: there it would wait for ranks that are gone.
+torchrun ends the ranks of its own node; those of the others hang until torch gives up, ten minutes by its own choice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from typing import TYPE_CHECKING
+
+from agent.wire.commands import RefusalReason, ShowJob, Shown
+from agent.wire.jobs import ENDED_STATES, JobState
+from app.errors import AgentRefusedError, AgentUnreachableError, AppError, UsageError
+from app.inventory.program import Program, check_command, make_job_id
+from app.session.audit import Act
+from app.session.remote_job import (
+    RunRequest,
+    in_order,
+    newest,
+    next_attempt,
+    next_shares,
+    of_newest_attempt,
+    places_to_meet,
+    unknown_job_text,
+)
+from app.ssh.config import THIS_MACHINE
+from app.text import clean_name, nodes_text
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+
+    from agent.wire.commands import PrepareAgain
+    from agent.wire.jobs import JobStatus
+    from app.fleet.fleet import Fleet
+    from app.session.audit import AuditLog
+
+POLL_S = 0.25
+AWAY_PATIENCE_S = 20.0
+"""For a node that answers no more while its job ends: a connection that broke comes back sooner."""
+LEFTOVERS_PATIENCE_S = 15.0
+"""For what the last attempt has left to be gone: an agent refuses to begin beside it."""
+
+
+class JobControl:
+    """Acts on the jobs of some nodes; the newest wish counts.
+
+    Attributes:
+        doing: What is under way, in a few clean words; empty while nothing is.
+    """
+
+    def __init__(
+        self,
+        fleet: Callable[[], Fleet],
+        nodes: Sequence[str],
+        tell: Callable[[str], None],
+        audit: AuditLog,
+        addresses: Callable[[str], Sequence[str]] = lambda _node: (),
+    ) -> None:
+        """Over some nodes.
+
+        Args:
+            fleet: Reaches them.
+            nodes: Their names.
+            tell: Takes a sentence about each thing that was done.
+            audit: Takes all of it, also what failed.
+            addresses: Returns under which ones a node may be reached by others; see `meeting_addresses`.
+        """
+        self.doing = ""
+        self._fleet = fleet
+        self._nodes = list(nodes)
+        self._tell = tell
+        self._audit = audit
+        self._addresses = addresses
+        self._num_wishes = 0
+        self._beginning = asyncio.Lock()
+        """Held while the nodes are asked to begin an attempt."""
+
+    async def stop(self, job_id: str, *, is_agreed: bool) -> str:
+        """End a job in an orderly way; return what was asked, before it has ended.
+
+        Args:
+            job_id: Which.
+            is_agreed: After a step and a checkpoint, where its ranks can; else by SIGTERM.
+
+        Raises:
+            AppError: No node knows it, or one did not answer.
+        """
+        return await self._kept("stop", job_id, self._stop(job_id, is_agreed=is_agreed))
+
+    async def _stop(self, job_id: str, *, is_agreed: bool) -> str:
+        await self._wish()
+        missing = await self._end(job_id, is_agreed=is_agreed)
+        how = "to end after a step and a checkpoint" if is_agreed else "by SIGTERM to end"
+        return self._told(f"job {job_id} was asked {how}{missing}")
+
+    async def kill(self, job_id: str) -> str:
+        """End every process of a job, on every node that can be asked; return what was done.
+
+        Raises:
+            AppError: No node knows it, or one did not answer.
+        """
+        return await self._kept("kill", job_id, self._kill(job_id))
+
+    async def _kill(self, job_id: str) -> str:
+        await self._wish()
+        nodes = await self._fleet().kill(job_id)
+        return self._told(f"job {job_id} was killed on {nodes_text(nodes)}")
+
+    async def restart(
+        self,
+        job_id: str,
+        num_ranks: int | None = None,
+        *,
+        is_at_once: bool = False,
+        without: Collection[str] | None = None,
+    ) -> str:
+        """End a job if it still runs, and begin its next attempt; return what was done.
+
+        A stop, a kill or another restart that is wished for meanwhile takes the place of this one.
+
+        Args:
+            job_id: Which.
+            num_ranks: None is as many as before.
+            is_at_once: Kill it instead of asking for a step and a checkpoint.
+            without: None is the nodes that made up the last attempt. Else all that answer and know the job make up the
+                next one, but for these.
+
+        Raises:
+            AppError: A node refused or did not answer; what had been prepared is taken back.
+        """
+        doing = self._restart(job_id, num_ranks, is_at_once=is_at_once, without=without)
+        return await self._kept("restart", job_id, doing)
+
+    async def _restart(
+        self, job_id: str, num_ranks: int | None, *, is_at_once: bool, without: Collection[str] | None
+    ) -> str:
+        wish = await self._wish()
+        statuses = await self._begun(job_id)
+        found = {node: one for node, one in statuses.items() if node not in (without or ())}
+        if not found:
+            raise UsageError(f"no node is left on which job {job_id} could go on")
+        nodes = list(next_shares(found, num_ranks, takes_any=without is not None))
+        # Who takes part is settled here: a node that comes back meanwhile is not what was asked about.
+        statuses = {node: found[node] for node in nodes}
+        meeting = [None] if without is None else self._meeting_addresses(statuses)
+        try:
+            if not has_ended(statuses):
+                self.doing = f"restart: waiting for attempt {newest(statuses).attempt} to end"
+                if is_at_once:
+                    await self._fleet().kill(job_id, list(found))
+                else:
+                    await self._fleet().stop(job_id, list(found))
+                await self._ended(job_id, nodes, wish)
+            begun = await self._begin(job_id, nodes, num_ranks, wish, meeting)
+        finally:
+            if wish == self._num_wishes:
+                self.doing = ""
+        if begun is None:
+            return self._told(f"the restart of job {job_id} was given up for another wish")
+        ranks = f"{begun.world_size} rank{'' if begun.world_size == 1 else 's'}"
+        return self._told(f"job {job_id} begins again: attempt {begun.attempt} with {ranks}")
+
+    def _meeting_addresses(self, statuses: Mapping[str, JobStatus]) -> list[str | None]:
+        """Return where the nodes that go on together may meet, the best first; empty is where they met before.
+
+        Raises:
+            UsageError: Nowhere.
+        """
+        nodes = in_order(statuses)
+        are_of_one_attempt = len({(one.attempt, one.num_nodes) for one in statuses.values()}) == 1
+        if len(nodes) > 1 and statuses[nodes[0]].node_rank == 0 and are_of_one_attempt:
+            return [""]
+        return [*places_to_meet(nodes, self._addresses)]
+
+    async def statuses(self, job_id: str) -> dict[str, JobStatus]:
+        """Return how a job stands on each node that knows it, of those that answer.
+
+        Raises:
+            AgentRefusedError: None does.
+            AgentUnreachableError: None of those that answer does.
+        """
+        asked = (self._fleet().report(node) for node in self._nodes)
+        results = dict(zip(self._nodes, await asyncio.gather(*asked, return_exceptions=True), strict=True))
+        reports = {node: result for node, result in results.items() if not isinstance(result, BaseException)}
+        found = {node: status for node, report in reports.items() for status in report.jobs if status.job_id == job_id}
+        failures = [result for result in results.values() if isinstance(result, BaseException)]
+        if any(not isinstance(failure, AppError) for failure in failures) or (failures and not found):
+            raise failures[0]
+        if not found:
+            known = sorted({clean_name(status.job_id) for report in reports.values() for status in report.jobs})
+            words = unknown_job_text(job_id, known, list(reports))
+            raise AgentRefusedError(nodes_text(self._nodes), RefusalReason.UNKNOWN_JOB, words)
+        return found
+
+    async def _wish(self) -> int:
+        """Take the place of what is wished for until now; return the number of this wish.
+
+        An attempt that is just being begun has begun then: what ends a job would else come too early.
+        """
+        self.doing = ""
+        self._num_wishes += 1
+        wish = self._num_wishes
+        async with self._beginning:
+            return wish
+
+    async def _end(self, job_id: str, *, is_agreed: bool) -> str:
+        """Ask for a job's end where it is known; return what is to be said of its other nodes."""
+        statuses = await self.statuses(job_id)
+        await self._fleet().stop(job_id, list(statuses), is_agreed=is_agreed)
+        asked, num_nodes = of_newest_attempt(statuses), newest(statuses).num_nodes
+        few = f"; only {nodes_text(list(asked))} of its {num_nodes} nodes could be asked"
+        return few if len(asked) < num_nodes else ""
+
+    async def _begun(self, job_id: str) -> dict[str, JobStatus]:
+        """Return how a job stands; what a lost console has prepared of it and not begun is taken back before."""
+        statuses = await self.statuses(job_id)
+        prepared = [node for node, status in statuses.items() if status.state is JobState.PREPARED]
+        if not prepared:
+            return statuses
+        await self._fleet().abort(job_id, prepared)
+        return await self.statuses(job_id)
+
+    async def _of(self, job_id: str, nodes: Sequence[str]) -> dict[str, JobStatus]:
+        """Return how a job stands on some nodes, each of which has to answer."""
+        reports = await asyncio.gather(*(self._fleet().report(node) for node in nodes))
+        found = {}
+        for node, report in zip(nodes, reports, strict=True):
+            status = next((status for status in report.jobs if status.job_id == job_id), None)
+            if status is None:
+                raise AgentRefusedError(node, RefusalReason.UNKNOWN_JOB, f"it no longer knows job {job_id}")
+            found[node] = status
+        return found
+
+    async def _ended(self, job_id: str, nodes: Sequence[str], wish: int) -> None:
+        """Return once a job has ended on its nodes, or something else is wished for."""
+        loop = asyncio.get_running_loop()
+        heard_s = loop.time()
+        while wish == self._num_wishes:
+            try:
+                if has_ended(await self._of(job_id, nodes)):
+                    return
+                heard_s = loop.time()
+            except AgentUnreachableError:
+                if loop.time() > heard_s + AWAY_PATIENCE_S:
+                    raise
+            await asyncio.sleep(POLL_S)
+
+    async def _begin(
+        self, job_id: str, nodes: Sequence[str], num_ranks: int | None, wish: int, meeting: Sequence[str | None]
+    ) -> PrepareAgain | None:
+        """Begin the next attempt, once nothing of the last one is left.
+
+        Returns:
+            What the first node was asked; None, and nothing is begun, once something else is wished for.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + LEFTOVERS_PATIENCE_S
+        meet_at, *others = meeting
+        while True:
+            statuses = await self._of(job_id, nodes)
+            try:
+                async with self._beginning:
+                    if wish != self._num_wishes:
+                        return None
+                    self.doing = "restart: beginning again"
+                    commands = next_attempt(statuses, num_ranks, meet_at)
+                    await self._fleet().start_again(commands)
+            except AgentRefusedError as error:
+                if error.reason == RefusalReason.UNREACHABLE and others:
+                    meet_at, *others = others
+                elif error.reason != RefusalReason.WRONG_STATE or loop.time() > deadline_s:
+                    raise
+                await asyncio.sleep(POLL_S)
+            else:
+                return next(iter(commands.values()))
+
+    def _kept(self, action: str, job_id: str, doing: Awaitable[str]) -> Awaitable[str]:
+        return self._audit.kept(Act(action, tuple(self._nodes), job_id), doing)
+
+    def _told(self, sentence: str) -> str:
+        self._tell(sentence)
+        return sentence
+
+
+def has_ended(statuses: Mapping[str, JobStatus]) -> bool:
+    """Return whether nothing of a job runs any more."""
+    return all(status.state in ENDED_STATES for status in statuses.values())
+
+
+MAX_PAST = 8
+"""Jobs of the host that are looked at: each is a command to its agent."""
+
+
+class JobStarter:
+    """What `app.tui.source.Starter` asks for; after the session is connected.
+
+    Attributes:
+        hosts: Their names.
+        where: Some of them, and how many more.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        fleet: Callable[[], Fleet],
+        usual_python: Callable[[], str],
+        start: Callable[[RunRequest], Awaitable[str]],
+    ) -> None:
+        """On hosts that all take part; what was started before is asked of the first one.
+
+        Args:
+            hosts: Their names.
+            fleet: Reaches them.
+            usual_python: Returns the first agent's own; empty while that has not been found.
+            start: Starts a job and returns a sentence about it.
+        """
+        self.hosts = list(hosts)
+        self.where = nodes_text(hosts)
+        self._first = hosts[0]
+        self._fleet = fleet
+        self._usual_python = usual_python
+        self._start = start
+        self._own: dict[str, Program] = {}
+        """By job: what this session has started, with nothing hidden."""
+
+    def remember(self, request: RunRequest) -> None:
+        """Keep what this session starts by itself."""
+        self._own[request.job_id] = Program(
+            request.command,
+            request.num_ranks,
+            request.max_restarts,
+            request.workdir,
+            request.python,
+        )
+
+    async def past(self) -> list[Program]:
+        """Return what the host's newest jobs are made of, the newest first, each program once.
+
+        Raises:
+            AgentUnreachableError: The agent does not answer.
+        """
+        report = await self._fleet().report(self._first)
+        found = [await self._program(job.job_id) for job in list(report.jobs)[: -MAX_PAST - 1 : -1]]
+        return list(dict.fromkeys(program for program in found if program is not None))
+
+    async def start(self, program: Program) -> str:
+        """Start a program as `rankdeck run` does, with a name made for it; return a sentence that says so.
+
+        Raises:
+            UsageError: A job runs there already.
+            AppError: The host refused, or did not answer.
+        """
+        command = check_command(program.command)
+        request = RunRequest(
+            command=command,
+            job_id=make_job_id(command, secrets.token_hex(2)),
+            num_ranks=program.num_ranks,
+            python=program.python,
+            workdir=self._workdir(program.workdir),
+            max_restarts=program.max_restarts,
+        )
+        told = await self._start(request)
+        self.remember(request)
+        return told
+
+    def _workdir(self, typed: str) -> str:
+        """Return a directory of this machine as `rankdeck run` understands it: from where the person is."""
+        return workdir_on(THIS_MACHINE, typed) if typed and self.hosts == [THIS_MACHINE] else typed
+
+    async def _program(self, job_id: str) -> Program | None:
+        """Return what a job is made of, None where that is no longer known."""
+        if job_id in self._own:
+            return self._own[job_id]
+        try:
+            reply = await self._fleet().ask(self._first, ShowJob(job_id))
+        except AgentRefusedError:
+            return None
+        if not isinstance(reply, Shown):
+            return None
+        spec = reply.spec
+        python = "" if spec.python == self._usual_python() else spec.python
+        if len(self.hosts) > 1:  # each has a number and a directory of its own
+            return Program(tuple(spec.command), python=python)
+        return Program(tuple(spec.command), spec.local_world_size, spec.max_restarts, spec.workdir, python)
+
+
+def workdir_on(host: str, workdir: str) -> str:
+    """Return where a program runs: the home of a host, and on this machine where the person is.
+
+    Raises:
+        UsageError: That directory is gone.
+    """
+    if host != THIS_MACHINE:
+        return workdir or "~"
+    try:
+        return os.path.abspath(os.path.expanduser(workdir))  # noqa: PTH100, PTH111 - `..` of a link is the person's
+    except FileNotFoundError as error:
+        raise UsageError("this directory is gone", "name one: --workdir") from error
+
+
+PATIENCE_S = 12.0
+"""From the first failure: ranks that notice it end by themselves, and evidence of it is whole after ten seconds."""
+_HAS_FAILED = frozenset({JobState.FAILED, JobState.LOST})
+
+
+class ShareGuard:
+    """Watches the shares of all jobs of a session."""
+
+    def __init__(self) -> None:
+        self._failed_at_s: dict[tuple[str, int], float] = {}
+        self._done: set[tuple[str, int, str]] = set()
+
+    def to_end(self, shares: Mapping[str, JobStatus], now_s: float) -> list[str]:
+        """Return the nodes on which a job should be ended now.
+
+        Args:
+            shares: How one attempt of a job stands, by node, as far as nodes have told.
+            now_s: Monotonic; infinite where nobody will look again.
+        """
+        first = next(iter(shares.values()), None)
+        if first is None or first.is_elastic or not any(status.state in _HAS_FAILED for status in shares.values()):
+            return []
+        key = (first.job_id, first.attempt)
+        failed_at_s = self._failed_at_s.setdefault(key, now_s)
+        if now_s < failed_at_s + PATIENCE_S:
+            return []
+        running = (node for node, status in shares.items() if status.state is JobState.RUNNING)
+        return [node for node in running if (*key, node) not in self._done]
+
+    def end_has_come(self, status: JobStatus, node: str) -> None:
+        """Take that a node has agreed to end its share: it is asked once."""
+        self._done.add((status.job_id, status.attempt, node))

@@ -1,0 +1,155 @@
+"""What the demo and a host's job have in common: a session over live agents, with texts of its own.
+
+`NewcomerWatch` decides when to report new nodes: those of one `srun` together, instead of each by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from app.errors import UsageError
+from app.model.newcomers import Newcomers
+from app.session.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Mapping, Sequence
+    from pathlib import Path
+
+    from agent.wire.logs import LogLine
+    from app.fleet.start_progress import StartProgress
+    from app.recording.events import EventLog
+    from app.recording.history import History
+    from app.session.control import JobControl, JobStarter
+    from app.session.hosts import HostDoctor, HostQuestions
+    from app.session.options import SessionOptions
+    from app.stacks.groups import NodeStacks
+    from app.view.view import View
+    from ddpcore.wire import Fault
+
+
+class LiveSession:
+    """A part of `app.tui.source.ConsoleSource`: the rest is what each kind of session does differently."""
+
+    player = None
+    starter: JobStarter | None = None
+    questions: HostQuestions | None = None
+    doctor: HostDoctor | None = None
+
+    def __init__(
+        self,
+        directories: Mapping[str, Path],
+        options: SessionOptions,
+        notices: list[str],
+        addresses: Callable[[str], Sequence[str]] = lambda _node: (),
+        told: Container[str] = (),
+    ) -> None:
+        """Over agents; `notices` are the first sentences about it, the rest is as for `Session`.
+
+        Raises:
+            SessionError: See `Session`.
+        """
+        self.is_read_only = options.is_read_only
+        self.session = Session(directories, options, addresses, told)
+        """What is seen and done; after `Session.connect`."""
+        self.started_at_s = time.monotonic()
+        self._notices = notices
+
+    @property
+    def control(self) -> JobControl | None:
+        """What acts on the job; None where only looking is allowed."""
+        return None if self.is_read_only else self.session.control
+
+    @property
+    def how_to_begin(self) -> str:
+        """The command that brings a job while there is none; nothing where one comes by itself."""
+        return ""
+
+    @property
+    def starting(self) -> StartProgress | None:
+        """How far a start has come that is under way; see `Session.starting`."""
+        return self.session.starting
+
+    @property
+    def stall_s(self) -> float:
+        """From here a wait is a stall."""
+        return self.session.stall_s
+
+    def view(self) -> View:
+        """Return the rows of now; see `Session.view`."""
+        return self.session.view()
+
+    def drain_logs(self) -> list[tuple[str, LogLine]]:
+        """Return the log lines since the last call; see `Session.drain_logs`."""
+        return self.session.drain_logs()
+
+    def drain_notices(self) -> list[str]:
+        """Return sentences about what the session did since the last call, oldest first."""
+        notices, self._notices = [*self._notices, *self.session.drain_notices()], []
+        for notice in notices:
+            self.session.events.tell(notice, time.monotonic())
+        return notices
+
+    @property
+    def events(self) -> EventLog:
+        """What has happened; see `Session.events`."""
+        return self.session.events
+
+    @property
+    def history(self) -> History:
+        """How the figures of the job went; see `Session.history`."""
+        return self.session.history
+
+    def time_text(self, at_s: float) -> str:
+        """Return a moment by this machine's clock."""
+        at = time.time() - (time.monotonic() - at_s)  # noqa: TID251 - for people
+        return f"{datetime.fromtimestamp(at):%H:%M:%S}"  # noqa: DTZ006 - and for them in their own zone
+
+    @property
+    def told_of_evidence(self) -> list[str]:
+        """All sentences about evidence that was kept."""
+        return self.session.told_of_evidence
+
+    async def inject(self, fault: Fault) -> str:
+        """Do harm to a rank; see `Session.inject`.
+
+        Raises:
+            UsageError: Only looking is allowed.
+        """
+        if self.is_read_only:
+            raise UsageError("this console only looks on", "open it without --read-only")
+        return await self.session.inject(fault)
+
+    async def stacks(self, *, is_native: bool) -> list[NodeStacks]:
+        """Return where all ranks stand; see `Session.stacks`."""
+        return await self.session.stacks(is_native=is_native)
+
+
+SETTLE_S = 2.0
+"""Without another one, until those that have come are told of; the agents of one `srun` come within a second."""
+MAX_WAIT_S = 10.0
+"""However many still come."""
+MAX_TOLD = 16_384
+"""Names that are known to have been told of: a relay can only be wrong to have more, and it costs a word twice."""
+
+
+class NewcomerWatch:
+    """Each node is told of once, also where it goes and comes again."""
+
+    def __init__(self) -> None:
+        self._told: frozenset[str] = frozenset()
+        self._waiting: frozenset[str] = frozenset()
+        self._first_s = self._last_s = 0.0
+
+    def news(self, newcomers: Newcomers, now_s: float) -> Newcomers:
+        """Return those of them that are to be told of now."""
+        waiting = frozenset(newcomers.nodes) - self._told
+        if waiting != self._waiting:
+            self._first_s = self._first_s if self._waiting else now_s
+            self._waiting, self._last_s = waiting, now_s
+        if not waiting or (now_s - self._last_s < SETTLE_S and now_s - self._first_s < MAX_WAIT_S):
+            return Newcomers()
+        self._told = waiting | (self._told if len(self._told) < MAX_TOLD else frozenset())
+        self._waiting = frozenset()
+        return newcomers._replace(nodes=tuple(node for node in newcomers.nodes if node in waiting))

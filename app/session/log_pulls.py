@@ -1,0 +1,118 @@
+"""The log lines of a session's nodes: pulled by cursor whenever a report says that there are more."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from agent.wire.logs import LAUNCHER_RANK, LogLine
+from app.errors import AppError
+from app.recording.recorder import Past
+from app.recording.records import LinesHeard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from app.fleet.fleet import Fleet
+    from app.recording.records import Record
+
+LOG_PERIOD_S = 0.2
+"""Between two looks at whether a node has new log lines: below what a reader notices."""
+LOG_PULL_S = 0.008
+MAX_LOG_PERIOD_S = 2.0
+"""Where many nodes print, each is asked less often: so much longer for each, up to this."""
+MAX_PRINTED_BYTES = 4 * 2**20
+"""Of lines that are kept for evidence, however old, beside reports: a rank that talks much must not push those out."""
+MAX_WAITING_LINES = 100_000
+"""Lines pulled and not yet taken by the screen; older ones are dropped first."""
+
+
+class LogPulls:
+    """Pulls lines; `drain` is called from the frame loop and never blocks.
+
+    Attributes:
+        printed: Lines that are kept for evidence.
+    """
+
+    def __init__(self, fleet: Callable[[], Fleet], record: Callable[[Record], None]) -> None:
+        """Before the first report.
+
+        Args:
+            fleet: Reaches the nodes.
+            record: Takes what was pulled, for a recording.
+        """
+        self.printed = Past(max_age_s=math.inf, max_bytes=MAX_PRINTED_BYTES)
+        self._fleet = fleet
+        self._record = record
+        self._lines: deque[tuple[str, LogLine]] = deque(maxlen=MAX_WAITING_LINES)
+        self._cursor: dict[str, tuple[str, int]] = {}
+        self._wanted: dict[str, tuple[str, int]] = {}
+
+    def want(self, node: str, epoch: str, newest: int) -> None:
+        """Take how far the lines of a node go, in this life of its agent."""
+        self._wanted[node] = (epoch, newest)
+
+    def drain(self) -> list[tuple[str, LogLine]]:
+        """Return the (node, line) pairs that have come since the last call, in order of arrival."""
+        lines = list(self._lines)
+        self._lines.clear()
+        return lines
+
+    @property
+    def has_all(self) -> bool:
+        """True when every line that the nodes have told of is here."""
+        for node, (epoch, newest) in self._wanted.items():
+            known_epoch, cursor = self._cursor.get(node, (epoch, 0))
+            if known_epoch != epoch or cursor < newest:
+                return False
+        return True
+
+    async def follow(self) -> None:
+        """Pull lines from all nodes that have some; one that does not answer holds up no other."""
+        under_way: dict[str, asyncio.Task[None]] = {}
+        try:
+            while True:
+                under_way = {node: task for node, task in under_way.items() if not task.done()}
+                num_pulls = 0
+                for node, (epoch, newest) in list(self._wanted.items()):
+                    known_epoch, cursor = self._cursor.get(node, (epoch, 0))
+                    if known_epoch != epoch:
+                        cursor = 0  # a new agent counts from one
+                    if cursor < newest and node not in under_way:
+                        num_pulls += 1
+                        under_way[node] = asyncio.create_task(self._pull_into_cursor(node, epoch, cursor))
+                await asyncio.sleep(max(LOG_PERIOD_S, min(num_pulls * LOG_PULL_S, MAX_LOG_PERIOD_S)))
+        finally:
+            for task in under_way.values():
+                task.cancel()
+            await asyncio.gather(*under_way.values(), return_exceptions=True)
+
+    async def _pull_into_cursor(self, node: str, epoch: str, cursor: int) -> None:
+        self._cursor[node] = (epoch, await self._pull(node, cursor))
+
+    async def _pull(self, node: str, cursor: int) -> int:
+        """Pull what the node has after `cursor`; return the new cursor."""
+        try:
+            lines, first_seq = await self._fleet().pull_logs(node, cursor)
+        except AppError:
+            return cursor  # the node's own row says that it does not answer; the next report asks again
+        if gap := gap_line(cursor, first_seq):
+            self._lines.append((node, gap))
+        self._lines.extend((node, line) for line in lines)
+        if lines:
+            heard = LinesHeard(time.monotonic(), node, lines)
+            self.printed.add(heard)
+            self._record(heard)
+        return lines[-1].seq if lines else cursor
+
+
+def gap_line(cursor: int, first_seq: int) -> LogLine | None:
+    """Return a line that stands for those that a node no longer keeps, None when there are none."""
+    num_lost = first_seq - cursor - 1
+    if num_lost <= 0:
+        return None
+    lines = "1 line is" if num_lost == 1 else f"{num_lost:,} lines are"
+    return LogLine(first_seq - 1, LAUNCHER_RANK, "stderr", f"({lines} older than what the node keeps: see its files)")

@@ -1,0 +1,210 @@
+"""Brings a lost connection to a host back, with pauses that grow: until then what is shown is old, and nothing else.
+
+An agent that has ended leaves the connection as it is. So one that is not heard is looked for, and waited for likewise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from app.errors import (
+    AgentUnreachableError,
+    AnswerNeededError,
+    AppError,
+    HostKeyError,
+    HostUnreachableError,
+    IncompatibleAgentError,
+    NoAgentError,
+)
+from app.model.absence import Absence, Lack
+from app.text import seconds_text
+from app.threads import in_daemon_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from app.fleet.agent_link import Kept
+
+LOOK_S = 0.25
+"""Between two looks at whether the connection stands; SSH itself takes seconds to notice."""
+FIRST_PAUSE_S = 0.5
+MAX_PAUSE_S = 15.0
+LOOK_FOR_AGENT_S = 10.0
+"""Between two looks for an agent that says nothing: each is a process on its node, which may have enough to do."""
+_HOPELESS = (HostKeyError, AnswerNeededError, IncompatibleAgentError)
+"""Time mends none of them: a host that is not who it was, or wants an answer of a person, is not tried again."""
+_LACKS: dict[type[AppError], Lack] = {
+    NoAgentError: Lack.AGENT,
+    AgentUnreachableError: Lack.ANSWER,
+    IncompatibleAgentError: Lack.FITTING_AGENT,
+}
+"""What there is not where one of these was met, the first that fits; of all others the connection."""
+
+
+class ConnectionKeeper:
+    """Watches one host's connection, in a task of the session's loop.
+
+    Attributes:
+        absence: What there is not at present, a connection or an agent at its end, and why; None while both are there.
+        error: What the last attempt to go there met; None while all is there.
+        failure: What ended the attempts: patience has, or the host is not who it was, or wants a person. None while
+            there is hope.
+    """
+
+    def __init__(
+        self,
+        link: Kept,
+        tell: Callable[[str], None],
+        patience_s: float,
+        absence: AppError | None = None,
+        is_unheard: Callable[[], bool] = lambda: False,
+        *,
+        may_ask: bool = False,
+    ) -> None:
+        """Of a host that is connected, or is not so far.
+
+        Args:
+            link: The way there.
+            tell: Takes a sentence about each change.
+            patience_s: How long to try to come back.
+            absence: Why there has been no connection yet; None where there is one.
+            is_unheard: Tells whether the agent says nothing, though there is a connection.
+            may_ask: Whether a person can be asked, by `try_now`: then one that wants an answer waits for it.
+        """
+        self._link = link
+        self._may_ask = may_ask
+        self.absence = None if absence is None else self._absence_of(absence)
+        self.failure: AppError | None = absence if isinstance(absence, _HOPELESS) else None
+        self.error = absence
+        self._tell = tell
+        self._patience_s = patience_s
+        self._is_unheard = is_unheard
+        self._looked_at_s = float("-inf")
+        """When the agent was last looked for."""
+        self._wanted: asyncio.Future[None] | None = None
+        """Done once an attempt is over that somebody waits for."""
+        self._asks = False
+        self._wake = asyncio.Event()
+        self._is_over = False
+
+    @property
+    def host(self) -> str:
+        """Where the connection goes."""
+        return self._link.host
+
+    @property
+    def wants_answer(self) -> bool:
+        """Whether there is no connection, and an answer of the person who can be asked would help."""
+        return self._may_ask and self.error is not None and _is_answerable(self.error)
+
+    async def try_now(self, *, asks: bool) -> None:
+        """Have the next attempt made at once; returns when it is over, or there is none to come. One waits at a time.
+
+        Args:
+            asks: Ask the person where it takes one.
+        """
+        if self._is_over:
+            return
+        self._wanted = asyncio.get_running_loop().create_future()
+        self._asks = asks
+        self._wake.set()
+        await self._wanted
+
+    async def run(self) -> None:
+        """Keep the connection until there is no hope; cancel it to leave."""
+        try:
+            while self.failure is None or self.wants_answer:
+                if self._link.is_alive and self.absence is None:
+                    self._settle()
+                    await self._look_for_agent()
+                    await asyncio.sleep(LOOK_S)
+                else:
+                    await self._bring_back()
+        finally:
+            self._is_over = True
+            self._settle()
+
+    async def _look_for_agent(self) -> None:
+        """Find out what has become of an agent that says nothing, unless that was done just now."""
+        now_s = asyncio.get_running_loop().time()
+        if not self._is_unheard() or now_s < self._looked_at_s + LOOK_FOR_AGENT_S:
+            return
+        self._looked_at_s = now_s
+        error = await self._try(self._link.find)
+        if error is not None and self._link.is_alive:
+            self.absence = self._absence_of(error)
+            self._tell(f"{self._words(error)}; it is looked for again, the job goes on meanwhile")
+
+    async def _bring_back(self) -> None:
+        host, loop = self._link.host, asyncio.get_running_loop()
+        lost_at_s, pause_s = loop.time(), FIRST_PAUSE_S
+        if self.absence is None:
+            self.absence = Absence("the connection is lost")
+            self._tell(f"{host}: the connection is lost; it is tried again, the job goes on meanwhile")
+        if self.failure is not None:
+            await self._wake.wait()
+        while True:
+            error = await self._reconnect()
+            away_s = loop.time() - lost_at_s
+            if error is None:
+                what = "connection" if self.absence.lack is Lack.CONNECTION else "agent"
+                self.absence, self.failure, self.error = None, None, None
+                self._tell(f"{host}: the {what} is back after {seconds_text(away_s)}")
+                return
+            if (absence := self._absence_of(error)) != self.absence:
+                self.absence = absence
+                self._tell(self._words(error))
+            self.error = error
+            is_hopeless = isinstance(error, _HOPELESS) or away_s >= self._patience_s
+            self.failure = error if is_hopeless else None
+            if not self._wake.is_set():  # else the attempt that somebody waits for is still to come
+                self._settle()
+            if is_hopeless and not self.wants_answer:
+                return
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), None if is_hopeless else pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    async def _reconnect(self) -> AppError | None:
+        """Return why there is still no connection; None if there is one."""
+        asks, self._asks = self._asks, False
+        self._wake.clear()
+        return await self._try(lambda: self._link.reconnect(asks=asks))
+
+    async def _try(self, do: Callable[[], object]) -> AppError | None:
+        """Return why something cannot be done, which blocks; None if it is done."""
+        try:
+            await in_daemon_thread(do)
+        except AppError as error:
+            return error
+        return None
+
+    def _words(self, error: AppError) -> str:
+        """Return what is in the way, with what to do about it unless the person is asked here."""
+        return str(error) if self._is_asked_here(error) else error.whole
+
+    def _absence_of(self, error: AppError) -> Absence:
+        return absence_of(error, self.host, has_hint=not self._is_asked_here(error))
+
+    def _is_asked_here(self, error: AppError) -> bool:
+        return self._may_ask and _is_answerable(error)
+
+    def _settle(self) -> None:
+        """Let go whoever waits for an attempt."""
+        wanted, self._wanted = self._wanted, None
+        self._wake.clear()
+        self._asks = False
+        if wanted is not None and not wanted.done():
+            wanted.set_result(None)
+
+
+def absence_of(error: AppError, host: str, *, has_hint: bool = True) -> Absence:
+    """Return what is lacking on the way to a host, by what was met there."""
+    lack = next((lack for kind, lack in _LACKS.items() if isinstance(error, kind)), Lack.CONNECTION)
+    return Absence(error.whole_of(host) if has_hint else error.said_of(host), lack)
+
+
+def _is_answerable(error: AppError) -> bool:
+    return isinstance(error, HostUnreachableError) and error.is_answerable

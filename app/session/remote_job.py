@@ -1,0 +1,348 @@
+"""Turns what a user asks to run into what each node is asked to run: ranks, attempt and master address.
+
+Pure.
+
+`job_specs` gives each node its part of a job. `even_shares`, `next_shares` and `next_attempt` decide which ranks each
+node gets, in a job and in its next attempt.
+
+`meeting_addresses` and `places_to_meet` list the addresses under which the other nodes look for the first one. The
+agents report which addresses their nodes have, and each node tries the connection before anything runs: what is chosen
+here is only the order in which addresses are tried.
+"""
+
+from __future__ import annotations
+
+from ipaddress import ip_interface
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from agent.wire.commands import PrepareAgain
+from agent.wire.jobs import ENDED_STATES, MAX_PATTERN_CHARS, MAX_PATTERNS, JobSpec, JobState
+from app.errors import UsageError
+from app.settings.keys import nearest_text
+from app.ssh.config import LOOPBACK
+from app.text import clean_name, nodes_text
+from app.view.actions import max_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from ipaddress import IPv4Interface, IPv6Interface
+
+    from agent.wire.jobs import JobStatus
+    from agent.wire.reports import NodeReport
+    from app.fleet.agent_link import AgentPlace
+    from app.inventory.inventory import HostEntry
+
+    Interface = IPv4Interface | IPv6Interface
+
+
+class RunRequest(msgspec.Struct, frozen=True):
+    """What is to run."""
+
+    command: tuple[str, ...]
+    """`train.py ...` or `-m pkg.train ...`, as after torchrun's own options."""
+    job_id: str
+    num_ranks: int | None = None
+    """Of each node. None is what the inventory says, else one for each GPU, without GPUs one for every two cores."""
+    python: str = ""
+    """Of the job; empty is the agent's own. May begin with `~/`."""
+    workdir: str = ""
+    """Empty is what the inventory says, else the home."""
+    master_addr: str = ""
+    """Under which the other hosts reach the first one; empty tries those that it has."""
+    max_restarts: int = 0
+    abandon_s: float = 0.0
+    """How long ranks may hang while nobody watches; 0 is for ever."""
+    shares_gpus: bool = False
+    """More ranks than GPUs are meant so."""
+    metrics: tuple[str, ...] = ()
+    """Patterns that find figures in what the ranks print."""
+    is_probed: bool = True
+    allow_faults: bool = False
+    """Harm may be done to its ranks on request."""
+    env: tuple[tuple[str, str], ...] = ()
+    """Added to what the agents have."""
+    grace_s: float | None = None
+    """Between SIGTERM and SIGKILL; None is the usual time, and so below."""
+    save_s: float | None = None
+    """For a step and a checkpoint before SIGTERM."""
+
+
+def check_metrics(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """Return patterns for figures in lines; whether they are sound is the agent's to say.
+
+    Raises:
+        UsageError: They are too many or too long.
+    """
+    if len(patterns) > MAX_PATTERNS or any(not 0 < len(text) <= MAX_PATTERN_CHARS for text in patterns):
+        raise UsageError(f"at most {MAX_PATTERNS} patterns of at most {MAX_PATTERN_CHARS} characters are taken")
+    return patterns
+
+
+def unknown_job_text(job_id: str, known: Sequence[str], asked: Sequence[str], away: Sequence[str] = ()) -> str:
+    """Return that no node knows a job, which ones they know, and which of those was perhaps meant."""
+    there = f"those there: {', '.join(known)}" if known else "none is there"
+    unasked = f"; {nodes_text(away)} cannot be asked" if away else ""
+    return f"there is no job {job_id} on {nodes_text(asked)}; {there}{nearest_text(job_id, known)}{unasked}"
+
+
+def running_jobs(reports: Mapping[str, NodeReport]) -> list[str]:
+    """Return the ids of the jobs that run on any of some nodes, each once."""
+    jobs = (job for report in reports.values() for job in report.jobs)
+    return list(dict.fromkeys(clean_name(job.job_id) for job in jobs if job.state not in ENDED_STATES))
+
+
+def only_running_job(reports: Mapping[str, NodeReport]) -> str:
+    """Return the id of the job that runs on some nodes.
+
+    Raises:
+        UsageError: None does, or several do.
+    """
+    jobs = (job for report in reports.values() for job in report.jobs)
+    begun = {clean_name(job.job_id) for job in jobs if job.state is not JobState.PREPARED}
+    running, where = [job_id for job_id in running_jobs(reports) if job_id in begun], nodes_text(list(reports))
+    if len(running) == 1:
+        return running[0]
+    if not running:
+        raise UsageError(f"no job runs on {where}")
+    raise UsageError(f"several jobs run on {where}: {', '.join(running)}", "say which by --job")
+
+
+def node_of_rank(statuses: Mapping[str, JobStatus], rank: int) -> str:
+    """Return the node on which a rank of a job runs.
+
+    Raises:
+        UsageError: None of them has it.
+    """
+    for node, status in statuses.items():
+        if status.first_rank <= rank < status.first_rank + status.local_world_size:
+            return node
+    raise UsageError(f"no node has rank {rank}", f"it would be on {nodes_text(list(statuses))}")
+
+
+def usual_num_ranks(report: NodeReport) -> int:
+    """Return how many ranks a node runs unless a person says otherwise."""
+    return len(report.gpus.gpus) or max(1, report.num_cpus // 2)
+
+
+class JobHost(NamedTuple):
+    """A host that takes part in a job.
+
+    Attributes:
+        entry: What the inventory says of it.
+        place: Where its agent serves.
+        report: Of its agent, after the first look at its GPUs.
+    """
+
+    entry: HostEntry
+    place: AgentPlace
+    report: NodeReport
+
+
+def next_number(job_id: str, reports: Iterable[NodeReport]) -> int:
+    """Return which attempt of a job a new start of it is: above all that its nodes know of."""
+    attempts = (job.attempt for report in reports for job in report.jobs if job.job_id == job_id)
+    return 1 + max(attempts, default=-1)
+
+
+def job_specs(request: RunRequest, hosts: Sequence[JobHost], master_addr: str = "") -> dict[str, JobSpec]:
+    """Return each node's share of a job, the first one's first.
+
+    Args:
+        request: What is to run.
+        hosts: Where, in the order in which they get their ranks.
+        master_addr: Of the first one. The ranks of a single host meet on its loopback, where nobody else can reach
+            them, whatever this is.
+    """
+    patience = {name: value for name in ("grace_s", "save_s") if (value := getattr(request, name)) is not None}
+    attempt = next_number(request.job_id, (host.report for host in hosts))
+    shares = [request.num_ranks or host.entry.num_ranks or usual_num_ranks(host.report) for host in hosts]
+    return {
+        host.entry.host: JobSpec(
+            job_id=request.job_id,
+            attempt=attempt,
+            python=_python(request.python, host.place),
+            command=list(request.command),
+            workdir=_workdir(request.workdir or host.entry.workdir, host.place.home),
+            num_nodes=len(hosts),
+            node_rank=node_rank,
+            local_world_size=shares[node_rank],
+            first_rank=sum(shares[:node_rank]),
+            world_size=sum(shares),
+            master_addr=LOOPBACK if len(hosts) == 1 else master_addr,
+            max_restarts=request.max_restarts,
+            abandon_s=request.abandon_s,
+            shares_gpus=request.shares_gpus,
+            metrics=list(request.metrics),
+            is_probed=request.is_probed,
+            allow_faults=request.allow_faults,
+            env=dict(request.env),
+            **patience,
+        )
+        for node_rank, host in enumerate(hosts)
+    }
+
+
+def _python(python: str, place: AgentPlace) -> str:
+    expanded = _expanded(python, place.home)
+    if "/" in expanded:
+        return str(PurePosixPath(place.home, expanded))
+    return expanded or place.python
+
+
+def _workdir(workdir: str, home: str) -> str:
+    return str(PurePosixPath(home, _expanded(workdir or "~", home)))
+
+
+def _expanded(path: str, home: str) -> str:
+    """Return a path of the host with `~` for what it stands for there."""
+    return home + path[1:] if path == "~" or path.startswith("~/") else path
+
+
+def even_shares(num_ranks: int, num_nodes: int) -> list[int]:
+    """Return how many ranks each node gets: as even as can be, the first ones more."""
+    share, rest = divmod(num_ranks, num_nodes)
+    return [share + (index < rest) for index in range(num_nodes)]
+
+
+def newest(statuses: Mapping[str, JobStatus]) -> JobStatus:
+    """Return how a job stands on a node of its newest attempt: one that was left out of it tells of an earlier one."""
+    return max(statuses.values(), key=lambda status: status.attempt)
+
+
+def of_newest_attempt(statuses: Mapping[str, JobStatus]) -> dict[str, JobStatus]:
+    """Return how a job stands on the nodes of its newest attempt, as far as they are there."""
+    attempt = newest(statuses).attempt
+    return {node: status for node, status in statuses.items() if status.attempt == attempt}
+
+
+def in_order(statuses: Mapping[str, JobStatus]) -> list[str]:
+    """Return the nodes of a job, the one with node rank 0 first."""
+    return sorted(statuses, key=lambda node: statuses[node].node_rank)
+
+
+def next_shares(statuses: Mapping[str, JobStatus], num_ranks: int | None, *, takes_any: bool = False) -> dict[str, int]:
+    """Return how many ranks each node of a job gets in its next attempt, the one with node rank 0 first.
+
+    Args:
+        statuses: By node, whether it has ended or not.
+        num_ranks: None leaves every node as many as it had; else they are spread evenly.
+        takes_any: All nodes given make up the next attempt; else those of the last one do.
+
+    Raises:
+        UsageError: A node of the last attempt is missing, or the ranks are too few or too many for the nodes.
+    """
+    first = newest(statuses)
+    chosen = statuses if takes_any else of_newest_attempt(statuses)
+    nodes = in_order(chosen)
+    count = len(nodes)
+    if count < first.num_nodes and not takes_any:
+        raise UsageError(
+            f"only {count} of the {first.num_nodes} nodes of job {first.job_id} can be asked",
+            "name the others, too; to go on without them: rankdeck restart --on-these-hosts",
+        )
+    shares: Sequence[int] = [statuses[node].local_world_size for node in nodes]
+    wanted = sum(shares) if num_ranks is None else num_ranks
+    if not count <= wanted <= max_ranks(count):
+        where = f"job {first.job_id} runs on {count} node{'' if count == 1 else 's'}"
+        wrong = "few" if wanted < count else "many"
+        raise UsageError(
+            f"{where}: {wanted} rank{' is' if wanted == 1 else 's are'} too {wrong}",
+            f"it can have {count} to {max_ranks(count)}",
+        )
+    if num_ranks is not None:
+        shares = even_shares(num_ranks, count)
+    return dict(zip(nodes, shares, strict=True))
+
+
+def next_attempt(
+    statuses: Mapping[str, JobStatus], num_ranks: int | None, meet_at: str | None = None
+) -> dict[str, PrepareAgain]:
+    """Return what each node of a job that has ended is asked to prepare, the one with node rank 0 first.
+
+    Args:
+        statuses: By node.
+        num_ranks: None leaves every node as many as it had; else they are spread evenly.
+        meet_at: None is the nodes of the last attempt. Else all nodes given make up the next one, and reach the first
+            of them there; empty is where they met before.
+
+    Raises:
+        UsageError: The job still runs, or see `next_shares`.
+    """
+    job_id = next(iter(statuses.values())).job_id
+    shares = next_shares(statuses, num_ranks, takes_any=meet_at is not None)
+    if any(statuses[node].state not in ENDED_STATES for node in shares):
+        raise UsageError(f"job {job_id} has not ended")
+    attempt = 1 + newest(statuses).attempt
+    commands, first_rank = {}, 0
+    for node_rank, (node, share) in enumerate(shares.items()):
+        command = PrepareAgain(job_id, attempt, first_rank, share, sum(shares.values()))
+        if meet_at is not None:
+            command = msgspec.structs.replace(command, num_nodes=len(shares), node_rank=node_rank)
+        if meet_at:
+            command = msgspec.structs.replace(command, master_addr=meet_at, master_port=0)
+        commands[node] = command
+        first_rank += share
+    return commands
+
+
+MAX_TRIED = 3
+"""Each that leads nowhere costs seconds."""
+
+
+def meeting_addresses(first: Sequence[str], others: Sequence[Sequence[str]]) -> list[str]:
+    """Return addresses of the first node, the best first.
+
+    Ahead are those in whose networks most other nodes have an address; of equal ones that to which SSH has come. An
+    address that another node has too, as that of a container's bridge, leads nowhere and is left out.
+
+    Args:
+        first: As `10.0.0.5/24`, in the order of `agent.machine.host`; what is no address is left out.
+        others: Those of each other node.
+    """
+    own = _interfaces(first)
+    theirs = [_interfaces(texts) for texts in others]
+    taken = {interface.ip for interfaces in theirs for interface in interfaces}
+    fit = [interface for interface in own if interface.ip not in taken]
+    fit.sort(key=lambda one: -sum(_is_near(one, interfaces) for interfaces in theirs))
+    return [str(interface.ip) for interface in fit[:MAX_TRIED]]
+
+
+def _interfaces(texts: Sequence[str]) -> list[Interface]:
+    found = []
+    for text in texts:
+        try:
+            found.append(ip_interface(text))
+        except ValueError:
+            continue
+    return found
+
+
+def _is_near(one: Interface, others: Sequence[Interface]) -> bool:
+    return any(other.ip in one.network for other in others)
+
+
+def places_to_meet(nodes: Sequence[str], addresses: Callable[[str], Sequence[str]]) -> list[str]:
+    """Return where the nodes of a job may meet, the best first; a single one on its loopback alone.
+
+    Args:
+        nodes: The one with node rank 0 first.
+        addresses: Returns those of a node.
+
+    Raises:
+        UsageError: Nowhere.
+    """
+    first, *others = nodes
+    if not others:
+        return [LOOPBACK]
+    found = meeting_addresses(addresses(first), [addresses(node) for node in others])
+    if not found:
+        raise _no_address(first)
+    return found
+
+
+def _no_address(node: str) -> UsageError:
+    """Return what is to be said of a first node without an address."""
+    return UsageError(f"{node} has no address under which others could reach it", "name one: run --master-addr")

@@ -1,0 +1,412 @@
+"""A job on some hosts in front of a person: started or found there, watched from here, and left running."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shlex
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from agent.wire.commands import RefusalReason, ShowJob, Shown
+from agent.wire.machine import GpuWatchState
+from app.errors import AgentRefusedError, AgentUnreachableError, AppError, UsageError
+from app.model.job_choice import NEVER, JobChoice
+from app.recording.backfill import PAUSE_S
+from app.session.audit import Act
+from app.session.control import JobStarter, ShareGuard
+from app.session.hosts import Connections, HostDoctor, HostQuestions
+from app.session.live import LiveSession, NewcomerWatch
+from app.session.remote_job import (
+    JobHost,
+    in_order,
+    job_specs,
+    of_newest_attempt,
+    places_to_meet,
+    running_jobs,
+    unknown_job_text,
+)
+from app.session.session import DEFAULT_OPTIONS
+from app.ssh.config import THIS_MACHINE
+from app.text import NAME_LIMIT, clean, clean_name
+from app.view.actions import NOT_AGAIN
+from app.view.nodes import newcomers_notice
+from app.view.summary import is_over
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.wire.jobs import JobSpec, JobState, JobStatus
+    from agent.wire.reports import NodeReport
+    from app.session.hosts import Hosts
+    from app.session.options import SessionOptions
+    from app.session.remote_job import RunRequest
+    from app.ssh.questions import QuestionDesk
+    from app.view.view import View
+
+
+GPU_PATIENCE_S = 3.0
+"""For the first look at the GPUs of a node whose agent has just begun: NVML takes a second or two to start."""
+POLL_S = 0.1
+GUARD_PERIOD_S = 1.0
+END_PATIENCE_S = 120.0
+"""For the end of a job, beyond what it may take for a checkpoint and a grace period."""
+USUAL_END_S = 180.0
+"""For those, of a job whose own times are not known."""
+
+
+class RemoteSession(LiveSession):
+    """A session over agents that were found on some hosts. Closing it closes their links; agents and jobs live on."""
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        request: RunRequest | None = None,
+        options: SessionOptions = DEFAULT_OPTIONS,
+        job_id: str = "",
+    ) -> None:
+        """Watch a job of some hosts.
+
+        Args:
+            hosts: Which.
+            request: Started by `start`; without one there is a job already, or none.
+            options: What a person has chosen.
+            job_id: Of the job to show that is there already; empty is whichever is to be shown.
+
+        Raises:
+            SessionError: See `Session`.
+        """
+        self._hosts = hosts
+        self._request = request
+        directories = {link.host: link.directory for link in hosts.links}
+        told = {link.host for link in hosts.links if link.tells_reports}
+        super().__init__(directories, options, [], hosts.addresses, told)
+        self.session.attach_command = hosts.command("attach JOB")
+        self.session.choice = JobChoice(request.job_id, NEVER) if request is not None else JobChoice(job_id)
+        self._connections = Connections(hosts, self._tell)
+        self._job_id = ""
+        self._own_job_id = ""
+        self._is_certain = True
+        self._is_ended = False
+        self._is_open = False
+        self.patience_s = 0.0
+        """How long a connection that is lost is tried again before `view` raises; while it is infinite, `view` shows
+        what was known last, whatever becomes of the connection. Say it before `start`."""
+        self.guards_rest = False
+        """Whether what is left of a job that has failed on another node is ended, while this session is open and when
+        it closes. Say it before `start`."""
+        self.looks_back = False
+        """Whether events and charts of a job that is found reach back to before this session. Say it before `start`."""
+        self._guard = ShareGuard()
+        self._newcomer_watch = NewcomerWatch()
+        self._told_of_rest: set[tuple[tuple[str, int, JobState], str]] = set()
+        """What was said of ending shares: one that cannot be ended is tried again and told of once."""
+        self._guarding: asyncio.Task[None] | None = None
+        self._has_company = False
+        """Whether another job has been under way beside the one that is shown: then commands have to name it."""
+        self._is_restarting = False
+        """Whether a restart was under way when the console last looked: leaving gives it up."""
+        self.asked_at: QuestionDesk | None = None
+        """Where the person is asked what hosts want to know that are lost; None where nobody is. Say it before
+        `start`."""
+        self.questions: HostQuestions | None = None
+        """What hosts want to know; None where nobody is asked."""
+        if all(link.runs_programs for link in hosts.links):
+            self.doctor = HostDoctor(hosts, self._connections.absence, lambda: self.session.fleet)
+        self.can_inject = False
+        """True while the job that is shown allows faults."""
+        if not self.is_read_only:
+            self.starter = JobStarter(
+                hosts.names, lambda: self.session.fleet, hosts.python_of_first, self.start_another
+            )
+
+    @property
+    def is_alone(self) -> bool:
+        """True for a session on one host."""
+        return len(self._hosts.links) == 1
+
+    @property
+    def goes_to_other_machines(self) -> bool:
+        """True unless all of it is this machine."""
+        return any(link.host != THIS_MACHINE for link in self._hosts.links)
+
+    @property
+    def away(self) -> set[str]:
+        """Hosts that cannot be heard at present: no way leads there, or no agent is at its end."""
+        return {host for host, absence in self._connections.absences.items() if absence is not None}
+
+    @property
+    def title(self) -> str:
+        """What this session is."""
+        return f"rankdeck on {self._hosts.text}"
+
+    @property
+    def leaving(self) -> str:
+        """What becomes of the job when the person leaves."""
+        if self._request and not self._own_job_id:
+            return "no job was started"
+        if self._is_restarting:
+            return NOT_AGAIN
+        return "the job goes on" if self._is_certain else "the job may run"
+
+    @property
+    def how_to_begin(self) -> str:
+        """The command that brings a job to hosts that have none."""
+        return "" if self._request is not None else f"{self._hosts.command('run')} -- train.py"
+
+    @property
+    def watched_job(self) -> str:
+        """The job that this session has started, or was asked for; empty for whichever is shown."""
+        return self._request.job_id if self._request else self.session.choice.wanted
+
+    async def start(self) -> None:
+        """Bring the agents' sockets here, and start the job if there is one to start.
+
+        Raises:
+            AppError: Something is in the way; see `Fleet.start` for what may be left of the job.
+        """
+        await self.connect()
+        if self._request is None:
+            await self.check_job()
+            self.session.replay_history_soon(PAUSE_S if self.looks_back else 0.0)
+            if self.looks_back:
+                self.session.look_back()
+            return
+        told = await self._start_and_tell(self._request, await self._reports(self._request.num_ranks))
+        if self.starter is not None:
+            self.starter.remember(self._request)
+        self._notices.append(f"{told}; importing torch takes some seconds")
+
+    async def check_job(self) -> None:
+        """Return if the job that is asked for is there; after `connect`.
+
+        Raises:
+            UsageError: No host that can be asked knows it.
+        """
+        job_id = self.session.choice.wanted
+        if not job_id:
+            return
+        reports = await self.reports()
+        known = sorted({clean_name(job.job_id) for report in reports.values() for job in report.jobs})
+        if job_id not in known:
+            raise UsageError(unknown_job_text(job_id, known, list(reports), sorted(self.away)))
+
+    async def start_another(self, request: RunRequest) -> str:
+        """Start another job where none runs, and follow it from now on; return a sentence that says so.
+
+        Raises:
+            UsageError: A job runs there.
+            AppError: See `start`.
+        """
+        reports = await self._reports(request.num_ranks)
+        running = running_jobs(reports)
+        if running or self.session.control.doing:
+            where = self._hosts.text
+            words = f"job {running[0]} runs on {where}" if running else f"{where} has something under way"
+            raise UsageError(words, "end it first, from the console or by rankdeck stop")
+        followed = (self._job_id, self._own_job_id, self._is_ended)
+        try:
+            started = await self._start_and_tell(request, reports)
+        except AgentRefusedError:
+            self._job_id, self._own_job_id, self._is_ended = followed
+            self._is_certain = True
+            raise
+        self._request = request
+        told = f"{started}: {clean(shlex.join(request.command), NAME_LIMIT)}"
+        self.session.tell_done(told)
+        return told
+
+    async def _start_and_tell(self, request: RunRequest, reports: Mapping[str, NodeReport]) -> str:
+        """Start a job, and return a sentence that says so."""
+        act = Act("start", tuple(self._hosts.names), request.job_id, request.command)
+        return await self.session.audit.kept(act, self._started(request, reports))
+
+    async def _started(self, request: RunRequest, reports: Mapping[str, NodeReport]) -> str:
+        first = next(iter((await self._start_on_hosts(request, reports)).values()))
+        ranks = f"{first.world_size} rank{'' if first.world_size == 1 else 's'}"
+        return f"job {first.job_id} started on {self._hosts.text} with {ranks}"
+
+    async def reports(self) -> dict[str, NodeReport]:
+        """Return what each host says of itself, of those that there is a way to.
+
+        Raises:
+            AgentUnreachableError: An agent does not answer.
+        """
+        names = [name for name in self._hosts.names if name not in self.away]
+        reports = await asyncio.gather(*(self.session.fleet.report(name) for name in names))
+        return dict(zip(names, reports, strict=True))
+
+    async def _reports(self, num_ranks: int | None) -> dict[str, NodeReport]:
+        """Return the report of each host; once it knows its GPUs, where their number counts."""
+        deadline_s = time.monotonic() + GPU_PATIENCE_S
+        fleet, names = self.session.fleet, self._hosts.names
+        while True:
+            reports = await asyncio.gather(*(fleet.report(name) for name in names))
+            is_known = all(report.gpus.state is not GpuWatchState.STARTING for report in reports)
+            if is_known or num_ranks or time.monotonic() > deadline_s:
+                return dict(zip(names, reports, strict=True))
+            await asyncio.sleep(POLL_S)
+
+    async def _start_on_hosts(self, request: RunRequest, reports: Mapping[str, NodeReport]) -> dict[str, JobSpec]:
+        """Start a job, where its nodes can meet; return each one's share."""
+        job_hosts = []
+        for link, entry in zip(self._hosts.links, self._hosts.entries, strict=True):
+            if link.place is None:
+                raise AgentUnreachableError(link.host, "it has not been found yet")
+            job_hosts.append(JobHost(entry, link.place, reports[link.host]))
+        named = [request.master_addr] if request.master_addr else []
+        address, *others = named or places_to_meet(self._hosts.names, self._hosts.addresses)
+        while True:
+            specs = job_specs(request, job_hosts, address)
+            try:
+                await self._start_job(specs)
+            except AgentRefusedError as error:
+                if error.reason != RefusalReason.UNREACHABLE or not others:
+                    raise
+                address, *others = others
+            else:
+                return specs
+
+    async def _start_job(self, specs: Mapping[str, JobSpec]) -> None:
+        first = next(iter(specs.values()))
+        self._job_id = self._own_job_id = first.job_id
+        self._is_ended = self._is_certain = False  # until the agents have answered, nobody knows
+        before, self.session.choice = self.session.choice, JobChoice(first.job_id, first.attempt)
+        try:
+            await self.session.start_job(specs)
+        except AgentRefusedError:
+            self._job_id = self._own_job_id = ""
+            self.session.choice = before
+            raise
+        self._is_certain = True
+
+    async def connect(self) -> None:
+        """Bring the agents' sockets here and begin to listen.
+
+        Raises:
+            AppError: No host can be reached.
+        """
+        if self.asked_at is not None and not self.is_read_only:
+            self.questions = HostQuestions(self.asked_at, self._connections, self._tell)
+        await self._connections.open(
+            self.session.take_frame,
+            self.patience_s,
+            self.session.is_unheard,
+            may_ask=self.questions is not None,
+        )
+        await self.session.connect()
+        self._is_open = True
+        if self.guards_rest and not self.is_alone and not self.is_read_only:
+            self._guarding = asyncio.create_task(self._keep_guard(), name="rankdeck-guard")
+
+    async def _keep_guard(self) -> None:
+        """End what is left of a job that has failed on another node, as long as somebody looks on."""
+        while True:
+            await asyncio.sleep(GUARD_PERIOD_S)
+            await self._end_what_hangs(time.monotonic())
+
+    async def _end_what_hangs(self, now_s: float) -> None:
+        for shares in self.session.shares():
+            for node in self._guard.to_end(shares, now_s):
+                await self._end_rest(node, shares[node])
+
+    async def _end_rest(self, node: str, status: JobStatus) -> None:
+        """End a share of a job, unless the node says by now that it is over, or another one."""
+        act = Act("stop", (node,), status.job_id)
+        where = f"what was left of job {clean_name(status.job_id)} on {node}"
+        try:
+            jobs = (await self.session.fleet.report(node)).jobs
+            if not any((job.job_id, job.attempt, job.state) == _identity(status) for job in jobs):
+                return
+            await self.session.fleet.stop(status.job_id, [node], is_agreed=False)
+        except AppError as error:
+            told, is_done = f"{where} was not ended: {error}", False
+        else:
+            told, is_done = f"{where} was ended: it has failed on another node", True
+            self._guard.end_has_come(status, node)
+        if (_identity(status), told) not in self._told_of_rest:
+            self._told_of_rest.add((_identity(status), told))
+            self._tell(told)
+            self.session.audit.add(act, told, is_done=is_done)
+
+    async def end_patience_s(self, job_id: str) -> float:
+        """Return how long an orderly end of a job may take, by what it was started with as far as a node says so."""
+        node = in_order(of_newest_attempt(await self.session.control.statuses(job_id)))[0]
+        own_s = USUAL_END_S
+        with suppress(AppError):  # whoever cannot be asked just now may end the job all the same
+            reply = await self.session.fleet.ask(node, ShowJob(job_id))
+            own_s = reply.spec.save_s + reply.spec.grace_s if isinstance(reply, Shown) else own_s
+        return own_s + END_PATIENCE_S
+
+    def view(self) -> View:
+        """Return the rows of now.
+
+        Raises:
+            AppError: The connection is lost for good.
+        """
+        for host, absence in self._connections.absences.items():
+            self.session.put_absence(host, absence)
+        if self.patience_s:  # who only takes a look will come in again anyway
+            self._look_for_newcomers()
+        view = super().view()
+        if self._is_open:
+            self._is_restarting = bool(self.session.control.doing)
+        job = view.job()
+        self._has_company = bool(view.other_jobs_text)
+        if job is not None and self._own_job_id in {"", job.job_id}:
+            self._job_id = job.job_id
+            self._is_ended = is_over(view)
+            self.can_inject = job.allow_faults and not self.is_read_only
+        if self._is_open and math.isfinite(self.patience_s):
+            self._raise_for_lost_connection()
+        return view
+
+    def _look_for_newcomers(self) -> None:
+        newcomers = self._hosts.newcomers()
+        self.session.put_newcomers(newcomers)
+        news = self._newcomer_watch.news(newcomers, time.monotonic())
+        if news.nodes:
+            self._tell(newcomers_notice(news, self._hosts.command("attach")))
+
+    def _tell(self, sentence: str) -> None:
+        self._notices.append(sentence)  # another list after each drain
+
+    def _raise_for_lost_connection(self) -> None:
+        failure = self._connections.failure
+        if failure is not None:
+            if self._way_back() not in failure.hint:
+                failure.hint = f"{failure.hint}; {self._way_back()}" if failure.hint else self._way_back()
+            raise failure
+
+    def farewell(self) -> str:
+        """Return how to come back to a job that goes on."""
+        return "" if self._is_ended or not self._job_id else f"rankdeck: {self._way_back()}"
+
+    async def close(self) -> None:
+        """Stop listening and let go of the hosts."""
+        self._is_open = False
+        if self.questions is not None:
+            self.questions.close()
+        if self._guarding is not None:
+            self._guarding.cancel()
+            await asyncio.gather(self._guarding, return_exceptions=True)
+            await self._end_what_hangs(math.inf)  # nobody will look on any more
+        await self._connections.keep_no_more()
+        await self.session.close()
+        await self._connections.close()
+
+    def _way_back(self) -> str:
+        job, command = self._job_id, self._hosts.command
+        if not job:
+            return f"come back by: {command('attach')}"
+        name = f" {job}" if self._has_company else ""
+        look = f"watch it: {command(f'attach{name}')}, look: {command(f'status{name}')}"
+        if self._is_restarting:
+            return f"{NOT_AGAIN}; {look}, begin it again: {command(f'restart {job}')}"
+        how = "goes on" if self._is_certain else "may run"
+        return f"job {job} {how}; {look}, end it: {command(f'stop {job}')}"
+
+
+def _identity(status: JobStatus) -> tuple[str, int, JobState]:
+    return status.job_id, status.attempt, status.state

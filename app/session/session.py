@@ -1,0 +1,381 @@
+"""One job under watch: the reports of some nodes folded into a model, their logs, and a connection for actions.
+
+The same `Session` serves the screen and the printed lines. It decides nothing: `app.model`, `app.diagnosis` and
+`app.view.view` do.
+
+`TakeRounds` decides, without a clock, how many of a fleet's reports are folded in at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from agent.wire.codec import TELEMETRY_SOCKET
+from app.diagnosis.diagnoser import Diagnoser
+from app.errors import AppError, IncompatibleAgentError, UsageError
+from app.fleet.commands import StreamRoad
+from app.fleet.fleet import Fleet, fetch_stacks, trouble_text
+from app.fleet.start_progress import Milestones
+from app.fleet.telemetry import Telemetry
+from app.model.cluster import Cluster
+from app.model.job_choice import JobChoice
+from app.recording.backfill import look_back
+from app.recording.bundle import masked
+from app.recording.events import EventLog
+from app.recording.evidence import Answers, ask_agents, put_together
+from app.recording.history import History
+from app.recording.history_replay import replay_history
+from app.recording.incident_recorder import EvidenceKeeper
+from app.recording.recorder import Past, Recorder
+from app.recording.records import NoticeHeard, ReportHeard, StacksHeard
+from app.session.audit import Act
+from app.session.control import JobControl
+from app.session.log_pulls import LogPulls
+from app.session.options import SessionOptions
+from app.stacks.groups import NodeStacks
+from app.view.actions import told
+from app.view.view import View
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Mapping, Sequence
+    from pathlib import Path
+
+    from agent.wire.jobs import JobSpec, JobStatus
+    from agent.wire.logs import LogLine
+    from app.fleet.start_progress import StartProgress
+    from app.model.absence import Absence
+    from app.model.newcomers import Newcomers
+    from app.recording.bundle import Evidence
+    from app.recording.records import Record
+    from ddpcore.wire import Fault
+
+TAKEN_AT_ONCE = 128
+"""Reports are folded in together, which is cheaper, but no more than a key can wait for: so many of eight ranks take
+2 ms, and 16 at a time half as much again each (`bench_fold`)."""
+ROUND_S = 0.8
+"""A fleet that is too large for one take is heard in a round of several, which takes so long: of what its nodes say
+meanwhile only the newest is folded in. Also with half a second between two reports of a node this is below
+`app.model.cluster.GAP_S`, from which on it counts as having been away."""
+
+
+class TakeRounds:
+    """Counts the takes that are due, however long the turns take in which they are made."""
+
+    def __init__(self, num_nodes: int) -> None:
+        self._num_nodes = num_nodes
+        self._last_s: float | None = None
+        self._num_due = 0.0
+        """Nodes that are to be heard by now, and are not."""
+
+    @property
+    def is_one_take(self) -> bool:
+        """Whether one take hears all nodes."""
+        return self._num_nodes <= TAKEN_AT_ONCE
+
+    def num_takes(self, now_s: float) -> int:
+        """Return how many takes are to be made in this turn, one at least; call it once a turn."""
+        since_s = 0.0 if self._last_s is None else now_s - self._last_s
+        self._last_s = now_s
+        self._num_due = min(self._num_due + self._num_nodes * since_s / ROUND_S, self._num_nodes)
+        num_takes = max(1, int(self._num_due / TAKEN_AT_ONCE))
+        self._num_due = max(0.0, self._num_due - num_takes * TAKEN_AT_ONCE)
+        return num_takes
+
+
+DEFAULT_OPTIONS = SessionOptions()
+UNHEARD_S = 3.0
+"""Fifteen of a node's reports: an agent that has not ended says something in that time even on a busy machine."""
+TAKE_PERIOD_S = 0.05
+"""Half of the least time between two reports of a node, so that none is missed."""
+
+
+class Session:
+    """A view of some agents on this machine, by their directories.
+
+    `view` and `drain_logs` are called from the frame loop and never block; the coroutines run on the same loop.
+    """
+
+    def __init__(
+        self,
+        directories: Mapping[str, Path],
+        options: SessionOptions = DEFAULT_OPTIONS,
+        addresses: Callable[[str], Sequence[str]] = lambda _node: (),
+        told: Container[str] = (),
+    ) -> None:
+        """Over agents by their directories.
+
+        Args:
+            directories: With the sockets of each node.
+            options: What a person has chosen.
+            addresses: For `JobControl`.
+            told: Nodes whose reports are given to `take_frame`; those of the others come by their sockets.
+
+        Raises:
+            SessionError: What is heard cannot be recorded where it should be.
+        """
+        self._directories = dict(directories)
+        self._cluster = Cluster(list(self._directories))
+        self._thresholds = options.thresholds
+        self.choice = JobChoice()
+        """Which job is shown."""
+        self.attach_command = "rankdeck attach JOB"
+        """What shows another job, with JOB in the place of its id."""
+        self._diagnoser = Diagnoser(self._thresholds)
+        heard = {node: path / TELEMETRY_SOCKET for node, path in self._directories.items() if node not in told}
+        self.telemetry = Telemetry(heard)
+        """Hears the nodes."""
+        self._fleet = Fleet({})
+        self._milestones = Milestones()
+        self.audit = options.audit
+        """Where what is done from here is written down."""
+        self.control = JobControl(lambda: self._fleet, list(self._directories), self.tell_done, self.audit, addresses)
+        """Acts on the jobs; after `connect`."""
+        self.events = EventLog()
+        """What has happened while this session looked on."""
+        self.history = History()
+        """How the figures of its jobs went meanwhile."""
+        self._listening_since_s = math.inf
+        self._past = Past()
+        self._evidence_dir = options.evidence_dir
+        self._keeper: EvidenceKeeper | None = None
+        self._recorder = Recorder(options.recording, list(self._directories), masked) if options.recording else None
+        self._rounds = TakeRounds(len(self._directories))
+        self._logs = LogPulls(lambda: self._fleet, self._record)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def fleet(self) -> Fleet:
+        """The nodes, to be spoken to; after `connect`."""
+        return self._fleet
+
+    @property
+    def starting(self) -> StartProgress | None:
+        """How far a start has come that is under way; None while none is."""
+        starting = self._fleet.starting
+        return None if starting is None or starting.is_over else starting
+
+    @property
+    def stall_s(self) -> float:
+        """From here a wait is a stall."""
+        return self._thresholds.stall_s
+
+    async def connect(self) -> None:
+        """Begin to listen to the agents."""
+        roads = {node: StreamRoad(node, path) for node, path in self._directories.items()}
+        self._fleet = Fleet(roads, self._milestones.take)
+        self._keeper = EvidenceKeeper(self, self._evidence_dir) if self._evidence_dir else None
+        self.telemetry.start()
+        self._listening_since_s = time.monotonic()
+        self._tasks = [
+            asyncio.create_task(self._follow_reports(), name="rankdeck-reports"),
+            asyncio.create_task(self._logs.follow(), name="rankdeck-logs"),
+        ]
+
+    def look_back(self) -> None:
+        """Have the events and the history reach back, in the background; after `connect`."""
+        self._tasks.append(asyncio.create_task(self._look_back(), name="rankdeck-looking-back"))
+
+    async def _look_back(self) -> None:
+        before = await look_back(self._fleet, list(self._directories), self._thresholds, self.choice.wanted)
+        if before is not None:
+            self.history.reach_back(before.history, before.at_s)
+            self.events = self.events.reaching_back(before.events, self._listening_since_s)
+
+    async def replay_history(self, pause_s: float = 0.0) -> None:
+        """Have verdicts stand on what the nodes remember, as if this session had looked on; after `connect`.
+
+        Args:
+            pause_s: Left to others between two pieces of work.
+        """
+        nodes = list(self._directories)
+        replayed = await replay_history(self._fleet, nodes, self._thresholds, pause_s=pause_s)
+        if replayed is not None:
+            before, self._cluster, self._diagnoser = self._cluster, replayed.cluster, replayed.diagnoser
+            self._cluster.go_on_from(before)
+
+    def replay_history_soon(self, pause_s: float) -> None:
+        """Do so in the background; after `connect`."""
+        self._tasks.append(asyncio.create_task(self.replay_history(pause_s), name="rankdeck-history-replay"))
+
+    async def start_job(self, specs: Mapping[str, JobSpec]) -> None:
+        """Start a job over its nodes, all or nothing; see `Fleet.start`."""
+        await self._fleet.start(specs)
+        first = next(iter(specs.values()))
+        self._cluster.begin(first.job_id, first.attempt)
+
+    def view(self) -> View:
+        """Take what has arrived and return the rows of now; of a large fleet the rest is taken between two looks.
+
+        Raises:
+            IncompatibleAgentError: An agent speaks another version.
+        """
+        if self._rounds.is_one_take:
+            self._take_reports()
+        for node, detail in self.telemetry.incompatible.items():
+            raise IncompatibleAgentError(node, detail)
+        now_s = time.monotonic()
+        diagnosis = self._diagnoser.observe(self._cluster, now_s)
+        shown = self.choice.choose(self._cluster)
+        if self._keeper is not None:
+            live = [(job.job_id, job.attempt) for job in self._cluster.jobs.values() if not job.is_ended()]
+            found = diagnosis.jobs.get(shown)
+            self._keeper.observe([] if found is None else found.verdicts, live, now_s)
+        view = View(self._cluster, diagnosis, now_s, shown, self.attach_command)
+        self.events.observe(view)
+        self.history.observe(view)
+        return view
+
+    def shares(self) -> list[dict[str, JobStatus]]:
+        """Return how each job stands on each node that has told of its newest attempt."""
+        names = self._cluster.node_names
+        return [
+            {names[node]: share.status for node, share in job.shares.items()} for job in self._cluster.jobs.values()
+        ]
+
+    def put_absence(self, node: str, absence: Absence | None) -> None:
+        """Take why a node cannot be heard at present; None when nothing is in the way."""
+        self._cluster.put_absence(node, absence)
+
+    def put_newcomers(self, newcomers: Newcomers) -> None:
+        """Take which nodes have come that this session has not taken in."""
+        self._cluster.put_newcomers(newcomers)
+
+    def is_unheard(self, node: str) -> bool:
+        """Tell whether a node has said nothing for a while."""
+        heard_s = self.telemetry.heard_s.get(node, -math.inf)
+        return time.monotonic() > max(heard_s, self._listening_since_s) + UNHEARD_S
+
+    def take_frame(self, node: str, frame: bytes, age_s: float = 0.0) -> None:
+        """Take a frame of telemetry that came by another road than the node's socket; may be called from any thread."""
+        self.telemetry.take(node, frame, age_s)
+
+    def drain_logs(self) -> list[tuple[str, LogLine]]:
+        """Return the (node, line) pairs that have come since the last call, in order of arrival."""
+        return self._logs.drain()
+
+    def drain_notices(self) -> list[str]:
+        """Return sentences about what was kept since the last call, and about starts."""
+        keepers = (self._milestones, self._keeper, self._recorder, self.audit)
+        return [notice for keeper in keepers if keeper is not None for notice in keeper.drain_notices()]
+
+    @property
+    def told_of_evidence(self) -> list[str]:
+        """All sentences about what was kept."""
+        return self._keeper.told if self._keeper is not None else []
+
+    async def inject(self, fault: Fault) -> str:
+        """Do harm to a rank of the job that is shown; return a sentence that says what was done.
+
+        Raises:
+            UsageError: No node has that rank.
+            AgentRefusedError: The agent said no.
+        """
+        view = self.view()
+        job, rows = view.job(), view.ranks([fault.rank])
+        if job is None or not rows or not rows[0].node:
+            raise UsageError(f"no node has rank {fault.rank}")
+        return await self.inject_on(rows[0].node, job.job_id, fault)
+
+    async def inject_on(self, node: str, job_id: str, fault: Fault) -> str:
+        """Do harm to a rank of a node's job; as `inject`.
+
+        Raises:
+            AgentRefusedError: The agent said no.
+        """
+        return await self.audit.kept(Act("fault", (node,), job_id), self._inject(node, job_id, fault))
+
+    async def _inject(self, node: str, job_id: str, fault: Fault) -> str:
+        await self._fleet.inject(node, job_id, fault)
+        done = f"rank {fault.rank} on {node} {told(fault)}"
+        self.tell_done(done)
+        return done
+
+    def tell_done(self, done: str) -> None:
+        """Take a sentence about what a person has done: into the events, and into the evidence of what follows."""
+        now_s = time.monotonic()
+        self._keep(NoticeHeard(now_s, f"on request: {done}"))
+        self.events.tell(f"on request: {done}", now_s)
+
+    async def stacks(self, *, is_native: bool, job_id: str = "") -> list[NodeStacks]:
+        """Return where the ranks of a job, or of the one that is shown, stand; see `fetch_stacks`.
+
+        Raises:
+            UsageError: No job is shown.
+        """
+        job = self.view().job()
+        wanted = job_id or (job.job_id if job else "")
+        if not wanted:
+            raise UsageError("there is no job yet")
+        answers = await fetch_stacks(self._directories, wanted, is_native=is_native)
+        for record in _heard(answers):
+            self._record(record)
+        return answers
+
+    async def take_stacks(self, job_id: str, into: Answers) -> None:
+        """Take the stacks of a job, or why there are none."""
+        try:
+            answers = await fetch_stacks(self._directories, job_id, is_native=False)
+        except AppError as error:
+            answers = [NodeStacks(node, None, trouble_text(error)) for node in self._directories]
+        into.stacks = _heard(answers)
+
+    async def ask_agents(self, job_id: str, into: Answers) -> None:
+        """Ask the agents for what they remember; see `app.recording.evidence.ask_agents`."""
+        await ask_agents(self._fleet, list(self._directories), self._past.records(), job_id, into)
+
+    async def evidence(self, job_id: str, why: str, answers: Answers) -> Evidence:
+        """Return what is known by now; see `put_together`."""
+        heard = [*self._past.records(), *self._logs.printed.records()]
+        evidence = await put_together(list(self._directories), self.view(), heard, answers, (job_id, why))
+        return msgspec.structs.replace(evidence, thresholds=self._thresholds)
+
+    @property
+    def has_all_lines(self) -> bool:
+        """True when every line that the nodes have told of is here."""
+        return self._logs.has_all
+
+    async def close(self) -> None:
+        """Stop listening and let go of the roads; the agents live on."""
+        if self._keeper is not None:
+            await self._keeper.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._fleet.close()
+        self.telemetry.close()
+        if self._recorder is not None:
+            await asyncio.to_thread(self._recorder.close)
+
+    def _keep(self, record: Record) -> None:
+        self._past.add(record)
+        self._record(record)
+
+    def _record(self, record: Record) -> None:
+        if self._recorder is not None:
+            self._recorder.add(record)
+
+    async def _follow_reports(self) -> None:
+        while True:
+            num_takes = self._rounds.num_takes(time.monotonic())
+            for _ in range(num_takes if self.telemetry.num_waiting else 0):
+                self._take_reports()
+                await asyncio.sleep(0)
+            await asyncio.sleep(TAKE_PERIOD_S)
+
+    def _take_reports(self) -> None:
+        """Fold in some of what has arrived."""
+        heard = self.telemetry.drain(TAKEN_AT_ONCE)
+        self._cluster.apply_all([(node, report, received_at_s) for node, report, received_at_s, _ in heard])
+        for node, report, received_at_s, frame in heard:
+            self._logs.want(node, report.epoch, report.log_seq)
+            self._keep(ReportHeard(received_at_s, node, frame))
+
+
+def _heard(answers: Sequence[NodeStacks]) -> list[StacksHeard]:
+    now_s = time.monotonic()
+    return [StacksHeard(now_s, answer.node, answer.stacks, answer.trouble[:4096]) for answer in answers]

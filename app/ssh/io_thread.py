@@ -1,0 +1,244 @@
+"""The one thread that moves the bytes of all tunnels of this process; it never waits for a host.
+
+The thread (`Pump`) lives from the first `join_pump` to the last `leave_pump`. It runs what other threads hand to it in
+the order in which they did.
+
+`FarEnd` is a channel as that thread sees it: it takes the bytes that are there without waiting, and calls back when
+some come (`RingingBuffer`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+from app.ssh.transport import CHANNEL_ERRORS
+from app.ssh.worker_pool import Errands, never_wait_here
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+JOIN_S = 5.0
+GATHER_S = 0.02
+"""What is in no hurry is done so late, with all that has come meanwhile, instead of waking up for each."""
+
+
+class Pump:
+    """A thread with an event loop.
+
+    Attributes:
+        loop: Its, for what is called in its thread.
+        errands: For what may block.
+    """
+
+    def __init__(self) -> None:
+        """Start it; `join_pump` is for everybody else."""
+        self.loop = asyncio.new_event_loop()
+        self.errands = Errands()
+        self._calls: deque[Callable[[], object]] = deque()
+        self._is_called = False
+        self._gathered: deque[Callable[[], object]] = deque()
+        self._is_gathering = False
+        self._thread = threading.Thread(target=self._run, name="rankdeck-pump", daemon=True)
+        self._thread.start()
+
+    def call(self, do: Callable[[], object]) -> None:
+        """Have something done soon in the pump's thread; from any thread, and never waits."""
+        self._calls.append(do)
+        if not self._is_called:
+            self._is_called = True
+            self._wake(self._do_called)
+
+    def gather(self, do: Callable[[], object]) -> None:
+        """Have something done in the pump's thread that is in no hurry; as `call`."""
+        self._gathered.append(do)
+        if not self._is_gathering:
+            self._is_gathering = True
+            self._wake(lambda: self.loop.call_later(GATHER_S, self._do_gathered))
+
+    def run(self, do: Callable[[], object]) -> None:
+        """Have something done in the pump's thread, and return when it is, or `JOIN_S` later; not in that thread."""
+        done = threading.Event()
+        self.call(do)
+        self.call(done.set)
+        done.wait(JOIN_S)
+
+    def end(self) -> None:
+        """End the thread; returns when it has."""
+        self.errands.close()
+        self.call(self.loop.stop)
+        self._thread.join(JOIN_S)
+
+    def _run(self) -> None:
+        never_wait_here(self.errands)
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.close()
+
+    def _wake(self, do: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):  # it has ended, and with it whatever could be done
+            self.loop.call_soon_threadsafe(do)
+
+    def _do_called(self) -> None:
+        self._is_called = False  # first: who calls from now on wakes us again
+        self._do_all(self._calls)
+
+    def _do_gathered(self) -> None:
+        self._is_gathering = False
+        self._do_all(self._gathered)
+
+    def _do_all(self, calls: deque[Callable[[], object]]) -> None:
+        """Do what is there now; what fails is told by the loop, and the others come to their turn all the same."""
+        num_calls = len(calls)
+        try:
+            while num_calls:
+                num_calls -= 1
+                calls.popleft()()
+        finally:
+            if num_calls:
+                self.loop.call_soon(self._do_all, calls)
+
+
+class _Shared:
+    pump: Pump | None = None
+    num_users = 0
+
+
+_lock = threading.Lock()
+
+
+def join_pump() -> Pump:
+    """Return the pump of this process, to be left once: it ends with the last who does."""
+    with _lock:
+        if _Shared.pump is None:
+            _Shared.pump = Pump()
+        _Shared.num_users += 1
+        return _Shared.pump
+
+
+def leave_pump() -> None:
+    """Let go of the pump; the last waits for its end."""
+    with _lock:
+        _Shared.num_users -= 1
+        last, _Shared.pump = (_Shared.pump, None) if _Shared.num_users == 0 else (None, _Shared.pump)
+    if last is not None:
+        last.end()
+
+
+CHUNK_BYTES = 65_536
+
+
+class ByteChannel(Protocol):
+    """The far end, as paramiko's channels have it. Each method may be called from another thread than the others."""
+
+    def recv(self, nbytes: int) -> bytes:
+        """Block for some bytes; none when the far side has said all."""
+        ...
+
+    def sendall(self, s: bytes) -> None:
+        """Block until all is on its way."""
+        ...
+
+    def shutdown_write(self) -> None:
+        """Say that no more will come."""
+        ...
+
+    def close(self) -> None:
+        """End it; a `recv` under way returns."""
+        ...
+
+
+class RingingBuffer(Protocol):
+    """What a channel has received."""
+
+    def set_event(self, event: threading.Event, /) -> None:
+        """Have the event set with each piece that comes, and at the end; at once if there is something already."""
+        ...
+
+
+class RingingChannel(ByteChannel, Protocol):
+    """A channel that tells when something comes."""
+
+    @property
+    def in_buffer(self) -> RingingBuffer:
+        """What has come and was not read."""
+        ...
+
+    @property
+    def eof_received(self) -> int:
+        """Not zero once the far side has said all, whether that was read or not."""
+        ...
+
+    @property
+    def closed(self) -> bool:
+        """True once it is ended from here, or with its connection."""
+        ...
+
+    def settimeout(self, timeout: float | None) -> None:
+        """Let `recv` and `sendall` wait for so many seconds at most."""
+        ...
+
+    def recv_ready(self) -> bool:
+        """Say whether `recv` would return bytes at once."""
+        ...
+
+
+class FarEnd:
+    """One channel, read in one thread.
+
+    paramiko's own way, a `fileno` to wait for, would take a pipe of two descriptors for each channel, and two calls of
+    the kernel for each piece.
+    """
+
+    def __init__(self, channel: RingingChannel, ring: Callable[[], None]) -> None:
+        """Begin to listen.
+
+        Args:
+            channel: Nobody else reads it.
+            ring: Called when there may be something to take, in whichever thread brings it; once until it is taken.
+        """
+        self.channel = channel
+        self._bell = _Bell(ring)
+        channel.in_buffer.set_event(self._bell)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether `take` would return something now."""
+        return self.channel.recv_ready() or bool(self.channel.eof_received) or self.channel.closed
+
+    def take(self) -> bytes | None:
+        """Return some bytes, none at the end; None when nothing is there."""
+        self._bell.is_rung = False  # first: what comes from now on rings again
+        if not self.has_more:
+            return None
+        try:
+            return self.channel.recv(CHUNK_BYTES)
+        except CHANNEL_ERRORS:
+            return b""
+
+
+class _Bell(threading.Event):
+    """What a channel sets in the thread of its connection, with the buffer locked: too early to read there."""
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        super().__init__()
+        self.is_rung = False
+        self._ring = ring
+
+    def set(self) -> None:
+        if not self.is_rung:
+            self.is_rung = True
+            self._ring()
+
+    def clear(self) -> None:
+        """Do nothing: `FarEnd.take` knows itself when it has looked."""
+
+
+def hang_up(channel: ByteChannel) -> None:
+    """Close a channel, whatever has become of it."""
+    with contextlib.suppress(*CHANNEL_ERRORS):
+        channel.close()

@@ -1,0 +1,283 @@
+"""Keys and what opens them: those of ssh-agent, those of files, and the secrets that a user has typed.
+
+A secret stays in memory (`Keyring`) for as long as the command runs, so that a lost connection can come back without a
+question; it is in no file, log, record or error.
+
+`KeyQuery` asks whether a host would take a key that is still locked: no user types a passphrase for nothing.
+
+Source: RFC 4252, section 7: a request without a signature, and SSH_MSG_USERAUTH_PK_OK.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import paramiko
+from cryptography.exceptions import UnsupportedAlgorithm
+from paramiko.agent import AgentSSH
+from paramiko.auth_handler import AuthHandler
+from paramiko.pkey import UnknownKeyType
+
+from app.ssh.config import state_of
+from app.ssh.transport import CHANNEL_ERRORS
+from app.ssh.way import agent_socket
+from app.text import LINE_LIMIT, clean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from app.ssh.config import FileState, SshSettings
+    from app.ssh.questions import Prompter
+    from app.ssh.transport import Transport
+
+AGENT_TIMEOUT_S = 10.0
+
+Account = tuple[str, str]
+"""A user, and the name that the host is known by."""
+
+
+class KeyLockedError(Exception):
+    """A key wants a passphrase, or another one."""
+
+
+class KeyUnreadableError(Exception):
+    """A file holds no key that can be used; a FIDO key, with which only ssh-agent can sign, is one."""
+
+
+class Keyring:
+    """What opens doors, shared by all hosts of one command; each passphrase is asked for once.
+
+    Attributes:
+        prompter: Asks the person.
+    """
+
+    def __init__(self, prompter: Prompter) -> None:
+        self.prompter = prompter
+        self._lock = threading.Lock()
+        self._unlocked: dict[str, paramiko.PKey] = {}
+        self._open: dict[str, tuple[FileState, paramiko.PKey]] = {}
+        self._left_locked: set[str] = set()
+        self._passwords: dict[Account, str | None] = {}
+        self._asked_again: set[Account] = set()
+
+    def key_of(self, file: str) -> paramiko.PKey:
+        """Return the key of a file that needs no passphrase, or has got it.
+
+        Raises:
+            KeyLockedError: It needs one.
+            KeyUnreadableError: There is no key.
+        """
+        if file in self._unlocked:
+            return self._unlocked[file]
+        state, (known, key) = state_of(file), self._open.get(file, (None, None))
+        if key is None or known != state:
+            key = _load(file, None)
+            if state.is_settled:
+                self._open[file] = (state, key)
+        return key
+
+    def unlock(self, file: str, host: str, num_prompts: int) -> paramiko.PKey | None:
+        """Return the key of a file, once a person has typed its passphrase; None if they have not.
+
+        Args:
+            file: Of the key.
+            host: For which it is wanted.
+            num_prompts: How often to ask.
+        """
+        question = f"Passphrase of the key {clean(file, LINE_LIMIT)} (for {host}): "
+        with self._lock:
+            if file in self._left_locked:
+                return None
+            for _ in range(num_prompts if file not in self._unlocked else 0):
+                answer = self.prompter.ask(question)
+                if not answer:
+                    break
+                with contextlib.suppress(KeyLockedError, KeyUnreadableError):
+                    self._unlocked[file] = _load(file, answer)
+                    break
+                self.prompter.tell("That does not open it.")
+            if file not in self._unlocked:
+                self._left_locked.add(file)
+            return self._unlocked.get(file)
+
+    def forget_refusals(self) -> None:
+        """Let passphrases be asked for again that were not given."""
+        with self._lock:
+            self._left_locked.clear()
+
+    def password_of(self, account: Account) -> str | None:
+        """Return the password that has let us in before."""
+        return self._passwords.get(account)
+
+    def set_password(self, account: Account, password: str | None) -> None:
+        """Keep a password that has let us in, or forget it: None."""
+        self._passwords[account] = password
+
+    def has_needed_person(self, account: Account) -> bool:
+        """Say whether a person's answer has let us in before, so that keys alone do not."""
+        return account in self._passwords or account in self._asked_again
+
+    def is_asked_again(self, account: Account) -> bool:
+        """Say whether a host wants new answers of a person at each login."""
+        return account in self._asked_again
+
+    def set_asked_again(self, account: Account) -> None:
+        """Remember that a host has let us in by answers that hold once."""
+        self._asked_again.add(account)
+
+
+def _load(file: str, passphrase: str | None) -> paramiko.PKey:
+    try:
+        password = None if passphrase is None else passphrase.encode(errors="replace")
+        return paramiko.PKey.from_path(file, password)  # type: ignore[arg-type] # what reads the key wants bytes
+    except (paramiko.PasswordRequiredException, TypeError):  # a TypeError is what `from_path` says of a locked key
+        raise KeyLockedError from None
+    except (OSError, ValueError, paramiko.SSHException, UnknownKeyType, UnsupportedAlgorithm):
+        # Without its cause: whoever shows that must not come upon a passphrase.
+        raise KeyUnreadableError from None
+
+
+@contextlib.contextmanager
+def agent_keys(settings: SshSettings) -> Iterator[list[paramiko.PKey]]:
+    """Lend the agent's keys; with IdentitiesOnly, those that an identity file names."""
+    path = agent_socket(settings, os.environ)
+    if not path:
+        yield []
+        return
+    agent = _Agent(path)
+    try:
+        keys: list[paramiko.PKey] = list(agent.get_keys())
+        if settings.identities_only:
+            wanted = {public_part(file) for file in settings.identity_files}
+            keys = [key for key in keys if PublicPart(key.get_name(), key.asbytes()) in wanted]
+        yield keys
+    finally:
+        agent.close()
+
+
+class _Agent(AgentSSH):
+    """The ssh-agent at a socket, which paramiko's own takes from SSH_AUTH_SOCK alone; without keys if none answers."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(AGENT_TIMEOUT_S)
+        try:
+            connection.connect(path)
+            self._connect(connection)  # type: ignore[attr-defined]
+        except CHANNEL_ERRORS:
+            connection.close()
+            return
+        connection.settimeout(None)  # a person may have to confirm a signature: the login has a limit of its own
+
+    def close(self) -> None:
+        self._close()  # type: ignore[attr-defined]
+
+
+MAX_KEY_BYTES = 1 << 20
+_REQUEST = bytes([50])
+_MAGIC = b"openssh-key-v1\0"
+
+
+class PublicPart(NamedTuple):
+    """What is known of a key without its passphrase."""
+
+    kind: str
+    blob: bytes
+
+
+def public_part(identity_file: str) -> PublicPart | None:
+    """Return the public part of a key, from the file beside it or from its own; None if neither tells.
+
+    Args:
+        identity_file: A private key, or a public one whose private half only ssh-agent has.
+    """
+    for file in (f"{identity_file}.pub", identity_file):
+        try:
+            with Path(file).open("rb") as key:
+                text = key.read(MAX_KEY_BYTES)
+        except OSError:
+            continue
+        if part := _from_public_text(text) or _from_private_text(text):
+            return part
+    return None
+
+
+def _from_public_text(text: bytes) -> PublicPart | None:
+    fields = text.split(maxsplit=2)
+    if len(fields) < 2 or text.startswith(b"-"):
+        return None
+    try:
+        return PublicPart(fields[0].decode(errors="replace"), base64.b64decode(fields[1], validate=True))
+    except ValueError:
+        return None
+
+
+def _from_private_text(text: bytes) -> PublicPart | None:
+    """Read the beginning of a private key, which no passphrase hides.
+
+    Source: OpenSSH PROTOCOL.key: cipher, its key's derivation and options, how many keys, the public part.
+    """
+    try:
+        whole = base64.b64decode(b"".join(line for line in text.splitlines() if not line.startswith(b"-")))
+    except ValueError:
+        return None
+    if not whole.startswith(_MAGIC):
+        return None
+    fields = paramiko.Message(whole.removeprefix(_MAGIC))
+    for _ in range(3):
+        fields.get_binary()
+    fields.get_int()
+    blob = fields.get_binary()
+    kind = paramiko.Message(blob).get_binary()
+    return PublicPart(kind.decode(errors="replace"), blob) if kind else None
+
+
+class KeyQuery(AuthHandler):
+    """One question to a host; paramiko knows only how to ask with a signature."""
+
+    def __init__(self, transport: Transport, key: PublicPart) -> None:
+        super().__init__(transport)
+        self._send = transport.send_now
+        self._key = key
+        self._would_be_taken = False
+
+    def ask(self, user: str, timeout_s: float) -> bool:
+        """Return whether the key would let a user in.
+
+        Raises:
+            TimeoutError: The host does not say.
+        """
+        answered = threading.Event()
+        with self.transport.lock:
+            self.transport.auth_handler = self
+            self.auth_event = answered
+            self.auth_method = "publickey"
+            self.username = user
+            self._request_auth()  # type: ignore[attr-defined]
+        if not answered.wait(timeout_s):
+            raise TimeoutError
+        return self._would_be_taken
+
+    def _parse_service_accept(self, _: paramiko.Message) -> None:
+        algorithm = "rsa-sha2-512" if self._key.kind == "ssh-rsa" else self._key.kind
+        request = paramiko.Message()
+        request.add_byte(_REQUEST)
+        for text in (self.username or "", "ssh-connection", "publickey"):
+            request.add_string(text)
+        request.add_boolean(b=False)
+        request.add_string(algorithm)
+        request.add_string(self._key.blob)
+        self._send(request)
+
+    def _parse_userauth_info_request(self, _: paramiko.Message) -> None:
+        """Take message 60, which says of a key that it would be taken."""
+        self._would_be_taken = True
+        if self.auth_event is not None:
+            self.auth_event.set()

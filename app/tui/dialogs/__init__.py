@@ -1,0 +1,1 @@
+"""Screens over the console: help, questions, the start form, the doctor, stacks."""

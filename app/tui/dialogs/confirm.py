@@ -1,0 +1,231 @@
+"""The two dialogs: every key there is, and the question before harm is done. Loaded when first asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from rich.columns import Columns
+from rich.console import Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Button, OptionList, Static
+from textual.widgets.option_list import Option
+
+from app.diagnosis.causes import RankState
+from app.tui.actions import available
+from app.tui.widgets.drawing import GRID_FROM
+from app.view.verdict_hints import VERDICT_RULES
+from ddpcore.wire import DEFAULT_HOLD_S, DEFAULT_SLOW_FACTOR, Fault, FaultKind
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+    from textual.events import Key
+
+    from app.tui.ui_state import Stage
+    from app.view.rows import RankRow
+    from app.view.view import View
+
+
+class Harm(NamedTuple):
+    """What a person may do to a rank, in words.
+
+    Attributes:
+        title: In the list.
+        kind: Of the fault.
+        effect: A sentence.
+        asks: What stands before the rank in the question, where that is not the title.
+        factor: Of the fault.
+    """
+
+    title: str
+    kind: FaultKind
+    effect: str
+    asks: str = ""
+    factor: float = DEFAULT_SLOW_FACTOR
+
+    @property
+    def question(self) -> str:
+        """What stands before `rank 2`."""
+        return self.asks or self.title
+
+
+HARMS = (
+    Harm("Freeze", FaultKind.FREEZE, "SIGSTOP: it stands still until it is thawed, and the others wait for it"),
+    Harm("Thaw", FaultKind.THAW, "SIGCONT: a frozen rank goes on"),
+    Harm("Kill", FaultKind.KILL, "SIGKILL: the rank is gone, and its job ends"),
+    Harm("Slow", FaultKind.SLOW, f"every step takes {DEFAULT_SLOW_FACTOR:g} times as long"),
+    Harm("Unslow", FaultKind.SLOW, "a slowed rank is as fast as the others again", factor=1.0),
+    Harm("GIL", FaultKind.GIL, f"for {DEFAULT_HOLD_S:g} s no Python runs in it, its probe included", "Hold the GIL of"),
+    Harm(
+        "Skip barrier",
+        FaultKind.SKIP_BARRIER,
+        "it leaves out the next barrier or collective, and meets the others in the wrong ones",
+        "Skip a barrier in",
+    ),
+    Harm(
+        "Mismatch",
+        FaultKind.MISMATCH,
+        "it calls a collective that the others do not call: all hang for good",
+        "Call out of turn in",
+    ),
+    Harm("OOM", FaultKind.OOM, "an allocation of torch fails, and with it the rank and its job", "Exhaust memory of"),
+    Harm("Leave", FaultKind.LEAVE, "it leaves with exit code 0 before the others: its job fails", "End the program of"),
+)
+FREEZE, THAW = 0, 1
+"""Places of the two in the list."""
+
+
+def why_no_fault(view: View | None, *, can_inject: bool) -> str:
+    """Return why there is nothing to ask; empty when there is."""
+    if view is None or not view.num_ranks:
+        return "There is no rank yet to do harm to."
+    return "" if can_inject else "This job does not allow faults: start it with rankdeck run --allow-faults."
+
+
+def ranks_to_choose(view: View, selected: int) -> list[RankRow]:
+    """Return the ranks that are listed: all, but of those of a large job the selected one and the culprits."""
+    if view.num_ranks < GRID_FROM:
+        return view.ranks()
+    culprits = [rank for verdict in view.verdicts() for rank in verdict.culprits]
+    return view.ranks(sorted({min(selected, view.num_ranks - 1), *culprits[:GRID_FROM]}))
+
+
+class HelpScreen(ModalScreen[None]):
+    """Every action of the table and its keys, the states of a rank, and what verdicts rest on."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "Close")]
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__()
+        self._stage = stage
+
+    def on_key(self, event: Key) -> None:
+        """Close by the key that has opened it."""
+        if event.key in self._stage.keymap.keys("help"):
+            event.stop()
+            self.dismiss()
+
+    def _shown_keys(self, name: str) -> str:
+        return " ".join(filter(None, (self._stage.keymap.shown(name), "ctrl+c" if name == "quit" else "")))
+
+    def compose(self) -> ComposeResult:
+        """Lay the table out."""
+        keys = Table.grid(padding=(0, 2, 0, 0))
+        for action in available(self._stage.source):
+            if shown := self._shown_keys(action.name):
+                keys.add_row(Text(shown, "bold", no_wrap=True), Text(action.title, no_wrap=True), action.help)
+        glyphs = self._stage.look.glyphs
+        states = Columns([f"{glyphs.states[state]} {state}" for state in RankState], padding=(0, 2))
+        scroll = VerticalScroll(
+            Static(keys),
+            Static("\nStates of a rank:", markup=False),
+            Static(states),
+            Static("\nVerdicts: who is named, and what was compared:", markup=False),
+            Static(_verdict_rules()),
+            id="help-scroll",
+            classes="dialog wide",
+        )
+        scroll.border_title = "Keys, states, verdicts"
+        scroll.border_subtitle = "arrows scroll, Esc closes"
+        yield scroll
+
+
+def _verdict_rules() -> Group:
+    parts: list[Text | Padding] = []
+    for rule in VERDICT_RULES:
+        parts.append(Text(rule.verdict, "bold"))
+        parts += [Padding(text, (0, 0, 0, 2)) for text in (Text(rule.named), Text(f"not known: {rule.unknown}", "dim"))]
+    return Group(*parts)
+
+
+class FaultScreen(ModalScreen[Fault | None]):
+    """Asks which fault and which rank, then once more; whoever only presses Enter does no harm."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "cancel", "Cancel"),
+        Binding("left", "app.focus_previous", "Back", show=False),
+        Binding("right", "app.focus_next", "On", show=False),
+    ]
+
+    def __init__(self, stage: Stage, view: View, selected: int) -> None:
+        super().__init__()
+        self._ranks = ranks_to_choose(view, selected)
+        self._has_others = len(self._ranks) < view.num_ranks
+        self._glyphs = stage.look.glyphs
+        self._shown = stage.look.shown
+        self._selected = selected
+
+    def compose(self) -> ComposeResult:
+        """Lay out two lists, a sentence and two buttons."""
+        kinds = [Option(Text(harm.title)) for harm in HARMS]
+        ranks = [Option(self._rank_text(row), id=f"rank-{row.rank}") for row in self._ranks]
+        if self._has_others:
+            ranks.append(Option(Text("others: select one in the Ranks view first"), disabled=True))
+        body = Vertical(
+            Horizontal(
+                OptionList(*kinds, id="fault-kinds", markup=False),
+                OptionList(*ranks, id="fault-ranks", markup=False),
+                id="fault-lists",
+            ),
+            Static("", id="fault-sentence", classes="sentence", markup=False),
+            Horizontal(
+                Button("Do nothing", id="fault-no", compact=True),
+                Button("Do it", id="fault-yes", classes="yes", variant="error", compact=True),
+                classes="buttons",
+            ),
+            classes="dialog",
+        )
+        body.border_title = "Inject a fault"
+        body.border_subtitle = "Enter goes on, Esc does nothing"
+        yield body
+
+    def on_mount(self) -> None:
+        """Start at the kinds, with the selected rank of the table chosen."""
+        kinds, ranks = self.query_one("#fault-kinds", OptionList), self.query_one("#fault-ranks", OptionList)
+        ranks.highlighted = index = next((i for i, row in enumerate(self._ranks) if row.rank == self._selected), 0)
+        is_frozen = self._ranks[index].state is RankState.FROZEN
+        kinds.highlighted = THAW if is_frozen else FREEZE
+        kinds.focus()
+
+    def on_option_list_option_highlighted(self, _event: OptionList.OptionHighlighted) -> None:
+        """Say in a sentence what would happen."""
+        chosen = self._chosen()
+        if chosen is None:
+            return
+        harm, row = chosen
+        process = f", pid {row.pid}," if row.pid is not None else ""
+        sentence = f"{harm.question} rank {row.rank}{process} on {row.node}? {harm.effect}."
+        self.query_one("#fault-sentence", Static).update(Text(self._shown(sentence)))
+        yes = self.query_one("#fault-yes", Button)
+        yes.label = Text(f"{harm.question} rank {row.rank}")
+        yes.refresh(layout=True)
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """Go on to the next question; the last one stands on `Do nothing`."""
+        following = "#fault-ranks" if event.option_list.id == "fault-kinds" else "#fault-no"
+        self.query_one(following).focus()
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        """Leave with the fault only when it was confirmed."""
+        chosen = self._chosen() if event.button.id == "fault-yes" else None
+        self.dismiss(None if chosen is None else Fault(chosen[0].kind, chosen[1].rank, factor=chosen[0].factor))
+
+    def action_cancel(self) -> None:
+        """Leave without a fault."""
+        self.dismiss(None)
+
+    def _chosen(self) -> tuple[Harm, RankRow] | None:
+        kind = self.query_one("#fault-kinds", OptionList).highlighted
+        index = self.query_one("#fault-ranks", OptionList).highlighted
+        if kind is None or index is None:
+            return None
+        return HARMS[kind], self._ranks[index]
+
+    def _rank_text(self, row: RankRow) -> Text:
+        process = f"pid {row.pid}" if row.pid is not None else "no process"
+        text = f"rank {row.rank:<4} {row.node:<12} {process:<12} {self._glyphs.states[row.state]} {row.state}"
+        return Text(self._shown(text), no_wrap=True)

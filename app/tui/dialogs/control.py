@@ -1,0 +1,262 @@
+"""The dialog before a job is stopped, killed or restarted.
+
+It is loaded when it is first asked for. `LookFirst` is the choice to have hosts checked before a job is started on
+them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple
+
+from rich.text import Text
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.message import Message
+from textual.screen import ModalScreen
+from textual.widgets import Button, Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from app.view.actions import Deed, deed_question, deed_title, lost_nodes, max_ranks
+from app.view.summary import ENDED
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+    from textual.events import Click
+
+    from app.tui.ui_state import Stage
+    from app.view.rows import JobRow
+    from app.view.view import View
+
+TITLES: dict[Deed, str] = {
+    Deed.STOP: "Stop         after a step and a checkpoint",
+    Deed.STOP_NOW: "Stop now     by SIGTERM",
+    Deed.KILL: "Kill         by SIGKILL",
+    Deed.RESTART: "Restart      after a step and a checkpoint",
+    Deed.RESTART_NOW: "Restart now  kill it first",
+    Deed.RESTART_WITHOUT: "Restart without the nodes that are lost",
+}
+
+
+class Wish(NamedTuple):
+    """What a person has confirmed.
+
+    Attributes:
+        deed: What is to be done.
+        num_ranks: Of the next attempt; None is as many as before.
+        without: Nodes that it goes on without, as they were named.
+        looks_first: Look at the hosts before anything is done.
+    """
+
+    deed: Deed
+    num_ranks: int | None
+    without: tuple[str, ...] = ()
+    looks_first: bool = False
+
+
+ANOTHER: Final = "another"
+"""What is wished for where another program is to be started."""
+ANOTHER_TITLE = "Start another program"
+
+
+class ControlScreen(ModalScreen[Wish | Literal["another"] | None]):
+    """Asks what to do to the job, then once more; whoever only presses Enter does nothing."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "cancel", "Cancel"),
+        Binding("left", "app.focus_previous", "Back", show=False),
+        Binding("right", "app.focus_next", "On", show=False),
+    ]
+
+    def __init__(self, stage: Stage, view: View, job: JobRow) -> None:
+        super().__init__()
+        self._shown = stage.look.shown
+        self._view = view
+        self._job = job
+        self._has_ended = job.state in ENDED
+        self._deeds: list[Deed] = [Deed.RESTART] if self._has_ended else list(TITLES)[:-1]
+        self._lost = tuple(lost_nodes(view, job))
+        if self._lost:
+            self._deeds.append(Deed.RESTART_WITHOUT)
+        self._starter = stage.source.starter
+        doctor = stage.source.doctor
+        self._look_first = LookFirst(id="control-look") if doctor is not None and len(doctor.hosts) > 1 else None
+
+    def compose(self) -> ComposeResult:
+        """Lay out what can be done, the number of ranks, a sentence and two buttons."""
+        titles = [TITLES[deed] for deed in self._deeds]
+        if self._has_ended:
+            titles[0] = "Start again"
+        titles += [ANOTHER_TITLE] if self._starter is not None else []
+        body = Vertical(
+            OptionList(*(Option(Text(title)) for title in titles), id="control-deeds", markup=False),
+            Horizontal(
+                Static("with ranks:", id="control-label", markup=False),
+                Input(str(self._job.world_size), type="integer", max_length=6, compact=True, id="control-ranks"),
+                id="control-size",
+            ),
+            *(() if self._look_first is None else (self._look_first,)),
+            Static("", id="control-sentence", classes="sentence", markup=False),
+            Horizontal(
+                Button("Do nothing", id="control-no", compact=True),
+                Button("Do it", id="control-yes", classes="yes", variant="error", compact=True),
+                classes="buttons",
+            ),
+            classes="dialog",
+        )
+        body.border_title = Text(self._shown(f"Job {self._job.job_id}"))
+        body.border_subtitle = "Enter goes on, Esc does nothing"
+        yield body
+
+    def on_mount(self) -> None:
+        """Start at what can be done."""
+        deeds = self.query_one("#control-deeds", OptionList)
+        deeds.highlighted = 0
+        deeds.focus()
+        self._tell()
+
+    def on_option_list_option_highlighted(self, _event: OptionList.OptionHighlighted) -> None:
+        """Say in a sentence what would happen."""
+        self._tell()
+
+    def on_input_changed(self, _event: Input.Changed) -> None:
+        """Say it with the new number."""
+        self._tell()
+
+    def on_option_list_option_selected(self, _event: OptionList.OptionSelected) -> None:
+        """Go on to the number of ranks, or to the last question, which stands on `Do nothing`."""
+        if self._is_another and self._has_ended:
+            self.dismiss(ANOTHER)
+            return
+        asks_ranks = self._asks_ranks and not self._is_another
+        self.query_one("#control-ranks" if asks_ranks else "#control-no").focus()
+
+    def on_input_submitted(self, _event: Input.Submitted) -> None:
+        """Go on to the last question."""
+        self.query_one("#control-no").focus()
+
+    def on_look_first_submitted(self, _event: LookFirst.Submitted) -> None:
+        """Go on to the last question."""
+        self.query_one("#control-no").focus()
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        """Leave with the wish only when it was confirmed."""
+        if event.button.id != "control-yes":
+            self.dismiss(None)
+            return
+        if self._is_another:
+            self.dismiss(ANOTHER)
+            return
+        num_ranks = self._num_ranks
+        is_other = self._asks_ranks and num_ranks != self._job.world_size
+        looks_first = self._deed.begins_again and self._look_first is not None and self._look_first.is_on
+        self.dismiss(Wish(self._deed, num_ranks if is_other else None, self._lost, looks_first))
+
+    def action_cancel(self) -> None:
+        """Leave, and do nothing."""
+        self.dismiss(None)
+
+    @property
+    def _place(self) -> int:
+        return self.query_one("#control-deeds", OptionList).highlighted or 0
+
+    @property
+    def _is_another(self) -> bool:
+        return self._place == len(self._deeds)
+
+    @property
+    def _deed(self) -> Deed:
+        """What is marked; where that is another program, what comes before it."""
+        return self._deeds[min(self._place, len(self._deeds) - 1)]
+
+    @property
+    def _asks_ranks(self) -> bool:
+        """Whether the job may have another number of ranks then."""
+        return self._deed.begins_again and self._deed is not Deed.RESTART_WITHOUT
+
+    @property
+    def _num_ranks(self) -> int:
+        """The number that was typed; 0 is none, or none that can be."""
+        typed = self.query_one("#control-ranks", Input).value
+        number = int(typed) if typed.isascii() and typed.isdigit() else 0
+        return number if self._job.num_nodes <= number <= max_ranks(self._job.num_nodes) else 0
+
+    def _tell(self) -> None:
+        if self._is_another and self._starter is not None:
+            self._tell_another(self._starter.where)
+            return
+        deed, num_ranks, least = self._deed, self._num_ranks, self._job.num_nodes
+        self.query_one("#control-size").display = self._asks_ranks
+        if self._look_first is not None:
+            self._look_first.display = deed.begins_again
+        is_sound = bool(num_ranks) or not self._asks_ranks
+        sentence = (
+            deed_question(
+                deed,
+                self._view,
+                self._job,
+                has_ended=self._has_ended,
+                num_ranks=num_ranks if deed.begins_again else self._job.world_size,
+            )
+            if is_sound
+            else f"That many ranks cannot be: at least {least}, one on each node, and at most {max_ranks(least):,}."
+        )
+        self.query_one("#control-sentence", Static).update(Text(self._shown(sentence)))
+        yes = self.query_one("#control-yes", Button)
+        yes.label = Text(deed_title(deed, self._job, has_ended=self._has_ended))
+        yes.disabled = not is_sound
+        yes.refresh(layout=True)
+
+    def _tell_another(self, host: str) -> None:
+        self.query_one("#control-size").display = False
+        if self._look_first is not None:
+            self._look_first.display = False
+        sentence = (
+            f"Another program on {host}: which one, and with how many ranks, is asked next."
+            if self._has_ended
+            else f"Job {self._job.job_id} runs on {host}: end it first, then start another one here."
+        )
+        self.query_one("#control-sentence", Static).update(Text(self._shown(sentence)))
+        yes = self.query_one("#control-yes", Button)
+        yes.label = Text(ANOTHER_TITLE)
+        yes.disabled = not self._has_ended
+        yes.refresh(layout=True)
+
+
+WORDS = "look at the hosts first, as rankdeck doctor does"
+
+
+class LookFirst(Static, can_focus=True):
+    """A box that is ticked or not: the same in every look and alphabet.
+
+    Attributes:
+        is_on: Whether it is ticked.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("space", "tick", "Tick", show=False),
+        Binding("enter", "submit", "Go on", show=False),
+    ]
+
+    class Submitted(Message):
+        """The person goes on to what follows."""
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - Textual's word
+        super().__init__("", id=id, classes="look-first", markup=False)
+        self.is_on = True
+        self._tell()
+
+    def action_tick(self) -> None:
+        """Tick it, or not."""
+        self.is_on = not self.is_on
+        self._tell()
+
+    def action_submit(self) -> None:
+        """Go on."""
+        self.post_message(self.Submitted())
+
+    def on_click(self, _event: Click) -> None:
+        """Do as the space bar."""
+        self.action_tick()
+
+    def _tell(self) -> None:
+        self.update(Text(f"[{'x' if self.is_on else ' '}] {WORDS}"))

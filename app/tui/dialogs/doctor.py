@@ -1,0 +1,239 @@
+"""The doctor, over the console until it is closed: how far each host is, then what is wrong.
+
+It is loaded when it is asked for. `ReadingScreen` is a modal screen of lines that a user reads: one view, and the keys
+that scroll it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from rich.text import Text
+from textual import work
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.screen import ModalScreen
+from textual.widgets import Button
+
+from app.errors import AppError, ExitCode
+from app.preflight.findings import Step
+from app.preflight.report_lines import Tone, report_lines, summary_text
+from app.text import LINE_LIMIT, clean
+from app.tui.widgets.drawing import wrapped
+from app.tui.widgets.line_view import LineView
+
+if TYPE_CHECKING:
+    from rich.style import Style
+    from textual.app import ComposeResult
+
+    from app.inventory.program import Again, Program
+    from app.preflight.findings import Preflight
+    from app.tui.source import Doctor
+    from app.tui.ui_state import Stage
+    from app.tui.widgets.drawing import Line
+
+Result = TypeVar("Result")
+
+
+class ReadingScreen(ModalScreen[Result]):
+    """What screens over one `LineView` have in common; their own keys stand beside these."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "scroll(-1)", "Up", show=False),
+        Binding("down,j", "scroll(1)", "Down", show=False),
+        Binding("pageup", "page(-1)", "Page up", show=False),
+        Binding("pagedown,space", "page(1)", "Page down", show=False),
+        Binding("home,g", "edge(-1)", "First line", show=False),
+        Binding("end,G", "edge(1)", "Last line", show=False),
+    ]
+    _view: LineView
+
+    def action_scroll(self, rows: int) -> None:
+        """Scroll by lines."""
+        self._view.move(rows)
+
+    def action_page(self, pages: int) -> None:
+        """Scroll by screenfuls."""
+        self._view.page(pages)
+
+    def action_edge(self, direction: int) -> None:
+        """Go to the first line or the last."""
+        self._view.to_edge(direction)
+
+
+MAX_SENTENCE_LINES = 4
+_ENDS = (Step.DONE, Step.FAILED)
+
+
+class DoctorView(LineView):
+    """What the hosts are doing, or what is to be said of them.
+
+    Attributes:
+        found: What is to be said; None while it is not known.
+        steps: How far each host is.
+        shows_all: Say also what is well.
+        words: What is said instead.
+    """
+
+    def __init__(self, stage: Stage, hosts: list[str], leaving: str) -> None:
+        """`leaving` is what it means to leave, in the line of keys."""
+        super().__init__(stage, "doctor")
+        self._leaving = leaving
+        self.found: Preflight | None = None
+        self.steps: dict[str, Step | None] = dict.fromkeys(hosts)
+        self.shows_all = False
+        self.words = ""
+
+    def build(self) -> None:
+        """Make the title, the keys and every line."""
+        palette, width = self.look.palette, self.size.width
+        title = self.line().put(" DOCTOR ", palette.tab).put(f"  {self._summary()}", palette.bar)
+        title.fit(width, palette.bar)
+        self.head = [title]
+        self.lines = self._report(self.found) if self.found is not None else self._progress()
+        keys = self.line()
+        folding = "Only what is wrong" if self.shows_all else "All rows"
+        shown = (("Esc", self._leaving), ("r", "Again"), ("a", folding), ("y", "Copy"))
+        for key, words in shown if self.found is not None or self.words else shown[:1]:
+            keys.put(f" {key}", palette.key).put(f" {words} ", palette.bar_muted)
+        keys.fit(width, palette.bar)
+        self.foot = [keys]
+
+    def report(self, width: int) -> str:
+        """Return what is said, as text."""
+        if self.found is None:
+            return ""
+        lines = report_lines(self.found, width, shows_all=self.shows_all)
+        return "\n".join("".join(piece.text for piece in line).rstrip() for line in lines)
+
+    def _summary(self) -> str:
+        if self.found is not None:
+            return summary_text(self.found)
+        num_ended = sum(step in _ENDS for step in self.steps.values())
+        total = len(self.steps)
+        return f"{total} host{'' if total == 1 else 's'} to look at, {num_ended} done; it takes some seconds"
+
+    def _progress(self) -> list[Line]:
+        palette, glyphs = self.look.palette, self.look.glyphs
+        if self.words:
+            parts = wrapped(self.words, self.size.width - 2, MAX_SENTENCE_LINES, glyphs.ellipsis)
+            return [self.line().put(f" {part}", palette.warning) for part in parts]
+        name_width = max(map(len, self.steps), default=0)
+        lines = []
+        for host, step in self.steps.items():
+            style = palette.critical if step is Step.FAILED else palette.ok if step is Step.DONE else palette.muted
+            line = self.line().put(" ").cell(host, name_width, palette.strong)
+            lines.append(line.put(f"  {step or 'is waiting for its turn'}", style))
+        return lines
+
+    def _report(self, found: Preflight) -> list[Line]:
+        styles = self._styles()
+        lines = []
+        for pieces in report_lines(found, self.size.width - 2, shows_all=self.shows_all):
+            line = self.line().put(" ")
+            for text, tone in pieces:
+                line.put(text, styles[tone])
+            lines.append(line)
+        return lines
+
+    def _styles(self) -> dict[Tone, Style]:
+        """Return how each piece looks, in the theme of now."""
+        palette = self.look.palette
+        return {
+            Tone.PLAIN: palette.ink,
+            Tone.TITLE: palette.strong,
+            Tone.FAINT: palette.muted,
+            Tone.BAD: palette.critical,
+            Tone.WARN: palette.warning,
+            Tone.OK: palette.ok,
+        }
+
+
+class DoctorScreen(ReadingScreen[bool]):
+    """Looks at the hosts and says what is wrong; before a deed it goes by itself if nothing is, and else asks."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q", "leave", "Close"),
+        Binding("r", "look", "Again"),
+        Binding("a", "fold", "All rows"),
+        Binding("y", "copy", "Copy"),
+        Binding("left", "app.focus_previous", "Back", show=False),
+        Binding("right", "app.focus_next", "On", show=False),
+    ]
+
+    def __init__(self, stage: Stage, doctor: Doctor, job: Program | Again | None = None, deed: str = "") -> None:
+        """Look before a job is started; `deed` is what is done then, as `Start it`. Without one only look."""
+        super().__init__()
+        self._stage = stage
+        self._doctor = doctor
+        self._job = job
+        self._deed = deed
+        self._view: DoctorView = DoctorView(stage, list(doctor.hosts), "Do nothing" if deed else "Close")
+
+    def compose(self) -> ComposeResult:
+        """Fill the screen, with a question below where a deed waits."""
+        yield self._view
+        if self._deed:
+            yield Horizontal(
+                Button("Do nothing", id="doctor-no", compact=True),
+                Button(Text(f"{self._deed} all the same"), id="doctor-yes", variant="error", compact=True),
+                id="doctor-question",
+                classes="buttons",
+            )
+
+    def on_mount(self) -> None:
+        """Look at once."""
+        self._ask(is_wanted=False)
+        self.action_look()
+
+    @work(exclusive=True)
+    async def action_look(self) -> None:
+        """Look at the hosts as they are now."""
+        view = self._view
+        view.found, view.words, view.top = None, "", 0
+        view.steps = dict.fromkeys(self._doctor.hosts)
+        self._ask(is_wanted=False)
+        view.redraw()
+        try:
+            view.found = await self._doctor.look(self._tell, self._job)
+        except AppError as error:
+            view.words = clean(error.whole, LINE_LIMIT)
+        if self._deed:
+            # What lies over this screen would be what is dismissed; then the person says when, too.
+            if view.found is not None and view.found.exit_code is ExitCode.WELL and self.is_active:
+                self.dismiss(True)  # noqa: FBT003 - the result of the screen
+                return
+            self._ask(is_wanted=True)
+        view.redraw()
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        """Go on only when it was confirmed."""
+        self.dismiss(event.button.id == "doctor-yes")
+
+    def action_leave(self) -> None:
+        """Go, and do nothing."""
+        self.dismiss(False)  # noqa: FBT003 - the result of the screen
+
+    def action_copy(self) -> None:
+        """Copy the report into the clipboard of the terminal (OSC 52)."""
+        text = self._view.report(self.size.width)
+        if text:
+            self.app.copy_to_clipboard(text)
+            self.notify(self._stage.tellable(text.splitlines()[-1]), title="Copied the report", markup=False)
+
+    def action_fold(self) -> None:
+        """Say also what is well, or only what is not."""
+        self._view.shows_all = not self._view.shows_all
+        self._view.redraw()
+
+    def _tell(self, host: str, step: Step) -> None:
+        self._view.steps[host] = step
+        if self.is_attached:
+            self._view.redraw()
+
+    def _ask(self, *, is_wanted: bool) -> None:
+        """Show the question, or not; it stands on `Do nothing`."""
+        if self._deed:
+            self.query_one("#doctor-question").display = is_wanted
+            if is_wanted:
+                self.query_one("#doctor-no").focus()

@@ -1,0 +1,190 @@
+"""The fields of a program that is to be started from the console."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.text import Text
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Button, Input, Static
+
+from app.errors import UsageError
+from app.inventory.program import Program, Typed, read_program, start_question, typed, usual_workdir
+from app.tui.dialogs.control import LookFirst
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from textual.app import ComposeResult
+
+    from app.tui.theme import Look
+
+LABELS = Typed("program", "ranks", "restarts", "directory", "python")
+ORDER = ("command", "workdir", "num_ranks", "max_restarts", "python")
+PLACEHOLDERS = Typed(
+    "train.py --epochs 3, or -m package.module",
+    "the inventory's, else one for each GPU or every two cores",
+    "0: after a failure it stays ended",
+    "",
+    "the agent's own",
+)
+
+
+class ProgramForm(Vertical):
+    """Fields with a label each; what is wrong with them is a sentence. Up and down go through earlier programs."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "past(1)", "Older", show=False),
+        Binding("down", "past(-1)", "Newer", show=False),
+    ]
+
+    def __init__(self, hosts: Sequence[str], past: Sequence[Program], *, asks_look: bool) -> None:
+        """Ask for a program on some hosts.
+
+        Args:
+            hosts: Their names.
+            past: The fields are filled from the newest of these.
+            asks_look: Ask also whether the hosts are looked at before.
+        """
+        super().__init__(id="program-form")
+        self._look_first = LookFirst(id="program-look") if asks_look else None
+        # A job over several hosts is not begun again by itself.
+        self._names = [name for name in ORDER if len(hosts) == 1 or name != "max_restarts"]
+        # They come from an agent, and an Input writes what it holds to the terminal.
+        past = [program for program in past if f"{program.text}{program.workdir}{program.python}".isprintable()]
+        self._past = list(dict.fromkeys(typed(program) for program in past)) or [Typed()]
+        """The newest first; that one as a person has changed it meanwhile."""
+        self._place = 0
+        self._placeholders = PLACEHOLDERS._replace(workdir=usual_workdir(hosts))
+
+    @property
+    def has_earlier(self) -> bool:
+        """Whether there are programs to go through."""
+        return len(self._past) > 1
+
+    def compose(self) -> ComposeResult:
+        """Lay the fields out."""
+        for name in self._names:
+            field = Input(placeholder=getattr(self._placeholders, name), compact=True, id=f"program-{name}")
+            field.value = getattr(self._past[0], name)
+            label = Static(getattr(LABELS, name), markup=False, classes="program-label")
+            yield Horizontal(label, field, classes="program-field")
+        if self._look_first is not None:
+            label = Static("doctor", markup=False, classes="program-label")
+            yield Horizontal(label, self._look_first, classes="program-field")
+
+    @property
+    def looks_first(self) -> bool:
+        """Whether the hosts are to be looked at before."""
+        return self._look_first is not None and self._look_first.is_on
+
+    def action_past(self, steps: int) -> None:
+        """Show what was started before that, or after, in all fields."""
+        if self._place == 0:
+            self._past[0] = self._typed()
+        self._place = max(0, min(len(self._past) - 1, self._place + steps))
+        for name in self._names:
+            field = self.query_one(f"#program-{name}", Input)
+            field.value = getattr(self._past[self._place], name)
+            field.cursor_position = len(field.value)
+
+    def begin(self) -> None:
+        """Let a person type."""
+        self.query_one("#program-command").focus()
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with what is typed; empty when nothing is."""
+        try:
+            self.read()
+        except UsageError as error:
+            return str(error)
+        return ""
+
+    def read(self) -> Program:
+        """Return the program.
+
+        Raises:
+            UsageError: See `read_program`.
+        """
+        return read_program(self._typed())
+
+    def _typed(self) -> Typed:
+        return Typed(**{name: self.query_one(f"#program-{name}", Input).value for name in self._names})
+
+
+class ProgramScreen(ModalScreen[Program | None]):
+    """Asks which program is to be started on some hosts; whoever only presses Enter starts nothing."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "cancel", "Cancel"),
+        Binding("left", "app.focus_previous", "Back", show=False),
+        Binding("right", "app.focus_next", "On", show=False),
+    ]
+
+    def __init__(
+        self, look: Look, where: str, hosts: Sequence[str], past: Sequence[Program], *, asks_look: bool
+    ) -> None:
+        """Ask for a program on hosts that are called `where`, where `past` was started before; see `ProgramForm`."""
+        super().__init__()
+        self._look = look
+        self._where = where
+        self._form = ProgramForm(hosts, past, asks_look=asks_look)
+
+    @property
+    def looks_first(self) -> bool:
+        """Whether the hosts are to be looked at before."""
+        return self._form.looks_first
+
+    def compose(self) -> ComposeResult:
+        """Lay out the fields, what they come to, and two buttons."""
+        body = Vertical(
+            self._form,
+            Static("", id="program-told", markup=False),
+            Horizontal(
+                Button("Do nothing", id="program-no", compact=True),
+                Button("Start it", id="program-yes", classes="yes", compact=True),
+                classes="buttons",
+            ),
+            classes="dialog program",
+        )
+        body.border_title = Text(self._look.shown(f"Start a program on {self._where}"))
+        earlier = "up: earlier ones, " if self._form.has_earlier else ""
+        body.border_subtitle = f"{earlier}tab goes round, Enter goes on, Esc does nothing"
+        yield body
+
+    def on_mount(self) -> None:
+        """Begin at the command."""
+        self._form.begin()
+        self._tell()
+
+    def on_input_changed(self, _event: Input.Changed) -> None:
+        """Say what that would do."""
+        self._tell()
+
+    def on_input_submitted(self, _event: Input.Submitted) -> None:
+        """Go on to the last step, if it can be taken."""
+        if not self._form.trouble:
+            self.query_one("#program-no").focus()
+
+    def on_look_first_submitted(self, _event: LookFirst.Submitted) -> None:
+        """Go on as from a field."""
+        if not self._form.trouble:
+            self.query_one("#program-no").focus()
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        """Leave with the program only when it was confirmed."""
+        self.dismiss(self._form.read() if event.button.id == "program-yes" else None)
+
+    def action_cancel(self) -> None:
+        """Leave without a program."""
+        self.dismiss(None)
+
+    def _tell(self) -> None:
+        trouble = self._form.trouble
+        told = self.query_one("#program-told", Static)
+        told.update(Text(self._look.shown(trouble or start_question(self._where, self._form.read()))))
+        told.set_class(bool(trouble), "trouble")
+        self.query_one("#program-yes", Button).disabled = bool(trouble)

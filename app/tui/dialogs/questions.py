@@ -1,0 +1,105 @@
+"""What a host wants to know before it lets the person in, over whatever is shown. Loaded when first asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.text import Text
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Input, Static
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from textual.app import ComposeResult
+
+    from app.ssh.questions import Question
+    from app.tui.theme import Look
+
+MAX_CHARS = 1024
+"""Of an answer."""
+
+
+class AnswerInput(Input):
+    """Takes an answer; a secret is painted as dots, and leaves only to whoever has asked."""
+
+    def action_copy(self) -> None:
+        """Copy what may be seen."""
+        if not self.password:
+            super().action_copy()
+
+    def action_cut(self) -> None:
+        """Cut what may be seen; of a secret nothing reaches the clipboard."""
+        if self.password:
+            self.delete_selection()
+        else:
+            super().action_cut()
+
+    def taken(self) -> str:
+        """Return what was typed, and hold it no longer."""
+        text = self.value
+        self.clear()
+        return text
+
+
+class QuestionScreen(ModalScreen[None]):
+    """Shows one question as the terminal would ask it; all text is the host's, and is shown as it is.
+
+    Attributes:
+        number: Of the question.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "put_off", "Not now")]
+
+    def __init__(self, look: Look, question: Question, answer: Callable[[int, str | None], None]) -> None:
+        """`answer` takes the number of the question and what was typed, or None."""
+        super().__init__()
+        self.number = question.number
+        self._look = look
+        self._question = question
+        self._answer = answer
+        self._is_over = False
+
+    def compose(self) -> ComposeResult:
+        """Lay out what was said, the question, and a field."""
+        told = [Static(self._shown(line), classes="question-told", markup=False) for line in self._question.told]
+        lines = [Static(self._shown(line), markup=False) for line in self._question.lines]
+        field = AnswerInput(password=not self._question.is_shown, max_length=MAX_CHARS, compact=True, id="answer")
+        body = Vertical(*told, *lines, field, classes="dialog wide question")
+        body.border_title = self._shown(f"To reach {self._question.host}")
+        what = "" if self._question.is_shown else "; what is typed is not shown"
+        body.border_subtitle = self._shown(f"Enter answers, Esc: not now{what}")
+        yield body
+
+    def on_mount(self) -> None:
+        """Let the person type."""
+        self.query_one(AnswerInput).focus()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Hand the answer over."""
+        event.stop()
+        self._answer(self.number, self.query_one(AnswerInput).taken())
+        self.leave()
+
+    def action_put_off(self) -> None:
+        """Answer nothing now."""
+        self._answer(self.number, None)
+        self.leave()
+
+    def leave(self) -> None:
+        """Go, with nothing of what was typed; from under another screen once that has gone."""
+        self._is_over = True
+        for field in self.query(AnswerInput):
+            field.taken()
+        if self.is_active:
+            self.dismiss()
+
+    def on_screen_resume(self) -> None:
+        """Go if the question was over before what lay above it."""
+        if self._is_over:
+            self.dismiss()
+
+    def _shown(self, text: str) -> Text:
+        return Text(self._look.shown(text))

@@ -1,0 +1,154 @@
+"""Where every rank stands, down to each frame, over the console until it is closed. Loaded when first asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.cells import cell_len
+from textual import work
+from textual.binding import Binding, BindingType
+
+from app.errors import AppError
+from app.stacks.groups import picture_of
+from app.stacks.words import StackText, Tone, picture_lines, summary_text
+from app.text import LINE_LIMIT, clean
+from app.tui.dialogs.doctor import ReadingScreen
+from app.tui.widgets.drawing import shifted, wrapped
+from app.tui.widgets.line_view import LineView
+
+if TYPE_CHECKING:
+    from rich.style import Style
+    from textual.app import ComposeResult
+
+    from app.stacks.groups import StackPicture
+    from app.tui.ui_state import Stage
+    from app.tui.widgets.drawing import Line
+
+SIDE_STEP = 8
+MAX_SENTENCE_LINES = 4
+_SENTENCES = frozenset({Tone.STUCK, Tone.ODD, Tone.USUAL, Tone.NOTE, Tone.TROUBLE})
+
+
+class StacksView(LineView):
+    """The groups, one below the other."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage, "stacks")
+        self.picture: StackPicture | None = None
+        self.is_whole = False
+        self.words = ""
+        """What is said instead of a picture, or beside an old one."""
+        self._side = 0
+        self._texts: list[StackText] = []
+
+    def build(self) -> None:
+        """Make the title, the keys and every line."""
+        palette, width = self.look.palette, self.size.width
+        summary = summary_text(self.picture) if self.picture else "where every rank stands"
+        title = self.line().put(" STACKS ", palette.tab).put(f"  {summary}", palette.bar)
+        title.fit(width, palette.bar)
+        self.head = [title]
+        for text in wrapped(self.words, width - 2, MAX_SENTENCE_LINES, self.look.glyphs.ellipsis) if self.words else ():
+            self.head.append(self.line().put(f" {text}", palette.warning))
+        self._texts = picture_lines(self.picture, is_whole=self.is_whole) if self.picture else []
+        styles = self._styles()
+        self.lines = [line for text in self._texts for line in self._lines_of(text, styles[text.tone])]
+        keys = self.line()
+        folding = "Fewer frames" if self.is_whole else "All frames"
+        is_live = self.stage.source.player is None
+        again, native = ((("s", "Again"),), (("n", "With native frames"),)) if is_live else ((), ())
+        for key, words in (("Esc", "Close"), *again, ("a", folding), *native):
+            keys.put(f" {key}", palette.key).put(f" {words} ", palette.bar_muted)
+        keys.fit(width, palette.bar)
+        self.foot = [keys]
+
+    def _styles(self) -> dict[Tone, Style]:
+        """Return how each kind of line looks, in the theme of now."""
+        palette = self.look.palette
+        return {
+            Tone.STUCK: palette.critical,
+            Tone.ODD: palette.warning,
+            Tone.USUAL: palette.busy,
+            Tone.NOTE: palette.muted,
+            Tone.TROUBLE: palette.warning,
+            Tone.OWN: palette.strong,
+            Tone.LIBRARY: palette.muted,
+            Tone.FOLDED: palette.faint,
+            Tone.THREAD: palette.accent,
+            Tone.BLANK: palette.ink,
+        }
+
+    def sideways(self, cells: int) -> None:
+        """Move the text to the side, no further than its longest line."""
+        frames = (text.text for text in self._texts if text.tone not in _SENTENCES)
+        furthest = max(map(cell_len, frames), default=0) - self.size.width // 2
+        self._side = max(0, min(furthest, self._side + cells * SIDE_STEP))
+        self.redraw()
+
+    def to_begin(self) -> None:
+        """Move the text back: other lines may be shorter than what was looked at."""
+        self._side = 0
+
+    def _lines_of(self, text: StackText, style: Style) -> list[Line]:
+        """Return sentences wrapped and frames as far to the side as they are wanted."""
+        words = text.text
+        if text.tone not in _SENTENCES:
+            return [self.line().put(" ").put(shifted(words, self._side) if self._side else words, style)]
+        indent = " " * (1 + len(words) - len(words.lstrip()))
+        parts = wrapped(words, self.size.width - len(indent) - 2, MAX_SENTENCE_LINES, self.look.glyphs.ellipsis)
+        return [self.line().put(indent).put(part, style) for part in parts]
+
+
+class StacksScreen(ReadingScreen[None]):
+    """Asks all nodes of the job, and shows what they answer; keys work meanwhile."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q", "dismiss", "Close"),
+        Binding("s", "take(False)", "Again"),
+        Binding("n", "take(True)", "With native frames"),
+        Binding("a", "fold", "All frames"),
+        Binding("left,h", "side(-1)", "Left", show=False),
+        Binding("right,l", "side(1)", "Right", show=False),
+    ]
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__()
+        self._stage = stage
+        self._view: StacksView = StacksView(stage)
+
+    def compose(self) -> ComposeResult:
+        """Fill the screen."""
+        yield self._view
+
+    def on_mount(self) -> None:
+        """Ask at once."""
+        self.action_take(is_native=False)
+
+    @work(exclusive=True)
+    async def action_take(self, is_native: bool) -> None:  # noqa: FBT001 - a key's argument
+        """Ask for the stacks as they are now."""
+        view = self._view
+        if view.picture is not None and self._stage.source.player is not None:
+            return  # in a recording they are as they were taken
+        view.words = "asking every rank; one that is stuck takes a second or more"
+        view.redraw()
+        try:
+            answers = await self._stage.source.stacks(is_native=is_native)
+        except AppError as error:
+            view.words = clean(error.whole, LINE_LIMIT)
+        else:
+            view.words = ""
+            view.picture = picture_of(answers)
+            view.top = 0
+            view.to_begin()
+        view.redraw()
+
+    def action_fold(self) -> None:
+        """Show every frame and thread, or what matters of them."""
+        self._view.is_whole = not self._view.is_whole
+        self._view.to_begin()
+        self._view.redraw()
+
+    def action_side(self, cells: int) -> None:
+        """Scroll to the side."""
+        self._view.sideways(cells)

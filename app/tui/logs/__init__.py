@@ -1,0 +1,1 @@
+"""Log lines in memory, and those of them that are wanted."""

@@ -1,0 +1,194 @@
+"""What a frame brings to the views: the newest rows, the log lines so far, the events, how the figures went."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from app.filters.lines import ERRORS, LineWish
+from app.text import LINE_LIMIT, clean, clean_name
+from app.tui.logs.matches import LogMatches
+from app.tui.logs.store import LogStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from agent.wire.logs import LogLine
+    from app.recording.events import EventLog
+    from app.recording.history import History
+    from app.tui.actions import Keymap
+    from app.tui.logs.matches import CollapsedLines
+    from app.tui.logs.store import StoredLine
+    from app.tui.source import ConsoleSource, Player
+    from app.tui.theme import Look
+    from app.view.view import View
+
+MAX_NOTICES = 100
+MAX_TOLD = 300
+"""Characters of a notification: it covers a part of the screen, not all of it."""
+FRAMES_PER_VIEW = 2
+"""The agents report five times a second: rows are made every second frame."""
+MAX_FRAMES_PER_VIEW = 10
+LOOK_SHARE = 0.02
+"""Of a core, for looking at the model: a look at 16,384 ranks takes ten times as long as one at 1,024, and comes less
+often."""
+FRAME_S = 0.1
+SEARCH_S = 0.01
+"""What a frame may spend on looking for log lines: keys do not wait."""
+
+
+class Stage:
+    """Written by the console once per frame, read by the views when they build.
+
+    A picture may be frozen: then the views keep what they have, while all that comes is taken behind them.
+
+    Attributes:
+        view: The rows that are shown; None before the first frame.
+        newest: The rows of now, also while the picture is frozen: what is done is done to these.
+        notices: The newest sentences about the session.
+        beat: Counts frames, for what moves while one waits.
+        noticed_at_beat: When the newest notice came.
+        farewell: What the console is doing on its way out; empty while it stays.
+        frozen_s: How old the picture is that is frozen; None while it moves.
+        max_bytes: About how much a view may paint of what moves by itself; infinity while a person is answered.
+        is_owed: Whether something has been left out for want of room on the way to the terminal.
+        max_frames_per_view: From look to look at the model, however long one takes.
+    """
+
+    def __init__(self, look: Look, source: ConsoleSource, keymap: Keymap) -> None:
+        self.look = look
+        self.source = source
+        self.keymap = keymap
+        self.logs = LogStore()
+        self.view: View | None = None
+        self.newest: View | None = None
+        self.notices: deque[str] = deque(maxlen=MAX_NOTICES)
+        self.beat = 0
+        self.noticed_at_beat = 0
+        self.farewell = ""
+        self.frozen_s: float | None = None
+        self.max_bytes = math.inf
+        self.is_owed = False
+        self.max_frames_per_view = MAX_FRAMES_PER_VIEW
+        self._errors = LogMatches(ERRORS, self.logs)
+        self._own_lines: LogMatches | None = None
+        """Of the job, where others have printed some too."""
+        self._frozen_at_s = 0.0
+        self._frozen_events: EventLog | None = None
+        self._frozen_history: History | None = None
+        self._num_rewinds = 0
+        self._next_look = 0
+        """Beat at which the model is looked at again."""
+        self._logs_meanwhile: LogStore | None = None
+        """What a recording has printed since it went back while the picture was frozen."""
+
+    @property
+    def events(self) -> EventLog:
+        """What has happened, until now or until the picture was frozen."""
+        return self._frozen_events if self._frozen_events is not None else self.source.events
+
+    @property
+    def history(self) -> History:
+        """How the figures of the job went, until now or until the picture was frozen."""
+        return self._frozen_history if self._frozen_history is not None else self.source.history
+
+    @property
+    def errors(self) -> LogMatches:
+        """The log lines at level error."""
+        if self._errors.logs is not self.logs or self._errors.wish.job_id != self.job_of_logs:
+            self._errors = LogMatches(msgspec.structs.replace(ERRORS, job_id=self.job_of_logs), self.logs)
+        return self._errors
+
+    def newest_lines(self, num_lines: int) -> list[StoredLine]:
+        """Return the newest log lines of the job, as far as its own have been looked for."""
+        logs, job_id = self.logs, self.job_of_logs
+        if not job_id:
+            return [logs.line(number) for number in range(max(logs.first, logs.end - num_lines), logs.end)]
+        if self._own_lines is None or self._own_lines.logs is not logs or self._own_lines.wish.job_id != job_id:
+            self._own_lines = LogMatches(LineWish(job_id=job_id), logs)
+        self.search(self._own_lines)
+        count = len(self._own_lines)
+        return [logs.line(self._own_lines.number(place)) for place in range(max(0, count - num_lines), count)]
+
+    @property
+    def job_of_logs(self) -> str:
+        """The job whose log lines are shown; empty while there are none of others."""
+        return self.view.job_id if self.view is not None and self.logs.has_several_jobs else ""
+
+    def take_frame(self) -> bool:
+        """Take what has come; return whether there are new rows.
+
+        Raises:
+            AppError: The session cannot go on.
+        """
+        self.beat += 1
+        self.take_logs(self.source.drain_logs())
+        self.take_notices(self.source.drain_notices())
+        self.search(self.errors)
+        if self.beat < self._next_look:
+            return False
+        began_s = time.thread_time()
+        self.newest = view = self.source.view()
+        frames = math.ceil((time.thread_time() - began_s) / LOOK_SHARE / FRAME_S)
+        self._next_look = self.beat + max(FRAMES_PER_VIEW, min(self.max_frames_per_view, frames))
+        if self.source.player is not None:
+            self._follow(self.source.player)
+        if self.frozen_s is None:
+            self.view = view
+        else:
+            self.frozen_s = max(0.0, view.now_s - self._frozen_at_s)
+        return True
+
+    def freeze(self) -> None:
+        """Let the picture stand still, or go on."""
+        if self.frozen_s is not None:
+            self.frozen_s = self._frozen_events = self._frozen_history = None
+            if self._logs_meanwhile is not None:
+                self.logs, self._logs_meanwhile = self._logs_meanwhile, None
+        elif self.view is not None:
+            self.view = self.view.still()
+            self.frozen_s, self._frozen_at_s = 0.0, self.view.now_s
+            self._frozen_events, self._frozen_history = self.source.events.still(), self.source.history.still()
+        self.logs.hold(is_held=self.frozen_s is not None)
+
+    def search(self, lines: LogMatches | CollapsedLines) -> None:
+        """Look for log lines, or let threads do so, for as long as a frame may."""
+        now_s = time.monotonic()
+        deadline_s = now_s + SEARCH_S
+        while lines.search():
+            began_s, now_s = now_s, time.monotonic()
+            lines.pace(now_s - began_s)
+            if now_s >= deadline_s:
+                return
+
+    def _follow(self, player: Player) -> None:
+        """Let go of what was gathered of a recording once it has gone back."""
+        if player.num_rewinds != self._num_rewinds:
+            self._num_rewinds = player.num_rewinds
+            self.notices.clear()
+            if self.frozen_s is None:
+                self.logs = LogStore()
+            else:
+                self._logs_meanwhile = LogStore()
+
+    def take_notices(self, sentences: Iterable[str]) -> None:
+        """Clean and keep sentences about the session."""
+        for sentence in sentences:
+            self.notices.append(clean(sentence, LINE_LIMIT))
+            self.noticed_at_beat = self.beat
+
+    def tellable(self, text: str) -> str:
+        """Return text for a notification: what an agent says comes from another machine, and may be anything."""
+        shown = self.look.shown(clean(text, LINE_LIMIT))
+        return shown if len(shown) <= MAX_TOLD else shown[:MAX_TOLD] + self.look.glyphs.ellipsis
+
+    def take_logs(self, lines: Iterable[tuple[str, LogLine]]) -> None:
+        """Clean and keep log lines."""
+        logs = self.logs if self._logs_meanwhile is None else self._logs_meanwhile
+        for node, line in lines:
+            text, is_stderr = clean(line.text, LINE_LIMIT), line.stream == "stderr"
+            logs.append(clean_name(node), line.rank, text, is_stderr=is_stderr, job_id=line.job_id)

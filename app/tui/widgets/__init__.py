@@ -1,0 +1,1 @@
+"""What the views are drawn with: lines, columns, charts, header and footer."""

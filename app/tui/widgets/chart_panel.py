@@ -1,0 +1,217 @@
+"""One chart: a title with the current value, curves, and the scale at their left.
+
+`chart_lines` is a figure over time, `loss_panel` the loss over the steps.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from app.text import bytes_text, loss_text, percent_text, rate_text
+from app.tui.widgets.charts import Box, Curve, bounds, drawing, nice_above
+from app.tui.widgets.drawing import Line
+from app.view.rows import METRIC_PREFIX, FigureKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from rich.style import Style
+
+    from app.recording.history import Window
+    from app.tui.theme import Look
+    from app.view.rows import Figure
+
+SCALE_WIDTH = 7
+PLOT_INDENT = SCALE_WIDTH + 1
+"""Cells to the left of the curves."""
+
+
+class Extreme(NamedTuple):
+    """The lowest or the highest of what a figure is a mean of."""
+
+    word: str
+    value_of: Callable[[Figure], float | None]
+    who_of: Callable[[Figure], str]
+    curve_of: Callable[[Window], np.ndarray[tuple[int], np.dtype[np.float32]]]
+
+
+LOWEST = Extreme("lowest", lambda figure: figure.low, lambda figure: figure.low_who, lambda window: window.low)
+HIGHEST = Extreme("highest", lambda figure: figure.high, lambda figure: figure.high_who, lambda window: window.high)
+
+
+class ChartKind(NamedTuple):
+    """How a figure is drawn.
+
+    Attributes:
+        title: Above the chart.
+        missing: What is said when nothing is known.
+        text: Puts a value into words.
+        extremes: Which of them are told and drawn.
+        top: The upper end of the scale for the highest value that is drawn, the lower is 0; None for a scale that
+            spans just what is drawn.
+    """
+
+    title: str
+    missing: str
+    text: Callable[[float | None], str]
+    extremes: tuple[Extreme, ...] = (LOWEST, HIGHEST)
+    top: Callable[[float], float] | None = None
+
+
+def _whole(_highest: float) -> float:
+    return 1.0
+
+
+def _bytes_above(highest: float) -> float:
+    return nice_above(highest, 1024.0)
+
+
+KINDS: Mapping[str, ChartKind] = {
+    FigureKey.LOSS: ChartKind("LOSS", "no loss reported", loss_text),
+    FigureKey.STEP_RATE: ChartKind("STEPS/S", "no rate known", rate_text, (), nice_above),
+    FigureKey.WAIT_SHARE: ChartKind("WAIT SHARE", "no rank observed", percent_text, (LOWEST, HIGHEST), _whole),
+    FigureKey.GPU_USE: ChartKind("GPU USE", "no fresh figures of GPUs", percent_text, (LOWEST,), _whole),
+    FigureKey.GPU_MEMORY: ChartKind("GPU MEMORY", "no fresh figures of GPUs", bytes_text, (HIGHEST,), _bytes_above),
+    FigureKey.CPU_CORES: ChartKind("CPU CORES A RANK", "no process heard of", rate_text, (LOWEST,), nice_above),
+    FigureKey.RANK_MEMORY: ChartKind("MEMORY A RANK", "no process heard of", bytes_text, (HIGHEST,), _bytes_above),
+    FigureKey.HOST_CPU: ChartKind("CPU OF THE HOSTS", "no node heard of", percent_text, (HIGHEST,), _whole),
+}
+
+
+def kind_of(key: str) -> ChartKind:
+    """Return how a figure is drawn."""
+    return KINDS.get(key) or ChartKind(key.removeprefix(METRIC_PREFIX), "not printed", loss_text)
+
+
+class Frame(NamedTuple):
+    """What the charts of one screen have in common.
+
+    Attributes:
+        begin_s: The left end of their time.
+        end_s: The right end.
+        width: Of a chart, in cells.
+        guides: Columns behind the curves in which something happened.
+    """
+
+    begin_s: float
+    end_s: float
+    width: int
+    guides: frozenset[int]
+
+    @property
+    def plot_width(self) -> int:
+        """Cells of the curves."""
+        return max(1, self.width - PLOT_INDENT - 1)
+
+    def column(self, at_s: float) -> int:
+        """Return in which cell of the curves a moment is."""
+        return max(
+            0, min(self.plot_width - 1, int((at_s - self.begin_s) / (self.end_s - self.begin_s) * self.plot_width))
+        )
+
+
+def chart_lines(look: Look, figure: Figure, window: Window, frame: Frame, height: int) -> list[Line]:
+    """Return the title and `height` - 1 lines of curves, each as wide as the frame says."""
+    kind, palette = kind_of(figure.key), look.palette
+    curves = [
+        _curve(window, window.mean),
+        *(_curve(window, extreme.curve_of(window), is_dotted=True) for extreme in kind.extremes),
+    ]
+    drawn = [point for curve in curves for point in curve.points if not math.isnan(point[1])]
+    lines = [_title(look, kind, figure, window.mean[~np.isnan(window.mean)].tolist(), frame.width)]
+    if not drawn:
+        lines.append(Line(look).put(f" {kind.missing} in this time", palette.faint))
+    else:
+        _, _, low, high = bounds(drawn)
+        if kind.top is not None:
+            low, high = 0.0, kind.top(high)
+        box = Box(frame.begin_s, frame.end_s, low, high)
+        lines += plot_lines(look, curves, box, (frame.plot_width, height - 1), kind.text, frame.guides)
+    lines += [Line(look) for _ in range(height - len(lines))]
+    for line in lines:
+        line.fit(frame.width)
+    return lines[:height]
+
+
+def plot_lines(
+    look: Look,
+    curves: Sequence[Curve],
+    box: Box,
+    size: tuple[int, int],
+    text: Callable[[float], str],
+    guides: frozenset[int] = frozenset(),
+) -> list[Line]:
+    """Return curves with the ends of their scale at the left, in `size` (cells, lines) besides the scale."""
+    palette, glyphs = look.palette, look.glyphs
+    styles = [palette.muted if curve.is_dotted else palette.accent for curve in curves]
+    lines = []
+    drawn = drawing(curves, box, *size, ascii_only=look.is_ascii)
+    for index, (cells, owners) in enumerate(drawn):
+        scale = text(box.y_max) if index == 0 else text(box.y_min) if index == len(drawn) - 1 else ""
+        line = Line(look).cell(scale, SCALE_WIDTH, palette.muted, is_right=True)
+        line.put(glyphs.scroll_track, palette.faint)
+        begin, before = 0, palette.ink
+        shown = [
+            glyphs.guide if owner < 0 and column in guides else cells[column] for column, owner in enumerate(owners)
+        ]
+        for column, owner in enumerate(owners):
+            style = styles[owner] if owner >= 0 else palette.faint if column in guides else before
+            if style is not before:
+                line.put("".join(shown[begin:column]), before)
+                begin, before = column, style
+        lines.append(line.put("".join(shown[begin:]), before))
+    return lines
+
+
+def _curve(window: Window, values: np.ndarray[tuple[int], np.dtype[np.float32]], *, is_dotted: bool = False) -> Curve:
+    return Curve(list(zip(window.at_s.tolist(), values.tolist(), strict=True)), is_dotted)
+
+
+def _title(look: Look, kind: ChartKind, figure: Figure, means: Sequence[float], width: int) -> Line:
+    """Return the title, the value of now, and whose the extremes are, as far as there is room."""
+    palette = look.palette
+    line = Line(look).put(f" {kind.title}", palette.heading)
+    line.put(f"  {kind.text(figure.value)}", _value_style(look, figure.value))
+    for words in _told(kind, figure, means):
+        if line.width + len(words) + 2 <= width:
+            line.put(f"  {words}", palette.heading)
+    line.fit(width, palette.heading)
+    return line
+
+
+def _told(kind: ChartKind, figure: Figure, means: Sequence[float]) -> list[str]:
+    """Return what stands beside the value: whose the extremes are; what is known instead, where they are not."""
+    if figure.value is None:
+        return [f"last {kind.text(means[-1])}"] if means else []
+    if kind.extremes and kind.text(figure.low) != kind.text(figure.high):
+        return [
+            f"{extreme.word} {kind.text(extreme.value_of(figure))} {extreme.who_of(figure)}"
+            for extreme in kind.extremes
+        ]
+    least, most = (kind.text(min(means)), kind.text(max(means))) if means else ("", "")
+    return [f"{least} to {most} in this time"] if least != most else []
+
+
+def _value_style(look: Look, value: float | None) -> Style:
+    is_odd = value is not None and not math.isfinite(value)
+    return look.palette.alarm if is_odd else look.palette.brand
+
+
+def loss_panel(look: Look, points: Sequence[tuple[float, float]], width: int, height: int) -> list[Line]:
+    """Return the panel of (step, loss) points: a title, and `height` - 1 lines of curve with their scale."""
+    palette = look.palette
+    title = Line(look).put(" LOSS", palette.heading)
+    lines = [title]
+    if not points:
+        lines.append(Line(look).put(" no loss reported yet", palette.faint))
+    else:
+        first, last = points[0], points[-1]
+        title.put(f"  {loss_text(last[1])} at step {last[0]:,.0f}", palette.heading)
+        title.put(f", {loss_text(first[1])} at {first[0]:,.0f}", palette.heading)
+        size = (max(1, width - PLOT_INDENT - 1), height - 1)
+        lines += plot_lines(look, [Curve(points)], bounds(points), size, loss_text)
+    title.fit(width, palette.heading)
+    return lines

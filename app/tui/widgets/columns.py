@@ -1,0 +1,400 @@
+"""Tables that fit any width, and the columns of ranks, nodes and GPUs that all such tables share.
+
+`Table` drops columns by importance, and one column takes what is left. `rank_columns`, `node_columns` and `gpu_columns`
+are shared by every table that has these for rows.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+
+from app.diagnosis.causes import RankState, Severity
+from app.text import bytes_cell, bytes_text, loss_text, percent_text, seconds_cell, seconds_text
+from app.tui.widgets.drawing import Line
+from app.view.ranks import rank_call
+from app.view.rows import OLD_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rich.style import Style
+
+    from app.tui.theme import Look
+    from app.view.rows import GpuRow, NodeRow, RankRow
+
+GAP = 2
+
+
+class Aging(Protocol):
+    """What a row tells of its age."""
+
+    @property
+    def is_old(self) -> bool:
+        """Whether its figures are no longer those of now."""
+        ...
+
+
+Row = TypeVar("Row", bound=Aging)
+
+
+class Column(NamedTuple, Generic[Row]):
+    """A column of a table.
+
+    Attributes:
+        title: Its heading.
+        width: Its cells; of a flexible column the least it can do with.
+        importance: 0 stays always; the highest leaves first when the width does not do.
+        paint: Writes the row's cell into the line: exactly the given number of cells.
+        is_right: Aligns the heading with right-aligned figures.
+        is_flexible: Takes the cells that are left; at most one column of a table.
+        is_lasting: True of what holds however old the row is: names, and what tells of its age. All else is faint in a
+            row that is old, whatever it means: nothing old looks fresh.
+    """
+
+    title: str
+    width: int
+    importance: int
+    paint: Callable[[Line, Row, int], object]
+    is_right: bool = False
+    is_flexible: bool = False
+    is_lasting: bool = False
+
+
+class Table(Generic[Row]):
+    """The columns of a table that fit in `width` cells, and how to paint them."""
+
+    def __init__(self, look: Look, columns: Sequence[Column[Row]], width: int, *, indent: int = 1) -> None:
+        self.look = look
+        self._indent = indent
+        self._columns = _fitting(columns, width - indent - 1)
+
+    @property
+    def titles(self) -> list[str]:
+        """Headings of the columns that fit."""
+        return [column.title for column in self._columns]
+
+    def heading(self) -> Line:
+        """Return the line of headings."""
+        style = self.look.palette.heading
+        line = Line(self.look).pad(self._indent, style)
+        for index, column in enumerate(self._columns):
+            if index:
+                line.pad(line.width + GAP, style)
+            line.cell(column.title, column.width, style, is_right=column.is_right)
+        return line
+
+    def row(self, row: Row) -> Line:
+        """Return the line of a row."""
+        line = Line(self.look).pad(self._indent)
+        is_old = row.is_old
+        for index, column in enumerate(self._columns):
+            if index:
+                line.pad(line.width + GAP)
+            before, num_segments = line.width, len(line.segments)
+            column.paint(line, row, column.width)
+            line.pad(before + column.width)
+            if is_old and not column.is_lasting:
+                line.fade(num_segments)
+        return line
+
+    def row_with(self, row: Row, text: str, style: Style) -> Line:
+        """Return the line of a row whose figures make room for a sentence, beside its names and its age."""
+        line = Line(self.look).pad(self._indent)
+        age = self._lasting_cell(self._columns[-1], row)
+        room = self._indent + _width(self._columns) - (age.width + GAP if age is not None else 0)
+        for column in self._columns[:-1]:
+            if (cell := self._lasting_cell(column, row)) is None:
+                break
+            line.add(cell).pad(line.width + GAP)
+        line.cell(text, room - line.width, style)
+        return line if age is None else line.pad(line.width + GAP).add(age)
+
+    def _lasting_cell(self, column: Column[Row], row: Row) -> Line | None:
+        """Return a cell that holds however old the row is; None where there is none, or nothing in it."""
+        cell = Line(self.look)
+        column.paint(cell, row, column.width)
+        has_text = any(not segment.text.isspace() for segment in cell.segments)
+        return cell.pad(column.width) if column.is_lasting and has_text else None
+
+
+def _fitting(columns: Sequence[Column[Row]], width: int) -> list[Column[Row]]:
+    kept = list(columns)
+    while kept and _width(kept) > width:
+        leaving = max(kept, key=lambda column: column.importance)
+        if leaving.importance == 0:
+            break
+        kept.remove(leaving)
+    spare = max(0, width - _width(kept))
+    return [column._replace(width=column.width + spare) if column.is_flexible else column for column in kept]
+
+
+def _width(columns: Sequence[Column[Row]]) -> int:
+    return sum(column.width for column in columns) + GAP * (len(columns) - 1)
+
+
+STATE_WIDTH = 10
+MAX_NODE_WIDTH = 16
+PERCENT_WIDTH = 5
+
+_BLAMED_STATES = {RankState.MISSING, RankState.FROZEN, RankState.SILENT, RankState.EXITED, RankState.LOST}
+
+
+def rank_columns(node_width: int, *, num_ranks: int) -> list[Column[RankRow]]:
+    """Return every column of a rank, for node names of at most `node_width` cells.
+
+    Of a rank that is not heard of, its place and its wait are what one looks for: they last, as "last seen".
+    """
+    rank_width = max(4, len(str(num_ranks)))
+    return [
+        Column("RANK", rank_width, 0, paint_rank, is_right=True, is_lasting=True),
+        Column("NODE", max(4, min(node_width, MAX_NODE_WIDTH)), 2, paint_node, is_lasting=True),
+        Column("STATE", STATE_WIDTH, 0, paint_state, is_lasting=True),
+        Column("STEP", 7, 0, _paint_step, is_right=True),
+        Column("LOSS", 6, 3, _paint_loss, is_right=True),
+        Column("PHASE", 10, 7, _paint_phase),
+        Column("COLLECTIVE", 16, 4, _paint_call),
+        Column("WAITING", 7, 0, _paint_waiting, is_right=True, is_lasting=True),
+        Column("WAIT SHARE", 16, 8, partial(paint_share, has_mark=False)),
+        Column("MEMORY", 6, 5, _paint_rank_memory, is_right=True),
+        Column("AGE", 6, 6, _paint_rank_age, is_right=True, is_lasting=True),
+        Column("WHERE", 20, 0, _paint_where, is_flexible=True, is_lasting=True),
+    ]
+
+
+def node_width(names: Sequence[str]) -> int:
+    """Return the cells that the longest of some node names needs."""
+    return max(map(len, names), default=0)
+
+
+def paint_rank(line: Line, row: RankRow, width: int) -> None:
+    """Paint the number of the rank."""
+    line.cell(str(row.rank), width, line.look.palette.strong, is_right=True)
+
+
+def paint_node(line: Line, row: RankRow, width: int) -> None:
+    """Paint the node of the rank."""
+    line.cell(row.node, width, line.look.palette.muted)
+
+
+def paint_state(line: Line, row: RankRow, width: int) -> None:
+    """Paint the state: glyph, word and colour."""
+    line.cell(f"{line.look.glyphs.states[row.state]} {row.state}", width, line.look.state_style(row.state))
+
+
+def paint_share(line: Line, row: RankRow, width: int, *, has_mark: bool = False) -> None:
+    """Paint the share of time that the rank spent waiting: a bar and a figure."""
+    palette = line.look.palette
+    if row.wait_frac is None:
+        line.cell("", width)
+        return
+    line.bar(row.wait_frac, width - PERCENT_WIDTH - 1, palette.busy, mark_frac=0.5 if has_mark else None)
+    line.put(" ").cell(percent_text(row.wait_frac), PERCENT_WIDTH, palette.muted, is_right=True)
+
+
+def _paint_step(line: Line, row: RankRow, width: int) -> None:
+    text = "" if row.step is None else str(row.step)
+    line.cell(text, width, is_right=True)
+
+
+def _paint_loss(line: Line, row: RankRow, width: int) -> None:
+    line.cell("" if row.loss is None else loss_text(row.loss), width, is_right=True)
+
+
+def _paint_phase(line: Line, row: RankRow, width: int) -> None:
+    line.cell(row.phase, width, line.look.palette.muted)
+
+
+def _paint_call(line: Line, row: RankRow, width: int) -> None:
+    line.cell(rank_call(row), width)
+
+
+def _paint_waiting(line: Line, row: RankRow, width: int) -> None:
+    palette = line.look.palette
+    if row.waiting_s is None:
+        line.cell("", width)
+        return
+    style = {Severity.CRITICAL: palette.critical, Severity.WARNING: palette.warning}.get(row.severity, palette.busy)
+    line.cell(seconds_cell(row.waiting_s), width, style, is_right=True)
+
+
+def _paint_rank_memory(line: Line, row: RankRow, width: int) -> None:
+    line.cell("" if row.rss_bytes is None else bytes_cell(row.rss_bytes), width, is_right=True)
+
+
+def _paint_rank_age(line: Line, row: RankRow, width: int) -> None:
+    palette = line.look.palette
+    has_ended = row.state in {RankState.DONE, RankState.STOPPED}
+    is_stale = row.age_s is not None and row.age_s > OLD_S and not has_ended
+    line.cell(
+        "" if row.age_s is None else seconds_cell(row.age_s),
+        width,
+        palette.warning if is_stale else palette.muted,
+        is_right=True,
+    )
+
+
+def _paint_where(line: Line, row: RankRow, width: int) -> None:
+    palette = line.look.palette
+    is_blamed = row.state in _BLAMED_STATES
+    # The line of source is what one opens next; what is odd comes behind it if there is room. Of a rank that is gone
+    # how it ended comes first: that tells the culprit from its victims, who all stood in the same line.
+    told = (row.detail, row.where) if row.state is RankState.EXITED else (row.where, row.detail)
+    text = "  ".join(part for part in told if part)
+    line.cell(text, width, palette.ink if is_blamed else palette.muted)
+
+
+NODE_STATE_WIDTH = 12
+MEMORY_TEXT_WIDTH = 18
+
+
+def node_columns(name_width: int) -> list[Column[NodeRow]]:
+    """Return every column of a node, for names of at most `name_width` cells."""
+    return [
+        Column("NODE", max(4, min(16, name_width)), 0, paint_node_name, is_lasting=True),
+        Column("STATE", NODE_STATE_WIDTH, 0, _paint_node_state, is_lasting=True),
+        Column("RANKS", 7, 1, _paint_node_ranks, is_lasting=True),
+        Column("RUN", 5, 3, _paint_running, is_right=True),
+        Column("CPU", 13, 4, _paint_cpu),
+        Column("MEMORY OF THE HOST", 28, 2, paint_node_memory, is_flexible=True),
+        report_column(),
+    ]
+
+
+def node_line(table: Table[NodeRow], row: NodeRow) -> Line:
+    """Return the line of a node; why there is no way to it stands in the place of figures."""
+    if not row.trouble:
+        return table.row(row)
+    return table.row_with(row, row.trouble, table.look.severity_style(row.severity))
+
+
+def report_column() -> Column[NodeRow]:
+    """Return the column that tells how old a node's figures are."""
+    return Column("REPORT", 6, 0, _paint_node_age, is_right=True, is_lasting=True)
+
+
+def paint_node_memory(line: Line, row: NodeRow, width: int) -> None:
+    """Paint used and total memory of the host: a bar and figures."""
+    palette = line.look.palette
+    if row.memory_used_bytes is None or not row.memory_total_bytes:
+        line.cell("", width)
+        return
+    frac = row.memory_used_bytes / row.memory_total_bytes
+    bar_width = max(0, width - MEMORY_TEXT_WIDTH - 1)
+    line.bar(frac, bar_width, palette.warning if frac > 0.9 else palette.busy)
+    text = f"{bytes_text(row.memory_used_bytes)} / {bytes_text(row.memory_total_bytes)}"
+    line.put(" ").cell(text, MEMORY_TEXT_WIDTH, palette.muted, is_right=True)
+
+
+def paint_node_name(line: Line, row: NodeRow, width: int) -> None:
+    """Paint the name of the node."""
+    line.cell(row.node, width, line.look.palette.strong)
+
+
+def _paint_node_state(line: Line, row: NodeRow, width: int) -> None:
+    style = line.look.severity_style(row.severity)
+    line.cell(f"{line.look.glyphs.severities[row.severity]} {row.state}", width, style)
+
+
+def _paint_node_ranks(line: Line, row: NodeRow, width: int) -> None:
+    line.cell(row.ranks, width)
+
+
+def _paint_running(line: Line, row: NodeRow, width: int) -> None:
+    palette = line.look.palette
+    style = palette.muted if row.num_running == row.num_ranks else palette.warning
+    line.cell(f"{row.num_running}/{row.num_ranks}" if row.num_ranks else "", width, style, is_right=True)
+
+
+def _paint_cpu(line: Line, row: NodeRow, width: int) -> None:
+    if row.cpu_frac is None:
+        line.cell("", width)
+        return
+    line.bar(row.cpu_frac, width - PERCENT_WIDTH - 1, line.look.palette.busy)
+    line.put(" ").cell(percent_text(row.cpu_frac), PERCENT_WIDTH, line.look.palette.muted, is_right=True)
+
+
+def _paint_node_age(line: Line, row: NodeRow, width: int) -> None:
+    palette = line.look.palette
+    style = palette.muted if row.severity is Severity.OK else line.look.severity_style(row.severity)
+    line.cell("" if row.age_s is None else seconds_cell(row.age_s), width, style, is_right=True)
+
+
+ODD = (Severity.WARNING, Severity.CRITICAL)
+HOT_CELSIUS = 85.0
+"""Most data-centre GPUs slow themselves down a few degrees above."""
+
+
+def gpu_columns(name_width: int) -> list[Column[GpuRow]]:
+    """Return every column of a GPU, for nodes' names of at most `name_width` cells."""
+    return [
+        Column("NODE", max(4, min(16, name_width)), 2, _paint_node, is_lasting=True),
+        Column("GPU", 3, 0, _paint_index, is_right=True, is_lasting=True),
+        Column("RANK", 6, 0, _paint_gpu_ranks, is_lasting=True),
+        Column("BUSY", 5, 0, _paint_busy, is_right=True),
+        Column("USED/TOTAL", 11, 0, _paint_gpu_memory, is_right=True),
+        Column("TORCH", 5, 6, _paint_torch, is_right=True),
+        Column("TEMP", 5, 1, _paint_temperature, is_right=True),
+        Column("POWER", 9, 3, _paint_power, is_right=True),
+        Column("CLOCK", 9, 4, _paint_clock, is_right=True),
+        Column("MODEL", 22, 5, _paint_name),
+        Column("STATE", 28, 0, _paint_gpu_state, is_flexible=True, is_lasting=True),
+    ]
+
+
+def _paint_node(line: Line, row: GpuRow, width: int) -> None:
+    line.cell(row.node, width, line.look.palette.strong)
+
+
+def _paint_index(line: Line, row: GpuRow, width: int) -> None:
+    line.cell(str(row.gpu), width, line.look.palette.strong, is_right=True)
+
+
+def _paint_gpu_ranks(line: Line, row: GpuRow, width: int) -> None:
+    line.cell(",".join(str(rank) for rank in row.ranks), width)
+
+
+def _paint_busy(line: Line, row: GpuRow, width: int) -> None:
+    line.cell("" if row.busy_frac is None else percent_text(row.busy_frac), width, is_right=True)
+
+
+def _paint_gpu_memory(line: Line, row: GpuRow, width: int) -> None:
+    if row.memory_used_bytes is None:
+        line.cell("", width)
+        return
+    line.cell(f"{bytes_cell(row.memory_used_bytes)}/{bytes_cell(row.memory_total_bytes)}", width, is_right=True)
+
+
+def _paint_torch(line: Line, row: GpuRow, width: int) -> None:
+    text = "" if row.torch_reserved_bytes is None else bytes_cell(row.torch_reserved_bytes)
+    line.cell(text, width, line.look.palette.muted, is_right=True)
+
+
+def _paint_temperature(line: Line, row: GpuRow, width: int) -> None:
+    palette, celsius = line.look.palette, row.temperature_celsius
+    style = palette.warning if celsius is not None and celsius >= HOT_CELSIUS else palette.muted
+    line.cell("" if celsius is None else f"{celsius:.0f} C", width, style, is_right=True)
+
+
+def _paint_power(line: Line, row: GpuRow, width: int) -> None:
+    limit = "" if row.power_limit_watts is None else f"/{row.power_limit_watts:.0f}"
+    text = "" if row.power_watts is None else f"{row.power_watts:.0f}{limit} W"
+    line.cell(text, width, line.look.palette.muted, is_right=True)
+
+
+def _paint_clock(line: Line, row: GpuRow, width: int) -> None:
+    text = "" if row.sm_clock_hz is None else f"{row.sm_clock_hz / 1e6:.0f} MHz"
+    line.cell(text, width, line.look.palette.muted, is_right=True)
+
+
+def _paint_name(line: Line, row: GpuRow, width: int) -> None:
+    line.cell(row.name.removeprefix("NVIDIA "), width, line.look.palette.muted)
+
+
+def _paint_gpu_state(line: Line, row: GpuRow, width: int) -> None:
+    look = line.look
+    style = look.severity_style(row.severity) if row.severity in ODD else look.palette.muted
+    text = row.detail if row.detail and row.state != "silent" else row.state
+    if row.is_old:
+        text = f"{text}, {seconds_text(row.age_s)} ago"
+    line.cell(f"{look.glyphs.severities[row.severity]} {text}", width, style)

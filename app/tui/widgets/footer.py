@@ -1,0 +1,113 @@
+"""The last line of the screen, and what a terminal shows that is too small for the views.
+
+`Footer` has the keys that matter, and the latest thing the session did. `TooSmall` stands in the place of the views.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+
+from app.tui.actions import available
+from app.tui.widgets.line_view import LineView
+
+if TYPE_CHECKING:
+    from textual.events import Click
+    from textual.geometry import Size
+
+    from app.tui.ui_state import Stage
+
+NOTICE_FRAMES = 150
+"""Fifteen seconds: later it is no longer news."""
+LESS_NEEDFUL = 7
+"""Place in the footer from which a key makes room for what is new."""
+_CLAUSE_END = re.compile("[;:,] ")
+
+
+class Footer(LineView):
+    """As many keys as fit, the least important leaving first."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage, "footer")
+        self._spans: list[tuple[int, int, str]] = []
+
+    def build(self) -> None:
+        """Make the line."""
+        palette, stage = self.look.palette, self.stage
+        is_new = bool(stage.notices) and stage.beat - stage.noticed_at_beat < NOTICE_FRAMES
+        notice = self.look.shown(stage.notices[-1]) if is_new else ""
+        line = self.line()
+        self._spans = []
+        for key, title, call in self._hints(notice):
+            start = line.width
+            line.put(f" {key}", palette.key).put(f" {title} ", palette.bar_muted)
+            self._spans.append((start, line.width, call))
+        if text := _fitting(notice, self.size.width - line.width - 2):
+            line.pad(self.size.width - cell_len(text) - 1, palette.bar).put(text, palette.bar_muted)
+        line.fit(self.size.width, palette.bar)
+        self.lines = [line]
+
+    def on_click(self, event: Click) -> None:
+        """Do what the key does that is clicked."""
+        for start, stop, call in self._spans:
+            if start <= event.x < stop and call:
+                self.app.call_later(self.app.run_action, call)
+
+    def _all_hints(self) -> list[tuple[int, str, str, str]]:
+        """Return (place, key, title, action), the most needful first."""
+        keymap = self.stage.keymap
+        actions = [action for action in available(self.stage.source) if action.footer]
+        hints = [(action.footer, keymap.first(action.name), action.title, action.call) for action in actions]
+        return sorted(hint for hint in [(0, keymap.views(), "Views", ""), *hints] if hint[1])
+
+    def _hints(self, notice: str) -> list[tuple[str, str, str]]:
+        """Return (key, title, action) of the keys that fit; what is less than needful makes room for a notice."""
+        needful = sum(len(key) + len(title) + 4 for place, key, title, _ in self._all_hints() if place < LESS_NEEDFUL)
+        rooms = [cell_len(part) + 2 for part in (notice, _clause(notice)) if part]
+        notice_width = next((room for room in rooms if needful + room <= self.size.width), 0)
+        hints = self._all_hints()
+        while len(hints) > 1:
+            room = self.size.width - (notice_width if hints[-1][0] >= LESS_NEEDFUL else 0)
+            if sum(len(key) + len(title) + 4 for _, key, title, _ in hints) <= room:
+                break
+            hints.pop()
+        return [hint[1:] for hint in sorted(hints, key=lambda hint: (hint[0] == 1, hint[0]))]
+
+
+def _clause(sentence: str) -> str:
+    return _CLAUSE_END.split(sentence)[0]
+
+
+def _fitting(text: str, room: int) -> str:
+    """Return a sentence, or its first clause, if that fits; half a word says nothing."""
+    for part in (text, _clause(text)):
+        if cell_len(part) <= room:
+            return part
+    return ""
+
+
+MIN_WIDTH = 60
+MIN_HEIGHT = 15
+
+
+def is_too_small(size: Size) -> bool:
+    """Return whether the views do not fit a terminal."""
+    return size.width < MIN_WIDTH or size.height < MIN_HEIGHT
+
+
+class TooSmall(LineView):
+    """What is there, what is needed, and how to leave."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage, "too-small")
+
+    def build(self) -> None:
+        """Say what is there and what is needed."""
+        size = self.app.size
+        lines = [
+            self.line().put(f"{MIN_WIDTH}x{MIN_HEIGHT} needed, this is {size.width}x{size.height}"),
+            self.line().put(f"({self.stage.keymap.first('quit')} quits)", self.look.palette.muted),
+        ]
+        self.lines = lines[: size.height]

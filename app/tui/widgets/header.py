@@ -1,0 +1,258 @@
+"""The top of every view: tabs, the verdict in words, its hint, and how far the job is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.diagnosis.causes import Severity
+from app.diagnosis.rank_facts import UP
+from app.fleet.start_progress import MIN_NODES_TOLD, NodeStage
+from app.text import loss_text, nodes_text, percent_text, rate_text, seconds_cell, seconds_text
+from app.tui.actions import VIEW_NAMES
+from app.tui.widgets.drawing import wrapped
+from app.tui.widgets.line_view import LineView
+from app.view.rows import OLD_S, SEVERITY_WORDS
+
+if TYPE_CHECKING:
+    from textual.events import Click
+
+    from app.tui.ui_state import Stage
+    from app.tui.widgets.drawing import Line
+    from app.view.rows import Headline, JobRow
+
+MAX_HEADLINE_LINES = 3
+OTHER_JOBS_CELLS = 44
+"""Cells that the figures of a job leave to a line on other jobs."""
+WIDE_TAB_CELLS = 4
+TIGHT_TAB_CELLS = 3
+"""Of a tab beside its name: its key, and two blanks or one to the next."""
+START_FAILED = (NodeStage.REFUSED, NodeStage.SILENT, NodeStage.UNKNOWN)
+START_DONE = (NodeStage.PREPARED, NodeStage.BEGUN)
+START_ORDER = (
+    *START_FAILED,
+    NodeStage.TAKEN_BACK,
+    *(NodeStage.ASKED, NodeStage.BEGINNING, NodeStage.WAITING),
+    *START_DONE,
+)
+WIDE_FROM = 110
+"""Cells from which it is said what is frozen: a rank may be, too."""
+
+
+class Masthead(LineView):
+    """As many lines as the verdict needs, never fewer than three."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage, "masthead")
+        self.active = VIEW_NAMES[0]
+        self._tab_spans: list[tuple[int, int, str]] = []
+
+    def build(self) -> None:
+        """Make the lines and take as much height as they need."""
+        self.lines = [self._tabs(), *self._verdict(), *self._start(), self._job()]
+        if self.styles.height is None or self.styles.height.value != len(self.lines):
+            self.styles.height = len(self.lines)
+
+    def on_click(self, event: Click) -> None:
+        """Show the view whose tab is clicked."""
+        if event.y:
+            return
+        for start, stop, name in self._tab_spans:
+            if start <= event.x < stop:
+                self.app.call_later(self.app.run_action, f"show_view('{name}')")
+
+    def _tabs(self) -> Line:
+        palette = self.look.palette
+        line = self.line()
+        brand, frozen = f" {self.stage.source.title} ", self._frozen()
+        width = self.size.width - len(frozen)
+        room = width - len(brand) - 1
+        # Of a recording the title tells the time: there the names of the other views give way, else the title does.
+        keys = [self.stage.keymap.first(view) or "-" for view in VIEW_NAMES]
+        more = sum(map(len, keys)) - len(keys)  # cells that longer keys than a digit take
+        has_brand = self.stage.source.player is not None or _tabs_width(TIGHT_TAB_CELLS) + more < room
+        if has_brand:
+            line.put(brand, palette.brand).put(" ", palette.bar)
+        else:
+            room = width
+        is_wide = _tabs_width(WIDE_TAB_CELLS) + more <= room
+        names = VIEW_NAMES if is_wide else tight_names(self.active, room - more)
+        self._tab_spans.clear()
+        for key, view, name in zip(keys, VIEW_NAMES, names, strict=True):
+            start = line.width
+            if view == self.active:
+                line.put(f" {key} {name.capitalize()} ", palette.tab)
+            else:
+                end = " " if is_wide else ""
+                line.put(f" {key}", palette.key).put(f" {name.capitalize()}{end}" if name else "", palette.bar_muted)
+            self._tab_spans.append((start, line.width, view))
+        if frozen:
+            line.fit(width, palette.bar)
+            line.put(frozen, palette.chosen)
+        age_s = None if frozen else self._age_s()
+        if age_s is not None:
+            age = f"{seconds_cell(age_s)} old"
+            style = palette.bar_muted if age_s <= OLD_S else palette.warning + palette.raised
+            for text in (f"reports {age}", age):
+                if len(text) <= self.size.width - line.width - 2:
+                    line.pad(self.size.width - len(text) - 1, palette.bar).put(text, style)
+                    break
+        line.fit(self.size.width, palette.bar)
+        return line
+
+    def _frozen(self) -> str:
+        """Return how old the picture is that stands still; empty while it moves."""
+        age_s = self.stage.frozen_s
+        if age_s is None:
+            return ""
+        what = "FROZEN PICTURE" if self.size.width >= WIDE_FROM else "FROZEN"
+        return f" {what} {seconds_cell(age_s)} "
+
+    def _age_s(self) -> float | None:
+        """Return how old the oldest of the newest reports is: what says that the picture is live."""
+        return self.stage.view.oldest_age_s if self.stage.view is not None else None
+
+    def _verdict(self) -> list[Line]:
+        view = self.stage.view
+        if self.stage.farewell:
+            return self._band(Severity.QUIET, self.stage.farewell, "")
+        if view is None:
+            return self._band(Severity.QUIET, "waiting for the first report", "")
+        headline: Headline = view.headline()
+        verdicts = view.verdicts()
+        hint = verdicts[0].hint if verdicts and headline.severity is not Severity.OK else self._how_to_begin()
+        return self._band(headline.severity, headline.text, self._how_to_answer() or hint)
+
+    def _how_to_answer(self) -> str:
+        """Return what to do where a host cannot be reached without the person."""
+        questions, key = self.stage.source.questions, self.stage.keymap.first("answer")
+        hosts = questions.waiting if questions is not None and key else ()
+        return f"{key}: answer what {nodes_text(hosts)} want{'s' * (len(hosts) == 1)} to know" if hosts else ""
+
+    def _how_to_begin(self) -> str:
+        """Return what to do where all nodes are there and no job is, nor comes by itself."""
+        view = self.stage.view
+        if view is None or view.job() is not None or bool((view.node_codes != UP).any()):
+            return ""
+        source, keymap = self.stage.source, self.stage.keymap
+        key = keymap.first("start_program") or keymap.first("control")
+        by_key = f"{key} starts a program here; or: " if key and source.starter is not None else ""
+        return f"{by_key}{source.how_to_begin}" if source.how_to_begin else ""
+
+    def _band(self, severity: Severity, text: str, hint: str) -> list[Line]:
+        palette, glyphs = self.look.palette, self.look.glyphs
+        width = self.size.width
+        glyph = glyphs.severities[severity]
+        if self._is_expecting(severity):
+            glyph = glyphs.spinner[self.stage.beat // 2 % len(glyphs.spinner)]
+        style = {Severity.CRITICAL: palette.alarm, Severity.WARNING: palette.caution}.get(severity, palette.ink)
+        label = f" {glyph} {SEVERITY_WORDS[severity]}  "
+        sentences = wrapped(self.look.shown(text), width - len(label) - 1, MAX_HEADLINE_LINES, glyphs.ellipsis)
+        label_style = style if severity in {Severity.CRITICAL, Severity.WARNING} else self.look.severity_style(severity)
+        lines = []
+        for index, sentence in enumerate(sentences):
+            line = self.line().put(label if index == 0 else " " * len(label), label_style).put(sentence, style)
+            line.fit(width, style)
+            lines.append(line)
+        if hint:
+            line = self.line().pad(len(label) - 2 - (len(glyphs.arrow) - 1)).put(f"{glyphs.arrow} ", palette.accent)
+            lines.append(line.cell(hint, width - line.width - 1, palette.muted))
+        return lines
+
+    def _start(self) -> list[Line]:
+        """Return how far a start has come that is under way, on each node as far as there is room."""
+        progress = self.stage.source.starting
+        if progress is None:
+            return []
+        palette, width = self.look.palette, self.size.width
+        glyph = self.look.glyphs.spinner[self.stage.beat // 2 % len(self.look.glyphs.spinner)]
+        told = self.line().put(f" {glyph} ", palette.accent).cell(progress.text, width - 4, palette.ink)
+        if len(progress.nodes) < MIN_NODES_TOLD:
+            return [told]
+        # What keeps the others waiting first.
+        nodes = sorted(progress.nodes, key=lambda node: START_ORDER.index(progress.stage(node)))
+        each = self.line().pad(3)
+        for place, node in enumerate(nodes):
+            stage = progress.stage(node)
+            text, more = f"{node} {stage}", f"and {len(nodes) - place} more"
+            is_last = place == len(nodes) - 1
+            if each.width + len(text) + (0 if is_last else len(more) + 3) + 1 > width:
+                each.put(more, palette.muted)
+                break
+            style = palette.critical if stage in START_FAILED else palette.ok if stage in START_DONE else palette.muted
+            each.put(f"{node} ", palette.strong).put(f"{stage}   ", style)
+        return [told, each]
+
+    def _is_expecting(self, severity: Severity) -> bool:
+        """Tell whether something is still to come, which the turning glyph says."""
+        if severity is not Severity.QUIET or self.stage.view is None:
+            return severity is Severity.QUIET
+        job = self.stage.view.job()
+        if job is None:
+            return bool(self.stage.farewell) or not self._how_to_begin()
+        return bool(self.stage.farewell) or job.exit_code is None
+
+    def _job(self) -> Line:
+        line = self.line().pad(1)
+        job = self.stage.view.job() if self.stage.view is not None else None
+        others = self.stage.view.company_text if self.stage.view is not None else ""
+        if job is None:
+            told = others or (self.stage.notices[-1] if self.stage.notices else "")
+            return line.cell(told, self.size.width - 2, self.look.palette.muted)
+        palette = self.look.palette
+        line.put(job.job_id, palette.strong).put("  ")
+        line.put(f"{self.look.glyphs.severities[job.severity]} {job.state}", self.look.severity_style(job.severity))
+        room = self.size.width - min(len(others), OTHER_JOBS_CELLS)
+        for name, value in _figures(job):
+            if line.width + len(name) + len(value) + 4 < room:
+                line.put("   ").put(f"{name} ", palette.muted).put(value, palette.ink)
+        room = self.size.width - line.width - 4
+        control = self.stage.source.control
+        told = "; ".join(filter(None, (control.doing if control is not None else "", others, job.detail, *job.notes)))
+        if told and room > 10:
+            line.put("   ").cell(told, min(len(told), room), palette.muted)
+        return line
+
+
+def _tabs_width(cells: int) -> int:
+    return sum(len(name) + cells for name in VIEW_NAMES)
+
+
+def tight_names(active: str, room: int) -> list[str]:
+    """Return the names of the views for tabs with one blank between them, cut no more than they must be.
+
+    The longest lose their last letters first; that of the active view is whole.
+    """
+    names = list(VIEW_NAMES)
+    others = [number for number, name in enumerate(names) if name != active]
+    width = _tabs_width(TIGHT_TAB_CELLS) + 1
+    for _ in range(width - room):
+        longest = max(others, key=lambda number: (len(names[number]), number))
+        names[longest] = names[longest][:-1]
+    return names
+
+
+def _figures(job: JobRow) -> list[tuple[str, str]]:
+    """Return (name, value) pairs, the ones that may be left out last."""
+    figures = []
+    if job.exit_code is not None:
+        figures.append(("exit code", str(job.exit_code)))
+    if job.step is not None:
+        figures.append(("step", f"{job.step:,}" + (f" of {job.last_step:,}" if job.last_step is not None else "")))
+    if job.epoch is not None:
+        figures.append(("epoch", str(job.epoch)))
+    if job.loss is not None:
+        figures.append(("loss", loss_text(job.loss)))
+    if job.steps_per_s is not None:
+        figures.append(("steps/s", rate_text(job.steps_per_s)))
+    if job.remaining_s is not None:
+        figures.append(("left", seconds_text(job.remaining_s)))
+    if job.goodput_frac is not None:
+        figures.append(("goodput", percent_text(job.goodput_frac)))
+    if job.checkpoint_step is not None:
+        age = f", {seconds_text(job.checkpoint_age_s)} ago" if job.checkpoint_age_s is not None else ""
+        figures.append(("checkpoint", f"{job.checkpoint_step:,}{age}"))
+    if job.attempt:
+        figures.append(("attempt", str(job.attempt)))
+    figures.append(("ranks", str(job.world_size)))
+    figures.append(("nodes", str(job.num_nodes)))
+    return figures

@@ -1,0 +1,191 @@
+"""Actions on a whole job, as text: whom they strike, and what becomes of them.
+
+`deed_title` and `deed_question` are for stop, kill and the like. `parse_fault` reads a fault as a user asks for it,
+`told` is its effect as text.
+"""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from agent.wire.jobs import MAX_LOCAL_WORLD_SIZE
+from app.diagnosis.rank_facts import LOST
+from app.errors import UsageError
+from app.model.cluster import MAX_WORLD_SIZE
+from app.text import nodes_text, ranks_text
+from ddpcore.wire import DEFAULT_HOLD_S, DEFAULT_SLOW_FACTOR, Fault, FaultKind
+
+if TYPE_CHECKING:
+    from app.view.rows import JobRow
+    from app.view.view import View
+
+MAX_NODES_NAMED = 3
+MAX_PIDS_NAMED = 4
+"""Of each node."""
+
+NOT_AGAIN = "the job ends and will not begin again"
+"""What becomes of a restart that is left undone."""
+
+
+class Deed(StrEnum):
+    """What can be done to a job as a whole."""
+
+    STOP = "stop"
+    STOP_NOW = "stop now"
+    KILL = "kill"
+    RESTART = "restart"
+    RESTART_NOW = "restart now"
+    RESTART_WITHOUT = "restart without"
+    """Of a job that has lost nodes: go on with the others."""
+
+    @property
+    def begins_again(self) -> bool:
+        """True where the job's next attempt follows."""
+        return self in {Deed.RESTART, Deed.RESTART_NOW, Deed.RESTART_WITHOUT}
+
+
+DEED_EFFECTS = {
+    Deed.STOP: "finish a step, write a checkpoint where the program can, and end",
+    Deed.STOP_NOW: "are ended by SIGTERM, and by SIGKILL when their grace period is over",
+    Deed.KILL: "are killed at once: what is not saved is lost",
+    Deed.RESTART: "finish a step, write a checkpoint where the program can, and end; then the job begins again",
+    Deed.RESTART_NOW: "are killed at once: what is not saved is lost; then the job begins again",
+    Deed.RESTART_WITHOUT: "are killed at once, as far as they can be; then the job begins again",
+}
+"""What becomes of the ranks."""
+
+
+def max_ranks(num_nodes: int) -> int:
+    """Return how many ranks a job can have on so many nodes: what agents take and this console believes."""
+    return min(MAX_WORLD_SIZE, num_nodes * MAX_LOCAL_WORLD_SIZE)
+
+
+def lost_nodes(view: View, job: JobRow) -> list[str]:
+    """Return the nodes without which a job could go on: they are its own, there is no way to them, but to others."""
+    ranks = [view.ranks_on(index) for index in range(view.num_nodes)]
+    may_be_unheard = sum(map(bool, ranks)) < job.num_nodes
+    named = zip(view.node_names, view.node_codes.tolist(), ranks, strict=True)
+    lost = [name for name, code, its_ranks in named if code == LOST and (its_ranks or may_be_unheard)]
+    return lost if len(lost) < view.num_nodes else []
+
+
+def deed_title(deed: Deed, job: JobRow, *, has_ended: bool) -> str:
+    """Return what a button says: `Stop job demo`."""
+    if deed is Deed.RESTART_WITHOUT:
+        return f"Restart job {job.job_id} without lost nodes"
+    if deed.begins_again and has_ended:
+        return f"Start job {job.job_id} again"
+    verb = {Deed.STOP_NOW: "Stop job {} now", Deed.RESTART_NOW: "Restart job {} now"}.get(deed)
+    return verb.format(job.job_id) if verb else f"{deed.capitalize()} job {job.job_id}"
+
+
+def deed_question(deed: Deed, view: View, job: JobRow, *, has_ended: bool, num_ranks: int) -> str:
+    """Return the question that is asked before anything is done: it names nodes, ranks and processes."""
+    title = deed_title(deed, job, has_ended=has_ended)
+    if deed is Deed.RESTART_WITHOUT:
+        nodes = nodes_text(lost_nodes(view, job))
+        return (
+            f"{title}? It is killed where it runs, and begins again without {nodes}: the other nodes keep their ranks. "
+            f"What may still run on {nodes} cannot be ended from here."
+        )
+    count = f"{num_ranks} rank{'' if num_ranks == 1 else 's'}"
+    with_ranks = "" if num_ranks == job.world_size else f" instead of {job.world_size}"
+    if has_ended:
+        return f"{title}? Its next attempt has {count}{with_ranks}, and goes on from its checkpoint if it has one."
+    again = f" with {count}{with_ranks}" if deed.begins_again else ""
+    return f"{title}? {whom(view)}: they {DEED_EFFECTS[deed]}{again}."
+
+
+def whom(view: View) -> str:
+    """Return `ranks 0-1 on demo-0 (pids 11, 12) and ranks 2-3 on demo-1 (pids 21, 22)`, a few of many nodes."""
+    parts: list[str] = []
+    num_others = 0
+    for index, node in enumerate(view.node_names):
+        ranks = view.ranks_on(index)
+        if not ranks:
+            continue
+        if len(parts) == MAX_NODES_NAMED:
+            num_others += 1
+            continue
+        pids = [str(row.pid) for row in view.ranks(ranks[: MAX_PIDS_NAMED + 1]) if row.pid is not None]
+        more = ", ..." if len(pids) > MAX_PIDS_NAMED or len(ranks) > MAX_PIDS_NAMED + 1 else ""
+        named = ", ".join(pids[:MAX_PIDS_NAMED])
+        processes = f" (pid{'' if len(pids) == 1 else 's'} {named}{more})" if pids else ""
+        parts.append(f"{ranks_text(ranks)} on {node}{processes}")
+    if num_others:
+        parts.append(f"those of {num_others} more node{'' if num_others == 1 else 's'}")
+    words = " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
+    return words[:1].upper() + words[1:] if words else "No rank has a process yet"
+
+
+DEFAULT_FAULT_STEP = 10
+AT_START = tuple(kind for kind in FaultKind if kind is not FaultKind.THAW)
+"""What a job can be started with."""
+SIGNALS = frozenset({FaultKind.FREEZE, FaultKind.THAW, FaultKind.KILL})
+"""What acts at once, unless it is to wait for a step; so does `SLOW`."""
+
+_FAULT = re.compile(r"(?P<kind>[a-z-]+):(?P<rank>\d{1,5})(?:@(?P<step>\d{1,9}))?")
+
+
+def parse_fault(text: str) -> Fault:
+    """Return the fault in `KIND:RANK@STEP`.
+
+    Raises:
+        UsageError: The text is not of that form, or the kind is not known.
+    """
+    kinds = ", ".join(AT_START)
+    match = _FAULT.fullmatch(text)
+    if match is None:
+        raise UsageError(f"--fault {text!r} is not KIND:RANK@STEP", f"for example freeze:2@10; KIND is one of {kinds}")
+    kind = match["kind"]
+    if kind not in AT_START:
+        close = get_close_matches(kind, AT_START, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise UsageError(f"--fault {text!r}: there is no fault {kind!r}", f"{hint}KIND is one of {kinds}")
+    step = DEFAULT_FAULT_STEP if match["step"] is None else int(match["step"])
+    return Fault(kind=FaultKind(kind), rank=int(match["rank"]), at_step=step)
+
+
+def make_fault(
+    kind: FaultKind, rank: int, at_step: int | None = None, factor: float | None = None, duration_s: float | None = None
+) -> Fault:
+    """Return a fault from options, where None is one that was not given.
+
+    Raises:
+        UsageError: An option does not go with the kind.
+    """
+    if factor is not None and kind is not FaultKind.SLOW:
+        raise UsageError(f"--factor goes with slow, not with {kind}")
+    if duration_s is not None and kind is not FaultKind.GIL:
+        raise UsageError(f"--for goes with gil, not with {kind}")
+    if at_step is not None and kind is FaultKind.THAW:
+        raise UsageError("--at-step does not go with thaw: a frozen rank comes to no step")
+    return Fault(
+        kind=kind,
+        rank=rank,
+        at_step=at_step,
+        factor=DEFAULT_SLOW_FACTOR if factor is None else factor,
+        duration_s=DEFAULT_HOLD_S if duration_s is None else duration_s,
+    )
+
+
+def told(fault: Fault) -> str:
+    """Return what a rank has been made to do, or will do: `is frozen (SIGSTOP)`, `will leave with exit code 0 ...`."""
+    acts_at_once = fault.at_step is None and (fault.kind in SIGNALS or fault.kind is FaultKind.SLOW)
+    when = "" if acts_at_once else f" at step {fault.at_step}" if fault.at_step is not None else " at its next step"
+    is_ = "is" if acts_at_once else "will be"
+    done = {
+        FaultKind.FREEZE: f"{is_} frozen (SIGSTOP)",
+        FaultKind.THAW: f"{is_} thawed (SIGCONT)",
+        FaultKind.KILL: f"{is_} killed (SIGKILL)",
+        FaultKind.SLOW: f"{is_} slowed {fault.factor:g} times" if fault.factor > 1 else f"{is_} no longer slowed",
+        FaultKind.GIL: f"will hold the interpreter's lock for {fault.duration_s:g} s",
+        FaultKind.SKIP_BARRIER: "will leave out a barrier or collective",
+        FaultKind.MISMATCH: "will call a collective that the others do not call",
+        FaultKind.OOM: "will run out of memory",
+        FaultKind.LEAVE: "will leave with exit code 0",
+    }[fault.kind]
+    return f"{done}{when}"

@@ -1,0 +1,341 @@
+"""The first line of every view, when there is no verdict, and why a job has failed.
+
+`job_headline` is what is being waited for, or how the training goes.
+
+`root_cause_row` decides which node's root cause is that of the whole job. Each node reports its own first failure. A
+rank that lost another, or was asked to end, is no cause while there is any other; of those that failed by themselves,
+the one that a verdict blames, else the first. When a hang ended in deaths, the verdict before them is the cause.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from app.diagnosis.causes import Cause, Severity
+from app.diagnosis.rank_facts import CONNECTING
+from app.diagnosis.verdicts import ENDS
+from app.model.absence import Lack
+from app.model.job_model import PHASE_CODE, Process
+from app.text import (
+    LINE_LIMIT,
+    call_text,
+    clean,
+    clean_name,
+    loss_text,
+    nodes_text,
+    place_text,
+    ranks_text,
+    rate_text,
+    seconds_text,
+)
+from app.view.rows import Headline, RootCauseRow
+from app.view.verdict_text import PHASE_WORDS, sentence
+from ddpcore.wire import Oddity, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from agent.wire.logs import RootCause
+    from app.diagnosis.diagnoser import Diagnosis, JobDiagnosis
+    from app.diagnosis.rank_facts import AllNodes
+    from app.diagnosis.verdicts import Side, Verdict
+    from app.diagnosis.waits import Wait
+    from app.model.absence import Absence
+    from app.model.cluster import Cluster
+    from app.model.job_model import JobModel
+    from app.view.rows import JobRow
+
+TOLD_WAIT_S = 1.0
+"""A shorter wait is not worth the first line."""
+LATE_WAIT_S = 5.0
+"""From here a wait is worth a warning, half-way to a stall."""
+MAX_HEADLINE = 400
+
+
+def node_headline(cluster: Cluster, diagnosis: Diagnosis, job: JobModel | None = None) -> Headline | None:
+    """Return what is to be said of nodes that do not report, with a job's ranks and waits; None when all report."""
+    nodes = diagnosis.nodes
+    late = [cluster.node_names[index] for index in np.flatnonzero(nodes.is_late).tolist()]
+    if late:
+        about_job = (
+            [] if job is None else list(_concerned(job, np.flatnonzero(nodes.is_late), diagnosis.jobs[job.job_id]))
+        )
+        absences = {name: absence for name in late if (absence := cluster.nodes[name].absence) is not None}
+        if len(absences) == len(late):
+            told = [_absent_text(cluster, nodes, absences, lack) for lack in Lack]
+            return _line(Severity.WARNING, "; ".join(filter(None, [*told, *about_job])))
+        has = "has" if len(late) == 1 else "have"
+        text = f"{_names(late)} {has} not reported{_since_text(cluster, nodes, late)}"
+        return _line(Severity.WARNING, "; ".join(filter(None, [text, *about_job])))
+    silent = [cluster.node_names[index] for index in np.flatnonzero(nodes.codes == CONNECTING).tolist()]
+    if silent:
+        agents = "agent" if len(silent) == 1 else "agents"
+        num_up = len(cluster.nodes) - len(silent)
+        return _line(
+            Severity.QUIET, f"waiting for the {agents} on {_names(silent)} ({num_up} of {len(cluster.nodes)} nodes up)"
+        )
+    return None
+
+
+def _concerned(job: JobModel, late: NDArray[np.int64], found: JobDiagnosis) -> Iterator[str]:
+    """Yield which ranks of a job are on nodes that do not report, and who waits for longest."""
+    if job.is_ended():
+        return
+    ranks = np.flatnonzero(np.isin(job.node_of, late)).tolist()
+    if ranks:
+        yield f"what {ranks_text(ranks)} {'does' if len(ranks) == 1 else 'do'} is not known"
+    waits = [wait for wait in found.waits if wait.waited_s >= TOLD_WAIT_S]
+    if waits:
+        yield wait_text(max(waits, key=lambda wait: wait.waited_s))
+
+
+def _absent_text(cluster: Cluster, nodes: AllNodes, absences: Mapping[str, Absence], lack: Lack) -> str:
+    """Return where there is no such thing, since when and why; empty where all have it."""
+    whys = {name: absence.why for name, absence in absences.items() if absence.lack is lack}
+    since = _since_text(cluster, nodes, list(whys))
+    if len(set(whys.values())) == 1:
+        return f"{lack} {_names(list(whys))}{since}: {next(iter(whys.values()))}"
+    return f"{lack} {nodes_text([f'{clean_name(name)} ({why})' for name, why in whys.items()])}{since}" if whys else ""
+
+
+def _since_text(cluster: Cluster, nodes: AllNodes, names: Sequence[str]) -> str:
+    """Return ` for 12 s`, of the one that has not been heard for longest; empty where none ever was."""
+    indices = [cluster.nodes[name].index for name in names]
+    ages_s = nodes.age_s[indices][~nodes.is_unheard[indices]]
+    return f" for {seconds_text(float(ages_s.max()))}" if len(ages_s) else ""
+
+
+def job_headline(cluster: Cluster, job: JobModel, row: JobRow, found: JobDiagnosis, now_s: float) -> Headline:
+    """Return how a job stands."""
+    if row.state == "prepared":
+        return _line(Severity.QUIET, f"job {row.job_id} is prepared on {_names(cluster.node_names)}")
+    if row.state == "stopping":
+        return _line(
+            Severity.QUIET, f"job {row.job_id} is stopping: {_alive(job, found)} of {job.world_size} ranks are left"
+        )
+    if row.state == "restarting":
+        return _line(Severity.WARNING, f"job {row.job_id} is between two attempts{_detail(row)}")
+    if job.is_ended():
+        return _ended(job, row)
+    if row.state in {"failed", "lost"}:
+        how = "has failed" if row.state == "failed" else "was lost on a node"
+        return _line(Severity.CRITICAL, f"job {row.job_id} {how} and is ending{_detail(row)}")
+    line = _starting(cluster, job, found) or _outside(job, row, found, now_s) or _running(job, row, found)
+    return _line(line.severity, line.text + _left(job, found))
+
+
+def _left(job: JobModel, found: JobDiagnosis) -> str:
+    """Return which ranks have ended, which are left, and where these stand; empty while all are there."""
+    ended, left = np.flatnonzero(found.facts.is_dead).tolist(), np.flatnonzero(found.facts.is_alive).tolist()
+    if not ended or not left:
+        return ""
+    has, are = "has" if len(ended) == 1 else "have", "is" if len(left) == 1 else "are"
+    worker = job.worker(left[0])
+    place = None if worker is None or worker.report is None else worker.report.place
+    who = "" if len(left) == 1 else f"rank {left[0]} "
+    stands = f", {who}at {place_text(place)}" if place is not None else ""
+    return f"; {ranks_text(ended)} {has} ended, {ranks_text(left)} {are} left{stands}"
+
+
+def _ended(job: JobModel, row: JobRow) -> Headline:
+    text = f"job {row.job_id} {'was ' if row.state in {'stopped', 'lost'} else ''}{row.state}"
+    progress = "" if row.step is None else f": {job.world_size} ranks, step {row.step}, loss {loss_text(row.loss)}"
+    if row.state not in {"failed", "lost"}:
+        return _line(Severity.OK if row.state == "succeeded" else Severity.QUIET, text + progress)
+    code = "" if row.exit_code is None else f" (exit code {row.exit_code})"
+    return _line(Severity.CRITICAL, f"{text}{code}{_detail(row)}")
+
+
+def _detail(row: JobRow) -> str:
+    return f": {row.detail}" if row.detail else ""
+
+
+def _starting(cluster: Cluster, job: JobModel, found: JobDiagnosis) -> Headline | None:
+    """Return what the start still waits for, None when it is over."""
+    if bool((job.step >= 0).any()):
+        return None
+    is_here = found.facts.is_dead | ~np.isnan(job.report_at_s)
+    unborn = np.flatnonzero(~is_here & (job.process == Process.UNSEEN))
+    if len(unborn):
+        return _awaited(cluster, job, unborn.tolist(), "to be started")
+    mute = np.flatnonzero(~is_here & ~job.is_unprobed)
+    if len(mute):
+        return _awaited(cluster, job, mute.tolist(), "to import torch")
+    is_joining = job.phase == PHASE_CODE[Phase.JOINING]
+    apart = np.flatnonzero(found.facts.is_alive & job.is_outside & ~is_joining & ~job.is_unprobed)
+    if len(apart) and job.oddities.ranks_with(Oddity.OWN_RANKS).issuperset(apart.tolist()):
+        return _line(Severity.QUIET, f"{_ranks(job, found)} running; {next(iter(job.notes().values()))}")
+    if len(apart):
+        return _awaited(cluster, job, apart.tolist(), "to open the process group")
+    if bool((found.facts.is_alive & is_joining).any()):
+        return _line(Severity.QUIET, f"{job.world_size} ranks meet in init_process_group")
+    return None
+
+
+def _awaited(cluster: Cluster, job: JobModel, ranks: list[int], to_do: str) -> Headline:
+    owners = np.unique(job.node_of[ranks]).tolist()
+    nodes = [cluster.node_names[index] for index in owners if index >= 0]
+    on_nodes = f" on {_names(nodes)}" if nodes and len(owners) < len(cluster.nodes) else ""
+    num_ready = job.world_size - len(ranks)
+    return _line(
+        Severity.QUIET, f"waiting for {ranks_text(ranks)}{on_nodes} {to_do} ({num_ready} of {job.world_size} ready)"
+    )
+
+
+def _running(job: JobModel, row: JobRow, found: JobDiagnosis) -> Headline:
+    wait = max(found.waits, key=lambda wait: wait.waited_s, default=None)
+    if wait is not None and wait.waited_s >= TOLD_WAIT_S:
+        severity = Severity.WARNING if wait.waited_s >= LATE_WAIT_S else Severity.OK
+        return _line(severity, wait_text(wait) + _doing(job, wait))
+    return _line(Severity.OK, _ranks(job, found) + _training(row))
+
+
+def _ranks(job: JobModel, found: JobDiagnosis) -> str:
+    """Return `4 ranks`, or `3 of 4 ranks` where some have ended."""
+    num_left = int((~found.facts.is_dead).sum())
+    of_all = f"{num_left} of " if 0 < num_left < job.world_size else ""
+    return f"{of_all}{job.world_size} rank{'' if job.world_size == 1 else 's'}"
+
+
+def _training(row: JobRow) -> str:
+    """Return ` training, step 12, loss 2.31, 24 steps/s`, the step as what it counts."""
+    if row.step is None:
+        loss = "" if row.loss is None else f", loss {loss_text(row.loss)}"
+        return f" running, no step reported yet{loss}"
+    rate = "" if row.steps_per_s is None else f", {rate_text(row.steps_per_s)} steps/s"
+    step = "optimizer step" if row.is_step_counted else "step"
+    return f" training, {step} {row.step}, loss {loss_text(row.loss)}{rate}"
+
+
+def _outside(job: JobModel, row: JobRow, found: JobDiagnosis, now_s: float) -> Headline | None:
+    """Return how a job goes that has no probe in any of its living ranks; None for every other job."""
+    is_alive = found.facts.is_alive
+    if not bool(is_alive.any()) or not bool(job.is_unprobed[is_alive].all()) or job.output.last_s is None:
+        return None
+    quiet = seconds_text(now_s - job.output.last_s)
+    if job.output.is_too_quiet(now_s):
+        return _line(
+            Severity.WARNING,
+            f"no rank has printed anything for {quiet}, longer than ever before; without a probe nothing else is known",
+        )
+    how = _training(row) if row.step is not None else " running"
+    return _line(
+        Severity.OK, f"{_ranks(job, found)}{how}; watched from outside, without a probe: last output {quiet} ago"
+    )
+
+
+def wait_text(wait: Wait, sides: Sequence[Side] = ()) -> str:
+    """Return `ranks 0-1, 3 wait in all_reduce #57 for rank 2, 1.7 s`; each of several sides with its own call."""
+    waiting, missing = wait.waiting.tolist(), wait.missing.tolist()
+    calls = [(side.ranks, call_text(side.group, side.seq, side.op, side.label)) for side in sides]
+    calls = calls or [(waiting, call_text(wait.group, wait.seq, wait.op, wait.label))]
+    verb = "waits" if len(calls[0][0]) == 1 else "wait"
+    first, *others = [f"{ranks_text(ranks)} {{}} in {call}" for ranks, call in calls]
+    text = ", ".join([first.format(verb), *(other.replace(" {}", "") for other in others)])
+    for_whom = f" for {ranks_text(missing)}" if missing else "" if wait.is_settled else " for others"
+    return f"{text}{for_whom}, {seconds_text(wait.waited_s)}"
+
+
+def _doing(job: JobModel, wait: Wait) -> str:
+    """Return what the first missing rank is about, when it is something that takes its time."""
+    if not len(wait.missing):
+        return ""
+    rank = int(wait.missing[0])
+    for phase in (Phase.CHECKPOINT, Phase.EVAL, Phase.DATA):
+        if job.phase[rank] == PHASE_CODE[phase]:
+            return f"; {ranks_text([rank])} {PHASE_WORDS[phase]}"
+    return ""
+
+
+def _alive(job: JobModel, found: JobDiagnosis) -> int:
+    return int(((job.process != Process.UNSEEN) & ~found.facts.is_dead).sum())
+
+
+def _names(nodes: list[str] | tuple[str, ...]) -> str:
+    return nodes_text([clean_name(node) for node in nodes])
+
+
+def _line(severity: Severity, text: str) -> Headline:
+    return Headline(severity, clean(text, MAX_HEADLINE))
+
+
+MAX_TRACEBACK_LINES = 1000
+
+
+def root_cause_row(job: JobModel, node_names: Sequence[str], verdicts: Sequence[Verdict]) -> RootCauseRow | None:
+    """Return why a job failed; None while no rank has."""
+    roots = [verdict for verdict in verdicts if verdict.aftermath is not None]
+    if roots:
+        return _row_of_hang(roots[0])
+    if aborts := [verdict for verdict in verdicts if verdict.aborted]:
+        return _row_of_hang(aborts[0])
+    told = [
+        (share.received_s - share.status.root_cause.age_s, node, share.status.root_cause)
+        for node, share in ((node, job.shares[node]) for node in job.together.nodes_with_cause)
+        if share.status.root_cause is not None
+    ]
+    # What ends after a stop, on a node that the stop did not reach, ends by it.
+    told = [one for one in told if one[0] < job.stop_began_s or not one[2].is_consequence]
+    own = [one for one in told if not one[2].is_consequence]
+    # When something else is to blame, say a rank that left early, its victims are not the cause.
+    candidates = own or (told if not verdicts else [])
+    if not candidates:
+        return None
+    culprits = {rank for verdict in verdicts if verdict.cause in ENDS for rank in verdict.culprits}
+    _, node, cause = min(
+        candidates, key=lambda one: (one[2].rank not in culprits, one[2].rank < 0, one[0], one[2].rank)
+    )
+    return _row(cause, clean_name(node_names[node]))
+
+
+def _row_of_hang(verdict: Verdict) -> RootCauseRow | None:
+    """Return the row of who kept the others waiting until the job ended; None when that is no certain rank."""
+    is_majority = len(verdict.sides) > 1 and len(verdict.sides[-1].ranks) > len(verdict.sides[0].ranks)
+    is_certain = verdict.cause is not Cause.MISMATCH or len(verdict.waiting) > 0 or is_majority
+    if not verdict.culprits or not is_certain:
+        return None
+    where = place_text(verdict.place) if verdict.place else ""
+    end = "kept the others waiting until the job ended"
+    if verdict.aborted:
+        end = "passed other arguments than the other ranks"
+    return RootCauseRow(
+        rank=verdict.culprits[0],
+        node=clean_name(verdict.nodes[0]) if verdict.nodes else "",
+        end=end,
+        exception="",
+        outer="",
+        where=clean(where, LINE_LIMIT),
+        traceback=[],
+        is_consequence=False,
+        text=sentence(verdict),
+    )
+
+
+def _row(cause: RootCause, node: str) -> RootCauseRow:
+    lines = cause.traceback.splitlines()[:MAX_TRACEBACK_LINES]
+    where = clean(cause.where, LINE_LIMIT)
+    return RootCauseRow(
+        rank=cause.rank if cause.rank >= 0 else None,
+        node=node,
+        end=clean(cause.end, LINE_LIMIT),
+        exception=clean(cause.exception, LINE_LIMIT),
+        outer=clean(cause.outer, LINE_LIMIT),
+        where=where,
+        traceback=[clean(line, LINE_LIMIT) for line in lines],
+        is_consequence=cause.is_consequence,
+        text=clean(_sentence(cause, node) + (f"; at {where}" if where else ""), LINE_LIMIT),
+    )
+
+
+def _sentence(cause: RootCause, node: str) -> str:
+    # The words about a launcher's end name it themselves.
+    text = f"rank {cause.rank} on {node} {cause.end}" if cause.rank >= 0 else f"on {node} {cause.end}"
+    if cause.exception:
+        text += f": {cause.exception}"
+    if cause.outer:
+        text += f" (then {cause.outer})"
+    return text

@@ -1,0 +1,132 @@
+"""The figures of a job that are followed over time: vector operations over its ranks, one pass over its nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from agent.wire.codec import EPOCH_METRIC, LOSS_METRIC, STEP_METRIC
+from agent.wire.machine import GpuWatchState
+from app.model.job_model import Process
+from app.text import clean_name
+from app.view.rows import METRIC_PREFIX, Figure, FigureKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from agent.wire.machine import GpuReport
+    from agent.wire.reports import WorkerReport
+    from app.diagnosis.diagnoser import JobDiagnosis
+    from app.diagnosis.rank_facts import AllNodes
+    from app.model.cluster import Cluster, Node
+    from app.model.job_model import JobModel
+
+MAX_METRICS = 8
+"""Of one job; the first by name."""
+CPU_WINDOW_S = 2.0
+"""A process is known for so long before its node knows how busy it is."""
+_NO_FIGURES = frozenset({LOSS_METRIC, STEP_METRIC, EPOCH_METRIC})
+"""Metrics that are shown as what they stand for."""
+
+
+def job_figures(cluster: Cluster, job: JobModel, found: JobDiagnosis, nodes: AllNodes, now_s: float) -> list[Figure]:
+    """Return the figures of now: of ranks whose processes live and whose nodes are heard, of nodes that are heard.
+
+    Those of GPUs are there where a node of the job has GPUs, those of its ranks' processes else.
+    """
+    is_up = np.append(nodes.is_up, False)
+    is_heard = is_up[job.node_of] & (job.process != Process.UNSEEN) & (job.process != Process.EXITED)
+    ranks = np.flatnonzero(is_heard)
+    own = [node for node in cluster.nodes.values() if node.index in job.shares]
+    up = [node for node in own if is_up[node.index]]
+    return [
+        _over_ranks(FigureKey.LOSS, job.loss, ranks, job.has_loss),
+        Figure(FigureKey.STEP_RATE, job.steps_per_s(now_s)),
+        _over_ranks(FigureKey.WAIT_SHARE, found.wait_frac, ranks, ~np.isnan(found.wait_frac)),
+        *(_of_gpus(job, up) if _have_gpus(own) else (_cpu_cores(job, ranks), _memory(job, ranks))),
+        _of_hosts(up),
+        *_metrics(job.workers(ranks[job.has_metrics[ranks]].tolist())),
+    ]
+
+
+def _over_ranks(key: str, values: NDArray[np.float64], ranks: NDArray[np.int64], is_told: NDArray[np.bool_]) -> Figure:
+    told = ranks[is_told[ranks]]
+    return _over(key, values[told], lambda at: f"rank {told[at]}")
+
+
+def _over_workers(key: str, values: Sequence[float], workers: Sequence[WorkerReport]) -> Figure:
+    return _over(key, values, lambda at: f"rank {workers[at].rank}")
+
+
+def _over(key: str, told: Sequence[float] | NDArray[np.float64], who: Callable[[int], str]) -> Figure:
+    """Return the mean of what was told, and the extremes of what is finite."""
+    values = np.asarray(told, np.float64)
+    if not len(values):
+        return Figure(key, None)
+    with np.errstate(invalid="ignore", over="ignore"):
+        mean = float(values.mean())
+    finite = np.flatnonzero(np.isfinite(values))
+    if len(values) < 2 or not len(finite):
+        return Figure(key, mean)
+    low, high = int(finite[values[finite].argmin()]), int(finite[values[finite].argmax()])
+    return Figure(key, mean, float(values[low]), float(values[high]), who(low), who(high))
+
+
+def _of_hosts(nodes: Sequence[Node]) -> Figure:
+    # An agent that has just begun has not looked at its machine yet.
+    told = [node for node in nodes if node.report is not None and node.report.memory_total_bytes]
+    busy = [node.report.cpu_frac for node in told if node.report is not None]
+    return _over(FigureKey.HOST_CPU, busy, lambda at: clean_name(told[at].name))
+
+
+def _have_gpus(nodes: Sequence[Node]) -> bool:
+    return any(node.report is not None and node.report.gpus.gpus for node in nodes)
+
+
+def _of_gpus(job: JobModel, nodes: Sequence[Node]) -> Iterator[Figure]:
+    """Yield the figures of the GPUs that the job's ranks are at home on; of all where no home is known."""
+    told = [gpu for node in nodes for gpu in _watched(node)]
+    gpus = [gpu for gpu in told if gpu.owners and _is_home(gpu, job.job_id)] or told
+
+    def who_of(known: Sequence[GpuReport]) -> Callable[[int], str]:
+        return lambda at: _gpu_name(nodes, known[at])
+
+    busy = [gpu for gpu in gpus if gpu.figures.busy_frac is not None]
+    yield _over(FigureKey.GPU_USE, [gpu.figures.busy_frac or 0.0 for gpu in busy], who_of(busy))
+    used = [gpu for gpu in gpus if gpu.figures.memory_used_bytes is not None]
+    yield _over(FigureKey.GPU_MEMORY, [gpu.figures.memory_used_bytes or 0 for gpu in used], who_of(used))
+
+
+def _watched(node: Node) -> Sequence[GpuReport]:
+    """Return the GPUs of a node whose figures are fresh."""
+    report = node.report
+    return report.gpus.gpus if report is not None and report.gpus.state is GpuWatchState.WATCHING else ()
+
+
+def _is_home(gpu: GpuReport, job_id: str) -> bool:
+    return gpu.owners[0].job_id == job_id or any(owner.job_id == job_id for owner in gpu.owners)
+
+
+def _gpu_name(nodes: Sequence[Node], gpu: GpuReport) -> str:
+    node = next(node for node in nodes if any(other is gpu for other in _watched(node)))
+    return f"GPU {gpu.figures.index} of {clean_name(node.name)}"
+
+
+def _cpu_cores(job: JobModel, ranks: NDArray[np.int64]) -> Figure:
+    return _over_ranks(FigureKey.CPU_CORES, job.cpu_cores, ranks, job.seen_s >= CPU_WINDOW_S)
+
+
+def _memory(job: JobModel, ranks: NDArray[np.int64]) -> Figure:
+    return _over_ranks(FigureKey.RANK_MEMORY, job.rss_bytes, ranks, ~np.isnan(job.rss_bytes))
+
+
+def _metrics(printed: Sequence[WorkerReport]) -> Iterator[Figure]:
+    """Yield what the job's patterns have found in the lines of its ranks."""
+    names = {name for worker in printed for name in worker.metrics} - _NO_FIGURES
+    for name in sorted(names)[:MAX_METRICS]:
+        told = [worker for worker in printed if worker.metrics.get(name) is not None]
+        values = [worker.metrics[name] or 0.0 for worker in told]
+        yield _over_workers(METRIC_PREFIX + clean_name(name), values, told)

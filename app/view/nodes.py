@@ -1,0 +1,171 @@
+"""The rows of nodes, and the lines on new nodes and on other jobs of the same nodes.
+
+`newcomers_text` reports nodes that have come since the start and that a console has not taken in. `other_job_rows` has
+a row for each job that is not the one that is shown, `other_jobs_text` one line on all of them.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from agent.wire.machine import HostReport
+from app.diagnosis.causes import Severity
+from app.model.job_model import Process
+from app.text import LINE_LIMIT, clean, clean_name, finite, nodes_text, ranges_text, ranks_text
+from app.view.rows import NodeRow, OtherJobRow
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from app.diagnosis.diagnoser import Diagnosis, JobDiagnosis
+    from app.diagnosis.rank_facts import AllNodes, NodeFacts
+    from app.diagnosis.verdicts import Verdict
+    from app.model.cluster import Cluster, Node
+    from app.model.job_model import JobModel
+    from app.model.newcomers import Newcomers
+
+LITTLE_MEMORY_FRAC = 0.05
+"""A node with less memory available than this is about to lose a process."""
+STATE_SEVERITY = {
+    "connecting": Severity.QUIET,
+    "up": Severity.OK,
+    "stale": Severity.WARNING,
+    "lost": Severity.CRITICAL,
+}
+
+
+def node_severity(node: Node, facts: NodeFacts) -> Severity:
+    """Return how much a node wants to be looked at."""
+    severity, report = STATE_SEVERITY[facts.state], node.report
+    if severity is not Severity.OK or report is None:
+        return severity
+    total = report.memory_total_bytes
+    is_tight = total and report.memory_available_bytes < LITTLE_MEMORY_FRAC * total
+    return Severity.WARNING if is_tight else Severity.OK
+
+
+def are_well(cluster: Cluster, nodes: AllNodes) -> NDArray[np.bool_]:
+    """Return of which nodes `node_severity` is OK."""
+    return nodes.is_up & (cluster.available_frac >= LITTLE_MEMORY_FRAC)
+
+
+@lru_cache(maxsize=4)
+def clean_names(names: tuple[str, ...]) -> list[str]:
+    """Return the nodes' names, clean; the list is shared, and not to be changed."""
+    return [clean_name(name) for name in names]
+
+
+def node_row(node: Node, facts: NodeFacts, job: JobModel | None, found: JobDiagnosis | None) -> NodeRow:
+    """Return the row of a node, with its share of a job."""
+    report = node.report
+    ranks = [] if job is None else job.ranks_of(node.index)
+    num_running = 0
+    if ranks and job is not None and found is not None:
+        num_running = int((found.facts.is_alive[ranks] & (job.process[ranks] != Process.UNSEEN)).sum())
+    total = report.memory_total_bytes if report is not None else 0
+    free = min(report.memory_available_bytes, total) if report is not None else 0
+    return NodeRow(
+        node=clean_name(node.name),
+        hostname="" if report is None else clean_name(report.hostname),
+        state=facts.state,
+        severity=node_severity(node, facts),
+        ranks=ranges_text(ranks),
+        num_running=num_running,
+        num_ranks=len(ranks),
+        cpu_frac=None if report is None else finite(report.cpu_frac),
+        memory_used_bytes=total - free if total else None,
+        memory_total_bytes=total or None,
+        agent_rss_bytes=None if report is None else report.agent_rss_bytes or None,
+        gpu_watch="" if report is None else report.gpus.state,
+        gpu_detail="" if report is None else clean(report.gpus.detail, LINE_LIMIT),
+        **msgspec.structs.asdict(HostReport() if report is None else report.host),
+        age_s=facts.age_s,
+        trouble="" if facts.state == "up" or node.absence is None else clean(node.absence.beside_name, LINE_LIMIT),
+    )
+
+
+def newcomers_text(newcomers: Newcomers) -> str:
+    """Return `2 more nodes have come to the relay: leave and come in again`; empty where none has."""
+    return f"{_have_come(newcomers)} the relay: leave and come in again" if newcomers.nodes else ""
+
+
+def newcomers_notice(newcomers: Newcomers, way_in: str) -> str:
+    """Return the same with names, and with the command that leads back."""
+    named = nodes_text([clean_name(node) for node in newcomers.nodes])
+    where = f"the relay on {clean_name(newcomers.relay)} ({named})"
+    return clean(f"{_have_come(newcomers)} {where}: leave and come in again to see them, by {way_in}", LINE_LIMIT)
+
+
+def _have_come(newcomers: Newcomers) -> str:
+    num = len(newcomers.nodes)
+    return "1 more node has come to" if num == 1 else f"{num:,} more nodes have come to"
+
+
+MAX_JOBS_NAMED = 3
+_BAD_ENDS = frozenset({"failed", "lost"})
+
+
+def job_severity(state: str, verdicts: Sequence[Verdict]) -> Severity:
+    """Return how much a job wants to be looked at.
+
+    Args:
+        state: As `JobModel.state` has it.
+        verdicts: On the job, the worst first.
+    """
+    if state in _BAD_ENDS:
+        return Severity.CRITICAL
+    if state == "restarting":
+        return Severity.WARNING
+    if verdicts:
+        return verdicts[0].severity
+    return Severity.OK if state in ("running", "succeeded") else Severity.QUIET
+
+
+def other_job_rows(cluster: Cluster, diagnosis: Diagnosis, shown: JobModel | None) -> list[OtherJobRow]:
+    """Return a row for each job but the one that is shown, the latest start first."""
+    others = [job for job in cluster.jobs.values() if job is not shown]
+    return [_row(job, diagnosis, shown) for job in sorted(others, key=lambda job: -job.started_s)]
+
+
+def _row(job: JobModel, diagnosis: Diagnosis, shown: JobModel | None) -> OtherJobRow:
+    verdicts = diagnosis.jobs[job.job_id].verdicts if job.job_id in diagnosis.jobs else []
+    state, job_id = job.state(), clean_name(job.job_id)
+    worst = verdicts[0] if verdicts and verdicts[0].severity is not Severity.QUIET else None
+    ended_s = max((share.began_s for share in job.shares.values()), default=0.0)
+    has_failed_beside = state in _BAD_ENDS and shown is not None and ended_s > shown.started_s
+    if worst is None or job.is_ended():
+        how = state
+    else:
+        how = " ".join(filter(None, (worst.cause.replace("_", " "), ranks_text(worst.culprits))))
+    return OtherJobRow(
+        job_id=job_id,
+        attempt=job.attempt,
+        state=state,
+        severity=job_severity(state, verdicts),
+        cause=None if worst is None else worst.cause,
+        culprits=[] if worst is None else list(worst.culprits),
+        is_concurrent=not job.is_ended() or has_failed_beside,
+        text=f"job {job_id}, {how}",
+    )
+
+
+def other_jobs_text(others: Sequence[OtherJobRow], shown: str, attach: str) -> str:
+    """Return the line on other jobs: how they stand, and the command that shows one of them.
+
+    Empty where no other job has been under way beside the one that is shown.
+    """
+    beside = [row for row in others if row.is_concurrent]
+    if not beside:
+        return ""
+    named = [row.text for row in beside[:MAX_JOBS_NAMED]]
+    if len(beside) > MAX_JOBS_NAMED:
+        named.append(f"{len(beside) - MAX_JOBS_NAMED} more")
+    command = attach.replace("JOB", beside[0].job_id) if len(beside) == 1 else attach
+    also = f"job {shown} is shown; also on these nodes" if shown else "on these nodes"
+    return clean(f"{also}: {'; '.join(named)}; {command}", LINE_LIMIT)

@@ -1,0 +1,212 @@
+"""How ranks spend their time, in rows and sentences: who costs the others time, and what it does in that time.
+
+`JobPace` makes the rows `PaceRow` and `PaceSummary`. `slow_parts` is what slow ranks cost the others.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from app.diagnosis.causes import Cause, Severity
+from app.diagnosis.rank_pace import MIN_HABIT, PHASES, chance_frac
+from app.diagnosis.slow_ranks import MIN_COST
+from app.text import clean_name, percent_text, place_text, ranks_text, seconds_text
+from ddpcore.wire import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from app.diagnosis.diagnoser import JobDiagnosis
+    from app.diagnosis.rank_pace import RankPace
+    from app.diagnosis.verdicts import Verdict
+    from app.model.cluster import Cluster
+    from app.model.job_model import JobModel
+
+
+class PaceRow(msgspec.Struct, frozen=True):
+    """How a rank spends its time beside the others; shares 0..1, None where it has not been observed long enough."""
+
+    rank: int
+    node: str
+    severity: Severity
+    """WARNING of a named straggler."""
+    cost_frac: float | None
+    """What the others lose to it: how much less it waits than they do in the middle."""
+    wait_frac: float | None
+    last_frac: float | None
+    """Share of the collectives to which it came last among its node's ranks."""
+    phases: dict[str, float]
+    """Share of its time in each phase; the rest it waits."""
+    more_of: list[str]
+    """Phases in which it spends notably more than the others."""
+    where: str
+    """`file.py:line in function`, as last seen."""
+
+    @property
+    def is_old(self) -> bool:
+        """False: shares of undisturbed training do not age while a rank is not heard of."""
+        return False
+
+
+class PaceSummary(msgspec.Struct, frozen=True):
+    """How all ranks of the job spend their time."""
+
+    severity: Severity
+    text: str
+    """A sentence."""
+    window_s: float
+    """Undisturbed time that was looked at."""
+    phases: list[str]
+    """Those in which any rank spends time, in the order of a step."""
+    num_rows: int
+    """Ranks that were observed long enough."""
+
+
+MIN_SHOWN_FRAC = 0.01
+"""A phase in which no rank spends as much is left out."""
+STEP_ORDER = (
+    *(Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER),
+    *(Phase.BARRIER, Phase.EVAL, Phase.CHECKPOINT, Phase.JOINING, Phase.STARTING, Phase.OTHER),
+)
+
+
+class JobPace:
+    """The pace of a job's ranks at one moment; see `app.diagnosis.rank_pace`."""
+
+    def __init__(self, cluster: Cluster, job: JobModel, found: JobDiagnosis) -> None:
+        self._cluster, self._job = cluster, job
+        self._pace: RankPace = found.pace()
+        self._order = self._pace.slowest_first()
+        self._named = {
+            rank for verdict in found.verdicts if verdict.cause is Cause.STRAGGLER for rank in verdict.culprits
+        }
+        costs = [verdict.cost_frac for verdict in found.verdicts if verdict.cause is Cause.STRAGGLER]
+        self._cost_frac = next((cost for cost in costs if cost is not None), None)
+        """Of those named, all together."""
+
+    def summary(self) -> PaceSummary:
+        """Return what all ranks together show."""
+        highest = self._phase_frac.max(axis=1) if self._order.size else np.zeros(len(PHASES))
+        shown = [phase.value for phase in STEP_ORDER if highest[PHASES.index(phase)] >= MIN_SHOWN_FRAC]
+        severity, text = self._sentence()
+        return PaceSummary(severity, text, self._pace.window_s, shown, len(self._order))
+
+    def rows(self, wanted: Sequence[int]) -> list[PaceRow]:
+        """Return rows by their places in the order, the costliest rank first."""
+        return [self._row(int(self._order[place])) for place in wanted if 0 <= place < len(self._order)]
+
+    def _row(self, rank: int) -> PaceRow:
+        pace, worker, owner = self._pace, self._job.worker(rank), int(self._job.node_of[rank])
+        shares = pace.phase_frac[:, rank]
+        is_more = shares - self._usual >= np.maximum(MIN_HABIT, chance_frac(self._usual, float(pace.observed_s[rank])))
+        report = None if worker is None else worker.report
+        return PaceRow(
+            rank=rank,
+            node=clean_name(self._cluster.node_names[owner]) if owner >= 0 else "",
+            severity=Severity.WARNING if rank in self._named else Severity.OK,
+            cost_frac=_known(pace.cost_frac[rank]),
+            wait_frac=_known(pace.wait_frac[rank]),
+            last_frac=_known(pace.last_frac[rank]),
+            phases={phase.value: float(share) for phase, share in zip(PHASES, shares, strict=True)},
+            more_of=[phase.value for phase, more in zip(PHASES, is_more, strict=True) if more],
+            where=place_text(report.place) if report is not None else "",
+        )
+
+    def _sentence(self) -> tuple[Severity, str]:
+        if not self._order.size:
+            return Severity.QUIET, "not enough undisturbed training has been seen yet"
+        wait_frac, cost_frac = self._pace.wait_frac[self._order], self._pace.cost_frac[self._order]
+        middle = percent_text(float(np.median(wait_frac)))
+        if named := [rank for rank in self._order.tolist() if rank in self._named]:
+            cost = percent_text(self._cost_frac or float(self._pace.cost_frac[named[0]]))
+            who = ranks_text(sorted(named))
+            verb = "costs" if len(named) == 1 else "cost"
+            return Severity.WARNING, f"{who} {verb} the others {cost} of their time; the median rank waits {middle}"
+        worst = int(cost_frac.argmax())
+        observed_s = float(self._pace.observed_s[self._order[worst]])
+        if cost_frac[worst] < max(MIN_COST, float(chance_frac(np.asarray(np.median(wait_frac)), observed_s))):
+            return Severity.OK, f"nobody holds the others up: the median rank waits {middle} of the time"
+        who = ranks_text([int(self._order[worst])])
+        less = percent_text(float(cost_frac[worst]))
+        return Severity.OK, f"{who} waits {less} less than the others: not long or not surely enough for a verdict"
+
+    @property
+    def _phase_frac(self) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+        return self._pace.phase_frac[:, self._order]
+
+    @cached_property
+    def _usual(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        return self._pace.usual_frac
+
+
+def window_text(summary: PaceSummary) -> str:
+    """Return over what time the shares are taken."""
+    return f"shares of the last {seconds_text(summary.window_s)} of undisturbed training"
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+HABIT_TEXT = {
+    Phase.DATA: "loading data",
+    Phase.FORWARD: "in forward",
+    Phase.BACKWARD: "in backward",
+    Phase.OPTIMIZER: "in the optimizer",
+    Phase.CHECKPOINT: "saving checkpoints",
+    Phase.EVAL: "evaluating",
+    Phase.OTHER: "outside the model",
+}
+
+
+def slow_parts(verdict: Verdict, ranks: str) -> list[str]:
+    """Return the parts of the sentence about ranks that make every step longer.
+
+    Args:
+        verdict: On them.
+        ranks: Who they are, and where.
+    """
+    is_one = len(verdict.culprits) == 1
+    slow = "is slow and costs" if is_one else "are slow and cost"
+    if verdict.is_in_turns:
+        slow = "are slow in turns and cost"
+    elif verdict.is_at_times:
+        slow = slow.replace("slow", "slow in some steps", 1)
+    comes = f"{'it waits' if is_one else 'they wait'} {percent_text(verdict.wait_frac)} of the time"
+    if verdict.last_frac is not None and not verdict.is_at_times:
+        comes = "it comes" if is_one else "they come"
+        comes += f" last to {percent_text(verdict.last_frac)} of the collectives"
+    asked = f"slowed {verdict.slow_factor:g}x on request" if verdict.slow_factor > 1 else ""
+    place = f"last seen at {place_text(verdict.place)}" if verdict.place else ""
+    cost = f"about {percent_text(verdict.cost_frac)} of the step time{_trend(verdict)}"
+    return [f"{ranks} {slow} the others {cost}: {comes}", asked, _habit(verdict), place]
+
+
+def input_bound_parts(verdict: Verdict) -> list[str]:
+    """Return the parts of the sentence about a job whose input decides how fast it is."""
+    place = f"at {place_text(verdict.place)}" if verdict.place else ""
+    return [f"the ranks spend {percent_text(verdict.cost_frac)} of their time waiting for input", place]
+
+
+def _trend(verdict: Verdict) -> str:
+    """Return `, up from 12 % 3 min ago`."""
+    earlier = verdict.earlier_cost
+    if earlier is None or verdict.cost_frac is None:
+        return ""
+    way = "up" if verdict.cost_frac > earlier.frac else "down"
+    return f", {way} from {percent_text(earlier.frac)} {seconds_text(earlier.age_s)} ago"
+
+
+def _habit(verdict: Verdict) -> str:
+    """Return `it spends 55 % of its time in data, the others 3 %`."""
+    habit = verdict.habit
+    if habit is None or habit.phase not in HABIT_TEXT:
+        return ""
+    spends, its = ("it spends", "its") if len(verdict.culprits) == 1 else ("they spend", "their")
+    own, others = percent_text(habit.frac), percent_text(habit.others_frac)
+    return f"{spends} {own} of {its} time {HABIT_TEXT[habit.phase]}, the others {others}"

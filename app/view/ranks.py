@@ -1,0 +1,257 @@
+"""The rows of ranks, one by one and as arrays.
+
+`rank_row` is one rank. `RankTable` is what all ranks of a job are doing, for questions that are asked of every rank at
+the same time.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from agent.wire.reports import ProcessState, epoch_of, loss_of, step_of
+from app.diagnosis.causes import RankState, Severity
+from app.diagnosis.rank_facts import STATE_CODE, STATES
+from app.model.job_model import Process
+from app.model.outside import outside_text
+from app.text import call_text, clean, clean_name, place_text, seconds_text, signal_text
+from app.view.gpus import held_by
+from app.view.nodes import clean_names
+from app.view.rows import RankRow
+from ddpcore.wire import DEFAULT_GROUP
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from agent.wire.reports import ExitReport, WorkerReport
+    from app.diagnosis.diagnoser import JobDiagnosis
+    from app.model.cluster import Cluster
+    from app.model.job_model import JobModel
+    from ddpcore.wire import GroupReport, RankReport
+
+LATE_MISSING_S = 1.0
+"""A rank that has kept others waiting for less is just on its way."""
+
+STATE_SEVERITY = {
+    RankState.STARTING: Severity.QUIET,
+    RankState.UNPROBED: Severity.OK,
+    RankState.RUNNING: Severity.OK,
+    RankState.WAITING: Severity.OK,
+    RankState.MISSING: Severity.OK,
+    RankState.FROZEN: Severity.CRITICAL,
+    RankState.SILENT: Severity.WARNING,
+    RankState.EXITED: Severity.WARNING,
+    RankState.DONE: Severity.QUIET,
+    RankState.STOPPED: Severity.QUIET,
+    RankState.LOST: Severity.CRITICAL,
+}
+
+
+def rank_row(cluster: Cluster, job: JobModel, found: JobDiagnosis, rank: int, now_s: float) -> RankRow:
+    """Return the row of one rank."""
+    state = STATES[found.states[rank]]
+    if state is RankState.STARTING and job.is_unprobed[rank]:
+        state = RankState.UNPROBED
+    worker = job.worker(rank)
+    report = None if worker is None else worker.report
+    group = None if report is None else told_group(report)
+    owner = int(job.node_of[rank])
+    is_waiting = state is RankState.WAITING and group is not None and group.is_waiting
+    since_report_s = now_s - float(job.report_at_s[rank])
+    wait_frac = float(found.wait_frac[rank])
+    is_dead = worker is None or worker.exit is not None
+    held = held_by(cluster, job, rank)
+    return RankRow(
+        rank=rank,
+        node=clean_name(_node_name(cluster, job, owner)),
+        local_rank=None if worker is None else worker.local_rank,
+        pid=None if worker is None else worker.pid or None,
+        state=state,
+        severity=_severity(found, rank, state),
+        step=None if worker is None else step_of(worker),
+        epoch=None if worker is None else epoch_of(worker),
+        loss=None if worker is None else loss_of(worker),
+        phase="" if report is None else str(report.phase),
+        phase_s=None if report is None or is_dead else report.phase_s + since_report_s,
+        group="" if group is None else clean_name(group.group),
+        op="" if group is None else clean_name(group.op),
+        label="" if group is None else clean_name(group.label),
+        seq=None if group is None else (group.completed_seq + 1 if group.is_waiting else group.enqueued_seq),
+        waiting_s=group.waiting_s + since_report_s if is_waiting and group is not None else None,
+        wait_frac=None if math.isnan(wait_frac) else wait_frac,
+        quiet_s=None if worker is None or is_dead else worker.quiet_s,
+        cpu_cores=None if worker is None or is_dead else worker.cpu_cores,
+        metrics={} if worker is None else {clean_name(name): value for name, value in worker.metrics.items()},
+        rss_bytes=None if worker is None or is_dead else worker.rss_bytes,
+        pss_bytes=None if worker is None or is_dead else worker.pss_bytes,
+        gpu=held.gpu,
+        gpu_used_bytes=held.used_bytes,
+        torch_allocated_bytes=held.allocated_bytes,
+        torch_reserved_bytes=held.reserved_bytes,
+        torch_peak_bytes=held.peak_bytes,
+        age_s=None if report is None else max(0.0, since_report_s),
+        where="" if report is None else place_text(report.place),
+        detail=_detail(job, worker, report, state),
+    )
+
+
+def _node_name(cluster: Cluster, job: JobModel, owner: int) -> str:
+    """Return the node of a rank, also one that has not been reached, where only one can be it."""
+    if owner >= 0:
+        return cluster.node_names[owner]
+    others = [node.name for node in cluster.nodes.values() if node.index not in job.shares and node.report is None]
+    return others[0] if len(others) == 1 and job.num_nodes == len(job.shares) + 1 else ""
+
+
+def rank_call(row: RankRow) -> str:
+    """Return the last collective of a rank in words, with its seq only while the rank waits in it.
+
+    The seq of a rank that moves is up to seconds old: beside the seq that others wait in it would read as a lag.
+    """
+    seq = row.seq if row.waiting_s is not None else None
+    return call_text(row.group, seq, row.op, row.label) if row.op else ""
+
+
+def rank_text(row: RankRow) -> str:
+    """Return a rank in one line: what is searched for words, and what is copied."""
+    waiting = "" if row.waiting_s is None else f"waiting for {seconds_text(row.waiting_s)}"
+    step = "" if row.step is None else f"step {row.step}"
+    call = rank_call(row)
+    told = (f"rank {row.rank}", row.node, row.state, step, row.phase, call, waiting, row.where, row.detail)
+    return "  ".join(filter(None, told))
+
+
+def told_group(report: RankReport) -> GroupReport | None:
+    """Return the group that tells most about a rank: the one it has waited in longest, else the one of all ranks."""
+    waiting = [group for group in report.groups if group.is_waiting]
+    if waiting:
+        return max(waiting, key=lambda group: group.waiting_s)
+    return min(report.groups, key=lambda group: group.group != DEFAULT_GROUP, default=None)
+
+
+def exit_text(exit_report: ExitReport) -> str:
+    """Return `killed by SIGKILL`, `exited with code 1: ValueError: boom` or `finished`."""
+    if exit_report.signal is not None:
+        return f"killed by {signal_text(exit_report.signal)}"
+    if exit_report.code is None:
+        return "ended, it is not known how"
+    if exit_report.code == 0:
+        return "finished"
+    last = f"; its last line: {exit_report.last_line}" if exit_report.last_line else ""
+    return f"exited with code {exit_report.code}" + (f": {exit_report.error}" if exit_report.error else last)
+
+
+def _over_text(job: JobModel, rank: int) -> str:
+    """Return why a node has lost its part of the job, as the end of a sentence."""
+    detail = job.shares[int(job.node_of[rank])].status.detail
+    return f": {detail}" if detail else ""
+
+
+def _severity(found: JobDiagnosis, rank: int, state: RankState) -> Severity:
+    blamed = [verdict.severity for verdict in found.verdicts if rank in verdict.culprits]
+    if blamed:
+        return blamed[0]
+    if state is RankState.MISSING and any(
+        wait.waited_s >= LATE_MISSING_S and rank in wait.missing for wait in found.waits
+    ):
+        return Severity.WARNING
+    return STATE_SEVERITY[state]
+
+
+def _detail(job: JobModel, worker: WorkerReport | None, report: RankReport | None, state: RankState) -> str:
+    if worker is None:
+        return "not known" if state is RankState.LOST else "not started"
+    if state is RankState.LOST and job.is_over_on(int(job.node_of[worker.rank])):
+        return clean(f"how it ended is not known{_over_text(job, worker.rank)}")
+    if worker.exit is not None:
+        death = job.deaths.get(worker.rank)
+        asked = " on request" if death is not None and death.at_s >= job.stop_began_s else ""
+        return clean(exit_text(worker.exit) + asked)
+    parts = []
+    if state is RankState.FROZEN:
+        parts.append(f"frozen for {seconds_text(worker.process_s)}")
+    if worker.process is ProcessState.BLOCKED:
+        parts.append("in uninterruptible sleep")
+    if report is None:
+        parts.append(outside_text(worker) if job.is_unprobed[worker.rank] else "importing torch")
+    parts += job.oddities.of_rank(worker.rank)
+    if report is not None and report.slow_factor > 1:
+        parts.append(f"slowed {report.slow_factor:g}x on request")
+    return clean("; ".join(parts))
+
+
+_IS_ODD = np.array([STATE_SEVERITY[state] in {Severity.WARNING, Severity.CRITICAL} for state in STATES])
+_WAITING = STATE_CODE[RankState.WAITING]
+
+
+class RankTable:
+    """The ranks of a job at one moment; the same facts as in their rows (`app.view.ranks`)."""
+
+    def __init__(self, cluster: Cluster, job: JobModel, found: JobDiagnosis, now_s: float) -> None:
+        self._cluster, self._job, self._found, self._now_s = cluster, job, found, now_s
+
+    @property
+    def num_ranks(self) -> int:
+        """The world size."""
+        return self._job.world_size
+
+    @cached_property
+    def states(self) -> NDArray[np.int8]:
+        """Index into `app.diagnosis.rank_facts.STATES`."""
+        is_unprobed = (self._found.states == STATE_CODE[RankState.STARTING]) & self._job.is_unprobed
+        return np.where(is_unprobed, STATE_CODE[RankState.UNPROBED], self._found.states).astype(np.int8)
+
+    @property
+    def node_of(self) -> NDArray[np.int32]:
+        """Index into `node_names`; -1 while no node claims the rank."""
+        return self._job.node_of
+
+    @cached_property
+    def node_names(self) -> list[str]:
+        """Clean names of the nodes."""
+        return clean_names(self._cluster.node_names)
+
+    @property
+    def phases(self) -> NDArray[np.int8]:
+        """Index into `app.model.job_model.PHASES`; -1 while the rank has told none."""
+        return np.where(np.isnan(self._job.report_at_s), -1, self._job.phase).astype(np.int8)
+
+    @property
+    def step(self) -> NDArray[np.float64]:
+        """NaN while it is not known."""
+        return np.where(self._job.step < 0, np.nan, self._job.step)
+
+    @property
+    def rss_bytes(self) -> NDArray[np.float64]:
+        """NaN where there is no process."""
+        return np.where(self._job.process == Process.EXITED, np.nan, self._job.rss_bytes)
+
+    @property
+    def waiting_s(self) -> NDArray[np.float64]:
+        """How long each rank has waited; NaN where it does not."""
+        since_s = np.full(self.num_ranks, np.inf)
+        for group in self._job.groups.values():
+            members = group.members[group.is_waiting]
+            since_s[members] = np.minimum(since_s[members], group.wait_since_s[group.is_waiting])
+        is_waiting = (self.states == _WAITING) & np.isfinite(since_s)
+        return np.where(is_waiting, self._now_s - since_s, np.nan)
+
+    @property
+    def cpu_cores(self) -> NDArray[np.float64]:
+        """Cores that each process keeps busy; NaN where there is none."""
+        is_there = (self._job.process != Process.UNSEEN) & (self._job.process != Process.EXITED)
+        return np.where(is_there, self._job.cpu_cores, np.nan)
+
+    @property
+    def is_problem(self) -> NDArray[np.bool_]:
+        """Which ranks want to be looked at: those whose rows are not OK."""
+        is_problem: NDArray[np.bool_] = _IS_ODD[self.states]
+        for wait in self._found.waits:
+            if wait.waited_s >= LATE_MISSING_S:
+                is_problem[wait.missing] |= self.states[wait.missing] == STATE_CODE[RankState.MISSING]
+        for verdict in reversed(self._found.verdicts):
+            is_problem[list(verdict.culprits)] = verdict.severity in {Severity.WARNING, Severity.CRITICAL}
+        return is_problem

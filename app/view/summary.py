@@ -1,0 +1,101 @@
+"""What a job comes down to: its first line, its summary, its end. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from app.diagnosis.causes import Severity
+from app.errors import ExitCode
+from app.text import bytes_text, json_value
+from app.view.rows import SCHEMA, SEVERITY_WORDS
+
+if TYPE_CHECKING:
+    from app.view.view import View
+
+
+ENDED = frozenset({"succeeded", "failed", "stopped", "lost"})
+
+
+def headline_text(view: View) -> str:
+    """Return the first line with its severity in a word, as the screen has it."""
+    headline = view.headline()
+    return f"{SEVERITY_WORDS[headline.severity]}  {headline.text}"
+
+
+def headline_hint(view: View) -> str:
+    """Return what is to be done about the worst verdict; empty where none stands."""
+    verdicts = view.verdicts()
+    return verdicts[0].hint if verdicts and view.headline().severity is not Severity.OK else ""
+
+
+def summary_object(view: View) -> dict[str, Any]:
+    """Return what `rankdeck demo --json` prints: schema, job, steps, losses, and the rows of `status --json`."""
+    status = status_object(view)
+    job = status.pop("jobs")[0] if status["jobs"] else None
+    progress = view.progress()
+    return {
+        "schema": status.pop("schema"),
+        "job": job,
+        "steps": progress.steps,
+        "loss_first": progress.loss_first,
+        "loss_last": progress.loss_last,
+        **status,
+    }
+
+
+def summary_lines(summary: dict[str, Any]) -> list[str]:
+    """Return the same for people."""
+    job = summary["job"]
+    if job is None:
+        return ["the job did not start"]
+    lines = [
+        f"job {job['job_id']}: {job['state']}" + ("" if job["exit_code"] is None else f", exit code {job['exit_code']}")
+    ]
+    if summary["loss_first"] is not None and summary["loss_last"] is not None:
+        lines.append(f"{summary['steps']} steps, loss {summary['loss_first']:.3f} -> {summary['loss_last']:.3f}")
+    is_told = job["root_cause"] is not None and job["root_cause"]["text"] in {v["text"] for v in summary["verdicts"]}
+    if job["root_cause"] is not None and not is_told:
+        lines.append(f"root cause: {job['root_cause']['text']}")
+        lines += [f"  | {line}" for line in job["root_cause"]["traceback"]]
+    for row in summary["ranks"]:
+        memory = "" if row["rss_bytes"] is None else f", {bytes_text(row['rss_bytes'])}"
+        step = "" if row["step"] is None else f", step {row['step']}"
+        on_node = f" on {row['node']}" if row["node"] else ""
+        lines.append(f"  rank {row['rank']}{on_node}: {row['state']}{step}{memory}")
+    lines += [f"  {wait['text']}" for wait in summary["barriers"]]
+    for verdict in summary["verdicts"]:
+        lines.append(f"verdict: {SEVERITY_WORDS[Severity(verdict['severity'])]}  {verdict['text']}")
+        if verdict["hint"]:
+            lines.append(f"  {verdict['hint']}")
+    return lines
+
+
+def exit_code(view: View, *, is_fault_unnamed: bool = False) -> ExitCode:
+    """Return what the shell is told: 10 while a verdict stands, else how the job ended."""
+    if is_fault_unnamed:
+        return ExitCode.JOB_FAILED
+    if any(verdict.severity is not Severity.QUIET for verdict in view.verdicts()):
+        return ExitCode.VERDICT_STANDS
+    job = view.job()
+    return ExitCode.JOB_FAILED if job is not None and job.state in {"failed", "lost"} else ExitCode.WELL
+
+
+def is_over(view: View, job_id: str = "") -> bool:
+    """Say whether a job, or whichever is shown, has ended."""
+    job = view.job()
+    return job is not None and job.state in ENDED and job_id in ("", job.job_id)
+
+
+def status_object(view: View) -> dict[str, Any]:
+    """Return the object of `--json`: built-in types only, numbers rounded, what is not known as None."""
+    job = view.job()
+    rows = {
+        "nodes": view.nodes(),
+        "jobs": [] if job is None else [job],
+        "other_jobs": view.other_jobs(),
+        "gpus": view.gpus(),
+        "ranks": view.ranks(),
+        "barriers": view.barriers(),
+        "verdicts": view.verdicts(),
+    }
+    return {"schema": SCHEMA} | {key: json_value(value) for key, value in rows.items()}

@@ -1,0 +1,339 @@
+"""What to do about a verdict, and what it rests on.
+
+`hint` is one hint as text for each cause.
+
+`VERDICT_RULES` lists for each verdict who is named, what was compared, what cannot be known. `rankdeck help verdicts`
+(app/help/verdicts.md) has the same table.
+
+`standstill_parts` and the functions below it are parts of the sentence about ranks that stand outside collectives.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, NamedTuple
+
+from app.diagnosis.causes import Cause
+from app.diagnosis.memory import is_of_gpu
+from app.text import clean_name, nodes_text, place_text, ranks_text, seconds_text
+from app.view.memory import growth_hint
+from ddpcore.wire import FIRST_GROUP, MONITORED_BARRIER, NEW_GROUP, Phase
+
+if TYPE_CHECKING:
+    from app.diagnosis.verdicts import Side, Verdict
+    from ddpcore.wire import PeerCall
+
+ROOT_ARGUMENT = {"broadcast": "src", "scatter": "src", "gather": "dst", "reduce": "dst"}
+"""What torch.distributed calls the one rank that an operation's data come from, or go to."""
+
+
+def hint(verdict: Verdict, pid: int | None) -> str:
+    """Return the next step, in a clean sentence."""
+    node = nodes_text([clean_name(node) for node in verdict.nodes[:1]])
+    on_node = f" on {node}" if node else ""
+    if verdict.cause is Cause.EXITED:
+        return _exit_hint(verdict, on_node)
+    if verdict.cause is Cause.OOM:
+        return _memory_hint(verdict, on_node)
+    if verdict.cause is Cause.MEMORY_GROWTH:
+        return growth_hint(verdict.growth)
+    if verdict.aftermath is not None and verdict.cause in (Cause.STRAGGLER, Cause.FROZEN, Cause.SILENT):
+        stopped = "a debugger or job control may have stopped it; " if verdict.cause is Cause.FROZEN else ""
+        return f"{stopped}its last stack is in the evidence, if that was kept"
+    if verdict.cause is Cause.STRAGGLER:
+        return _straggler_hint(verdict, on_node)
+    if verdict.cause is Cause.MISMATCH:
+        return _mismatch_hint(verdict)
+    if verdict.cause is Cause.TRANSPORT:
+        return _transport_hint(verdict)
+    thaw = f": kill -CONT {pid}{on_node}" if pid else ""
+    spy = f" with py-spy dump --pid {pid}" if pid else ""
+    hung = f"a disk or a network file system{on_node} does not answer; see dmesg there"
+    return {
+        Cause.FROZEN: f"thaw it{thaw}; a debugger or job control may have stopped it",
+        Cause.SILENT: hung if verdict.is_blocked else f"look at it{on_node}{spy}: a C extension may hold the GIL",
+        Cause.NODE_LOST: "the job may still run there; rankdeck tries again if it may help"
+        if verdict.absence is not None
+        else f"is {node or 'the node'} up, and its agent running? the other ranks cannot go on without it",
+        Cause.FEWER_CALLS: "every rank must make the same calls: look for uneven inputs or an early return",
+        Cause.NOT_JOINED: "see its launcher's log and its own; the others begin when it comes",
+        Cause.STANDSTILL: "look at these lines: a file system, lock or server may not answer"
+        + (f", or {ranks_text(verdict.waiting)} may hold what the others need" if verdict.waiting else ""),
+        Cause.NOT_EXITING: "empty the queue before the end, or call its cancel_join_thread()"
+        if verdict.exit_wait is not None and verdict.exit_wait.what == "queue"
+        else "end that thread, handler or process first, or make it a daemon",
+        Cause.INPUT_BOUND: "more loader workers, prefetching or a faster disk make every step shorter",
+        Cause.CHECKPOINTING: "nothing is wrong while it takes its usual time; an asynchronous one does not block",
+        Cause.EVALUATING: "nothing is wrong while it takes its usual time; all ranks may share an evaluation",
+    }[verdict.cause]
+
+
+def _mismatch_hint(verdict: Verdict) -> str:
+    if verdict.meetings:
+        return "give all ranks one MASTER_ADDR, MASTER_PORT and WORLD_SIZE, and each its own RANK"
+    ops = {side.peer_call.op for side in verdict.sides if side.peer_call is not None}
+    if NEW_GROUP in ops:
+        return "every rank calls new_group for every group, in the same order"
+    if MONITORED_BARRIER in ops:
+        return "every rank of the group calls monitored_barrier as often as the others"
+    if ops and verdict.aborted:
+        return "give the receive a tensor as large as that of the send, in shape and element type"
+    if ops:
+        return "each send needs its receive: reorder one side or compare tags"
+    if len({side.group for side in verdict.sides}) > 1:
+        return "call the groups in the same order on every rank"
+    if any(side.op == "broadcast" and side.phase in (Phase.FORWARD, Phase.EVAL) for side in verdict.sides):
+        return "DDP broadcasts buffers: evaluate model.module, or on all ranks"
+    if verdict.is_shifted or (verdict.counts is not None and verdict.counts.difference):
+        return "look for a swallowed exception, a skipped batch or an extra call"
+    if verdict.aborted or len({(side.op, side.label) for side in verdict.sides}) < len(verdict.sides):
+        return "pass the same sizes, types, roots and reductions on every rank"
+    return "compare the lines: the ranks have taken different branches"
+
+
+def _transport_hint(verdict: Verdict) -> str:
+    if verdict.is_root_unknown:
+        compared = f"compare {ROOT_ARGUMENT.get(verdict.op, 'root')} at that line on every rank"
+        return f"{compared}; if all are equal, {'the network' if verdict.num_hosts > 1 else 'their stacks'}"
+    if verdict.num_hosts > 1:
+        return "check the network between the nodes: interface, firewall, MTU"
+    if verdict.store_listener:
+        return "if that is not rank 0's store, end it or choose another MASTER_PORT"
+    if verdict.seq is None:
+        port = f"port {verdict.meetings[0].port}" if verdict.meetings else "MASTER_PORT"
+        return f"another program may listen on {port}: see ss -ltnp, or choose another port"
+    return "compare the stacks of these ranks; on GPUs, try NCCL_P2P_DISABLE=1"
+
+
+def _exit_hint(verdict: Verdict, on_node: str) -> str:
+    has_error = verdict.exit is not None and bool(verdict.exit.error)
+    number = None if verdict.exit is None else verdict.exit.signal
+    if number == signal.SIGTERM and has_error:
+        number = None
+    rank = verdict.culprits[0]
+    logs = f"see the logs of rank {rank}"
+    is_known = verdict.exit is not None and verdict.exit.code is not None
+    plain = f"it left no traceback: {logs}" if is_known else logs
+    return {
+        None: f"the whole traceback is in the logs of rank {rank}" if has_error else plain,
+        int(signal.SIGKILL): f"somebody{on_node} sent it, or a memory guard; if nobody did, see dmesg for the kernel",
+        int(signal.SIGABRT): f"gloo aborts when sizes or types differ between ranks: see rank {rank}'s stderr",
+        int(signal.SIGSEGV): f"a crash in native code: run with PYTHONFAULTHANDLER=1 and see rank {rank}'s stderr",
+        int(signal.SIGBUS): f"shared memory may be full: see df /dev/shm{on_node}",
+        int(signal.SIGTERM): f"somebody, or a scheduler, asked it to end{on_node}",
+    }.get(number, logs)
+
+
+def _memory_hint(verdict: Verdict, on_node: str) -> str:
+    if verdict.exit is not None and is_of_gpu(verdict.exit):
+        return "see the Memory view: smaller micro-batches, checkpointed activations or sharding need less"
+    return f"see the Memory view: fewer loader workers, smaller batches or fewer ranks{on_node} need less"
+
+
+def _straggler_hint(verdict: Verdict, on_node: str) -> str:
+    if verdict.slow_factor > 1:
+        return "heal it by injecting slow with factor 1"
+    if verdict.group.startswith(FIRST_GROUP):
+        return f"it prepares something that the others wait for; look at its stack if it takes too long{on_node}"
+    if verdict.phase in (Phase.CHECKPOINT, Phase.EVAL):
+        return "the others need not wait: a longer phase is normal, a growing one is not"
+    if verdict.phase in (Phase.STARTING, None):
+        return f"see the logs of rank {verdict.culprits[0]}: an import or a download may take its time"
+    if (verdict.phase if verdict.habit is None else verdict.habit.phase) is Phase.DATA:
+        return f"its input is late: look at the disk and the workers of its loader{on_node}"
+    return f"look at its stack and at the load{on_node}"
+
+
+class VerdictRule(NamedTuple):
+    """How one kind of verdict comes about."""
+
+    verdict: str
+    """Its cause, as the screen, the printed lines and `--json` name it, or a part of what has that cause."""
+    named: str
+    """Who is named, and what was compared."""
+    unknown: str
+    """What cannot be known, and what is shown then."""
+
+
+VERDICT_RULES = (
+    VerdictRule(
+        "frozen",
+        "a stopped process (SIGSTOP), at once: its state in /proc",
+        "who stopped it",
+    ),
+    VerdictRule(
+        "exited",
+        "the rank that died first by its own cause: exit codes, signals, exceptions. An uncaught exception is"
+        " named before its process has ended. Ranks that lost their connection by it are listed as victims",
+        "who sent a SIGKILL. Where every rank has only lost a connection: whose it was",
+    ),
+    VerdictRule(
+        "oom",
+        "a rank that died for want of memory: its own exception, or a SIGKILL while the kernel counted an "
+        "out-of-memory kill on that machine",
+        "a kill by another memory guard: exited, with a hint",
+    ),
+    VerdictRule(
+        "memory_growth",
+        "a rank whose memory, or its GPU's, grows steadily to a limit at most ten minutes away: machine, "
+        "cgroup, ulimit or GPU. It must have grown for as long as is left: caches that fill and models that "
+        "load end earlier. It is a warning",
+        "which object grows. A leak that fills the limit within half a minute is only seen as oom",
+    ),
+    VerdictRule(
+        "fewer_calls",
+        "a rank that left, or is about to, while others wait in a call that it never made",
+        "why it left, where its code caught the exception",
+    ),
+    VerdictRule(
+        "mismatch",
+        "ranks whose calls at one place of a group's order differ: operation, size, element type, source, "
+        "reduction or name. The first such place among their last 16 calls counts. The smaller side is named,"
+        " of two equal sides both. Nobody is named where two wait for each other while others wait in sends "
+        "and receives. A rank that gloo aborts is a victim",
+        "source and reduction of calls by DDP's C++, reductions of NCCL's calls, sources of gloo's finished "
+        "calls: torch's recorder lacks them. Whose call differs, where an abort fits several ranks",
+    ),
+    VerdictRule(
+        "mismatch, in init_process_group",
+        "ranks that go to different stores (MASTER_ADDR, MASTER_PORT), come as the same rank, or wait for "
+        "more ranks than there are. The smaller part is named, or who has another's number",
+        "the same for file:// and for stores that the program makes itself",
+    ),
+    VerdictRule(
+        "mismatch, of send and recv",
+        "ranks whose sends and receives do not meet: a cycle, a send that nobody receives, tags that differ. "
+        "Each rank's peer is shown",
+        "the peer, where gloo's stack or NCCL's record does not hold it: the rank is only shown as waiting",
+    ),
+    VerdictRule(
+        "silent",
+        "a rank whose process lives and reports nothing: the GIL is held, or it sleeps in the kernel. It "
+        "takes 2 s, 4 s beside a rank that is frozen or has ended, up to 10 s on an overloaded machine",
+        "its line, without py-spy on the node: the last one seen is shown",
+    ),
+    VerdictRule(
+        "standstill",
+        "the few ranks that stand elsewhere than most, else nobody. No rank waits for another, none moves, "
+        "and the next step is overdue by 10 s and by ten usual steps. Where most stand and a few wait for "
+        "them, nobody is named: the few may hold a lock",
+        "which of the lines is at fault. A rank that computes at one line for long gets six times as long",
+    ),
+    VerdictRule(
+        "not_exiting",
+        "a rank whose program is done and whose process does not end for 10 s. The thread, exit handler, "
+        "child process or full queue that keeps it is shown, with its line",
+        "what keeps it, where it is none of these",
+    ),
+    VerdictRule(
+        "node_lost",
+        "all ranks of a node that no longer reports. Where only the connection is lost, the connection is named",
+        "what these ranks do",
+    ),
+    VerdictRule(
+        "not_joined",
+        "a rank that others await in init_process_group for a minute, or for 10 s while it stands at one line"
+        " before it",
+        "why it does not come, where it has not imported torch",
+    ),
+    VerdictRule(
+        "straggler, that stands",
+        "a rank that keeps the others waiting for 10 s. It is a warning while the rank moves from line to line, "
+        "an alarm after 5 s at one line. The first rank of a first-one-first block gets a warning only after 10 s "
+        "at one line. A child process or DataLoader worker that it waits for is shown with its pid and line. A "
+        "rank that goes on making steps while a few wait for it, as an evaluator does, is not named",
+        "why that line takes long",
+    ),
+    VerdictRule(
+        "straggler, that is slow",
+        "a rank, several, or a node that costs the others a tenth of their time (a node: a sixth), mostly "
+        "within 15 s. A rank that is slow in some steps alone is named from a sixth on, mostly within 40 s. "
+        "What it costs, whether that grows, and what it does more than the others are shown",
+        "a rank that pauses briefly once in some seconds. Where nobody records calls: slow ranks, unless one "
+        "is slower by far. With NCCL, slow GPUs of ranks that queue steps ahead: a rank that waits for more "
+        "than 80 % of its time is not named",
+    ),
+    VerdictRule(
+        "input_bound",
+        "nobody: all ranks spend half of their time or more waiting for data",
+        "where the input is slow",
+    ),
+    VerdictRule(
+        "transport",
+        "nobody: every member has called, no rank is missing, and the call does not complete. Before the "
+        "first collective, or at a second group: all have come to init_process_group and do not meet. A "
+        "stranger on MASTER_PORT is shown with pid and command where it runs on a node of the job",
+        "which link fails. The network is suspected only between two machines or more, and where no unknown "
+        "source or destination may differ",
+    ),
+    VerdictRule(
+        "checkpointing, evaluating",
+        "a rank that the others rightly wait for. It is an alarm only when it takes far longer than ever "
+        "before. torch.save and torch.distributed.checkpoint are known by themselves",
+        'other ways to save, and evaluations outside the engine, without ddpcore.phase("checkpoint") or '
+        'ddpcore.phase("eval")',
+    ),
+)
+
+
+def peer_text(call: PeerCall | None) -> str:
+    """Return ` to rank 2 with tag 7 and 400 bytes`, of a send; empty of a collective."""
+    if call is None or call.op not in {"send", "recv"}:
+        return ""
+    direction = "to" if call.op == "send" else "from"
+    peer = "any rank" if call.peer is None else f"rank {call.peer}"
+    size = "room for " if call.op == "recv" else ""
+    told = [f"tag {call.tag}"] if call.tag else []
+    told += [f"{size}{call.num_bytes[-1]:,} bytes"] if call.num_bytes else []
+    return f" {direction} {peer}" + (f" with {' and '.join(told)}" if told else "")
+
+
+def standstill_parts(verdict: Verdict, who: str, victims: str) -> list[str]:
+    """Return since when no rank has moved, which ranks stand where, and who waits for them."""
+    step = "" if verdict.step is None else f" after step {verdict.step}"
+    others = "" if verdict.waiting else ", and none waits in a collective"
+    rank = "rank that is left" if verdict.ended else "rank"
+    head = f"no {rank} has moved for {seconds_text(verdict.for_s)}{step}{others}"
+    # Who stands elsewhere comes first: a narrow screen cuts the end.
+    sides = sorted(
+        (side for side in verdict.sides if side.place), key=lambda side: side.ranks[0] not in verdict.culprits
+    )
+    places = [f"{_standing(side, verdict, who)} at {place_text(side.place)}" for side in sides]
+    has = "has" if len(verdict.ended) == 1 else "have"
+    ended = f"{ranks_text(verdict.ended)} {has} ended (exit code 0)" if verdict.ended else ""
+    return [head, ", ".join(places), victims, ended, child_text(verdict)]
+
+
+def _standing(side: Side, verdict: Verdict, who: str) -> str:
+    ranks = who if side.ranks == verdict.culprits else ranks_text(side.ranks)
+    return f"{ranks} {'stands' if len(side.ranks) == 1 else 'stand'}"
+
+
+def not_exiting_parts(verdict: Verdict, who: str, victims: str) -> list[str]:
+    """Return whose process does not end, and what keeps it from that."""
+    wait = verdict.exit_wait
+    assert wait is not None
+    is_one = len(verdict.culprits) == 1
+    process = "has finished its program, but its process has" if is_one else "have finished, but their processes have"
+    head = f"{who} {process} not ended for {seconds_text(verdict.for_s)}"
+    place = f" at {place_text(wait.place)}" if wait.place else ""
+    pid = f" {wait.pid}" if wait.pid else ""
+    its = "its" if is_one else f"rank {verdict.culprits[0]}'s"
+    why = {
+        "thread": f'{its} non-daemon thread "{wait.name}" still runs{place}',
+        "process": f"{its} child process{pid} still runs",
+        "queue": f"{its} multiprocessing.Queue holds what nobody takes",
+        "atexit": f"{its} exit handler {wait.name} still runs{place}",
+    }.get(wait.what, "what keeps it is not known")
+    return [head, why, victims, child_text(verdict)]
+
+
+def child_text(verdict: Verdict) -> str:
+    """Return `rank 1 waits for its loader worker (pid 4711), which is at data.py:12 in read`."""
+    child = verdict.child
+    if child is None:
+        return ""
+    what = child.what if child.what.endswith(("process", "worker")) else "child process"
+    first = verdict.culprits[:1] or verdict.sides[0].ranks[:1]
+    place = f", which is at {place_text(verdict.child_place)}" if verdict.child_place else ""
+    return f"{ranks_text(first)} waits for its {what} (pid {child.pid}){place}"

@@ -1,0 +1,425 @@
+"""Verdicts as text: a sentence with who, where, why, since when and who suffers.
+
+`meeting_head` and `store_text` are parts of the sentence about ranks that do not find each other in
+`init_process_group`.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+from agent.wire.logs import LOST_PEER
+from app.diagnosis.causes import Cause
+from app.diagnosis.memory import is_killed_by_kernel, is_of_gpu
+from app.text import (
+    bytes_text,
+    call_text,
+    clean,
+    clean_name,
+    nodes_text,
+    place_text,
+    ranks_text,
+    seconds_text,
+    signal_text,
+    sizes_text,
+)
+from app.view.memory import growth_parts, past_growth_text
+from app.view.pace import input_bound_parts, slow_parts
+from app.view.verdict_hints import ROOT_ARGUMENT, child_text, not_exiting_parts, peer_text, standstill_parts
+from ddpcore.wire import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agent.wire.reports import ExitReport
+    from app.diagnosis.verdicts import MeetingSide, Side, Verdict
+
+MAX_TEXT = 600
+"""Characters of a sentence: seven lines of a narrow terminal."""
+MAX_ERROR = 160
+MAX_SIDES_FIRST = 2
+"""Sides of a mismatch that leave room on a narrow screen for who waits for whom after them."""
+
+PHASE_WORDS = {
+    Phase.STARTING: "is still starting",
+    Phase.JOINING: "waits in init_process_group",
+    Phase.DATA: "is loading data",
+    Phase.FORWARD: "is in forward",
+    Phase.BACKWARD: "is in backward",
+    Phase.OPTIMIZER: "is in the optimizer",
+    Phase.BARRIER: "is in a collective of its own",
+    Phase.CHECKPOINT: "is saving a checkpoint",
+    Phase.EVAL: "is evaluating",
+}
+
+
+def sentence(verdict: Verdict) -> str:
+    """Return what is the matter, in one clean sentence."""
+    parts = {
+        Cause.FROZEN: _frozen,
+        Cause.EXITED: _exited,
+        Cause.OOM: _out_of_memory,
+        Cause.SILENT: _silent,
+        Cause.NODE_LOST: _node_lost,
+        Cause.NOT_JOINED: _not_joined,
+        Cause.MISMATCH: _mismatch,
+        Cause.FEWER_CALLS: _fewer_calls,
+        Cause.TRANSPORT: _transport,
+        Cause.STRAGGLER: _straggler,
+        Cause.STANDSTILL: _standstill,
+        Cause.NOT_EXITING: _not_exiting,
+        Cause.INPUT_BOUND: input_bound_parts,
+        Cause.MEMORY_GROWTH: _memory_growth,
+        Cause.CHECKPOINTING: _known,
+        Cause.EVALUATING: _known,
+    }[verdict.cause](verdict)
+    return clean("; ".join(part for part in [*parts, _aftermath(verdict)] if part), MAX_TEXT)
+
+
+def _aftermath(verdict: Verdict) -> str:
+    """Return how the hang ended: `the job ended when ranks 0, 2 timed out after 20 s`."""
+    after = verdict.aftermath
+    if after is None:
+        return ""
+    one = len(after.ranks) == 1
+    if after.is_timeout:
+        how = "timed out" + ("" if after.timeout_s is None else f" after {seconds_text(after.timeout_s)}")
+    elif after.code is not None:
+        how = f"exited with code {after.code}"
+    elif after.signal is not None:
+        how = f"{'was' if one else 'were'} ended by {signal_text(after.signal)}"
+        how += f" with {'its' if one else 'their'} launcher" if after.is_with_launcher else ""
+    else:
+        how = f"lost {'its' if one else 'their'} connection"
+    return f"the job ended when {ranks_text(after.ranks)} {how}"
+
+
+def who(verdict: Verdict) -> str:
+    """Return `rank 2 on demo-1`."""
+    ranks = ranks_text(verdict.culprits)
+    return f"{ranks} on {nodes_text([clean_name(node) for node in verdict.nodes])}" if verdict.nodes else ranks
+
+
+def _is(verdict: Verdict) -> str:
+    return "is" if len(verdict.culprits) == 1 else "are"
+
+
+def _it(verdict: Verdict) -> str:
+    return "it" if len(verdict.culprits) == 1 else "them"
+
+
+def _call(verdict: Verdict) -> str:
+    return call_text(verdict.group, verdict.seq, verdict.op, verdict.label) if verdict.seq is not None else ""
+
+
+def _victims(verdict: Verdict, idle: str = "") -> str:
+    """Return `ranks 0-1, 3 wait for it in all_reduce #57 for 1.7 s`."""
+    if not verdict.waiting:
+        return idle
+    here = [rank for rank in verdict.waiting_here if rank in verdict.waiting] or verdict.waiting
+    elsewhere = [rank for rank in verdict.waiting if rank not in here]
+    verb = "waits" if len(here) == 1 else "wait"
+    call = _call(verdict) or verdict.op
+    where = f" in {call}" if call else ""
+    text = f"{ranks_text(here)} {verb} for {_it(verdict)}{where} for {seconds_text(verdict.waited_s)}"
+    return f"{text}, {ranks_text(elsewhere)} in other calls" if elsewhere else text
+
+
+def _past_victims(verdict: Verdict) -> list[str]:
+    """Return who waited for ranks that are gone, and who lost the connection to them."""
+    lost = set(verdict.lost_connection)
+    waited = [rank for rank in verdict.waiting if rank not in lost]
+    where = f" in {_call(verdict)}" if _call(verdict) else ""
+    parts = [f"{ranks_text(waited)} waited for {_it(verdict)}{where}"] if waited else []
+    if lost:
+        their = "its" if len(lost) == 1 else "their"
+        parts.append(f"{ranks_text(sorted(lost))} lost {their} connection to {_it(verdict)}")
+    return parts
+
+
+def _last_seen(verdict: Verdict) -> str:
+    if verdict.place is None:
+        return ""
+    first = "it" if len(verdict.culprits) == 1 else ranks_text(verdict.culprits[:1])
+    seen = f"py-spy sees {first}" if verdict.is_seen_outside else "last seen"
+    return f"{seen} at {place_text(verdict.place)}"
+
+
+def _after_step(verdict: Verdict) -> str:
+    """Return the last step that the first culprit told of: it may have begun the next, or a few more."""
+    return "" if verdict.step is None else f" after step {verdict.step}"
+
+
+def _frozen(verdict: Verdict) -> list[str]:
+    head = f"{who(verdict)} {_is(verdict)} frozen (SIGSTOP) for {seconds_text(verdict.for_s)}"
+    return [
+        head,
+        _victims(verdict, "nobody waits for it yet" if len(verdict.culprits) == 1 else ""),
+        _last_seen(verdict),
+    ]
+
+
+def _exited(verdict: Verdict) -> list[str]:
+    end = verdict.exit
+    was = "was" if len(verdict.culprits) == 1 else "were"
+    is_alive = end is not None and _is_about_to_end(end) and bool(end.error)
+    if is_alive:
+        how = f"{'fails' if len(verdict.culprits) == 1 else 'fail'}{_after_step(verdict)}"
+    elif end is not None and end.signal == signal.SIGTERM and end.error and not LOST_PEER.search(end.error):
+        how = f"failed{_after_step(verdict)} and {was} ended by SIGTERM then"
+    elif end is not None and end.signal is not None:
+        how = f"{was} killed by {signal_text(end.signal)}{_after_step(verdict)}"
+    elif end is not None and end.code is not None:
+        how = f"exited with code {end.code}{_after_step(verdict)}"
+    else:
+        how = f"ended{_after_step(verdict)}, it is not known how"
+    error = "" if end is None else _words_of(end, verdict.culprits)
+    if end is not None and LOST_PEER.search(end.words):
+        error += f"; whose connection {'it' if len(verdict.culprits) == 1 else 'they'} lost is not known"
+    grew = past_growth_text(verdict.growth)
+    victims = [_victims(verdict)] if is_alive else _past_victims(verdict)
+    return [f"{who(verdict)} {how}{error}", grew, *victims, _last_seen(verdict)]
+
+
+def _is_about_to_end(end: ExitReport) -> bool:
+    """Return whether the process of a rank whose program is over has not ended yet."""
+    return end.code is None and end.signal is None
+
+
+def _words_of(end: ExitReport, ranks: Sequence[int]) -> str:
+    """Return the exception, or what the first of some ranks with the same end wrote last, as the end of a sentence."""
+    if end.error:
+        return f": {clean(end.error, MAX_ERROR)}"
+    whose = "its" if len(ranks) == 1 else f"rank {ranks[0]}'s"
+    return f"; {whose} last line: {clean(end.last_line, MAX_ERROR)}" if end.last_line else ""
+
+
+def _out_of_memory(verdict: Verdict) -> list[str]:
+    end = verdict.exit
+    assert end is not None
+    was = "was" if len(verdict.culprits) == 1 else "were"
+    held = f"; it held {bytes_text(verdict.held_bytes)}" if verdict.held_bytes and not is_of_gpu(end) else ""
+    by_kernel = "when the kernel was out of memory"
+    if is_killed_by_kernel(end) and end.signal is not None:
+        how = f"{was} killed by {signal_text(end.signal)}{_after_step(verdict)}, {by_kernel}{held}"
+    elif is_killed_by_kernel(end):
+        how = f"lost a process{_after_step(verdict)}, {by_kernel}"
+    else:
+        how = f"ran out of memory{_after_step(verdict)}{held}"
+    error = _words_of(end, verdict.culprits)
+    return [
+        f"{who(verdict)} {how}{error}",
+        past_growth_text(verdict.growth),
+        *_past_victims(verdict),
+        _last_seen(verdict),
+    ]
+
+
+def _memory_growth(verdict: Verdict) -> list[str]:
+    growth = verdict.growth
+    assert growth is not None
+    return growth_parts(growth, who(verdict))
+
+
+def _silent(verdict: Verdict) -> list[str]:
+    lives = "its process lives" if len(verdict.culprits) == 1 else "their processes live"
+    if verdict.is_blocked:
+        lives = "its process hangs in the kernel (uninterruptible sleep)"
+    has = "has" if len(verdict.culprits) == 1 else "have"
+    head = f"{who(verdict)} {has} not reported for {seconds_text(verdict.for_s)} though {lives}"
+    return [head, _victims(verdict), _last_seen(verdict)]
+
+
+def _node_lost(verdict: Verdict) -> list[str]:
+    nodes = nodes_text([clean_name(node) for node in verdict.nodes])
+    has = "has" if len(verdict.nodes) == 1 else "have"
+    lost = f"{ranks_text(verdict.culprits)} {_is(verdict)} lost"
+    if (absence := verdict.absence) is not None:
+        unknown = f"what {ranks_text(verdict.culprits)} {'does' if len(verdict.culprits) == 1 else 'do'} is not known"
+        return [f"{absence.lack} {nodes}{_for(verdict.for_s)}: {absence.why}", unknown, _victims(verdict)]
+    head = f"{nodes} {has} not reported{_for(verdict.for_s)}: {lost}"
+    return [head, _victims(verdict), _last_seen(verdict)]
+
+
+def _for(for_s: float | None) -> str:
+    return "" if for_s is None else f" for {seconds_text(for_s)}"
+
+
+def _not_joined(verdict: Verdict) -> list[str]:
+    has = "has" if len(verdict.culprits) == 1 else "have"
+    for_s = seconds_text(verdict.waited_s)
+    wait = "waits" if len(verdict.waiting) == 1 else "wait"
+    victims = f"{ranks_text(verdict.waiting)} {wait} for {_it(verdict)} there for {for_s}" if verdict.waiting else ""
+    if not verdict.is_born:
+        where = f" in {verdict.op}" if victims else ""
+        waiting = victims.replace(" there", where)
+        return [f"{who(verdict)} {has} not been started" + ("" if victims else f" for {for_s}"), waiting]
+    if verdict.phase is None:
+        stands = f"{ranks_text(verdict.culprits[:1])} has not imported torch yet, or cannot be probed"
+    else:
+        stands = f"{ranks_text(verdict.culprits[:1])} is at {place_text(verdict.place)}" if verdict.place else ""
+    return [f"{who(verdict)} {has} not come to {verdict.op}", victims, stands]
+
+
+def _mismatch(verdict: Verdict) -> list[str]:
+    if verdict.meetings:
+        place = f" at {place_text(verdict.place)}" if verdict.place else ""
+        return [meeting_head(verdict), f"they wait for {seconds_text(verdict.waited_s)}{place}"]
+    told = [_side(side, _arguments(side, verdict.sides)) for side in verdict.sides]
+    if not verdict.aborted:
+        for_s = seconds_text(verdict.waited_s)
+        if len(told) > MAX_SIDES_FIRST:
+            everybody = sorted({rank for side in verdict.sides for rank in side.ranks})
+            return [f"{ranks_text(everybody)} wait for each other for {for_s}: {', '.join(told)}", _counts(verdict)]
+        return [", ".join(told) + f": they wait for each other for {for_s} and never meet", _counts(verdict)]
+    known = {rank for side in verdict.sides for rank in side.ranks}
+    if others := [rank for rank in verdict.culprits if rank not in known]:
+        told.append(f"{ranks_text(others)} with another size or type")
+    unclear = "" if verdict.culprits else "; whose call differs is not known"
+    is_part = len(told) > 1
+    op = "" if told else verdict.op  # that of a call that may be another one is no better than none
+    head = ", ".join(told) if is_part else f"the ranks pass different sizes or types to one {op or 'collective'}"
+    single = "" if is_part or not told else told[0]
+    ended = f"gloo ended {ranks_text(verdict.aborted)} (SIGABRT), which received more than expected{unclear}"
+    return [f"{head}: {ended}", single, _counts(verdict) or _shifted(verdict)]
+
+
+def _shifted(verdict: Verdict) -> str:
+    """Return that ranks whose calls differ have made the same ones before, in the same order."""
+    if not verdict.is_shifted:
+        return ""
+    whose = ranks_text(verdict.culprits) if len(verdict.culprits) == 1 else "one of them"
+    return f"all ranks make both calls: {whose} has left out or doubled one"
+
+
+def _counts(verdict: Verdict) -> str:
+    """Return since when ranks have made fewer calls than the others, or until when all have made the same."""
+    counts = verdict.counts
+    if counts is None:
+        return ""
+    if counts.difference == 0:
+        return f"up to step {counts.equal_step} they made the same number of calls"
+    number = abs(counts.difference)
+    since = "" if counts.equal_step is None else f" since step {counts.equal_step}"
+    ranks, has = ranks_text(verdict.sides[0].ranks), "has" if len(verdict.sides[0].ranks) == 1 else "have"
+    amount = f"{number:,} call{'' if number == 1 else 's'} {'fewer' if counts.difference < 0 else 'more'}"
+    return f"{ranks} {has} made {amount} than {ranks_text(verdict.sides[-1].ranks)}{since}"
+
+
+def _arguments(side: Side, sides: Sequence[Side]) -> str:
+    """Return what some ranks have passed, as far as others have passed another thing to the same call."""
+    same = [one for one in sides if _key(one) == _key(side)]
+    told = []
+    if len({one.num_elements for one in same}) > 1 and side.num_elements >= 0:
+        told.append(sizes_text(side.num_elements))
+    if len({one.dtype for one in same}) > 1 and side.dtype:
+        told.append(f"type {clean_name(side.dtype)}")
+    if len({one.root for one in same}) > 1 and side.root is not None:
+        told.append(f"{ROOT_ARGUMENT.get(side.op, 'root')}={side.root}")
+    if len({one.reduce_op for one in same}) > 1 and side.reduce_op:
+        told.append(f"op={clean_name(side.reduce_op)}")
+    return f" with {', '.join(told)}" if told else ""
+
+
+def _key(side: Side) -> tuple[str, str, str, int]:
+    return (side.op, side.label, side.group, side.seq)
+
+
+def _side(side: Side, arguments: str) -> str:
+    calls = "calls" if len(side.ranks) == 1 else "call"
+    place = f" at {place_text(side.place)}" if side.place else ""
+    peer = peer_text(side.peer_call)
+    call = call_text(side.group, side.seq, side.op, side.label)
+    return f"{ranks_text(side.ranks)} {calls} {call}{peer}{arguments}{place}"
+
+
+def _fewer_calls(verdict: Verdict) -> list[str]:
+    call = f" without calling {_call(verdict)}" if _call(verdict) else " before the others"
+    end = verdict.exit
+    is_told = end is not None and end.signal is not None
+    how = "was about to end" if is_told else "finished (exit code 0)"
+    if end is not None and _is_about_to_end(end):
+        how = f"{_is(verdict)} about to end"
+    how = "worked on" if verdict.has_closed else how
+    head = f"{who(verdict)} {how}{_after_step(verdict)}{call}"
+    is_alive = end is not None and _is_about_to_end(end) and bool(verdict.waiting)
+    victims = [_victims(verdict)] if is_alive else _past_victims(verdict)
+    if victims and verdict.waiting_place is not None:
+        victims[-1] += f" at {place_text(verdict.waiting_place)}"
+    return [head, *victims, _last_seen(verdict)]
+
+
+def _transport(verdict: Verdict) -> list[str]:
+    head = f"every member has called {_call(verdict)} and it does not complete"
+    if verdict.seq is None:
+        head = f"every rank has come to {verdict.op}" if verdict.op else "the launchers of all nodes run"
+        head += " and they do not find each other"
+        head += f" at {store_text(verdict.meetings[0])}" if verdict.meetings else ""
+    verb = "waits" if len(verdict.waiting) == 1 else "wait"
+    place = f" at {place_text(verdict.place)}" if verdict.place else ""
+    argument = ROOT_ARGUMENT.get(verdict.op, "root")
+    cause = f"which {argument} each rank passes is not known: they may differ" if verdict.is_root_unknown else ""
+    if verdict.store_listener:
+        cause = f"{clean(verdict.store_listener, MAX_ERROR)} listens there"
+    return [head, cause, f"{ranks_text(verdict.waiting)} {verb} for {seconds_text(verdict.waited_s)}{place}"]
+
+
+def _straggler(verdict: Verdict) -> list[str]:
+    about = PHASE_WORDS.get(verdict.phase, "") if verdict.phase is not None else PHASE_WORDS[Phase.STARTING]
+    place = f"at {place_text(verdict.place)}" if verdict.place else ""
+    does = " ".join(word for word in (about, place) if word)
+    if verdict.cost_frac is None:
+        holds = "holds" if len(verdict.culprits) == 1 else "hold"
+        return [
+            f"{who(verdict)} {holds} the others up",
+            _victims(verdict),
+            f"{ranks_text(verdict.culprits[:1])} {does}" if does else "",
+            child_text(verdict),
+        ]
+    return slow_parts(verdict, who(verdict))
+
+
+def _standstill(verdict: Verdict) -> list[str]:
+    return standstill_parts(verdict, who(verdict), _victims(verdict))
+
+
+def _not_exiting(verdict: Verdict) -> list[str]:
+    return not_exiting_parts(verdict, who(verdict), _victims(verdict))
+
+
+def _known(verdict: Verdict) -> list[str]:
+    does = "is saving a checkpoint" if verdict.cause is Cause.CHECKPOINTING else "is evaluating"
+    if len(verdict.culprits) > 1:
+        does = does.replace("is", "are", 1)
+    usual = "" if verdict.usual_s is None else f" (the longest so far took {seconds_text(verdict.usual_s)})"
+    place = f"at {place_text(verdict.place)}" if verdict.place else ""
+    return [f"{who(verdict)} {does} for {seconds_text(verdict.for_s)}{usual}", _victims(verdict), place]
+
+
+MAX_MEETINGS_TOLD = 3
+
+
+def meeting_head(verdict: Verdict) -> str:
+    """Return in what the ranks differ that have come: the store, the number of a rank, or how many are to come."""
+    sides = verdict.meetings[:MAX_MEETINGS_TOLD]
+    if len({(side.address, side.port) for side in verdict.meetings}) > 1:
+        told = ", ".join(f"{ranks_text(side.ranks)} to {store_text(side)}" for side in sides)
+        return f"in {verdict.op} ranks go to different stores and never meet: {told}"
+    if any(side.number is not None for side in sides):
+        told = ", ".join(_number(side) for side in sides if side.number is not None)
+        return f"{told}: two ranks cannot have one number"
+    told = ", ".join(f"{ranks_text(side.ranks)} for {side.world_size}" for side in sides)
+    num_ranks = sum(len(side.ranks) for side in verdict.meetings)
+    return f"the ranks wait in {verdict.op} for another number of ranks than there are ({num_ranks}): {told}"
+
+
+def _number(side: MeetingSide) -> str:
+    verb = "comes" if len(side.ranks) == 1 else "come"
+    return f"{ranks_text(side.ranks)} {verb} to init_process_group as rank {side.number}"
+
+
+def store_text(side: MeetingSide) -> str:
+    """Return `127.0.0.1:29500`, an IPv6 address in brackets."""
+    address = clean_name(side.address)
+    return f"[{address}]:{side.port}" if ":" in address else f"{address}:{side.port}"

@@ -1,0 +1,452 @@
+"""What everybody sees: the model and its diagnosis as rows, words and severities.
+
+One source for the screen, the printed lines and `--json`. Everything is computed when it is asked for, and only for the
+ranks that are asked for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from agent.wire.machine import GpuWatchState
+from agent.wire.reports import epoch_of
+from app.diagnosis.causes import Severity
+from app.model.cluster import still_cluster
+from app.text import LINE_LIMIT, clean, clean_name, finite, place_text
+from app.view.gpus import BrokenGpu, broken_gpus, findings, gpu_rows
+from app.view.headline import job_headline, node_headline, root_cause_row, wait_text
+from app.view.job_figures import job_figures
+from app.view.memory import JobMemory, growth_row, memory_findings
+from app.view.nodes import (
+    are_well,
+    clean_names,
+    job_severity,
+    newcomers_text,
+    node_row,
+    other_job_rows,
+    other_jobs_text,
+)
+from app.view.pace import JobPace
+from app.view.ranks import RankTable, rank_row
+from app.view.rows import (
+    BarrierRow,
+    Finding,
+    GpuRow,
+    Headline,
+    JobRow,
+    NodeRow,
+    OtherJobRow,
+    Progress,
+    RankRow,
+    VerdictRow,
+)
+from app.view.verdict_hints import hint
+from app.view.verdict_text import sentence
+from ddpcore.wire import TrainingReport
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from app.diagnosis.diagnoser import Diagnosis
+    from app.diagnosis.rank_pace import RankPace
+    from app.diagnosis.verdicts import Side, Verdict
+    from app.diagnosis.waits import Wait
+    from app.model.cluster import Cluster, Node
+    from app.model.job_model import JobModel
+    from app.view.memory import MemoryRow, MemorySummary
+    from app.view.rows import Figure
+
+MAX_PLACES_ASKED = 64
+"""Waiting ranks whose lines are compared for the most common one: they stand at the same line, or nearly all do."""
+LATE_WAIT_S = 5.0
+"""From here a current wait is worth a warning, half-way to a stall."""
+
+
+class View:
+    """The rows of one moment; made anew for each frame, and read at once: the model below it moves on."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        diagnosis: Diagnosis,
+        now_s: float,
+        job_id: str | None = None,
+        attach: str = "rankdeck attach JOB",
+    ) -> None:
+        """Show one job, with its own verdicts and waits.
+
+        Args:
+            cluster: The model.
+            diagnosis: Of that moment.
+            now_s: That moment.
+            job_id: Of the job to show; empty shows none, None the one that is to be shown where none is asked for.
+            attach: The command that shows another job, as a person types it, with JOB in the place of its id.
+        """
+        self._cluster = cluster
+        self._diagnosis = diagnosis
+        self.now_s = now_s
+        self._job = cluster.current_job() if job_id is None else cluster.jobs.get(job_id)
+        self._found = None if self._job is None else diagnosis.jobs.get(self._job.job_id)
+        self._attach = attach
+
+    def still(self) -> View:
+        """Return these rows for good: made of a copy of the model, which goes on without it."""
+        jobs = {
+            job_id: msgspec.structs.replace(found, pace=partial(_given, found.pace()))
+            for job_id, found in self._diagnosis.jobs.items()
+        }
+        diagnosis = msgspec.structs.replace(self._diagnosis, jobs=jobs)
+        shown = self.job_id
+        return View(still_cluster(self._cluster), diagnosis, self.now_s, shown, self._attach)
+
+    @property
+    def _verdicts(self) -> list[Verdict]:
+        return [] if self._found is None else self._found.verdicts
+
+    @property
+    def job_id(self) -> str:
+        """The job that is shown, as its agents name it; empty while there is none."""
+        return "" if self._job is None else self._job.job_id
+
+    @property
+    def num_ranks(self) -> int:
+        """The world size of the job, 0 while there is none."""
+        return 0 if self._job is None else self._job.world_size
+
+    def headline(self) -> Headline:
+        """Return the first line: the worst verdict, or how things stand."""
+        verdicts = self._verdicts
+        broken = [gpu for gpu in self._broken_gpus if gpu.ranks]
+        is_over = self._job is None or self._job.is_ended()
+        if broken and not is_over and (not verdicts or verdicts[0].severity is not Severity.CRITICAL):
+            return Headline(Severity.CRITICAL, broken[0].text)
+        if verdicts:
+            others = f" (and {len(verdicts) - 1} more)" if len(verdicts) > 1 else ""
+            return Headline(verdicts[0].severity, sentence(verdicts[0]) + others)
+        about_nodes = node_headline(self._cluster, self._diagnosis, self._job)
+        row = self.job()
+        if self._job is None or self._found is None or row is None:
+            num_nodes = len(self._cluster.nodes)
+            idle = f"{num_nodes} node{'' if num_nodes == 1 else 's'} up, no job yet"
+            return about_nodes or Headline(Severity.QUIET, "; ".join(filter(None, (idle, self.newcomers))))
+        if about_nodes is not None and not self._job.is_ended():
+            return about_nodes
+        return job_headline(self._cluster, self._job, row, self._found, self.now_s)
+
+    def job(self) -> JobRow | None:
+        """Return the job, None while there is none."""
+        return self._job_row
+
+    @cached_property
+    def _job_row(self) -> JobRow | None:
+        job = self._job
+        if job is None or self._found is None:
+            return None
+        state = job.state()
+        first = job.worker(0)
+        training = (first and first.report and first.report.training) or TrainingReport()
+        step, steps_per_s = job.lowest_step(), None if job.is_ended() else job.steps_per_s(self.now_s)
+        severity = job_severity(state, self._verdicts)
+        return JobRow(
+            job_id=clean_name(job.job_id),
+            attempt=job.attempt,
+            state=state,
+            severity=severity,
+            world_size=job.world_size,
+            num_nodes=job.num_nodes,
+            step=step,
+            is_step_counted=job.is_step_counted,
+            epoch=None if first is None else epoch_of(first),
+            loss=_mean(job.loss[job.has_loss]),
+            steps_per_s=steps_per_s,
+            last_step=training.last_step,
+            # What hangs or has failed does not get there.
+            remaining_s=None if severity is Severity.CRITICAL else job.remaining_s(training.last_step, steps_per_s),
+            goodput_frac=None if training.goodput_frac is None else finite(training.goodput_frac),
+            checkpoint_step=training.checkpoint_step,
+            checkpoint_age_s=training.checkpoint_age_s,
+            allow_faults=job.together.allows_faults,
+            exit_code=job.together.exit_code,
+            detail=clean(job.together.detail, LINE_LIMIT),
+            notes=list(self.notes().values()),
+            root_cause=root_cause_row(job, self._cluster.node_names, self._found.verdicts),
+        )
+
+    def notes(self) -> dict[str, str]:
+        """Return the notes of the job by what they are about: their words change with each rank that joins."""
+        notes = {} if self._job is None else self._job.notes()
+        return {about: clean(note, LINE_LIMIT) for about, note in notes.items()}
+
+    def other_jobs(self) -> list[OtherJobRow]:
+        """Return a row for each other job that the nodes know, the latest start first."""
+        return self._other_jobs
+
+    @cached_property
+    def _other_jobs(self) -> list[OtherJobRow]:
+        return other_job_rows(self._cluster, self._diagnosis, self._job)
+
+    @property
+    def other_jobs_text(self) -> str:
+        """What is to be said of other jobs on these nodes; empty where nothing is."""
+        shown = "" if self._job is None else clean_name(self._job.job_id)
+        return other_jobs_text(self._other_jobs, shown, self._attach)
+
+    @property
+    def company_text(self) -> str:
+        """The same, for a line that names the job that is shown."""
+        others = other_jobs_text(self._other_jobs, "", self._attach)
+        return f"also {others}" if others and self._job is not None else others
+
+    def remarks(self) -> dict[str, str]:
+        """Return what is to be said once, by what it is about: the notes of the job, and its company."""
+        others = self.other_jobs_text
+        return {**self.notes(), others: others} if others else self.notes()
+
+    def progress(self) -> Progress:
+        """Return how far the job has come."""
+        workers = [] if self._job is None else self._job.workers(range(self._job.world_size))
+        reports = [worker.report for worker in workers if worker.report is not None]
+        return Progress(
+            steps=min((report.steps_done for report in reports), default=None),
+            loss_first=_mean([report.loss_first for report in reports if report.loss_first is not None]),
+            loss_last=None if self._job is None else _mean(self._job.loss[self._job.has_loss]),
+        )
+
+    @property
+    def node_codes(self) -> NDArray[np.int8]:
+        """The state of every node, in the order of the cluster: index into `app.diagnosis.rank_facts.NODE_STATES`."""
+        return self._diagnosis.nodes.codes
+
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes there are."""
+        return len(self._cluster.nodes)
+
+    @property
+    def node_names(self) -> list[str]:
+        """The names of all nodes, in the order of the cluster."""
+        return clean_names(self._cluster.node_names)
+
+    @property
+    def newcomers(self) -> str:
+        """What is to be said of nodes that have come meanwhile, and are not among these; empty where none has."""
+        return newcomers_text(self._cluster.newcomers)
+
+    @property
+    def oldest_age_s(self) -> float | None:
+        """How old the oldest of the nodes' newest reports is; None before the first."""
+        ages_s = self._diagnosis.nodes.age_s
+        known = ages_s[~np.isnan(ages_s)]
+        return float(known.max()) if len(known) else None
+
+    def nodes(self) -> list[NodeRow]:
+        """Return a row per node, in the order of the cluster; of many nodes, ask for the few that are shown."""
+        return [self._node_row(node) for node in self._cluster.nodes.values()]
+
+    def first_nodes(self, max_rows: int, *, odd_first: bool = False) -> list[NodeRow]:
+        """Return rows of the first nodes; where wanted, of those first that are not well or have a culprit."""
+        order = np.arange(self.num_nodes)
+        if odd_first:
+            is_odd = ~are_well(self._cluster, self._diagnosis.nodes)
+            is_odd[[self._cluster.nodes[name].index for name in self._blamed_nodes]] = True
+            order = np.argsort(~is_odd, kind="stable")
+        names = self._cluster.node_names
+        return [self._node_row(self._cluster.nodes[names[index]]) for index in order[:max_rows].tolist()]
+
+    @property
+    def _blamed_nodes(self) -> set[str]:
+        return {node for verdict in self._verdicts for node in verdict.nodes}
+
+    def _node_row(self, node: Node) -> NodeRow:
+        return node_row(node, self._diagnosis.nodes[node.index], self._job, self._found)
+
+    def ranks(self, wanted: Sequence[int] | None = None) -> list[RankRow]:
+        """Return rows of the wanted ranks that exist, in the order asked for; of all ranks without an argument."""
+        job, found = self._job, self._found
+        if job is None or found is None:
+            return []
+        asked = range(job.world_size) if wanted is None else [rank for rank in wanted if 0 <= rank < job.world_size]
+        return [rank_row(self._cluster, job, found, rank, self.now_s) for rank in asked]
+
+    def ranks_on(self, node: int) -> list[int]:
+        """Return the ranks of a node, by its place in the cluster."""
+        return [] if self._job is None else self._job.ranks_of(node)
+
+    @cached_property
+    def rank_table(self) -> RankTable | None:
+        """What all ranks are doing, as arrays; None while there is no job."""
+        if self._job is None or self._found is None:
+            return None
+        return RankTable(self._cluster, self._job, self._found, self.now_s)
+
+    def barriers(self) -> list[BarrierRow]:
+        """Return the current waits, the longest first."""
+        waits = sorted(self.waits, key=lambda wait: -wait.waited_s)
+        return [self.barrier_row(wait) for wait in waits]
+
+    @property
+    def waits(self) -> Sequence[Wait]:
+        """The current waits of the job, as the diagnosis has them."""
+        return [] if self._found is None else self._found.waits
+
+    def barrier_row(self, wait: Wait) -> BarrierRow:
+        """Return the row of one of them."""
+        job = self._cluster.jobs[wait.job]
+        waiting, missing = wait.waiting.tolist(), wait.missing.tolist()
+        places = Counter(_place_of(job, rank) for rank in waiting[:MAX_PLACES_ASKED])
+        return BarrierRow(
+            job=clean_name(wait.job),
+            attempt=wait.attempt,
+            group=clean_name(wait.group),
+            seq=wait.seq,
+            op=clean_name(wait.op),
+            label=clean_name(wait.label),
+            waiting=waiting,
+            missing=missing,
+            waited_s=wait.waited_s,
+            where=places.most_common(1)[0][0],
+            missing_where=_place_of(job, missing[0]) if missing else "",
+            severity=self._wait_severity(wait),
+            text=clean(wait_text(wait, self._sides_in(wait)), LINE_LIMIT),
+        )
+
+    def _sides_in(self, wait: Wait) -> Sequence[Side]:
+        """Return the sides of a mismatch whose members all wait here, each in another operation."""
+        here = (wait.job, wait.group, wait.seq)
+        found = (
+            one.sides for one in self._verdicts if (one.job, one.group, one.seq) == here and wait.peer_call is None
+        )
+        waiting = set(wait.waiting.tolist())
+        return next(
+            (sides for sides in found if sides and waiting == {rank for side in sides for rank in side.ranks}), ()
+        )
+
+    def _wait_severity(self, wait: Wait) -> Severity:
+        key = (wait.job, wait.group, wait.seq)
+        blamed = [verdict.severity for verdict in self._verdicts if (verdict.job, verdict.group, verdict.seq) == key]
+        return blamed[0] if blamed else Severity.WARNING if wait.waited_s >= LATE_WAIT_S else Severity.OK
+
+    def verdicts(self) -> list[VerdictRow]:
+        """Return the verdicts, the worst first."""
+        return self._verdict_rows
+
+    @cached_property
+    def _verdict_rows(self) -> list[VerdictRow]:
+        return [self._verdict_row(verdict) for verdict in self._verdicts]
+
+    def _verdict_row(self, verdict: Verdict) -> VerdictRow:
+        job = self._cluster.jobs[verdict.job]
+        worker = job.worker(verdict.culprits[0]) if verdict.culprits else None
+        pid = None if worker is None else worker.pid or None
+        return VerdictRow(
+            cause=verdict.cause,
+            culprits=list(verdict.culprits),
+            waiting=sorted({*verdict.waiting, *verdict.lost_connection}),
+            node=", ".join(clean_name(node) for node in verdict.nodes[:8]),
+            job=clean_name(verdict.job),
+            attempt=verdict.attempt,
+            group=clean_name(verdict.group),
+            seq=verdict.seq,
+            op=clean_name(verdict.op),
+            label=clean_name(verdict.label),
+            waited_s=verdict.waited_s,
+            where=place_text(verdict.place),
+            severity=verdict.severity,
+            text=sentence(verdict),
+            hint=clean("; ".join([*self._broken_of(verdict), hint(verdict, pid)]), LINE_LIMIT),
+            memory=growth_row(verdict.growth),
+        )
+
+    def memory(self, wanted: Sequence[int] | None = None) -> list[MemoryRow]:
+        """Return memory rows of the wanted ranks that exist; of all ranks without an argument."""
+        memory = self._memory
+        if memory is None:
+            return []
+        asked = range(self.num_ranks) if wanted is None else [rank for rank in wanted if 0 <= rank < self.num_ranks]
+        return [memory.row(rank) for rank in asked]
+
+    def memory_summary(self) -> MemorySummary | None:
+        """Return the memory of all ranks together, None while none is known."""
+        return None if self._memory is None else self._memory.summary()
+
+    def memory_findings(self, rows: Sequence[MemoryRow]) -> list[Finding]:
+        """Return what is odd about these ranks' memory, and about all ranks' together."""
+        return memory_findings(rows, self.memory_summary())
+
+    @cached_property
+    def _memory(self) -> JobMemory | None:
+        return None if self._job is None else JobMemory(self._cluster, self._job, self.now_s)
+
+    @cached_property
+    def pace(self) -> JobPace | None:
+        """How the ranks spend their time, the costliest first; None while there is no job."""
+        if self._job is None or self._found is None:
+            return None
+        return JobPace(self._cluster, self._job, self._found)
+
+    def figures(self) -> list[Figure]:
+        """Return the figures that are followed over time; none before there is a job, and once it has ended."""
+        if self._job is None or self._found is None or self._job.is_ended():
+            return []
+        return job_figures(self._cluster, self._job, self._found, self._diagnosis.nodes, self.now_s)
+
+    def gpus(self) -> list[GpuRow]:
+        """Return a row per GPU, in the order of the nodes."""
+        return gpu_rows(self._cluster, self._job, self.now_s)
+
+    def oddest_gpus(self, max_rows: int) -> list[GpuRow]:
+        """Return rows of the GPUs that are worth a look, the worst first, then of the others."""
+        return gpu_rows(self._cluster, self._job, self.now_s, max_rows)
+
+    @property
+    def num_gpus(self) -> int:
+        """How many GPUs the nodes have told of."""
+        reports = (node.report for node in self._cluster.nodes.values())
+        return sum(len(report.gpus.gpus) for report in reports if report is not None)
+
+    def gpu_findings(self, gpus: Sequence[GpuRow]) -> list[Finding]:
+        """Return what is wrong with these GPUs, with their use, or with the look at GPUs; the worst first."""
+        return findings(
+            gpus, [self._node_row(node) for node in self._cluster.nodes.values() if _is_gpu_watch_silent(node)]
+        )
+
+    def broken_gpus(self) -> list[str]:
+        """Return a sentence about each GPU on which something has broken, in the order of the nodes."""
+        return [gpu.text for gpu in self._broken_gpus]
+
+    @cached_property
+    def _broken_gpus(self) -> list[BrokenGpu]:
+        return broken_gpus(self._cluster, self._job, self.now_s)
+
+    def _broken_of(self, verdict: Verdict) -> list[str]:
+        """Return what is wrong with the GPUs of a verdict's culprits: it may be why."""
+        culprits = set(verdict.culprits)
+        return [gpu.text for gpu in self._broken_gpus if culprits.intersection(gpu.ranks)][:1]
+
+
+def _is_gpu_watch_silent(node: Node) -> bool:
+    return node.report is not None and node.report.gpus.state is GpuWatchState.SILENT
+
+
+def _given(pace: RankPace) -> RankPace:
+    return pace
+
+
+def _place_of(job: JobModel, rank: int) -> str:
+    worker = job.worker(rank)
+    return place_text(worker.report.place) if worker is not None and worker.report is not None else ""
+
+
+def _mean(values: Sequence[float] | np.ndarray[tuple[int], np.dtype[np.float64]]) -> float | None:
+    """Return the mean, which may be NaN as a loss may; None of nothing."""
+    if not len(values):
+        return None
+    with np.errstate(invalid="ignore", over="ignore"):
+        return float(np.mean(np.asarray(values, np.float64)))

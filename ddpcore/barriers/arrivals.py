@@ -1,0 +1,237 @@
+"""What a store barrier keeps in the job's store: its keys, its result, and the count of the ranks that have come.
+
+Only `Tally` calls the store. A store barrier is one passage: the n-th call of a label. `go_key` is set once, when the
+barrier is decided: its value (`GateResult`) holds how.
+
+`Tally` counts exactly who has come, with one round trip to the store for up to 60 ranks. Every rank adds a bit of its
+own to a shared counter: the sum shows who is there, and the addition that completes it shows its caller that it is the
+last. Above 60 ranks counters form a tree: the rank that completes one adds its bit to the next. So a job of 16,000
+ranks takes 280 counters and three round trips of the last to come, where a key for each rank would have every rank wait
+for 16,000 keys.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, StrEnum, auto
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch._C._distributed_c10d import Store
+
+    from ddpcore.barriers.rank_status import GateKind
+
+MAX_LABEL_IN_KEY = 200
+"""Longer labels stand there as their hash: torch 2.13's TCPStore closes the connection on a key of over 8 KiB."""
+
+MAX_RESULT_BYTES = 4 << 20
+"""Of all texts of an exchange together: over 8 MiB in one value TCPStore closes the connection."""
+
+
+class Reason(StrEnum):
+    """Why nobody passes a gate."""
+
+    NEVER = "never"
+    """Some ranks can never come."""
+    RAISED = "raised"
+    """The rank that went first has raised."""
+    DIED = "died"
+    """The rank that goes first has ended, or never comes."""
+    TOO_LARGE = "too large"
+    """The texts of an exchange do not fit into the store."""
+
+
+class GateResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a gate was decided: passed, with the ranks' texts; or not, with a reason."""
+
+    values: list[str] = []
+    reason: Reason | None = None
+    text: str = ""
+    missing: list[int] = []
+    """Ranks that have not come."""
+    ended: list[int] = []
+    """Those of them that have died, or left."""
+    trace: str = ""
+    """The traceback of the rank that went first."""
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(GateResult)
+PASSED = GateResult()
+
+
+def gate_key(kind: GateKind, scope: str, label: str) -> tuple[str, str]:
+    """Return what stands before and after its number in the start of all keys of a gate.
+
+    Args:
+        kind: What it is.
+        scope: Whose: the name of a node, or empty for the whole job.
+        label: As `journal.told_label` returns it.
+    """
+    if not label.isascii() or len(label) > MAX_LABEL_IN_KEY:
+        digest = sha256(label.encode()).hexdigest()
+        label = f"{label[:32]!a}~{digest[:24]}"
+    return f"rankdeck/{kind}/{scope}/", f"/{label}"
+
+
+def go_key(gate: str) -> str:
+    """Return the key whose existence says that a gate is decided."""
+    return f"{gate}|go"
+
+
+def value_key(gate: str, rank: int) -> str:
+    """Return the key of a rank's text."""
+    return f"{gate}|value {rank}"
+
+
+def readers_key(gate: str) -> str:
+    """Return the key of the counter of those who have read a first-block's end."""
+    return f"{gate}|readers"
+
+
+def beat_key(rank: int) -> str:
+    """Return the key of a rank's last beat."""
+    return f"rankdeck/beat/{rank}"
+
+
+def gone_key(rank: int) -> str:
+    """Return the key that a neighbour sets when a rank's process has ended without a word."""
+    return f"rankdeck/gone/{rank}"
+
+
+def failure_key(session: int) -> str:
+    """Return the key of the first rank's failure in the n-th process group of a store."""
+    return f"rankdeck/failure/{session}"
+
+
+def passed_with(values: Sequence[str]) -> str:
+    """Return the text of a passed gate; an exchange too large for the store is not passed."""
+    text = _encoder.encode(GateResult(values=list(values)))
+    if len(text) <= MAX_RESULT_BYTES:
+        return text.decode()
+    largest = max(range(len(values)), key=lambda rank: len(values[rank]))
+    words = (
+        f"the ranks' texts have {len(text):,} bytes together, at most {MAX_RESULT_BYTES:,} can be exchanged; "
+        f"the largest, of rank {largest}, has {len(values[largest]):,} characters"
+    )
+    return encode_result(GateResult(reason=Reason.TOO_LARGE, text=words))
+
+
+def encode_result(result: GateResult) -> str:
+    """Return a result as the store keeps it."""
+    return _encoder.encode(result).decode()
+
+
+def decode_result(text: str | bytes) -> GateResult:
+    """Return the result that stands at a gate; nothing is passed."""
+    return _decoder.decode(text) if text else PASSED
+
+
+ARITY = 60
+"""Bits of one counter that stand for ranks; a store adds signed numbers of 64 bits."""
+
+CONDEMNED = 1 << ARITY
+"""Added to a counter: the gate cannot be passed any more, whoever comes now is to read why. Several that find this out
+at one time may each add it; there is room for seven."""
+
+
+class Arrival(Enum):
+    """What a rank learns by coming."""
+
+    EARLY = auto()
+    LAST = auto()
+    CONDEMNED = auto()
+
+
+class Tally:
+    """How a rank is counted at any gate of a job; each method blocks for a round trip or a few.
+
+    Args:
+        rank: Who is counted.
+        world_size: Ranks that are to come.
+    """
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self._rank = rank
+        self._widths = widths(world_size)
+        self._steps = []
+        index = rank
+        for level, width in enumerate(self._widths):
+            chunk, bit = divmod(index, ARITY)
+            self._steps.append((_counter("", level, chunk), 1 << bit, _full(chunk, width)))
+            index = chunk
+
+    def arrive(self, store: Store, key: str) -> Arrival:
+        """Count this rank at a gate; call it once for each."""
+        for counter, bit, full in self._steps:
+            value = store.add(key + counter, bit)
+            if value >= CONDEMNED:
+                return Arrival.CONDEMNED
+            if value != full:
+                return Arrival.EARLY
+        return Arrival.LAST
+
+    def missing(self, store: Store, key: str) -> Iterator[int]:
+        """Yield the ranks that have not come, ascending: a round trip, and one more for every 60 with a gap."""
+        return self._missing_below(store, key, len(self._widths) - 1, 0)
+
+    def condemn(self, store: Store, key: str, missing: list[int]) -> None:
+        """Let whoever comes from now on learn at once that it is in vain.
+
+        Args:
+            store: Where the counters are.
+            key: Of the gate.
+            missing: The ranks that have not come.
+        """
+        for chunk in sorted({rank // ARITY for rank in missing}):
+            counter = _counter(key, 0, chunk)
+            if store.add(counter, 0) < CONDEMNED:
+                store.add(counter, CONDEMNED)
+
+    def keys_to_delete(self, key: str, turn: int) -> list[str]:
+        """Return the counters whose deletion falls to this rank; over many turns all ranks have their share.
+
+        Args:
+            key: Of the gate.
+            turn: A number that all ranks know, such as the gate's own.
+        """
+        keys = []
+        chunk, size = self._rank, 1
+        for level in range(len(self._widths)):
+            chunk, size = chunk // ARITY, size * ARITY
+            num_below = min(size, self._widths[0] - chunk * size)
+            if self._rank == chunk * size + turn % num_below:
+                keys.append(_counter(key, level, chunk))
+        return keys
+
+    def _missing_below(self, store: Store, key: str, level: int, chunk: int) -> Iterator[int]:
+        value = store.add(_counter(key, level, chunk), 0)
+        absent = _full(chunk, self._widths[level]) & ~value
+        for bit in range(absent.bit_length()):
+            if absent >> bit & 1:
+                index = chunk * ARITY + bit
+                if level == 0:
+                    yield index
+                else:
+                    yield from self._missing_below(store, key, level - 1, index)
+
+
+def widths(world_size: int) -> list[int]:
+    """Return how many things each level of the tree counts: `[16384, 274, 5]`."""
+    found = [world_size]
+    while found[-1] > ARITY:
+        found.append(-(-found[-1] // ARITY))
+    return found
+
+
+def _counter(key: str, level: int, chunk: int) -> str:
+    return f"{key}|{level}.{chunk}"
+
+
+def _full(chunk: int, width: int) -> int:
+    """Return the value of a complete counter."""
+    return (1 << min(ARITY, width - chunk * ARITY)) - 1

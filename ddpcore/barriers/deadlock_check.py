@@ -1,0 +1,82 @@
+"""Who can never come: the rules by which a wait is given up before its time is over.
+
+Pure. A wait is given up only where its time-out is certain: a rank that has not come has ended, or it waits itself, for
+this very rank, and not in vain for a shorter time. Slow, silent and stopped ranks are waited for.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Protocol
+
+from ddpcore.barriers.rank_status import GateKind, Wait, fates_text, gate_text, wait_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpcore.barriers.rank_status import Sighting
+
+SYMMETRIC_OPS = frozenset(
+    {"all_reduce", "all_gather", "all_to_all", "barrier", "reduce_scatter", "_all_gather_base", "_reduce_scatter_base"}
+)
+"""Collectives that are over for nobody before everybody has called them."""
+
+
+PATIENT_S = 600.0
+"""Nobody plans to go on after a time-out of this length: both of two such waits for each other are given up."""
+
+
+class OwnCalls(Protocol):
+    """What this rank has called so far."""
+
+    def count(self, kind: GateKind, label: str) -> int:
+        """Return how often it has come to a gate."""
+
+    def finished(self, kind: GateKind, label: str) -> int:
+        """Return how many blocks it has finished as the one that goes first."""
+
+    def collectives(self, group: str) -> int:
+        """Return the number of the last collective it has called in a process group."""
+
+
+def needs(wait: Wait, rank: int, own: OwnCalls) -> bool:
+    """Say whether a wait of another rank can only end when this one comes.
+
+    Args:
+        wait: Of the other rank.
+        rank: This one.
+        own: What this one has called.
+    """
+    if wait.kind is GateKind.COLLECTIVE:
+        is_needed = rank in wait.needed
+        if wait.label in SYMMETRIC_OPS:
+            is_needed = not wait.ranks or rank in wait.ranks
+        return is_needed and own.collectives(wait.group) < wait.count
+    if wait.kind in (GateKind.FIRST, GateKind.LOCAL_FIRST):
+        return wait.master == rank and own.finished(wait.kind, wait.label) < wait.count
+    return own.count(wait.kind, wait.label) < wait.count
+
+
+def gives_up_first(mine: Wait, theirs: Wait) -> bool:
+    """Say whether, of two waits for each other, mine may be the one to be given up.
+
+    A program that gives one of them a shorter time may mean to go on after it: then only that one is given up. A
+    collective cannot be given up at all.
+    """
+    if theirs.kind is GateKind.COLLECTIVE:
+        return True
+    if min(_limit(mine.timeout_s), _limit(theirs.timeout_s)) >= PATIENT_S:
+        return True
+    return _limit(mine.timeout_s) <= _limit(theirs.timeout_s) or _limit(mine.left_s) <= _limit(theirs.left_s)
+
+
+def never_text(mine: Wait, rank: int, lost: Mapping[int, Sighting]) -> str:
+    """Return why a gate can never be passed: the fates of the ranks that cannot come, and where this one waits."""
+    gate = gate_text(mine.kind, mine.label)
+    what = "can never end" if mine.master is not None else "can never be passed"
+    fates = fates_text(mine.kind, mine.label, lost)
+    return f"{gate} {what}: {fates}; rank {rank} {wait_text(mine)}"
+
+
+def _limit(seconds: float | None) -> float:
+    return math.inf if seconds is None else seconds

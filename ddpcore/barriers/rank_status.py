@@ -1,0 +1,260 @@
+"""Describes a rank at store barriers: what it publishes about itself, how others see it, and that as text.
+
+Pure. A `Beat` is a snapshot that a rank's heartbeat thread (`ddpcore.barriers.heartbeat`) leaves in the job's store; a
+`Sighting` is what an observer makes of it. No clock crosses between machines: a `Beat` carries its sender's uptime, and
+an observer compares by how much that has grown since its first look.
+
+`fates_text`, `wait_text`, `ranks_text` and the other `..._text` functions put ranks into sentences.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ddpcore.wire import Place  # noqa: TC001 - msgspec resolves annotations at run time
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MAX_CALLS = 16
+"""Labels told in a beat, the latest: a beat stays under 4 KB."""
+
+MAX_WORDS = 8
+"""Different fates told apart in one message."""
+
+
+class GateKind(StrEnum):
+    """What ranks meet in."""
+
+    BARRIER = "barrier"
+    EXCHANGE = "exchange"
+    FIRST = "first"
+    """`master_first`: all wait for rank 0."""
+    LOCAL_FIRST = "local first"
+    """`local_master_first`: all ranks of a node wait for its first one."""
+    COLLECTIVE = "collective"
+    """A blocking call of torch.distributed; `label` is the operation, `count` its number in the group."""
+
+
+class Call(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How often a rank has come to a gate, and from which line the last time."""
+
+    kind: GateKind
+    label: str
+    count: int
+    place: Place | None = None
+
+
+class Wait(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a rank's main thread waits in."""
+
+    kind: GateKind
+    label: str
+    count: int
+    key: str = ""
+    """Of the gate in the store; empty for a collective."""
+    place: Place | None = None
+    timeout_s: float | None = None
+    """As the program gave it; None is no limit."""
+    left_s: float | None = None
+    master: int | None = None
+    """Whom a first-block waits for."""
+    group: str = ""
+    """A collective's group, by c10d's name."""
+    ranks: tuple[int, ...] = ()
+    """A collective's members; empty means every rank."""
+    needed: tuple[int, ...] = ()
+    """Who has to call a broadcast before it ends here; empty where that is not known."""
+
+
+class Beat(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a rank says of itself."""
+
+    uptime_s: float
+    """Since its heart began; grows only while it beats."""
+    period_s: float
+    host: str
+    machine: str
+    """Equal on two ranks that see the same process numbers."""
+    pid: int
+    started_ticks: int
+    """Of the process, as the kernel counts: a pid is used again, this pair is not."""
+    place: Place | None = None
+    """Where the main thread stands."""
+    wait: Wait | None = None
+    calls: tuple[Call, ...] = ()
+    """The latest first."""
+    block: str = ""
+    """The one-rank block that its main thread is in."""
+    is_threaded: bool = False
+    """More than one thread of it comes to gates: that one waits does not mean that no other can come."""
+    has_left: bool = False
+    """It has ended, or closed its process group: it never comes again."""
+    session: int = 1
+    """Its n-th process group in this store."""
+    error: str = ""
+    """The uncaught exception that ended it."""
+
+
+class ProcessState(StrEnum):
+    """What the observer's own kernel says of a rank's process."""
+
+    UNKNOWN = "unknown"
+    """It runs on another machine."""
+    RUNNING = "running"
+    STOPPED = "stopped"
+    GONE = "gone"
+
+
+class Sighting(msgspec.Struct, frozen=True):
+    """What an observer knows of a rank."""
+
+    beat: Beat | None = None
+    process: ProcessState = ProcessState.UNKNOWN
+    silent_s: float | None = None
+    """How long it has not been heard, at least; None while that is not long."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is certain that the rank comes to no gate any more."""
+        return self.process is ProcessState.GONE or (self.beat is not None and self.beat.has_left)
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Beat)
+
+
+def encode_beat(beat: Beat) -> str:
+    """Return a beat as the store keeps it."""
+    return _encoder.encode(beat).decode()
+
+
+def decode_beat(text: bytes) -> Beat | None:
+    """Return a beat, or None where the text is none: then the rank counts as unheard."""
+    try:
+        return _decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+
+
+def silence_s(first: tuple[float, Beat], beat: Beat, now_s: float) -> float | None:
+    """Return how long a rank has been silent at least, or None if that is nothing.
+
+    Args:
+        first: When the observer first looked, on its own clock, and what it saw.
+        beat: What it sees now.
+        now_s: Time of now, on the same clock.
+    """
+    first_s, first_beat = first
+    silent_s = (now_s - first_s) - (beat.uptime_s - first_beat.uptime_s)
+    return silent_s if silent_s > 2.5 * beat.period_s else None
+
+
+def calls_of(beat: Beat, kind: GateKind, label: str) -> Call:
+    """Return how often a rank has come to a gate."""
+    told = (call for call in beat.calls if (call.kind, call.label) == (kind, label))
+    return next(told, Call(kind, label, 0))
+
+
+def ordinal(number: int) -> str:
+    """Return `1st`, `2nd`, `3rd`, `4th`, `11th`."""
+    tens = number % 100 // 10
+    return f"{number}{'th' if tens == 1 else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+
+
+def place_text(place: Place | None) -> str:
+    """Return ` at train.py:12 in main`, or nothing."""
+    return "" if place is None else f" at {place.file.rpartition('/')[2]}:{place.line} in {place.function}"
+
+
+def gate_text(kind: GateKind, label: str) -> str:
+    """Return `barrier 'epoch'`; of a collective the operation alone."""
+    return label if kind is GateKind.COLLECTIVE else f"{kind} {label!r}"
+
+
+def fates_text(kind: GateKind, label: str, sightings: Mapping[int, Sighting]) -> str:
+    """Return what has become of some ranks, in words, those alike together: `rank 1 has ended after 1 call ...`."""
+    told = sorted(((fate(kind, label, sighting), rank) for rank, sighting in sightings.items()))
+    groups = [(words, [rank for _, rank in some]) for words, some in groupby(told, key=lambda one: one[0])]
+    groups.sort(key=lambda group: group[1])
+    texts = [f"{'each of ' if len(ranks) > 1 else ''}{ranks_text(ranks)} {words}" for words, ranks in groups]
+    more = [f"and {len(texts) - MAX_WORDS} others differently"] if len(texts) > MAX_WORDS else []
+    return "; ".join([*texts[:MAX_WORDS], *more])
+
+
+def fate(kind: GateKind, label: str, sighting: Sighting) -> str:
+    """Return what a rank does that has not come to a gate, as a predicate of one rank."""
+    beat = sighting.beat
+    if beat is None:
+        return "has told nothing of itself: it has come to no gate of ddpcore yet"
+    process = f"pid {beat.pid} on {beat.host}"
+    calls = _calls_words(kind, label, beat)
+    if beat.has_left:
+        return f"has ended{f' with {beat.error}' if beat.error else ''} {calls}"
+    if sighting.process is ProcessState.GONE:
+        return f"has died, last heard of{place_text(beat.place)} {calls}"
+    if sighting.process is ProcessState.STOPPED:
+        return f"is stopped (SIGSTOP; {process}), last heard of{place_text(beat.place)} {calls}"
+    if sighting.silent_s is not None:
+        silent = f"has been silent for {sighting.silent_s:.0f} s ({process})"
+        return f"{silent}, last heard of{place_text(beat.place)} {calls}"
+    if beat.wait is not None:
+        return f"{wait_text(beat.wait)}{_block_words(beat)}{_instead_words(kind, label, beat)}"
+    return f"is alive{_block_words(beat)}{place_text(beat.place)}, {calls}"
+
+
+def wait_text(wait: Wait) -> str:
+    """Return `waits in its 2nd call of barrier 'epoch' at train.py:20 in main`."""
+    if wait.kind is GateKind.COLLECTIVE:
+        return f"waits in {wait.label} #{wait.count} of group {wait.group or '0'}{place_text(wait.place)}"
+    return f"waits in its {ordinal(wait.count)} call of {gate_text(wait.kind, wait.label)}{place_text(wait.place)}"
+
+
+def _block_words(beat: Beat) -> str:
+    return f" inside {beat.block}" if beat.block else ""
+
+
+def _instead_words(kind: GateKind, label: str, beat: Beat) -> str:
+    """Return the last gate of the same kind that it has come to, where it has never come to this one."""
+    is_there = beat.wait is not None and beat.wait.kind is kind
+    if is_there or calls_of(beat, kind, label).count:
+        return ""
+    other = next((call for call in beat.calls if call.kind is kind), None)
+    return "" if other is None else f", its last {kind} was {other.label!r}{place_text(other.place)}"
+
+
+def _calls_words(kind: GateKind, label: str, beat: Beat) -> str:
+    """Return `after 1 call of barrier 'epoch' (the last at train.py:12 in main)`."""
+    call = calls_of(beat, kind, label)
+    name = gate_text(kind, label)
+    if call.count:
+        return f"after {call.count} call{'s' if call.count > 1 else ''} of {name} (the last{place_text(call.place)})"
+    words = f"without a call of {name}"
+    if beat.calls:
+        last = beat.calls[0]
+        words += (
+            f" (its last gate: {gate_text(last.kind, last.label)}, {ordinal(last.count)} call{place_text(last.place)})"
+        )
+    return words
+
+
+_SHORT_RUN = 2
+"""Consecutive ranks up to here are listed, more become a range."""
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return `rank 3` or `ranks [0-5, 7]` of sorted ranks; what is only two in a row is listed."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    texts = [f"{run[0]}-{run[-1]}" if len(run) > _SHORT_RUN else ", ".join(map(str, run)) for run in runs]
+    return f"ranks [{', '.join(texts)}]"

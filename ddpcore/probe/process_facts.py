@@ -1,0 +1,291 @@
+"""Collects what the probe notes about its process: anomalies, versions, and the exception that ends the program.
+
+`Surroundings` looks for anomalies of the process now and then, on the probe's thread.
+
+`versions` looks only at what the program itself has imported.
+
+`record_uncaught_errors` leaves the exception that ends the program where torchrun looks for it, and notes it for the
+probe's last reports. The process may take seconds from there to its end: torch is taken down, memory is given back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpcore.probe.main_thread import PROGRAMS
+from ddpcore.probe.samples import Uncaught
+from ddpcore.probe.stack import CodeRoots, StackReader, sendable
+from ddpcore.wire import Oddity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import TracebackType
+
+    from ddpcore.probe.stack import StackLine
+
+FIRST_PERIOD_S = 2.0
+LONGEST_PERIOD_S = 32.0
+"""Between looks, longer each time: what is odd is so from the beginning, and in a process with children a look takes
+0.7 ms with 30 threads beside training."""
+
+GROUPLESS_STEPS = 10
+"""Steps without a process group after which a rank trains on its own."""
+
+_BUFFER_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+"""The first that is set counts. Source: torch/csrc/distributed/c10d/FlightRecorder.hpp."""
+_LAUNCHER_FILES = (
+    "/torch/multiprocessing/spawn.py",
+    "/torch/distributed/run.py",
+    "/torch/distributed/launcher/api.py",
+    "/torch/distributed/elastic/agent/server/api.py",
+    "/nvidia_resiliency_ext/fault_tolerance/launcher.py",
+    "/accelerate/launchers.py",
+)
+"""Where the main thread of a process stands that has started ranks and waits for their end."""
+_LAUNCHER_MODULES = frozenset(
+    {b"torch.distributed.run", b"torch.distributed.launch", b"torchrun", b"ft_launcher", b"accelerate.commands.launch"}
+)
+_LAUNCHER_PROGRAMS = (b"/torchrun", b"/ft_launcher", b"/accelerate", b"/deepspeed")
+_JOIN_FILE, _JOIN = "/multiprocessing/process.py", "join"
+
+
+class Surroundings:
+    """Looks at this process's variables, its main thread and its children.
+
+    Args:
+        world_size: Of the job.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._due_s = float("-inf")
+        self._period_s = FIRST_PERIOD_S
+        self._had_process_group = False
+        self._has_met = False
+        """There has been a process group: a program that trains on, or ends, without one has done its meeting."""
+        self._last: tuple[Oddity, ...] = ()
+
+    def look(
+        self, now_s: float, stack: Callable[[], Sequence[StackLine]], *, has_process_group: bool, num_steps: int = 0
+    ) -> tuple[Oddity, ...]:
+        """Return what is odd, variables and children as of the last look.
+
+        Args:
+            now_s: Monotonic time.
+            stack: Returns the main thread's frames; called when a look is due.
+            has_process_group: Before there is one, the program may still change the variables that torch reads then.
+            num_steps: Steps of the training so far.
+        """
+        if has_process_group is not self._had_process_group:
+            self._had_process_group = has_process_group
+            self._due_s, self._period_s = now_s, FIRST_PERIOD_S
+        if now_s >= self._due_s:
+            self._due_s = now_s + self._period_s
+            self._period_s = min(2.0 * self._period_s, LONGEST_PERIOD_S)
+            found = variables_oddities(os.environ) if has_process_group else []
+            frames = stack()
+            # Before there is a process group, a process that joins children waits for what is to do its work.
+            is_parent = not has_process_group and not num_steps and stands_in_join(frames)
+            if stands_in_launcher(frames) or is_parent or _has_launched():
+                found.append(Oddity.OWN_RANKS)
+            self._last = tuple(found)
+        self._has_met = self._has_met or has_process_group
+        is_alone = num_steps >= GROUPLESS_STEPS and not self._has_met and self._world_size > 1
+        return (*self._last, Oddity.GROUPLESS) if is_alone else self._last
+
+
+def variables_oddities(environ: Mapping[str, str]) -> list[Oddity]:
+    """Return what is odd about the variables that torch has read."""
+    found = []
+    size = next((environ[name] for name in _BUFFER_SIZES if environ.get(name)), "")
+    if size.strip() == "0":
+        found.append(Oddity.RECORDER_OFF)
+    # Ranks then wait in a check that the recorder does not see, and its entries have no group's name. Source: seen with
+    # torch 2.13 on gloo; DDP's constructor crashes there by itself (SIGSEGV), with plain torchrun too.
+    if environ.get("TORCH_DISTRIBUTED_DEBUG", "").strip().upper() == "DETAIL":
+        found.append(Oddity.DEBUG_DETAIL)
+    return found
+
+
+def stands_in_launcher(stack: Sequence[StackLine]) -> bool:
+    """Say whether a main thread waits for ranks that it has started itself."""
+    return any(file.endswith(_LAUNCHER_FILES) for file, _, _ in stack)
+
+
+def stands_in_join(stack: Sequence[StackLine]) -> bool:
+    """Say whether a main thread waits for the end of a process of multiprocessing."""
+    return any(file.endswith(_JOIN_FILE) and function == _JOIN for file, _, function in stack)
+
+
+def _has_launched() -> bool:
+    """Say whether a child of this process is a torchrun. Source: proc_pid_task_children(5)."""
+    if not _has_children():
+        return False
+    try:
+        for task in Path("/proc/self/task").iterdir():
+            for pid in (task / "children").read_bytes().split():
+                words = Path(f"/proc/{int(pid)}/cmdline").read_bytes().split(b"\0")
+                if any(word in _LAUNCHER_MODULES or word.endswith(_LAUNCHER_PROGRAMS) for word in words[:8]):
+                    return True
+    except OSError:
+        return False  # a thread or a child that ends just now: the next look sees the others
+    return False
+
+
+def _has_children() -> bool:
+    """Say whether this process has children, one ended and not waited for among them; none is waited for here."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+_MAX_CHARS = 64
+
+
+def versions() -> dict[str, str]:
+    """Return `{"python": "3.11.7", "torch": "2.13.0", "cuda": "12.8", "nccl": "2.27.3"}`, without what is not there."""
+    found = {"python": sys.version.split()[0], "kernel": os.uname().release}
+    torch = sys.modules.get("torch")
+    told = getattr(torch, "version", None)
+    for name, text in (
+        ("torch", getattr(torch, "__version__", None)),
+        ("cuda", getattr(told, "cuda", None)),
+        ("rocm", getattr(told, "hip", None)),
+        ("nccl", _nccl()),
+    ):
+        if text:
+            found[name] = str(text)
+    return {name: sendable(text, _MAX_CHARS) for name, text in found.items()}
+
+
+def _nccl() -> str:
+    module = sys.modules.get("torch.cuda.nccl")
+    try:
+        return ".".join(map(str, module.version())) if module else ""
+    except (AttributeError, RuntimeError, TypeError):
+        return ""  # this torch was built without it
+
+
+_ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_WORKER_TRACEBACK = "Original Traceback (most recent call last):"
+"""In the message of an exception that a loader's worker has raised. Source: torch/_utils.py, torch 2.13."""
+_MAX_ERROR_CHARS = 1024
+_MAX_CHAIN = 100
+"""Exceptions followed to the first one: a program can make a circle of them."""
+
+
+def record_uncaught_errors(roots: CodeRoots, note: Callable[[Uncaught], None]) -> None:
+    """Leave an uncaught exception where torchrun looks for it, and note the one that ends the program; then go on.
+
+    Without the file torchrun's report of a failed rank says only "to enable traceback see ...".
+    Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py.
+
+    Args:
+        roots: Where code lies that is not the user's.
+        note: Takes the exception that ends the program; torchrun's SIGTERM takes effect once it has returned.
+    """
+    path = os.environ.get(_ENV_ERROR_FILE, "")
+    previous = sys.excepthook
+
+    def record(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            if path:
+                _write_error(path, kind, error, trace)
+        # Whatever an exception's own code does, its traceback is printed.
+        with contextlib.suppress(Exception):
+            if isinstance(error, Exception) and _ends_program():
+                with _sigterm_waits():
+                    note(uncaught(error, roots))
+        previous(kind, error, trace)
+
+    sys.excepthook = record
+
+
+def uncaught(error: BaseException, roots: CodeRoots) -> Uncaught:
+    """Return the words and the place of an exception: those of the first one of its chain."""
+    first = _first_of_chain(error)
+    lines = [
+        (frame.f_code.co_filename, line, frame.f_code.co_name)
+        for one in (first, error)
+        for frame, line in reversed([*traceback.walk_tb(one.__traceback__)])
+    ]
+    name = type(first).__qualname__
+    module = type(first).__module__
+    name = name if module in {"builtins", "__main__"} else f"{module}.{name}"
+    message = str(first).strip()
+    head, is_of_worker, inner = message.partition(_WORKER_TRACEBACK)
+    text = f"{name}: {head.splitlines()[0]}" if head else name
+    if is_of_worker and (lines_of_worker := inner.strip().splitlines()):
+        text = lines_of_worker[-1]
+    text = sendable(text, _MAX_ERROR_CHARS)
+    if not lines:
+        return Uncaught(text, None)
+    reading = StackReader(roots).read(lines)
+    return Uncaught(text, reading.place, reading.phase)
+
+
+@contextlib.contextmanager
+def _sigterm_waits() -> Iterator[None]:
+    """Let SIGTERM end the process after the block instead of within it, unless the program handles it by itself.
+
+    When a rank has died, torchrun ends those that have lost it within 0.1 s: what they had called is told before.
+    """
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    has_come = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: has_come.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if has_come.is_set():
+            signal.raise_signal(signal.SIGTERM)
+
+
+def _first_of_chain(error: BaseException) -> BaseException:
+    for _ in range(_MAX_CHAIN):
+        before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if before is None:
+            break
+        error = before
+    return error
+
+
+def _ends_program() -> bool:
+    """Return whether the interpreter itself has called the hook, for the main thread: no code of the program is left.
+
+    A program may call the hook for an exception that it has caught, and a thread may for its own.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    frame = sys._getframe()  # noqa: SLF001 - inspect costs a thousand times as much
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_name not in PROGRAMS
+
+
+def _write_error(path: str, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Write torchrun's error file, unless the program's own `@record` has."""
+    content = {
+        "message": {
+            "message": f"{kind.__name__}: {error}",
+            "extraInfo": {
+                "py_callstack": "".join(traceback.format_exception(kind, error, trace)),
+                "timestamp": str(int(time.time())),  # noqa: TID251 - torchrun shows it to people
+            },
+        }
+    }
+    with Path(path).open("x", encoding="utf-8") as file:
+        json.dump(content, file)

@@ -1,0 +1,498 @@
+"""Folds what the probe sees into a RankReport: where the rank stands in each process group, since when, at which line.
+
+Pure: time is an argument. Two sources tell about collectives, and each lies in its own way (Source: torch 2.13,
+ProcessGroupGloo and FlightRecorder):
+
+- Counters are cheap and taken at every sample, but count send, receive and monitored_barrier too, by amounts that
+  depend on the rank, and `completed` trails and may step back. They say that something moves, and that something is
+  pending; the second only once two samples agree.
+- A full dump costs 200 times as much and holds the one number that ranks can compare, `collective_seq_id`. It is wanted
+  when a rank or a pending operation has been quiet for two samples, once per position: then a waiting rank learns what
+  it waits in, and a missing rank how far it had come. A slow beat keeps the numbers fresh while all goes well.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from ddpcore.probe.gpu import NCCL, GpuTransfers, first_open, with_batches
+from ddpcore.probe.group_track import GroupTrack, operation
+from ddpcore.probe.progress import Standing
+from ddpcore.probe.reporting import SLOW_BEAT_S
+from ddpcore.probe.stack import sendable
+from ddpcore.wire import (
+    DEFAULT_GROUP,
+    ONE_WAY_OPS,
+    WIRE_VERSION,
+    ArrivalsReport,
+    GroupReport,
+    Phase,
+    RankReport,
+    TrainingReport,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ddpcore.probe.samples import (
+        BarrierMark,
+        CallArguments,
+        CounterKey,
+        Counters,
+        GroupMembers,
+        RecorderDump,
+        RecorderEntry,
+        Sample,
+        StepEnd,
+        StepMark,
+        TrainingMark,
+    )
+
+QUIET_SAMPLES = 2
+"""Samples that must agree before a position counts as quiet, or an unfinished operation as a wait."""
+
+RESTING_SAMPLES = 5
+"""Samples after which a quiet group's position is read while the rank moves on in another and has nothing pending here:
+a group that is used every few steps would cost a dump each time."""
+
+MAX_ARRIVALS = 64
+"""Latest calls named in a report, over all groups."""
+
+ARRIVALS_REPORTS = 4
+"""Reports in a row that tell the same calls: one of them gets through."""
+
+MIN_DUMP_INTERVAL_S = 0.2
+MAX_DUMP_SHARE = 0.001
+"""Full dumps take at most this share of a core (tests/bench/bench_probe_cost.py)."""
+
+MAX_GAP_S = 1.0
+"""A longer gap between samples is a frozen process, not time that the rank spent working or waiting."""
+
+MAX_GROUPS = 32
+MAX_MEMBERS = 4096
+"""Bounds of a report, so that it fits into a datagram: groups, and members named over all of them."""
+
+_MAX_LABEL_CHARS = 256
+_MAX_SEQ = 2**63 - 1
+
+
+class RankIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """What never changes about a rank."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    pid: int
+    job_id: str
+    attempt: int
+
+
+class _State(NamedTuple):
+    """What a rank was at when it was last looked at."""
+
+    phase: Phase = Phase.STARTING
+    is_waiting: bool = False
+    is_overlapped: bool = False
+    """It worked while a collective was under way."""
+
+
+class RankState:
+    """The state of one rank, as far as its probe can see.
+
+    Each tick: `observe`, then `learn` if `wants_dump`, then `report`.
+
+    Args:
+        identity: Whose state this is.
+        recorder_missing: This torch has no usable flight recorder.
+    """
+
+    def __init__(self, identity: RankIdentity, *, recorder_missing: bool = False) -> None:
+        self._identity = identity
+        self._recorder_missing = recorder_missing
+        self._tracks: dict[CounterKey, GroupTrack] = {}
+        self._past_keys: set[CounterKey] = set()
+        """Of groups that were destroyed before the present default group was made."""
+        self._has_reopened = False
+        self._members: Mapping[str, GroupMembers] = {}
+        self._transfers = GpuTransfers()
+        self._labels: dict[CounterKey, tuple[str, list[int]]] = {}
+        """Name and ranks of each group that is told, as of the last full dump."""
+        self._sample: Sample | None = None
+        self._phase = Phase.STARTING
+        self._phase_since_s = 0.0
+        self._has_started = False
+        self._open: BarrierMark | None = None
+        """The named gate that the last sample saw the main thread wait at."""
+        self._barrier_samples = 0
+        self._observed_s = 0.0
+        self._waited_s = 0.0
+        self._overlapped_s = 0.0
+        self._state = _State()
+        self._worked_s = dict.fromkeys(Phase, 0.0)
+        self._report_seq = 0
+        self._next_dump_s = 0.0
+        self._dumped_beat = -1
+        self._beat = 0
+        self._arrivals: list[ArrivalsReport] = []
+        self._arrivals_told = 0
+        self._step_ends_us: list[int] = []
+        self._standing = Standing()
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while the rank is known to wait in a collective or a named barrier."""
+        return self._barrier_samples >= QUIET_SAMPLES or any(track.is_waiting for track in self._tracks.values())
+
+    @property
+    def has_groups(self) -> bool:
+        """True once a collective has been recorded."""
+        return bool(self._tracks)
+
+    @property
+    def is_pending(self) -> bool:
+        """True when the last sample saw a collective or a named barrier called and not over."""
+        return self._barrier_samples > 0 or any(track.is_pending for track in self._tracks.values())
+
+    def is_still(self, now_s: float) -> bool:
+        """Say whether the rank has made no step for a while, and does not wait in a collective either."""
+        return self._standing.is_still(now_s) and not self.is_waiting
+
+    def has_stepped(self, step: StepMark | None) -> bool:
+        """Say whether the program has made a step since the last sample: it does not wait for what that saw pending."""
+        return self._sample is not None and step is not self._sample.step
+
+    def still_pends(self, counters: Counters, marks: Sequence[BarrierMark | None]) -> bool:
+        """Say whether anything that the last sample saw pending has not moved since.
+
+        Args:
+            counters: As the recorder tells them now.
+            marks: The named gates' last calls, as of now.
+        """
+        return (self._open is not None and self._open in marks) or any(
+            track.is_pending and track.counters == counters.get(key) for key, track in self._tracks.items()
+        )
+
+    def observe(self, sample: Sample) -> None:
+        """Take one tick's sample; samples come in the order of their time."""
+        previous, self._sample = self._sample, sample
+        now_s = sample.now_s
+        if previous is not None and sample.num_openings > max(previous.num_openings, 1):
+            self._begin_anew()
+        for key, (enqueued, completed) in sample.counters.items():
+            if key in self._past_keys:
+                continue
+            track = self._tracks.get(key)
+            if track is None:
+                track = self._tracks[key] = GroupTrack(is_in_order=key[0] == NCCL)
+            track.observe(enqueued, completed, now_s)
+        self._count_barrier(_open_mark(sample))
+        # A program that trains without a process group has started too.
+        self._has_started = self._has_started or sample.has_process_group or sample.step is not None
+        phase = self._judge_phase(sample)
+        if previous is None or phase is not self._phase:
+            self._phase, self._phase_since_s = phase, now_s
+        is_held_up = self.is_pending and not sample.is_at_work
+        is_shadowing = sample.reading.is_shadowing
+        before = self._state
+        self._state = _State(phase, is_held_up and not is_shadowing, sample.is_at_work and not is_shadowing)
+        if previous is not None:
+            # Whatever changed did so somewhere between the two samples: each of them stands for half of the gap.
+            half_s = min(max(now_s - previous.now_s, 0.0), MAX_GAP_S) / 2
+            self._count_time(before, half_s)
+            self._count_time(self._state, half_s)
+        has_moved = any(track.quiet_samples == 1 for track in self._tracks.values())
+        self._standing.observe(sample, has_moved=has_moved, is_pending=is_held_up)
+
+    def wants_dump(self, now_s: float) -> bool:
+        """Say whether a full dump of the recorder is worth its cost now."""
+        if now_s < self._next_dump_s or not (self._tracks or self._has_reopened) or self._sample is None:
+            return False
+        is_idle = all(track.quiet_samples >= QUIET_SAMPLES for track in self._tracks.values())
+        return self._sample.beat != self._dumped_beat or any(
+            not track.is_dumped
+            and track.quiet_samples >= (QUIET_SAMPLES if is_idle or track.is_pending else RESTING_SAMPLES)
+            for track in self._tracks.values()
+        )
+
+    def learn(
+        self,
+        dump: RecorderDump,
+        members: Mapping[str, GroupMembers],
+        cost_s: float = 0.0,
+        step_ends: Sequence[StepEnd] = (),
+    ) -> None:
+        """Take a full dump of the recorder, made right after the last sample.
+
+        Args:
+            dump: Everything in the ring.
+            members: The process groups that this rank belongs to, by name.
+            cost_s: CPU time of the dump; the next one waits accordingly, at most a slow beat.
+            step_ends: When the program's latest steps were over.
+        """
+        now_s, beat = (self._sample.now_s, self._sample.beat) if self._sample else (0.0, -1)
+        self._members = members
+        self._next_dump_s = now_s + min(max(cost_s / MAX_DUMP_SHARE, MIN_DUMP_INTERVAL_S), SLOW_BEAT_S)
+        by_key: dict[CounterKey, list[RecorderEntry]] = {}
+        entries = with_batches(dump.entries)
+        for entry in entries:
+            if not entry.is_p2p and 1 <= entry.seq <= _MAX_SEQ:
+                by_key.setdefault(entry.key, []).append(entry)
+        first = first_open(entries)
+        for key, track in self._tracks.items():
+            track.learn(by_key.get(key, ()), dump.counters.get(key), step_ends, first)
+        if self._sample is not None:
+            moved_s = max((track.changed_s for key, track in self._tracks.items() if key[0] == NCCL), default=0.0)
+            self._transfers.learn(entries, dump.counters, self._sample.peer_calls, members, moved_s)
+        self._labels = {
+            key: (self._report_name(key, track), self._other_members(track.group))
+            for key, track in self._tracks.items()
+            if track.group in members or track.group == DEFAULT_GROUP
+        }
+        if beat != self._dumped_beat:
+            self._dumped_beat = self._beat = beat
+            self._arrivals, self._arrivals_told = self._read_arrivals(by_key), 0
+            self._step_ends_us = [end.at_us for end in step_ends][-MAX_ARRIVALS:]
+
+    @property
+    def wants_arguments(self) -> bool:
+        """True while the rank waits in a collective whose arguments have not been looked for."""
+        return any(track.is_waiting and not track.has_arguments for track in self._tracks.values())
+
+    def learn_arguments(self, arguments: CallArguments | None) -> None:
+        """Take what the main thread has passed to the collective that it waits in; None where it stands elsewhere."""
+        waiting = [track for track in self._tracks.values() if track.is_waiting and not track.has_arguments]
+        alike = [track for track in waiting if arguments is not None and track.op == arguments.op]
+        for track in waiting:
+            # Of two groups that wait in the same operation nobody can say which one the main thread has called last.
+            if arguments is not None and alike == [track]:
+                track.learn_arguments(self._root_of(track.group, arguments), arguments.reduce_op)
+            else:
+                track.learn_arguments(None, "")
+
+    def _root_of(self, group: str, arguments: CallArguments) -> int | None:
+        members = self._members.get(group)
+        ranks = members.ranks if members is not None else tuple(range(self._identity.world_size))
+        at = arguments.group_root
+        root = ranks[at] if arguments.root is None and at is not None and 0 <= at < len(ranks) else arguments.root
+        return root if root is not None and root in ranks else None
+
+    def report(self, *, probe_cpu_s: float = 0.0, answered_request_id: int = 0, is_ending: bool = False) -> RankReport:
+        """Return the rank's state at the last sample.
+
+        Raises:
+            RuntimeError: There is no sample yet.
+        """
+        sample = self._sample
+        if sample is None:
+            raise RuntimeError("a report needs a sample")
+        self._report_seq += 1
+        self._arrivals_told += 1
+        identity, step = self._identity, sample.step
+        is_compared = self._arrivals_told <= ARRIVALS_REPORTS and not sample.reading.is_shadowing
+        return RankReport(
+            wire_version=WIRE_VERSION,
+            rank=identity.rank,
+            local_rank=identity.local_rank,
+            world_size=identity.world_size,
+            pid=identity.pid,
+            job_id=identity.job_id,
+            attempt=identity.attempt,
+            report_seq=self._report_seq,
+            phase=self._phase if sample.uncaught is None else sample.uncaught.phase,
+            phase_s=max(0.0, sample.now_s - self._phase_since_s),
+            place=sample.reading.place if sample.uncaught is None else sample.uncaught.place,
+            raised="" if sample.uncaught is None else sample.uncaught.text,
+            step=_count(step.step) if step else None,
+            epoch=_count(step.epoch) if step else None,
+            loss=step.loss if step else None,
+            loss_first=step.loss_first if step else None,
+            steps_done=step.steps_done if step else 0,
+            is_step_counted=step.is_counted if step else False,
+            groups=self._group_reports(sample),
+            observed_s=self._observed_s,
+            waited_s=self._waited_s,
+            worked_s=list(self._worked_s.values()),
+            overlapped_s=self._overlapped_s,
+            probe_cpu_s=probe_cpu_s,
+            slow_factor=sample.slow_factor,
+            answered_request_id=answered_request_id,
+            recorder_missing=self._recorder_missing,
+            is_ending=is_ending,
+            can_stop=sample.can_stop,
+            training=_training_report(sample.training, sample.now_s),
+            gpu_memory=list(sample.gpu_memory),
+            oddities=list(sample.oddities),
+            has_open_transfers=self._transfers.has_open,
+            **self._standing.report(sample, self._transfers.wait(sample.now_s, sample.counters)),
+            beat=max(0, self._beat),
+            arrivals=self._arrivals if is_compared else [],
+            step_ends_us=self._step_ends_us if is_compared else [],
+        )
+
+    def validate(self) -> None:
+        """Assert what holds after every step."""
+        assert 0.0 <= self._waited_s <= self._observed_s
+        assert 0.0 <= self._overlapped_s <= self._observed_s
+        assert abs(self._waited_s + sum(self._worked_s.values()) - self._observed_s) < 1e-6 * (1 + self._observed_s)
+        for track in self._tracks.values():
+            track.validate()
+        if self._sample is not None:
+            assert self._phase_since_s <= self._sample.now_s
+            for group in self._group_reports(self._sample):
+                assert 0 <= group.completed_seq <= group.enqueued_seq
+                assert not group.is_waiting or group.completed_seq < group.enqueued_seq
+                assert group.ranks == sorted(group.ranks)
+
+    def _begin_anew(self) -> None:
+        """Forget the groups of a default group that has been destroyed: the new ones have their names, and count anew.
+
+        Until this rank calls something in them it must say so, or the others' first wait would seem to be behind it.
+        """
+        self._past_keys |= self._tracks.keys()
+        self._tracks.clear()
+        self._members = {}
+        self._labels = {}
+        self._has_reopened = True
+        self._dumped_beat = -1
+
+    def _count_time(self, state: _State, for_s: float) -> None:
+        self._observed_s += for_s
+        if state.is_waiting:
+            self._waited_s += for_s
+            return
+        self._worked_s[state.phase] += for_s
+        if state.is_overlapped:
+            self._overlapped_s += for_s
+
+    def _count_barrier(self, barrier: BarrierMark | None) -> None:
+        previous, self._open = self._open, barrier
+        if barrier is None:
+            self._barrier_samples = 0
+        elif previous is not None and (previous.group, previous.seq) == (barrier.group, barrier.seq):
+            self._barrier_samples += 1
+        else:
+            self._barrier_samples = 1
+
+    def _judge_phase(self, sample: Sample) -> Phase:
+        seen = sample.reading.phase
+        if self._open is not None:
+            return Phase.BARRIER
+        if seen in (Phase.BARRIER, Phase.JOINING):
+            return seen
+        if seen is Phase.OTHER and self.is_waiting:
+            # Work.wait() has no frame of its own: the program stands at its own line, in a collective.
+            return Phase.BARRIER
+        if seen is Phase.OTHER and sample.main.peer_wait is not None:
+            return Phase.BARRIER
+        if sample.phases:
+            return sample.phases[-1]
+        return seen if self._has_started else Phase.STARTING
+
+    def _group_reports(self, sample: Sample) -> list[GroupReport]:
+        """Return the groups, the default one first, waiting ones before quiet ones, the named gates last."""
+        named: dict[str, tuple[GroupTrack, list[int]]] = {}
+        for key, (name, ranks) in self._labels.items():
+            track = self._tracks[key]
+            # A group that was destroyed and made anew has the old name: the younger one stands for it.
+            if name not in named or track.changed_s >= named[name][0].changed_s:
+                named[name] = track, ranks
+        order = list(named)
+        if len(order) > 1:
+            order.sort(key=lambda name: (name != DEFAULT_GROUP, not named[name][0].is_waiting, name))
+        reports: list[GroupReport] = []
+        if self._has_reopened and DEFAULT_GROUP not in named and sample.has_process_group:
+            reports.append(GroupReport(group=DEFAULT_GROUP))
+        num_members = 0
+        for name in order[:MAX_GROUPS]:
+            track, ranks = named[name]
+            if num_members + len(ranks) <= MAX_MEMBERS:
+                num_members += len(ranks)
+                reports.append(track.report(name, ranks, sample.now_s))
+        return reports + [self._barrier_report(mark, sample.now_s) for mark in _marks(sample)]
+
+    def _read_arrivals(self, by_key: Mapping[CounterKey, Sequence[RecorderEntry]]) -> list[ArrivalsReport]:
+        """Return when the latest collectives were called, each group's in the order of its seqs."""
+        named = {
+            self._report_name(key, track): by_key.get(key, ())
+            for key, track in self._tracks.items()
+            if track.group in self._members
+        }
+        latest = sorted((entry.called_us for entries in named.values() for entry in entries), reverse=True)
+        oldest_us = latest[MAX_ARRIVALS] if len(latest) > MAX_ARRIVALS else 0
+        told = {
+            name: sorted(
+                (entry.seq, entry.called_us, operation(entry) in ONE_WAY_OPS)
+                for entry in entries
+                if entry.called_us > oldest_us
+            )
+            for name, entries in named.items()
+        }
+        return [
+            ArrivalsReport(
+                name,
+                seqs=[seq for seq, _, _ in calls],
+                called_us=[called_us for _, called_us, _ in calls],
+                one_way_seqs=[seq for seq, _, is_one_way in calls if is_one_way],
+            )
+            for name, calls in told.items()
+            if calls
+        ]
+
+    def _report_name(self, key: CounterKey, track: GroupTrack) -> str:
+        """Return the group's name, the same on every member: NCCL counts apart in a group that gloo serves too."""
+        members = self._members.get(track.group)
+        is_apart = members is not None and members.is_mixed and key[0] == "nccl"
+        return sendable(f"{track.group}@nccl" if is_apart else track.group, _MAX_LABEL_CHARS)
+
+    def _other_members(self, group: str) -> list[int]:
+        members = self._members.get(group)
+        if members is None or len(members.ranks) == self._identity.world_size:
+            return []
+        return list(members.ranks)
+
+    def _barrier_report(self, barrier: BarrierMark, now_s: float) -> GroupReport:
+        is_open = not barrier.is_over
+        return GroupReport(
+            group=sendable(barrier.group, _MAX_LABEL_CHARS),
+            enqueued_seq=barrier.seq,
+            completed_seq=barrier.seq - 1 if is_open else barrier.seq,
+            op="barrier",
+            label=sendable(barrier.label, _MAX_LABEL_CHARS),
+            waiting_s=max(0.0, now_s - barrier.entered_s) if is_open else 0.0,
+            is_waiting=is_open and self._barrier_samples >= QUIET_SAMPLES,
+            ranks=list(barrier.ranks),
+        )
+
+
+def is_gloo_pending(counters: Counters) -> bool:
+    """Return whether operations are under way, all of them gloo's: what waits for a GPU may spin, and seems to work."""
+    pending = [recorder for (recorder, _), (enqueued, completed) in counters.items() if completed < enqueued]
+    return bool(pending) and set(pending) == {"gloo"}
+
+
+def _open_mark(sample: Sample) -> BarrierMark | None:
+    """Return the named gate that the main thread waits at; it is one at most."""
+    return next((mark for mark in _marks(sample) if not mark.is_over), None)
+
+
+def _marks(sample: Sample) -> tuple[BarrierMark, ...]:
+    return sample.firsts if sample.barrier is None else (sample.barrier, *sample.firsts)
+
+
+def _training_report(mark: TrainingMark | None, now_s: float) -> TrainingReport | None:
+    if mark is None:
+        return None
+    taken_s = mark.checkpoint_taken_s
+    return TrainingReport(
+        last_step=_count(mark.last_step),
+        goodput_frac=mark.goodput_frac,
+        checkpoint_step=_count(mark.checkpoint_step),
+        checkpoint_age_s=None if taken_s is None else max(0.0, now_s - taken_s),
+    )
+
+
+def _count(value: int | None) -> int | None:
+    """Return the value if the wire can carry it: a program may report anything as its step."""
+    return value if value is not None and 0 <= value <= _MAX_SEQ else None

@@ -1,0 +1,141 @@
+"""Decides when the probe samples and reports (`Pace`), and sends its reports to the agent's inbox (`ReportSocket`).
+
+`Pace` has no clock: time is an argument. `ReportSocket` is a datagram socket; nothing in it blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+from random import Random
+
+TICK_S = 0.24
+"""Between samples while the rank works, on average. Training empties the caches, and each line then costs four times
+what it costs alone (tests/bench/bench_probe_cost.py)."""
+
+TICK_SPREAD_S = 0.04
+"""How much shorter or longer one tick is: a step that takes just as long as a tick would be seen at one place only, and
+the samples would say that it spends all its time there."""
+
+WAITING_TICK_S = 0.1
+"""Between samples while the rank waits: then it has time, and people want to know."""
+
+SECOND_LOOK_S = 0.05
+"""After this time what was first seen pending is looked at again: what is over by then, as in training nearly every
+collective is, costs no sample."""
+
+SLOW_BEAT_S = 2.5
+"""Between full dumps of the recorder while nothing is quiet. The beat is the wall clock's, so that the rings of all
+ranks of a machine hold the same collectives when they are read."""
+
+BEAT_SLACK_S = 0.001
+"""Behind a beat, so that poll(), which rounds, does not wake before it."""
+
+REPORT_SLACK_S = 0.02
+"""A sample that comes a little early still sends its report, or that would be put off to the next one."""
+
+
+class Pace:
+    """The next sample, the next second look, the next report; all are due at first.
+
+    Args:
+        seed: Of the ticks' lengths. The generator is our own: the program's must not notice that it is watched.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._random = Random(seed)  # noqa: S311 - nobody guesses it for gain
+        self._sample_due_s = -math.inf
+        self._second_look_s = math.inf
+        self._report_due_s = -math.inf
+
+    def hurry(self) -> None:
+        """Make a sample and a report due at once."""
+        self._sample_due_s = self._report_due_s = -math.inf
+
+    def is_sample_due(self, now_s: float) -> bool:
+        """Say whether a sample is due, rather than a second look only."""
+        return now_s >= self._sample_due_s
+
+    def is_report_due(self, now_s: float) -> bool:
+        """Say whether a report is due, though nothing has changed."""
+        return now_s >= self._report_due_s
+
+    def begin_sample(self, now_s: float) -> None:
+        """Plan the next sample, whatever becomes of this one."""
+        self._sample_due_s = now_s + TICK_S
+        self._second_look_s = math.inf
+
+    def end_sample(self, now_s: float, wall_s: float, *, is_pending: bool, is_waiting: bool) -> None:
+        """Plan what follows a sample.
+
+        Args:
+            now_s: Time of the sample, monotonic.
+            wall_s: Seconds of the wall clock: no sample goes past a beat.
+            is_pending: Something is called and not over.
+            is_waiting: It is known to be a wait.
+        """
+        to_beat_s = SLOW_BEAT_S - wall_s % SLOW_BEAT_S + BEAT_SLACK_S
+        self._sample_due_s = now_s + (min(WAITING_TICK_S, to_beat_s) if is_waiting else self._tick_s(to_beat_s))
+        self._second_look_s = now_s + SECOND_LOOK_S if is_pending and not is_waiting else math.inf
+
+    def reported(self, now_s: float) -> None:
+        """Plan the next report."""
+        self._report_due_s = now_s + TICK_S - TICK_SPREAD_S - REPORT_SLACK_S
+
+    def looked_again(self) -> None:
+        """Take the second look as done: what it shows makes a sample, or that waits until it is due."""
+        self._second_look_s = math.inf
+
+    def pause_s(self, now_s: float) -> float:
+        """Return the time until there is something to do."""
+        return max(0.0, min(self._sample_due_s, self._second_look_s) - now_s)
+
+    def _tick_s(self, to_beat_s: float) -> float:
+        """Return the time to the next sample of a rank that works: it goes up to a beat, and never past it."""
+        shortest_s, longest_s = TICK_S - TICK_SPREAD_S, TICK_S + TICK_SPREAD_S
+        if to_beat_s <= longest_s:
+            return to_beat_s
+        if to_beat_s < 2 * longest_s:
+            # Two ticks lead up to the beat; both are whole ones where that can be, since a short one costs as much.
+            shortest_s, longest_s = max(shortest_s, to_beat_s - longest_s), min(longest_s, to_beat_s - shortest_s)
+            if shortest_s >= longest_s:
+                return to_beat_s / 2
+        return shortest_s + (longest_s - shortest_s) * self._random.random()
+
+
+def beat_of(wall_s: float) -> int:
+    """Return the number of the beat, which all ranks of a machine count alike."""
+    return int(wall_s / SLOW_BEAT_S)
+
+
+class ReportSocket:
+    """The probe's end.
+
+    It is connected: the kernel then need not find the inbox by its path each time, a quarter of what a report costs to
+    send.
+
+    Args:
+        inbox: Path of the agent's socket. There need not be one yet.
+    """
+
+    def __init__(self, inbox: str) -> None:
+        self._inbox = inbox
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+
+    def send(self, datagram: bytes) -> bool:
+        """Send a datagram, and return whether the inbox has taken it: there may be no agent, or a full inbox."""
+        try:
+            self._socket.send(datagram)
+        except OSError:
+            # Not connected yet, or to an agent that is gone: another one may have come in its place.
+            with contextlib.suppress(OSError):
+                self._socket.connect(self._inbox)
+                self._socket.send(datagram)
+                return True
+            return False
+        return True
+
+    def close(self) -> None:
+        """Send no more."""
+        self._socket.close()

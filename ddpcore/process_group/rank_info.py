@@ -1,0 +1,305 @@
+"""What a rank publishes about itself in the join check, and the verdict on all ranks' entries together.
+
+Pure. Every rank writes its `RankCard` into the store before a process group exists; the last one to come judges them
+for all (`judge`, called by `ddpcore.process_group.join_check`).
+
+`error_of` makes the error that a rank raises for a verdict.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ddpcore.barriers.rank_status import ranks_text
+from ddpcore.errors import ContradictoryLaunchError, RanksMissingError, StaleRendezvousError, UnequalRanksError
+from ddpcore.process_group.equality import differences
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ddpcore.errors import DdpcoreError
+
+MAX_NAMED = 8
+"""Ranks described one by one in a message."""
+
+
+class RankCard(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One rank, before the process group exists."""
+
+    rank: int
+    world_size: int
+    host: str
+    pid: int
+    machine: str = ""
+    """Equal on two ranks that see the same process numbers (`ddpcore.barriers.observer`)."""
+    started_ticks: int = 0
+    """When the process was started: a pid is used again, this pair is not."""
+    joined_at: str = ""
+    """Wall time, for people."""
+    address: str = ""
+    """By which other machines reach this one; empty if only this machine itself is reached."""
+    backend: str = ""
+    local_rank: int | None = None
+    """As a launcher has said; None is unsaid, also below."""
+    local_world_size: int | None = None
+    node_rank: int | None = None
+    strict: dict[str, str] = {}
+    """Facts that must be the same on every rank."""
+    soft: dict[str, str] = {}
+    """Facts that better were."""
+    allows_unequal: bool = False
+
+    @property
+    def node(self) -> str:
+        """Equal on ranks of one node: one system under one name. Containers on a machine are nodes of their own."""
+        return f"{self.host} {self.machine.partition(' ')[0]}"
+
+    def is_process_of(self, other: RankCard) -> bool:
+        """Say whether two cards are of one process."""
+        mine = (self.machine, self.host, self.pid, self.started_ticks)
+        return mine == (other.machine, other.host, other.pid, other.started_ticks)
+
+
+class Seat(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a rank is told when all have come."""
+
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    num_machines: int
+    peer_address: str = ""
+    """Of rank 0's machine, or on that machine of another one; empty if there is no other, or it is not known."""
+    warnings: list[str] = []
+
+
+class Presence(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a rank says once it knows its seat and has chosen its device."""
+
+    gpu: str = ""
+    """What tells its GPU apart from all others; empty without one, or where several ranks may share it."""
+
+
+class Refusal(StrEnum):
+    """Why no group is opened."""
+
+    CONTRADICTION = "contradiction"
+    MISSING = "missing"
+    STALE = "stale"
+    UNEQUAL = "unequal"
+    FAILED = "failed"
+    """A rank has met an error of its own on the way."""
+
+
+class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a roll call has ended; without a refusal the ranks go on."""
+
+    refusal: Refusal | None = None
+    text: str = ""
+    missing: list[int] = []
+    timeout_s: float = 0.0
+    differences: list[str] = []
+    num_expected: int = 0
+    """Ranks that may come yet to be told."""
+    machine: str = ""
+    """Of the rank that has said it, with when, in the kernel's ticks: who was started later is of another attempt."""
+    at_ticks: int = 0
+
+
+_card_decoder = msgspec.json.Decoder(RankCard)
+_seat_decoder = msgspec.json.Decoder(Seat)
+_presence_decoder = msgspec.json.Decoder(Presence)
+_verdict_decoder = msgspec.json.Decoder(Verdict)
+_encoder = msgspec.json.Encoder()
+
+
+def encode(value: RankCard | Seat | Presence | Verdict) -> str:
+    """Return the text that stands in the store."""
+    return _encoder.encode(value).decode()
+
+
+def decode_card(text: bytes) -> RankCard:
+    """Return a rank's card."""
+    return _card_decoder.decode(text)
+
+
+def decode_seat(text: bytes) -> Seat:
+    """Return a rank's seat."""
+    return _seat_decoder.decode(text)
+
+
+def decode_presence(text: bytes) -> Presence:
+    """Return what a seated rank says."""
+    return _presence_decoder.decode(text)
+
+
+def decode_verdict(text: bytes) -> Verdict:
+    """Return how the roll call has ended."""
+    return _verdict_decoder.decode(text)
+
+
+def who(card: RankCard) -> str:
+    """Return `rank 1 (pid 12 on gpu3)`."""
+    return f"rank {card.rank} (pid {card.pid} on {card.host})"
+
+
+def who_has_come(cards: Sequence[RankCard]) -> str:
+    """Return who is there: one by one, or if they are many, machine by machine."""
+    if len(cards) <= MAX_NAMED:
+        return ", ".join(who(card) for card in cards)
+    hosts = _by_host(cards)
+    texts = [f"{ranks_text(ranks)} on {host}" for host, ranks in hosts.items()][:MAX_NAMED]
+    more = [f"and those on {len(hosts) - MAX_NAMED} more hosts"] if len(hosts) > MAX_NAMED else []
+    return ", ".join([*texts, *more])
+
+
+def judge(cards: Sequence[RankCard]) -> Verdict:
+    """Return what all ranks' cards, in the order of ranks, say together."""
+    contradiction = _backend_contradiction(cards) or _local_contradiction(cards)
+    if contradiction:
+        return Verdict(Refusal.CONTRADICTION, contradiction)
+    unequal = differences([card.strict for card in cards], [card.host for card in cards])
+    if unequal and not any(card.allows_unequal for card in cards):
+        text = (
+            f"the ranks are not equal: {'; '.join(unequal)}. Install and copy the same everywhere; "
+            "if it is meant, open the group with allow_unequal=True"
+        )
+        return Verdict(Refusal.UNEQUAL, text, differences=unequal)
+    return Verdict()
+
+
+def seats(cards: Sequence[RankCard]) -> list[Seat]:
+    """Return each rank's place on its node, as its launcher has said or else by who shares a machine."""
+    nodes: dict[str, list[int]] = {}
+    for card in cards:
+        nodes.setdefault(card.node, []).append(card.rank)
+    order = {node: number for number, node in enumerate(nodes)}
+    tells_all = any(card.allows_unequal for card in cards)
+    facts = [{**card.strict, **card.soft} if tells_all else card.soft for card in cards]
+    warnings = differences(facts, [card.host for card in cards])
+    first = cards[0]
+    elsewhere = next((card.address for card in cards if card.node != first.node and card.address), "")
+
+    def seat(card: RankCard) -> Seat:
+        ranks = nodes[card.node]
+        return Seat(
+            local_rank=ranks.index(card.rank) if card.local_rank is None else card.local_rank,
+            local_world_size=len(ranks) if card.local_world_size is None else card.local_world_size,
+            node_rank=order[card.node] if card.node_rank is None else card.node_rank,
+            num_machines=len(nodes),
+            peer_address=elsewhere if card.node == first.node else first.address,
+            warnings=warnings,
+        )
+
+    return [seat(card) for card in cards]
+
+
+def judge_presences(cards: Sequence[RankCard], presences: Sequence[Presence]) -> Verdict:
+    """Return what the ranks' devices say together."""
+    holders: dict[str, RankCard] = {}
+    for card, presence in zip(cards, presences, strict=True):
+        holder = holders.setdefault(presence.gpu, card)
+        if presence.gpu and holder is not card:
+            text = (
+                f"{who(holder)} and {who(card)} would use one GPU, {presence.gpu}, and nccl wants one for each rank: "
+                "start no more ranks than GPUs, and check LOCAL_RANK and CUDA_VISIBLE_DEVICES"
+            )
+            return Verdict(Refusal.CONTRADICTION, text)
+    return Verdict()
+
+
+def duplicate_text(first: RankCard | None, second: RankCard, where: str) -> str:
+    """Return the line about two processes that claim one rank."""
+    claimed = f"{who(first)}, {first.joined_at}," if first else f"another rank {second.rank}"
+    return (
+        f"two processes claim rank {second.rank} at {where}: {claimed} was there before pid {second.pid} on "
+        f"{second.host}: give every process a rank of its own, and every job a meeting place of its own"
+    )
+
+
+def stale_text(dead: RankCard, where: str, path: str) -> str:
+    """Return the line about a rendezvous that a dead process has left behind."""
+    remedy = f"Remove it (rm {path}) and start all ranks anew" if path else "End all ranks and start them anew"
+    return (
+        f"{where} was left behind by a run that has been killed: {who(dead)} has joined it {dead.joined_at} and is "
+        f"gone. {remedy}"
+    )
+
+
+def unknown_claim_text(other: RankCard, mine: RankCard, where: str, path: str) -> str:
+    """Return the line about a claim of another machine, where nobody here can see whether that process lives."""
+    remedy = f"remove the file (rm {path}) and start all ranks anew" if path else "end all ranks and start them anew"
+    return (
+        f"{who(other)} has joined {where} as rank {mine.rank} {other.joined_at}, before pid {mine.pid} on {mine.host}. "
+        f"If that process still runs, two processes claim one rank: end one. If it is of an earlier run, {remedy}"
+    )
+
+
+def world_text(first: RankCard, second: RankCard, where: str) -> str:
+    """Return the line about two ranks that were told different world sizes."""
+    return (
+        f"{who(first)} was started in a world of {first.world_size}, {who(second)} in a world of {second.world_size}, "
+        f"and both came to {where}: start all ranks with one world size"
+    )
+
+
+def missing_text(missing: Sequence[int], cards: Sequence[RankCard], where: str, timeout_s: float) -> str:
+    """Return the line about ranks that did not come."""
+    have = "has" if len(missing) == 1 else "have"
+    there = f"{who_has_come(cards)} {'is' if len(cards) == 1 else 'are'} there" if cards else "nobody is there"
+    return (
+        f"{ranks_text(missing)} of {len(missing) + len(cards)} {have} not come to {where} in {timeout_s:g} s; {there}. "
+        f"Look at how {'it was' if len(missing) == 1 else 'they were'} started and with what output "
+        f"{'it' if len(missing) == 1 else 'they'} ended, or give a longer join_timeout_s"
+    )
+
+
+def vanished_text(vanished: Sequence[RankCard], where: str, timeout_s: float) -> str:
+    """Return the line about ranks that had come, and did not answer when all were there."""
+    names = ", ".join(who(card) for card in vanished[:MAX_NAMED])
+    return (
+        f"{names} had come to {where}, and did not answer in {timeout_s:g} s when all were there: it has ended or is "
+        "stopped. Look at its output; if it is of an earlier run, start anew with another meeting place"
+    )
+
+
+def _backend_contradiction(cards: Sequence[RankCard]) -> str:
+    """Nodes on which CUDA is not seen take gloo where the others take nccl, and all wait for ever."""
+    found = differences([{"backend": card.backend} for card in cards], [card.host for card in cards])
+    if not found:
+        return ""
+    return f"the ranks would use different backends; {found[0]}: give backend and device, or see why CUDA is not there"
+
+
+def _local_contradiction(cards: Sequence[RankCard]) -> str:
+    seen: dict[tuple[str, int | None, int], RankCard] = {}
+    for card in cards:
+        if card.local_rank is None:
+            continue
+        other = seen.setdefault((card.node, card.node_rank, card.local_rank), card)
+        if other is not card:
+            return (
+                f"{who(other)} and {who(card)} both have LOCAL_RANK={card.local_rank}: "
+                "ranks of one machine would share a device; start each with a local rank of its own"
+            )
+    return ""
+
+
+def _by_host(cards: Sequence[RankCard]) -> Mapping[str, list[int]]:
+    hosts: dict[str, list[int]] = {}
+    for card in cards:
+        hosts.setdefault(card.host, []).append(card.rank)
+    return hosts
+
+
+def error_of(verdict: Verdict) -> DdpcoreError:
+    """Return what to raise; the same words on every rank."""
+    if verdict.refusal is Refusal.MISSING:
+        return RanksMissingError(verdict.text, verdict.missing, verdict.timeout_s)
+    if verdict.refusal is Refusal.STALE:
+        return StaleRendezvousError(verdict.text)
+    if verdict.refusal is Refusal.UNEQUAL:
+        return UnequalRanksError(verdict.text, verdict.differences)
+    return ContradictoryLaunchError(verdict.text)

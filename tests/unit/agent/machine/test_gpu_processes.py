@@ -1,0 +1,83 @@
+"""What /proc tells of a process on a GPU, and whom it does not believe."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.machine.gpu_sampler import GpuProcesses
+from agent.node_state.gpu_sample import GpuProcess
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+INITIAL = "pid:[4026531836]"
+
+
+class FakeProc:
+    """A /proc of files."""
+
+    def __init__(self, path: Path, namespace: str) -> None:
+        self.path = path
+        (path / "self/ns").mkdir(parents=True)
+        (path / "self/ns/pid").symlink_to(namespace)
+
+    def add(self, pid: int, parent: int, environ: bytes = b"", status: str = "", device: str = "/dev/null") -> None:
+        directory = self.path / str(pid)
+        (directory / "fd").mkdir(parents=True)
+        (directory / "stat").write_text(f"{pid} (a) b) (c) S {parent} 1 1 0")
+        (directory / "environ").write_bytes(environ)
+        (directory / "status").write_text(f"Name:\tpython\n{status}\n")
+        (directory / "fd/3").symlink_to(device)
+
+
+def test_a_rank_in_a_container_is_told_whole(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path, INITIAL)
+    environ = b"RANK=3\0RANKDECK_JOB_ID=gpt\0CUDA_VISIBLE_DEVICES=2,3\0CUDA_DEVICE_ORDER=PCI_BUS_ID\0odd\0"
+    proc.add(900, 800, environ, "NSpid:\t900\t12\t5")
+    proc.add(800, 700)
+    proc.add(700, 1)
+
+    assert GpuProcesses(str(tmp_path)).describe(900, 5, "MIG-1") == GpuProcess(
+        pid=900,
+        used_bytes=5,
+        mig_uuid="MIG-1",
+        ancestors=[800, 700],
+        inner_pids=[12, 5],
+        job_id="gpt",
+        rank=3,
+        visible_devices="2,3",
+        device_order="PCI_BUS_ID",
+    )
+
+
+def test_a_process_that_is_gone_is_only_a_pid(tmp_path: Path) -> None:
+    FakeProc(tmp_path, INITIAL)
+
+    assert GpuProcesses(str(tmp_path)).describe(900, None, "") == GpuProcess(900)
+
+
+def test_a_process_outside_containers_has_no_inner_pids(tmp_path: Path) -> None:
+    FakeProc(tmp_path, INITIAL).add(900, 900, b"RANK=x\0", "NSpid:\t900")
+
+    described = GpuProcesses(str(tmp_path)).describe(900, None, "")
+
+    assert (described.inner_pids, described.rank, described.visible_devices) == ([], None, None)
+
+
+@pytest.mark.parametrize(("device", "is_believed"), [("/dev/null", False), ("/dev/nvidia0", True)])
+def test_in_a_container_only_a_process_with_the_driver_open_is_believed(
+    tmp_path: Path, device: str, *, is_believed: bool
+) -> None:
+    FakeProc(tmp_path, "pid:[4026532000]").add(12, 1, b"RANK=0\0RANKDECK_JOB_ID=gpt\0", device=device)
+
+    processes = GpuProcesses(str(tmp_path))
+
+    assert (processes.describe(12, None, "").rank == 0) is is_believed
+    assert processes.describe(13, None, "") == GpuProcess(13)
+
+
+def test_this_process_has_its_parent_for_an_ancestor() -> None:
+    assert os.getppid() in GpuProcesses().describe(os.getpid(), None, "").ancestors or os.getppid() <= 1

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.transport.history import PastFrames
+from agent.wire.commands import Tier
+from agent.wire.reports import WIRE_VERSION
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def fill(past: PastFrames, seconds: float, start_s: float = 0.0) -> float:
+    """Append reports at 5 Hz on a virtual clock; return when the last one was made."""
+    now_s = start_s
+    while now_s < start_s + seconds:
+        past.append(f"{now_s:.1f}".encode(), now_s)
+        now_s += 0.2
+    return now_s
+
+
+def everything(past: PastFrames, tier: Tier, since_seq: int = 0, max_bytes: int = 10**9) -> list[tuple[int, str]]:
+    return [(one.seq, one.frame.decode()) for one in past.since(tier, since_seq, max_bytes)]
+
+
+def test_the_last_ten_minutes_are_kept_whole_and_a_day_thinly(tmp_path: Path) -> None:
+    past = PastFrames(tmp_path / "history")
+    end_s = fill(past, 3600.0)
+
+    recent = everything(past, Tier.RECENT)
+    day = everything(past, Tier.DAY)
+
+    assert recent[-1][1] == f"{end_s - 0.2:.1f}"
+    assert 3000 <= len(recent) <= 3350, "ten minutes at 5 Hz, and the minute under way"
+    assert [seq for seq, _ in recent] == list(range(recent[0][0], recent[0][0] + len(recent)))
+    assert [text for _, text in day][:3] == ["0.0", "10.0", "20.0"]
+    assert len(day) in {360, 361}
+    past.close()
+
+
+def test_a_day_is_a_day(tmp_path: Path) -> None:
+    past = PastFrames(tmp_path / "history")
+    for minute in range(3 * 24 * 60):
+        past.append(str(minute).encode(), minute * 60.0)
+
+    day = everything(past, Tier.DAY)
+
+    assert 24 * 60 <= len(day) <= 25 * 60
+    assert day[-1][1] == str(3 * 24 * 60 - 1)
+    assert len(list((tmp_path / "history").iterdir())) == 25 + 11
+    past.close()
+
+
+def test_a_cursor_goes_on_where_it_was_and_a_reply_has_a_size(tmp_path: Path) -> None:
+    past = PastFrames(tmp_path / "history")
+    fill(past, 200.0)
+    whole = everything(past, Tier.RECENT)
+
+    pulled: list[tuple[int, str]] = []
+    while piece := everything(past, Tier.RECENT, pulled[-1][0] if pulled else 0, max_bytes=500):
+        assert sum(len(text) for _, text in piece) <= 500
+        pulled += piece
+
+    assert pulled == whole
+    assert len(everything(past, Tier.RECENT, max_bytes=1)) == 1, "one report at least, or a cursor would stand still"
+    past.close()
+
+
+def test_what_is_older_than_asked_for_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    past = PastFrames(tmp_path / "history")
+    wall_s = 1000.0
+    monkeypatch.setattr("agent.transport.history.time.time", lambda: wall_s)
+    for number in range(10):
+        past.append(str(number).encode(), float(number))
+        wall_s += 10.0
+
+    found = past.since(Tier.RECENT, 3, 10**9, max_age_s=45.0)
+
+    assert [(one.seq, one.frame, one.age_s) for one in found] == [
+        (7, b"6", 40.0),
+        (8, b"7", 30.0),
+        (9, b"8", 20.0),
+        (10, b"9", 10.0),
+    ]
+    past.close()
+
+
+def test_numbers_go_on_over_restarts_and_a_report_cut_short_is_dropped(tmp_path: Path) -> None:
+    past = PastFrames(tmp_path / "history")
+    fill(past, 1.0)
+    past.close()
+    (path,) = (tmp_path / "history").glob("recent-*")
+    path.write_bytes(path.read_bytes()[:-1])
+
+    past = PastFrames(tmp_path / "history")
+    past.append(b"after", 0.0)
+
+    assert everything(past, Tier.RECENT)[-2:] == [(4, "0.6"), (5, "after")]
+    past.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x05", b"\xff" * 40])
+def test_a_file_of_nonsense_hurts_nobody(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "history").mkdir()
+    (tmp_path / "history" / f"recent-{WIRE_VERSION}-000000000001.reports").write_bytes(content)
+
+    past = PastFrames(tmp_path / "history")
+    past.append(b"after", 0.0)
+
+    assert everything(past, Tier.RECENT)[-1][1] == "after"
+    past.close()
+
+
+def test_ages_are_told_not_times(tmp_path: Path) -> None:
+    past = PastFrames(tmp_path / "history")
+    past.append(b"now", 5.0)
+    assert 0.0 <= past.since(Tier.DAY, 0, 100)[0].age_s < 60.0
+    past.close()

@@ -1,0 +1,180 @@
+"""What the demo prints for scripts and for people."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from app.cli.headless import Headless, with_progress
+from app.errors import ExitCode, UsageError
+from app.fleet.start_progress import Milestones, NodeStage, StartProgress
+from app.view.summary import exit_code, summary_lines, summary_object
+from tests.support.consoles import SimSource
+from tests.support.sim import SimCluster
+from tests.support.typist import Typist
+from tests.support.waiting import until_async
+
+if TYPE_CHECKING:
+    from app.view.view import View
+
+
+class Starting(SimSource):
+    """Starts a job over two nodes as fast as it is looked at."""
+
+    started_at_s = 0.0
+    watched_job = "gpt"
+
+    def __init__(self) -> None:
+        super().__init__(SimCluster().view)
+        self.starting = StartProgress("job gpt", ["h1", "h2"])
+        self._milestones = Milestones()
+
+    async def start(self) -> None:
+        assert self.starting is not None
+        for stage in (NodeStage.ASKED, NodeStage.PREPARED, NodeStage.BEGINNING, NodeStage.BEGUN):
+            for node in ("h1", "h2"):
+                self.starting.move(node, stage)
+                self._milestones.take(self.starting)
+            await asyncio.sleep(0.15)
+        self.starting = None
+
+    def drain_notices(self) -> list[str]:
+        return self._milestones.drain_notices()
+
+
+class SlowStart(SimSource):
+    """What is followed shows a job that has ended, as one of the same name did before, until it has begun."""
+
+    started_at_s = 0.0
+    watched_job = "demo"
+
+    def __init__(self) -> None:
+        sim = SimCluster(num_nodes=1, ranks_per_node=2)
+        super().__init__(sim.view)
+        self.begun = asyncio.Event()
+        self.num_looks = 0
+        sim.run_to_step(3)
+        sim.stop()
+        sim.run_until(lambda: (job := sim.view().job()) is not None and job.state == "stopped", 60)
+
+    async def start(self) -> None:
+        await self.begun.wait()
+
+    def view(self) -> View:
+        self.num_looks += 1
+        return super().view()
+
+
+async def test_a_job_that_has_not_begun_yet_has_not_ended_whatever_became_of_the_one_before_it() -> None:
+    followed = SlowStart()
+    following = asyncio.create_task(Headless(followed).run())
+    await until_async(lambda: followed.num_looks > 3, 30, "it looks")
+    assert not following.done()
+
+    followed.begun.set()
+    view, is_unnamed = await asyncio.wait_for(following, 30)
+
+    assert (view.job() is not None, is_unnamed) == (True, False)
+
+
+async def test_without_a_terminal_a_start_is_told_by_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    source = Starting()
+
+    await with_progress(source.start(), source)
+
+    assert capsys.readouterr().err.splitlines() == [
+        "rankdeck: job gpt: prepared on h1 and h2, 2 of 2 nodes",
+        "rankdeck: job gpt: begun on h1 and h2, 2 of 2 nodes",
+    ]
+
+
+async def test_a_start_that_fails_is_told_before_the_failure_is_raised(capsys: pytest.CaptureFixture[str]) -> None:
+    source = Starting()
+
+    async def refuse() -> None:
+        assert source.starting is not None
+        source.starting.move("h1", NodeStage.ASKED)
+        source.starting.move("h1", NodeStage.REFUSED, "it is busy")
+        source._milestones.take(source.starting)
+        raise UsageError("h1 refused")
+
+    with pytest.raises(UsageError, match="h1 refused"):
+        await with_progress(refuse(), source)
+
+    assert capsys.readouterr().err == "rankdeck: job gpt: h1: refused: it is busy\n"
+
+
+@pytest.mark.parametrize(("terminal", "is_updated"), [("xterm", True), ("dumb", False)])
+def test_on_a_terminal_one_line_says_how_far_it_is_and_leaves_nothing_behind(terminal: str, is_updated: bool) -> None:
+    program = (
+        "import asyncio\n"
+        "from app.cli.headless import with_progress\n"
+        "from tests.unit.app.cli.test_headless import Starting\n"
+        "source = Starting()\n"
+        "asyncio.run(with_progress(source.start(), source))\n"
+    )
+
+    with Typist([sys.executable, "-c", program], {**os.environ, "TERM": terminal}) as person:
+        assert person.exit_code() == 0
+        assert ("\r\x1b[Kstarting job gpt: 0 of 2 prepared" in person.said) is is_updated
+        written = [line.rpartition("\x1b[K")[2] for line in person.said.replace("\r\n", "\n").split("\n")]
+        assert [line for line in written if line] == [
+            "rankdeck: job gpt: prepared on h1 and h2, 2 of 2 nodes",
+            "rankdeck: job gpt: begun on h1 and h2, 2 of 2 nodes",
+        ]
+
+
+def test_a_healthy_job_is_exit_code_0_and_a_short_summary() -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=2)
+    sim.run_to_step(50)
+    sim.run(2)
+
+    summary = summary_object(sim.view())
+
+    assert exit_code(sim.view()) is ExitCode.WELL
+    assert list(summary) == [
+        "schema", "job", "steps", "loss_first", "loss_last", "nodes", "other_jobs", "gpus", "ranks", "barriers",
+        "verdicts",
+    ]  # fmt: skip
+    assert summary["schema"] == 1
+    assert summary["steps"] >= 50
+    assert summary["loss_first"] > summary["loss_last"]
+    assert summary["verdicts"] == []
+    assert msgspec.json.decode(msgspec.json.encode(summary)) == summary
+
+
+def test_a_standing_verdict_is_exit_code_10_and_told_with_what_to_do() -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=2)
+    sim.freeze(2, at_step=10)
+    sim.run_until(lambda: bool(sim.verdicts()), within_s=60)
+    sim.run(2)
+
+    lines = summary_lines(summary_object(sim.view()))
+
+    assert exit_code(sim.view()) is ExitCode.VERDICT_STANDS
+    verdict = next(line for line in lines if line.startswith("verdict: "))
+    assert "rank 2" in verdict
+    assert "frozen" in verdict
+    assert lines[lines.index(verdict) + 1].startswith("  thaw it")
+
+
+def test_a_fault_that_was_not_named_is_a_failure_whatever_else_stands() -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=2)
+    sim.run(5)
+
+    assert exit_code(sim.view(), is_fault_unnamed=True) is ExitCode.JOB_FAILED
+
+
+def test_before_anything_is_known_the_summary_says_that_the_job_did_not_start() -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=2)
+
+    summary = summary_object(sim.view())
+
+    assert summary["job"] is None
+    assert summary_lines(summary) == ["the job did not start"]
+    assert exit_code(sim.view()) is ExitCode.WELL

@@ -1,0 +1,37 @@
+"""Every verb is where the command looks for it, and only the wanted one is imported."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import click
+import pytest
+
+from app.cli.main import COMMANDS, rankdeck
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_a_verb_is_in_its_module_under_its_own_name(name: str) -> None:
+    command = rankdeck.get_command(click.Context(rankdeck), name)
+
+    assert command is getattr(importlib.import_module(COMMANDS[name]), name)
+    assert command.name == name
+    assert command.get_short_help_str(), "it says in a line what it does"
+
+
+def test_no_verb_is_forgotten() -> None:
+    listed = rankdeck.list_commands(click.Context(rankdeck))
+
+    assert listed == sorted(COMMANDS)
+    assert rankdeck.get_command(click.Context(rankdeck), "no-such-verb") is None
+
+
+def test_help_and_version_wait_for_nothing_that_trains_or_paints() -> None:
+    heavy = "('numpy', 'zmq', 'textual', 'asyncio')"
+    proof = f"import sys, app.cli.main; sys.exit(' '.join(m for m in sys.modules if m in {heavy}) or 0)"
+
+    done = subprocess.run([sys.executable, "-P", "-c", proof], capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 0, done.stderr

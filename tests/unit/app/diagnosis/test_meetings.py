@@ -1,0 +1,97 @@
+"""Ranks that do not find each other in `init_process_group`, since each goes elsewhere or comes as another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from app.diagnosis.causes import Cause
+from app.view.verdict_hints import hint
+from app.view.verdict_text import sentence
+from ddpcore.wire import Phase, StoreMeeting
+from tests.unit.app.diagnosis.test_diagnosis import Watched
+
+if TYPE_CHECKING:
+    from app.diagnosis.verdicts import Verdict
+
+
+def meeting(rank: int, port: int = 29500, world_size: int = 4) -> StoreMeeting:
+    return StoreMeeting("10.0.0.1", port, rank, world_size)
+
+
+def told(meetings: list[StoreMeeting | None], waited_s: float = 3.0, listener: str = "") -> list[Verdict]:
+    watched = Watched()
+    beats = [
+        replace(
+            watched.beat(rank, phase=Phase.JOINING, phase_s=waited_s, store_meeting=one),
+            store_listener=listener if rank == 0 else "",
+        )
+        for rank, one in enumerate(meetings)
+    ]
+    return watched.hear(*beats).verdicts
+
+
+OWN = [meeting(rank) for rank in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("meetings", "culprits", "words"),
+    [
+        ([OWN[0], meeting(1, 29501), *OWN[2:]], (1,), "rank 1 to 10.0.0.1:29501, ranks 0, 2-3 to 10.0.0.1:29500"),
+        ([OWN[0], OWN[1], meeting(0), OWN[3]], (2,), "rank 2 comes to init_process_group as rank 0"),
+        ([meeting(rank, world_size=6) for rank in range(4)], (), "than there are (4): ranks 0-3 for 6"),
+        ([*OWN[:3], meeting(3, world_size=8)], (3,), "than there are (4): rank 3 for 8, ranks 0-2 for 4"),
+    ],
+    ids=["another port", "another's number", "a larger world", "one of a larger world"],
+)
+def test_ranks_that_can_never_meet_are_named_soon(
+    meetings: list[StoreMeeting | None], culprits: tuple[int, ...], words: str
+) -> None:
+    (verdict,) = told(meetings)
+
+    assert (verdict.cause, verdict.culprits, verdict.op) == (Cause.MISMATCH, culprits, "init_process_group")
+    assert words in sentence(verdict)
+    assert "MASTER_PORT" in hint(verdict, None)
+
+
+@pytest.mark.parametrize(
+    "meetings",
+    [
+        OWN,
+        [meeting(rank) for rank in (2, 0, 3, 1)],
+        [meeting(0, 1, 2), meeting(1, 1, 2), meeting(0, 2, 2), meeting(1, 2, 2)],
+        [*OWN[:3], None],
+    ],
+    ids=["all alike", "numbered anew", "two groups of two", "one is not known"],
+)
+def test_ranks_that_may_still_meet_are_no_mismatch(meetings: list[StoreMeeting | None]) -> None:
+    assert told(meetings) == []
+
+
+def test_where_all_go_to_one_store_in_vain_its_address_is_named() -> None:
+    (verdict,) = told(list(OWN), waited_s=30.0)
+
+    assert verdict.cause is Cause.TRANSPORT
+    assert "do not find each other at 10.0.0.1:29500; ranks 0-3 wait" in sentence(verdict)
+
+
+@pytest.mark.parametrize(
+    ("listener", "advice"),
+    [
+        ("pid 77 (redis-server *:29500)", "choose another MASTER_PORT"),
+        ("pid 4000 (python train.py)", "MASTER_PORT"),
+        ("", "may listen on port 29500"),
+    ],
+    ids=["a stranger", "a rank", "not known"],
+)
+def test_who_listens_where_the_ranks_meet_is_in_the_sentence(listener: str, advice: str) -> None:
+    (verdict,) = told(list(OWN), waited_s=30.0, listener=listener)
+
+    assert (f"{listener} listens there" in sentence(verdict)) is bool(listener)
+    assert advice in hint(verdict, None)
+
+
+def test_the_network_is_no_matter_where_a_stranger_listens() -> None:
+    assert [told(list(OWN), 30.0, one)[0].num_hosts for one in ("", "pid 4000 (x)", "pid 77 (redis)")] == [1, 1, 0]

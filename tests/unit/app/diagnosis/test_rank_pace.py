@@ -1,0 +1,122 @@
+"""How ranks spend their time: shares, costs, and the order in which they are shown."""
+
+from __future__ import annotations
+
+import math
+
+import hypothesis.strategies as st
+import numpy as np
+from hypothesis import given
+
+from app.diagnosis.causes import Cause, Severity
+from app.diagnosis.rank_pace import MIN_COMPARED, MIN_OBSERVED_S, PHASES, chance_frac, rank_pace
+from app.diagnosis.slow_ranks import MIN_COST
+from ddpcore.wire import Phase
+from tests.support.sim import SimCluster
+
+
+def window(waited: list[float], observed_s: float = 10.0, compared: float = 100.0) -> np.ndarray:
+    """Return a window in which each rank waits some seconds, goes forward in the rest, and comes last to none."""
+    made = np.zeros((4 + len(PHASES), len(waited)), np.float32)
+    made[0], made[1], made[2] = observed_s, waited, compared
+    made[4 + PHASES.index(Phase.FORWARD)] = observed_s - np.array(waited)
+    return made
+
+
+@given(st.lists(st.floats(0, 10, width=32), min_size=2, max_size=9))
+def test_a_rank_costs_what_the_others_in_the_middle_wait_more(waited: list[float]) -> None:
+    pace = rank_pace(window(waited), 12.0)
+    for rank, own in enumerate(waited):
+        others = [share for other, share in enumerate(waited) if other != rank]
+        assert math.isclose(pace.cost_frac[rank], max(0.0, (np.median(others) - own) / 10), abs_tol=1e-5)
+        assert math.isclose(pace.wait_frac[rank] + pace.phase_frac[:, rank].sum(), 1.0, abs_tol=1e-5)
+    order = pace.slowest_first().tolist()
+    assert sorted(order) == list(range(len(waited)))
+    costs = pace.cost_frac[order]
+    assert (np.diff(costs) <= 0.05 + 1e-6).all(), "but for what sampling moves, the costliest come first"
+
+
+def test_of_a_rank_that_was_hardly_observed_nothing_is_said() -> None:
+    made = window([1.0, 5.0, 5.0])
+    made[0, 0] = MIN_OBSERVED_S / 2
+    made[2, 1] = MIN_COMPARED / 2
+    pace = rank_pace(made, 12.0)
+    assert np.isnan([pace.wait_frac[0], pace.cost_frac[0], pace.last_frac[0]]).all()
+    assert np.isnan(pace.phase_frac[:, 0]).all()
+    assert np.isnan(pace.last_frac[1]), "few collectives may have the same last rank by chance"
+    assert pace.last_frac[2] == 0.0
+    assert pace.slowest_first().tolist() == [1, 2]
+    assert pace.usual_frac[PHASES.index(Phase.FORWARD)] == 0.5
+
+
+def test_alone_nobody_costs_anybody_anything() -> None:
+    pace = rank_pace(window([3.0]), 12.0)
+    assert np.isnan(pace.cost_frac).all()
+    assert pace.slowest_first().tolist() == []
+    assert rank_pace(np.zeros((4 + len(PHASES), 3), np.float32), 0.0).usual_frac.tolist() == [0.0] * len(PHASES)
+
+
+def test_chance_does_less_the_longer_one_looks() -> None:
+    short, long = (float(chance_frac(np.array(0.3), observed_s)) for observed_s in (10.0, 40.0))
+    assert 0.2 < short < 0.25
+    assert math.isclose(long, short / 2)
+
+
+def test_a_slow_rank_is_the_first_row_and_a_sentence_says_what_it_costs() -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=4)
+    sim.run_to_step(400)
+    before = sim.view().pace
+    assert before is not None
+    assert before.summary().severity is Severity.OK
+    assert before.summary().text.startswith("nobody holds the others up: the median rank waits ")
+
+    sim.slow(6, 3.0)
+    sim.run(20)
+
+    pace = sim.view().pace
+    assert pace is not None
+    summary, (first, *others) = pace.summary(), pace.rows(range(8))
+    assert (summary.severity, summary.num_rows) == (Severity.WARNING, 8)
+    assert summary.text.startswith("rank 6 costs the others ")
+    assert (first.rank, first.node, first.severity) == (6, "demo-1", Severity.WARNING)
+    assert {row.severity for row in others} == {Severity.OK}
+    assert first.cost_frac is not None
+    assert first.cost_frac > 0.4
+    assert first.last_frac is not None
+    assert first.last_frac > 0.9
+    assert "backward" in first.more_of
+    assert first.where.startswith("bytegpt.py:")
+    assert summary.phases[:4] == ["data", "forward", "backward", "optimizer"]
+    assert all(sum(row.phases.values()) + (row.wait_frac or 0) < 1.0 + 1e-6 for row in (first, *others))
+    assert sim.causes() == {(Cause.STRAGGLER, (6,))}
+
+
+def test_a_rank_that_waits_less_without_a_verdict_is_told_as_that() -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=4)
+    sim.run_to_step(400)
+    sim.slow(6, 3.0)
+
+    def is_told() -> bool:
+        pace = sim.view().pace
+        return pace is not None and pace.summary().text.startswith("rank 6 waits ")
+
+    sim.run_until(is_told, 10, "it is told before there is a verdict")
+    pace = sim.view().pace
+    assert pace is not None
+    assert sim.causes() == set()
+    assert pace.summary().severity is Severity.OK
+    assert pace.summary().text.endswith(" less than the others: not long or not surely enough for a verdict")
+    assert pace.rows([0])[0].rank == 6
+    assert (pace.rows([0])[0].cost_frac or 0.0) > MIN_COST
+
+
+def test_before_there_is_a_job_there_is_no_pace_and_before_it_trains_nothing_to_say() -> None:
+    sim = SimCluster()
+    sim.run(0.3)
+    pace = sim.view().pace
+    assert pace is None or pace.summary().num_rows == 0
+    sim.run(2)
+    pace = sim.view().pace
+    assert pace is not None
+    assert pace.summary().text == "not enough undisturbed training has been seen yet"
+    assert pace.rows(range(10)) == []

@@ -1,0 +1,232 @@
+"""Whose verdict it is: what is shown, printed and returned is that of one job, whatever else these nodes know."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from agent.wire.jobs import JobState
+from agent.wire.reports import ProcessState
+from app.diagnosis.causes import Cause, Severity
+from app.diagnosis.diagnoser import Diagnoser
+from app.errors import ExitCode
+from app.model.cluster import Cluster
+from app.model.job_choice import NEVER, JobChoice
+from app.recording.events import EventKind, EventLog
+from app.view.summary import exit_code, headline_hint, headline_text, status_object, summary_lines, summary_object
+from app.view.view import View
+from tests.support.node_reports import dead_worker, group_report, job_status, node_report, rank_report, worker_report
+
+if TYPE_CHECKING:
+    from agent.wire.jobs import JobStatus
+    from agent.wire.reports import WorkerReport
+
+
+class Watched:
+    """One node that several jobs of two ranks run on, and a console."""
+
+    def __init__(self, job_id: str = "") -> None:
+        self.cluster = Cluster(["n0"])
+        self.diagnoser = Diagnoser()
+        self.choice = JobChoice(job_id)
+        self.now_s = 1000.0
+        self.seq = 0
+
+    def look(self, jobs: list[JobStatus], workers: list[WorkerReport], job_id: str | None = None) -> View:
+        """Return what is seen after a report; of a certain job, or of the one that is chosen."""
+        self.seq += 1
+        self.now_s += 0.2
+        self.cluster.apply("n0", node_report(self.seq, jobs, workers), self.now_s)
+        diagnosis = self.diagnoser.observe(self.cluster, self.now_s)
+        diagnosis.validate()
+        shown = self.choice.choose(self.cluster) if job_id is None else job_id
+        return View(self.cluster, diagnosis, self.now_s, shown)
+
+
+def job(job_id: str, age_s: float | None = 60.0, **fields: Any) -> JobStatus:
+    return job_status(job_id=job_id, world_size=2, num_nodes=1, age_s=age_s, **fields)
+
+
+def failed(job_id: str, age_s: float = 60.0, state_s: float = 1.0, **fields: Any) -> JobStatus:
+    return job(job_id, age_s, state=JobState.FAILED, state_s=state_s, exit_code=1, **fields)
+
+
+def well(job_id: str) -> list[WorkerReport]:
+    return [
+        worker_report(rank, rank_report(rank, 2, job_id=job_id, step=9, groups=[group_report(5)]), job_id=job_id)
+        for rank in range(2)
+    ]
+
+
+def frozen(job_id: str, rank: int = 1) -> list[WorkerReport]:
+    both = well(job_id)
+    both[rank] = worker_report(rank, both[rank].report, process=ProcessState.FROZEN, job_id=job_id)
+    return both
+
+
+def shown(view: View) -> str:
+    row = view.job()
+    return "" if row is None else row.job_id
+
+
+def test_after_a_job_that_failed_a_healthy_one_has_no_verdict_and_exit_code_0() -> None:
+    watched = Watched()
+    dead = [dead_worker(1, code=3, age_s=9.0, job_id="a"), dead_worker(0, signal=15, age_s=8.0, job_id="a")]
+    before = watched.look([failed("a")], dead)
+    assert (shown(before), exit_code(before)) == ("a", ExitCode.VERDICT_STANDS)
+
+    view = watched.look([failed("a"), job("b", 0.5)], [*dead, *well("b")])
+
+    assert (shown(view), view.verdicts(), exit_code(view)) == ("b", [], ExitCode.WELL)
+    assert view.headline().severity is Severity.OK
+    printed = summary_lines(summary_object(view))
+    assert not [line for line in printed if "verdict" in line]
+    assert view.other_jobs_text == "", "it had failed before this one was started"
+    (other,) = status_object(view)["other_jobs"]
+    assert (other["job_id"], other["state"], other["severity"]) == ("a", "failed", "critical")
+
+
+def test_a_job_that_succeeded_returns_0_whatever_stands_of_another_one() -> None:
+    watched = Watched("b")
+    ended = job("b", 5.0, state=JobState.SUCCEEDED, exit_code=0)
+
+    view = watched.look([job("a"), ended], frozen("a"))
+
+    assert (shown(view), view.verdicts(), exit_code(view)) == ("b", [], ExitCode.WELL)
+
+
+@pytest.mark.parametrize(("job_id", "other"), [("a", "b"), ("b", "a")])
+def test_of_two_jobs_each_has_its_own_verdicts_waits_and_exit_code(job_id: str, other: str) -> None:
+    watched = Watched(job_id)
+    waiting = worker_report(0, rank_report(0, 2, job_id="b", step=9, groups=[group_report(6, 3.0)]), job_id="b")
+    workers = [*well("a"), waiting, frozen("b")[1]]
+
+    view = watched.look([job("a", 60.0), job("b", 30.0)], workers)
+
+    is_hurt = job_id == "b"
+    assert [verdict.cause for verdict in view.verdicts()] == [Cause.FROZEN] * is_hurt
+    assert {row.job for row in view.barriers()} == ({"b"} if is_hurt else set())
+    assert exit_code(view) is (ExitCode.VERDICT_STANDS if is_hurt else ExitCode.WELL)
+    assert ("frozen" in view.headline().text) is is_hurt
+    how = "running" if is_hurt else "frozen rank 1"
+    line = f"job {job_id} is shown; also on these nodes: job {other}, {how}; rankdeck attach {other}"
+    assert view.other_jobs_text == line
+    (row,) = status_object(view)["other_jobs"]
+    assert (row["cause"], row["culprits"]) == ((None, []) if is_hurt else ("frozen", [1]))
+    assert {verdict["job"] for verdict in status_object(view)["verdicts"]} == ({"b"} if is_hurt else set())
+
+
+def test_several_other_jobs_are_one_line_and_those_that_ended_long_ago_are_not_in_it() -> None:
+    watched = Watched("a")
+    others = [job(name, 10.0 + number) for number, name in enumerate("bcdef")]
+
+    view = watched.look([failed("old", 900.0, 800.0), job("a"), *others], [])
+
+    assert view.other_jobs_text == (
+        "job a is shown; also on these nodes: job b, starting; job c, starting; job d, starting; 2 more; "
+        "rankdeck attach JOB"
+    )
+    assert [row.job_id for row in view.other_jobs()] == ["b", "c", "d", "e", "f", "old"]
+
+
+def test_a_job_that_failed_while_the_one_that_is_shown_ran_is_in_the_line() -> None:
+    view = Watched("a").look([failed("b", 50.0, 2.0), job("a", 60.0)], [])
+
+    assert "also on these nodes: job b, failed" in view.other_jobs_text
+
+
+def test_the_one_that_was_started_last_is_shown_whichever_was_heard_first() -> None:
+    for jobs in ([job("old", 500.0), job("new", 5.0)], [job("new", 5.0), job("old", 500.0)]):
+        assert shown(Watched().look(jobs, [])) == "new"
+    ended = job("old", 500.0, state=JobState.SUCCEEDED, state_s=1.0, exit_code=0)
+    sooner = job("new", 50.0, state=JobState.SUCCEEDED, state_s=40.0, exit_code=0)
+    assert shown(Watched().look([sooner, ended], [])) == "new", "by its start, not by its end"
+
+
+def test_one_under_way_is_shown_before_one_that_has_ended() -> None:
+    assert shown(Watched().look([failed("late", 5.0), job("early", 500.0)], [])) == "early"
+
+
+def test_a_job_that_is_only_prepared_hides_nothing_and_is_not_shown() -> None:
+    left = job("left", None, state=JobState.PREPARED, state_s=300.0)
+
+    view = Watched().look([job("train", 500.0), left], frozen("train"))
+
+    assert (shown(view), exit_code(view)) == ("train", ExitCode.VERDICT_STANDS)
+    assert "job left, prepared" in view.other_jobs_text
+    alone = Watched().look([left], [])
+    assert (shown(alone), exit_code(alone)) == ("", ExitCode.WELL)
+    assert alone.other_jobs_text == "on these nodes: job left, prepared; rankdeck attach left"
+    assert shown(Watched("left").look([left], [])) == "left", "who asks for it sees it"
+
+
+def test_what_had_ended_before_the_agent_began_is_no_alarm_unless_it_is_asked_for() -> None:
+    old = failed("old", 900.0, is_past=True)
+    dead = [dead_worker(1, code=3, age_s=9.0, job_id="old")]
+
+    view = Watched().look([old], dead)
+    assert (shown(view), view.verdicts(), exit_code(view)) == ("", [], ExitCode.WELL)
+    assert view.headline().severity is Severity.QUIET
+
+    asked = Watched("old").look([old], dead)
+    assert (shown(asked), exit_code(asked)) == ("old", ExitCode.VERDICT_STANDS)
+
+
+def test_before_an_attempt_has_begun_its_console_shows_no_earlier_one_and_no_other_job() -> None:
+    watched = Watched()
+    watched.choice = JobChoice("a", NEVER)
+    dead = [dead_worker(1, code=3, age_s=9.0, job_id="a")]
+    assert shown(watched.look([failed("a"), job("b")], dead)) == ""
+
+    watched.choice = JobChoice("a", 1)
+    assert shown(watched.look([failed("a"), job("b")], dead)) == ""
+    assert shown(watched.look([job("a", 0.5, attempt=1), job("b")], [])) == "a"
+
+
+def test_who_looks_on_stays_with_a_job_while_it_runs_and_until_another_is_started_after_it() -> None:
+    watched = Watched()
+    assert shown(watched.look([job("a", 60.0), job("b", 50.0)], [])) == "b"
+    later = job("c", 1.0)
+    ended = failed("b", 50.0)
+    assert shown(watched.look([job("a", 60.0), ended], [])) == "b", "how it ended is not hidden by an earlier one"
+    assert shown(watched.look([job("a", 60.0), ended, later], [])) == "c"
+    assert shown(watched.look([job("a", 60.0), ended, later, job("d", 0.1)], [])) == "c", "it runs"
+
+    watched = Watched()
+    watched.choice.stays = True
+    assert shown(watched.look([job("b", 50.0)], [])) == "b"
+    assert shown(watched.look([failed("b", 50.0), later], [])) == "b", "a printed console ends with its job"
+
+
+def test_the_first_look_does_not_hold_what_only_one_node_has_told_of() -> None:
+    watched = Watched()
+    watched.cluster = Cluster(["n0", "n1"])
+    assert shown(watched.look([job("early", 60.0)], [])) == "early"
+    watched.cluster.apply("n1", node_report(1, [job("late", 5.0)], [], epoch="f"), watched.now_s)
+    assert shown(watched.look([job("early", 60.0)], [])) == "late"
+
+
+def test_a_verdict_of_a_job_that_is_no_longer_shown_is_not_told_as_over() -> None:
+    watched = Watched("a")
+    log = EventLog()
+    jobs = [job("a"), job("b", 5.0)]
+    log.observe(watched.look(jobs, frozen("a")))
+    log.observe(watched.look(jobs, frozen("a"), job_id="b"))
+
+    assert [event.kind for event in log.newest_first() if event.kind is EventKind.OVER] == []
+    assert any(
+        "job a, frozen rank 1" in note for note in watched.look(jobs, frozen("a"), job_id="b").remarks().values()
+    )
+
+
+def test_a_printed_line_has_the_severity_how_many_more_there_are_and_what_to_do() -> None:
+    view = Watched("a").look([job("a")], [*frozen("a")[1:], dead_worker(0, signal=9, job_id="a")])
+
+    assert headline_text(view).startswith("CRITICAL  rank 0 on n0 ")
+    assert headline_text(view).endswith("(and 1 more)")
+    assert headline_hint(view) == view.verdicts()[0].hint
+    assert headline_hint(view)
+    verdicts = [line for line in summary_lines(summary_object(view)) if line.startswith("verdict: ")]
+    assert [line.split()[1] for line in verdicts] == ["CRITICAL", "CRITICAL"]
+    assert headline_hint(Watched("a").look([job("a")], well("a"))) == ""

@@ -1,0 +1,178 @@
+"""A job on one host, as a person asks for it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from agent.wire.commands import Prepare, decode_command, encode_command
+from agent.wire.jobs import JobSpec, JobState, JobStatus
+from agent.wire.machine import GpuFigures, GpuReport, GpusReport, GpuWatchState
+from agent.wire.reports import WIRE_VERSION, NodeReport
+from app.errors import UsageError
+from app.fleet.agent_link import AgentPlace
+from app.inventory.inventory import HostEntry
+from app.inventory.program import check_command, check_job_id, make_job_id
+from app.session.remote_job import (
+    JobHost,
+    RunRequest,
+    check_metrics,
+    job_specs,
+    node_of_rank,
+    only_running_job,
+)
+
+PLACE = AgentPlace(ready=True, dir="/s", python="/opt/python", home="/home/ada", wire_version=WIRE_VERSION)
+
+
+@pytest.mark.parametrize(
+    ("command", "job_id"),
+    [
+        (("train.py", "--lr", "1"), "train-3f2a"),
+        (("src/My Train_2.py",), "my-train-2-3f2a"),
+        (("-m", "pkg.train", "x"), "train-3f2a"),
+        (("-m",), "m-3f2a"),
+        (("___.py",), "job-3f2a"),
+        (("x" * 90 + ".py",), "x" * 40 + "-3f2a"),
+    ],
+)
+def test_a_job_is_called_after_its_program(command: tuple[str, ...], job_id: str) -> None:
+    assert make_job_id(command, "3f2a") == job_id
+    assert check_job_id(job_id) == job_id
+
+
+@pytest.mark.parametrize("job_id", ["", "A", "-a", "a/b", "a" * 65, "a\n"])
+def test_what_cannot_be_a_name_is_refused(job_id: str) -> None:
+    with pytest.raises(UsageError, match="cannot be a job's name"):
+        check_job_id(job_id)
+
+
+def test_an_argument_that_is_not_utf_8_is_refused() -> None:
+    assert check_command(("train.py", "naïve")) == ("train.py", "naïve")
+    with pytest.raises(UsageError, match="not UTF-8"):
+        check_command(("train.py", "\udcff"))
+    with pytest.raises(UsageError, match="-m names no module"):
+        check_command(("-m",))
+
+
+def spec_of(request: RunRequest, place: AgentPlace, node: NodeReport) -> JobSpec:
+    """The share of the only host."""
+    (spec,) = job_specs(request, [JobHost(HostEntry("h1"), place, node)]).values()
+    return spec
+
+
+def report(num_cpus: int, *gpus: GpuReport) -> NodeReport:
+    """What a node says of itself."""
+    watched = GpusReport(GpuWatchState.WATCHING, gpus=list(gpus))
+    return NodeReport(1, "h1", "e", 1, "h1", 1, num_cpus, gpus=watched)
+
+
+def test_a_job_is_the_only_node_s_and_meets_on_loopback() -> None:
+    spec = spec_of(RunRequest(("train.py",), "t", workdir="~/project", python="~/venv/bin/python"), PLACE, report(8))
+
+    assert (spec.num_nodes, spec.node_rank, spec.world_size, spec.local_world_size) == (1, 0, 4, 4)
+    assert (spec.master_addr, spec.interface) == ("127.0.0.1", "")
+    assert (spec.workdir, spec.python) == ("/home/ada/project", "/home/ada/venv/bin/python")
+    assert decode_command(encode_command(Prepare(spec))) == Prepare(spec)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [("", "/opt/python"), ("python3", "python3"), ("venv/bin/python", "/home/ada/venv/bin/python"), ("/p", "/p")],
+)
+def test_the_job_s_python_is_the_agent_s_own_unless_another_is_named(asked: str, found: str) -> None:
+    assert spec_of(RunRequest(("train.py",), "t", python=asked), PLACE, report(1)).python == found
+
+
+@pytest.mark.parametrize(
+    ("workdir", "found"),
+    [("~", "/home/ada"), ("/data", "/data"), ("sub/dir", "/home/ada/sub/dir"), ("sub", "/home/ada/sub")],
+)
+def test_a_workdir_is_seen_from_the_home_there(workdir: str, found: str) -> None:
+    request = RunRequest(("train.py",), "t", workdir=workdir)
+
+    assert spec_of(request, PLACE, report(1)).workdir == found
+
+
+def test_there_is_a_rank_for_each_gpu_unless_another_number_is_asked_for() -> None:
+    node = report(64, *[GpuReport(GpuFigures(index)) for index in range(3)])
+
+    assert spec_of(RunRequest(("t.py",), "t"), PLACE, node).world_size == 3
+    assert spec_of(RunRequest(("t.py",), "t", num_ranks=5), PLACE, node).world_size == 5
+    assert spec_of(RunRequest(("t.py",), "t"), PLACE, report(1)).world_size == 1
+
+
+@pytest.mark.parametrize("shares_gpus", [False, True])
+def test_ranks_share_gpus_only_when_that_is_asked_for(shares_gpus: bool) -> None:
+    assert spec_of(RunRequest(("t.py",), "t", shares_gpus=shares_gpus), PLACE, report(1)).shares_gpus is shares_gpus
+
+
+def test_a_hang_is_abandoned_only_on_request() -> None:
+    assert spec_of(RunRequest(("t.py",), "t"), PLACE, report(1)).abandon_s == 0.0
+    assert spec_of(RunRequest(("t.py",), "t", abandon_s=3600.0), PLACE, report(1)).abandon_s == 3600.0
+
+
+def test_patterns_and_the_wish_for_no_probe_reach_the_job() -> None:
+    request = RunRequest(("train.py",), "train-1", metrics=check_metrics((r"loss=(\S+)",)), is_probed=False)
+
+    spec = spec_of(request, PLACE, report(4))
+
+    assert (spec.metrics, spec.is_probed) == ([r"loss=(\S+)"], False)
+    assert decode_command(encode_command(Prepare(spec))) == Prepare(spec)
+
+
+@pytest.mark.parametrize("patterns", [("(x)",) * 9, ("x" * 513,), ("",)])
+def test_too_many_or_too_long_patterns_are_refused_before_anything_travels(patterns: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="at most 8 patterns of at most 512 characters"):
+        check_metrics(patterns)
+
+
+def job_status(job_id: str, state: JobState) -> JobStatus:
+    return JobStatus(job_id, 0, state, 1.0, 2, 1, 0, 0, 2)
+
+
+def test_the_only_job_that_runs_need_not_be_named() -> None:
+    ended, running = job_status("a", JobState.FAILED), job_status("b", JobState.RUNNING)
+
+    def reports(*jobs: JobStatus) -> dict[str, NodeReport]:
+        return {node: msgspec.structs.replace(report(2), jobs=list(jobs)) for node in ("h1", "h2")}
+
+    prepared = job_status("left", JobState.PREPARED)
+    assert only_running_job(reports(ended, running, prepared)) == "b"
+    with pytest.raises(UsageError, match="no job runs on h1 and h2"):
+        only_running_job(reports(ended, prepared))
+    with pytest.raises(UsageError, match="several jobs run on h1 and h2: b, c"):
+        only_running_job(reports(running, job_status("c", JobState.STOPPING)))
+
+
+def test_each_host_has_its_share_its_directory_and_its_python() -> None:
+    hosts = [
+        JobHost(HostEntry("h1", num_ranks=2, workdir="~/a"), PLACE, report(64)),
+        JobHost(HostEntry("h2"), msgspec.structs.replace(PLACE, home="/root", python="/usr/bin/python3"), report(6)),
+        JobHost(HostEntry("h3", num_ranks=1), PLACE, report(64)),
+    ]
+
+    specs = job_specs(RunRequest(("train.py",), "t"), hosts, "10.0.0.5")
+
+    assert list(specs) == ["h1", "h2", "h3"]
+    shares = [(spec.node_rank, spec.first_rank, spec.local_world_size) for spec in specs.values()]
+    assert shares == [(0, 0, 2), (1, 2, 3), (2, 5, 1)]
+    assert {(spec.num_nodes, spec.world_size, spec.master_addr) for spec in specs.values()} == {(3, 6, "10.0.0.5")}
+    assert [spec.workdir for spec in specs.values()] == ["/home/ada/a", "/root", "/home/ada"]
+    assert [spec.python for spec in specs.values()] == ["/opt/python", "/usr/bin/python3", "/opt/python"]
+    everywhere = job_specs(RunRequest(("t.py",), "t", num_ranks=4, workdir="/w"), hosts, "10.0.0.5").values()
+    assert {(spec.local_world_size, spec.workdir) for spec in everywhere} == {(4, "/w")}
+
+
+def test_a_rank_is_looked_for_on_the_node_that_has_it() -> None:
+    first = job_status("t", JobState.RUNNING)
+    statuses = {"h1": first, "h2": msgspec.structs.replace(first, first_rank=2, local_world_size=3)}
+
+    assert [node_of_rank(statuses, rank) for rank in range(5)] == ["h1", "h1", "h2", "h2", "h2"]
+    with pytest.raises(UsageError, match="no node has rank 5"):
+        node_of_rank(statuses, 5)
+
+
+def test_faults_are_allowed_only_when_a_person_says_so() -> None:
+    assert not spec_of(RunRequest(("train.py",), "t"), PLACE, report(2)).allow_faults
+    assert spec_of(RunRequest(("train.py",), "t", allow_faults=True), PLACE, report(2)).allow_faults

@@ -1,0 +1,413 @@
+"""The model believes what fits, counts what does not, and never raises."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from agent.wire.jobs import JobState
+from agent.wire.reports import ProcessState, WorkerReport
+from app.model.cluster import MAX_JOBS, MAX_OLD_EPOCHS, MAX_WORLD_SIZE, Cluster
+from app.model.group_table import MAX_CALLS
+from tests.support.node_reports import dead_worker, group_report, job_status, node_report, rank_report, worker_report
+
+if TYPE_CHECKING:
+    from app.model.job_model import JobModel
+
+
+def make(*nodes: str) -> Cluster:
+    return Cluster(nodes or ("a", "b"))
+
+
+def job_of(cluster: Cluster, job_id: str = "job") -> JobModel:
+    cluster.validate()
+    return cluster.jobs[job_id]
+
+
+def apply(
+    cluster: Cluster, seq: int, *workers: WorkerReport, node: str = "a", now_s: float = 10.0, **fields: Any
+) -> None:
+    first = 0 if node == "a" else 2
+    fields.setdefault("jobs", [job_status(first)])
+    cluster.apply(node, node_report(seq, workers=list(workers), **fields), now_s)
+    cluster.validate()
+
+
+def full(group: str = "0", seq: int = 5, **fields: Any) -> WorkerReport:
+    return worker_report(0, rank_report(0, groups=[group_report(seq, group=group, **fields)]))
+
+
+def test_membership_comes_from_the_world_size_and_not_from_who_has_talked() -> None:
+    cluster = make()
+    apply(cluster, 1, worker_report(0))
+
+    job = job_of(cluster)
+    assert job.world_size == 4
+    assert job.node_of.tolist() == [0, 0, -1, -1]
+    assert job.ranks_of(0) == [0, 1]
+    assert job.ranks_of(1) == []
+
+
+def test_a_node_outside_the_cluster_is_counted() -> None:
+    cluster = make()
+    cluster.apply("c", node_report(1, [job_status()], []), 10.0)
+
+    assert cluster.num_unknown_nodes == 1
+    assert cluster.jobs == {}
+    assert cluster.current_job() is None
+
+
+def test_a_report_that_comes_late_is_dropped_and_counted() -> None:
+    cluster = make()
+    apply(cluster, 5, worker_report(0, rank_report(0, step=9, report_seq=9)))
+    apply(cluster, 4, worker_report(0, rank_report(0, step=8, report_seq=8)), now_s=10.1)
+
+    assert job_of(cluster).step[0] == 9
+    assert cluster.nodes["a"].num_ignored == 1
+    assert cluster.heard_s[0] == 10.0
+
+
+def test_a_new_life_of_an_agent_counts_anew_and_late_reports_of_the_old_one_are_dropped() -> None:
+    cluster = make()
+    apply(cluster, 50, epoch="old")
+    apply(cluster, 1, epoch="new", now_s=11)
+    apply(cluster, 51, epoch="old", now_s=12)
+
+    assert cluster.heard_s[0] == 11
+    assert cluster.nodes["a"].num_ignored == 1
+
+
+def test_only_some_old_lives_are_remembered() -> None:
+    cluster = make()
+    for life in range(MAX_OLD_EPOCHS + 5):
+        apply(cluster, 1, epoch=f"e{life}")
+
+    assert len(cluster.nodes["a"].old_epochs) == MAX_OLD_EPOCHS
+
+
+def test_a_node_cannot_speak_for_ranks_of_another() -> None:
+    cluster = make()
+    apply(cluster, 1, worker_report(0), node="a")
+    apply(cluster, 1, worker_report(2), worker_report(0, process=ProcessState.FROZEN), worker_report(77), node="b")
+
+    job = job_of(cluster)
+    assert job.process.tolist() == [1, 0, 1, 0]
+    assert job.num_ignored == 2
+
+
+def test_a_node_cannot_claim_ranks_of_another_nor_ranks_that_are_none() -> None:
+    cluster = make()
+    apply(cluster, 1)
+    apply(cluster, 1, node="b", jobs=[job_status(1)])
+    apply(cluster, 2, node="b", jobs=[job_status(3)])
+
+    assert job_of(cluster).node_of.tolist() == [0, 0, -1, -1]
+    assert job_of(cluster).num_ignored == 2
+
+
+def test_a_job_of_another_size_is_not_the_same_job() -> None:
+    cluster = make()
+    apply(cluster, 1)
+    apply(cluster, 1, node="b", jobs=[job_status(2, world_size=8)])
+
+    assert job_of(cluster).world_size == 4
+    assert job_of(cluster).num_ignored == 1
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        job_status(world_size=0),
+        job_status(world_size=MAX_WORLD_SIZE + 1),
+        job_status(world_size=2**62),
+        job_status(num_nodes=0),
+        job_status(num_nodes=5),
+        job_status(first_rank=3),
+    ],
+)
+def test_an_absurd_job_is_refused_before_anything_is_allocated(status: Any) -> None:
+    cluster = make()
+    apply(cluster, 1, worker_report(0), jobs=[status])
+
+    assert cluster.jobs == {}
+    assert cluster.nodes["a"].num_ignored == 2
+
+
+def test_a_node_may_move_its_share() -> None:
+    cluster = make()
+    apply(cluster, 1)
+    apply(cluster, 2, jobs=[job_status(0, local_world_size=1)])
+
+    assert job_of(cluster).node_of.tolist() == [0, -1, -1, -1]
+
+
+def test_a_new_attempt_starts_clean_and_the_old_one_is_not_believed_any_more() -> None:
+    cluster = make()
+    apply(cluster, 1, worker_report(0, rank_report(0, step=90, groups=[group_report(90)])))
+    apply(cluster, 2, jobs=[job_status(attempt=1)])
+    apply(cluster, 3, worker_report(0, rank_report(0, step=91)))
+
+    job = job_of(cluster)
+    assert job.attempt == 1
+    assert job.groups == {}
+    assert job.lowest_step() is None
+    assert cluster.nodes["a"].num_ignored == 2
+
+
+def test_the_newest_job_that_has_not_ended_is_shown() -> None:
+    cluster = make()
+    apply(cluster, 1, jobs=[job_status(job_id="one")])
+    apply(cluster, 2, jobs=[job_status(job_id="two")])
+    assert cluster.current_job() is cluster.jobs["two"]
+
+    apply(cluster, 3, jobs=[job_status(job_id="two", state=JobState.SUCCEEDED)])
+    assert cluster.current_job() is cluster.jobs["one"]
+
+    apply(cluster, 4, jobs=[job_status(job_id="one", state=JobState.STOPPED)])
+    assert cluster.current_job() is cluster.jobs["two"]
+
+
+def test_an_attempt_that_was_only_prepared_gives_way_to_the_one_before_it() -> None:
+    cluster = make()
+    apply(cluster, 1, jobs=[job_status(attempt=4, state=JobState.PREPARED)])
+    apply(cluster, 2, jobs=[job_status(attempt=3, state=JobState.STOPPED)])
+    assert (job_of(cluster).attempt, job_of(cluster).together.state) == (3, JobState.STOPPED)
+
+    apply(cluster, 3, jobs=[job_status(attempt=4, state=JobState.RUNNING)])
+    apply(cluster, 4, jobs=[job_status(attempt=3, state=JobState.STOPPED)])
+    assert job_of(cluster).attempt == 4, "it has begun"
+
+
+def test_an_attempt_that_is_only_prepared_does_not_hide_the_one_before_it() -> None:
+    cluster = make()
+    apply(cluster, 1, jobs=[job_status(attempt=3, state=JobState.STOPPED)])
+    apply(cluster, 2, jobs=[job_status(attempt=4, state=JobState.PREPARED)])
+    assert (job_of(cluster).attempt, job_of(cluster).is_ended()) == (3, True)
+
+    apply(cluster, 3, jobs=[job_status(attempt=4, state=JobState.RUNNING)])
+    assert (job_of(cluster).attempt, job_of(cluster).is_ended()) == (4, False)
+
+
+def test_of_a_job_that_is_begun_again_older_attempts_are_forgotten() -> None:
+    cluster = make()
+    apply(cluster, 1, jobs=[job_status(attempt=3, state=JobState.SUCCEEDED)])
+    cluster.begin("job", 4)
+    assert cluster.jobs == {}
+    apply(cluster, 2, jobs=[job_status(attempt=3, state=JobState.SUCCEEDED)])
+    assert cluster.jobs == {}, "the report was under way"
+
+    apply(cluster, 3, jobs=[job_status(attempt=4, state=JobState.RUNNING)])
+    assert job_of(cluster).attempt == 4
+
+
+def test_jobs_are_bounded_and_an_ended_one_makes_room() -> None:
+    cluster = make()
+    apply(cluster, 1, jobs=[job_status(job_id=f"j{index}") for index in range(MAX_JOBS + 3)])
+    assert len(cluster.jobs) == MAX_JOBS
+    assert cluster.nodes["a"].num_ignored == 3
+
+    apply(cluster, 2, jobs=[job_status(job_id="j7", state=JobState.FAILED), job_status(job_id="newest")])
+    assert "j7" not in cluster.jobs
+    assert "newest" in cluster.jobs
+
+
+@pytest.mark.parametrize(
+    ("states", "told"),
+    [
+        ([JobState.PREPARED, JobState.PREPARED], "prepared"),
+        ([JobState.RUNNING, JobState.PREPARED], "starting"),
+        ([JobState.FAILED, JobState.RUNNING], "failed"),
+        ([JobState.SUCCEEDED, JobState.STOPPING], "stopping"),
+        ([JobState.SUCCEEDED, JobState.STOPPED], "stopped"),
+        ([JobState.SUCCEEDED, JobState.SUCCEEDED], "succeeded"),
+        ([JobState.LOST, JobState.RUNNING], "lost"),
+        ([JobState.RESTARTING, JobState.RUNNING], "restarting"),
+        ([JobState.RESTARTING, JobState.SUCCEEDED], "restarting"),
+    ],
+)
+def test_the_job_s_state_is_told_from_its_nodes(states: list[JobState], told: str) -> None:
+    cluster = make()
+    for node, first, state in zip("ab", (0, 2), states, strict=True):
+        apply(cluster, 1, node=node, jobs=[job_status(first, state=state)])
+
+    assert job_of(cluster).state() == told
+
+
+def test_ages_of_a_report_add_up_with_the_time_since_it_came() -> None:
+    cluster = make()
+    waiting = group_report(5, waiting_s=2.0)
+    apply(cluster, 1, worker_report(0, rank_report(0, groups=[waiting]), report_age_s=0.5, process_s=7.0), now_s=100.0)
+
+    job = job_of(cluster)
+    assert job.report_at_s[0] == 99.5
+    assert job.groups["0"].wait_since_s[0] == 97.5
+    assert job.process_since_s[0] == 93.0
+
+
+def test_a_report_of_another_rank_or_job_inside_a_worker_is_not_taken() -> None:
+    cluster = make()
+    apply(
+        cluster,
+        1,
+        worker_report(0, rank_report(1)),
+        worker_report(1, rank_report(1, job_id="other")),
+        worker_report(1, rank_report(1, report_seq=2, attempt=3)),
+    )
+
+    assert job_of(cluster).num_ignored == 3
+    assert all(map(math.isnan, job_of(cluster).report_at_s))
+
+
+def test_the_same_report_is_folded_in_once() -> None:
+    cluster = make()
+    report = rank_report(0)
+    apply(cluster, 1, worker_report(0, report))
+    apply(cluster, 2, worker_report(0, report, report_age_s=0.2), now_s=10.3)
+
+    assert job_of(cluster).stamp[0] == 1
+    assert job_of(cluster).report_at_s[0] == 10.0
+    assert job_of(cluster).report_age_s[0] == 0.2
+
+
+def test_a_group_lists_its_members_and_others_are_refused() -> None:
+    cluster = make()
+    apply(
+        cluster,
+        1,
+        full("7", ranks=[0, 2]),
+        worker_report(1, rank_report(1, groups=[group_report(1, group="7", ranks=[0, 1])])),
+    )
+
+    job = job_of(cluster)
+    assert job.groups["7"].members.tolist() == [0, 2]
+    assert job.groups["7"].enqueued.tolist() == [5, 0]
+    assert job.num_ignored == 1
+
+
+def test_members_that_contradict_the_group_are_refused() -> None:
+    cluster = make()
+    apply(cluster, 1, full("7", ranks=[0, 2]))
+    apply(
+        cluster, 2, worker_report(0, rank_report(0, report_seq=2, groups=[group_report(9, group="7", ranks=[0, 1, 2])]))
+    )
+    apply(cluster, 3, worker_report(0, rank_report(0, report_seq=3, groups=[group_report(9, group="0", ranks=[0])])))
+    assert job_of(cluster).groups["7"].enqueued.tolist() == [5, 0]
+    assert job_of(cluster).num_ignored == 2
+
+
+@pytest.mark.parametrize("ranks", [[0, 4], [0, 0, 1]])
+def test_members_that_do_not_exist_open_no_group(ranks: list[int]) -> None:
+    cluster = make()
+    apply(cluster, 1, full("7", ranks=ranks))
+
+    assert job_of(cluster).groups == {}
+    assert job_of(cluster).num_ignored == 1
+
+
+def test_a_group_of_everybody_may_be_listed_or_not() -> None:
+    cluster = make()
+    everybody = worker_report(1, rank_report(1, groups=[group_report(6, group="7")]))
+    apply(cluster, 1, full("7", ranks=[0, 1, 2, 3]), everybody)
+
+    assert job_of(cluster).groups["7"].enqueued.tolist() == [5, 6, 0, 0]
+
+
+def test_groups_and_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.model.group_table.MAX_GROUPS", 3)
+    monkeypatch.setattr("app.model.group_table.MAX_CALLS", 3)
+    cluster = make()
+    groups = [group_report(1, group=str(index), op=f"op{index}", ranks=[0, 1]) for index in range(1, 9)]
+    apply(cluster, 1, worker_report(0, rank_report(0, groups=groups)))
+
+    job = job_of(cluster)
+    assert len(job.groups) == 3
+    assert job.num_ignored == 5
+    assert job.calls == [("", ""), ("op1", ""), ("op2", "")]
+    assert job.groups["3"].code.tolist() == [0, 0]
+    assert MAX_CALLS > 3
+
+
+def test_a_death_keeps_its_earliest_time_and_its_latest_words() -> None:
+    cluster = make()
+    apply(cluster, 1, dead_worker(0, code=1, age_s=0.0), now_s=10.0)
+    apply(cluster, 2, dead_worker(0, code=1, age_s=0.1), now_s=10.3)
+    apply(cluster, 3, dead_worker(0, code=1, age_s=0.6, error="ValueError: boom"), now_s=10.5)
+
+    death = job_of(cluster).deaths[0]
+    assert death.at_s == pytest.approx(9.9)
+    assert death.exit.error == "ValueError: boom"
+    assert job_of(cluster).died_badly[0]
+
+
+def test_a_rank_that_lives_again_is_not_dead() -> None:
+    cluster = make()
+    apply(cluster, 1, dead_worker(0, signal=9))
+    apply(cluster, 2, worker_report(0, pid=99), now_s=11)
+
+    assert job_of(cluster).deaths == {}
+
+
+def test_peak_memory_is_the_highest_ever_seen() -> None:
+    cluster = make()
+    for seq, rss in enumerate((100, 300, 200), 1):
+        apply(cluster, seq, worker_report(0, rss_bytes=rss))
+
+    assert job_of(cluster).rss_bytes[0] == 200
+    assert job_of(cluster).peak_rss_bytes[0] == 300
+    assert math.isnan(job_of(cluster).peak_rss_bytes[1])
+
+
+def test_the_step_rate_is_that_of_the_slowest_rank_over_the_last_seconds() -> None:
+    cluster = make()
+    for beat in range(40):
+        steps = (
+            worker_report(rank, rank_report(rank, report_seq=beat + 1, step=beat * (5 + rank)), seen_s=7 + beat / 2)
+            for rank in (0, 1)
+        )
+        apply(cluster, beat + 1, *steps, now_s=100 + beat / 2)
+        if beat == 1:
+            assert job_of(cluster).steps_per_s(100 + beat / 2) is None
+
+    assert job_of(cluster).lowest_step() == 39 * 5
+    assert job_of(cluster).steps_per_s(119.5) == pytest.approx(10.0)
+    assert job_of(cluster).steps_per_s(122.0) is None, "nobody has spoken of it for 2.5 s"
+
+
+def test_a_step_that_goes_back_begins_a_new_history() -> None:
+    cluster = make()
+    for beat, step in enumerate((10, 20, 30, 5)):
+        report = rank_report(0, report_seq=beat + 1, step=step)
+        apply(cluster, beat + 1, worker_report(0, report, seen_s=beat), now_s=100 + beat)
+
+    assert job_of(cluster).lowest_step() == 5
+    assert job_of(cluster).steps_per_s(103.0) is None
+
+
+def test_a_stop_is_remembered_by_its_beginning() -> None:
+    cluster = make()
+    apply(cluster, 1, jobs=[job_status(state=JobState.STOPPING, state_s=1.0)], now_s=50.0)
+    apply(cluster, 2, jobs=[job_status(state=JobState.STOPPED)], now_s=55.0)
+    assert job_of(cluster).stop_began_s == 49.0
+
+    unseen = make()
+    apply(unseen, 1, jobs=[job_status(state=JobState.STOPPED)])
+    assert job_of(unseen).stop_began_s == -math.inf
+
+
+def test_sizes_are_counted_in_elements_and_absurd_ones_are_cut() -> None:
+    cluster = make()
+    for seq, sizes in enumerate(([[3, 2], [4]], [[2**62] * 9], [[-5]], [[7]], []), 1):
+        waiting = group_report(seq, waiting_s=1.0, sizes=sizes)
+        apply(cluster, seq, worker_report(0, rank_report(0, report_seq=seq, groups=[waiting])))
+        expected = [10, 2**62, -1, 7, -1][seq - 1]
+        assert job_of(cluster).groups["0"].num_elements[0] == expected
+
+
+def test_a_report_without_jobs_says_only_that_the_node_lives() -> None:
+    cluster = make()
+    cluster.apply("a", node_report(1, [], [worker_report(0)]), 10.0)
+
+    assert cluster.nodes["a"].report is not None
+    assert cluster.nodes["a"].num_ignored == 1

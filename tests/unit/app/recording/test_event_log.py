@@ -1,0 +1,150 @@
+"""What happened, as a simulated cluster lives through it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from app.diagnosis.causes import Severity
+from app.diagnosis.diagnoser import Diagnoser
+from app.model.cluster import Cluster
+from app.recording.events import MAX_EVENTS, NOTE_SETTLES_S, EventKind, EventLog, NoteWatch
+from app.view.view import View
+from ddpcore.wire import Oddity
+from tests.support.node_reports import job_status, node_report, rank_report, worker_report
+from tests.support.sim import SimCluster
+
+if TYPE_CHECKING:
+    from app.recording.events import Event
+
+
+class Witness:
+    """Looks at a simulated cluster as often as a console does."""
+
+    def __init__(self, sim: SimCluster) -> None:
+        self.sim = sim
+        self.log = EventLog()
+
+    def run(self, seconds: float) -> None:
+        for _ in range(round(seconds / 0.2)):
+            self.sim.run(0.2)
+            self.log.observe(self.sim.view())
+
+    @property
+    def events(self) -> list[Event]:
+        return [self.log[index] for index in range(len(self.log))]
+
+    def told(self, kind: EventKind) -> list[str]:
+        return [event.text for event in self.events if event.kind is kind]
+
+
+@pytest.fixture
+def witness() -> Witness:
+    return Witness(SimCluster())
+
+
+def test_nodes_come_up_and_a_job_runs(witness: Witness) -> None:
+    witness.run(12)
+
+    assert sorted(witness.told(EventKind.NODE)) == ["node demo-0: up", "node demo-1: up"]
+    jobs = witness.told(EventKind.JOB)
+    assert jobs[-1] == "job demo: running"
+    assert len(jobs) == len(set(jobs)), "each state once"
+    assert witness.told(EventKind.VERDICT) == []
+
+
+def test_a_verdict_comes_and_goes_once(witness: Witness) -> None:
+    witness.run(12)
+    witness.sim.freeze(2)
+    witness.run(5)
+    witness.sim.thaw(2)
+    witness.run(5)
+
+    (said,) = witness.told(EventKind.VERDICT)
+    assert said.startswith("rank 2 on demo-1 is frozen (SIGSTOP)")
+    (over,) = witness.told(EventKind.OVER)
+    assert re.fullmatch(r"rank 2: no longer frozen, after [45]\.\d s", over)
+    (verdict,) = [event for event in witness.events if event.kind is EventKind.VERDICT]
+    assert verdict.severity is Severity.CRITICAL
+
+
+def test_one_more_culprit_is_news_and_no_end(witness: Witness) -> None:
+    witness.run(12)
+    witness.sim.freeze(2)
+    witness.run(3)
+    witness.sim.freeze(3)
+    witness.run(3)
+
+    assert len(witness.told(EventKind.VERDICT)) == 2
+    assert witness.told(EventKind.OVER) == []
+
+
+def test_an_event_is_about_all_ranks_that_it_names(witness: Witness) -> None:
+    witness.run(12)
+    witness.sim.freeze(2)
+    witness.sim.freeze(3)
+    witness.run(3)
+    witness.sim.thaw(2)
+    witness.sim.thaw(3)
+    witness.run(5)
+
+    both = [event for event in witness.events if "2-3" in event.text]
+    assert {event.kind for event in both} == {EventKind.VERDICT, EventKind.OVER}
+    assert {event.ranks for event in both} == {(2, 3)}
+    assert {event.rank for event in both} == {2}
+
+
+def test_a_note_is_told_once_with_the_ranks_that_come_together() -> None:
+    log, cluster, diagnoser = EventLog(), Cluster(["n0"]), Diagnoser()
+    num_ranks = [*range(1, 33), *[32] * 20, *[33] * 20]
+    for look, count in enumerate(num_ranks):
+        workers = [
+            worker_report(rank, rank_report(rank, 64, oddities=[Oddity.DEBUG_DETAIL], local_rank=rank), local_rank=rank)
+            for rank in range(count)
+        ]
+        job = job_status(world_size=64, num_nodes=1, local_world_size=64)
+        now_s = 100.0 + look / 5
+        cluster.apply("n0", node_report(look + 1, [job], workers), now_s)
+        log.observe(View(cluster, diagnoser.observe(cluster, now_s), now_s))
+
+    (told,) = [log[index].text for index in range(len(log)) if log[index].kind is EventKind.NOTE]
+    assert told.startswith("ranks 0-31: TORCH_DISTRIBUTED_DEBUG=DETAIL")
+
+
+def test_a_note_that_comes_back_is_told_again() -> None:
+    watch = NoteWatch()
+    looks = [{"off": "rank 0: off"}, {"off": "rank 0: off"}, {}, {"off": "rank 1: off"}, {"off": "rank 1: off"}]
+    told = [watch.news(notes, NOTE_SETTLES_S * look) for look, notes in enumerate(looks)]
+    assert told == [[], ["rank 0: off"], [], [], ["rank 1: off"]]
+
+
+def test_a_job_that_fails_says_why(witness: Witness) -> None:
+    witness.run(12)
+    witness.sim.kill(2)
+    witness.run(20)
+
+    assert any(text.startswith("job demo: failed, exit code 1") for text in witness.told(EventKind.JOB))
+    (said,) = witness.told(EventKind.VERDICT)
+    assert said.startswith("rank 2 on demo-1 was killed by SIGKILL")
+    assert witness.told(EventKind.OVER) == []
+
+
+def test_a_lost_node_is_told_with_its_way_there(witness: Witness) -> None:
+    witness.run(12)
+    witness.sim.lose_node(1)
+    witness.run(10)
+
+    assert witness.told(EventKind.NODE)[2:] == ["node demo-1: up, now stale", "node demo-1: stale, now lost"]
+
+
+def test_what_is_done_is_told_clean_and_old_events_are_dropped() -> None:
+    log = EventLog()
+    for number in range(MAX_EVENTS + 3):
+        log.tell(f"fault {number}\x1b[2J", float(number))
+
+    assert (len(log), log.num_dropped) == (MAX_EVENTS, 3)
+    assert "\x1b" not in log[0].text
+    assert log[0].text.startswith("fault 3")
+    assert log[len(log) - 1].at_s == MAX_EVENTS + 2

@@ -1,0 +1,50 @@
+"""An incident is kept once it is certain, and once."""
+
+from __future__ import annotations
+
+from app.diagnosis.causes import Cause, Severity
+from app.recording.incident_recorder import AGAIN_S, MAX_INCIDENTS, SETTLE_S, Incidents
+from tests.support.recordings import verdict
+
+
+def test_a_verdict_that_stands_is_an_incident_once() -> None:
+    incidents = Incidents()
+    incidents.see_alive(("demo", attempt) for attempt in range(100))
+
+    assert incidents.begun([verdict()], 10.0) == []
+    (incident,) = incidents.begun([verdict()], 10.0 + SETTLE_S)
+    assert (incident.job_id, incident.attempt, incident.cause) == ("demo", 0, Cause.FROZEN)
+    assert incident.text.startswith("rank 2 on demo-1 is frozen")
+    for second in range(5000):
+        assert incidents.begun([verdict(culprits=(2, 3))], 12.0 + second) == [], "it lasts, and grows: it is the same"
+
+
+def test_one_that_flickers_and_one_that_only_warns_are_none() -> None:
+    incidents = Incidents()
+    incidents.see_alive(("demo", attempt) for attempt in range(100))
+    for second in range(20):
+        now_s = 10.0 + 0.9 * second
+        assert incidents.begun([verdict()] if second % 2 else [], now_s) == []
+        assert incidents.begun([verdict(Cause.STRAGGLER, Severity.WARNING)] * (1 - second % 2), now_s) == []
+
+
+def test_another_cause_another_attempt_and_a_later_time_are_others() -> None:
+    incidents = Incidents()
+    incidents.see_alive(("demo", attempt) for attempt in range(100))
+    for told in (verdict(), verdict(Cause.EXITED), verdict(attempt=1)):
+        incidents.begun([told], 10.0)
+        assert len(incidents.begun([told], 12.0)) == 1
+
+    incidents.begun([], 13.0)
+    incidents.begun([verdict()], 13.0 + AGAIN_S)
+    assert len(incidents.begun([verdict()], 13.0 + AGAIN_S + SETTLE_S)) == 1
+
+
+def test_a_session_that_goes_on_failing_does_not_fill_the_disk() -> None:
+    incidents = Incidents()
+    incidents.see_alive(("demo", attempt) for attempt in range(100))
+    num_kept = 0
+    for attempt in range(3 * MAX_INCIDENTS):
+        incidents.begun([verdict(attempt=attempt)], 10.0 * attempt)
+        num_kept += len(incidents.begun([verdict(attempt=attempt)], 10.0 * attempt + 5.0))
+    assert num_kept == MAX_INCIDENTS

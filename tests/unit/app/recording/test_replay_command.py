@@ -1,0 +1,69 @@
+"""`rankdeck replay` on what is a recording, and on what is none."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from app.cli.evidence import replay
+from app.errors import AppError, ExitCode
+from app.recording.bundle import Evidence, encode_bundle
+from app.recording.records import encode_recording
+from tests.support.recordings import frozen_recording
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_it_prints_what_was_said_by_the_clock_and_how_it_stood(tmp_path: Path) -> None:
+    recording = frozen_recording()
+    path = tmp_path / "it"
+    path.write_bytes(encode_recording(recording.opening, recording.records))
+
+    printed = CliRunner().invoke(replay, [str(path), "--json"])
+
+    assert printed.exit_code == ExitCode.VERDICT_STANDS
+    assert json.loads(printed.stdout)["verdicts"][0]["culprits"] == [2]
+    (verdict,) = [line for line in printed.stderr.splitlines() if "is frozen" in line]
+    assert verdict.startswith("03:12:3")
+
+
+def test_one_that_was_cut_says_so(tmp_path: Path) -> None:
+    recording = frozen_recording()
+    content = encode_bundle(Evidence(recording.opening, recording.records, {}, [], {}))
+    path = tmp_path / "it.zip"
+    path.write_bytes(content[: len(content) // 2])
+
+    printed = CliRunner().invoke(replay, [str(path), "--headless"])
+
+    assert "rank 2 on demo-1: " in printed.stdout
+    assert "the recording was cut short" in printed.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("nothing", "cannot be read: No such file or directory"),
+        ("text", "cannot be replayed: it is not a recording"),
+        ("empty", "cannot be replayed: it is not a recording"),
+        ("pipe", "is not a file: copy what is to be replayed into one"),
+        ("zip", "cannot be replayed: it is a zip that cannot be read: "),
+    ],
+)
+def test_what_is_none_is_one_line_with_exit_code_2(kind: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "it"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind != "nothing":
+        path.write_bytes({"text": b"hello", "empty": b"", "zip": b"PK\x03\x04 and no more of it than that"}[kind])
+
+    failed = CliRunner().invoke(replay, [str(path), "--json"])
+
+    assert isinstance(failed.exception, AppError)
+    assert failed.exception.exit_code == ExitCode.USAGE
+    assert words in str(failed.exception)
+    assert "\n" not in str(failed.exception)

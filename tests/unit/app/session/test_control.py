@@ -1,0 +1,308 @@
+"""The order of what people wish for a job, over roads that a test blocks, breaks or lets refuse."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from agent.wire.commands import (
+    Abort,
+    Accepted,
+    Command,
+    Commit,
+    GetStatus,
+    Kill,
+    PrepareAgain,
+    RefusalReason,
+    Refused,
+    Reply,
+    Status,
+    Stop,
+    decode_command,
+    encode_command,
+)
+from agent.wire.jobs import JobState, JobStatus
+from app.errors import AgentRefusedError, AgentUnreachableError, UsageError
+from app.fleet.fleet import Fleet
+from app.session.audit import AuditLog
+from app.session.control import JobControl
+from tests.support.node_reports import job_status, node_report
+from tests.support.waiting import until_async
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LEFTOVERS = Refused(RefusalReason.WRONG_STATE, "processes of the last attempt are still there")
+STRANGE = Refused(RefusalReason.UNKNOWN_JOB, "there is no job j on this node; those here: none")
+
+
+class NodeRoad:
+    """The road to a node with at most one job, which ends at once when it is told to.
+
+    Attributes:
+        heard: The commands that came, without those that ask how it is.
+        status: Of the job; None while the node knows none.
+        answers: What is said to a kind of command, instead of carrying it out; an exception is raised.
+        gate: While it is not set, a `PrepareAgain` is not answered.
+    """
+
+    def __init__(self, status: JobStatus | None) -> None:
+        self.heard: list[Command] = []
+        self.status = status
+        self.answers: dict[type[Command], Callable[[], Reply]] = {}
+        self._before = status
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def request(self, command: Command) -> Reply:
+        command = decode_command(encode_command(command))
+        if not isinstance(command, GetStatus):
+            self.heard.append(command)
+        if isinstance(command, PrepareAgain):
+            await self.gate.wait()
+        if answer := self.answers.get(type(command)):
+            return answer()
+        if isinstance(command, GetStatus):
+            return Status(node_report(1, [] if self.status is None else [self.status], []))
+        if self.status is None:
+            return STRANGE
+        match command:
+            case PrepareAgain(attempt=attempt, world_size=world_size):
+                self._before = self.status
+                self._become(state=JobState.PREPARED, attempt=attempt, world_size=world_size)
+            case Commit():
+                self._become(state=JobState.RUNNING)
+            case Abort():
+                self.status = self._before
+            case Stop() | Kill() if self.status.state in {JobState.RUNNING, JobState.PREPARED}:
+                self._become(state=JobState.STOPPED)
+        return Accepted()
+
+    async def close(self) -> None:
+        """There is nothing to let go of."""
+
+    def kinds(self) -> list[str]:
+        """Return what came, by the names of the commands."""
+        return [type(command).__name__ for command in self.heard]
+
+    def _become(self, **changes: object) -> None:
+        assert self.status is not None
+        self.status = msgspec.structs.replace(self.status, **changes)
+
+
+def road(state: JobState = JobState.RUNNING, num_nodes: int = 1) -> NodeRoad:
+    """Return the road to a node with job `j`, of which it runs two ranks."""
+    shape = {"world_size": 2 * num_nodes, "num_nodes": num_nodes, "local_world_size": 2}
+    return NodeRoad(job_status(job_id="j", state=state, attempt=0, **shape))
+
+
+def three_nodes(state: JobState = JobState.RUNNING) -> dict[str, NodeRoad]:
+    """Return the roads to the nodes of a job, in the order of their ranks."""
+    roads = {f"n{index}": road(state, num_nodes=3) for index in range(3)}
+    for index, one in enumerate(roads.values()):
+        assert one.status is not None
+        one.status = msgspec.structs.replace(one.status, node_rank=index)
+    return roads
+
+
+def control_over(**roads: NodeRoad) -> JobControl:
+    fleet = Fleet(roads)
+    return JobControl(lambda: fleet, list(roads), lambda _sentence: None, AuditLog(None))
+
+
+def unreachable(node: str) -> Callable[[], Reply]:
+    def raise_it() -> Reply:
+        raise AgentUnreachableError(node, "no reply in 10 s")
+
+    return raise_it
+
+
+async def test_what_a_lost_console_has_prepared_is_taken_back_before_a_restart() -> None:
+    roads = three_nodes(JobState.STOPPED)
+    again = PrepareAgain("j", 1, 4, 2, 6)
+    assert await roads["n2"].request(again) == Accepted()
+    assert roads["n2"].status is not None
+    assert roads["n2"].status.state is JobState.PREPARED
+
+    told = await control_over(**roads).restart("j")
+
+    assert told == "job j begins again: attempt 1 with 6 ranks"
+    assert roads["n2"].kinds() == ["PrepareAgain", "Abort", "PrepareAgain", "Commit"]
+    assert [one.status.state for one in roads.values() if one.status] == [JobState.RUNNING] * 3
+
+
+@pytest.mark.parametrize("is_at_once", [False, True])
+@pytest.mark.parametrize(
+    ("num_nodes", "num_ranks", "words"),
+    [(1, 5000, "5000 ranks are too many"), (1, 0, "0 ranks are too few"), (2, None, "only 1 of the 2 nodes")],
+)
+async def test_a_job_that_cannot_begin_again_is_not_ended_for_it(
+    num_nodes: int, num_ranks: int | None, words: str, *, is_at_once: bool
+) -> None:
+    node = road(num_nodes=num_nodes)
+    with pytest.raises(UsageError, match=words):
+        await control_over(n0=node).restart("j", num_ranks, is_at_once=is_at_once)
+    assert node.heard == []
+
+
+@pytest.mark.parametrize("wish", ["kill", "stop"])
+async def test_what_ends_a_job_is_the_last_word_while_its_next_attempt_waits_for_leftovers(wish: str) -> None:
+    node = road(JobState.STOPPED)
+    node.answers[PrepareAgain] = lambda: LEFTOVERS
+    control = control_over(n0=node)
+    restart = asyncio.create_task(control.restart("j"))
+    await until_async(lambda: node.heard, 10, "the restart to be refused")
+
+    await (control.kill("j") if wish == "kill" else control.stop("j", is_agreed=True))
+    del node.answers[PrepareAgain]
+
+    assert await restart == "the restart of job j was given up for another wish"
+    assert control.doing == ""
+    assert "Commit" not in node.kinds()
+    assert node.status is not None
+    assert node.status.state is JobState.STOPPED
+
+
+@pytest.mark.parametrize("wish", ["kill", "stop"])
+async def test_what_ends_a_job_ends_the_attempt_that_is_just_being_begun(wish: str) -> None:
+    node = road(JobState.STOPPED)
+    node.gate.clear()
+    control = control_over(n0=node)
+    restart = asyncio.create_task(control.restart("j"))
+    await until_async(lambda: node.heard, 10, "the attempt to be prepared")
+    end = asyncio.create_task(control.kill("j") if wish == "kill" else control.stop("j", is_agreed=True))
+    await asyncio.sleep(0)
+
+    node.gate.set()
+
+    assert await restart == "job j begins again: attempt 1 with 2 ranks"
+    await end
+    assert node.kinds() == ["PrepareAgain", "Commit", wish.capitalize()]
+    assert node.status is not None
+    assert node.status.state is JobState.STOPPED
+
+
+async def test_a_kill_reaches_the_other_nodes_when_one_is_silent_and_says_so() -> None:
+    silent, other, strange = road(), road(), NodeRoad(None)
+    for kind in (GetStatus, Kill):
+        silent.answers[kind] = unreachable("n0")
+    with pytest.raises(AgentUnreachableError, match="the agent on n0 does not answer") as caught:
+        await control_over(n0=silent, n1=other, n2=strange).kill("j")
+    assert caught.value.hint == "job j was killed on n1"
+    assert other.status is not None
+    assert other.status.state is JobState.STOPPED
+
+
+async def test_a_kill_names_the_nodes_that_know_the_job() -> None:
+    told = await control_over(n0=NodeRoad(None), n1=road(), n2=road()).kill("j")
+    assert told == "job j was killed on n1 and n2"
+
+
+async def test_a_kill_of_what_no_node_knows_is_refused() -> None:
+    with pytest.raises(AgentRefusedError, match="there is no job j"):
+        await control_over(n0=NodeRoad(None), n1=NodeRoad(None)).kill("j")
+
+
+async def test_a_stop_reaches_the_nodes_that_answer_and_says_that_others_do_not() -> None:
+    silent, other = road(num_nodes=2), road(num_nodes=2)
+    silent.answers[GetStatus] = unreachable("n0")
+    told = await control_over(n0=silent, n1=other).stop("j", is_agreed=False)
+    assert told == "job j was asked by SIGTERM to end; only n1 of its 2 nodes could be asked"
+    assert (other.kinds(), silent.heard) == (["Stop"], [])
+
+
+async def test_a_job_that_only_a_silent_node_may_know_is_not_said_to_be_unknown() -> None:
+    silent = road()
+    silent.answers[GetStatus] = unreachable("n0")
+    with pytest.raises(AgentUnreachableError, match="the agent on n0 does not answer"):
+        await control_over(n0=silent, n1=NodeRoad(None)).stop("j", is_agreed=True)
+
+
+async def test_a_job_goes_on_without_a_node_that_is_lost() -> None:
+    silent, other = road(JobState.STOPPED, num_nodes=2), road(JobState.STOPPED, num_nodes=2)
+    silent.answers[GetStatus] = unreachable("n0")
+    control = control_over(n0=silent, n1=other)
+    with pytest.raises(UsageError, match="only 1 of the 2 nodes of job j can be asked"):
+        await control.restart("j")
+    assert await control.restart("j", without=()) == "job j begins again: attempt 1 with 2 ranks"
+    assert (other.kinds(), silent.heard) == (["PrepareAgain", "Commit"], [])
+    again = other.heard[0]
+    assert isinstance(again, PrepareAgain)
+    assert (again.num_nodes, again.node_rank, again.master_addr) == (1, 0, "127.0.0.1")
+
+
+async def test_nodes_that_go_on_together_meet_at_an_address_of_the_first() -> None:
+    roads = three_nodes()
+    roads["n0"].answers[GetStatus] = unreachable("n0")
+    fleet = Fleet(roads)
+    addresses = {"n1": ["10.0.0.1/24"], "n2": ["10.0.0.2/24"]}
+    control = JobControl(lambda: fleet, list(roads), lambda _sentence: None, AuditLog(None), addresses.__getitem__)
+    assert await control.restart("j", is_at_once=True, without=())
+    assert roads["n1"].kinds() == roads["n2"].kinds() == ["Kill", "PrepareAgain", "Commit"]
+    again = roads["n2"].heard[1]
+    assert isinstance(again, PrepareAgain)
+    assert (again.num_nodes, again.node_rank, again.master_addr) == (2, 1, "10.0.0.1")
+
+
+async def test_nodes_that_cannot_meet_are_not_ended_for_it() -> None:
+    roads = three_nodes()
+    del roads["n0"]
+    with pytest.raises(UsageError, match="n1 has no address"):
+        await control_over(**roads).restart("j", without=())
+    assert roads["n1"].heard == roads["n2"].heard == []
+
+
+async def test_nodes_whose_first_one_stays_meet_where_they_met() -> None:
+    roads = three_nodes()
+    assert await control_over(**roads).restart("j", is_at_once=True, without=("n1",))
+    assert roads["n1"].heard == []
+    assert roads["n0"].kinds() == roads["n2"].kinds() == ["Kill", "PrepareAgain", "Commit"]
+    again = roads["n2"].heard[1]
+    assert isinstance(again, PrepareAgain)
+    assert (again.num_nodes, again.node_rank, again.master_addr) == (2, 1, None)
+
+
+async def test_a_node_that_comes_back_meanwhile_does_not_take_part() -> None:
+    roads = three_nodes()
+    lost = roads["n0"]
+    lost.answers[GetStatus] = unreachable("n0")
+    fleet = Fleet(roads)
+    control = JobControl(
+        lambda: fleet, list(roads), lambda _sentence: None, AuditLog(None), lambda node: [f"10.0.0.{node[1]}/24"]
+    )
+    roads["n2"].gate.clear()
+    restart = asyncio.create_task(control.restart("j", is_at_once=True, without=()))
+    await until_async(lambda: "PrepareAgain" in roads["n2"].kinds(), 10, "the attempt to be prepared")
+    del lost.answers[GetStatus]
+    roads["n2"].gate.set()
+    assert await restart == "job j begins again: attempt 1 with 4 ranks"
+    assert lost.heard == []
+
+
+async def test_another_address_is_tried_where_one_leads_nowhere() -> None:
+    roads = three_nodes(JobState.STOPPED)
+    del roads["n0"]
+    tried: list[str | None] = []
+
+    def knock() -> Reply:
+        again = roads["n2"].heard[-1]
+        assert isinstance(again, PrepareAgain)
+        tried.append(again.master_addr)
+        if len(tried) == 2:
+            del roads["n2"].answers[PrepareAgain]
+        return Refused(RefusalReason.UNREACHABLE, "no way") if len(tried) == 1 else Accepted()
+
+    roads["n2"].answers[PrepareAgain] = knock
+    fleet = Fleet(roads)
+    addresses = {"n1": ["10.0.0.1/24", "192.168.7.1/16"], "n2": ["10.0.0.2/24", "192.168.7.2/16"]}
+    control = JobControl(lambda: fleet, list(roads), lambda _sentence: None, AuditLog(None), addresses.__getitem__)
+    await control.restart("j", without=())
+    assert tried == ["10.0.0.1", "192.168.7.1"]
+
+
+async def test_no_node_is_left() -> None:
+    with pytest.raises(UsageError, match="no node is left on which job j could go on"):
+        await control_over(n0=road()).restart("j", without=("n0",))

@@ -1,0 +1,95 @@
+"""Who may come in to the console in a browser."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.cli.hosts import served_command
+from app.errors import UsageError
+from app.web.gate import LOOPBACK_NAMES, Answer, Knock, answer
+
+SECRET = "the-secret"
+HOST = "127.0.0.1:4000"
+OWN = f"http://{HOST}"
+
+
+def knock(
+    host: str = HOST,
+    origin: str | None = None,
+    *,
+    token: str | None = None,
+    cookie: str | None = SECRET,
+    is_socket: bool = False,
+) -> Knock:
+    return Knock(host, origin, token, cookie, is_socket)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (knock(), Answer.COME_IN),
+        (knock(origin=OWN, is_socket=True), Answer.COME_IN),
+        (knock("localhost:9", "http://localhost:9", is_socket=True), Answer.COME_IN),
+        (knock("[::1]:9", "http://[::1]:9", is_socket=True), Answer.COME_IN),
+        (knock(cookie=None, token=SECRET), Answer.TAKE_COOKIE),
+        (knock(cookie="old", token=SECRET), Answer.TAKE_COOKIE),
+        (knock(cookie=None), Answer.STRANGER),
+        (knock(cookie="old"), Answer.STRANGER),
+        (knock(cookie=None, token="guessed"), Answer.STRANGER),
+        (knock(cookie="ä", token="ö"), Answer.STRANGER),
+        (knock(cookie="\udcff", token="\udc80"), Answer.STRANGER),
+        (knock(cookie=None, token=SECRET, origin=OWN, is_socket=True), Answer.STRANGER),
+        (knock(is_socket=True), Answer.WRONG_ORIGIN),
+        (knock(origin="http://evil.example", is_socket=True), Answer.WRONG_ORIGIN),
+        (knock(origin="http://127.0.0.1:4001", is_socket=True), Answer.WRONG_ORIGIN),
+        (knock(origin="https://127.0.0.1:4000"), Answer.WRONG_ORIGIN),
+        (knock(origin="null"), Answer.WRONG_ORIGIN),
+        (knock("evil.example", token=SECRET), Answer.WRONG_HOST),
+        (knock("127.0.0.1.evil.example:4000", origin="http://127.0.0.1.evil.example:4000"), Answer.WRONG_HOST),
+        (knock(""), Answer.WRONG_HOST),
+        (knock("[::1"), Answer.WRONG_HOST),
+    ],
+)
+def test_only_the_persons_own_page_comes_in(asked: Knock, expected: Answer) -> None:
+    assert answer(asked, SECRET) is expected
+
+
+TEXTS = st.text(max_size=20) | st.sampled_from([HOST, OWN, SECRET, "localhost", "http://localhost", "null", "::1"])
+
+
+@given(
+    st.builds(
+        Knock,
+        host=TEXTS,
+        origin=st.none() | TEXTS,
+        token=st.none() | TEXTS,
+        cookie=st.none() | TEXTS,
+        is_socket=st.booleans(),
+    )
+)
+def test_nobody_comes_in_without_the_secret_nor_a_socket_from_another_page(asked: Knock) -> None:
+    verdict = answer(asked, SECRET)
+    if verdict is Answer.COME_IN:
+        assert asked.cookie == SECRET
+        assert not asked.is_socket or asked.origin == f"http://{asked.host}"
+    if verdict is Answer.TAKE_COOKIE:
+        assert asked.token == SECRET
+        assert not asked.is_socket
+    if verdict in {Answer.COME_IN, Answer.TAKE_COOKIE}:
+        assert any(name in asked.host.lower() for name in LOOPBACK_NAMES)
+
+
+def test_a_page_only_looks_on_unless_control_is_asked_for() -> None:
+    attach = ("attach", "--host", "gpu1")
+    assert served_command(attach, may_control=False) == ["attach", "--read-only", "--host", "gpu1"]
+    assert served_command(attach, may_control=True) == list(attach)
+    assert served_command((*attach, "--read-only"), may_control=False) == [*attach, "--read-only"]
+    assert served_command(("replay", "x.zip"), may_control=False) == ["replay", "x.zip"]
+
+
+@pytest.mark.parametrize("command", [("run", "--host", "h", "--", "x.py"), ("stop", "job"), ("demo", "--json")])
+def test_what_opens_no_console_again_and_again_is_not_served(command: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError):
+        served_command(command, may_control=True)

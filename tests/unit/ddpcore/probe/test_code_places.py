@@ -1,0 +1,172 @@
+"""Looking at another thread's stack is safe, and finds the user's lines."""
+
+from __future__ import annotations
+
+import site
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from ddpcore.probe import stack as code_places
+from ddpcore.probe.stack import CodeRoots, StackReader, StackWalk, caller_line, code_roots, stack_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ddpcore.probe.stack import StackLine
+
+CHURN = """
+import sys, threading, time
+from ddpcore.probe.stack import stack_of
+
+class Garbage:
+    def __del__(self):
+        for _ in range(100):
+            pass
+
+def watch(thread_id, end_s):
+    while time.monotonic() < end_s:
+        for _ in range(5):
+            garbage = Garbage()
+            garbage.itself = garbage
+        stack_of(thread_id)
+
+sys.setswitchinterval(1e-5)
+end_s = time.monotonic() + 1.0
+watcher = threading.Thread(target=watch, args=(threading.get_ident(), end_s))
+watcher.start()
+while time.monotonic() < end_s:
+    short = threading.Thread(target=int)
+    short.start()
+    short.join()
+watcher.join()
+"""
+"""Stops for ever within a second where a collection may run inside `sys._current_frames` (CPython issue 106883)."""
+
+
+def test_a_watched_process_that_begins_threads_and_collects_garbage_goes_on() -> None:
+    subprocess.run([sys.executable, "-c", CHURN], timeout=60, check=True)
+
+
+def test_a_stack_holds_the_lines_of_another_thread_innermost_first() -> None:
+    stopped, let_go = threading.Event(), threading.Event()
+
+    def stand() -> None:
+        stopped.set()
+        let_go.wait()
+
+    thread = threading.Thread(target=stand)
+    thread.start()
+    stopped.wait()
+    stack = stack_of(thread.ident or 0)
+    let_go.set()
+    thread.join()
+
+    assert "stand" in [function for _, _, function in stack]
+    assert stack_of(thread.ident or 0) == []
+
+
+class Standing(torch.nn.Module):
+    """A forward in which a thread stands until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stands, self.let_go = threading.Event(), threading.Event()
+
+    def forward(self) -> None:
+        self.stands.set()
+        self.let_go.wait()
+
+
+LIBRARIES = ("/",)
+"""Roots under which nothing is the user's."""
+
+
+@pytest.mark.parametrize(
+    "roots",
+    [
+        code_roots(),
+        CodeRoots(torch=(), ddpcore=(), libraries=(), main_file=""),
+        CodeRoots(torch=(), ddpcore=(), libraries=LIBRARIES, main_file=__file__),
+        CodeRoots(torch=(), ddpcore=(), libraries=LIBRARIES, main_file=""),
+    ],
+    ids=["as they are", "all is the user's", "a program that is a library", "nothing is the user's"],
+)
+def test_a_walk_says_what_the_whole_stack_says(roots: CodeRoots) -> None:
+    standing = Standing()
+    thread = threading.Thread(target=standing)
+    thread.start()
+    standing.stands.wait()
+    thread_id = thread.ident or 0
+    try:
+        walk, expected = StackWalk(roots), StackReader(roots).read(stack_of(thread_id))
+        assert walk.read(thread_id) == expected
+        assert walk.read(thread_id) == expected, "of code that has been met"
+        assert expected.place is not None
+    finally:
+        standing.let_go.set()
+        thread.join()
+    assert walk.read(thread_id) == StackReader(roots).read([])
+
+
+def test_a_walk_tells_a_line_anew_each_time() -> None:
+    walk, own_id = StackWalk(code_roots()), threading.get_ident()
+
+    first = walk.read(own_id).place
+    second = walk.read(own_id).place
+
+    assert first is not None
+    assert second is not None
+    assert (first.file, second.line - first.line) == (__file__, 1)
+
+
+def test_the_memory_of_code_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_places, "MAX_REMEMBERED_FRAMES", 10)
+    walk = StackWalk(code_roots())
+    found = []
+    for number in range(25):
+        names = {"read": walk.read, "own_id": threading.get_ident()}
+        exec(compile("place = read(own_id).place", f"/home/me/generated_{number}.py", "exec"), names)
+        found.append(names["place"].file)  # type: ignore[attr-defined]
+
+    assert found == [f"/home/me/generated_{number}.py" for number in range(25)]
+    assert len(walk._kinds) == len(walk._met) <= 10
+
+
+def call() -> StackLine:
+    return caller_line()
+
+
+def test_the_caller_s_line_is_the_innermost_that_is_not_ddpcore_s_own() -> None:
+    file, line, function = call()
+
+    assert (file, function) == (__file__, "call")
+    assert line == call.__code__.co_firstlineno + 1
+
+
+def test_what_is_installed_outside_this_environment_is_no_user_s_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    debian, base, own = tmp_path / "python3/dist-packages", tmp_path / "base/site-packages", tmp_path / "home/project"
+    user = tmp_path / "local/lib/site-packages"
+    for directory in (own, debian, base):
+        monkeypatch.syspath_prepend(str(directory))
+    monkeypatch.setattr(site, "USER_SITE", str(user))
+
+    reader = StackReader(code_roots())
+
+    for directory in (debian, base, user):
+        assert not reader.is_own(f"{directory}/numpy/linalg.py", "norm")
+    assert reader.is_own(f"{own}/train.py", "main")
+
+
+def test_the_roots_tell_torch_ddpcore_and_libraries_apart() -> None:
+    roots = code_roots()
+
+    assert all(root.endswith("/torch/") for root in roots.torch)
+    assert all(root.endswith("/ddpcore/") for root in roots.ddpcore)
+    assert any("site-packages" in root for root in roots.libraries)

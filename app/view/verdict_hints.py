@@ -182,7 +182,7 @@ VERDICT_RULES = (
     ),
     VerdictRule(
         "fewer_calls",
-        "a rank that left, or is about to, while others wait in a call that it never made",
+        "a rank that left, is about to or has closed its process group, while others wait in a call that it never made",
         "why it left, where its code caught the exception",
     ),
     VerdictRule(
@@ -203,7 +203,8 @@ VERDICT_RULES = (
     VerdictRule(
         "mismatch, of send and recv",
         "ranks whose sends and receives do not meet: a cycle, a send that nobody receives, tags that differ. "
-        "Each rank's peer is shown",
+        "Each rank's peer is shown. Of a receive with less room than its send needs both are named, with their "
+        "bytes",
         "the peer, where gloo's stack or NCCL's record does not hold it: the rank is only shown as waiting",
     ),
     VerdictRule(
@@ -215,8 +216,8 @@ VERDICT_RULES = (
     VerdictRule(
         "standstill",
         "the few ranks that stand elsewhere than most, else nobody. No rank waits for another, none moves, "
-        "and the next step is overdue by 10 s and by ten usual steps. Where most stand and a few wait for "
-        "them, nobody is named: the few may hold a lock",
+        "and the next step is overdue by 10 s and by ten usual steps. Once a rank has ended, it is a warning "
+        "after five minutes. Where most stand and a few wait for them, nobody is named: the few may hold a lock",
         "which of the lines is at fault. A rank that computes at one line for long gets six times as long",
     ),
     VerdictRule(

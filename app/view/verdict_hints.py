@@ -55,7 +55,9 @@ def hint(verdict: Verdict, pid: int | None) -> str:
         Cause.NODE_LOST: "the job may still run there; rankdeck tries again if it may help"
         if verdict.absence is not None
         else f"is {node or 'the node'} up, and its agent running? the other ranks cannot go on without it",
-        Cause.FEWER_CALLS: "every rank must make the same calls: look for uneven inputs or an early return",
+        Cause.FEWER_CALLS: "call destroy_process_group only when all ranks are done; if it has not, its network failed"
+        if verdict.has_closed
+        else "every rank must make the same calls: look for uneven inputs or an early return",
         Cause.NOT_JOINED: "see its launcher's log and its own; the others begin when it comes",
         Cause.STANDSTILL: "look at these lines: a file system, lock or server may not answer"
         + (f", or {ranks_text(verdict.waiting)} may hold what the others need" if verdict.waiting else ""),

@@ -41,9 +41,12 @@ MAX_SEEN_WAITING = 0.8
 queue steps ahead always wait, and when they call has then nothing to do with their GPUs."""
 MIN_SURE_GAP = 0.16
 MAX_CHANCE = 1e-4
-SPANNED, SQUARED, PIECES = 4, 6, 7
-"""Rows of a window: seconds compared, the squares of those waited at each piece, and pieces: steps, or several short
-ones."""
+MIN_HABIT_PIECES = 5.0
+"""At which the others lose their time, or half of all pieces where there are fewer than ten. k equal losses among none
+have a squared sum of k times their sum of squares."""
+SPANNED, WAITED, SQUARED, PIECES = 4, 5, 6, 7
+"""Rows of a window: seconds compared, those waited, the squares of those waited at each piece, and pieces: steps, or
+several short ones."""
 MIN_SPREAD = 1 / 3
 """Of the cost: the gap between stragglers and the one of the others that loses least."""
 MIN_BESIDE = 0.5
@@ -267,8 +270,9 @@ def _last_frac(
         compared, last = window[2:4, here]
         least_last = min(limits.last, MIN_LAST_AWAITED) if _is_awaited(window, here, beside) else limits.last
         gap, num_last = lost.by_calls[least] - lost.frac[highest], float(last.sum())
-        is_habit = gap - _longest_frac(window, int(least)) >= MIN_SURE_GAP / 2
-        is_always_last = gap >= MIN_SURE_GAP and is_habit and _are_always_last(window, here, len(beside))
+        is_always_last = (
+            gap >= MIN_SURE_GAP and _is_habit(window, int(least)) and _are_always_last(window, here, len(beside))
+        )
         if (
             gap < MIN_SPREAD * limits.cost
             or (limits.seen_gap and _seen_gap(window, here, beside) < limits.seen_gap * gap)
@@ -287,9 +291,10 @@ def _are_always_last(window: NDArray[np.float32], slow: NDArray[np.int64], num_o
     return bool(last.sum() >= ALWAYS * compared.max() >= ALWAYS * MIN_COMPARED and by_chance <= MAX_CHANCE)
 
 
-def _longest_frac(window: NDArray[np.float32], rank: int) -> float:
-    """Return which share of a rank's time it has lost at one piece at most: one long pause is no habit."""
-    return float(np.sqrt(window[SQUARED, rank]) / max(window[SPANNED, rank], 1e-9))
+def _is_habit(window: NDArray[np.float32], rank: int) -> bool:
+    """Return whether a rank has lost its time at many pieces: few long pauses, as for saving, are no habit."""
+    num_lost = float(window[WAITED, rank]) ** 2 / max(float(window[SQUARED, rank]), 1e-9)
+    return num_lost >= min(MIN_HABIT_PIECES, float(window[PIECES, rank]) / 2)
 
 
 def _is_awaited(window: NDArray[np.float32], slow: NDArray[np.int64], others: NDArray[np.int64]) -> bool:

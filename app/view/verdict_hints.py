@@ -252,7 +252,7 @@ VERDICT_RULES = (
         "a rank, several, or a node that costs the others a tenth of their time (a node: a sixth), mostly "
         "within 15 s. A rank that is slow in some steps alone is named from a sixth on, mostly within 40 s. "
         "What it costs, whether that grows, and what it does more than the others are shown",
-        "a rank that pauses briefly once in some seconds. Where nobody records calls: slow ranks, unless one "
+        "a rank that pauses less than five times in a minute. Where nobody records calls: slow ranks, unless one "
         "is slower by far. With NCCL, slow GPUs of ranks that queue steps ahead: a rank that waits for more "
         "than 80 % of its time is not named",
     ),

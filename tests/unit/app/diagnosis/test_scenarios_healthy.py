@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from agent.wire.machine import HostReport
 from app.diagnosis.causes import Cause, RankState, Severity
+from ddpcore.wire import Phase
 from tests.support.long_tests import one_in
 from tests.support.sim import SimCluster
-from tests.support.sim_program import Training
+from tests.support.sim_program import Action, BeginStep, Call, EndStep, Training, Work
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @pytest.mark.parametrize("seed", one_in(4, range(4)))
@@ -64,6 +70,34 @@ def test_a_single_hiccup_below_the_stall_threshold_brings_no_verdict() -> None:
     sim.run(30)
 
     assert sim.told == []
+
+
+@pytest.mark.parametrize(("every", "pause_s"), [(60, 3.0), (40, 2.0), (90, 6.0)])
+def test_few_long_pauses_as_for_saving_are_no_slowness_and_the_cost_of_many_is_told_right(
+    every: int, pause_s: float
+) -> None:
+    """The rank that pauses also comes last to every call, by a little."""
+
+    def program(rank: int) -> Iterator[Action]:
+        yield Call("broadcast", 88, "main", sizes=((1000,),))
+        for step in range(1, 1001):
+            yield BeginStep(step)
+            yield Work(Phase.FORWARD, 138, "train_step", 0.102 if rank == 0 else 0.1)
+            yield Call("all_reduce", 142, "train_step", sizes=((1000,),), phase=Phase.BACKWARD)
+            yield EndStep(step, 1.0, 0)
+            if step % every == 0:
+                yield Work(Phase.OTHER, 150, "save", pause_s if rank == 0 else 0.0)
+                yield Call("barrier", 152, "main")
+
+    period_s = 0.102 * every + pause_s
+    sim = SimCluster(1, 3, program=program, noise=0.0)
+    sim.run(4 * period_s)
+    assert sim.told == []
+    sim.run(60)
+
+    for verdict in sim.diagnosis.verdicts:
+        assert (verdict.cause, verdict.culprits) == (Cause.STRAGGLER, (0,))
+        assert verdict.cost_frac == pytest.approx(pause_s / period_s, abs=0.05)
 
 
 def test_a_job_that_ends_well_brings_no_verdict() -> None:

@@ -22,6 +22,7 @@ ENV_STORE_FD = "RANKDECK_STORE_FD"
 ENV_REQUEST_DIR = "RANKDECK_REQUEST_DIR"
 ENV_ATTEMPT = "RANKDECK_ATTEMPT"
 ENV_ROUND = "RANKDECK_ROUND"
+ENV_RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 ENV_FAULTS = "RANKDECK_FAULTS"
 ENV_UNPROBED = "RANKDECK_UNPROBED"
 ROUND_FILE = "round.json"
@@ -75,6 +76,8 @@ class RankLogsSpecs(LogsSpecs):
             env["TORCHELASTIC_ERROR_FILE"] = f"{stem}.error.json"
             env[ENV_LAUNCHER_PID] = str(os.getpid())
             env[ENV_LAUNCHER_NAMESPACE] = namespace
+            if ENV_ROUND not in os.environ:  # each attempt is a new torchrun, which would count from 0
+                env[ENV_RESTART_COUNT] = os.environ[ENV_ATTEMPT]
         return destination
 
     def _begin_round(self, envs: dict[int, dict[str, str]]) -> Path:

@@ -70,7 +70,7 @@ WAITS = """
 import os, subprocess, sys, time
 subprocess.Popen(["sleep", "600"], start_new_session=True)
 rank, attempt = int(os.environ["RANK"]), int(os.environ["RANKDECK_ATTEMPT"])
-print("attempt", attempt, "rank", rank, flush=True)
+print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], "rank", rank, flush=True)
 while not os.path.exists(sys.argv[1]):
     time.sleep(0.01)
 if rank == 1 and attempt < int(sys.argv[2]):

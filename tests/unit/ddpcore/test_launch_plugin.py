@@ -27,6 +27,7 @@ def logs_specs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.fixture
 def log_dir(tmp_path: os.PathLike[str], monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv(wire.ENV_LOG_DIR, str(tmp_path))
+    monkeypatch.setenv(wire.ENV_ATTEMPT, "2")
     monkeypatch.delenv(wire.ENV_STORE_FD, raising=False)
     return str(tmp_path)
 
@@ -66,7 +67,7 @@ def test_the_plug_in_has_no_other_names(monkeypatch: pytest.MonkeyPatch) -> None
 def test_log_files_are_named_by_global_rank_and_workers_know_their_launcher(
     logs_specs: ModuleType, log_dir: str
 ) -> None:
-    envs = {0: {"RANK": "4"}, 1: {"RANK": "5"}}
+    envs = {rank: {"RANK": str(4 + rank), "TORCHELASTIC_RESTART_COUNT": "0"} for rank in range(2)}
     specs = logs_specs.RankLogsSpecs()
 
     files = specs.reify(envs)
@@ -77,6 +78,7 @@ def test_log_files_are_named_by_global_rank_and_workers_know_their_launcher(
     assert envs[1]["TORCHELASTIC_ERROR_FILE"] == files.error_files[1] == f"{log_dir}/rank-5.error.json"
     assert envs[0][wire.ENV_LAUNCHER_PID] == str(os.getpid())
     assert envs[0][wire.ENV_LAUNCHER_NAMESPACE].startswith("pid:[")
+    assert envs[1]["TORCHELASTIC_RESTART_COUNT"] == "2", "each attempt is a new torchrun, which counts from 0"
 
 
 def test_without_a_log_directory_it_ends_the_launcher_with_one_line(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.logs.traceback_text import FailureText
-from agent.wire.logs import LAUNCHER_RANK, LOST_PEER, RootCause
+from agent.wire.logs import INTERRUPTED, LAUNCHER_RANK, LOST_PEER, RootCause
 
 if TYPE_CHECKING:
     from agent.jobs.lifecycle import AttemptFailed, LauncherFailed, WorkerExited
@@ -79,6 +79,8 @@ TOGETHER_S = 1.5
 """Ranks that a signal ends within this of their launcher's end from outside have ended with it. Those that SIGKILL ends
 later than this after another's failure are ended by the launcher or by the agent."""
 
+PASSED_ON_S = 35.0
+"""A launcher that is asked to end asks its ranks first, and gives them 30 s."""
 MAX_END_CHARS = 1024
 """As the wire carries it."""
 
@@ -91,8 +93,10 @@ class Failure(msgspec.Struct, frozen=True):
     """With an age of 0."""
     is_launcher_ended: bool = False
     """The launcher was ended from outside, which ends its ranks."""
+    together_s: float = TOGETHER_S
+    """Of it: so long before its end it may have ended them."""
     is_bare_signal: bool = False
-    """A signal by which launchers and agents end ranks, and no exception before it."""
+    """A signal by which launchers and agents end ranks, and no exception before it but SIGINT's own."""
 
     def told(self, now_s: float) -> RootCause:
         """Return the words for a console."""
@@ -104,7 +108,9 @@ def failure_of_worker(event: WorkerExited, now_s: float, known: Failure | None =
     is_late = known is not None and now_s - known.at_s > TOGETHER_S
     is_told = event.signal in (Signals.SIGTERM, Signals.SIGINT) or (event.signal == Signals.SIGKILL and is_late)
     failure = _failure(event.rank, worker_end(event), event.found, now_s, is_told=is_told)
-    is_bare = event.signal in ENDING_SIGNALS and event.found is None
+    exception = event.found.text.exception if event.found else ""
+    is_interrupted = event.signal == Signals.SIGINT and exception.startswith(INTERRUPTED)
+    is_bare = event.signal in ENDING_SIGNALS and (is_interrupted or not event.found)
     return msgspec.structs.replace(failure, is_bare_signal=is_bare)
 
 
@@ -117,7 +123,8 @@ def failure_of_launcher(event: AttemptFailed | LauncherFailed, now_s: float) -> 
     failure = _failure(LAUNCHER_RANK, launcher_end(event), found, now_s, is_told=is_told)
     got_signal = found is not None and _GOT_SIGNAL.match(found.text.exception) is not None
     was_killed = event.exit_code is None or event.exit_code < 0
-    return msgspec.structs.replace(failure, is_launcher_ended=got_signal or was_killed)
+    together_s = PASSED_ON_S if got_signal else TOGETHER_S
+    return msgspec.structs.replace(failure, is_launcher_ended=got_signal or was_killed, together_s=together_s)
 
 
 def first_of(known: Failure | None, other: Failure) -> Failure:
@@ -125,7 +132,7 @@ def first_of(known: Failure | None, other: Failure) -> Failure:
     if known is None:
         return other
     for launcher, rank in ((known, other), (other, known)):
-        if launcher.is_launcher_ended and rank.is_bare_signal and rank.at_s >= launcher.at_s - TOGETHER_S:
+        if launcher.is_launcher_ended and rank.is_bare_signal and rank.at_s >= launcher.at_s - launcher.together_s:
             return launcher
     return other if _order(other) < _order(known) else known
 

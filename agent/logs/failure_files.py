@@ -17,7 +17,7 @@ import msgspec
 from agent.files import open_regular
 from agent.logs.log_tail import log_path
 from agent.logs.traceback_text import MAX_EXCEPTION_CHARS, FailureText, FoundFailure, cleaned, failure_in, last_line
-from agent.wire.logs import LAUNCHER_RANK, LogStream
+from agent.wire.logs import INTERRUPTED, LAUNCHER_RANK, LogStream
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,11 +63,12 @@ def last_words(job_dir: Path, rank: int) -> FoundFailure | None:
 
 
 def first_failure(job_dir: Path, ranks: Iterable[int]) -> FoundFailure | None:
-    """Return the first failure in the files of some ranks, else in the launcher's."""
+    """Return the first failure in the files of some ranks, else in the launcher's: it passes on SIGINT that it gets."""
     found = [failure for rank in ranks if (failure := find_failure(job_dir, rank))]
-    if found:
-        return min(found, key=lambda failure: float("inf") if failure.failed_s is None else failure.failed_s)
-    return _in_output(log_path(job_dir, LAUNCHER_RANK, LogStream.STDERR), LAUNCHER_RANK)
+    found.sort(key=lambda failure: float("inf") if failure.failed_s is None else failure.failed_s)
+    own = [failure for failure in found if not failure.text.exception.startswith(INTERRUPTED)]
+    in_launcher = None if own else _in_output(log_path(job_dir, LAUNCHER_RANK, LogStream.STDERR), LAUNCHER_RANK)
+    return next(filter(None, [*own, in_launcher, *found]), None)
 
 
 def told_exit_codes(job_dir: Path) -> dict[int, int]:

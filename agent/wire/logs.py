@@ -19,6 +19,8 @@ MAX_TRACEBACK_BYTES = 16_384
 
 LAUNCHER_RANK = -1
 
+INTERRUPTED = "KeyboardInterrupt"
+"""What a rank says that SIGINT has ended, as by Ctrl-C."""
 LOST_PEER = re.compile(
     r"connection (closed|reset|refused|was|lost)|broken pipe|socket (closed|timeout)|(closed|reset) by peer"
     r"|timed out (waiting|after|in (blocking wait|monitoredbarrier))|application timeout caused|connectfullmesh"

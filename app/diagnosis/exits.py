@@ -393,7 +393,10 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
     # that waited in vain, and lost a connection.
     is_no_cause = after.is_timeout or (are_victims and any(has_lost_peer(death) for death in first))
     is_early = now_s - first_s < patience_s or context.has_other_cause or is_no_cause
-    return Exits([] if is_early else [_earliest(first, context)], lost_connection, [], first_s, after)
+    # A launcher that ends its ranks because of one of them sends SIGTERM: somebody else has sent them all SIGINT.
+    is_interrupted = is_asked and all(death.exit.signal == signal.SIGINT for death in told)
+    named = first if is_interrupted else [_earliest(first, context)]
+    return Exits([] if is_early else named, lost_connection, [], first_s, after)
 
 
 def _earliest(first: Sequence[Death], context: ExitContext) -> Death:

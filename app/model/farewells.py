@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from agent.wire.logs import LOST_PEER
+from agent.wire.logs import INTERRUPTED, LOST_PEER
 from agent.wire.reports import ExitReport
 from app.model.job_model import Death, Process
 
@@ -70,7 +70,8 @@ def ends_of(job: JobModel) -> dict[int, Death]:
     for rank in np.flatnonzero(is_over).tolist():
         raised, death = _raised(job, rank), job.deaths.get(rank)
         # The launcher may have ended it on its way out.
-        end = ExitReport(error=raised) if death is None else death.exit
+        by = int(signal.SIGINT) if raised.startswith(INTERRUPTED) else None
+        end = ExitReport(signal=by, error=raised) if death is None else death.exit
         if raised and not end.words:
             end = msgspec.structs.replace(end, error=raised)
         is_consequence = names_lost_peer(end.words) or names_time_out(end.words)

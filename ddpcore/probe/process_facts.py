@@ -204,7 +204,7 @@ def record_uncaught_errors(roots: CodeRoots, note: Callable[[Uncaught], None]) -
                 _write_error(path, kind, error, trace)
         # Whatever an exception's own code does, its traceback is printed.
         with contextlib.suppress(Exception):
-            if isinstance(error, Exception) and _ends_program():
+            if _ends_program():
                 with _sigterm_waits():
                     note(uncaught(error, roots))
         previous(kind, error, trace)

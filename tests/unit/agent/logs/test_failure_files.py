@@ -106,6 +106,22 @@ def test_the_first_of_several_ranks_is_taken_and_the_launcher_last(tmp_path: Pat
     assert found.rank == 1
 
 
+def test_a_launcher_that_got_sigint_comes_before_the_ranks_that_it_passed_it_on_to(tmp_path: Path) -> None:
+    interrupted = "Traceback (most recent call last):\n  x\nKeyboardInterrupt\n"
+    (tmp_path / "rank-0.stderr.log").write_text(interrupted)
+    found = first_failure(tmp_path, range(2))
+    assert found is not None
+    assert (found.rank, found.text.exception) == (0, "KeyboardInterrupt")
+    (tmp_path / "launcher.log").write_text("Traceback (most recent call last):\n  x\napi.SignalException: got 2\n")
+    found = first_failure(tmp_path, range(2))
+    assert found is not None
+    assert found.rank == -1
+    (tmp_path / "rank-1.stderr.log").write_text(CHAIN)
+    found = first_failure(tmp_path, range(2))
+    assert found is not None
+    assert found.rank == 1
+
+
 def test_a_rank_without_an_exception_has_its_last_line(tmp_path: Path) -> None:
     assert last_words(tmp_path, 1) is None, "it wrote nothing"
     path = tmp_path / "rank-1.stderr.log"

@@ -56,6 +56,13 @@ def test_independent_deaths_of_one_instant_are_all_named() -> None:
     ]
 
 
+def test_ranks_that_sigint_has_ended_are_all_named_once_their_launcher_may_have_said_that_it_was_asked() -> None:
+    interrupted = [end(rank, 10.0 + rank / 10, signal=2, error="KeyboardInterrupt") for rank in range(3)]
+    assert culprits(sorted_out(*interrupted)) == [], "it may have come from the launcher"
+    assert culprits(sorted_out(*interrupted, now_s=50.0)) == [0, 1, 2]
+    assert culprits(sorted_out(interrupted[1], end(0, 10.4, code=1, error=LOST), end(2, 10.6, signal=15))) == [1]
+
+
 def test_a_death_that_looks_like_a_consequence_waits_for_its_cause() -> None:
     early = sorted_out(end(0, 10.0, code=1, error=LOST), now_s=10.5)
     late = sorted_out(end(0, 10.0, code=1, error=LOST), end(1, 10.1, signal=15), now_s=11.5)

@@ -68,6 +68,10 @@ def test_the_exception_that_nobody_catches_ends_the_program(tmp_path: Path, prog
     assert ended(tmp_path, program) == f"ValueError: boom {FIRST_LINE - 1}"
 
 
+def test_ctrl_c_ends_the_program_too(tmp_path: Path) -> None:
+    assert ended(tmp_path, "raise KeyboardInterrupt") == f"KeyboardInterrupt {FIRST_LINE}"
+
+
 @pytest.mark.parametrize(
     "program",
     [
@@ -81,9 +85,8 @@ def test_the_exception_that_nobody_catches_ends_the_program(tmp_path: Path, prog
         ),
         "sys.exit(3)",
         "try:\n    sys.exit(3)\nexcept SystemExit:\n    pass",
-        "raise KeyboardInterrupt",
     ],
-    ids=["caught", "printed", "thread", "daemon", "printed by a thread", "exit", "caught exit", "ctrl+c"],
+    ids=["caught", "printed", "thread", "daemon", "printed by a thread", "exit", "caught exit"],
 )
 def test_other_exceptions_end_no_program(tmp_path: Path, program: str) -> None:
     assert ended(tmp_path, program) == "nothing"

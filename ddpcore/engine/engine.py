@@ -35,6 +35,7 @@ from ddpcore.arguments import (
     check_path,
     check_text,
     check_whole,
+    refuse,
 )
 from ddpcore.barriers.failure_notice import leave_notice
 from ddpcore.checkpoint.catalog import Mode, Retention, check_retention
@@ -62,7 +63,7 @@ from ddpcore.samplers.order import SequentialOrder, ShuffledOrder
 from ddpcore.samplers.sampler_agreement import make_same_everywhere
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -131,9 +132,8 @@ class Engine(Measuring):
             opened = closing.enter_context(open_process_group(**group_options))
             self.placement: Placement = opened.placement
             self.device: torch.device = opened.device
-            alone = self.placement.world_size == 1
             self._timeout_s = float(group_options.get("timeout_s", TIMEOUT_S))
-            self._control_group = None if alone else new_group_of_all(self._timeout_s)
+            self._control_group = new_group_of_all(self._timeout_s) if self.placement.world_size > 1 else None
             log = open_log(log_dir, is_first=self.is_first)
             if log is not None:
                 closing.callback(log.close)
@@ -192,7 +192,7 @@ class Engine(Measuring):
         """Why `steps` ended before its time; `StopReason.NONE` when it did not."""
         return self._loop.stop_reason
 
-    def wrap(self, model: nn.Module, **options: Unpack[WrapOptions]) -> nn.Module:
+    def wrap(self, model: nn.Module | Callable[..., Any], **options: Unpack[WrapOptions]) -> nn.Module:
         """Bring a model to the device and wrap it for this job; without other ranks it stays as it is.
 
         Args:
@@ -200,13 +200,13 @@ class Engine(Measuring):
                 `fully_shard` has sharded stays as it is.
             options: Of `ddpcore.parallel.wrap`: `sync_batchnorm`, `comm_hook`, `static_graph` and all of DDP's.
         """
-        check_is(WrapError, "model", model, nn.Module, "a torch.nn.Module")
+        if not isinstance(model, nn.Module):
+            raise refuse(WrapError, "model", model, "a torch.nn.Module")
         wrapped = wrap(model.to(self.device), device=self.device, **options)
         self._models.append(wrapped)
         self._weights.refused = self._weights.refused or weights_refused_by(options.get("comm_hook"))
         # Ranks that ran forward differently often would hang.
-        is_sharded = is_fully_sharded(unwrap(wrapped))
-        self._is_static = self._is_static or is_sharded or bool(options.get("static_graph"))
+        self._is_static |= is_fully_sharded(unwrap(wrapped)) or bool(options.get("static_graph"))
         return wrapped
 
     def ema(self, model: nn.Module, decay: float = 0.999) -> AveragedModel:

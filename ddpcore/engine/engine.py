@@ -149,11 +149,11 @@ class Engine(Measuring):
             stop_patience_s=stop_patience_s,
             timeout_s=self._timeout_s,
         )
-        self._loop = Loop(options, lambda: self._updates.finish_step(self.step + 1, self._loop.is_due))
         self._seed = seed
         self._dtype = _DTYPES[precision]
         self._weights = LossWeights(self.device, self.placement.world_size, self._control_group, self._timeout_s)
         self._updates = self._closing.enter_context(Updates(self.device, self._weights, is_scaled=precision == "fp16"))
+        self._loop = Loop(options, self._updates)
         if precision == "fp16":
             self._loop.add_part("scaler", self._updates.scaler)
         self._models: list[nn.Module] = []
@@ -492,6 +492,7 @@ class Engine(Measuring):
     @contextmanager
     def _in_micro_batch(self, micro_batch: MicroBatch) -> Iterator[None]:
         self._micro_batch = micro_batch
+        self._updates.take(micro_batch)
         try:
             with accumulate(*self._models, is_last=micro_batch.is_last):
                 yield

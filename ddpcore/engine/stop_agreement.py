@@ -69,11 +69,15 @@ class Wishes(NamedTuple):
         stop: End training at this boundary.
         save: Write a checkpoint at this boundary.
         step_s: Mean time of the steps since the last agreement, of the slowest rank; 0 in a rank's own wishes.
+        num_updates: Calls of `Engine.update` of this rank, when the ranks agreed.
+        is_uneven: Other ranks had made more or fewer of them; False in a rank's own wishes.
     """
 
     stop: StopReason = StopReason.NONE
     save: bool = False
     step_s: float = 0.0
+    num_updates: int = 0
+    is_uneven: bool = False
 
 
 class ControlWord:
@@ -86,7 +90,7 @@ class ControlWord:
 
     def __init__(self, group: ProcessGroup | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._group = group
-        self._pending: tuple[Work, torch.Tensor] | None = None
+        self._pending: tuple[Work, torch.Tensor, int] | None = None
         self._clock = clock
         self._launched_s = clock()
         self._num_since = 0
@@ -120,19 +124,20 @@ class ControlWord:
         now_s = self._clock()
         step_us = round(1e6 * (now_s - self._launched_s) / self._num_since)
         self._launched_s, self._num_since = now_s, 0
-        word = torch.tensor([int(wishes.stop), int(wishes.save), step_us], dtype=torch.int64)
+        num_updates = wishes.num_updates
+        word = torch.tensor([wishes.stop, wishes.save, step_us, num_updates, -num_updates], dtype=torch.int64)
         work = dist.all_reduce(word, dist.ReduceOp.MAX, group=group, async_op=True)
         assert work is not None
-        self._pending = work, word
+        self._pending = work, word, num_updates
 
     def _read(self) -> Wishes | None:
         if self._pending is None:
             return None
-        work, word = self._pending
+        work, word, num_updates = self._pending
         self._pending = None
         work.wait()
-        stop, save, step_us = word.tolist()
-        return Wishes(StopReason(stop), bool(save), step_us / 1e6)
+        stop, save, step_us, most, minus_least = word.tolist()
+        return Wishes(StopReason(stop), bool(save), step_us / 1e6, num_updates, is_uneven=most != -minus_least)
 
 
 def steps_between(step_s: float) -> int:

@@ -7,7 +7,8 @@ import re
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +19,6 @@ import ddpcore
 from ddpcore.errors import EngineUseError
 from tests.support.meeting import FREE, free_port
 from tests.support.warm_ranks import run_ranks, try_ranks
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 AT_STEP = 4
 """Where a rank leaves a loop or fails, if nothing else is meant."""
@@ -198,6 +196,82 @@ def test_a_rank_that_breaks_out_where_the_others_end_is_named_on_every_rank() ->
             "EngineUseError: the ranks have not ended engine.steps together: rank 0 came to"
         )
         assert "rank 1 left engine.steps in step 2 at test_loop_meetings.py:" in outcome.error
+
+
+def leave_out(how: str, directory: str) -> tuple[int, list[float]]:
+    """Leave a call of the engine out in one step, on the second rank alone or on all."""
+    torch.manual_seed(3)
+    with ddpcore.Engine(seed=1) as engine:
+        model = engine.wrap(nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1)) if "norm" in how else nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        batches = engine.loader(TensorDataset(torch.randn(192, 2)), global_batch_size=24)
+        if "saving" in how:
+            engine.checkpoint(directory, every="1 step", model=model)
+        for batch in engine.steps(batches, until="8 steps"):
+            at_step = 8 if "at the end" in how else AT_STEP
+            is_mine = engine.step == at_step - 1 and (engine.placement.rank == 1 or "on all" in how)
+            if "slow" in how:
+                time.sleep(0.4)
+            for number, (inputs,) in enumerate(batch.micro_batches(1 if "only backward" in how else 4)):
+                if is_mine and "backward" in how and number == ("last" in how) * 3:
+                    continue
+                engine.backward(model(inputs).mean())
+            if not is_mine or "update" not in how:
+                engine.update(optimizer)
+            if "slow" in how:
+                (Path(directory) / f"{engine.placement.rank}").write_text(str(engine.step))
+        return engine.step, [one for parameter in model.parameters() for one in parameter.flatten().tolist()]
+
+
+@pytest.mark.parametrize("how", ["update, slow", "update, at the end", "update, saving"])
+def test_a_rank_that_leaves_out_an_update_alone_is_named_on_every_rank(how: str, tmp_path: Path) -> None:
+    outcomes = try_ranks(leave_out, 3, how, str(tmp_path), has_group=False)
+
+    number = r"(\d) on rank 1, (\d) on ranks 0, 2"
+    for outcome in outcomes:
+        found = re.fullmatch(
+            "EngineUseError: the ranks go on with different weights: the number of calls of engine.update is "
+            f"{number}. Call it on every rank, in the same steps",
+            outcome.error,
+        )
+        assert found, outcome.error
+        assert int(found[1]) + 1 == int(found[2])
+        assert found[2] == {"update, at the end": "8", "update, saving": "4"}.get(how, found[2])
+    if "slow" in how:
+        # In the middle of the loop, from what is agreed on anyway.
+        assert AT_STEP <= int((tmp_path / "0").read_text()) < 7
+    if "saving" in how:
+        assert max(path.name for path in tmp_path.glob("step_*")) == "step_00000003"
+
+
+@pytest.mark.parametrize(
+    "how", ["the only backward", "the only backward, update", "the only backward, with batch norm"]
+)
+def test_a_rank_that_leaves_out_the_last_backward_alone_is_named_on_every_rank(how: str, tmp_path: Path) -> None:
+    outcomes = try_ranks(leave_out, 3, how, str(tmp_path), has_group=False, timeout_s=40)
+
+    own = "did not call engine.backward in the last micro-batch of step 4 (it did in 0 of 1), for which others wait"
+    assert outcomes[1].error.startswith(f"EngineUseError: this rank {own}")
+    for outcome in (outcomes[0], outcomes[2]):
+        assert re.match("RankFailedError: rank 1 has raised EngineUseError .*: this rank ", outcome.error)
+        assert own in outcome.error
+
+
+def test_an_update_without_the_last_backward_says_how_many_were_called(tmp_path: Path) -> None:
+    outcomes = try_ranks(leave_out, 2, "the last backward", str(tmp_path), has_group=False)
+
+    own = "update before the last micro-batch: this rank has called backward in 3 of 4 so far"
+    assert outcomes[1].error.startswith(f"EngineUseError: {own}")
+    assert outcomes[0].error.startswith("RankFailedError: rank 1 has raised EngineUseError in step 4 at ")
+    assert own in outcomes[0].error
+
+
+@pytest.mark.parametrize("how", ["update", "the only backward", "the only backward, update"])
+def test_what_all_ranks_leave_out_may_be_left_out(how: str, tmp_path: Path) -> None:
+    (first, second) = run_ranks(leave_out, 2, f"{how}, on all, saving", str(tmp_path), has_group=False)
+
+    assert first == second
+    assert first[0] == 8
 
 
 FAILURES: dict[str, tuple[str, str]] = {

@@ -79,7 +79,9 @@ def leave_notice(error: BaseException, where: str = "") -> None:
         error: What this rank raises.
         where: Part of the sentence: "in step 7".
     """
-    if is_of_peers(error):
+    # Where nobody had ended, the one that gives up waiting is the first that ends.
+    is_first = isinstance(error, BarrierTimeoutError | CheckpointCallError) and not getattr(error, "ended", ())
+    if is_of_peers(error) and not is_first:
         return
     session = _session()
     if session is None:

@@ -274,6 +274,23 @@ def test_what_all_ranks_leave_out_may_be_left_out(how: str, tmp_path: Path) -> N
     assert first[0] == 8
 
 
+def wait_for_each_other() -> None:
+    with ddpcore.open_process_group() as group:
+        if group.placement.rank == 1:
+            ddpcore.barrier("of one rank")
+        torch.distributed.all_reduce(torch.ones(3))
+
+
+def test_ranks_that_wait_for_one_that_gives_up_have_its_reason() -> None:
+    outcomes = try_ranks(wait_for_each_other, 3, has_group=False)
+
+    own = "barrier 'of one rank' can never be passed: each of ranks [0, 2] waits in all_reduce"
+    assert outcomes[1].error.startswith(f"BarrierDeadlockError: {own}")
+    for outcome in (outcomes[0], outcomes[2]):
+        assert outcome.error.startswith("RankFailedError: rank 1 has raised BarrierDeadlockError at "), outcome.error
+        assert own in outcome.error
+
+
 FAILURES: dict[str, tuple[str, str]] = {
     "raise": ("OutOfLuckError: no such sample", "has raised OutOfLuckError in step 4 at test_loop_meetings.py:"),
     "runtime error": ("RuntimeError: shape", "has raised RuntimeError in step 4 at test_loop_meetings.py:"),

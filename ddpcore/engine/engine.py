@@ -297,7 +297,7 @@ class Engine(Measuring):
 
         Args:
             directory: The same path on every rank.
-            every: "100 steps", "1 epoch" or "10 min".
+            every: "100 steps", "1 epoch" or "10 min"; where gradients add up over steps, at steps with an update.
             keep_last: Newest checkpoints that stay; None keeps all.
             keep_every: Checkpoints whose step is a multiple of it stay for ever.
             keep_best: Checkpoints with the best `metric` that stay besides, for `load_best`; None for none. A step that
@@ -486,7 +486,7 @@ class Engine(Measuring):
         return self._loop.is_due(parse_cadence(every, Unit.STEP, Unit.EPOCH))
 
     def stop(self) -> None:
-        """Ask all ranks to end `steps` at a boundary soon, after a checkpoint; one rank's wish is enough."""
+        """Ask all ranks to end `steps` soon, behind an update and a checkpoint; one rank's wish is enough."""
         self._loop.wants_stop = True
 
     @contextmanager

@@ -24,7 +24,7 @@ from ddpcore.engine.loop_meetings import (
 from ddpcore.engine.metrics.lines import MetricLines
 from ddpcore.engine.metrics.watched import WatchedMetrics
 from ddpcore.engine.seeds import random_state, restore_random_state, seed_everything
-from ddpcore.engine.stop_agreement import ControlWord, StopReason, Wishes
+from ddpcore.engine.stop_agreement import ControlWord, StopReason, UntilUpdate, Wishes
 from ddpcore.engine.stop_signals import StopSignals
 from ddpcore.errors import EngineUseError, SamplerStateError
 from ddpcore.probe import probe
@@ -98,6 +98,7 @@ class Loop:
         self._options = options
         self._updates = updates
         self._control = ControlWord(options.control_group)
+        self._until_update = UntilUpdate(options.stop_patience_s)
         self._signals = StopSignals(options.stop_patience_s)
         self._lines = MetricLines(options.control_group, options.log, options.log_every)
         self._goodput = Goodput(_wall_time())
@@ -318,7 +319,7 @@ class Loop:
 
     def _at_boundary(self, batches: Batches, until: Cadence) -> None:
         before = self._now
-        num_updates, left_out = self._updates.finish_step(before.step + 1, self.is_due)
+        num_updates, left_out, is_open = self._updates.finish_step(before.step + 1, self.is_due)
         if left_out:
             agree_on_left_out(left_out, self._options.timeout_s)
         batches.sampler.finish_step()
@@ -326,10 +327,13 @@ class Loop:
         step_s = max(0.0, now.elapsed_s - self._step_began_s - self._aside_s)
         self._goodput.add_step(step_s)
         self._signals.step_done(step_s)
-        wants_save = self._saving is not None and self._saving.is_time_up(now)
-        agreed = self._control.at_boundary(Wishes(self._wished_stop(now), wants_save, num_updates=num_updates))
+        wants_save = self._saving is not None and self._saving.is_time_up(now) and not self._until_update.held.save
+        agreed = self._control.at_boundary(Wishes(self._wished_stop(now), wants_save, step_s, num_updates))
         if agreed.is_uneven:
             agree_on_updates(agreed.num_updates, self._options.timeout_s)
+        agreed = self._until_update.at_boundary(agreed, now.step, is_open=is_open)
+        if self._until_update.held.stop:
+            self._signals.take_longer()
         self._measured = self.watched.at_boundary()
         if agreed.stop or any(early.is_over for early in self._early):
             self.stop_reason = agreed.stop or StopReason.EARLY

@@ -48,10 +48,12 @@ class StepEnd(NamedTuple):
     Attributes:
         num_updates: Calls of `Engine.update` so far: the same on all ranks that have the same weights.
         left_out: What this rank has not called in the step, a predicate, or "".
+        is_open: There are gradients, of this step or earlier ones, that no update has used.
     """
 
     num_updates: int
     left_out: str
+    is_open: bool
 
 
 class Updates:
@@ -79,7 +81,7 @@ class Updates:
         self._num_taken = self._num_called = 0
         """Micro-batches of this step, and those of them that have been through backward."""
         self._latest: MicroBatch | None = None
-        self._has_last = self._has_begun = False
+        self._has_last = self._has_begun = self._is_open = False
         self._is_loss_scaled = False
         self._has_gradients = self._has_updated = self._has_stepped = self._has_applied = self._has_warned = False
 
@@ -158,6 +160,7 @@ class Updates:
         self._weights.finish_step(has_updated=has_updated, has_stepped=has_stepped)
         if self._has_gradients and not self._has_warned:
             self._warn(step, has_updated=has_updated, has_stepped=has_stepped)
+        self._is_open = (self._is_open or self._has_gradients) and not (has_updated or has_stepped)
         self._has_gradients = self._has_applied = False
         for schedule, every in self._schedules:
             if every is not None and is_due(every):
@@ -169,7 +172,7 @@ class Updates:
                 self.scaler.update()
             for average, source in self._averages:
                 average.update_parameters(source)
-        return StepEnd(self.num_updates, self._left_out(step))
+        return StepEnd(self.num_updates, self._left_out(step), self._is_open)
 
     def __enter__(self) -> Self:
         self._handle = register_optimizer_step_post_hook(self._note)

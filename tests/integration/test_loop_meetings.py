@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import ddpcore
 from ddpcore.errors import EngineUseError
@@ -40,6 +40,8 @@ def misbehave(how: str) -> None:
             sys.exit(3)
         case "exit well":
             sys.exit(0)
+        case "end":
+            raise StopIteration
         case "killed":
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -311,6 +313,52 @@ def test_a_rank_that_fails_in_a_step_is_named_by_the_others(how: str, moment: st
         assert outcome.error.startswith(f"RankFailedError: rank 1 {others}"), outcome.error
         assert "GLHF" not in outcome.error
         assert ("on rank 1:\nTraceback" in outcome.trace) == (how != "killed")
+
+
+class Brittle(Dataset[torch.Tensor]):
+    """A data set most of which cannot be read, on the second rank or in its workers."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def __len__(self) -> int:
+        return 96
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index > 16 and os.environ["RANK"] == "1":
+            misbehave(self.how)
+        return torch.ones(2)
+
+
+def read_samples(how: str, num_workers: int, is_evaluated: bool) -> None:
+    with ddpcore.Engine(seed=1) as engine:
+        model = engine.wrap(nn.Linear(2, 1))
+        data = Brittle(how)
+        if is_evaluated:
+            engine.evaluate(
+                model, data, lambda module, batch: {"a": module(batch)[:, 0]}, batch_size=6, num_workers=num_workers
+            )
+        batches = engine.loader(data, global_batch_size=12, shuffle=False, num_workers=num_workers)
+        for batch in engine.steps(batches, until="8 steps"):
+            for inputs in batch.micro_batches(2):
+                engine.backward(model(inputs).mean())
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("is_evaluated", [False, True])
+@pytest.mark.parametrize(
+    ("how", "own"),
+    [("raise", "OutOfLuckError: no such sample"), ("end", "EngineUseError: the data set has ended after ")],
+)
+def test_a_rank_that_cannot_read_a_sample_is_named_with_its_reason(
+    how: str, own: str, num_workers: int, *, is_evaluated: bool
+) -> None:
+    outcomes = try_ranks(read_samples, 2, how, num_workers, is_evaluated, has_group=False, timeout_s=40)
+
+    kind, _, message = own.partition(": ")
+    assert outcomes[1].error.startswith(f"{kind}: ")
+    assert re.match(f"(RankFailedError|BarrierDeadlockError): .*rank 1 has raised {kind} ", outcomes[0].error)
+    assert message in outcomes[0].error
 
 
 def gather_in_a_step(how: str) -> None:

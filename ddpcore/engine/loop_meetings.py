@@ -11,9 +11,10 @@ import json
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpcore.agreement import common_problem, difference, speakers, spell_ranks
+from ddpcore.barriers.failure_notice import first_failure
 from ddpcore.barriers.gates import exchange
 from ddpcore.engine.cadence import Unit, parse_cadence
-from ddpcore.errors import BarrierDeadlockError, CadenceError, EngineUseError
+from ddpcore.errors import BarrierDeadlockError, BarrierTimeoutError, CadenceError, EngineUseError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -111,8 +112,17 @@ def agree_on_updates(num_updates: int, timeout_s: float) -> None:
 
     Raises:
         EngineUseError: They differ; the same text on every rank.
+        RankFailedError: Some rank has died, or raised.
+        BarrierTimeoutError: Some ranks did not come.
     """
-    _check_updates(exchange(UPDATES, str(num_updates), timeout_s))
+    try:
+        counts = exchange(UPDATES, str(num_updates), timeout_s)
+    except BarrierTimeoutError as error:
+        failure = first_failure(0.0, among=error.ended, counts_leaving=False) if error.ended else None
+        if failure is None:
+            raise
+        raise failure from error
+    _check_updates(counts)
 
 
 def _check_updates(counts: Sequence[str]) -> None:

@@ -380,9 +380,12 @@ def test_ranks_that_wait_at_a_gate_for_one_that_has_failed_have_its_reason(how: 
         assert (FAILURES[how][1] in outcome.trace) == (how != "killed"), outcome.trace
 
 
+@pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("how", ["raise", "killed"])
-def test_a_rank_that_fails_is_named_also_where_checkpoints_are_being_written(how: str, tmp_path: Path) -> None:
-    outcomes = try_ranks(train_and_time, 2, how, [1], "before", str(tmp_path), has_group=False)
+def test_a_rank_that_fails_is_named_also_where_checkpoints_are_being_written(
+    how: str, moment: str, tmp_path: Path
+) -> None:
+    outcomes = try_ranks(train_and_time, 2, how, [1], moment, str(tmp_path), has_group=False)
 
     assert outcomes[0].error.startswith(f"RankFailedError: rank 1 {FAILURES[how][1]}"), outcomes[0].error
 

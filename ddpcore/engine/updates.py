@@ -160,6 +160,8 @@ class Updates:
         self._weights.finish_step(has_updated=has_updated, has_stepped=has_stepped)
         if self._has_gradients and not self._has_warned:
             self._warn(step, has_updated=has_updated, has_stepped=has_stepped)
+        # A program may run a loss's backward itself.
+        left_out = self._left_out(step, has_own=self._has_applied and not self._has_gradients and not self._is_open)
         self._is_open = (self._is_open or self._has_gradients) and not (has_updated or has_stepped)
         self._has_gradients = self._has_applied = False
         for schedule, every in self._schedules:
@@ -172,7 +174,7 @@ class Updates:
                 self.scaler.update()
             for average, source in self._averages:
                 average.update_parameters(source)
-        return StepEnd(self.num_updates, self._left_out(step), self._is_open)
+        return StepEnd(self.num_updates, left_out, self._is_open)
 
     def __enter__(self) -> Self:
         self._handle = register_optimizer_step_post_hook(self._note)
@@ -184,12 +186,12 @@ class Updates:
         if self._handle is not None:
             self._handle.remove()
 
-    def _left_out(self, step: int) -> str:
+    def _left_out(self, step: int, *, has_own: bool) -> str:
         """Begin the next step; say what this rank has not called, for which others may wait in theirs."""
         taken, called, has_last = self._num_taken, self._num_called, self._has_last
         self._num_taken = self._num_called = 0
         self._has_last = False
-        if has_last or not self._has_begun:
+        if has_last or has_own or not self._has_begun:
             return ""
         return f"did not call engine.backward in the last micro-batch of step {step} (it did in {called} of {taken})"
 

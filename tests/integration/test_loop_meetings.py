@@ -217,7 +217,10 @@ def leave_out(how: str, directory: str) -> tuple[int, list[float]]:
             for number, (inputs,) in enumerate(batch.micro_batches(1 if "only backward" in how else 4)):
                 if is_mine and "backward" in how and number == ("last" in how) * 3:
                     continue
-                engine.backward(model(inputs).mean())
+                if is_mine and how == "nothing":
+                    (0 * model(inputs).mean()).backward()
+                else:
+                    engine.backward(model(inputs).mean())
             if not is_mine or "update" not in how:
                 engine.update(optimizer)
             if "slow" in how:
@@ -274,6 +277,12 @@ def test_what_all_ranks_leave_out_may_be_left_out(how: str, tmp_path: Path) -> N
 
     assert first == second
     assert first[0] == 8
+
+
+def test_a_rank_may_run_the_backward_of_a_loss_itself(tmp_path: Path) -> None:
+    first, second = run_ranks(leave_out, 2, "nothing", str(tmp_path), has_group=False)
+
+    assert first == second
 
 
 def wait_for_each_other() -> None:

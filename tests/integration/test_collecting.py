@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+INT4 = torch.zeros(2, dtype=torch.uint8).view(torch.int4)  # type: ignore[attr-defined] # torch's types lack it
+
+
 class Pair(NamedTuple):
     left: Any
     right: Any
@@ -110,7 +113,7 @@ def test_a_mean_of_whole_numbers_keeps_their_digits() -> None:
         (torch.tensor([2**63 + 5], dtype=torch.uint64), "uint64, which int64 does not hold"),
         (torch.empty(2, device="meta"), "a meta tensor"),
         (torch.empty(2, dtype=torch.bits8), "bits8, which torch cannot compute with"),
-        (torch.empty(2, dtype=torch.int4), "int4, which torch cannot compute with"),
+        (INT4, "int4, which torch cannot compute with"),
         (torch.empty(2, dtype=torch.float4_e2m1fn_x2), "float4_e2m1fn_x2, which torch cannot compute with"),
     ],
 )
@@ -230,7 +233,7 @@ def collect_badly(how: str) -> None:
             "shape": lambda: engine.gather({"a": torch.ones(3, 4 if is_odd else 5)}),
             "names": lambda: engine.gather({"b" if is_odd else "a": 1.0}),
             "text": lambda: engine.gather({"a": [1.0, "text" if is_odd else 2.0]}),
-            "whole of 4 bits": lambda: engine.gather({"a": torch.zeros(2, dtype=torch.uint8).view(torch.int4)}),
+            "whole of 4 bits": lambda: engine.gather({"a": INT4}),
             "deep": lambda: engine.gather(nested(900 if is_odd else 1)),
             "sparse": lambda: engine.gather(torch.eye(2).to_sparse()),
             "rows": lambda: engine.reduce([torch.ones(rank + 1)]),

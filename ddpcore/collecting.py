@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from ddpcore.agreement import common_problem, difference, speakers
 from ddpcore.arguments import refuse
 from ddpcore.barriers.gates import exchange
-from ddpcore.errors import EngineUseError, MetricMismatchError
+from ddpcore.errors import EngineUseError, MetricMismatchError, UnsplittableBatchError
 from ddpcore.nested import named_leaves, with_leaves
 from ddpcore.placement import current_placement
 
@@ -37,6 +38,9 @@ MOST_EXACT = 1 << 53
 
 
 MOST_OF_INT64 = (1 << 63) - 1
+
+_NO_NUMBERS = re.compile(r"torch\.(bits|u?int[1-7]$|float4)")
+"""Types without arithmetic, most of them smaller than a byte."""
 
 ALONE = "the value"
 """What errors call a leaf that is the whole tree."""
@@ -144,7 +148,11 @@ def reduce(tree: Tree, op: ReduceOp, *, group: ProcessGroup | None, timeout_s: f
 def _leaves_of(tree: object, op: str = "") -> tuple[dict[str, _Leaf], str]:
     """Return the leaves by name, and why they cannot be collected, or ""."""
     leaves: dict[str, _Leaf] = {}
-    for name, value in named_leaves(tree):
+    try:
+        values = list(named_leaves(tree))
+    except UnsplittableBatchError as error:
+        return {}, str(error)
+    for name, value in values:
         if isinstance(value, Tensor):
             if problem := _problem_of(value, op):
                 return {}, f"the value{name and ' at '}{name} is {problem}"
@@ -167,8 +175,8 @@ def _problem_of(tensor: Tensor, op: str) -> str:
         return f"a {'nested' if tensor.is_nested else 'meta'} tensor: give one with plain values"
     if tensor.layout != torch.strided:
         return f"a {tensor.layout} tensor: make it a plain dense one first"
-    if tensor.is_quantized or str(tensor.dtype).startswith("torch.bits"):
-        return f"of {tensor.dtype}, which are no numbers: make it a plain one first"
+    if tensor.is_quantized or _NO_NUMBERS.match(str(tensor.dtype)):
+        return f"of {tensor.dtype}, which torch cannot compute with: make it a plain one first"
     if op in ("min", "max") and tensor.is_complex():
         return f"complex, and has no {op}"
     if op and tensor.dtype == torch.uint64:

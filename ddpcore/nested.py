@@ -32,6 +32,9 @@ Tree = TypeVar("Tree")
 _ARRAYS = (Tensor, np.ndarray)
 _BRANCHES = (Mapping, list, tuple)
 
+MAX_DEPTH = 100
+"""Branches within each other. Each takes up to four of the 1000 calls that Python nests, with those of the program."""
+
 
 def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
     """Return the tree with every tensor replaced by what `function` makes of it; other leaves stay.
@@ -42,12 +45,18 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
     return mapped
 
 
-def named_leaves(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each leaf with the piece of source text that reaches it, such as `['scores'][0]`, in the tree's order."""
+def named_leaves(tree: object, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield each leaf with the piece of source text that reaches it, such as `['scores'][0]`, in the tree's order.
+
+    Raises:
+        UnsplittableBatchError: The tree is nested too deep.
+    """
     if not _is_branch(tree):
         yield path, tree
+    elif depth == MAX_DEPTH:
+        raise UnsplittableBatchError(f"the value is nested more than {MAX_DEPTH} deep, or holds itself: flatten it")
     for key, child in _children(tree):
-        yield from named_leaves(child, path + key)
+        yield from named_leaves(child, path + key, depth + 1)
 
 
 def with_leaves(tree: Tree, leaves: Mapping[str, Any], path: str = "") -> Tree:

@@ -79,7 +79,9 @@ def leave_notice(error: BaseException, where: str = "") -> None:
         error: What this rank raises.
         where: Part of the sentence: "in step 7".
     """
-    if is_of_peers(error):
+    # Where nobody had ended, the one that gives up waiting is the first that ends.
+    is_first = isinstance(error, BarrierTimeoutError | CheckpointCallError) and not getattr(error, "ended", ())
+    if is_of_peers(error) and not is_first:
         return
     session = _session()
     if session is None:
@@ -87,8 +89,8 @@ def leave_notice(error: BaseException, where: str = "") -> None:
     rank = session.placement.rank
     lines = [(frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
     place = StackReader(code_roots()).read(lines[::-1]).place
-    message = str(error).partition("\n")[0]
-    text = f"rank {rank} has raised {type(error).__name__}{where and f' {where}'}{place_text(place)}: {message}"
+    raised = f"{type(error).__name__}{where and f' {where}'}{place_text(place)}"
+    text = f"rank {rank} has raised {raised}: {_first_line(str(error))}"
     trace = "".join(traceback.format_exception(error))
     notice = FailureNotice(rank, sendable(text, MAX_TEXT_CHARS), sendable(trace[-MAX_TRACE_CHARS:], MAX_TRACE_CHARS))
     try:
@@ -96,6 +98,17 @@ def leave_notice(error: BaseException, where: str = "") -> None:
     except (StoreLostError, RuntimeError):
         # The store is gone, and with it whoever could read it.
         return
+
+
+def _first_line(message: str) -> str:
+    """Return a message's first line; of what a DataLoader's worker has raised, also that of its own error.
+
+    Source: torch._utils.ExceptionWrapper puts the worker's traceback behind a line of its own.
+    """
+    first, _, trace = message.partition("\n")
+    caught = re.match(r"Caught (\w+) in ", first)
+    own = re.findall(rf"^(?:[\w.]+\.)?{caught[1]}: .*", trace, re.MULTILINE) if caught else []
+    return f"{first} {own[-1]}" if own else first
 
 
 def explain(error: BaseException) -> RankFailedError | None:

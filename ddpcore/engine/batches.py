@@ -12,7 +12,7 @@ import torch
 
 from ddpcore.arguments import check_whole
 from ddpcore.engine.cadence import Cadence, Unit
-from ddpcore.engine.loader_options import MAX_COUNT, LoaderOptions, make_loader
+from ddpcore.engine.loader_options import MAX_COUNT, LoaderOptions, make_loader, whole
 from ddpcore.engine.seeds import mix
 from ddpcore.errors import EngineUseError
 from ddpcore.nested import num_samples_of, split_samples
@@ -93,7 +93,7 @@ class Batches:
         The cursor moves by `finish_step` alone, so that what workers have fetched ahead counts for nothing.
         """
         self._generator.manual_seed(mix(self._seed, self._placement.rank, *self.sampler.cursor))
-        yield from self._prefetcher
+        yield from whole(self._prefetcher, len(self.sampler))
 
     def micro_batches(self, content: Any, num_parts: int, *, is_static: bool = False) -> Sequence[MicroBatch]:
         """Return a batch in parts: `num_parts` of them, or fewer where the share has not so many samples.

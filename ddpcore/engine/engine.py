@@ -35,6 +35,7 @@ from ddpcore.arguments import (
     check_path,
     check_text,
     check_whole,
+    refuse,
 )
 from ddpcore.barriers.failure_notice import leave_notice
 from ddpcore.checkpoint.catalog import Mode, Retention, check_retention
@@ -62,7 +63,7 @@ from ddpcore.samplers.order import SequentialOrder, ShuffledOrder
 from ddpcore.samplers.sampler_agreement import make_same_everywhere
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -131,9 +132,8 @@ class Engine(Measuring):
             opened = closing.enter_context(open_process_group(**group_options))
             self.placement: Placement = opened.placement
             self.device: torch.device = opened.device
-            alone = self.placement.world_size == 1
             self._timeout_s = float(group_options.get("timeout_s", TIMEOUT_S))
-            self._control_group = None if alone else new_group_of_all(self._timeout_s)
+            self._control_group = new_group_of_all(self._timeout_s) if self.placement.world_size > 1 else None
             log = open_log(log_dir, is_first=self.is_first)
             if log is not None:
                 closing.callback(log.close)
@@ -149,11 +149,11 @@ class Engine(Measuring):
             stop_patience_s=stop_patience_s,
             timeout_s=self._timeout_s,
         )
-        self._loop = Loop(options, lambda: self._updates.finish_step(self.step + 1, self._loop.is_due))
         self._seed = seed
         self._dtype = _DTYPES[precision]
         self._weights = LossWeights(self.device, self.placement.world_size, self._control_group, self._timeout_s)
         self._updates = self._closing.enter_context(Updates(self.device, self._weights, is_scaled=precision == "fp16"))
+        self._loop = Loop(options, self._updates)
         if precision == "fp16":
             self._loop.add_part("scaler", self._updates.scaler)
         self._models: list[nn.Module] = []
@@ -192,7 +192,7 @@ class Engine(Measuring):
         """Why `steps` ended before its time; `StopReason.NONE` when it did not."""
         return self._loop.stop_reason
 
-    def wrap(self, model: nn.Module, **options: Unpack[WrapOptions]) -> nn.Module:
+    def wrap(self, model: nn.Module | Callable[..., Any], **options: Unpack[WrapOptions]) -> nn.Module:
         """Bring a model to the device and wrap it for this job; without other ranks it stays as it is.
 
         Args:
@@ -200,13 +200,13 @@ class Engine(Measuring):
                 `fully_shard` has sharded stays as it is.
             options: Of `ddpcore.parallel.wrap`: `sync_batchnorm`, `comm_hook`, `static_graph` and all of DDP's.
         """
-        check_is(WrapError, "model", model, nn.Module, "a torch.nn.Module")
+        if not isinstance(model, nn.Module):
+            raise refuse(WrapError, "model", model, "a torch.nn.Module")
         wrapped = wrap(model.to(self.device), device=self.device, **options)
         self._models.append(wrapped)
         self._weights.refused = self._weights.refused or weights_refused_by(options.get("comm_hook"))
         # Ranks that ran forward differently often would hang.
-        is_sharded = is_fully_sharded(unwrap(wrapped))
-        self._is_static = self._is_static or is_sharded or bool(options.get("static_graph"))
+        self._is_static |= is_fully_sharded(unwrap(wrapped)) or bool(options.get("static_graph"))
         return wrapped
 
     def ema(self, model: nn.Module, decay: float = 0.999) -> AveragedModel:
@@ -297,7 +297,7 @@ class Engine(Measuring):
 
         Args:
             directory: The same path on every rank.
-            every: "100 steps", "1 epoch" or "10 min".
+            every: "100 steps", "1 epoch" or "10 min"; where gradients add up over steps, at steps with an update.
             keep_last: Newest checkpoints that stay; None keeps all.
             keep_every: Checkpoints whose step is a multiple of it stay for ever.
             keep_best: Checkpoints with the best `metric` that stay besides, for `load_best`; None for none. A step that
@@ -486,12 +486,13 @@ class Engine(Measuring):
         return self._loop.is_due(parse_cadence(every, Unit.STEP, Unit.EPOCH))
 
     def stop(self) -> None:
-        """Ask all ranks to end `steps` at a boundary soon, after a checkpoint; one rank's wish is enough."""
+        """Ask all ranks to end `steps` soon, behind an update and a checkpoint; one rank's wish is enough."""
         self._loop.wants_stop = True
 
     @contextmanager
     def _in_micro_batch(self, micro_batch: MicroBatch) -> Iterator[None]:
         self._micro_batch = micro_batch
+        self._updates.take(micro_batch)
         try:
             with accumulate(*self._models, is_last=micro_batch.is_last):
                 yield

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, Subset
 
 from ddpcore.agreement import common_problem
 from ddpcore.barriers.gates import exchange
-from ddpcore.engine.loader_options import LoaderOptions, make_loader
+from ddpcore.engine.loader_options import LoaderOptions, make_loader, whole
 from ddpcore.errors import EngineUseError, SamplerArgumentError
 from ddpcore.nested import map_tensors, named_leaves, num_samples_of, zip_leaves
 from ddpcore.parallel.fully_sharded import is_fully_sharded
@@ -221,7 +221,7 @@ def _share_of(
 
     def batches() -> Iterator[_ShareBatch]:
         batch: Any = None
-        for content in loader:
+        for content in whole(loader, len(loader)):
             batch = map_tensors(lambda tensor: tensor.to(device, non_blocking=True), content)
             yield _ShareBatch(module, batch, num_samples_of(batch), bool(len(sampler)))
         for _ in range(num_forwards - len(loader)):

@@ -11,7 +11,7 @@ from ddpcore.arguments import BELOW_ZERO, MAX_SECONDS, check_flag, check_number,
 from ddpcore.errors import EngineUseError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from multiprocessing.context import BaseContext
 
     from torch.utils.data import Dataset
@@ -115,3 +115,24 @@ def make_loader(dataset: Dataset[Any], arguments: Mapping[str, Any], options: Ma
 
 def _is_function(value: object) -> bool:
     return callable(value) and not isinstance(value, type)
+
+
+def whole(batches: Iterable[Any], num_batches: int) -> Iterator[Any]:
+    """Yield batches, and refuse to end before the last one.
+
+    Args:
+        batches: Of a data set.
+        num_batches: How many there are.
+
+    Raises:
+        EngineUseError: The data set has raised StopIteration, which ends a loop over a loader without a word.
+    """
+    number = 0
+    for batch in batches:
+        number += 1
+        yield batch
+    if number < num_batches:
+        raise EngineUseError(
+            f"the data set has ended after {number} of {num_batches} batches by raising StopIteration, as next() does "
+            "at the end of an iterator: its length is too large, or it should raise another error"
+        )

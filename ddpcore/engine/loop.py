@@ -14,11 +14,17 @@ import torch
 
 from ddpcore.engine.cadence import Cadence, Progress
 from ddpcore.engine.goodput import Goodput
-from ddpcore.engine.loop_meetings import Leaving, agree_to_begin, agree_to_end
+from ddpcore.engine.loop_meetings import (
+    Leaving,
+    agree_on_left_out,
+    agree_on_updates,
+    agree_to_begin,
+    agree_to_end,
+)
 from ddpcore.engine.metrics.lines import MetricLines
 from ddpcore.engine.metrics.watched import WatchedMetrics
 from ddpcore.engine.seeds import random_state, restore_random_state, seed_everything
-from ddpcore.engine.stop_agreement import ControlWord, StopReason, Wishes
+from ddpcore.engine.stop_agreement import ControlWord, StopReason, UntilUpdate, Wishes
 from ddpcore.engine.stop_signals import StopSignals
 from ddpcore.errors import EngineUseError, SamplerStateError
 from ddpcore.probe import probe
@@ -37,6 +43,7 @@ if TYPE_CHECKING:
     from ddpcore.engine.metrics.log import Logger, MetricLog
     from ddpcore.engine.metrics.watched import EarlyStopping
     from ddpcore.engine.saving import Resumed, Saving
+    from ddpcore.engine.updates import Updates
 
 BATCHES = "batches "
 """How the name of a loader's part begins; its own name follows."""
@@ -82,15 +89,16 @@ class Loop:
 
     Args:
         options: See there.
-        finish_step: Called first at every boundary.
+        updates: Of the loop's steps.
     """
 
-    def __init__(self, options: LoopOptions, finish_step: Callable[[], None]) -> None:
+    def __init__(self, options: LoopOptions, updates: Updates) -> None:
         self.stop_reason = StopReason.NONE
         self.wants_stop = False
         self._options = options
-        self._finish_step = finish_step
+        self._updates = updates
         self._control = ControlWord(options.control_group)
+        self._until_update = UntilUpdate(options.stop_patience_s)
         self._signals = StopSignals(options.stop_patience_s)
         self._lines = MetricLines(options.control_group, options.log, options.log_every)
         self._goodput = Goodput(_wall_time())
@@ -258,7 +266,7 @@ class Loop:
                 raise
             finally:
                 self._running = None
-            agree_to_end(None, self._now.step, self._options.timeout_s)
+            agree_to_end(None, self._now.step, self._updates.num_updates, self._options.timeout_s)
             self._control.drain()
             self.write_metrics()
             self._save(self._now, is_last=True)
@@ -276,7 +284,7 @@ class Loop:
         """
         leaving, self._leaving = self._leaving, None
         if leaving is not None:
-            agree_to_end(leaving, self._now.step, self._options.timeout_s)
+            agree_to_end(leaving, self._now.step, self._updates.num_updates, self._options.timeout_s)
 
     def write_metrics(self) -> None:
         """Write what has been logged since the last line. Every rank calls it; blocks for the others."""
@@ -311,14 +319,21 @@ class Loop:
 
     def _at_boundary(self, batches: Batches, until: Cadence) -> None:
         before = self._now
-        self._finish_step()
+        num_updates, left_out, is_open = self._updates.finish_step(before.step + 1, self.is_due)
+        if left_out:
+            agree_on_left_out(left_out, self._options.timeout_s)
         batches.sampler.finish_step()
         now = self._now = Progress(before.step + 1, batches.epoch, time.monotonic())
         step_s = max(0.0, now.elapsed_s - self._step_began_s - self._aside_s)
         self._goodput.add_step(step_s)
         self._signals.step_done(step_s)
-        wants_save = self._saving is not None and self._saving.is_time_up(now)
-        agreed = self._control.at_boundary(Wishes(self._wished_stop(now), wants_save))
+        wants_save = self._saving is not None and self._saving.is_time_up(now) and not self._until_update.held.save
+        agreed = self._control.at_boundary(Wishes(self._wished_stop(now), wants_save, step_s, num_updates))
+        if agreed.is_uneven:
+            agree_on_updates(agreed.num_updates, self._options.timeout_s)
+        agreed = self._until_update.at_boundary(agreed, now.step, is_open=is_open)
+        if self._until_update.held.stop:
+            self._signals.take_longer()
         self._measured = self.watched.at_boundary()
         if agreed.stop or any(early.is_over for early in self._early):
             self.stop_reason = agreed.stop or StopReason.EARLY
@@ -330,6 +345,7 @@ class Loop:
         if self._saving is not None:
             is_best = bool(self._measured) and self._saving.is_among_best(self._measured)
             if agreed.save or self._saving.is_due(now) or is_best:
+                agree_on_updates(num_updates, self._options.timeout_s)
                 self._save(now)
         self._tell_probe(batches, until)
         # What the boundary itself took, a checkpoint's snapshot above all, is not training.

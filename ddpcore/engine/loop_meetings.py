@@ -1,7 +1,8 @@
-"""The two meetings of a loop: before its first step and after its last one all ranks must be at the same place.
+"""The meetings of a loop: before its first step and after its last one all ranks must be at the same place.
 
-Ranks that would train for different times, or of which some leave the loop by `break`, would hang in collectives that
-the others never call. Here they are named, on every rank.
+Ranks that would train for different times, or of which some leave the loop by `break` or leave out a backward, would
+hang in collectives that the others never call; those that leave out an update would go on with other weights. Here they
+are named, on every rank.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ import json
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpcore.agreement import common_problem, difference, speakers, spell_ranks
+from ddpcore.barriers.failure_notice import first_failure
 from ddpcore.barriers.gates import exchange
 from ddpcore.engine.cadence import Unit, parse_cadence
-from ddpcore.errors import BarrierDeadlockError, CadenceError, EngineUseError
+from ddpcore.errors import BarrierDeadlockError, BarrierTimeoutError, CadenceError, EngineUseError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ddpcore.engine.cadence import Cadence
 
 BEGIN = "begin of engine.steps"
 END = "end of engine.steps"
+BACKWARDS = "step without its last engine.backward"
+UPDATES = "calls of engine.update"
 
 ADVICE = "End the loop on all ranks at once: call engine.stop() instead of leaving it, or leave it in the same step"
 
@@ -79,29 +83,82 @@ def until_text(cadence: Cadence | None) -> str:
     return "" if cadence is None else f"{cadence.amount:g} {cadence.unit}{'s' * (cadence.amount != 1)}"
 
 
-def agree_to_end(leaving: Leaving | None, step: int, timeout_s: float) -> None:
+def agree_on_left_out(left_out: str, timeout_s: float) -> None:
+    """Meet after a step without the last micro-batch's backward, which is right only if all ranks have left it out.
+
+    Args:
+        left_out: What this rank has not called.
+        timeout_s: How long to wait for the others.
+
+    Raises:
+        EngineUseError: The others wait for it.
+    """
+    try:
+        exchange(BACKWARDS, "", timeout_s)
+    except BarrierDeadlockError as error:
+        if error.ended:
+            raise
+        raise EngineUseError(
+            f"this rank {left_out}, for which others wait: call it in each, on every rank. ({error})"
+        ) from error
+
+
+def agree_on_updates(num_updates: int, timeout_s: float) -> None:
+    """Meet, and compare how many updates the ranks have made.
+
+    Args:
+        num_updates: Calls of `Engine.update` on this rank.
+        timeout_s: How long to wait for the others.
+
+    Raises:
+        EngineUseError: They differ; the same text on every rank.
+        RankFailedError: Some rank has died, or raised.
+        BarrierTimeoutError: Some ranks did not come.
+    """
+    try:
+        counts = exchange(UPDATES, str(num_updates), timeout_s)
+    except BarrierTimeoutError as error:
+        failure = first_failure(0.0, among=error.ended, counts_leaving=False) if error.ended else None
+        if failure is None:
+            raise
+        raise failure from error
+    _check_updates(counts)
+
+
+def _check_updates(counts: Sequence[str]) -> None:
+    if speakers(counts):
+        found = difference(counts, {rank: {f"the number of {UPDATES}": counts[rank]} for rank in speakers(counts)})
+        raise EngineUseError(
+            f"the ranks go on with different weights: {found}. Call it on every rank, in the same steps"
+        )
+
+
+def agree_to_end(leaving: Leaving | None, step: int, num_updates: int, timeout_s: float) -> None:
     """Meet after the last step, or after this rank has left the loop.
 
     Args:
         leaving: How this rank has left; None at the loop's own end.
         step: Finished steps.
+        num_updates: As of `agree_on_updates`.
         timeout_s: How long to wait for the others.
 
     Raises:
-        EngineUseError: Not all ranks have come to the same end; the same text on every rank that can raise it.
+        EngineUseError: Not all ranks have come to the same end, or with as many updates; the same text on every rank
+            that can raise it.
         BarrierTimeoutError: Some ranks did not come.
     """
     try:
-        texts = exchange(END, json.dumps([step, leaving.text if leaving else ""]), timeout_s)
+        texts = exchange(END, json.dumps([step, leaving.text if leaving else "", str(num_updates)]), timeout_s)
     except BarrierDeadlockError as error:
         if leaving is None:
             raise
         raise EngineUseError(f"this rank {leaving.text}, and others go on: {error}. {ADVICE}") from error
     ends = [json.loads(text) for text in texts]
     if all(end[0] == ends[0][0] and bool(end[1]) == bool(ends[0][1]) for end in ends):
+        _check_updates([end[2] for end in ends])
         return
     ranks_of: dict[str, list[int]] = {}
-    for rank, (at, text) in enumerate(ends):
+    for rank, (at, text, _) in enumerate(ends):
         ranks_of.setdefault(text or f"came to its end after step {at}", []).append(rank)
     ways = ", ".join(f"{spell_ranks(ranks)} {text}" for text, ranks in ranks_of.items())
     raise EngineUseError(f"the ranks have not ended engine.steps together: {ways}. {ADVICE}")

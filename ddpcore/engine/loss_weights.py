@@ -94,7 +94,6 @@ class LossWeights:
         self._own: Tensor | float = 0.0
         self._num_bad: Tensor | float = 0.0
         self._pending: list[tuple[Work | None, Tensor]] = []
-        self._has_open_part = False
         self._scale: Tensor | float | None = None
         self._checks: deque[_Check] = deque()
 
@@ -123,7 +122,6 @@ class LossWeights:
             if isinstance(factor, torch.Tensor):
                 # Else the product with a loss without dimensions would be of the factor's type.
                 factor = factor.to(loss.device, loss.dtype)
-        self._has_open_part = not micro_batch.is_last
         if micro_batch.is_last and self._reference is not None:
             self._launch()
         return loss if isinstance(factor, float) and factor == 1.0 else loss * factor
@@ -135,12 +133,8 @@ class LossWeights:
             gradients: Of an optimizer whose step comes next, reduced over ranks. With all weights 0 they become 0.
 
         Raises:
-            EngineUseError: The last micro-batch is still to come, with weights or without, or ranks differ in whether
-                there are weights.
+            EngineUseError: Ranks differ in whether there are weights.
         """
-        if self._has_open_part:
-            # Its gradients are this rank's own: each rank would go on with weights of its own.
-            raise EngineUseError("update before the last micro-batch: call it behind the loop over micro_batches")
         if self._scale is None and self._reference is not None:
             self._scale = self._finished()
         if self._is_weighted and self._scale is not None:

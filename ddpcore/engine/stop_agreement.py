@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from ddpcore.barriers.own_collectives import CONTROL_GROUP
+from ddpcore.engine.stop_signals import MAX_PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +31,12 @@ BEAT_S = 1.0
 millisecond to it, which is more than a quicker stop is worth."""
 
 MAX_STEPS_BETWEEN = 1000
+
+LONGEST_HOLD_S = 10.0
+"""How long a stop waits for the next update, at most."""
+
+STEPS_TO_AGREE = 4
+"""An agreement takes up to three steps, and the one that is waited for ends behind its time."""
 
 
 def new_group_of_all(timeout_s: float, description: str = CONTROL_GROUP, backend: str | None = "gloo") -> ProcessGroup:
@@ -68,12 +75,17 @@ class Wishes(NamedTuple):
     Attributes:
         stop: End training at this boundary.
         save: Write a checkpoint at this boundary.
-        step_s: Mean time of the steps since the last agreement, of the slowest rank; 0 in a rank's own wishes.
+        step_s: Mean time of the steps since the last agreement, of the slowest rank; in a rank's own wishes its time
+            for this step.
+        num_updates: Calls of `Engine.update` of this rank, when the ranks agreed.
+        is_uneven: Other ranks had made more or fewer of them; False in a rank's own wishes.
     """
 
     stop: StopReason = StopReason.NONE
     save: bool = False
     step_s: float = 0.0
+    num_updates: int = 0
+    is_uneven: bool = False
 
 
 class ControlWord:
@@ -86,7 +98,7 @@ class ControlWord:
 
     def __init__(self, group: ProcessGroup | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._group = group
-        self._pending: tuple[Work, torch.Tensor] | None = None
+        self._pending: tuple[Work, torch.Tensor, int] | None = None
         self._clock = clock
         self._launched_s = clock()
         self._num_since = 0
@@ -120,19 +132,20 @@ class ControlWord:
         now_s = self._clock()
         step_us = round(1e6 * (now_s - self._launched_s) / self._num_since)
         self._launched_s, self._num_since = now_s, 0
-        word = torch.tensor([int(wishes.stop), int(wishes.save), step_us], dtype=torch.int64)
+        num_updates = wishes.num_updates
+        word = torch.tensor([wishes.stop, wishes.save, step_us, num_updates, -num_updates], dtype=torch.int64)
         work = dist.all_reduce(word, dist.ReduceOp.MAX, group=group, async_op=True)
         assert work is not None
-        self._pending = work, word
+        self._pending = work, word, num_updates
 
     def _read(self) -> Wishes | None:
         if self._pending is None:
             return None
-        work, word = self._pending
+        work, word, num_updates = self._pending
         self._pending = None
         work.wait()
-        stop, save, step_us = word.tolist()
-        return Wishes(StopReason(stop), bool(save), step_us / 1e6)
+        stop, save, step_us, most, minus_least = word.tolist()
+        return Wishes(StopReason(stop), bool(save), step_us / 1e6, num_updates, is_uneven=most != -minus_least)
 
 
 def steps_between(step_s: float) -> int:
@@ -140,3 +153,46 @@ def steps_between(step_s: float) -> int:
     if step_s <= 0:
         return 0
     return min(math.ceil(BEAT_S / step_s) - 1, MAX_STEPS_BETWEEN)
+
+
+class UntilUpdate:
+    """Holds what is agreed on back until an update has used the gradients of the steps before it. Pure.
+
+    These gradients are in no checkpoint: a stop between two updates would lose them. A program that makes no update is
+    waited for only once, and not for long. All ranks come to the same answers: they agree on a step's time, and make
+    their updates in the same steps.
+
+    Attributes:
+        held: What waits for an update.
+
+    Args:
+        patience_s: How long after SIGTERM a rank may take to stop; None for the longest that it takes by default.
+    """
+
+    def __init__(self, patience_s: float | None = None) -> None:
+        self._patience_s = MAX_PATIENCE_S if patience_s is None else patience_s
+        self._step_s = BEAT_S
+        self.held = Wishes()
+        self._last_step: float | None = None
+        """Where waiting ends, until there is an update; None where nothing waits."""
+
+    def at_boundary(self, agreed: Wishes, step: int, *, is_open: bool) -> Wishes:
+        """Return what is to be done at this boundary.
+
+        Args:
+            agreed: On at this boundary.
+            step: Finished steps.
+            is_open: There are gradients that no update has used.
+        """
+        self._step_s = agreed.step_s or self._step_s
+        due = agreed._replace(stop=max(agreed.stop, self.held.stop), save=agreed.save or self.held.save)
+        self.held = Wishes()
+        if not is_open:
+            self._last_step = None
+        elif due.stop or due.save:
+            if self._last_step is None:
+                longest_s = min(LONGEST_HOLD_S, 0.8 * self._patience_s - STEPS_TO_AGREE * self._step_s)
+                self._last_step = step + longest_s // self._step_s
+            if step < self._last_step:
+                self.held, due = due, Wishes()
+        return due

@@ -112,6 +112,10 @@ class StopSignals:
         """Say that a boundary has been reached, and how long the step took: patience is measured in steps."""
         self._step_s = max(step_s, 0.5 * self._step_s)
 
+    def take_longer(self) -> None:
+        """Say that an agreed stop waits for something: patience is the longest that there is by default."""
+        self._step_s = MAX_PATIENCE_S
+
     def stop_reached(self) -> None:
         """Say that the agreed stop has been reached: from now on only a second SIGTERM ends the rank."""
         self._has_stopped = True

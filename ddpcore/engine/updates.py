@@ -42,11 +42,26 @@ class _Scheduled(NamedTuple):
     every: Cadence | None
 
 
+class StepEnd(NamedTuple):
+    """What a step has come to.
+
+    Attributes:
+        num_updates: Calls of `Engine.update` so far: the same on all ranks that have the same weights.
+        left_out: What this rank has not called in the step, a predicate, or "".
+        is_open: There are gradients, of this step or earlier ones, that no update has used.
+    """
+
+    num_updates: int
+    left_out: str
+    is_open: bool
+
+
 class Updates:
     """The updates of one training. Main thread; a context manager, which watches all optimizers of this process.
 
     Attributes:
         scaler: Of fp16's losses; with `is_scaled=False` it does nothing.
+        num_updates: As of `StepEnd`.
 
     Args:
         device: This rank's.
@@ -62,6 +77,11 @@ class Updates:
         self._handle: RemovableHandle | None = None
         self._scaled: set[torch.optim.Optimizer] = set()
         """Optimizers that have been updated with scaled gradients in this step."""
+        self.num_updates = 0
+        self._num_taken = self._num_called = 0
+        """Micro-batches of this step, and those of them that have been through backward."""
+        self._latest: MicroBatch | None = None
+        self._has_last = self._has_begun = self._is_open = False
         self._is_loss_scaled = False
         self._has_gradients = self._has_updated = self._has_stepped = self._has_applied = self._has_warned = False
 
@@ -73,8 +93,16 @@ class Updates:
         """Have a schedule step from now on; see `Engine.schedule`."""
         self._schedules.append(_Scheduled(schedule, every))
 
+    def take(self, micro_batch: MicroBatch) -> None:
+        """Take note of a micro-batch that the program begins."""
+        self._num_taken += 1
+        self._latest = micro_batch
+
     def backward(self, loss: Tensor, weight: Tensor | float | None, micro_batch: MicroBatch) -> None:
         """Add a micro-batch's gradients; see `Engine.backward`."""
+        self._num_called += self._latest is not None
+        self._latest = None
+        self._has_last, self._has_begun = micro_batch.is_last, True
         self._has_gradients = self._is_loss_scaled = True
         weighted = self._weights.apply(loss, weight, micro_batch)
         self.scaler.scale(weighted).backward()  # type: ignore[no-untyped-call]
@@ -86,6 +114,12 @@ class Updates:
         is_scaled = self.scaler.is_enabled() and bool(gradients)
         self._check_update(optimizer, is_scaled=is_scaled)
         self._has_applied = self._has_applied or bool(gradients)
+        if self._num_called and not self._has_last:
+            # Its gradients are this rank's own: each rank would go on with weights of its own.
+            raise EngineUseError(
+                f"update before the last micro-batch: this rank has called backward in {self._num_called} of "
+                f"{self._num_taken} so far; call it in each, and update behind the loop over micro_batches"
+            )
         self._weights.scale_gradients(gradients)
         norm = None
         if clip_norm is not None:
@@ -108,9 +142,10 @@ class Updates:
         self._has_stepped = self._has_stepped or has_stepped
         optimizer.zero_grad()
         self._has_updated = True
+        self.num_updates += 1
         return norm
 
-    def finish_step(self, step: int, is_due: Callable[[Cadence], bool]) -> None:
+    def finish_step(self, step: int, is_due: Callable[[Cadence], bool]) -> StepEnd:
         """End a step of training: averages follow, the loss's scale is set for the next one.
 
         Args:
@@ -125,18 +160,21 @@ class Updates:
         self._weights.finish_step(has_updated=has_updated, has_stepped=has_stepped)
         if self._has_gradients and not self._has_warned:
             self._warn(step, has_updated=has_updated, has_stepped=has_stepped)
+        # A program may run a loss's backward itself.
+        left_out = self._left_out(step, has_own=self._has_applied and not self._has_gradients and not self._is_open)
+        self._is_open = (self._is_open or self._has_gradients) and not (has_updated or has_stepped)
         self._has_gradients = self._has_applied = False
         for schedule, every in self._schedules:
             if every is not None and is_due(every):
                 schedule.step()
-        if not has_updated:
-            return
-        self._is_loss_scaled = False
-        if self._scaled:
-            self._scaled.clear()
-            self.scaler.update()
-        for average, source in self._averages:
-            average.update_parameters(source)
+        if has_updated:
+            self._is_loss_scaled = False
+            if self._scaled:
+                self._scaled.clear()
+                self.scaler.update()
+            for average, source in self._averages:
+                average.update_parameters(source)
+        return StepEnd(self.num_updates, left_out, self._is_open)
 
     def __enter__(self) -> Self:
         self._handle = register_optimizer_step_post_hook(self._note)
@@ -147,6 +185,15 @@ class Updates:
     ) -> None:
         if self._handle is not None:
             self._handle.remove()
+
+    def _left_out(self, step: int, *, has_own: bool) -> str:
+        """Begin the next step; say what this rank has not called, for which others may wait in theirs."""
+        taken, called, has_last = self._num_taken, self._num_called, self._has_last
+        self._num_taken = self._num_called = 0
+        self._has_last = False
+        if has_last or has_own or not self._has_begun:
+            return ""
+        return f"did not call engine.backward in the last micro-batch of step {step} (it did in {called} of {taken})"
 
     def _check_update(self, optimizer: torch.optim.Optimizer, *, is_scaled: bool) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):

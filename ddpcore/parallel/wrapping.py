@@ -29,7 +29,7 @@ from ddpcore.parallel.model_check import agree, check_group, check_model, listin
 from ddpcore.parallel.unused_parameters import explain_unused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 class WrapOptions(DdpArguments, total=False):
@@ -40,7 +40,7 @@ class WrapOptions(DdpArguments, total=False):
 
 
 def wrap(
-    model: nn.Module,
+    model: nn.Module | Callable[..., Any],
     *,
     device: torch.device | str | None = None,
     sync_batchnorm: bool = False,
@@ -58,7 +58,8 @@ def wrap(
     within DDP: behind DDP torch 2.13 compiles no code of its own.
 
     Args:
-        model: On its device already; not wrapped yet. Compiled or not.
+        model: On its device already; not wrapped yet. Compiled or not: torch gives what `torch.compile` returns the
+            type of a function.
         device: Where this rank trains: a model that is elsewhere is refused. None: wherever the model is.
         sync_batchnorm: Replace BatchNorm layers by torch's SyncBatchNorm, whose statistics are over all ranks' samples:
             worth its two collectives a layer where a rank has few samples. Accelerators only. The model is changed.
@@ -77,7 +78,8 @@ def wrap(
         raise WrapError("this rank is not a member of the process group that wrap was given: do not call wrap here")
     is_alone = _group_size(group) == 1
     try:
-        check_is(WrapError, "model", model, nn.Module, "a torch.nn.Module")
+        if not isinstance(model, nn.Module):
+            raise refuse(WrapError, "model", model, "a torch.nn.Module")
         check_flag(WrapError, "sync_batchnorm", sync_batchnorm)
         hook = parse_comm_hook(comm_hook)
         given = supported(arguments)

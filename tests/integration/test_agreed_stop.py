@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.utils.data import TensorDataset
 
-from ddpcore.engine.stop_agreement import ControlWord, StopReason, Wishes, steps_between
+import ddpcore
+from ddpcore.engine.stop_agreement import ControlWord, StopReason, UntilUpdate, Wishes, steps_between
 from ddpcore.engine.stop_signals import MAX_PATIENCE_S, MIN_PATIENCE_S, StopSignals
 from tests.support.waiting import until
 from tests.support.warm_ranks import WarmRanks, run_ranks
@@ -81,6 +84,75 @@ def test_a_wish_to_save_is_fulfilled_once(step_s: float) -> None:
 def test_alone_a_wish_counts_at_once() -> None:
     wishes = Wishes(StopReason.DEADLINE, save=True, step_s=0.1)
     assert ControlWord(None).at_boundary(wishes) == wishes
+
+
+def steps_of_hold(step_s: float, patience_s: float | None = None) -> int:
+    """Return for how many steps a program that makes no update is waited for."""
+    until_update = UntilUpdate(patience_s)
+    wishes = [Wishes(StopReason.SIGNAL, step_s=step_s), *[Wishes(step_s=step_s)] * 20000]
+    for step, wish in enumerate(wishes):
+        if until_update.at_boundary(wish, step, is_open=True).stop:
+            assert until_update.at_boundary(wishes[0], step + 1, is_open=True).stop
+            return step
+    raise AssertionError("nobody stopped")
+
+
+def test_a_stop_waits_for_the_next_update_but_not_for_long() -> None:
+    until_update = UntilUpdate()
+    wish = Wishes(StopReason.REQUEST, save=True, step_s=0.5)
+    assert until_update.at_boundary(Wishes(), 4, is_open=True) == Wishes()
+    assert until_update.at_boundary(wish, 5, is_open=True) == Wishes()
+    assert until_update.held == wish
+    due = until_update.at_boundary(Wishes(StopReason.DEADLINE), 6, is_open=False)
+    assert (due.stop, due.save, until_update.held) == (StopReason.DEADLINE, True, Wishes())
+    assert until_update.at_boundary(wish, 7, is_open=False) == wish
+
+    # At most ten seconds, and so that a rank has stopped before its patience with SIGTERM is over.
+    assert [steps_of_hold(step_s) for step_s in (0.125, 1.0, 4.0, 30.0)] == [80, 10, 1, 0]
+    assert [steps_of_hold(0.5, patience_s) for patience_s in (1.0, 5.0, 600.0)] == [0, 4, 20]
+
+
+def train_over_steps(directory: str, how: str, apart: int) -> tuple[int, list[float]]:
+    """Train with an update every few steps; stop, or be asked to save, between two of them."""
+    with ddpcore.Engine(seed=1) as engine:
+        model = engine.wrap(nn.Linear(2, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+        batches = engine.loader(TensorDataset(torch.randn(240, 2)), global_batch_size=6)
+        every = "0.01 s" if how == "saved" else "1000 steps"
+        engine.checkpoint(directory, every=every, keep_last=None, model=model, optimizer=optimizer)
+        for batch in engine.steps(batches, until="40 steps"):
+            for (inputs,) in batch.micro_batches(2):
+                engine.backward(model(inputs).square().mean())
+            if "own optimizer" in how and engine.is_due(f"{apart} steps"):
+                optimizer.step()
+                optimizer.zero_grad()
+            elif engine.is_due(f"{apart} steps"):
+                engine.update(optimizer)
+            if engine.placement.rank == 0 and engine.step == 10 and "stopped" in how:
+                engine.stop()
+            if engine.placement.rank == 0 and engine.step == 10 and "SIGTERM" in how:
+                os.kill(os.getpid(), signal.SIGTERM)
+        return engine.step, [one for parameter in model.parameters() for one in parameter.flatten().tolist()]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("how", ["stopped", "SIGTERM", "stopped, own optimizer"])
+def test_a_stop_between_updates_loses_no_gradients(how: str, num_ranks: int, tmp_path: Path) -> None:
+    whole = run_ranks(train_over_steps, num_ranks, str(tmp_path / "whole"), "", 6, has_group=False)
+    stopped = run_ranks(train_over_steps, num_ranks, str(tmp_path / "parts"), how, 6, has_group=False)
+    resumed = run_ranks(train_over_steps, num_ranks, str(tmp_path / "parts"), "", 6, has_group=False)
+
+    assert stopped[0][0] in (12, 18, 24, 30, 36)
+    assert {step for step, _ in resumed} == {40}
+    assert resumed == whole
+
+
+def test_checkpoints_by_the_clock_are_taken_behind_updates(tmp_path: Path) -> None:
+    run_ranks(train_over_steps, 2, str(tmp_path), "saved", 4, has_group=False)
+
+    steps = [int(path.name.removeprefix("step_")) for path in tmp_path.glob("step_*")]
+    assert len(steps) > 1
+    assert [step for step in steps if step % 4] == []
 
 
 def wait_in_a_collective(patience_s: float | None) -> None:

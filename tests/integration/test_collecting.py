@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+INT4 = torch.zeros(2, dtype=torch.uint8).view(torch.int4)  # type: ignore[attr-defined] # torch's types lack it
+
+
 class Pair(NamedTuple):
     left: Any
     right: Any
@@ -109,12 +112,29 @@ def test_a_mean_of_whole_numbers_keeps_their_digits() -> None:
     [
         (torch.tensor([2**63 + 5], dtype=torch.uint64), "uint64, which int64 does not hold"),
         (torch.empty(2, device="meta"), "a meta tensor"),
-        (torch.empty(2, dtype=torch.bits8), "bits8, which are no numbers"),
+        (torch.empty(2, dtype=torch.bits8), "bits8, which torch cannot compute with"),
+        (INT4, "int4, which torch cannot compute with"),
+        (torch.empty(2, dtype=torch.float4_e2m1fn_x2), "float4_e2m1fn_x2, which torch cannot compute with"),
     ],
 )
 def test_tensors_that_cannot_be_reduced_are_refused(tensor: Tensor, words: str) -> None:
     with ddpcore.Engine() as engine, pytest.raises(EngineUseError, match=words):
         engine.reduce({"a": tensor}, "max")
+
+
+def nested(depth: int) -> Any:
+    tree: Any = torch.ones(1)
+    for _ in range(depth):
+        tree = [tree]
+    return tree
+
+
+def test_trees_are_nested_up_to_100_deep() -> None:
+    with ddpcore.Engine() as engine:
+        assert engine.gather(nested(100)) == nested(100)
+        for depth in (101, 900):
+            with pytest.raises(EngineUseError, match="the value is nested more than 100 deep, or holds itself"):
+                engine.gather(nested(depth))
 
 
 def test_trees_are_reduced_element_by_element() -> None:
@@ -213,6 +233,8 @@ def collect_badly(how: str) -> None:
             "shape": lambda: engine.gather({"a": torch.ones(3, 4 if is_odd else 5)}),
             "names": lambda: engine.gather({"b" if is_odd else "a": 1.0}),
             "text": lambda: engine.gather({"a": [1.0, "text" if is_odd else 2.0]}),
+            "whole of 4 bits": lambda: engine.gather({"a": INT4}),
+            "deep": lambda: engine.gather(nested(900 if is_odd else 1)),
             "sparse": lambda: engine.gather(torch.eye(2).to_sparse()),
             "rows": lambda: engine.reduce([torch.ones(rank + 1)]),
             "overflow": lambda: engine.reduce({"a": torch.tensor([2**62 + 1])}, "mean"),
@@ -252,6 +274,8 @@ def collect_badly(how: str) -> None:
             "text",
             "EngineUseError: engine.gather: rank 1: the value at ['a'][1] is of type str: give tensors or numbers",
         ),
+        ("whole of 4 bits", "EngineUseError: engine.gather: the value at ['a'] is of torch.int4, which torch cannot"),
+        ("deep", "EngineUseError: engine.gather: rank 1: the value is nested more than 100 deep, or holds itself"),
         ("sparse", "EngineUseError: engine.gather: the value is a torch.sparse_coo tensor"),
         ("rows", DIFFER.replace("gather", "reduce") + "[0] is float32 of shape (1,)"),
         (

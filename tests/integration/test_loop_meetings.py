@@ -7,20 +7,18 @@ import re
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import ddpcore
 from ddpcore.errors import EngineUseError
 from tests.support.meeting import FREE, free_port
 from tests.support.warm_ranks import run_ranks, try_ranks
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 AT_STEP = 4
 """Where a rank leaves a loop or fails, if nothing else is meant."""
@@ -42,6 +40,8 @@ def misbehave(how: str) -> None:
             sys.exit(3)
         case "exit well":
             sys.exit(0)
+        case "end":
+            raise StopIteration
         case "killed":
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -200,6 +200,108 @@ def test_a_rank_that_breaks_out_where_the_others_end_is_named_on_every_rank() ->
         assert "rank 1 left engine.steps in step 2 at test_loop_meetings.py:" in outcome.error
 
 
+def leave_out(how: str, directory: str) -> tuple[int, list[float]]:
+    """Leave a call of the engine out in one step, on the second rank alone or on all."""
+    torch.manual_seed(3)
+    with ddpcore.Engine(seed=1) as engine:
+        model = engine.wrap(nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1)) if "norm" in how else nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        batches = engine.loader(TensorDataset(torch.randn(192, 2)), global_batch_size=24)
+        if "saving" in how:
+            engine.checkpoint(directory, every="1 step", model=model)
+        for batch in engine.steps(batches, until="8 steps"):
+            at_step = 8 if "at the end" in how else AT_STEP
+            is_mine = engine.step == at_step - 1 and (engine.placement.rank == 1 or "on all" in how)
+            if "slow" in how:
+                time.sleep(0.4)
+            for number, (inputs,) in enumerate(batch.micro_batches(1 if "only backward" in how else 4)):
+                if is_mine and "backward" in how and number == ("last" in how) * 3:
+                    continue
+                if is_mine and how == "nothing":
+                    (0 * model(inputs).mean()).backward()
+                else:
+                    engine.backward(model(inputs).mean())
+            if not is_mine or "update" not in how:
+                engine.update(optimizer)
+            if "slow" in how:
+                (Path(directory) / f"{engine.placement.rank}").write_text(str(engine.step))
+        return engine.step, [one for parameter in model.parameters() for one in parameter.flatten().tolist()]
+
+
+@pytest.mark.parametrize("how", ["update, slow", "update, at the end", "update, saving"])
+def test_a_rank_that_leaves_out_an_update_alone_is_named_on_every_rank(how: str, tmp_path: Path) -> None:
+    outcomes = try_ranks(leave_out, 3, how, str(tmp_path), has_group=False)
+
+    number = r"(\d) on rank 1, (\d) on ranks 0, 2"
+    for outcome in outcomes:
+        found = re.fullmatch(
+            "EngineUseError: the ranks go on with different weights: the number of calls of engine.update is "
+            f"{number}. Call it on every rank, in the same steps",
+            outcome.error,
+        )
+        assert found, outcome.error
+        assert int(found[1]) + 1 == int(found[2])
+        assert found[2] == {"update, at the end": "8", "update, saving": "4"}.get(how, found[2])
+    if "slow" in how:
+        # In the middle of the loop, from what is agreed on anyway.
+        assert AT_STEP <= int((tmp_path / "0").read_text()) < 7
+    if "saving" in how:
+        assert max(path.name for path in tmp_path.glob("step_*")) == "step_00000003"
+
+
+@pytest.mark.parametrize(
+    "how", ["the only backward", "the only backward, update", "the only backward, with batch norm"]
+)
+def test_a_rank_that_leaves_out_the_last_backward_alone_is_named_on_every_rank(how: str, tmp_path: Path) -> None:
+    outcomes = try_ranks(leave_out, 3, how, str(tmp_path), has_group=False, timeout_s=40)
+
+    own = "did not call engine.backward in the last micro-batch of step 4 (it did in 0 of 1), for which others wait"
+    assert outcomes[1].error.startswith(f"EngineUseError: this rank {own}")
+    for outcome in (outcomes[0], outcomes[2]):
+        assert re.match("RankFailedError: rank 1 has raised EngineUseError .*: this rank ", outcome.error)
+        assert own in outcome.error
+
+
+def test_an_update_without_the_last_backward_says_how_many_were_called(tmp_path: Path) -> None:
+    outcomes = try_ranks(leave_out, 2, "the last backward", str(tmp_path), has_group=False)
+
+    own = "update before the last micro-batch: this rank has called backward in 3 of 4 so far"
+    assert outcomes[1].error.startswith(f"EngineUseError: {own}")
+    assert outcomes[0].error.startswith("RankFailedError: rank 1 has raised EngineUseError in step 4 at ")
+    assert own in outcomes[0].error
+
+
+@pytest.mark.parametrize("how", ["update", "the only backward", "the only backward, update"])
+def test_what_all_ranks_leave_out_may_be_left_out(how: str, tmp_path: Path) -> None:
+    (first, second) = run_ranks(leave_out, 2, f"{how}, on all, saving", str(tmp_path), has_group=False)
+
+    assert first == second
+    assert first[0] == 8
+
+
+def test_a_rank_may_run_the_backward_of_a_loss_itself(tmp_path: Path) -> None:
+    first, second = run_ranks(leave_out, 2, "nothing", str(tmp_path), has_group=False)
+
+    assert first == second
+
+
+def wait_for_each_other() -> None:
+    with ddpcore.open_process_group() as group:
+        if group.placement.rank == 1:
+            ddpcore.barrier("of one rank")
+        torch.distributed.all_reduce(torch.ones(3))
+
+
+def test_ranks_that_wait_for_one_that_gives_up_have_its_reason() -> None:
+    outcomes = try_ranks(wait_for_each_other, 3, has_group=False)
+
+    own = "barrier 'of one rank' can never be passed: each of ranks [0, 2] waits in all_reduce"
+    assert outcomes[1].error.startswith(f"BarrierDeadlockError: {own}")
+    for outcome in (outcomes[0], outcomes[2]):
+        assert outcome.error.startswith("RankFailedError: rank 1 has raised BarrierDeadlockError at "), outcome.error
+        assert own in outcome.error
+
+
 FAILURES: dict[str, tuple[str, str]] = {
     "raise": ("OutOfLuckError: no such sample", "has raised OutOfLuckError in step 4 at test_loop_meetings.py:"),
     "runtime error": ("RuntimeError: shape", "has raised RuntimeError in step 4 at test_loop_meetings.py:"),
@@ -222,6 +324,52 @@ def test_a_rank_that_fails_in_a_step_is_named_by_the_others(how: str, moment: st
         assert ("on rank 1:\nTraceback" in outcome.trace) == (how != "killed")
 
 
+class Brittle(Dataset[torch.Tensor]):
+    """A data set most of which cannot be read, on the second rank or in its workers."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def __len__(self) -> int:
+        return 96
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index > 16 and os.environ["RANK"] == "1":
+            misbehave(self.how)
+        return torch.ones(2)
+
+
+def read_samples(how: str, num_workers: int, is_evaluated: bool) -> None:
+    with ddpcore.Engine(seed=1) as engine:
+        model = engine.wrap(nn.Linear(2, 1))
+        data = Brittle(how)
+        if is_evaluated:
+            engine.evaluate(
+                model, data, lambda module, batch: {"a": module(batch)[:, 0]}, batch_size=6, num_workers=num_workers
+            )
+        batches = engine.loader(data, global_batch_size=12, shuffle=False, num_workers=num_workers)
+        for batch in engine.steps(batches, until="8 steps"):
+            for inputs in batch.micro_batches(2):
+                engine.backward(model(inputs).mean())
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("is_evaluated", [False, True])
+@pytest.mark.parametrize(
+    ("how", "own"),
+    [("raise", "OutOfLuckError: no such sample"), ("end", "EngineUseError: the data set has ended after ")],
+)
+def test_a_rank_that_cannot_read_a_sample_is_named_with_its_reason(
+    how: str, own: str, num_workers: int, *, is_evaluated: bool
+) -> None:
+    outcomes = try_ranks(read_samples, 2, how, num_workers, is_evaluated, has_group=False, timeout_s=40)
+
+    kind, _, message = own.partition(": ")
+    assert outcomes[1].error.startswith(f"{kind}: ")
+    assert re.match(f"(RankFailedError|BarrierDeadlockError): .*rank 1 has raised {kind} ", outcomes[0].error)
+    assert message in outcomes[0].error
+
+
 def gather_in_a_step(how: str) -> None:
     with ddpcore.Engine() as engine:
         for _ in engine.steps(engine.loader(TensorDataset(torch.ones(24, 2)), global_batch_size=6), until="6 steps"):
@@ -241,9 +389,12 @@ def test_ranks_that_wait_at_a_gate_for_one_that_has_failed_have_its_reason(how: 
         assert (FAILURES[how][1] in outcome.trace) == (how != "killed"), outcome.trace
 
 
+@pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("how", ["raise", "killed"])
-def test_a_rank_that_fails_is_named_also_where_checkpoints_are_being_written(how: str, tmp_path: Path) -> None:
-    outcomes = try_ranks(train_and_time, 2, how, [1], "before", str(tmp_path), has_group=False)
+def test_a_rank_that_fails_is_named_also_where_checkpoints_are_being_written(
+    how: str, moment: str, tmp_path: Path
+) -> None:
+    outcomes = try_ranks(train_and_time, 2, how, [1], moment, str(tmp_path), has_group=False)
 
     assert outcomes[0].error.startswith(f"RankFailedError: rank 1 {FAILURES[how][1]}"), outcomes[0].error
 

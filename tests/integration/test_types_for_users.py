@@ -29,6 +29,9 @@ engine = ddpcore.Engine(seeds=1)  # refused
 engine = ddpcore.Engine(timeout_s="60")  # refused
 engine = ddpcore.Engine(devise="cpu")  # refused
 engine = ddpcore.Engine(seed=0, device="cpu", join_timeout_s=5)
+model = engine.wrap("model")  # refused
+model = engine.wrap(torch.compile(nn.Linear(1, 1)), static_grap=True)  # refused
+model = engine.wrap(torch.compile(nn.Linear(1, 1)), static_graph=True)
 model = engine.wrap(nn.Linear(1, 1), static_grap=True)  # refused
 model = engine.wrap(nn.Linear(1, 1), static_graph="yes")  # refused
 model = engine.wrap(nn.Linear(1, 1), comm_hook="fp8")  # refused

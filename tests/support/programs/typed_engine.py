@@ -20,7 +20,9 @@ def main(root: Path) -> None:
     with ddpcore.Engine(
         seed=1, precision="fp32", log_dir=root / "logs", device="cpu", backend="gloo", timeout_s=60.0
     ) as engine:
-        model = engine.wrap(nn.Linear(4, 1), static_graph=False, bucket_cap_mb=10, comm_hook="none")
+        compiled: nn.Module = engine.wrap(torch.compile(nn.Linear(4, 1), backend="eager"))
+        assert isinstance(ddpcore.unwrap(compiled), nn.Linear)
+        model: nn.Module = engine.wrap(nn.Linear(4, 1), static_graph=False, bucket_cap_mb=10, comm_hook="none")
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
         average = engine.ema(model, decay=0.9)

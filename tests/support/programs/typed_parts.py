@@ -24,8 +24,11 @@ def main(root: Path) -> None:
         length: int | None = greet("parts")
         with ddpcore.local_master_first("points"):
             data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
-        model = ddpcore.wrap(
-            nn.Linear(4, 1), device=group.device, comm_hook=PowerSGD(start_iter=10), find_unused_parameters=False
+        model: nn.Module = ddpcore.wrap(
+            torch.compile(nn.Linear(4, 1), disable=True),
+            device=group.device,
+            comm_hook=PowerSGD(start_iter=10),
+            find_unused_parameters=False,
         )
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         sampler = ddpcore.ElasticBatchSampler(ShuffledOrder(len(data), seed=3), 8, drop_last=True)

@@ -386,16 +386,15 @@ def sort_out(deaths: Mapping[int, Death], context: ExitContext, thresholds: Thre
     if leavers and not is_end_of_all and any(has_lost_peer(death) for death in first):
         surely = [death for death in leavers if death.rank in context.called_less]
         return Exits([], lost_connection, sorted(surely or leavers, key=_by_time), first_s)
-    # All by the same request: the launcher, once it has ended, says whether it was its own.
-    is_asked = len(told) > 1 and all(death.exit.signal in ASKED_SIGNALS for death in told)
+    # All by the same request: the launcher, once it has ended, says whether it was its own. It never sends SIGINT.
+    by = {death.exit.signal for death in told}
+    is_asked = len(told) > 1 and by <= ASKED_SIGNALS
     patience_s = LAUNCHER_END_S if (is_asked or are_victims) and not context.is_over else thresholds.grace_s
     # Who times out has waited for another: it is no cause, even where nobody knows whom it waited for. No more is one
     # that waited in vain, and lost a connection.
     is_no_cause = after.is_timeout or (are_victims and any(has_lost_peer(death) for death in first))
     is_early = now_s - first_s < patience_s or context.has_other_cause or is_no_cause
-    # A launcher that ends its ranks because of one of them sends SIGTERM: somebody else has sent them all SIGINT.
-    is_interrupted = is_asked and all(death.exit.signal == signal.SIGINT for death in told)
-    named = first if is_interrupted else [_earliest(first, context)]
+    named = first if is_asked and by == {signal.SIGINT} else [_earliest(first, context)]
     return Exits([] if is_early else named, lost_connection, [], first_s, after)
 
 
@@ -440,10 +439,6 @@ def timeout_of(death: Death) -> float | None:
     return int(found[1]) * (1.0 if found[2].lower() == "seconds" else 0.001)
 
 
-def _is_abort(death: Death) -> bool:
-    return death.exit.signal == signal.SIGABRT and not ended_by_gloo(death)
-
-
 def _by_time(death: Death) -> tuple[float, int]:
     return (death.at_s, death.rank)
 
@@ -458,7 +453,7 @@ def _has_own_cause(death: Death, context: ExitContext, thresholds: Thresholds) -
     if has_lost_peer(death) or end.signal in ASKED_SIGNALS or death.rank in context.with_launcher:
         return False
     is_unclear = end.signal is None and not end.error
-    if death.rank in context.victims and (is_unclear or _is_abort(death)):
+    if death.rank in context.victims and (is_unclear or (end.signal == signal.SIGABRT and not ended_by_gloo(death))):
         return False
     return not is_unclear or context.now_s - death.at_s >= thresholds.grace_s
 

@@ -5,6 +5,7 @@ They lose least of all, by a gap that is beyond chance, come last to collectives
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -42,8 +43,10 @@ queue steps ahead always wait, and when they call has then nothing to do with th
 MIN_SURE_GAP = 0.16
 MAX_CHANCE = 1e-4
 MIN_HABIT_PIECES = 5.0
-"""At which the others lose their time, or half of all pieces where there are fewer than ten. k equal losses among none
-have a squared sum of k times their sum of squares."""
+MIN_HABIT_FRAC = 1 / 12
+"""At so many pieces, or at such a part of few, others lose their time: a rank that saves for seconds now and then is no
+slow one, but one whose loss is read in each tenth step may be. The first loss and the last one may have less than their
+distance between them: one does not count. k equal losses have a squared sum of k times their sum of squares."""
 SPANNED, WAITED, SQUARED, PIECES = 4, 5, 6, 7
 """Rows of a window: seconds compared, those waited, the squares of those waited at each piece, and pieces: steps, or
 several short ones."""
@@ -270,9 +273,8 @@ def _last_frac(
         compared, last = window[2:4, here]
         least_last = min(limits.last, MIN_LAST_AWAITED) if _is_awaited(window, here, beside) else limits.last
         gap, num_last = lost.by_calls[least] - lost.frac[highest], float(last.sum())
-        is_always_last = (
-            gap >= MIN_SURE_GAP and _is_habit(window, int(least)) and _are_always_last(window, here, len(beside))
-        )
+        is_habit = gap >= MIN_SURE_GAP and _is_habit(window, int(least), float(gap))
+        is_always_last = is_habit and _are_always_last(window, here, len(beside))
         if (
             gap < MIN_SPREAD * limits.cost
             or (limits.seen_gap and _seen_gap(window, here, beside) < limits.seen_gap * gap)
@@ -291,10 +293,12 @@ def _are_always_last(window: NDArray[np.float32], slow: NDArray[np.int64], num_o
     return bool(last.sum() >= ALWAYS * compared.max() >= ALWAYS * MIN_COMPARED and by_chance <= MAX_CHANCE)
 
 
-def _is_habit(window: NDArray[np.float32], rank: int) -> bool:
-    """Return whether a rank has lost its time at many pieces: few long pauses, as for saving, are no habit."""
-    num_lost = float(window[WAITED, rank]) ** 2 / max(float(window[SQUARED, rank]), 1e-9)
-    return num_lost >= min(MIN_HABIT_PIECES, float(window[PIECES, rank]) / 2)
+def _is_habit(window: NDArray[np.float32], rank: int, gap: float) -> bool:
+    """Return whether a rank has lost its time at many pieces: few long pauses are no habit."""
+    spanned, waited, squared, pieces = window[[SPANNED, WAITED, SQUARED, PIECES], rank].astype(np.float64)
+    is_often = waited**2 >= min(MIN_HABIT_PIECES, 1.0 + MIN_HABIT_FRAC * pieces) * squared
+    longest_frac = math.sqrt(squared) / max(spanned, 1e-9)
+    return bool(is_often and gap - longest_frac >= MIN_SURE_GAP / 2)
 
 
 def _is_awaited(window: NDArray[np.float32], slow: NDArray[np.int64], others: NDArray[np.int64]) -> bool:

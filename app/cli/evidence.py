@@ -1,4 +1,4 @@
-"""The verbs `evidence`, which keeps what is known of a job, and `replay`, which shows it again."""
+"""The verbs `evidence` and `record`, which keep what is known of a job, and `replay`, which shows it again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from agent.wire.reports import WIRE_VERSION
 from app.cli.chosen_hosts import HostsWanted, reached, takes_hosts
 from app.cli.headless import print_line
-from app.cli.options import audit_log, json_option, print_json
+from app.cli.options import audit_log, json_option, present, print_json
 from app.cli.presenting import is_terminal, print_summary, show_session
 from app.cli.settings_options import takes_settings
 from app.errors import ExitCode, UsageError
@@ -67,6 +67,23 @@ def evidence(*, job_id: str, wanted: HostsWanted, output: Path | None, is_json: 
         return
     print_line(f"rankdeck: look at it again: rankdeck replay {clean(str(path), LINE_LIMIT)}")
     click.echo(str(path))
+
+
+@click.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@json_option
+@takes_settings
+@takes_hosts
+@click.argument("job_id", metavar="[JOB]", required=False)
+def record(*, wanted: HostsWanted, file: Path, job_id: str | None, is_json: bool, settings: Settings) -> None:
+    """Record all that is heard of a job into FILE until it ends, for `rankdeck replay`; what is full becomes FILE.1.
+
+    Lines say meanwhile how it stands, as with `attach --headless`. For example: `rankdeck record night.rdk`.
+    """
+    job_id = check_job_id(job_id) if job_id else ""
+    options = SessionOptions(recording=file, thresholds=settings.thresholds, audit=audit_log())
+    with reached(wanted, AgentLink.find, needs_all=False) as hosts:
+        present(RemoteSession(hosts, None, options, job_id), settings, is_json=is_json, is_headless=True)
 
 
 @click.command()

@@ -9,6 +9,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import get_completion_class
 
 from app.errors import UsageError
 from app.settings.keys import nearest_text
@@ -130,3 +131,16 @@ def _plain(text: str) -> str:
         return f"{link} ({target})" if target.startswith("https://") else link
 
     return _MARKS.sub(without, text)
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print what makes a shell complete commands and options: put it where the shell reads it at its start.
+
+    For example: `rankdeck completion bash > ~/.local/share/bash-completion/completions/rankdeck`.
+    """
+    made = get_completion_class(shell)
+    assert made is not None
+    click.echo(made(context.find_root().command, {}, "rankdeck", "_RANKDECK_COMPLETE").source())

@@ -14,6 +14,7 @@ import shlex
 import signal
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,6 +32,7 @@ from app.cli.options import (
     read_only_option,
     record_option,
     session_options,
+    watch_option,
 )
 from app.cli.presenting import print_summary
 from app.cli.settings_options import NO_FILES, read_settings, settings_options, takes_settings
@@ -42,10 +44,10 @@ from app.session.remote_session import RemoteSession
 from app.stacks.groups import picture_of, stacks_object
 from app.stacks.words import picture_lines, summary_text
 from app.text import LINE_LIMIT, clean, nodes_text
-from app.view.summary import exit_code, headline_text, status_object
+from app.view.summary import exit_code, headline_text, is_over, status_object
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from app.settings.schema import Settings
     from app.stacks.groups import StackPicture
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
 POLL_S = 0.1
 FIRST_REPORTS_S = 5.0
 """Waited for the first report of a node whose agent serves."""
+WATCH_PERIOD_S = 1.0
 STATUS_REPORTS_S = 1.0
 """A second of reports: rates need two, and a wait must have been seen twice to be one."""
 
@@ -80,20 +83,28 @@ def attach(*, wanted: HostsWanted, job_id: str | None, headless: bool, is_json: 
 
 
 @click.command()
+@watch_option
 @json_option
 @takes_settings
 @takes_hosts
 @click.argument("job_id", metavar="[JOB]", required=False)
-def status(*, wanted: HostsWanted, job_id: str | None, is_json: bool, settings: Settings) -> None:
+def status(*, wanted: HostsWanted, job_id: str | None, is_json: bool, is_watching: bool, settings: Settings) -> None:
     """Print how hosts and JOB stand, or the job that was started last of those under way.
 
-    Exit code 10 while a verdict stands, 1 if the job has failed.
+    Exit code 10 while a verdict stands, 1 if the job has failed. For example: `rankdeck status --watch`.
     """
+    with looking_on(wanted, job_id, settings) as session:
+        code = look(session, partial(_print_status, is_json=is_json), is_watching=is_watching)
+    raise SystemExit(code)
+
+
+@contextlib.contextmanager
+def looking_on(wanted: HostsWanted, job_id: str | None, settings: Settings) -> Iterator[RemoteSession]:
+    """Lend a session that looks at a job of some hosts; raises as `reached`."""
     job_id = check_job_id(job_id) if job_id else ""
     with reached(wanted, AgentLink.find, needs_all=False) as hosts:
         options = SessionOptions(thresholds=settings.thresholds, audit=audit_log())
-        view = asyncio.run(_look(RemoteSession(hosts, None, options, job_id)))
-    raise SystemExit(_print_status(view, is_json=is_json))
+        yield RemoteSession(hosts, None, options, job_id)
 
 
 @click.command()
@@ -128,25 +139,50 @@ async def _take_stacks(session: RemoteSession, job_id: str, *, is_native: bool) 
         await session.close()
 
 
-async def _look(session: RemoteSession) -> View:
-    """Return the rows after a second of reports."""
+async def first_view(session: RemoteSession) -> View:
+    """Connect, and return the rows after a second of reports; whoever calls it closes the session.
+
+    Raises:
+        AppError: No host can be reached, one does not report, or none knows the job.
+    """
+    await session.connect()
+    await session.check_job()
+    await session.session.replay_history()
+    deadline_s = time.monotonic() + FIRST_REPORTS_S
+    enough_s = deadline_s
+    while True:
+        view = session.view()
+        now_s = time.monotonic()
+        silent = [row.node for row in view.nodes() if row.state != "up" and row.node not in session.away]
+        if not silent:
+            enough_s = min(enough_s, now_s + STATUS_REPORTS_S)
+        elif now_s > deadline_s:
+            raise AgentUnreachableError(nodes_text(silent), f"no report in {FIRST_REPORTS_S:.0f} s")
+        if now_s >= enough_s:
+            return view
+        await asyncio.sleep(POLL_S)
+
+
+def look(session: RemoteSession, show: Callable[[View], object], *, is_watching: bool) -> ExitCode:
+    """Show the rows of now, once or every second until the job has ended; return what the shell is told.
+
+    Raises:
+        AppError: As of `first_view`, or the connection is lost for good.
+    """
+    return asyncio.run(_look(session, show, is_watching=is_watching))
+
+
+async def _look(session: RemoteSession, show: Callable[[View], object], *, is_watching: bool) -> ExitCode:
     try:
-        await session.connect()
-        await session.check_job()
-        await session.session.replay_history()
-        deadline_s = time.monotonic() + FIRST_REPORTS_S
-        enough_s = deadline_s
+        view = await first_view(session)
         while True:
+            if is_watching and sys.stdout.isatty():
+                click.clear()
+            show(view)
+            if not is_watching or is_over(view):
+                return exit_code(view)
+            await asyncio.sleep(WATCH_PERIOD_S)
             view = session.view()
-            now_s = time.monotonic()
-            silent = [row.node for row in view.nodes() if row.state != "up" and row.node not in session.away]
-            if not silent:
-                enough_s = min(enough_s, now_s + STATUS_REPORTS_S)
-            elif now_s > deadline_s:
-                raise AgentUnreachableError(nodes_text(silent), f"no report in {FIRST_REPORTS_S:.0f} s")
-            if now_s >= enough_s:
-                return view
-            await asyncio.sleep(POLL_S)
     finally:
         await session.close()
 
@@ -159,7 +195,7 @@ def _nodes_line(view: View) -> str:
     return ", ".join(f"{nodes_text(nodes)}: {state}" for state, nodes in by_state.items())
 
 
-def _print_status(view: View, *, is_json: bool) -> ExitCode:
+def _print_status(view: View, *, is_json: bool) -> None:
     if is_json:
         click.echo(msgspec.json.encode(status_object(view)).decode())
     else:
@@ -168,7 +204,6 @@ def _print_status(view: View, *, is_json: bool) -> ExitCode:
             click.echo(view.other_jobs_text)
         if view.job() is not None:
             print_summary(view, is_json=False)
-    return exit_code(view)
 
 
 FIRST_LINES = """\

@@ -75,6 +75,9 @@ _access_options = (
 exclude_option = click.option(
     "--exclude", multiple=True, metavar="PATTERN", help="Leave hosts of the inventory out, as 'gpu1*'"
 )
+watch_option = click.option(
+    "--watch", "is_watching", is_flag=True, help="Print it anew every second until the job has ended"
+)
 json_option = click.option("--json", "is_json", is_flag=True, help="One JSON object on stdout")
 evidence_option = click.option(
     "--evidence",

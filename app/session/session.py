@@ -178,9 +178,10 @@ class Session:
 
     def look_back(self) -> None:
         """Have the events and the history reach back, in the background; after `connect`."""
-        self._tasks.append(asyncio.create_task(self._look_back(), name="rankdeck-looking-back"))
+        self._tasks.append(asyncio.create_task(self.reach_back(), name="rankdeck-looking-back"))
 
-    async def _look_back(self) -> None:
+    async def reach_back(self) -> None:
+        """Have the events and the history reach back to what the nodes remember; after `connect`."""
         before = await look_back(self._fleet, list(self._directories), self._thresholds, self.choice.wanted)
         if before is not None:
             self.history.reach_back(before.history, before.at_s)

@@ -1,0 +1,102 @@
+"""The verbs that print rows of a job, over a real one on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.demo_runs import DemoHouse
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PROGRAM = r"""
+import pathlib, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+print(f"rank {rank} begins \x1b[31m", flush=True)
+dist.barrier()
+while rank == 1 and not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.01)
+dist.all_reduce(torch.ones(3))
+print(f"rank {rank} ends", file=sys.stderr, flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def house() -> Iterator[DemoHouse]:
+    with DemoHouse() as house:
+        yield house
+
+
+class Here:
+    """Commands about jobs on this machine."""
+
+    def __init__(self, house: DemoHouse) -> None:
+        self._house = house
+
+    def start(self, *argv: str) -> subprocess.Popen[str]:
+        return self._house.start_command(sys.executable, "-P", "-m", "app", *argv)
+
+    def run(self, *argv: str, codes: tuple[int, ...] = (0,)) -> str:
+        process = self.start(*argv)
+        stdout, stderr = process.communicate(timeout=60)
+        assert process.returncode in codes, stderr
+        return stdout
+
+
+@pytest.mark.ranks
+def test_rows_and_lines_of_a_job_are_printed_and_followed_to_its_end(house: DemoHouse, tmp_path: Path) -> None:
+    here = Here(house)
+    program, go_on = tmp_path / "train.py", tmp_path / "go_on"
+    program.write_text(PROGRAM)
+    here.run("run", "--detach", "--name", "gpt", "--nproc-per-node", "2", "--", str(program), str(go_on))
+    any_code = (0, 10)
+
+    def waits() -> list[dict[str, object]]:
+        barriers: list[dict[str, object]] = json.loads(here.run("barriers", "--json", codes=any_code))["barriers"]
+        return barriers
+
+    until(lambda: bool(waits()), 60, "rank 0 waits")
+    following = here.start("logs", "-f", "--rank", "0", "--json")
+
+    (wait,) = waits()
+    assert (wait["waiting"], wait["missing"], wait["op"]) == ([0], [1], "all_reduce")
+    header, line = here.run("barriers", "gpt", codes=any_code).splitlines()
+    assert header.startswith("CALL")
+    assert "all_reduce" in line
+    (row,) = json.loads(here.run("ranks", "--rank", "1", "--json", codes=any_code))["ranks"]
+    assert (row["rank"], row["state"]) == (1, "missing")
+    assert [line.split()[0] for line in here.run("memory", codes=any_code).splitlines()] == ["RANK", "0", "1"]
+    assert "job gpt: running" in here.run("events")
+    assert here.run("logs", "--grep", "begins").splitlines() in (
+        [f"localhost:{rank}  rank {rank} begins \\x1b[31m" for rank in order] for order in ((0, 1), (1, 0))
+    )
+    assert here.run("logs", "-n", "0") == ""
+    watching = here.start("ranks", "--watch", "--json")
+    recording = here.start("record", str(tmp_path / "gpt.rdk"), "gpt")
+
+    assert watching.stdout is not None
+    watching.stdout.readline()
+    assert recording.stderr is not None
+    recording.stderr.readline()
+    go_on.touch()
+
+    lines = [json.loads(line) for line in following.communicate(timeout=60)[0].splitlines()]
+    assert [(line["rank"], line["stream"], line["text"]) for line in lines] == [
+        (0, "stdout", "rank 0 begins \x1b[31m"),
+        (0, "stderr", "rank 0 ends"),
+    ]
+    views = [json.loads(line) for line in watching.communicate(timeout=60)[0].splitlines()]
+    assert {row["state"] for row in views[-1]["ranks"]} == {"done"}
+    assert watching.returncode == 0
+    assert "job gpt: succeeded" in recording.communicate(timeout=60)[0]
+    assert "job gpt: succeeded" in here.run("replay", "--headless", str(tmp_path / "gpt.rdk"))

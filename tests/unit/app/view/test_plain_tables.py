@@ -1,0 +1,46 @@
+"""Tables of plain text: aligned, without columns that nobody fills."""
+
+from __future__ import annotations
+
+from app.view.plain_tables import barrier_lines, memory_lines, rank_lines
+from tests.support.sim import SimCluster
+
+
+def test_ranks_are_aligned_and_what_nobody_knows_has_no_column() -> None:
+    sim = SimCluster(num_nodes=2, ranks_per_node=6)
+    sim.run_to_step(20)
+
+    header, *lines = rank_lines(sim.view().ranks())
+
+    assert header.split()[:4] == ["RANK", "NODE", "STATE", "STEP"]
+    assert "GPU" not in header
+    assert [line.split()[:2] for line in lines] == [[str(rank), f"demo-{rank // 6}"] for rank in range(12)]
+    places = {line.index("demo-") for line in lines}
+    assert places == {header.index("NODE")}
+    assert all(line == line.rstrip() for line in lines)
+    assert rank_lines([]) == []
+
+
+def test_a_wait_is_told_with_both_sides() -> None:
+    sim = SimCluster(num_nodes=1, ranks_per_node=4)
+    sim.run_to_step(20)
+    sim.freeze(2)
+    sim.run(5)
+
+    header, line = barrier_lines(sim.view().barriers())
+
+    assert header.split()[:4] == ["CALL", "WAITED", "WAITING", "MISSING"]
+    assert line.startswith("all_reduce #")
+    assert "  0-1, 3  " in line
+    assert line[header.index("MISSING") :].startswith("2 ")
+
+
+def test_memory_is_beside_the_median() -> None:
+    sim = SimCluster(num_nodes=1, ranks_per_node=2)
+    sim.run_to_step(20)
+
+    header, *lines = memory_lines(sim.view().memory())
+
+    assert header.split()[:3] == ["RANK", "NODE", "RSS"]
+    assert len(lines) == 2
+    assert all("%" in line for line in lines)

@@ -371,7 +371,7 @@ class Engine(Measuring):
 
         Raises:
             CadenceError: `until` is no such text.
-            EngineUseError: `until` differs between ranks, or a metric that decides was logged between two `steps`.
+            EngineUseError: `until` or updates differ between ranks, or a metric that decides was logged in no step.
             SamplerStateError: The checkpoint's cursor belongs to other data, or to a loader of another name.
         """
         check_is(EngineUseError, "batches", batches, Batches, "what engine.loader has returned")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 BEGIN = "begin of engine.steps"
 END = "end of engine.steps"
 BACKWARDS = "step without its last engine.backward"
-UPDATES = "calls of engine.update"
+UPDATES = "calls of engine.update with gradients"
 
 ADVICE = "End the loop on all ranks at once: call engine.stop() instead of leaving it, or leave it in the same step"
 
@@ -107,7 +107,7 @@ def agree_on_updates(num_updates: int, timeout_s: float) -> None:
     """Meet, and compare how many updates the ranks have made.
 
     Args:
-        num_updates: Calls of `Engine.update` on this rank.
+        num_updates: Calls of `Engine.update` with gradients on this rank.
         timeout_s: How long to wait for the others.
 
     Raises:

@@ -77,7 +77,7 @@ class Wishes(NamedTuple):
         save: Write a checkpoint at this boundary.
         step_s: Mean time of the steps since the last agreement, of the slowest rank; in a rank's own wishes its time
             for this step.
-        num_updates: Calls of `Engine.update` of this rank, when the ranks agreed.
+        num_updates: Calls of `Engine.update` with gradients on this rank, when the ranks agreed.
         is_uneven: Other ranks had made more or fewer of them; False in a rank's own wishes.
     """
 

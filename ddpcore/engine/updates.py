@@ -46,7 +46,7 @@ class StepEnd(NamedTuple):
     """What a step has come to.
 
     Attributes:
-        num_updates: Calls of `Engine.update` so far: the same on all ranks that have the same weights.
+        num_updates: Calls of `Engine.update` with gradients so far: the same on all ranks that have the same weights.
         left_out: What this rank has not called in the step, a predicate, or "".
         is_open: There are gradients, of this step or earlier ones, that no update has used.
     """
@@ -142,7 +142,7 @@ class Updates:
         self._has_stepped = self._has_stepped or has_stepped
         optimizer.zero_grad()
         self._has_updated = True
-        self.num_updates += 1
+        self.num_updates += bool(gradients)
         return norm
 
     def finish_step(self, step: int, is_due: Callable[[Cadence], bool]) -> StepEnd:

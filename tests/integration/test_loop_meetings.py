@@ -215,28 +215,30 @@ def leave_out(how: str, directory: str) -> tuple[int, list[float]]:
             if "slow" in how:
                 time.sleep(0.4)
             for number, (inputs,) in enumerate(batch.micro_batches(1 if "only backward" in how else 4)):
-                if is_mine and "backward" in how and number == ("last" in how) * 3:
+                if is_mine and "backward" in how and "nothing" not in how and number == ("last" in how) * 3:
                     continue
-                if is_mine and how == "nothing":
+                if is_mine and "of its own" in how:
                     (0 * model(inputs).mean()).backward()
                 else:
                     engine.backward(model(inputs).mean())
-            if not is_mine or "update" not in how:
+            if is_mine and "gradients" in how:
+                optimizer.zero_grad()
+            for _ in range((2 if "second" in how else int("update" not in how)) if is_mine else 1):
                 engine.update(optimizer)
             if "slow" in how:
                 (Path(directory) / f"{engine.placement.rank}").write_text(str(engine.step))
         return engine.step, [one for parameter in model.parameters() for one in parameter.flatten().tolist()]
 
 
-@pytest.mark.parametrize("how", ["update, slow", "update, at the end", "update, saving"])
+@pytest.mark.parametrize("how", ["update, slow", "update, at the end", "update, saving", "gradients, slow"])
 def test_a_rank_that_leaves_out_an_update_alone_is_named_on_every_rank(how: str, tmp_path: Path) -> None:
     outcomes = try_ranks(leave_out, 3, how, str(tmp_path), has_group=False)
 
     number = r"(\d) on rank 1, (\d) on ranks 0, 2"
     for outcome in outcomes:
         found = re.fullmatch(
-            "EngineUseError: the ranks go on with different weights: the number of calls of engine.update is "
-            f"{number}. Call it on every rank, in the same steps",
+            "EngineUseError: the ranks go on with different weights: the number of calls of engine.update with "
+            f"gradients is {number}. Call it on every rank, in the same steps",
             outcome.error,
         )
         assert found, outcome.error
@@ -279,8 +281,9 @@ def test_what_all_ranks_leave_out_may_be_left_out(how: str, tmp_path: Path) -> N
     assert first[0] == 8
 
 
-def test_a_rank_may_run_the_backward_of_a_loss_itself(tmp_path: Path) -> None:
-    first, second = run_ranks(leave_out, 2, "nothing", str(tmp_path), has_group=False)
+@pytest.mark.parametrize("how", ["nothing but a backward of its own", "nothing but a second update"])
+def test_what_changes_no_weight_may_differ_between_ranks(how: str, tmp_path: Path) -> None:
+    first, second = run_ranks(leave_out, 2, how, str(tmp_path), has_group=False)
 
     assert first == second
 
